@@ -16,9 +16,9 @@ from tests.support.scripted import LIMIT
 # How long a call waits for the log, or for a plan, before it goes on without. A busy machine takes longer, and then
 # another request would be sent than the test is about; tests of these bounds set them themselves.
 _WAITS = (
-    "proxy.engine.lineage.tracker._RECALL_SECONDS",
-    "proxy.engine.context.session_context._LOAD_SECONDS",
-    "proxy.engine.context.fallback._SOFT_WAIT",
+    "proxy.engine.lineage.tracker.RECALL_SECONDS",
+    "proxy.engine.context.session_context.LOAD_SECONDS",
+    "proxy.engine.context.fallback.SOFT_WAIT",
     "proxy.store.sqlite.archive._MOST_LAG_OF_A_CALL_SECONDS",
 )
 
@@ -56,5 +56,5 @@ def patience() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in _WAITS:
             patch.setattr(name, LIMIT)
-        patch.setattr("proxy.engine.response_reader._GATHER_SECONDS", 0.0)
+        patch.setattr("proxy.engine.response_reader.GATHER_SECONDS", 0.0)
         yield

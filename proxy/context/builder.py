@@ -10,17 +10,18 @@ from functools import partial
 import msgspec
 
 from proxy.context.conversation import (
-    REAL_GROUPS,
     BuilderPolicy,
     ConversationIndex,
+    FeatureExtractor,
     PlanRequest,
-    find_fresh_step,
+    extract_features,
+    extract_features_without_identifiers,
     find_tail_step,
     index_conversation,
+    with_unsent,
 )
 from proxy.context.ledger import NO_LEDGERS, CarriedLedgers, carry_ledgers, reduce_room
 from proxy.context.ledger_builder import LedgerScope, LedgerText, build_ledger
-from proxy.context.message_features import FeatureExtractor, extract_features, extract_features_without_identifiers
 from proxy.context.outline import OutlineParser
 from proxy.context.tool_outputs import (
     ReplacedMessage,
@@ -39,6 +40,7 @@ from proxy.context.user_messages import (
     list_newest_forms,
     list_older_forms,
 )
+from proxy.context.verbatim import MIN_GROUPS, RECENT_GROUPS
 from proxy.model.epoch import ContextPlan, Edit, Kept, Reference, Rung, Written
 
 _ARCHIVE_SHARE, _ARCHIVE_MOST = 0.28, 16_000
@@ -77,12 +79,12 @@ class _ProtectionLevel(msgspec.Struct, frozen=True, gc=False):
 
 # In the order of BEHAVIOUR B12: from the second on protection gives way.
 _LEVELS = (
-    _ProtectionLevel(REAL_GROUPS, has_reports=True),
-    _ProtectionLevel(1),
-    _ProtectionLevel(1, second=1),
-    _ProtectionLevel(1, second=2),
-    _ProtectionLevel(1, 0.5, second=2),
-    _ProtectionLevel(1, 0.25, second=2, has_more=False),
+    _ProtectionLevel(RECENT_GROUPS, has_reports=True),
+    _ProtectionLevel(MIN_GROUPS),
+    _ProtectionLevel(MIN_GROUPS, second=1),
+    _ProtectionLevel(MIN_GROUPS, second=2),
+    _ProtectionLevel(MIN_GROUPS, 0.5, second=2),
+    _ProtectionLevel(MIN_GROUPS, 0.25, second=2, has_more=False),
 )
 _NO_GROUPS = _ProtectionLevel(0, 0.0, second=2, has_more=False)
 
@@ -154,15 +156,14 @@ class ContextBuilder:
 
         None where it leaves too little room to go on.
         """
-        fresh = find_fresh_step(seen.messages, seen.steps, view.sent)
-        if fresh == seen.fresh:
+        shown = with_unsent(seen, view.sent)
+        if shown is seen:
             return None
-        seen = msgspec.structs.replace(seen, fresh=fresh)
-        kept = self._keep(view, seen, words, _LEVELS[0])
+        kept = self._keep(view, shown, words, _LEVELS[0])
         if view.budget.is_ceiling_unreachable(view.head + kept.tokens):
             return None
-        draft = self._draft(view, seen, _LEVELS[0], kept, "plan", most=_FULL * view.budget.usable)
-        return _make_plan(view, seen, draft, "plan")
+        draft = self._draft(view, shown, _LEVELS[0], kept, "plan", most=_FULL * view.budget.usable)
+        return _make_plan(view, shown, draft, "plan")
 
     def _fit(self, view: PlanRequest, seen: ConversationIndex, words: _UserForms, rung: Rung) -> ContextPlan:
         """Return the plan of the first level that leaves enough room to go on, and for a ledger."""

@@ -1,25 +1,226 @@
-"""A conversation as steps and user turns: what may be removed, and what has to stay.
+"""A conversation as the builder of plans sees it: the features of its messages, its steps, and what has to stay.
 
-A call goes with all its results, with the calls made beside it and with the reasoning that led to them; such groups
-stay or go whole.
+Features depend on one message alone, so that they can be cached for any length of time.
 """
 
 import re
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal
+from functools import lru_cache
+from hashlib import sha256
 
 import msgspec
 
 from proxy.context.budget import Budget
-from proxy.context.message_features import FeatureExtractor, MessageFeatures
+from proxy.context.references import list_argument_lines, render_message
+from proxy.context.verbatim import RECENT_TURNS, Group, find_unanswered, find_verbatim, split_groups
 from proxy.model.epoch import ContextPlan
-from proxy.model.messages import Message, MessageStructure, list_run_starts
+from proxy.model.messages import Message, MessageStructure, ToolCall
 
-# So many of the newest groups of calls and results stay real where they fit (BEHAVIOUR B14).
-REAL_GROUPS = 3
+_SHORTEST, _LONGEST = 4, 120
+_IDENTIFIERS_SEARCHED = 200_000
+
+_WORD = re.compile(r"[A-Za-z0-9_#@][A-Za-z0-9_./@#-]{2,}")
+_CASES = re.compile(r"[a-z][A-Z]")
+_HEXES = re.compile(r"(?=[0-9a-f-]*\d)[0-9a-f]{7,}[0-9a-f-]*")
+_STAMP = re.compile(r"[0-9TZ:./_-]+")
+
+
+def list_identifiers(text: str) -> tuple[str, ...]:
+    """Return the identifiers of a text, each once, in the order of their first occurrences.
+
+    Of a long text only the first and the last `_IDENTIFIERS_SEARCHED` characters are searched.
+    """
+    part = (
+        text
+        if len(text) <= 2 * _IDENTIFIERS_SEARCHED
+        else f"{text[:_IDENTIFIERS_SEARCHED]}\n{text[-_IDENTIFIERS_SEARCHED:]}"
+    )
+    named = dict.fromkeys(map(parse_identifier, dict.fromkeys(_WORD.findall(part))))
+    named.pop("", None)
+    return tuple(named)
+
+
+@lru_cache(maxsize=65_536)
+def parse_identifier(found: str) -> str:
+    """Return the identifier in a match; empty where there is none: plain language, a word that is too short or long."""
+    word = found.strip("./-@")
+    if not _SHORTEST <= len(word) <= _LONGEST:
+        return ""
+    return word if _is_identifier(word) else ""
+
+
+def _is_identifier(word: str) -> bool:
+    if word.isdigit() or any(sign in word for sign in "_/#@"):
+        return True
+    has_letters = any(map(str.isalpha, word))
+    has_digits = any(map(str.isdigit, word))
+    return has_letters and (has_digits or "." in word or _CASES.search(word) is not None)
+
+
+def is_opaque(word: str) -> bool:
+    """Return whether a word means nothing by itself: a hash, a time, a number."""
+    return _HEXES.fullmatch(word) is not None or _STAMP.fullmatch(word) is not None
+
+
+def is_name(word: str) -> bool:
+    """Return whether a word is a name: a path, a dotted name or one in snake case."""
+    return ("/" in word or "." in word or "_" in word) and not is_opaque(word)
+
+
+def find_namespace(word: str) -> str:
+    """Return the directory of a path or the first part of a dotted name, with its dot; empty for other words."""
+    if "/" in word:
+        return word.rpartition("/")[0]
+    first, dot, _ = word.partition(".")
+    return first + dot if dot else ""
+
+
+_LITERALS_SEARCHED = 64_000
+_LONGEST_ERROR = 200
+MOST = {"errors": 4, "paths": 8, "names": 12, "numbers": 8}
+
+_ERROR = re.compile(r"(?i)\b(?:error|exception|traceback|failed|failure|fatal|panic|denied|not found|no such)\b|Error:")
+_PATH = re.compile(r"(?<![\w./~@:-])(?:[\w.~@-]{0,64}/){1,16}[\w.@-]{1,80}(?::\d{1,7})?")
+_NAME = re.compile(r"(?<![\w./-])[A-Za-z_][\w.]{3,60}(?![\w/-])")
+_COMPOUND = re.compile(r"[A-Za-z0-9][_.][A-Za-z0-9]|[a-z0-9][A-Z]")
+_NUMBER = re.compile(r"(?<![\w.])\d{3,20}(?:\.\d{1,12})?(?![\w.])|(?<![\w.])\d{1,20}\.\d{1,12}(?![\w.])")
+
+
+def choose_literals(text: str) -> dict[str, tuple[str, ...]]:
+    """Return the literals of a text by kind, the most frequent first (errors in order); empty kinds are absent."""
+    part = text if len(text) <= 2 * _LITERALS_SEARCHED else f"{text[:_LITERALS_SEARCHED]}\n{text[-_LITERALS_SEARCHED:]}"
+    paths = _choose_most_frequent(_strip(_PATH.findall(part)), MOST["paths"])
+    found = {
+        "errors": _find_errors(part),
+        "paths": paths,
+        "names": _choose_most_frequent(filter(_COMPOUND.search, _strip(_NAME.findall(part))), MOST["names"]),
+        "numbers": _choose_most_frequent(_NUMBER.findall(part), MOST["numbers"]),
+    }
+    return {kind: words for kind, words in found.items() if words}
+
+
+def _strip(words: Iterable[str]) -> Iterator[str]:
+    return (stripped for word in words if (stripped := word.rstrip(".")))
+
+
+def _choose_most_frequent(words: Iterable[str], most: int) -> tuple[str, ...]:
+    """Return the most frequent words; of equally frequent ones the earlier."""
+    return tuple(word for word, _ in Counter(words).most_common(most))
+
+
+def _find_errors(text: str) -> tuple[str, ...]:
+    """Return the first lines that report an error, and the last one, which often states the cause."""
+    lines = [line.strip()[:_LONGEST_ERROR] for line in text.splitlines() if _ERROR.search(line[:2000])]
+    unlike = list(dict.fromkeys(lines))
+    return tuple(unlike if len(unlike) <= MOST["errors"] else [*unlike[: MOST["errors"] - 1], unlike[-1]])
+
+
+_LONGEST_ASKED = 240
+_LONGEST_OUTCOME = 100
+_OUTCOME_SEARCHED, _NEAR_END = 4000, 300
+_LINES_PER_FAILURE = 12
+
+_IMPORT = re.compile(r"(?m)^[ \t]*(?:\d+[:\t ][ \t]*)?(?:from|import|#include|use|require|using)\b.{1,300}$")
+_WRITES = re.compile(
+    r"(?:>>?|\btee(?: -a)?|\bsed -i\b[^\n|;&]{0,400}[ \t]|\b(?:cp|mv|patch|touch|mkdir)\b[^\n|;&]{0,200}[ \t])[ \t]*"
+    r"([\w./-]*[\w-]\.\w{1,8}|[\w.-]*/[\w./-]+)"
+)
+_WRITING_TOOL = re.compile(r"(?i)write|edit|create|replace|patch|insert|update|delete|book|cancel|send|modify|apply")
+_EXIT_CODE = re.compile(r"(?i)(?:return[ _-]?code|exit(?:ed)?(?: with)?(?:[ _-]?(?:code|status))?)\W{1,4}(-?\d{1,5})\b")
+_FAILURES = ("error", "exception", "failed", "failure", "fatal", "panic", "denied", "not found", "no such")
+
+
+class MessageFeatures(msgspec.Struct, frozen=True, gc=False):
+    """The features of a message: its identifiers `words`, those it `imported`, those its calls have `written`.
+
+    `asked` is a summary of each of its calls, one line each. `outcome` states how an output failed; it is empty where
+    it did not. `effects`: whether one of its calls changes something. `lines` counts the lines of its text,
+    `characters` those of its original (`context/references`). `digest` is the SHA-256 of its text.
+    """
+
+    words: tuple[str, ...]
+    imported: tuple[str, ...]
+    written: tuple[str, ...]
+    asked: tuple[str, ...]
+    effects: bool
+    outcome: str
+    lines: int
+    characters: int
+    digest: bytes
+
+
+FeatureExtractor = Callable[[Message], MessageFeatures]
+
+
+def extract_features(message: Message) -> MessageFeatures:
+    """Return the features of a message."""
+    typed = ["\n".join(list_argument_lines(call.arguments)) for call in message.calls]
+    imports = "\n".join(_IMPORT.findall(message.text)) if _is_output(message) else ""
+    return msgspec.structs.replace(
+        extract_features_without_identifiers(message),
+        words=list_identifiers("\n".join((message.text, *typed))),
+        imported=list_identifiers(imports),
+    )
+
+
+def extract_features_without_identifiers(message: Message) -> MessageFeatures:
+    """Return the features of a message but for `words` and `imported`, which take most of the time."""
+    typed = ["\n".join(list_argument_lines(call.arguments)) for call in message.calls]
+    written = [word for text in typed for word in _list_written_files(text)]
+    is_output = _is_output(message)
+    return MessageFeatures(
+        (),
+        (),
+        list_identifiers("\n".join(written)),
+        tuple(_summarize_call(call, text) for call, text in zip(message.calls, typed, strict=True)),
+        bool(written) or any(_WRITING_TOOL.search(call.name) for call in message.calls),
+        find_outcome(message.text) if is_output else "",
+        message.text.count("\n") + bool(message.text),
+        len(render_message(message)),
+        sha256(message.text.encode("utf-8", "surrogatepass")).digest(),
+    )
+
+
+def _is_output(message: Message) -> bool:
+    return bool(message.results) or message.role == "tool"
+
+
+def find_outcome(text: str) -> str:
+    """Return the exit code and the last error of an output; empty where it reports no failure."""
+    code = _EXIT_CODE.search(text[:_NEAR_END]) or _EXIT_CODE.search(text[-_NEAR_END:])
+    if code and int(code[1]) == 0:
+        return ""
+    ends = text if len(text) <= 2 * _OUTCOME_SEARCHED else f"{text[:_OUTCOME_SEARCHED]}\n{text[-_OUTCOME_SEARCHED:]}"
+    errors = _list_failure_lines(ends)
+    if not code and len(errors) * _LINES_PER_FAILURE <= ends.count("\n"):
+        return ""
+    said = errors[-1].strip()[:_LONGEST_OUTCOME] if errors else ""
+    return " ".join(filter(None, (f"exit {code[1]}" if code else "", said)))
+
+
+def _list_failure_lines(text: str) -> list[str]:
+    """Return the lines that report a failure."""
+    whole = text.lower()
+    said = [word for word in _FAILURES if word in whole]
+    if not said:
+        return []
+    lines = zip(text.split("\n"), whole.split("\n"), strict=False)
+    return [line for line, lower in lines if any(word in lower for word in said)]
+
+
+def _list_written_files(text: str) -> list[str]:
+    return _WRITES.findall(text)
+
+
+def _summarize_call(call: ToolCall, text: str) -> str:
+    """Return a summary of a call in one line: its arguments, without the name where there is only one."""
+    lines = text.split("\n", 1) if text.count(": ") and not call.arguments.startswith("[") else [text]
+    only = re.match(r"\w{1,20}: ", lines[0]) if len(re.findall(r"(?m)^\w{1,20}: ", text)) == 1 else None
+    said = text[only.end() :] if only else text
+    return " ".join(said[:_LONGEST_ASKED].split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +234,7 @@ class BuilderPolicy:
     `inline_tokens` are shown whole once, then as a block, with their structure where `has_outlines`.
     """
 
-    protect_turns: int = 2
+    protect_turns: int = RECENT_TURNS
     is_pruning: bool = True
     protect_tokens: int = 40_000
     minimum_tokens: int = 20_000
@@ -88,42 +289,6 @@ class PlanRequest(msgspec.Struct, frozen=True, gc=False):
     unkept: frozenset[int] = frozenset()
 
 
-class Group(msgspec.Struct, frozen=True, gc=False):
-    """The messages from `start` up to `stop`, and whether there is a call among them."""
-
-    start: int
-    stop: int
-    has_calls: bool
-
-
-def split_groups(structures: Sequence[MessageStructure]) -> list[Group]:
-    """Split a history into groups, in order and without gaps."""
-    reach = _find_last_results(structures)
-    kept: list[int] = []
-    held = at = 0
-    for start in list_run_starts(structures):
-        held = max([held, *(reach.get(place, 0) for place in range(at, start))])
-        at = start
-        if not start or start > held:
-            kept.append(start)
-    return [
-        Group(start, stop, any(structure.calls or structure.results for structure in structures[start:stop]))
-        for start, stop in pairwise([*kept, len(structures)])
-    ]
-
-
-def _find_last_results(structures: Sequence[MessageStructure]) -> dict[int, int]:
-    """Return the place of the last result by its call's. A result is of the newest call before it that has its id."""
-    made: dict[str, int] = {}
-    found: dict[int, int] = {}
-    for place, structure in enumerate(structures):
-        made.update(dict.fromkeys(structure.calls, place))
-        found.update((made[result], place) for result in structure.results if result in made)
-    return found
-
-
-Kind = Literal["user", "system", "step"]
-
 _DIGITS = re.compile(r"\d+")
 _MARKUP = re.compile(r"[<>\[\]{}#=|]")
 # How agents that have no calls write an action: a block of code, an element, an object, a line that says so.
@@ -141,20 +306,16 @@ _HEAD_LENGTH = 40
 _MIN_ALIKE = 3
 
 
-class AgentStep(msgspec.Struct, frozen=True, gc=False):
-    """The messages from `start` up to `stop`, and how much they hold; `turn` counts the user's turns so far."""
+class AgentStep(Group, frozen=True, gc=False):
+    """A group of messages, and how much they hold; `turn` counts the user's turns so far."""
 
-    start: int
-    stop: int
-    kind: Kind
-    has_calls: bool
     tokens: int
     characters: int
     turn: int
 
 
 class ConversationIndex(msgspec.Struct, frozen=True, gc=False):
-    """A conversation. `fresh` is the step where what no model has seen yet begins.
+    """A conversation. `fresh` is the step where what no model has answered begins.
 
     `users` are the user's steps in order, `newest` those of the newest turns. `fixed` are steps that must stay, `bound`
     the places of messages in them that must stay as they are.
@@ -174,54 +335,56 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, study: FeatureE
     """Index a conversation: its steps, the user's turns, what is fresh."""
     messages = view.messages
     found = [study(seen.message) for seen in messages]
-    groups = split_groups([seen.structure for seen in messages])
-    echoes = _find_machine_messages(messages, groups)
-    steps = list(_list_steps(messages, found, groups, echoes))
+    structures = [seen.structure for seen in messages]
+    steps = list(_list_steps(messages, found, split_groups(structures, _find_machine_messages(messages))))
     users = tuple(i for i, step in enumerate(steps) if step.kind == "user")
-    turns = sorted({steps[i].turn for i in users})[-policy.protect_turns :] if policy.protect_turns else []
-    newest = frozenset({*(i for i in users if steps[i].turn in turns), *users[-1:]})
     bound = view.pinned | view.unkept | frozenset(_list_protected_outputs(messages, policy.protected_tools))
-    fixed = frozenset(
-        i
-        for i, step in enumerate(steps)
-        if step.kind == "system" or any(place in bound for place in range(step.start, step.stop))
-    )
-    return ConversationIndex(messages, found, steps, find_fresh_step(messages, steps), users, newest, fixed, bound)
+    systems = frozenset(place for place, structure in enumerate(structures) if structure.role == "system")
+    unanswered = find_unanswered(structures)
+    verbatim = find_verbatim(reversed(steps), unanswered, turns=policy.protect_turns, pinned=bound | systems)
+    newest = _list_steps_at(steps, verbatim.turns) | {*users[-1:]}
+    fixed = _list_steps_at(steps, verbatim.pinned)
+    return ConversationIndex(messages, found, steps, _find_step(steps, unanswered), users, newest, fixed, bound)
+
+
+def with_unsent(seen: ConversationIndex, sent: int | None) -> ConversationIndex:
+    """Return an index in which what was not among the first `sent` messages is fresh, too; None: no more is."""
+    fresh = _find_step(seen.steps, find_unanswered([each.structure for each in seen.messages], sent))
+    return seen if fresh == seen.fresh else msgspec.structs.replace(seen, fresh=fresh)
 
 
 def find_tail_step(seen: ConversationIndex, groups: int) -> int:
     """Return the step from which on everything stays: so many groups with calls, and whatever is fresh."""
-    calling = [i for i, step in enumerate(seen.steps) if step.has_calls]
-    return min(seen.fresh, *calling[-groups:]) if groups and calling else seen.fresh
+    unanswered = seen.steps[seen.fresh].start if seen.fresh < len(seen.steps) else len(seen.messages)
+    return _find_step(seen.steps, find_verbatim(reversed(seen.steps), unanswered, groups, 0).tail)
+
+
+def _find_step(steps: Sequence[AgentStep], place: int) -> int:
+    """Return the step that has the message at a place; how many there are where none has."""
+    return bisect_right(steps, place, key=lambda step: step.stop)
+
+
+def _list_steps_at(steps: Sequence[AgentStep], groups: Iterable[range]) -> frozenset[int]:
+    return frozenset(_find_step(steps, places.start) for places in groups)
 
 
 def _list_steps(
-    messages: Sequence[CountedMessage],
-    found: Sequence[MessageFeatures],
-    groups: Sequence[Group],
-    echoes: frozenset[int],
+    messages: Sequence[CountedMessage], found: Sequence[MessageFeatures], groups: Iterable[Group]
 ) -> Iterator[AgentStep]:
     turn, before = 0, ""
     for group in groups:
-        kind = _choose_kind(messages, group, echoes)
-        turn += kind == "user" and before != "user"
-        before = kind
+        turn += group.kind == "user" and before != "user"
+        before = group.kind
         tokens = sum(seen.tokens for seen in messages[group.start : group.stop])
         characters = sum(each.characters for each in found[group.start : group.stop])
-        yield AgentStep(group.start, group.stop, kind, group.has_calls, tokens, characters, turn)
+        yield AgentStep(group.start, group.stop, group.kind, group.has_calls, tokens, characters, turn)
 
 
-def _choose_kind(messages: Sequence[CountedMessage], group: Group, echoes: frozenset[int]) -> Kind:
-    """Return the kind of a group: the strictest of its messages' kinds."""
-    roles = {messages[place].structure.role for place in range(group.start, group.stop) if place not in echoes}
-    return "system" if "system" in roles else "user" if "user" in roles else "step"
-
-
-def _find_machine_messages(messages: Sequence[CountedMessage], groups: Sequence[Group]) -> frozenset[int]:
-    """Places of the user's messages that a machine wrote: several with like heads, each behind an action."""
+def _find_machine_messages(messages: Sequence[CountedMessage]) -> frozenset[int]:
+    """Return the places of the user's messages that a machine wrote: several with like heads, each behind an action."""
     if any(seen.message.calls or seen.message.results for seen in messages):
         return frozenset()
-    users = [group.start for group in groups if messages[group.start].structure.role == "user"]
+    users = [place for place, seen in enumerate(messages) if seen.structure.role == "user"]
     heads = {place: head for place in users if (head := _normalize_head(messages[place].message.text))}
     wrapped = heads.get(users[0]) if users else None
     echoing = [place for place, head in heads.items() if head != wrapped and _is_action(messages[place - 1])]
@@ -249,15 +412,3 @@ def _list_protected_outputs(messages: Sequence[CountedMessage], tools: Sequence[
         answered.update(call.id for call in seen.message.calls if call.name in tools)
         if not answered.isdisjoint(seen.message.results):
             yield place
-
-
-def find_fresh_step(messages: Sequence[CountedMessage], steps: Sequence[AgentStep], sent: int | None = None) -> int:
-    """Return the step that holds the first message behind the assistant's last, or the call that message answers.
-
-    Before that, where it is known how many messages were `sent`, that of users and tools which was not: a client may
-    bring several steps at once.
-    """
-    start = max((i + 1 for i, seen in enumerate(messages) if seen.structure.role == "assistant"), default=0)
-    if sent is not None:
-        start = next((i for i in range(sent, start) if messages[i].structure.role != "assistant"), start)
-    return next((i for i, step in enumerate(steps) if step.stop > start), len(steps))

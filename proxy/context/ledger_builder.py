@@ -10,7 +10,14 @@ from math import log, log2
 
 import msgspec
 
-from proxy.context.conversation import ConversationIndex, PlanRequest
+from proxy.context.conversation import (
+    ConversationIndex,
+    PlanRequest,
+    find_namespace,
+    is_name,
+    is_opaque,
+    list_identifiers,
+)
 from proxy.context.ledger import (
     CarriedLedgers,
     LedgerEntry,
@@ -24,7 +31,6 @@ from proxy.context.ledger import (
     order_quotes,
     render_ledger,
 )
-from proxy.context.message_features import find_namespace, is_name, is_opaque, list_identifiers
 from proxy.context.references import PAGE, render_original
 from proxy.context.user_rules import compute_rules_budget, format_rules, list_unsent_rules
 

@@ -96,7 +96,7 @@ class FileReference(msgspec.Struct, frozen=True, gc=False):
 class Tombstone(msgspec.Struct, frozen=True, gc=False):
     """A marker of a tool's output: its id, the tool, a summary of the call and its outcome.
 
-    `literals` are words of the output by kind (`message_features.choose_literals`). `has_effects`: the call changed
+    `literals` are words of the output by kind (`conversation.choose_literals`). `has_effects`: the call changed
     something.
     """
 

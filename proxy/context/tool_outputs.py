@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from proxy.context.conversation import BuilderPolicy, ConversationIndex, CountedMessage, PlanRequest
-from proxy.context.message_features import choose_literals
+from proxy.context.conversation import BuilderPolicy, ConversationIndex, CountedMessage, PlanRequest, choose_literals
 from proxy.context.outline import OutlineParser, outline
 from proxy.context.references import (
     PAGE,

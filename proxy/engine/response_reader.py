@@ -28,7 +28,7 @@ _INLINE_BYTES = 64 * 1024
 # As much as one worker relays in two seconds; waiting responses must not take more memory than that.
 _MOST_WAITING = 4096
 _MOST_WAITING_BYTES = 32 * 1024 * 1024
-_GATHER_SECONDS = 0.05
+GATHER_SECONDS = 0.05
 # The most that are read in one turn of the event loop; with 64 clients that never pause, some thirty come in it.
 _MOST_AT_ONCE = 64
 
@@ -141,7 +141,7 @@ class ResponseReader:
             await asyncio.wait((self._running,))
 
     async def _run(self) -> None:
-        await asyncio.sleep(_GATHER_SECONDS)
+        await asyncio.sleep(GATHER_SECONDS)
         while self._waiting:
             for exchange in tuple(islice(self._waiting, self._count_due())):
                 await self.hurry(exchange)

@@ -20,7 +20,7 @@ from proxy.wire.streams import EVENT_END, MARKER_REACH
 _LINGER_SECONDS = 0.05
 _LAST_EVENT_SECONDS = 2.0
 # Well below the time after which clients give up on a silent server.
-_HOLD_SECONDS = 5.0
+HOLD_SECONDS = 5.0
 _WAITING = b": waiting\n\n"
 _COMMENTS = re.compile(rb"(?:[\r\n]*:[^\r\n]*[\r\n]+)+")
 _REFUSED = frozenset({*range(400, 500), 500})  # 500 is how some local servers say it
@@ -132,7 +132,7 @@ class ResponseHold:
         """Hold a body that makes sense as a whole only; True if all of it is here."""
         response = self._response
         try:
-            async with asyncio.timeout(_HOLD_SECONDS):
+            async with asyncio.timeout(HOLD_SECONDS):
                 while not response.is_ended and len(self._pieces) <= REFUSAL_BYTES:
                     self._keep(await response.read())
         except TimeoutError:
@@ -144,7 +144,7 @@ class ResponseHold:
         response = self._response
         while self._start == "undecided" and not response.is_received:
             try:
-                async with asyncio.timeout(_HOLD_SECONDS):
+                async with asyncio.timeout(HOLD_SECONDS):
                     await response.pump(self._take)
             except TimeoutError:
                 self._send(_WAITING)

@@ -31,7 +31,7 @@ _COUNT_HERE = 8192
 # is not kept waiting by a plan that is being made.
 _COUNT_APART = 64 * 1024
 # Seconds that the worker process has for that; a thread counts then.
-_APART_SECONDS = 1.0
+APART_SECONDS = 1.0
 # The prefix of a hash in the key of a weight; none for the first encoding, which most use.
 _BEFORE: Mapping[Encoding, bytes] = {"o200k_base": b"", "cl100k_base": b"cl100k"}
 # The vendor whose tools have a published formula; most templates of others contain them as JSON.
@@ -153,7 +153,7 @@ class TokenCounter:
         """Measure in the worker process what is long; in a thread what is not, and what that has not done in time."""
         if self._worker is not None and sum([len(raw) for raw, _ in job.contents]) >= _COUNT_APART:
             try:
-                async with asyncio.timeout(_APART_SECONDS):
+                async with asyncio.timeout(APART_SECONDS):
                     return await self._worker.measure(job)
             except (WorkerLost, TimeoutError):
                 pass  # the worker's log line says why

@@ -4,7 +4,7 @@ Made once from the raw message by `wire/format.Format.parse_message`, and never 
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -15,6 +15,25 @@ It never changes, for logs and other proxies hold it.
 """
 
 MediaKind = Literal["image", "document", "audio"]
+
+
+class LinkedMessage(Protocol):
+    """As much of a message as decides what belongs together: who speaks, and the ids of its calls and results."""
+
+    @property
+    def role(self) -> str:
+        """Return who speaks, as a MessageStructure has it."""
+        ...
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """Return the ids of the calls that it makes."""
+        ...
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Return the ids of the calls that it answers."""
+        ...
 
 
 class MessageStructure(msgspec.Struct, frozen=True, gc=False):
@@ -91,11 +110,11 @@ class TokenWeight(msgspec.Struct, frozen=True, gc=False):
     is_estimate: bool = False
 
 
-def joins_run(before: MessageStructure, message: MessageStructure) -> bool:
+def joins_run(before: LinkedMessage, message: LinkedMessage) -> bool:
     """Return whether a message goes on with the run of the one before it.
 
     What the assistant says in one go and the results directly behind it are one run, on every wire. A run is judged as
-    a whole (`wire/validity`), and is the least that may be taken out of a history (`context/conversation`).
+    a whole (`wire/validity`), and is the least that may be taken out of a history (`context/verbatim`).
     """
     return message.role == "tool" or (message.role == "assistant" and before.role == "assistant")
 

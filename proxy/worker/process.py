@@ -20,7 +20,7 @@ PROGRAM = (sys.executable, "-P", "-m", "proxy.worker.program")
 # eight busy loops on two cores; callers wait for less.
 JOB_SECONDS = 20.0
 # Seconds that jobs are refused after the process was lost twice in a row, doubled each time up to the most.
-_LEAST_PAUSE, _MOST_PAUSE = 1.0, 60.0
+LEAST_PAUSE, _MOST_PAUSE = 1.0, 60.0
 # Jobs that nobody waits for; each holds a conversation in memory.
 _MOST_AHEAD = 8
 _READ_BYTES = 1024 * 1024
@@ -118,8 +118,14 @@ class WorkerProcess:
 
     async def _do(self, waiting: _Waiting) -> None:
         try:
+            frame = make_frame(waiting.job)
+        except (TypeError, ValueError, OverflowError) as error:
+            _fail(waiting, error)
+            return
+        try:
             async with asyncio.timeout(self.job_seconds):
-                result = await self._exchange(waiting.job)
+                result = await self._exchange(frame)
+            value = None if result.problem else waiting.decode(result.content)
         except TimeoutError:
             await self._lose(waiting, f"it took more than {self.job_seconds:g} s for one job")
         except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError) as error:
@@ -132,14 +138,14 @@ class WorkerProcess:
             if result.problem:
                 _fail(waiting, RuntimeError(result.problem))
             elif not waiting.result.done():
-                waiting.result.set_result(waiting.decode(result.content))
+                waiting.result.set_result(value)
 
-    async def _exchange(self, job: PlanJob | MeasureJob) -> Result:
-        """Send a job and return its result; start the process where there is none."""
+    async def _exchange(self, frame: bytes) -> Result:
+        """Send the frame of a job and return its result; start the process where there is none."""
         process = self._process or await self._start()
         assert process.stdin is not None, "it was started with pipes"
         assert process.stdout is not None, "it was started with pipes"
-        process.stdin.write(make_frame(job))
+        process.stdin.write(frame)
         await process.stdin.drain()
         length = await process.stdout.readexactly(LENGTH_BYTES)
         return _results.decode(await process.stdout.readexactly(int.from_bytes(length)))
@@ -159,7 +165,7 @@ class WorkerProcess:
         """End a process that does not do its jobs, and say so."""
         self._losses += 1
         if self._losses > 1:
-            pause = min(_MOST_PAUSE, _LEAST_PAUSE * 2 ** (self._losses - 2))
+            pause = min(_MOST_PAUSE, LEAST_PAUSE * 2 ** (self._losses - 2))
             self._refused_until = asyncio.get_running_loop().time() + pause
         _log.warning("the worker process was lost: %s; it is started again when it is needed", problem)
         await self._end()

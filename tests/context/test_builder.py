@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import BuilderPolicy, PlanRequest, split_groups
+from proxy.context.conversation import BuilderPolicy, PlanRequest
+from proxy.context.verbatim import split_groups
 from proxy.model.epoch import Edit, Kept, Replaced, Written
 from proxy.wire.validity import Rules, find_faults, judge_history
 from tests.support.views import (

@@ -1,21 +1,17 @@
 import dataclasses
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.conversation import (
     BuilderPolicy,
     ConversationIndex,
     CountedMessage,
-    Group,
     PlanRequest,
-    find_fresh_step,
+    extract_features,
     index_conversation,
-    split_groups,
+    with_unsent,
 )
-from proxy.context.message_features import extract_features
 from proxy.model.messages import Message, MessageStructure
 from tests.support.views import RawMessage, act, call, result, said, user, view
 
@@ -47,68 +43,6 @@ def test_what_was_seen_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         SEEN.tokens = 4  # type: ignore[misc]
     assert CountedMessage(Message("user", "hello"), MessageStructure("user"), 3) == SEEN
-
-
-USER = MessageStructure("user")
-
-
-def call_shape(*ids: str) -> MessageStructure:
-    return MessageStructure("assistant", ids)
-
-
-def answer_shape(*ids: str) -> MessageStructure:
-    return MessageStructure("tool", (), ids)
-
-
-def test_parallel_calls_go_with_all_their_results() -> None:
-    assert split_groups(
-        [USER, call_shape("a", "b"), answer_shape("a"), answer_shape("b"), call_shape("c"), answer_shape("c"), USER]
-    ) == [
-        Group(0, 1, has_calls=False),
-        Group(1, 4, has_calls=True),
-        Group(4, 6, has_calls=True),
-        Group(6, 7, has_calls=False),
-    ]
-
-
-def test_reasoning_goes_with_what_it_led_to() -> None:
-    thought = MessageStructure("assistant", reasoning=b"x")
-    assert split_groups([thought, call_shape("a"), answer_shape("a"), thought, MessageStructure("assistant")]) == [
-        Group(0, 3, has_calls=True),
-        Group(3, 5, has_calls=False),
-    ]
-
-
-def test_a_result_far_behind_its_call_holds_what_is_between() -> None:
-    groups = split_groups([call_shape("a"), USER, call_shape("b"), answer_shape("a"), USER, answer_shape("b"), USER])
-    assert groups == [Group(0, 6, has_calls=True), Group(6, 7, has_calls=False)]
-
-
-def test_an_id_used_again_is_answered_behind_its_newest_use() -> None:
-    groups = split_groups([call_shape("a"), answer_shape("a"), USER, call_shape("a"), USER, answer_shape("a")])
-    assert [group.start for group in groups] == [0, 2, 3]
-
-
-def test_a_result_without_a_call_goes_with_what_it_stands_behind() -> None:
-    assert split_groups([answer_shape("x"), USER, answer_shape("y")]) == [
-        Group(0, 1, has_calls=True),
-        Group(1, 3, has_calls=True),
-    ]
-
-
-_ids = st.lists(st.sampled_from("abc"), max_size=2).map(tuple)
-_shapes = st.builds(MessageStructure, st.sampled_from(["user", "assistant", "tool"]), _ids, _ids)
-
-
-@given(st.lists(_shapes, max_size=12))
-def test_groups_cover_everything_once_and_part_no_call_from_its_result(structures: list[MessageStructure]) -> None:
-    groups = split_groups(structures)
-    assert [place for group in groups for place in range(group.start, group.stop)] == list(range(len(structures)))
-    for place, structure in enumerate(structures):
-        for answered in structure.results:
-            callers = [i for i in range(place + 1) if answered in structures[i].calls]
-            if callers:
-                assert sum(group.start <= callers[-1] and place < group.stop for group in groups) == 1
 
 
 def look(messages: list[RawMessage], *pinned: int, turns: int = 2) -> ConversationIndex:
@@ -221,8 +155,9 @@ def test_fresh_is_what_the_newest_answer_has_not_seen() -> None:
 
 def test_fresh_is_what_was_never_sent_too() -> None:
     seen = look([user("a"), *act("1", "ls", "x"), *act("2", "ls", "y"), said("so"), said("done"), user("next")])
-    fresh = [find_fresh_step(seen.messages, seen.steps, sent) for sent in (None, 8, 7, 6, 5, 4, 3, 2, 1, 0)]
+    fresh = [with_unsent(seen, sent).fresh for sent in (None, 8, 7, 6, 5, 4, 3, 2, 1, 0)]
     assert fresh == [4, 4, 4, 4, 4, 2, 2, 1, 1, 0]
+    assert with_unsent(seen, None) is seen
 
 
 def test_pins_and_outputs_of_protected_tools_stay() -> None:

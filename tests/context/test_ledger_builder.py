@@ -1,6 +1,6 @@
 import pytest
 
-from proxy.context.conversation import BuilderPolicy, index_conversation
+from proxy.context.conversation import BuilderPolicy, extract_features, index_conversation
 from proxy.context.ledger import CarriedLedgers
 from proxy.context.ledger_builder import (
     IdentifierIndex,
@@ -12,7 +12,6 @@ from proxy.context.ledger_builder import (
     order_identifiers,
     score_identifier,
 )
-from proxy.context.message_features import extract_features
 from proxy.context.references import PAGE, render_original
 from proxy.model.epoch import Written
 from tests.support.views import RawMessage, act, count, name_reference, said, user, view

@@ -12,9 +12,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import BuilderPolicy, ConversationIndex, PlanRequest
+from proxy.context.conversation import (
+    BuilderPolicy,
+    ConversationIndex,
+    MessageFeatures,
+    PlanRequest,
+    extract_features_without_identifiers,
+)
 from proxy.context.ledger_builder import MAX_RULES_SEARCHED
-from proxy.context.message_features import MessageFeatures, extract_features_without_identifiers
 from proxy.context.user_rules import Rule, list_rules
 from proxy.engine.context.rewriter import list_splices
 from proxy.model.epoch import ContextPlan, Kept, Replaced, Written

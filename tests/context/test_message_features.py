@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.context.message_features import (
+from proxy.context.conversation import (
     MOST,
     choose_literals,
     extract_features,

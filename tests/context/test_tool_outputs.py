@@ -3,8 +3,7 @@ import re
 
 import msgspec
 
-from proxy.context.conversation import BuilderPolicy, ConversationIndex, index_conversation
-from proxy.context.message_features import extract_features
+from proxy.context.conversation import BuilderPolicy, ConversationIndex, extract_features, index_conversation
 from proxy.context.references import PAGE
 from proxy.context.tool_outputs import (
     ReplacedMessage,

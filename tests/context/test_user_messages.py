@@ -1,8 +1,7 @@
 import msgspec
 import pytest
 
-from proxy.context.conversation import BuilderPolicy, PlanRequest, index_conversation
-from proxy.context.message_features import extract_features
+from proxy.context.conversation import BuilderPolicy, PlanRequest, extract_features, index_conversation
 from proxy.context.references import PAGE, render_original
 from proxy.context.user_messages import (
     WHOLE_SHARE,

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import BuilderPolicy, index_conversation
-from proxy.context.message_features import extract_features
+from proxy.context.conversation import BuilderPolicy, extract_features, index_conversation
 from proxy.context.user_rules import (
     Rule,
     Sentence,

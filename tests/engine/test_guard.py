@@ -20,7 +20,7 @@ WAITING = b": waiting\n\n"
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients get a sign of life after a moment."""
-    monkeypatch.setattr(response_stream, "_HOLD_SECONDS", 0.01)
+    monkeypatch.setattr(response_stream, "HOLD_SECONDS", 0.01)
 
 
 @pytest.mark.parametrize("cut", [30, -1])

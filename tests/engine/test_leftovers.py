@@ -102,16 +102,31 @@ async def test_an_answer_to_a_request_without_a_place_is_read_and_placed_nowhere
     assert desk.engine.archive.of(Reply) == []
 
 
-async def test_what_cannot_be_read_stays_unread_and_its_number_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def spy(monkeypatch: pytest.MonkeyPatch, of: object, method: str) -> list[tuple[Any, ...]]:
+    """Note the arguments of each call of a method."""
+    calls: list[tuple[Any, ...]] = []
+    real = getattr(of, method)
+
+    def call(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(of, method, call)
+    return calls
+
+
+async def test_what_cannot_be_read_stays_unread_and_its_number_is_said_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level("INFO", LOGGER)
     desk = Desk()
     for _ in range(3):
         await fetch(desk, b"<html>", status=502)
     await desk.send(user("b"))
     desk = kill(desk)
-    listening = str(desk.engine.bus._by_type)
+    begun, ended = spy(monkeypatch, desk.engine.bus, "subscribe"), spy(monkeypatch, desk.engine.bus, "unsubscribe")
     await desk.engine.leftovers.read()
-    assert str(desk.engine.bus._by_type) == listening
+    assert [subscriber for _, subscriber in begun] == [subscriber for (subscriber,) in ended] != []
     assert [reading.exchange for reading in desk.engine.archive.of(Reading)] == ["x4"]
     assert tell_failures(desk) == ["x3", "x2", "x1"]
     assert caplog.messages == [

@@ -31,7 +31,7 @@ from tests.support.managed import (
     cut_end,
     let_wait,
 )
-from tests.support.managing import make_history
+from tests.support.managing import make_history, make_subject
 
 HISTORY = make_history(60, 1600)
 
@@ -431,8 +431,8 @@ async def test_after_a_restart_the_prefix_is_the_same_to_the_byte() -> None:
 @pytest.fixture
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log is waited for as long as the policy says, and no longer."""
-    monkeypatch.setattr(tracker, "_RECALL_SECONDS", 0)
-    monkeypatch.setattr(session_context, "_LOAD_SECONDS", 0)
+    monkeypatch.setattr(tracker, "RECALL_SECONDS", 0)
+    monkeypatch.setattr(session_context, "LOAD_SECONDS", 0)
 
 
 @pytest.mark.usefixtures("no_grace")
@@ -490,8 +490,7 @@ async def test_what_is_pinned_later_stays_from_the_next_epoch_on() -> None:
     session = engine.epochs[0].session
     context = engine.steward.states.caches.contexts.get(session)
     assert context is not None
-    nodes = engine.steward.states.caches.histories._seen[session, "gpt-4o"][-1].nodes
-    context.pin(Pin(session, nodes[6], True, 1))
+    context.pin(Pin(session, make_subject(HISTORY).nodes[6], True, 1))
     later = await engine.send(LONGER)
     assert (later.plan.rung, engine.failures) == ("epoch", [])
     newest = await engine.send(until(50))

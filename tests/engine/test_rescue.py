@@ -96,7 +96,7 @@ REFUSALS = [
 @pytest.mark.parametrize("is_stream", [True, False])
 async def test_the_client_gets_the_second_answer_alone(is_guarded: bool, make: Any, is_stream: bool) -> None:
     first = make()
-    sent = b"".join(first._pieces)
+    sent = b"".join(first.pieces)
     second = stream(WORD, DONE) if is_stream else ScriptedResponse(ANSWER, headers=JSON, ending="whole")
     call = Call(first, second, is_guarded=is_guarded)
     refused, answered = await call.finish()
@@ -197,7 +197,7 @@ NO_REFUSALS = [
 @pytest.mark.parametrize(("is_guarded", "make"), NO_REFUSALS)
 async def test_what_is_no_refusal_goes_on_byte_for_byte(is_guarded: bool, make: Any) -> None:
     response = make()
-    sent = b"".join(response._pieces)
+    sent = b"".join(response.pieces)
     call = Call(response, is_guarded=is_guarded)
     (outcome,) = await call.finish()
     assert (call.client.status, call.client.headers, call.client.body) == (response.status, response.headers, sent)
@@ -207,7 +207,7 @@ async def test_what_is_no_refusal_goes_on_byte_for_byte(is_guarded: bool, make: 
 
 async def test_where_nothing_shorter_can_be_had_the_refusal_goes_on() -> None:
     for response in (refuse(), stream(TOO_LONG_EVENT, DONE)):
-        sent = b"".join(response._pieces)
+        sent = b"".join(response.pieces)
         call = Call(response, is_guarded=True, retry=None)
         (outcome,) = await call.finish()
         assert len(call.rescuer.refusals) == 1

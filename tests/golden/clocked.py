@@ -22,7 +22,7 @@ def main() -> None:
     from proxy.engine.context import fallback  # noqa: PLC0415
 
     # A plan that comes later is for the next call: on a busy machine another call would open the epoch.
-    fallback._SOFT_WAIT = 60.0
+    fallback.SOFT_WAIT = 60.0
     run()
 
 

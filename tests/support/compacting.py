@@ -9,9 +9,8 @@ import msgspec
 
 from proxy.assembly import build_controller
 from proxy.context.budget import BudgetPolicy
-from proxy.context.conversation import BuilderPolicy
+from proxy.context.conversation import BuilderPolicy, extract_features
 from proxy.context.epoch_decision import Holdout
-from proxy.context.message_features import extract_features
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.policy import CompactionPolicy, PromptHook
 from proxy.engine.compaction.spending import SpendBudget
@@ -132,8 +131,9 @@ class Workshop(Engine):
         super().__init__(self.model, engine_policy, archive=log, is_fresh=after is None, after=after)
         self.log = log
         self.later: list[Callable[[], None]] = []
+        self.catalog = StatedCatalog(window)
         models = Models(
-            StatedCatalog(window), TokenCounter(QuarterTokens()), BudgetPolicy(ceiling), self.clock, self.tasks.spawn
+            self.catalog, TokenCounter(QuarterTokens()), BudgetPolicy(ceiling), self.clock, self.tasks.spawn
         )
         providers = {"main": provider} if provider is not None else {}
         self.memory, planner = ContextCaches(log, models.counter, 1 << 26), make_planner(providers=providers)
@@ -193,7 +193,7 @@ class Workshop(Engine):
     @property
     def session(self) -> str:
         """The only session's id."""
-        (only,) = self.log._tables.sessions
+        (only,) = self.log.tables.sessions
         return str(only)
 
     @property
@@ -206,12 +206,12 @@ class Workshop(Engine):
     @property
     def summaries(self) -> list[Summary]:
         """All in the log, oldest first."""
-        return list(self.log._tables.summaries.values())
+        return list(self.log.tables.summaries.values())
 
     @property
     def epochs(self) -> list[Any]:
         """All in the log, oldest first."""
-        return list(self.log._tables.epochs.values())
+        return list(self.log.tables.epochs.values())
 
 
 def record_usage(budget: SpendBudget, session: str, usage: Usage) -> None:

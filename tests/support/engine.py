@@ -215,18 +215,18 @@ class ScriptedResponse:
         self.is_ended = self.is_closed = self.is_slow = False
         self.is_received = ending == "whole"
         self.starved = asyncio.Event()
-        self._pieces = deque(pieces)
+        self.pieces = deque(pieces)
         self._ending = ending
         self._fed = asyncio.Event()
 
     @property
     def left(self) -> int:
         """How many pieces nobody has read."""
-        return len(self._pieces)
+        return len(self.pieces)
 
     def feed(self, *pieces: bytes, ending: Ending = "open") -> None:
         """More pieces come, and perhaps the end."""
-        self._pieces.extend(pieces)
+        self.pieces.extend(pieces)
         self._ending = ending
         self.starved.clear()
         self._fed.set()
@@ -239,17 +239,17 @@ class ScriptedResponse:
     async def pump(self, take: Callable[[bytes], bool]) -> None:
         while not self.is_received:
             await self._wait_for_more()
-            if not self._pieces and self._ending == "cut":
+            if not self.pieces and self._ending == "cut":
                 raise UpstreamUnreachable("the upstream broke off")
-            if not self._pieces or (len(self._pieces) == 1 and self._ending == "last"):
+            if not self.pieces or (len(self.pieces) == 1 and self._ending == "last"):
                 self.is_received = True
-            elif not take(self._pieces.popleft()):
+            elif not take(self.pieces.popleft()):
                 return
 
     async def _wait_for_more(self) -> None:
         if self.is_slow:
             await asyncio.sleep(0)
-        while not self._pieces and self._ending == "open":
+        while not self.pieces and self._ending == "open":
             self._fed.clear()
             self.starved.set()
             await self._fed.wait()
@@ -258,12 +258,12 @@ class ScriptedResponse:
         await self._wait_for_more()
         if self._ending == "whole":
             self.is_received = self.is_ended = True
-            content = b"".join(self._pieces)
-            self._pieces.clear()
+            content = b"".join(self.pieces)
+            self.pieces.clear()
             return content
-        if self._pieces:
-            piece = self._pieces.popleft()
-            self.is_received = self.is_ended = not self._pieces and self._ending == "last"
+        if self.pieces:
+            piece = self.pieces.popleft()
+            self.is_received = self.is_ended = not self.pieces and self._ending == "last"
             return piece
         if self._ending == "cut":
             raise UpstreamUnreachable("the upstream broke off")

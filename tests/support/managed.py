@@ -16,6 +16,7 @@ from proxy.engine.context.epoch_planner import RenderedPlan
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.policy import EnginePolicy, Provider
+from proxy.engine.ports import Tokenizer
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.epoch import ContextPlan, Epoch, Pin, Plan, StoredContext
@@ -116,6 +117,7 @@ class ManagedEngine(Engine):
         policy: EnginePolicy | None = None,
         after: "ManagedEngine | None" = None,
         hard_wait_seconds: float = 30.0,
+        tokenizer: Tokenizer | None = None,
         plans_ahead: bool = False,
     ) -> None:
         own = archive or ContextLog()
@@ -132,6 +134,7 @@ class ManagedEngine(Engine):
             builder=builder,
             held_out=held_out,
             hard_wait_seconds=hard_wait_seconds,
+            tokenizer=tokenizer,
             plans_ahead=self.ahead if plans_ahead else None,
         )
         formats = {"chat_completions": ChatCompletions()}
@@ -162,9 +165,9 @@ class ManagedEngine(Engine):
         """Wait until the plan that came too late for a call is there."""
         context = self.steward.states.caches.contexts.get(turn.labels["x-palimpsest-session"])
         assert context is not None
-        assert context._late is not None
+        assert context.late is not None
         async with asyncio.timeout(LIMIT):
-            await asyncio.wait((context._late.drafting,))
+            await asyncio.wait((context.late,))
 
     @property
     def epochs(self) -> list[Epoch]:
@@ -235,7 +238,7 @@ class OwnBuilder(ContextBuilder):
 
     def __init__(self, *acts: Any) -> None:
         self._real = make_builder()
-        self._acts = list(acts)
+        self.acts = list(acts)
         self.asked: list[str] = []
 
     def build(self, view: PlanRequest) -> ContextPlan:
@@ -247,7 +250,7 @@ class OwnBuilder(ContextBuilder):
     def _act(self, rung: str, view: PlanRequest) -> ContextPlan:
         self.asked.append(rung)
         real = self._real.build if rung == "plan" else self._real.minimal
-        act = self._acts.pop(0) if self._acts else None
+        act = self.acts.pop(0) if self.acts else None
         if act is None:
             return real(view)
         plan: ContextPlan = act(view, real)
@@ -295,12 +298,12 @@ class Desk:
         hard_wait_seconds: float = 30.0,
     ) -> None:
         tasks = TaskRunner()
-        bus = EventBus(tasks)
+        self.bus = EventBus(tasks)
         self.events: list[Event] = []
-        bus.subscribe_all(self.events.append)
+        self.bus.subscribe_all(self.events.append)
         self.builder, self.clock, self.log = OwnBuilder(*acts), FixedClock(), ContextLog()
         self.steward: ContextController = make_steward(
-            *(self.log, bus, self.clock, tasks),
+            *(self.log, self.bus, self.clock, tasks),
             ceiling=ceiling,
             window=window,
             builder=self.builder,

@@ -18,7 +18,7 @@ from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.lineage.chain import make_chain, read_messages
 from proxy.engine.models import Models
 from proxy.engine.policy import Provider
-from proxy.engine.ports import Archive, Clock
+from proxy.engine.ports import Archive, Clock, Tokenizer
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.engine.token_counter import TokenCounter
@@ -96,11 +96,12 @@ def make_steward(
     watcher: SentObserver | None = None,
     held_out: float = 0.0,
     hard_wait_seconds: float = 30.0,
+    tokenizer: Tokenizer | None = None,
     plans_ahead: "list[asyncio.Future[RenderedPlan]] | None" = None,
 ) -> ContextController:
     """Whoever decides what is sent, with a ceiling in tokens of four characters."""
-    tokenizer = QuarterTokens()
-    models = Models(StatedCatalog(window), TokenCounter(tokenizer), BudgetPolicy(ceiling), clock, tasks.spawn)
+    counter = TokenCounter(tokenizer or QuarterTokens())
+    models = Models(StatedCatalog(window), counter, BudgetPolicy(ceiling), clock, tasks.spawn)
     memory, holdout = ContextCaches(archive, models.counter, 1 << 26), Holdout(held_out, b"secret")
     providers = {"main": provider, "scripted": provider} if provider is not None else {}
     return build_controller(

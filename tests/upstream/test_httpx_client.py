@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+import respx
 
 from proxy.engine.ports import UpstreamResponse
 from proxy.engine.runtime import TaskRunner
@@ -20,8 +21,6 @@ from tests.support.http_proxy import HttpProxy
 from tests.support.loops import put_forward
 from tests.support.scripted import LAST_CHUNK, LIMIT, ScriptedUpstream, Wire, answer, chunk, stream_head
 from tests.upstream.test_client import BEARER, CHAT, Upload, read_all
-
-respx = pytest.importorskip("respx", reason="it is in the extra dev")
 
 Make = Callable[..., ProxiedClient]
 

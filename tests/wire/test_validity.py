@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.context.conversation import split_groups
+from proxy.context.verbatim import split_groups
 from proxy.model.messages import MessageStructure
 from proxy.wire.validity import (
     MessageRuns,

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from proxy.engine.context.epoch_planner import PlanInputs, PlanJob, RenderedPlan
 from proxy.engine.context.history_cache import HistoryCache
 from proxy.engine.token_counter import Measured, MeasureJob, TokenCounter, measure
 from proxy.model.errors import WorkerLost
+from proxy.model.shared_list import extend_shared
 from proxy.upstream.tokenizer import CountingTokenizer
 from proxy.worker import process
 from proxy.worker.process import WorkerProcess
@@ -87,6 +89,31 @@ async def test_a_job_that_fails_says_why_and_the_process_goes_on(worker: WorkerP
     assert worker.pid == before
 
 
+@pytest.mark.parametrize(
+    ("change", "error"), [({"session": "\ud800"}, UnicodeEncodeError), ({"head": 1 << 80}, OverflowError)]
+)
+async def test_a_job_that_cannot_be_sent_says_why_and_others_are_done(
+    worker: WorkerProcess, change: dict[str, Any], error: type[Exception]
+) -> None:
+    job = await make_job()
+    wrong, right = worker.plan(msgspec.structs.replace(job, **change)), worker.plan(job)
+    with pytest.raises(error):
+        await wrong
+    assert (await right).plan.references
+
+
+async def test_a_history_that_grew_can_be_sent(worker: WorkerProcess) -> None:
+    """Nodes that are shared with earlier requests are of a type that has no form in MessagePack."""
+    request = make_subject(make_history(40, 1600))
+    chain = msgspec.structs.replace(
+        request.chain, nodes=extend_shared(list(request.nodes[:-1]), len(request.nodes) - 1, request.nodes[-1:])
+    )
+    request = msgspec.structs.replace(request, chain=chain)
+    history = await HistoryCache(TokenCounter(QuarterTokens()), 1 << 22).follow(request)
+    job = make_planner().make_job(request, history, PlanInputs(BUDGET))
+    assert (await worker.plan(job)).plan.references
+
+
 async def test_it_has_no_environment_of_ours(worker: WorkerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     await worker.start()
@@ -128,7 +155,7 @@ async def test_one_that_is_lost_again_and_again_is_left_alone_for_a_while(monkey
     with pytest.raises(WorkerLost, match="again later"):
         await broken.start()
     await broken.close()
-    monkeypatch.setattr(process, "_LEAST_PAUSE", 0.0)
+    monkeypatch.setattr(process, "LEAST_PAUSE", 0.0)
     broken = make_misbehaving("sys.exit()")
     for _ in range(4):
         with pytest.raises(WorkerLost, match="was lost: IncompleteReadError"):
@@ -212,7 +239,7 @@ async def test_long_messages_are_measured_in_it_and_in_a_thread_where_it_is_lost
 
 
 async def test_a_worker_that_takes_too_long_to_measure_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.engine.token_counter._APART_SECONDS", 0.05)
+    monkeypatch.setattr("proxy.engine.token_counter.APART_SECONDS", 0.05)
     hanging, raws = make_misbehaving("time.sleep(600)"), make_subject(make_history(200, 1600)).list_raws()
     counts = await TokenCounter(CountingTokenizer(), worker=hanging).measure("chat_completions", "gpt-4o", raws)
     assert counts == await TokenCounter(CountingTokenizer()).measure("chat_completions", "gpt-4o", raws)

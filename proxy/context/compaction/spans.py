@@ -6,9 +6,9 @@ from math import inf
 import msgspec
 
 from proxy.context.conversation import ConversationIndex, find_tail_step
+from proxy.context.verbatim import RECENT_GROUPS
 from proxy.model.epoch import Summary
 
-RECENT_GROUPS = 3
 MIN_MESSAGES = 3
 SPAN_SHARE = 0.75
 _MIN_TURNS_SHARE = 0.2

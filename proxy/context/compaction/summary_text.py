@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from proxy.context.compaction.spans import MessageRange
-from proxy.context.conversation import ConversationIndex
-from proxy.context.message_features import is_opaque, list_identifiers
+from proxy.context.conversation import ConversationIndex, is_opaque, list_identifiers
 from proxy.context.references import CONTROL_CHARACTERS, sanitize_text
 from proxy.model.epoch import SummaryLevel
 from proxy.model.messages import LEDGER_HEAD

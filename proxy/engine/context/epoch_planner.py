@@ -11,8 +11,7 @@ import msgspec
 
 from proxy.context.budget import Budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import CountedMessage, LiveSummary, PlanRequest
-from proxy.context.message_features import MessageFeatures, extract_features
+from proxy.context.conversation import CountedMessage, LiveSummary, MessageFeatures, PlanRequest, extract_features
 from proxy.context.references import make_reference
 from proxy.engine.context.history_cache import MeasuredHistory
 from proxy.engine.policy import Provider
@@ -61,9 +60,9 @@ class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
     """
 
     wire: str
-    raws: Sequence[bytes]
-    nodes: Sequence[bytes]
-    tokens: Sequence[int]
+    raws: list[bytes]
+    nodes: list[bytes]
+    tokens: list[int]
     head: int
     budget: Budget
     session: str
@@ -72,7 +71,7 @@ class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
     pinned: frozenset[int] = frozenset()
     unkept: frozenset[int] = frozenset()
     frozen: ContextPlan | None = None
-    reports: Sequence[LiveSummary] = ()
+    reports: tuple[LiveSummary, ...] = ()
     goal: Budget | None = None
     sent: int | None = None
     depth: int = 0
@@ -164,7 +163,7 @@ class EpochPlanner:
         return PlanJob(
             request.wire,
             request.list_raws(),
-            request.nodes,
+            list(request.nodes),
             [after - before for before, after in pairwise([0, *history.sums])],
             history.head.tokens,
             inputs.budget,
@@ -174,7 +173,7 @@ class EpochPlanner:
             pinned=inputs.pinned,
             unkept=request.list_unkept(),
             frozen=None if inputs.frozen is None else read_plan(inputs.frozen),
-            reports=inputs.reports,
+            reports=tuple(inputs.reports),
             goal=inputs.goal,
             sent=_find_sent(request),
             depth=inputs.depth,

@@ -5,22 +5,26 @@ BEHAVIOUR B3, B6, B13, B14.
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
+from itertools import chain
 
-from proxy.context.conversation import REAL_GROUPS, BuilderPolicy
+from proxy.context.verbatim import (
+    MIN_GROUPS,
+    RECENT_GROUPS,
+    RECENT_TURNS,
+    find_unanswered,
+    find_verbatim,
+    iterate_groups,
+)
 from proxy.engine.context.epoch_planner import read_plan
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Epoch, Kept, Written
 from proxy.wire import FORMATS
 from proxy.wire.identity import Item
 
-_USERS = BuilderPolicy().protect_turns
 _EPOCH_WEIGHT = 1000
 _ORIGINAL_WEIGHT = 400
 _NODE_WEIGHT = 60
-_LEAST_GROUPS = 1
-
 _MOST_COVERED = 4
 # What clients leave of an output is a line that says so, as in "[Old tool result content cleared]".
 _LITTLE = 200
@@ -81,34 +85,20 @@ def holds(epoch: Epoch, reach: int | None, request: ManagedRequest) -> bool:
     if not epoch.depth or (reach is not None and len(items) >= reach):
         return True
     if reach is None:
-        return keeps_tail(epoch, items, _LEAST_GROUPS, 0)
+        return keeps_tail(epoch, items, MIN_GROUPS, 0)
     is_retry = request.step is not None and request.step.relation == "retry"
     return not is_retry and keeps_tail(epoch, items)
 
 
-def keeps_tail(epoch: Epoch, items: Sequence[Item], groups: int = REAL_GROUPS, users: int = _USERS) -> bool:
-    """Return whether the newest message, all of the newest groups with calls, and the user's words are unchanged.
+def keeps_tail(epoch: Epoch, items: Sequence[Item], groups: int = RECENT_GROUPS, turns: int = RECENT_TURNS) -> bool:
+    """Return whether what has to stay word for word (`context/verbatim`) is sent unchanged under an epoch.
 
-    There may be fewer groups, or turns of the user, than that.
+    Pins are left out: a later one is for the next epoch.
     """
     kept = {edit.place for edit in read_plan(epoch).edits if isinstance(edit, Kept)}
-    places = reversed(range(len(items)))
-    start = min(islice((place for place in places if items[place].calls), groups), default=len(items) - 1)
-    needed = (*range(start, len(items)), *_find_turns(items, users))
+    verbatim = find_verbatim(iterate_groups(items), find_unanswered(items), groups, turns)
+    needed = chain(range(verbatim.tail, len(items)), *verbatim.list_earlier())
     return all(place >= epoch.depth or place in kept for place in needed)
-
-
-def _find_turns(items: Sequence[Item], turns: int) -> Iterator[int]:
-    """Return the indexes of the user's messages in their newest turns."""
-    later = ""
-    for place in reversed(range(len(items))):
-        role = items[place].role
-        turns -= role == "user" and later != "user"
-        if turns < 0:
-            return
-        if role == "user":
-            yield place
-        later = role
 
 
 class ClearedOutputDetector:

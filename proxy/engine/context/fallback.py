@@ -30,7 +30,7 @@ _OF_OUR_OWN_ACCORD: tuple[EpochReason, ...] = ("soft", "hard", "cold", "client")
 _GROWN = 1.05
 _NEEDED: tuple[EpochReason, ...] = ("hard", "overflow")
 # Seconds that a call waits for its plan where it need not: below its ceiling, or while there is an earlier plan to use.
-_SOFT_WAIT = 0.25
+SOFT_WAIT = 0.25
 # The part of what is usable by which a request grows between plans made ahead.
 _AHEAD_SHARE = 0.05
 
@@ -84,7 +84,7 @@ class FallbackChain:
         opened = None
         if why is not None and not is_fruitless(state, why):
             if seconds is None:
-                seconds = self.seconds if why in _NEEDED else min(_SOFT_WAIT, self.seconds)
+                seconds = self.seconds if why in _NEEDED else min(SOFT_WAIT, self.seconds)
             wanted = _EpochRequest(why, commit, name or state.request.exchange, seconds)
             opened = await self._open(state, wanted)
         if opened is not None:
@@ -196,7 +196,7 @@ class FallbackChain:
             return late
         ahead = context.take_ahead(request)
         if ahead is not None and await self._is_enough(state, ahead):
-            deadline = min(deadline, asyncio.get_running_loop().time() + _SOFT_WAIT)
+            deadline = min(deadline, asyncio.get_running_loop().time() + SOFT_WAIT)
         else:
             ahead = None
         drafting = self._planner.draft(request, state.history, self._list_inputs(state, wanted.why))

@@ -8,6 +8,7 @@ from proxy.context.budget import Budget, TokenRatio, is_surely_below_soft_mark
 from proxy.context.epoch_decision import CacheCostAccount, Holdout, RequestFacts
 from proxy.context.model_catalog import may_bind_reasoning
 from proxy.context.pricing import Tariff
+from proxy.context.verbatim import find_unanswered, find_verbatim, iterate_groups
 from proxy.engine.context.history_cache import MeasuredHistory, PartialHistory, count_shared, is_head_of
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.session_context import EpochAccount, SessionContext
@@ -20,8 +21,6 @@ from proxy.model.exchange import Headers
 from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange
 
-# BEHAVIOUR B13 and B14
-_GROUPS, _USERS = 3, 2
 # Reasons for which an epoch opens in spite of signed reasoning: the user's request, or the window.
 _OVER_SIGNED: tuple[EpochReason, ...] = ("overflow", "manual")
 
@@ -130,24 +129,15 @@ def find_kept(history: MeasuredHistory, before: Sequence[bytes] | None, frozen: 
     return history.head.tokens + frozen + history.count(depth, shared)
 
 
-def estimate_protected(history: MeasuredHistory) -> int:
-    """Estimate the tokens that no epoch may replace: of the newest groups with calls, all newer, the newest users.
+def estimate_protected(history: MeasuredHistory, pinned: frozenset[int] = frozenset()) -> int:
+    """Estimate the tokens that no epoch may replace: the prompt's beginning, and what has to stay word for word.
 
-    `context/builder` finds them exactly for a plan, which is known only for the request that it was made for.
+    `pinned` are the places of messages that must stay for another reason.
     """
-    first, groups, users, apart = len(history.structures), 0, 0, 0
-    for place in range(len(history.structures) - 1, -1, -1):
-        structure = history.structures[place]
-        if groups < _GROUPS:
-            first = place
-            groups += bool(structure.calls)
-            users += structure.role == "user"
-        elif users < _USERS and structure.role == "user":
-            users += 1
-            apart += history.count(place, place + 1)
-        if groups >= _GROUPS and users >= _USERS:
-            break
-    return history.head.tokens + history.count(first, len(history.structures)) + apart
+    structures = history.structures
+    verbatim = find_verbatim(iterate_groups(structures), find_unanswered(structures), pinned=pinned)
+    earlier = sum(history.count(places.start, places.stop) for places in verbatim.list_earlier())
+    return history.head.tokens + history.count(verbatim.tail, len(structures)) + earlier
 
 
 class UncountedState(msgspec.Struct, frozen=True, gc=False):
@@ -285,7 +275,7 @@ class StateReader:
             budget=budget,
             tariff=self.find_tariff(request, history),
             ratio=self.find_ratio(request),
-            protected=_find_protected(context.protected.get(model, 0), history, budget, epoch_account.account),
+            protected=_find_protected(request, context, history, budget, epoch_account.account),
             now=self.clock.monotonic(),
         )
 
@@ -297,10 +287,18 @@ class StateReader:
         return tokens
 
 
-def _find_protected(known: int, history: MeasuredHistory, budget: Budget, account: CacheCostAccount) -> int:
+def _find_protected(
+    request: ManagedRequest,
+    context: SessionContext,
+    history: MeasuredHistory,
+    budget: Budget,
+    account: CacheCostAccount,
+) -> int:
     """Return what the last plan had to keep; if that was too much, no more than has to stay now (BEHAVIOUR B12)."""
-    is_much = account.ineffective > 0 or budget.is_ceiling_unreachable(known)
-    return min(known, estimate_protected(history)) if is_much else known
+    known = context.protected.get(request.model, 0)
+    if not account.ineffective and not budget.is_ceiling_unreachable(known):
+        return known
+    return min(known, estimate_protected(history, context.list_pinned(request.nodes) | request.list_unkept()))
 
 
 def _list_uncounted(request: ManagedRequest, shared: int) -> bytes:

@@ -33,7 +33,7 @@ _NODE_WEIGHT = 60
 _ITEM_WEIGHT = 250
 
 # Seconds to wait for the log in any case, also where a call has waited for something else before.
-_LOAD_SECONDS = 0.25
+LOAD_SECONDS = 0.25
 
 
 class EpochAccount:
@@ -405,7 +405,7 @@ class SessionContexts:
             context.is_known = True
         if not context.is_known:
             try:
-                async with asyncio.timeout(max(seconds, _LOAD_SECONDS)):
+                async with asyncio.timeout(max(seconds, LOAD_SECONDS)):
                     await self._load(session, context)
             except (StoreUnavailable, TimeoutError):
                 return context  # asked again with the next request; this one is sent as its own bytes tell
@@ -467,7 +467,7 @@ class SessionContexts:
         """Load the reaches of a context's epochs, for a bounded time: they help, but are not needed."""
         opened = {epoch.exchange: epoch.id for epoch in context.epochs if epoch.exchange}
         try:
-            async with asyncio.timeout(_LOAD_SECONDS):
+            async with asyncio.timeout(LOAD_SECONDS):
                 for session in {epoch.session for epoch in context.epochs if epoch.exchange}:
                     branches = await self._archive.list_branches(session)
                     for call in [call for branch in branches for call in branch.own if call.exchange in opened]:

@@ -35,7 +35,7 @@ from proxy.wire.identity import Item
 from proxy.wire.json_values import read_text
 
 # For so long the log is waited for in any case, also behind a wait for something else of the same call.
-_RECALL_SECONDS = 0.25
+RECALL_SECONDS = 0.25
 _SUCCESS = range(200, 300)
 
 _get_form = attrgetter("form")
@@ -248,7 +248,7 @@ class LineageTracker:
 
     def _limit(self, until: float) -> asyncio.Timeout:
         """Return the end of a wait for the log: then, or a little later where that is near or over."""
-        return asyncio.timeout(max(until - self._clock.monotonic(), _RECALL_SECONDS))
+        return asyncio.timeout(max(until - self._clock.monotonic(), RECALL_SECONDS))
 
     async def _recall(self, query: LineageQuery) -> bool:
         """Have the sessions in memory that a request may extend; return False where the log did not answer in time."""

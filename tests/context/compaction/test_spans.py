@@ -20,8 +20,7 @@ from proxy.context.compaction.spans import (
     list_merge_candidates,
     should_start_summary,
 )
-from proxy.context.conversation import BuilderPolicy, ConversationIndex, index_conversation
-from proxy.context.message_features import extract_features
+from proxy.context.conversation import BuilderPolicy, ConversationIndex, extract_features, index_conversation
 from proxy.model.epoch import Summary
 from tests.support.summaries import make_summary
 from tests.support.views import RawMessage, act, call, result, said, user, view

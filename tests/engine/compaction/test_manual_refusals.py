@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.engine.compaction.job import ManualOptions
-from proxy.engine.context.rewriter import Invalid
+from proxy.engine.context.rewriter import Invalid, Rewriter
 from proxy.engine.ports import Upstream
 from proxy.engine.request_resolver import Route
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
@@ -169,13 +169,13 @@ async def test_calls_of_other_wires_are_not_compacted() -> None:
         await compactor.compact(shop.session, ManualOptions())
 
 
-async def test_what_would_not_be_valid_is_not_kept(shop: Workshop) -> None:
+async def test_what_would_not_be_valid_is_not_kept(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     await carry(shop)
 
     def rewrite(*asked: object, **_: object) -> bytes:
         raise Invalid("a result without its call")
 
-    shop.steward.chain._rewriter.rewrite = rewrite  # type: ignore[method-assign]
+    monkeypatch.setattr(Rewriter, "rewrite", rewrite)
     with pytest.raises(Conflict, match="not as valid as what the client sent: a result without its call"):
         await compact(shop)
     assert shop.epochs == []

@@ -76,7 +76,7 @@ async def test_where_the_beginning_is_hidden_it_says_so() -> None:
 
 
 def _find_key(workshop: Workshop) -> Any:
-    return workshop.log._tables.keys[workshop.session]
+    return workshop.log.tables.keys[workshop.session]
 
 
 async def test_a_warm_question_is_not_asked_where_it_would_not_be_the_same_or_not_be_answered() -> None:

@@ -160,11 +160,11 @@ async def test_a_branch_is_reported_while_another_one_is() -> None:
     await shop.call(leave(3, SOFT))
     await in_time(shop.model.was_asked.wait())
     (other,) = [each for each in shop.worker.schedule.list_at("main") if len(each.nodes) > 2 * SOFT + 1]
-    assert len(shop.leases._held) == 2
+    assert len(shop.leases.held) == 2
     await in_time(asyncio.wait((other.task,)))
     (summary,) = shop.summaries
     assert summary.last in set((await shop.look_at(leave(3, SOFT))).nodes)
-    assert len(shop.leases._held) == len(shop.worker.schedule) == 1
+    assert len(shop.leases.held) == len(shop.worker.schedule) == 1
     shop.worker.stop_at("main")
     await shop.settle()
 

@@ -149,7 +149,7 @@ async def test_what_is_too_long_as_it_was_sent_is_asked_in_a_transcript() -> Non
     error = {"error": {"message": "too long", "code": "context_length_exceeded"}}
     refusal = fail(b"")
     refusal.status = 400
-    refusal._pieces.clear()
+    refusal.pieces.clear()
     refusal.feed(json.dumps(error).encode(), ending="whole")
     draft = Draft(refusal, say(REPORT))
     assert (await draft.get()).level == 1

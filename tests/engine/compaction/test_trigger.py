@@ -225,8 +225,7 @@ async def test_a_server_of_ones_own_without_a_price_is_not_asked_while_the_user_
 )
 async def test_a_server_that_is_declared_otherwise_or_has_a_price_or_is_far_is(provider: Provider, source: Any) -> None:
     shop = Workshop(provider=provider)
-    catalog: Any = shop.steward.states.models._catalog
-    catalog.card = Card(window=1_000_000, prices_source=source)
+    shop.catalog.card = Card(window=1_000_000, prices_source=source)
     for steps in (1, ABOVE):
         await shop.ask(until(steps))
     assert len(shop.model.asked) == 1

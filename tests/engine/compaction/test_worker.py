@@ -62,8 +62,8 @@ async def test_within_an_epoch_its_bytes_stay_whatever_is_made_meanwhile() -> No
     assert len(shop.summaries) > 2
     opened = {epoch.exchange for epoch in shop.epochs}
     for number, (before, now) in enumerate(zip(shop.model.sent, shop.model.sent[1:], strict=False), 2):
-        exchange = sorted(shop.log._tables.exchanges, key=lambda id: int(id[1:]))
-        mains = [id for id in exchange if shop.log._tables.exchanges[id].opening.kind == "managed"]
+        exchange = sorted(shop.log.tables.exchanges, key=lambda id: int(id[1:]))
+        mains = [id for id in exchange if shop.log.tables.exchanges[id].opening.kind == "managed"]
         if mains[number - 1] not in opened:
             assert now.startswith(before[:-2])
 
@@ -94,7 +94,7 @@ async def test_what_is_stopped_leaves_its_lease_and_its_place() -> None:
     shop.worker.stop_at("other")
     assert len(shop.worker.schedule) == 1
     await stop(shop)
-    assert (len(shop.worker.schedule), shop.leases._held) == (0, {})
+    assert (len(shop.worker.schedule), shop.leases.held) == (0, {})
     assert shop.summaries == []
     shop.model.summarise = give_report
     await shop.ask(until(SOFT + 1))
@@ -122,7 +122,7 @@ async def test_who_else_has_the_lease_does_it() -> None:
     await shop.leases.release(lease, "another")
     await shop.ask(until(SOFT + 1))
     assert len(shop.summaries) == 1
-    assert shop.leases._held == {}
+    assert shop.leases.held == {}
 
 
 async def test_a_call_above_the_high_mark_waits_for_what_is_being_made_and_uses_it() -> None:
@@ -276,7 +276,7 @@ async def test_a_fault_of_ours_is_told_and_not_repeated_at_once(caplog: pytest.L
     await shop.ask(until(SOFT))
     await shop.ask(until(SOFT + 1))
     assert caplog.text.count("a summary could not be made") == 1
-    assert shop.leases._held == {}
+    assert shop.leases.held == {}
 
 
 async def test_it_reaches_whoever_remembers_the_session_by_then() -> None:

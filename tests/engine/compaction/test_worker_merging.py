@@ -55,7 +55,7 @@ async def test_in_a_long_session_the_graph_stays_shallow_and_every_summary_cover
     turns: int, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Turns that are asked for one by one: epochs open as they are due. Or several at once: these come late."""
-    monkeypatch.setattr("proxy.engine.response_reader._GATHER_SECONDS", 0)  # else each turn waits for it
+    monkeypatch.setattr("proxy.engine.response_reader.GATHER_SECONDS", 0)  # else each turn waits for it
     shop, history = Workshop(), make_turns(turns)
     for turn in range(every, turns + 1, every):
         await shop.ask(history[: 2 * turn - 1])
@@ -207,4 +207,4 @@ async def test_each_question_has_the_time_of_a_lease_and_none_is_asked_when_it_i
     shop.model.summarise = take_time
     await reach_two(shop)
     assert {each.kind for each in shop.summaries} == kinds
-    assert shop.leases._held == {}
+    assert shop.leases.held == {}

@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.engine.context.session_caches import SentBodies
-from proxy.engine.token_counter import TokenCounter
 from proxy.model.epoch import Plan
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import Planned
@@ -42,11 +41,6 @@ class Deaf(QuarterTokens):
 
 def until(steps: int) -> list[Message]:
     return HISTORY[: 2 + 2 * steps]
-
-
-def use(engine: ManagedEngine, tokenizer: QuarterTokens) -> None:
-    counting: TokenCounter = engine.steward.states.caches.histories._counter
-    counting._tokenizer = tokenizer
 
 
 async def play(engine: ManagedEngine, **members: Any) -> list[Turn]:
@@ -88,8 +82,7 @@ def list_plans(engine: ManagedEngine) -> list[Plan]:
 async def test_what_is_counted_later_comes_to_the_same(
     members: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick, slow = ManagedEngine(), ManagedEngine()
-    use(slow, Unready())
+    quick, slow = ManagedEngine(), ManagedEngine(tokenizer=Unready())
     take_time(quick, monkeypatch)
     turns = await play(quick, **members), await play(slow, **members)
     assert len(quick.epochs) > 2
@@ -212,15 +205,16 @@ async def test_what_was_in_vain_is_counted_first() -> None:
     context = desk.steward.states.caches.contexts.get("s1")
     assert context is not None
     (epoch,) = context.epochs
-    standing = next(s for (_, name), s in context._accounts.items() if name == epoch.id)
-    standing.account = replace(standing.account, ineffective=1)
-    sending = await desk.decide(make_subject(until(steps + 1), "x"))
+    subject = make_subject(until(steps + 1), "x")
+    account = context.get_account(epoch.view, epoch.id, desk.steward.states.find_budget(subject))
+    account.account = replace(account.account, ineffective=1)
+    sending = await desk.decide(subject)
     assert sending.uncounted is None
 
 
 async def test_a_fault_while_it_is_entered_costs_the_count_and_no_more() -> None:
-    engine, tokenizer = ManagedEngine(), Deaf()
-    use(engine, tokenizer)
+    tokenizer = Deaf()
+    engine = ManagedEngine(tokenizer=tokenizer)
     steps = await warm(engine)
     tokenizer.is_deaf = True
     turn = await engine.send(until(steps))

@@ -111,12 +111,33 @@ async def test_what_must_stay_is_about_the_newest_groups_and_users() -> None:
     assert estimate_protected(path) == expected
     talk: list[Message] = [{"role": "user", "content": "word " * size} for size in (10, 20, 30, 40)]
     path = await follow(make_subject(talk))
-    assert estimate_protected(path) == path.head.tokens + path.count(0, 4)  # no group ends what is fresh
+    assert estimate_protected(path) == path.head.tokens + path.count(0, 4)  # one turn, which no model has answered
 
 
-async def test_what_must_stay_has_few_users_behind_the_newest_groups() -> None:
+async def test_what_must_stay_has_whole_turns_of_the_user_before_the_newest_groups() -> None:
+    """As the builder has them: what the user says in a row is one turn."""
     users: list[Message] = [{"role": "user", "content": "word " * size} for size in (10, 20, 30, 40)]
-    path = await follow(make_subject([*users, *make_history(4)[2:]]))
+    said: Message = {"role": "assistant", "content": "So it is."}
+    path = await follow(make_subject([users[0], said, users[1], said, *users[2:], *make_history(4)[2:]]))
     count = len(path.nodes)
-    expected = path.head.tokens + path.count(count - 6, count) + path.count(2, 4)
+    expected = path.head.tokens + path.count(count - 6, count) + path.count(2, 3) + path.count(4, 6)
     assert estimate_protected(path) == expected
+
+
+async def test_what_must_stay_counts_groups_not_messages_with_calls() -> None:
+    """Calls of one response may be messages of their own; with their results they are one group (BEHAVIOUR B14)."""
+    calls = make_history(6, size=400)[2:]
+    beside = [*calls[0:8:2], *calls[1:8:2]]  # four calls in a row, then their results
+    path = await follow(make_subject([{"role": "user", "content": "word " * 40}, *beside, *calls[8:]]))
+    assert estimate_protected(path) == path.tokens
+    assert estimate_protected(path, frozenset({0})) == path.tokens
+
+
+async def test_where_there_are_fewer_groups_the_rest_may_go() -> None:
+    said: Message = {"role": "assistant", "content": "word " * 50}
+    asked: Message = {"role": "user", "content": "And then?"}
+    path = await follow(make_subject([*[asked, said] * 4, asked, *make_history(1)[2:]]))
+    count = len(path.nodes)
+    expected = path.head.tokens + path.count(6, 7) + path.count(count - 3, count)
+    assert estimate_protected(path) == expected
+    assert estimate_protected(path, frozenset({1})) == expected + path.count(1, 2)

@@ -37,13 +37,13 @@ async def test_of_a_new_session_the_log_is_not_asked() -> None:
 
 
 async def test_a_log_that_hangs_is_waited_for_no_longer_than_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LOAD_SECONDS", 0)
+    monkeypatch.setattr(module, "LOAD_SECONDS", 0)
     archive = StatedArchive(s1=StoredContext((make_epoch("a"),)))
     archive.may_answer.clear()
     contexts = SessionContexts(archive, PLENTY)
     context = await contexts.open(ask())
     assert (context.is_known, list(context.epochs)) == (False, [])
-    monkeypatch.setattr(module, "_LOAD_SECONDS", 5)
+    monkeypatch.setattr(module, "LOAD_SECONDS", 5)
     archive.may_answer.set()
     assert await contexts.open(ask()) is context
     assert (context.is_known, len(context.epochs), archive.asked) == (True, 1, ["s1", "s1"])

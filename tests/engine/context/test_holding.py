@@ -62,6 +62,24 @@ def test_the_users_two_newest_turns_stay_whole() -> None:
     assert keeps_tail(stand_for(12, Kept(10), Kept(11)), items, 1)
 
 
+def test_calls_that_were_made_together_are_one_group() -> None:
+    """Also where each is a message of its own: three groups stay as the builder of plans counts them."""
+    items = ask(10).chain.items  # the task and four groups
+    together = [*items[:3], *items[3::2], *items[4::2]]  # the last three calls, then their results
+    assert keeps_tail(stand_for(3, Kept(0)), items)
+    assert not keeps_tail(stand_for(3, Kept(0)), together)
+    assert keeps_tail(stand_for(3, Kept(0), Kept(1), Kept(2)), together)
+
+
+def test_all_that_no_model_has_answered_stays() -> None:
+    talk = make_subject([{"role": role, "content": "so"} for role in ("user", "assistant", "user", "user")]).chain.items
+    assert keeps_tail(stand_for(2), talk, 1, 0)
+    assert not keeps_tail(stand_for(3), talk, 1, 0)
+    begun = make_subject([{"role": role, "content": "so"} for role in ("user", "assistant") * 2]).chain.items
+    assert keeps_tail(stand_for(2), begun, 1, 0)
+    assert not keeps_tail(stand_for(3), begun, 1, 0)  # the model is to go on with the last message
+
+
 def test_what_goes_on_from_its_request_goes_on_under_it() -> None:
     """Also where three groups did not fit."""
     epoch = stand_for(7, Kept(0))

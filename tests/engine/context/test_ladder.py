@@ -234,7 +234,7 @@ async def test_a_late_plan_that_leaves_too_much_for_this_request_is_made_anew() 
 
 async def test_a_late_plan_that_failed_is_told_with_the_next_request() -> None:
     late = Late()
-    late.desk.builder._acts = [lambda view, build: late.hang(view, fail)]
+    late.desk.builder.acts = [lambda view, build: late.hang(view, fail)]
     case = await late.desk.look_at(BELOW)
     try:
         await late.desk.climb(case, "soft")

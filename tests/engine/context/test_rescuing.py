@@ -9,7 +9,7 @@ from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.model.epoch import Epoch
 from proxy.model.exchange import Outcome, Round
 from tests.support.managed import ContextLog, ManagedEngine, OwnBuilder, answer, cut_end, refuse
-from tests.support.managing import Message, make_history
+from tests.support.managing import Message, StatedCatalog, make_history
 
 HISTORY = make_history(60, 1600)
 LONG = HISTORY[: 2 + 2 * 22]
@@ -114,11 +114,13 @@ async def test_under_an_epoch_fewer_tokens_are_asked_for_too() -> None:
 
 
 @pytest.mark.parametrize("is_believed", [True, False])
-async def test_where_too_little_output_would_be_left_the_context_is_cut_so_that_all_fits(*, is_believed: bool) -> None:
+async def test_where_too_little_output_would_be_left_the_context_is_cut_so_that_all_fits(
+    monkeypatch: pytest.MonkeyPatch, *, is_believed: bool
+) -> None:
     message = BOTH.format(12_000, 17_500, 9_500, 8_000)
     engine = ManagedEngine(refuse(message), answer(), ceiling=None)
     if not is_believed:
-        engine.steward.states.models._catalog.note_limit = lambda *_: None  # type: ignore[method-assign]
+        monkeypatch.setattr(StatedCatalog, "note_limit", lambda *_: None)
     turn = await engine.send(LONG, max_tokens=8_000)
     _, second = turn.all_sent
     assert json.loads(second)["max_tokens"] == 8_000
@@ -145,9 +147,9 @@ async def test_without_a_number_a_good_part_is_cut() -> None:
     assert count(second) < 0.7 * count(first)
 
 
-async def test_a_window_that_is_not_to_be_believed_is_not_cut_down_to() -> None:
+async def test_a_window_that_is_not_to_be_believed_is_not_cut_down_to(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ManagedEngine(refuse(CONTEXT.format(60, 9500)), answer(), ceiling=None)
-    engine.steward.states.models._catalog.note_limit = lambda *_: None  # type: ignore[method-assign]
+    monkeypatch.setattr(StatedCatalog, "note_limit", lambda *_: None)
     turn = await engine.send(LONG)
     first, second = turn.all_sent
     assert turn.plans[-1].rung == "plan"
@@ -165,7 +167,7 @@ async def test_where_no_plan_bears_a_minimal_one_is_sent() -> None:
 
 async def test_with_nothing_to_cut_the_upstreams_own_answer_goes_on() -> None:
     refusal = refuse(CONTEXT.format(1000, 1100))
-    content = refusal._pieces[0]
+    content = refusal.pieces[0]
     messages: list[Message] = [{"role": "user", "content": "word " * 1000}]
     engine = ManagedEngine(refusal)
     turn = await engine.send(messages)
@@ -215,10 +217,10 @@ async def test_who_is_not_managed_is_not_cut() -> None:
 
 
 async def test_where_the_window_is_unknown_the_head_waits_and_a_refusal_in_the_stream_is_mended() -> None:
-    event = b"data: " + refuse(CONTEXT.format(8192, 9500))._pieces[0] + b"\n\n"
+    event = b"data: " + refuse(CONTEXT.format(8192, 9500)).pieces[0] + b"\n\n"
     engine = ManagedEngine(answer(event), answer(), ceiling=None, window=None)
     turn = await engine.send(LONG, stream=True)
-    assert (len(turn.all_sent), turn.client.body) == (2, answer()._pieces[0])
+    assert (len(turn.all_sent), turn.client.body) == (2, answer().pieces[0])
     small = ManagedEngine(answer(event), ceiling=None, window=None)
     turn = await small.send(HISTORY[:2], stream=True)
     assert (len(turn.all_sent), turn.client.body) == (1, event)

@@ -37,7 +37,7 @@ def make_revert(subject: ManagedRequest) -> Epoch:
 
 def read_answer(desk: Desk, exchange: str, usage: Usage) -> None:
     """The answer of a call was read."""
-    desk.steward._accounting._calibrator.note_answer(AnswerRead(exchange, 0, usage))
+    desk.bus.publish(AnswerRead(exchange, 0, usage))
 
 
 async def test_below_the_soft_mark_nothing_is_decided_and_nothing_counted() -> None:
@@ -228,10 +228,12 @@ async def test_of_an_epochs_first_request_the_head_alone_was_sent_before() -> No
     desk = Desk()
     await prepare(desk, until(14))
     subject = make_subject(until(22), "x2", base=29)
-    await desk.decide(subject)
-    path, _ = desk.steward.states.caches.histories.find(subject)
-    assert path is not None
-    assert desk.steward._accounting._calibrator._waiting["x2", 0].stable == path.head.tokens
+    sending = await desk.decide(subject)
+    history, _ = desk.steward.states.caches.histories.find(subject)
+    assert history is not None and history.head.tokens > 1
+    read_answer(desk, "x2", Usage(input=sending.tokens, cached=history.head.tokens // 2))
+    survival = desk.steward.states.find_tariff(subject, history).survival
+    assert survival == pytest.approx(history.head.tokens // 2 / history.head.tokens)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from proxy.engine.context.epoch_planner import EpochPlanner, PlanInputs
 from proxy.engine.context.epoch_scope import AnonymousEpochCache
+from proxy.engine.context.rewriter import Rewriter
 from proxy.model.epoch import Epoch, Written
 from proxy.model.exchange import Headers
 from tests.support import managed
@@ -112,7 +113,7 @@ async def test_what_cannot_be_taken_over_is_planned(monkeypatch: pytest.MonkeyPa
     def fail(epoch: Epoch) -> Any:
         raise ValueError("not now")
 
-    monkeypatch.setattr(engine.steward.chain._rewriter, "rewrite", lambda *_: fail(engine.epochs[0]))
+    monkeypatch.setattr(Rewriter, "rewrite", lambda *_: fail(engine.epochs[0]))
     turn = await engine.send(until(steps), base=UNNAMED)
     assert [rung for rung, _ in engine.failures] == ["epoch", "plan", "minimal"]
     assert json.loads(turn.sent)["messages"] == until(steps)

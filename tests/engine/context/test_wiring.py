@@ -1,21 +1,16 @@
-"""Managing put together: whoever decides what is sent shares one memory, and learns from answers."""
+"""Managing put together: whoever decides what is sent shares one memory, and knows the upstreams."""
 
 from proxy.engine.policy import Provider
-from proxy.engine.runtime import EventBus, TaskRunner
-from proxy.model.events import AnswerRead
-from tests.support.engine import FakeArchive, FixedClock
 from tests.support.managed import ManagedEngine
-from tests.support.managing import make_history, make_steward
+from tests.support.managing import make_history
 
 
 async def test_all_parts_share_one_memory_and_know_the_upstreams() -> None:
-    tasks = TaskRunner()
-    bus, provider = EventBus(tasks), Provider(summary_role="assistant")
-    steward = make_steward(FakeArchive(), bus, FixedClock(), tasks, provider=provider)
-    memory = steward.states.caches
-    assert (steward.chain._contexts, steward.chain._histories) == (memory.contexts, memory.histories)
-    assert steward.chain._planner._providers["main"] is steward.chain._rewriter._providers["main"] is provider
-    assert bus._by_type[AnswerRead] == [steward._accounting._calibrator.note_answer]
+    engine = ManagedEngine(provider=Provider(summary_role="assistant"))
+    opened, kept = await engine.send(make_history(22, 1600)), await engine.send(make_history(23, 1600))
+    assert (opened.plan.rung, kept.plan.rung, kept.plan.epoch) == ("plan", "epoch", opened.exchange)
+    for turn in (opened, kept):
+        assert [each["role"] for each in turn.messages if "palimpsest ledger" in str(each)] == ["assistant"]
 
 
 async def test_wired_over_fakes_a_long_history_is_sent_as_an_epoch() -> None:

@@ -53,7 +53,7 @@ class MemoryArchive:
 
     def __init__(self) -> None:
         self._salt = os.urandom(_SALT_SIZE)
-        self._tables = Tables()
+        self.tables = Tables()
         self._dropped = 0
         self._generation = 0
         self._is_closed = False
@@ -83,23 +83,23 @@ class MemoryArchive:
 
     async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
         """Newest activity first."""
-        chosen = [key for key in self._tables.sessions if self._is_chosen(key, selection)]
-        chosen = [key for key in chosen if selection.family or is_called(self._tables, key)]
-        latest = sorted(chosen, key=lambda key: find_last(self._tables, key).seq, reverse=True)
-        return [make_session(self._tables, key) for key in latest[:limit]]
+        chosen = [key for key in self.tables.sessions if self._is_chosen(key, selection)]
+        chosen = [key for key in chosen if selection.family or is_called(self.tables, key)]
+        latest = sorted(chosen, key=lambda key: find_last(self.tables, key).seq, reverse=True)
+        return [make_session(self.tables, key) for key in latest[:limit]]
 
     async def find_session(self, session: str) -> SessionRow:
         """The session with this id. Raises NotFound."""
-        return make_session(self._tables, self._expect(session))
+        return make_session(self.tables, self._expect(session))
 
     async def list_ids(self, prefix: str, limit: int) -> Sequence[str]:
         """The ids of sessions that begin so, in order."""
-        return sorted(key for key in self._tables.sessions if key.startswith(fit_text(prefix)))[:limit]
+        return sorted(key for key in self.tables.sessions if key.startswith(fit_text(prefix)))[:limit]
 
     async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
         """The exchanges of a session behind number `after`, oldest first. Raises NotFound for an unknown session."""
-        names = list(self._tables.sessions[self._expect(session)].values())
-        return [self._make_exchange(self._tables.exchanges[name]) for name in names[after : after + limit]]
+        names = list(self.tables.sessions[self._expect(session)].values())
+        return [self._make_exchange(self.tables.exchanges[name]) for name in names[after : after + limit]]
 
     async def list_calls(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
         """As `list_exchanges`, but every `answer` is empty."""
@@ -107,14 +107,14 @@ class MemoryArchive:
 
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         """The branches of a session in the order in which they began. Raises NotFound for an unknown session."""
-        tables = self._tables
+        tables = self.tables
         return tables.trees[self._expect(session)].list_branches(tables.sessions[session])
 
     async def recall(
         self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
     ) -> Sequence[StoredSession]:
         """Sessions that may hold what a request continues; newest last (see `Ancestry`)."""
-        trees, keys, names = self._tables.trees, self._tables.keys, list(map(name_mark, marks[-MOST_MARKS:]))
+        trees, keys, names = self.tables.trees, self.tables.keys, list(map(name_mark, marks[-MOST_MARKS:]))
         own = [key for key in trees if keys[key].tenant == session.tenant]
         named = [key for key in own if key == session.id]
         answered = _find_answered({key: trees[key] for key in own}, nodes)
@@ -127,19 +127,19 @@ class MemoryArchive:
 
     async def count_links(self, links: Sequence[bytes]) -> int:
         """How many of the links of a chain, in its order, are in the log."""
-        return sum(link in self._tables.slices for link in links)
+        return sum(link in self.tables.slices for link in links)
 
     async def find_key(self, session: str) -> SessionKey:
         """Whose the session with this id is, and what names it. Raises NotFound."""
-        return self._tables.keys[self._expect(session)]
+        return self.tables.keys[self._expect(session)]
 
     async def has_sessions(self) -> bool:
         """False while the log has none."""
-        return bool(self._tables.sessions)
+        return bool(self.tables.sessions)
 
     async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> Sequence[UnreadRow]:
         """Answers among the newest outcomes that nobody has read; newest first (see `Backlog`)."""
-        return list(_list_unread(self._tables, limit, most_bytes))
+        return list(_list_unread(self.tables, limit, most_bytes))
 
     async def load_request(self, exchange: str) -> bytes:
         """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""
@@ -148,7 +148,7 @@ class MemoryArchive:
 
     async def load_sent(self, exchange: str, k: int) -> bytes:
         """The body sent upstream in round k, byte for byte. Raises NotFound."""
-        record = self._tables.rounds.get(exchange, {}).get(k)
+        record = self.tables.rounds.get(exchange, {}).get(k)
         if record is None:
             raise NotFound(f"there is no round {k} of exchange {exchange}")
         opening = self._find_opening(exchange)
@@ -156,7 +156,7 @@ class MemoryArchive:
 
     async def load_received(self, exchange: str, k: int) -> bytes:
         """The body the upstream answered with in round k, trailers included, as far as kept. Raises NotFound."""
-        outcome = self._tables.outcomes.get((exchange, k))
+        outcome = self.tables.outcomes.get((exchange, k))
         if outcome is None:
             raise NotFound(f"there is no answer to round {k} of exchange {exchange}")
         # behind a capped body there is a gap, so nothing that came later may be joined to it
@@ -165,35 +165,35 @@ class MemoryArchive:
 
     async def load_context(self, session: str) -> StoredContext:
         """How a session is managed: its epochs, pins and accounts (see `LogReader`)."""
-        return load_context(self._tables, session)
+        return load_context(self.tables, session)
 
     async def load_original(self, reference: str) -> StoredOriginal:
         """What a reference stands for. Raises NotFound."""
-        return load_original(self._tables, reference)
+        return load_original(self.tables, reference)
 
     async def list_epochs(self, session: str) -> Sequence[Epoch]:
         """All epochs of a session in the order in which they were opened, `rendered` empty. Raises NotFound."""
-        return list_epochs(self._tables, self._expect(session))
+        return list_epochs(self.tables, self._expect(session))
 
     async def load_epoch(self, session: str, n: int) -> Epoch:
         """The n-th epoch of a session, from 1, with all its content. Raises NotFound."""
-        return load_epoch(self._tables, self._expect(session), n)
+        return load_epoch(self.tables, self._expect(session), n)
 
     async def list_summaries(self, session: str) -> Sequence[Summary]:
         """All summaries of a session, oldest first. Raises NotFound."""
-        return list_summaries(self._tables, self._expect(session))
+        return list_summaries(self.tables, self._expect(session))
 
     async def sum_auxiliary(self, since_ms: int) -> Sequence[AuxiliaryUsage]:
         """What auxiliary calls opened since then came to (see `LogReader`)."""
-        return sum_auxiliary(self._tables, since_ms)
+        return sum_auxiliary(self.tables, since_ms)
 
     async def list_bills(self, after: int = 0, limit: int = 1000) -> Sequence[Bill]:
         """What calls were sent as, and what was counted of them (see `LogReader`)."""
-        return list_bills(self._tables, after, limit)
+        return list_bills(self.tables, after, limit)
 
     async def verify(self) -> Verification:
         """Re-derive every digest, link and recipe from what is stored."""
-        return verify_tables(self._tables)
+        return verify_tables(self.tables)
 
     async def close(self) -> None:
         """Take nothing more; what was taken can still be read."""
@@ -202,30 +202,30 @@ class MemoryArchive:
     def _take(self, records: tuple[Record, ...]) -> tuple[Record, ...]:
         """Those that are kept: all, all but what was derived, or none."""
         for offer in (records, drop_derived(records)):
-            if offer and not self._is_closed and self._tables.add(offer):
+            if offer and not self._is_closed and self.tables.add(offer):
                 return offer
         return ()
 
     def _expect(self, session: str) -> str:
-        if session not in self._tables.sessions:
+        if session not in self.tables.sessions:
             raise NotFound(f"there is no session {session}")
         return session
 
     def _is_chosen(self, session: str, selection: Selection) -> bool:
-        key = self._tables.keys[session]
+        key = self.tables.keys[session]
         return (
             fit_text(key.family).startswith(fit_text(selection.family))
             and fit_text(key.parent).startswith(fit_text(selection.parent))
-            and find_last(self._tables, session).seq < selection.before
+            and find_last(self.tables, session).seq < selection.before
         )
 
     def _find_opening(self, exchange: str) -> Opening:
-        if exchange not in self._tables.exchanges:
+        if exchange not in self.tables.exchanges:
             raise NotFound(f"there is no exchange {exchange}")
-        return self._tables.exchanges[exchange].opening
+        return self.tables.exchanges[exchange].opening
 
     def _list_trailers(self, exchange: str, k: int) -> list[Trailer]:
-        trailers = self._tables.trailers.get((exchange, k), {})
+        trailers = self.tables.trailers.get((exchange, k), {})
         return [trailers[i] for i in sorted(trailers)]
 
     def _join(self, tenant: bytes, body: Manifest) -> bytes:
@@ -235,19 +235,19 @@ class MemoryArchive:
         if isinstance(piece, bytes):
             return (piece,)
         if isinstance(piece, BlobPiece):
-            return (self._tables.blobs[tenant, piece.digest],)
+            return (self.tables.blobs[tenant, piece.digest],)
         parts: list[bytes] = []
         link, root = piece.link, compute_root_link(tenant)
         while link != root:
-            element = self._tables.slices[link]
-            parts += (self._tables.blobs[tenant, element.digest], element.gap)
+            element = self.tables.slices[link]
+            parts += (self.tables.blobs[tenant, element.digest], element.gap)
             link = element.parent
         return parts[::-1]
 
     def _make_exchange(self, exchange: Exchange) -> ExchangeRow:
         opening = exchange.opening
-        rounds = sorted(self._tables.rounds[opening.exchange].items())
-        step = _find_step(self._tables, exchange)
+        rounds = sorted(self.tables.rounds[opening.exchange].items())
+        step = _find_step(self.tables, exchange)
         return ExchangeRow(
             seq=exchange.seq,
             id=opening.exchange,
@@ -274,7 +274,7 @@ class MemoryArchive:
 
     def _make_round(self, record: Round) -> RoundRow:
         key = (record.exchange, record.k)
-        outcome, reading = self._tables.outcomes.get(key), self._tables.readings.get(key)
+        outcome, reading = self.tables.outcomes.get(key), self.tables.readings.get(key)
         trailers = self._list_trailers(*key)
         return RoundRow(
             k=record.k,
@@ -289,7 +289,7 @@ class MemoryArchive:
             answer=reading.answer if reading else b"",
             usage=fit_usage(reading.usage) if reading else None,
             finish=fit_text(reading.finish) if reading else "",
-            plan=self._tables.plans.get(key),
+            plan=self.tables.plans.get(key),
         )
 
 

@@ -8,7 +8,7 @@ class MemoryLeases:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._held: dict[str, tuple[str, int]] = {}
+        self.held: dict[str, tuple[str, int]] = {}
 
     async def acquire(self, key: str, owner: str, seconds: float) -> bool:
         """Have the lease for so long from now: True where nobody else has it, or its time is over."""
@@ -21,15 +21,15 @@ class MemoryLeases:
     async def release(self, key: str, owner: str) -> None:
         """Give it up; nothing happens where the owner does not hold it."""
         if self._find_holder(key) == owner:
-            del self._held[key]
+            del self.held[key]
 
     def _hold(self, key: str, owner: str, seconds: float, held_by: tuple[str | None, ...]) -> bool:
         if self._find_holder(key) not in held_by:
             return False
-        self._held[key] = owner, self._clock.now_ms() + round(seconds * 1000)
+        self.held[key] = owner, self._clock.now_ms() + round(seconds * 1000)
         return True
 
     def _find_holder(self, key: str) -> str | None:
         now = self._clock.now_ms()
-        self._held = {name: (owner, until) for name, (owner, until) in self._held.items() if until > now}
-        return self._held.get(key, (None, 0))[0]
+        self.held = {name: (owner, until) for name, (owner, until) in self.held.items() if until > now}
+        return self.held.get(key, (None, 0))[0]

@@ -1,0 +1,138 @@
+"""What of a conversation is sent word for word: the newest call groups, what no model has answered, the newest user
+turns, and what is pinned (BEHAVIOUR B9, B13, B14).
+
+The builder of plans, the budget's estimate of what must stay, and the check whether an epoch applies to a request all
+ask `find_verbatim`. Messages that can only be removed together are a group: a call with all its results, the calls made
+beside it, and the reasoning that led to them.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import Literal
+
+import msgspec
+
+from proxy.model.messages import LinkedMessage, joins_run
+
+RECENT_GROUPS, MIN_GROUPS = 3, 1
+"""So many of the newest groups with calls stay: where they fit, and where they do not."""
+RECENT_TURNS = 2
+"""So many of the user's newest turns stay."""
+
+GroupKind = Literal["user", "system", "step"]
+
+
+class Group(msgspec.Struct, frozen=True, gc=False):
+    """The messages from `start` up to `stop`, whose they are, and whether there is a call or a result among them."""
+
+    start: int
+    stop: int
+    kind: GroupKind
+    has_calls: bool
+
+
+class Verbatim(msgspec.Struct, frozen=True, gc=False):
+    """What stays: everything from place `tail` on, and groups, newest first, some of which may lie in the tail.
+
+    `turns` are the groups of the user's newest turns, `pinned` those with a message that is pinned.
+    """
+
+    tail: int
+    turns: tuple[range, ...]
+    pinned: tuple[range, ...]
+
+    def list_earlier(self) -> list[range]:
+        """Return the groups that stay before the tail, each once."""
+        return [places for places in dict.fromkeys((*self.turns, *self.pinned)) if places.start < self.tail]
+
+
+def find_verbatim(
+    groups: Iterable[Group],
+    unanswered: int,
+    recent: int = RECENT_GROUPS,
+    turns: int = RECENT_TURNS,
+    pinned: frozenset[int] = frozenset(),
+) -> Verbatim:
+    """Return what stays of a conversation whose `groups` are given from the newest to the oldest.
+
+    The tail has the `recent` newest groups with calls, and all from the first `unanswered` message on. Groups of the
+    user that directly follow each other are one of the `turns`. `pinned` are the places of messages that must stay for
+    another reason. The groups are read only as far back as that needs.
+    """
+    tail, later, first_pinned = unanswered, "", min(pinned, default=unanswered)
+    of_turns, of_pinned = list[range](), list[range]()
+    for group in groups:
+        if group.stop > unanswered or (recent > 0 and group.has_calls):
+            tail = group.start
+        recent -= group.has_calls
+        if group.kind == "user":
+            turns -= later != "user"
+            if turns >= 0:
+                of_turns.append(range(group.start, group.stop))
+        later = group.kind
+        if pinned and not pinned.isdisjoint(range(group.start, group.stop)):
+            of_pinned.append(range(group.start, group.stop))
+        has_turns = turns < 0 or (not turns and later != "user")
+        if has_turns and recent <= 0 and group.start <= min(unanswered, first_pinned):
+            break
+    return Verbatim(tail, tuple(of_turns), tuple(of_pinned))
+
+
+def find_unanswered(messages: Sequence[LinkedMessage], sent: int | None = None) -> int:
+    """Return the place of the first message that no model has answered.
+
+    It is behind the assistant's last message. One at the end, without calls, is not counted: it is the beginning of an
+    answer that the model is to continue. Where it is known how many messages were `sent`, it is the first of users and
+    tools that was not, if that is earlier: a client may bring several steps at once.
+    """
+    place = len(messages)
+    while place and messages[place - 1].role == "assistant" and not messages[place - 1].calls:
+        place -= 1
+    while place and messages[place - 1].role != "assistant":
+        place -= 1
+    if sent is not None:
+        place = next((i for i in range(sent, place) if messages[i].role != "assistant"), place)
+    return place
+
+
+def iterate_groups(messages: Sequence[LinkedMessage], machine: frozenset[int] = frozenset()) -> Iterator[Group]:
+    """Yield the groups of a conversation from the newest to the oldest, without gaps.
+
+    A result that stands away from its call holds everything between in one group. It answers the newest call before it
+    that has its id. `machine` are the places of messages in the user's role that a machine wrote.
+    """
+    stop, has_calls = len(messages), False
+    roles = set[str]()
+    missing = set[str]()  # the ids of results from here on whose calls stand before here
+    first_calls: dict[str, int] | None = None
+    places, befores = reversed(range(stop)), chain(islice(reversed(messages), 1, None), (None,))
+    for i, message, before in zip(places, reversed(messages), befores, strict=False):
+        if message.calls or message.results:
+            has_calls = True
+            missing.update(message.results)
+            missing.difference_update(message.calls)
+        if i not in machine:
+            roles.add(message.role)
+        if before is not None and joins_run(before, message):
+            continue
+        if missing:
+            if first_calls is None:
+                first_calls = _find_first_calls(messages)
+            # A result that answers no call holds nothing together.
+            missing = {id for id in missing if first_calls.get(id, i) < i}
+            if missing:
+                continue
+        kind: GroupKind = "system" if "system" in roles else "user" if "user" in roles else "step"
+        yield Group(i, stop, kind, has_calls)
+        stop, has_calls = i, False
+        roles.clear()
+
+
+def _find_first_calls(messages: Sequence[LinkedMessage]) -> dict[str, int]:
+    """Return the place of the first call of each id."""
+    return {id: i for i in range(len(messages) - 1, -1, -1) for id in messages[i].calls}
+
+
+def split_groups(messages: Sequence[LinkedMessage], machine: frozenset[int] = frozenset()) -> list[Group]:
+    """Return the groups of a conversation in its order."""
+    return list(iterate_groups(messages, machine))[::-1]

@@ -1,43 +1,81 @@
-"""What users notice and a closed loop does not show: `python -m benchmarks.as_used [equal] [cold]`.
+"""What users notice and a closed loop does not show, at default settings.
 
-`equal`: one history without a session id, sent again and again (retries, best-of-n, evaluations); CPU of each hundred
-calls against the first hundred. `cold`: the longest time for which `/-/live`, asked every 5 ms, has no answer beside
-the first call of a long session to a process that was just started, once on an idle core and once beside a busy loop.
-
-The rule: default settings but for what stands after `--`, what is measured has a core to itself (and the busy loop).
-What answers `control` is the mock upstream on the same core at the same moments: what the machine itself takes.
+`measure_equal`: one history without a session id, sent again and again (retries, best-of-n, evaluations); CPU of each
+hundred calls against the first hundred. `measure_cold`: the longest time for which `/-/live`, asked every 5 ms, has no
+answer beside the first call of a long session to a process that was just started. What is measured has a core to
+itself (and the busy loop, where there is one). The control is the mock upstream on the same core at the same moments:
+what the machine itself takes.
 """
 
-import argparse
 import contextlib
 import http.client
-import os
-import shutil
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
+
+import msgspec
 
 from benchmarks.jobs import Job
 from benchmarks.processes import Child, Nursery, read_cpu_seconds, wait_until_quiet
 from benchmarks.sessions import build_body, name_session
-from benchmarks.targets import HARNESS_CORE, MEASURED_CORE, Setting, find_command, start_mock, start_palimpsest
+from benchmarks.targets import MEASURED_CORE, Setting, start_mock, start_palimpsest
 
 EQUAL_BYTES, EQUAL_CALLS, EQUAL_WARM, EQUAL_PART = 100_000, 400, 20, 100
-COLD_BYTES, COLD_SECONDS, COLD_ROUNDS = 800_000, 4.0, 3
+# At the default ceiling of 200,000 tokens: above it.
+COLD_BYTES, COLD_SECONDS, COLD_ROUNDS = 1_000_000, 4.0, 3
 POLL_SECONDS = 0.005
 _BUSY = "while True: pass"
 
 
-def measure_equal(setting: Setting, *, differs: bool) -> None:
+class Equal(msgspec.Struct, kw_only=True):
+    """Seconds of a call of one history, in each hundred calls after the warm-up: of CPU, and in all."""
+
+    differs: bool
+    cpu: list[float]
+    wall: list[float]
+
+    @property
+    def growth(self) -> float:
+        """CPU of the last hundred calls by that of the first."""
+        return self.cpu[-1] / self.cpu[0]
+
+
+class ColdStart(msgspec.Struct, kw_only=True):
+    """What a long session's first call met in each round, in seconds.
+
+    The longest gaps of `/-/live` and of the control; the start; the call, and that of a second session thereafter.
+    """
+
+    is_busy: bool
+    gaps: list[float]
+    controls: list[float]
+    starts: list[float]
+    calls: list[float]
+    next_calls: list[float]
+
+    @property
+    def gap(self) -> float:
+        """The longest gap, median over the rounds."""
+        return statistics.median(self.gaps)
+
+    @property
+    def first_call(self) -> float:
+        """The first call of a session to a process that was just started, median."""
+        return statistics.median(self.calls)
+
+    @property
+    def next_call(self) -> float:
+        """The first call of another session to the same process, median."""
+        return statistics.median(self.next_calls)
+
+
+def measure_equal(setting: Setting, name: str, *, differs: bool) -> Equal:
     """CPU per call of a history that is sent again; `differs`: each answer is another one."""
-    target = start_palimpsest(setting, "palimpsest")
+    target = start_palimpsest(setting, name)
     assert target.child is not None
-    body = build_body(Job(port=0, size=EQUAL_BYTES), name_session())
+    body = build_body(Job(port=0, size=EQUAL_BYTES, is_anonymous=True), name_session())
     connection = http.client.HTTPConnection("127.0.0.1", target.port, timeout=30)
     parts: list[tuple[float, float]] = []
 
@@ -62,10 +100,7 @@ def measure_equal(setting: Setting, *, differs: bool) -> None:
         parts.append(((read_cpu_seconds(target.child.pid) - before) / EQUAL_PART, seconds / EQUAL_PART))
     connection.close()
     setting.nursery.end(target.child)
-    cpu = "  ".join(f"{used * 1000:6.2f}" for used, _ in parts)
-    wall = "  ".join(f"{taken * 1000:6.2f}" for _, taken in parts)
-    answers = "other answers" if differs else "equal answers"
-    print(f"equal, {answers}: CPU per call, ms: {cpu}   last/first {parts[-1][0] / parts[0][0]:.2f}   (wall: {wall})")
+    return Equal(differs=differs, cpu=[used for used, _ in parts], wall=[taken for _, taken in parts])
 
 
 class Poll:
@@ -95,39 +130,42 @@ class Poll:
             self.answered.append(time.perf_counter())
 
 
-def measure_cold(setting: Setting, *, is_busy: bool) -> None:
-    """The longest gap of `/-/live` beside the first call of a long session after a start."""
-    body = build_body(Job(port=0, size=COLD_BYTES), name_session())
-    gaps: list[float] = []
-    controls: list[float] = []
-    starts: list[float] = []
-    calls: list[float] = []
+def measure_cold(setting: Setting, name: str, *, is_busy: bool) -> ColdStart:
+    """The first call of a long session after a start, and `/-/live` beside it."""
+    found = ColdStart(is_busy=is_busy, gaps=[], controls=[], starts=[], calls=[], next_calls=[])
     for _ in range(COLD_ROUNDS):
         with _busy_core(setting.nursery, is_busy):
             control = start_mock(setting.nursery, MEASURED_CORE)
-            target = start_palimpsest(setting, "palimpsest")
+            target = start_palimpsest(setting, name)
             assert target.child is not None
             polls = Poll(target.port, "/-/live"), Poll(control[1], "/v1/models")
             for poll in polls:
                 poll.start()
-            begun = time.perf_counter()
-            fields = {"authorization": "Bearer bench", "content-type": "application/json"}
-            connection = http.client.HTTPConnection("127.0.0.1", target.port, timeout=60)
-            connection.request("POST", "/v1/chat/completions", body, fields)
-            connection.getresponse().read()
-            calls.append(time.perf_counter() - begun)
-            time.sleep(max(0.0, COLD_SECONDS - calls[-1]))  # what is loaded behind the answer holds others up, too
-            connection.close()
-            gaps.append(polls[0].end())
-            controls.append(polls[1].end())
-            starts.append(target.start_seconds)
+            found.calls.append(call_long_session(target.port))
+            time.sleep(max(0.0, COLD_SECONDS - found.calls[-1]))  # what is loaded behind the answer counts, too
+            found.gaps.append(polls[0].end())
+            found.controls.append(polls[1].end())
+            found.starts.append(target.start_seconds)
+            found.next_calls.append(call_long_session(target.port))
             setting.nursery.end(target.child)
             setting.nursery.end(control[0])
-    core = "one busy loop" if is_busy else "idle core"
-    print(
-        f"cold, {core}: longest gap of /-/live, ms: {_list_ms(gaps)} (control {_list_ms(controls)}); "
-        f"start {statistics.median(starts):.2f} s, first call {statistics.median(calls) * 1000:.0f} ms"
-    )
+    return found
+
+
+def call_long_session(port: int) -> float:
+    """Send a long history that nobody has seen, above its ceiling; the seconds until the answer is there."""
+    body = build_body(Job(port=0, size=COLD_BYTES), name_session())
+    fields = {"authorization": "Bearer bench", "content-type": "application/json"}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    begun = time.perf_counter()
+    connection.request("POST", "/v1/chat/completions", body, fields)
+    answer = connection.getresponse()
+    answer.read()
+    seconds = time.perf_counter() - begun
+    connection.close()
+    if answer.status != 200 or not answer.getheader("x-palimpsest-epoch"):
+        raise RuntimeError(f"status {answer.status}; the call opened no epoch")
+    return seconds
 
 
 @contextlib.contextmanager
@@ -141,36 +179,3 @@ def _busy_core(nursery: Nursery, is_busy: bool) -> Iterator[None]:
         yield
     finally:
         nursery.end(child)
-
-
-def _list_ms(seconds: list[float]) -> str:
-    return "/".join(f"{each * 1000:.0f}" for each in seconds)
-
-
-def main() -> None:
-    """Run what is named, or both."""
-    parser = argparse.ArgumentParser(description="equal histories without an id, and /-/live beside a cold start")
-    parser.add_argument("--command", default=find_command(), help="the palimpsest to measure")
-    parser.add_argument("--only", choices=("equal", "cold"), help="one of the two")
-    parser.add_argument("serve_options", nargs="*", help="after --: options of `palimpsest serve`")
-    arguments = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="palimpsest-bench-"))
-    try:
-        with Nursery(folder) as nursery:
-            os.sched_setaffinity(0, {HARNESS_CORE})
-            mock, port = start_mock(nursery, HARNESS_CORE)
-            setting = replace(
-                Setting(nursery, folder, mock, port, arguments.command), serve_options=tuple(arguments.serve_options)
-            )
-            if arguments.only != "cold":
-                measure_equal(setting, differs=False)
-                measure_equal(setting, differs=True)
-            if arguments.only != "equal":
-                measure_cold(setting, is_busy=False)
-                measure_cold(setting, is_busy=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    main()

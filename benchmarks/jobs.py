@@ -18,6 +18,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     after `turns` calls (0: no limit) or `seconds` (0: no limit), whichever comes first.  `chunks` > 0: a stream.
     `pause_ms` is how long a connection is silent between an answer and its next call, as every agent is: what a target
     does behind an answer is in no figure then.
+    `is_anonymous`: calls have no session id, as most clients' have none.
     `hold`: open one stream per connection, report, and hang up when told to go on.
     """
 
@@ -32,6 +33,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     warm_turns: int = 3
     turns: int = 0
     seconds: float = 0.0
+    is_anonymous: bool = False
     hold: bool = False
 
 

@@ -45,7 +45,7 @@ class Caller(asyncio.Protocol):
 
     def __init__(self, job: Job, source: Source) -> None:
         self.source = source
-        self.interval = 0.0 if job.hold else job.delay_ms / 1000
+        self.interval = 0.0 if job.hold else max(job.delay_ms, job.pause_ms) / 1000
         self._job = job
         self._transport: asyncio.Transport | None = None
         self._record = Record()
@@ -172,7 +172,8 @@ async def connect_all(job: Job) -> list[Caller]:
 async def run_phase(callers: list[Caller], *, turns: int, seconds: float) -> tuple[Record, float]:
     """Let every connection call until its turns or the time are over; what was measured and how long it took.
 
-    Paced streams begin one after the other, spread over one interval: streams that tick together would be batched.
+    Paced streams and agents that pause begin one after the other, spread over one interval: what ticks together would
+    be batched, or queue.
     """
     record = Record()
     begun = time.perf_counter()

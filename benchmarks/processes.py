@@ -189,6 +189,17 @@ def read_memory(pid: int) -> tuple[int, int]:
     return now, peak
 
 
+def read_shared_memory(pid: int) -> int:
+    """Proportional set size of a process and its descendants, in bytes: a page that several have counts once."""
+    total = 0
+    for member in list_family(pid):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{member}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1]) * 1024
+    return total
+
+
 def wait_until_quiet(pid: int, limit: float, window: float = 0.04) -> bool:
     """Wait until the process uses less than a tenth of its core; false if it never did within `limit` seconds."""
     deadline = time.monotonic() + limit

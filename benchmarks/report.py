@@ -31,6 +31,7 @@ from benchmarks.measure import (
 from benchmarks.scenarios import (
     PACE_MS,
     Extras,
+    list_agent_cells,
     list_body_cells,
     list_kept_cells,
     list_session_cells,
@@ -110,6 +111,8 @@ def render_markdown(meta: Meta, bench: Bench, extras: Extras) -> str:
         _render_streams(bench),
         _render_sessions(bench),
         _render_kept(bench),
+        _render_agents(bench),
+        _render_as_used(extras),
         _render_store(extras),
         _render_processes(bench, extras),
         _render_notes(bench),
@@ -275,6 +278,50 @@ def _render_kept(bench: Bench) -> str:
     return text + render_table(head, rows) if rows else ""
 
 
+def _render_agents(bench: Bench) -> str:
+    cells = _measured(bench, list_agent_cells(bench.is_quick))
+    head = ["agents", "pause", "direct p50 / p99, ms"]
+    for name in _list_proxies(bench):
+        head += [f"{name}: added p50 / p99, ms", "CPU per call, µs"]
+    rows = []
+    for cell in cells:
+        row = [*cell.labels, _pair(bench, cell.key, "direct", (p50, p99), added=False)]
+        for name in _list_proxies(bench):
+            row += [_pair(bench, cell.key, name, (p50, p99)), _micro(bench, cell.key, name, cpu_per_request)]
+        rows.append(row)
+    text = (
+        "## Agents\n\nSessions with tool calls, from 100 KB on, without a session id; *pause*: how long an agent is "
+        "silent between an answer and its next call. `palimpsest-32k` is above its soft mark with each call.\n\n"
+    )
+    return text + render_table(head, rows) if rows else ""
+
+
+def _render_as_used(extras: Extras) -> str:
+    rows = []
+    for name, equals in extras.equal.items():
+        for equal in equals:
+            answers = "other answers" if equal.differs else "equal answers"
+            row = [name, f"one history 400 times, {answers}: CPU per call in each hundred, ms", _list_ms(equal.cpu)]
+            rows.append(row)
+    for name, starts in extras.cold.items():
+        for cold in starts:
+            core = "a busy core" if cold.is_busy else "an idle core"
+            gaps = f"{_list_ms(cold.gaps)} (control {_list_ms(cold.controls)})"
+            rows.append([name, f"cold start on {core}: longest gap of `/-/live`, ms", gaps])
+            rows.append(
+                [
+                    name,
+                    "start; first call of 1 MB; the next session's, ms",
+                    "; ".join(_list_ms(each) for each in (cold.starts, cold.calls, cold.next_calls)),
+                ]
+            )
+    return "## As used\n\n" + render_table(["target", "what", "each round"], rows) if rows else ""
+
+
+def _list_ms(seconds: Sequence[float]) -> str:
+    return ", ".join(render_number(each * 1e3) for each in seconds)
+
+
 def _render_store(extras: Extras) -> str:
     head = [
         "target",
@@ -322,7 +369,7 @@ def _render_processes(bench: Bench, extras: Extras) -> str:
         "target",
         "start, s",
         "end after SIGTERM, s",
-        "RSS after start, MB",
+        "memory when ready, MB",
         "RSS end / peak, MB",
         "/-/live with 300 streams, median / worst",
         "RSS then, MB",

@@ -10,15 +10,25 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from benchmarks.as_used import ColdStart, Equal, measure_cold, measure_equal
 from benchmarks.jobs import Job, Mode, Result
 from benchmarks.measure import Bench, Cell, measure_cells, report_progress
-from benchmarks.processes import get_status, measure_files, read_memory, wait_until_quiet
+from benchmarks.processes import (
+    get_status,
+    measure_files,
+    read_memory,
+    read_shared_memory,
+    wait_for_answer,
+    wait_until_quiet,
+)
 from benchmarks.targets import Target, start_palimpsest
 
 BODIES = (("1 KB", 1_000), ("100 KB", 100_000), ("800 KB", 800_000))
 CONCURRENCIES = (1, 16, 64)
 KEPT = (*BODIES[1:], ("3,200 KB", 3_200_000))
 PAUSES_MS = (0, 20)
+AGENTS = ((1, 20), (8, 20), (8, 500))  # how many at once, and milliseconds between an answer and the next call
+AGENT_TURNS = 43  # from 100 to 200 KB
 HISTORIES = (10, 100, 500, 1_000, 2_000)
 STREAM_CHUNKS = 200  # of an answer of some hundred tokens: with 30 two thirds of what a chunk costs was the call's
 QUICK_CHUNKS = 30
@@ -40,8 +50,10 @@ class StoreGrowth(msgspec.Struct, kw_only=True):
 
 
 class Start(msgspec.Struct, kw_only=True):
-    """One start on an empty folder: seconds until `/-/live` answers 200 and until SIGTERM ended it; resident bytes
-    before any call (`memory`), and once a call has been counted and cut.
+    """One start on an empty folder: seconds until `/-/live` answers 200 and until SIGTERM ended it.
+
+    Bytes of all its processes, pages that they share counted once: when `/-/ready` has answered 200 (`memory`), and
+    once a call has been counted and cut.
     """
 
     ready: float
@@ -68,6 +80,8 @@ class Extras:
     idle: dict[str, Idle] = field(default_factory=dict)
     stores: dict[str, list[StoreGrowth]] = field(default_factory=dict)
     memory: dict[str, tuple[int, int]] = field(default_factory=dict)
+    equal: dict[str, list[Equal]] = field(default_factory=dict)
+    cold: dict[str, list[ColdStart]] = field(default_factory=dict)
 
 
 def list_body_cells(is_quick: bool) -> list[Cell]:
@@ -145,6 +159,27 @@ def list_kept_cells(is_quick: bool) -> list[Cell]:
     ]
 
 
+def list_agent_cells(is_quick: bool) -> list[Cell]:
+    """Agents that grow from 100 to 200 KB without a session id, and pause between an answer and the next call."""
+    return [
+        Cell(
+            "agents",
+            (str(count), f"{pause_ms} ms"),
+            Job(
+                port=0,
+                mode="grow",
+                size=100_000,
+                connections=count,
+                turns=AGENT_TURNS // 3 if is_quick or pause_ms > 100 else AGENT_TURNS,
+                warm_turns=3,
+                pause_ms=pause_ms,
+                is_anonymous=True,
+            ),
+        )
+        for count, pause_ms in AGENTS
+    ]
+
+
 def measure_bodies(bench: Bench, extras: Extras) -> None:
     """Bodies of 1, 100 and 800 KB."""
     measure_cells(bench, list_body_cells(bench.is_quick))
@@ -158,6 +193,21 @@ def measure_streams(bench: Bench, extras: Extras) -> None:
 def measure_sessions(bench: Bench, extras: Extras) -> None:
     """Growing sessions."""
     measure_cells(bench, list_session_cells(bench.is_quick))
+
+
+def measure_agents(bench: Bench, extras: Extras) -> None:
+    """Agents as they work; palimpsest-32k is above its soft mark with each of their calls."""
+    measure_cells(bench, list_agent_cells(bench.is_quick))
+
+
+def measure_equals(bench: Bench, extras: Extras) -> None:
+    """One history without a session id again and again, the answers equal and not; at default settings."""
+    extras.equal["palimpsest"] = [measure_equal(bench.setting, "palimpsest", differs=each) for each in (False, True)]
+
+
+def measure_cold_starts(bench: Bench, extras: Extras) -> None:
+    """The first call of a long session to a process that was just started, on an idle core and on a busy one."""
+    extras.cold["palimpsest"] = [measure_cold(bench.setting, "palimpsest", is_busy=each) for each in (False, True)]
 
 
 def measure_kept(bench: Bench, extras: Extras) -> None:
@@ -174,11 +224,12 @@ def measure_starts(bench: Bench, extras: Extras) -> None:
         for _ in range(2 if bench.is_quick else 5):
             fresh = start_palimpsest(setting, target.name)
             assert fresh.child is not None
+            wait_for_answer(fresh.child, fresh.port, "/-/ready", 30)
             wait_until_quiet(fresh.child.pid, 2)
-            used = read_memory(fresh.child.pid)[0]
+            used = read_shared_memory(fresh.child.pid)
             _run_job(bench, Job(port=fresh.port, mode="grow", size=100_000, turns=1, warm_turns=0))
             wait_until_quiet(fresh.child.pid, 2)
-            counted = read_memory(fresh.child.pid)[0]
+            counted = read_shared_memory(fresh.child.pid)
             ended = bench.setting.nursery.end(fresh.child)
             starts.append(Start(ready=fresh.start_seconds, ended=ended, memory=used, counted=counted))
         report_progress(f"start: {target.name}")
@@ -281,6 +332,9 @@ SCENARIOS: dict[str, Callable[[Bench, Extras], None]] = {
     "sse": measure_streams,
     "sessions": measure_sessions,
     "kept": measure_kept,
+    "agents": measure_agents,
+    "equal": measure_equals,
+    "cold": measure_cold_starts,
     "idle": measure_idle,
     "store": measure_store,
 }

@@ -67,8 +67,9 @@ def _render_head(job: Job, session: bytes, nonce: bytes, length: int) -> bytes:
         b"user-agent: palimpsest-bench/1",
         b"accept: " + (b"text/event-stream" if job.chunks else b"application/json"),
         b"content-type: application/json",
-        b"x-palimpsest-session: bench-" + session,
     ]
+    if not job.is_anonymous:
+        lines.append(b"x-palimpsest-session: bench-" + session)
     if nonce:
         lines.append(b"x-bench-answer: " + nonce)
     if job.chunks:

@@ -23,8 +23,9 @@ _VARIANTS: dict[str, tuple[str, ...]] = {
     "palimpsest-full": ("--durability", "full"),
     "palimpsest-observe": ("--mode", "observe"),
     "palimpsest-16k": ("--ceiling", "16000"),
+    "palimpsest-32k": ("--ceiling", "32000"),
 }
-OPTIONAL_NAMES = ("direct-near", "palimpsest-observe", "palimpsest-16k")
+OPTIONAL_NAMES = ("direct-near", "palimpsest-observe", "palimpsest-16k", "palimpsest-32k")
 _CORES = sorted(os.sched_getaffinity(0))
 MEASURED_CORE = _CORES[0]
 HARNESS_CORE = _CORES[-1]

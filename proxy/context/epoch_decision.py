@@ -1,7 +1,8 @@
 """When an epoch opens, and what that decision rests on (BEHAVIOUR B4, B10, B12).
 
-Below the soft mark none opens, at the high mark always, between them only where it pays. Everything that is used is
-known: nothing forecasts how long a session goes on.
+Below the soft mark none opens, at the high mark always, between them only where it pays; and none where the log may
+know of another, where this very history was sent before, where the upstream refused the last one, or where a plan was
+made in vain. Everything that is used is known: nothing forecasts how long a session goes on.
 """
 
 import hmac
@@ -141,6 +142,8 @@ def _split_cached(account: CacheCostAccount, sent: SentTokens, tariff: Tariff) -
 
 # By how much of the budget the low mark must have fallen below the one that was missed, before it is tried again.
 _RETRY_SHARE = 0.1
+# The factor by which a request must have grown before planning is tried again after a plan in vain.
+_GROWN = 1.05
 
 BOUND = "the model signs its reasoning over what goes before it"
 SIDE = "a side request opens no epoch"
@@ -149,6 +152,11 @@ HELD = "a revert holds until the high mark"
 OUT_OF_REACH = "more must stay than the ceiling leaves room for"
 NO_ROOM = "the answer asked for leaves no room to manage"
 NOTHING_TO_GAIN = "an epoch would leave no less"
+MUST_STAY = "the rest must stay as it is"
+REFUSED = "the upstream refused the last epoch"
+SENT_BEFORE = "the same history goes out as it did before"
+UNREAD = "what the log knows of this session could not be read"
+LATE = "what the log knows of this session could not be read in time"
 
 
 class RequestFacts(msgspec.Struct, frozen=True, gc=False):
@@ -158,6 +166,12 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     its beginning that were sent before, None where it goes on from the last request; `stable` those at its beginning
     that an epoch would leave as they are. `idle` are the seconds since anything kept this prompt's cache warm, None
     where that is not known. `is_bound`: it has signed reasoning that a new beginning would make invalid (B37).
+
+    `unread` says what could not be read of the session's log, empty where all was; `may_be_held_out`: the log tells
+    whether the session is only observed. `is_repeat`: this very history was sent before, as memory tells, `is_retry`:
+    as the log tells (B5). `is_refused`: the upstream refused the last epoch of late (B8a). `in_vain` are the tokens of
+    the last request for which a plan was made that was no shorter, 0 where there was none; `is_tried`: that was this
+    request.
     """
 
     tokens: int
@@ -169,6 +183,13 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     idle: float | None = None
     is_side: bool = False
     is_bound: bool = False
+    unread: str = ""
+    may_be_held_out: bool = False
+    is_repeat: bool = False
+    is_retry: bool = False
+    is_refused: bool = False
+    in_vain: int = 0
+    is_tried: bool = False
 
     @property
     def low(self) -> int:
@@ -186,6 +207,13 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 
 def decide(account: CacheCostAccount, facts: RequestFacts) -> Decision:
     """Decide whether an epoch opens before this request."""
+    decision = _decide_by_size(account, facts)
+    if decision.why is None or not (against := _find_obstacle(facts, decision.why)):
+        return decision
+    return Decision(None, decision.pressure, against)
+
+
+def _decide_by_size(account: CacheCostAccount, facts: RequestFacts) -> Decision:
     pressure = facts.budget.compute_pressure(facts.tokens)
     if pressure == "none":
         return Decision(None, pressure, _explain_no_pressure(facts))
@@ -223,6 +251,21 @@ def _find_objection(account: CacheCostAccount, facts: RequestFacts, pressure: Pr
     if account.missed_mark and facts.budget.is_ceiling_unreachable(facts.protected):
         return OUT_OF_REACH
     return HELD if account.is_held else ""
+
+
+def _find_obstacle(facts: RequestFacts, why: EpochReason) -> str:
+    """Why none opens though size and price ask for it: another may be known, was sent, was refused, or made in vain.
+
+    Where the log could not be read, the ceiling is kept all the same (B8b), unless the session may only be observed.
+    """
+    if facts.unread and (why != "hard" or facts.may_be_held_out):
+        return facts.unread
+    if facts.is_repeat or (facts.is_retry and why != "hard"):
+        return SENT_BEFORE
+    if facts.is_refused:
+        return REFUSED
+    is_in_vain = facts.is_tried if why == "hard" else facts.in_vain <= facts.tokens < facts.in_vain * _GROWN
+    return MUST_STAY if is_in_vain else ""
 
 
 def _decide_by_price(account: CacheCostAccount, facts: RequestFacts, pressure: Pressure) -> Decision:

@@ -1,4 +1,5 @@
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,10 +12,15 @@ from proxy.context.conversation import CountedMessage
 from proxy.context.epoch_decision import (
     HELD,
     INEFFECTIVE,
+    LATE,
+    MUST_STAY,
     NO_ROOM,
     NOTHING_TO_GAIN,
     OUT_OF_REACH,
+    REFUSED,
+    SENT_BEFORE,
     SIDE,
+    UNREAD,
     CacheCostAccount,
     Decision,
     Holdout,
@@ -350,6 +356,30 @@ def test_either_one_opens_or_there_is_a_reason(
 ) -> None:
     decision = decide(account, RequestFacts(tokens, BUDGET, TARIFF, protected=protected, is_side=is_side))
     assert bool(decision.why) != bool(decision.reason)
+
+
+@pytest.mark.parametrize(
+    ("change", "below", "above"),
+    [
+        ({"unread": UNREAD}, UNREAD, ""),
+        ({"unread": LATE, "may_be_held_out": True}, LATE, LATE),
+        ({"may_be_held_out": True}, "", ""),
+        ({"is_repeat": True}, SENT_BEFORE, SENT_BEFORE),
+        ({"is_retry": True}, SENT_BEFORE, ""),
+        ({"is_refused": True}, REFUSED, REFUSED),
+        ({"in_vain": SOFT}, MUST_STAY, ""),
+        ({"in_vain": SOFT + 1}, "", ""),
+        ({"in_vain": int(SOFT / 1.06)}, "", ""),
+        ({"in_vain": HIGH, "is_tried": True}, "", MUST_STAY),
+    ],
+)
+def test_obstacles_hold_below_the_ceiling_and_fewer_of_them_above_it(
+    change: dict[str, Any], below: str, above: str
+) -> None:
+    for tokens, why, reason in ((SOFT, "soft", below), (HIGH, "hard", above)):
+        decision = decide(RICH, replace(see(tokens), **change))
+        assert (decision.why, decision.reason) == ((None, reason) if reason else (why, ""))
+    assert decide(RICH, replace(see(SOFT - 1), **change)).pressure == "none"
 
 
 @given(sessions)

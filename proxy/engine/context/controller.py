@@ -11,9 +11,21 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from proxy.context.budget import Budget, is_below_soft_mark
-from proxy.context.epoch_decision import BOUND, HELD_OUT, NO_ROOM, SIDE, Decision, decide, record_use
+from proxy.context.epoch_decision import (
+    BOUND,
+    HELD_OUT,
+    LATE,
+    MUST_STAY,
+    NO_ROOM,
+    REFUSED,
+    SIDE,
+    UNREAD,
+    Decision,
+    decide,
+    record_use,
+)
 from proxy.engine.context.accounting import SentObserver, UsageAccounting, list_labels
-from proxy.engine.context.fallback import Commit, FallbackChain, is_fruitless
+from proxy.engine.context.fallback import Commit, FallbackChain
 from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader
 from proxy.engine.context.session_context import SessionContext
@@ -36,19 +48,12 @@ _LARGE_BYTES = 64 * 1024
 _BYTES_OF_A_TOKEN = 4
 # No model has a window of fewer tokens; a request of so many bytes has fewer tokens than bytes.
 _SAFE_BYTES = 4096
-# Milliseconds after a refusal in which no epoch opens in a view (BEHAVIOUR B8a).
-_REFUSED_MS = 24 * 60 * 60 * 1000
 
 # Reasons why a request is sent as the client sent it.
-REFUSED = "the upstream refused the last epoch"
-MUST_STAY = "the rest must stay as it is"
 NOT_CUT = "it could not be cut; the server's log says why"
 _UNPROVEN = "the upstream has not accepted this credential yet"
-_SENT_BEFORE = "the same history goes out as it did before"
 _RECORDED_ONLY = "calls of this wire are recorded, not managed"
-_UNREAD = "what the log knows of this session could not be read"
-_LATE = "what the log knows of this session could not be read in time"
-_STOOD_DOWN = frozenset({BOUND, NO_ROOM, REFUSED, SIDE, _UNREAD, _LATE})
+_STOOD_DOWN = frozenset({BOUND, NO_ROOM, REFUSED, SIDE, UNREAD, LATE})
 _UNREADABLE = ((b"x-palimpsest-mode", b"observe; stood-down:its body could not be read message by message"),)
 
 _log = logging.getLogger("palimpsest.managing")
@@ -119,7 +124,8 @@ class ContextController:
         try:
             state = self.states.count(outgoing.uncounted)
             sent = replace(outgoing, tokens=state.tokens, uncounted=None, state=state)
-            counted = self._accounting.account(state, sent, self._find_decision(state))
+            decision = decide(state.account, state.facts)
+            counted = self._accounting.account(state, sent, decision).add(_label_own(state, sent, decision))
         except Exception:  # noqa: BLE001 - a boundary: the request is on its way
             _log.exception("exchange %s: the request could not be accounted for", request.exchange)
             counted = replace(outgoing, labels=(), uncounted=None)
@@ -313,7 +319,7 @@ class ContextController:
         if budget.window is None:
             self.states.models.ask(request.upstream, request.headers)
         state = await self.states.read(request, context, epoch, budget)
-        decision = self._find_decision(state)
+        decision = decide(state.account, state.facts)
         chosen = await self._run_chain(state, decision, commit)
         _choose(state, chosen)
         outgoing = replace(self._accounting.account(state, chosen, decision), ceiling=ceiling, state=state)
@@ -324,8 +330,7 @@ class ContextController:
         if decision.why != "hard":
             return await self.chain.run(state, decision.why, commit)
         began = self._clock.monotonic()
-        if not is_fruitless(state, decision.why):
-            await self._observer.wait(state.request)
+        await self._observer.wait(state.request)
         left = self.chain.seconds - (self._clock.monotonic() - began)
         return await self.chain.run(state, decision.why, commit, seconds=max(0.0, left))
 
@@ -340,29 +345,6 @@ class ContextController:
         notice = f"above the ceiling: {tokens} tokens of {usable}; {reason}"
         labels = ((b"x-palimpsest-notice", notice.encode("ascii", "replace")),)
         return replace(outgoing, plan=replace(outgoing.plan, reason=notice)).add(labels)
-
-    def _find_decision(self, state: RequestState) -> Decision:
-        """Decide whether an epoch opens.
-
-        None does where the log may know of another (B10) and the ceiling does not ask for one (B8b), for what was sent
-        before (B5), or where the upstream has refused the last one (B8a).
-        """
-        decision = decide(state.account, state.facts)
-        is_known = state.context.is_known
-        # Whether a session of the holdout is only observed is unknown here; above the ceiling others are cut anyway.
-        is_asked = decision.why == "hard" and not self.states.holdout.has(state.request.session.id)
-        if decision.why is not None and not is_asked and not (is_known and state.request.is_certain):
-            return Decision(None, decision.pressure, _LATE if is_known else _UNREAD)
-        if decision.why is not None and (
-            state.context.was_sent(state.view, state.request) or _is_cheap_retry(state, decision)
-        ):
-            return Decision(None, decision.pressure, _SENT_BEFORE)
-        if decision.why is not None and self._is_refused(state.epoch):
-            return Decision(None, decision.pressure, REFUSED)
-        return decision
-
-    def _is_refused(self, epoch: Epoch | None) -> bool:
-        return epoch is not None and epoch.why == "refused" and self._clock.now_ms() - epoch.opened_ms < _REFUSED_MS
 
     def _label_unmanaged(self, request: ManagedRequest, mode: Mode) -> Headers:
         """Label a large request on a wire that is not managed; its bytes tell its size."""
@@ -431,22 +413,17 @@ def _is_kept(state: RequestState) -> bool:
 
     Where none opens at the most that they may count, none opens at less.
 
-    Not told where an epoch was in vain: what must stay is then estimated by what is counted.
+    Not told where an epoch or a plan was in vain: what must stay is then estimated by what is counted.
     """
-    if state.account.ineffective or state.budget.is_ceiling_unreachable(state.protected):
+    facts = state.facts
+    if state.account.ineffective or facts.in_vain or state.budget.is_ceiling_unreachable(state.protected):
         return False
-    return decide(state.account, state.facts).why is None
-
-
-def _is_cheap_retry(state: RequestState, decision: Decision) -> bool:
-    """Return whether the log, if not memory, has this very history, and only its price asks for an epoch."""
-    step = state.request.step
-    return step is not None and step.relation == "retry" and decision.why != "hard"
+    return decide(state.account, facts).why is None
 
 
 def _is_tried(state: RequestState) -> bool:
     """Return whether a plan was made for this very request that makes it no shorter."""
-    return state.context.fruitless.get(state.view) == (state.tokens, state.request.tip)
+    return state.facts.is_tried
 
 
 def _choose(state: RequestState, outgoing: OutgoingRequest) -> None:

@@ -25,9 +25,6 @@ from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
 Commit = Callable[[Epoch], Awaitable[bool]]
 """Has the log keep an epoch, and with it what it refers to; whether that is done."""
 
-_OF_OUR_OWN_ACCORD: tuple[EpochReason, ...] = ("soft", "hard", "cold", "client")
-# The factor by which a request must have grown before planning is tried again after a fruitless plan.
-_GROWN = 1.05
 _NEEDED: tuple[EpochReason, ...] = ("hard", "overflow")
 # Seconds that a call waits for its plan where it need not: below its ceiling, or while there is an earlier plan to use.
 SOFT_WAIT = 0.25
@@ -82,7 +79,7 @@ class FallbackChain:
         `seconds` is how long its plan may take, where that is less than usual. Raises nothing that a level did wrong.
         """
         opened = None
-        if why is not None and not is_fruitless(state, why):
+        if why is not None:
             if seconds is None:
                 seconds = self.seconds if why in _NEEDED else min(SOFT_WAIT, self.seconds)
             wanted = _EpochRequest(why, commit, name or state.request.exchange, seconds)
@@ -299,14 +296,6 @@ class FallbackChain:
         problem = f"{type(error).__name__}: {error}"
         _log.warning("exchange %s: level %r failed: %s; trying the next one", state.request.exchange, rung, problem)
         self._bus.publish(RungFailed(state.request.exchange, state.request.session.id, rung, problem))
-
-
-def is_fruitless(state: RequestState, why: EpochReason) -> bool:
-    """Return whether a plan made nothing shorter of late, and the request has hardly grown since, or not at all."""
-    tokens, tip = state.context.fruitless.get(state.view, (0, b""))
-    if why == "hard":
-        return tip == state.request.tip and tokens == state.tokens
-    return why in _OF_OUR_OWN_ACCORD and tokens <= state.tokens < tokens * _GROWN
 
 
 def _makes_progress(state: RequestState, draft: RenderedPlan) -> bool:

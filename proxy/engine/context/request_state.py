@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from proxy.context.budget import Budget, TokenRatio, is_surely_below_soft_mark
-from proxy.context.epoch_decision import CacheCostAccount, Holdout, RequestFacts
+from proxy.context.epoch_decision import LATE, UNREAD, CacheCostAccount, Holdout, RequestFacts
 from proxy.context.model_catalog import may_bind_reasoning
 from proxy.context.pricing import Tariff
 from proxy.context.verbatim import find_unanswered, find_verbatim, iterate_groups
@@ -25,6 +25,8 @@ from proxy.wire.body import ByteRange
 _OVER_SIGNED: tuple[EpochReason, ...] = ("overflow", "manual")
 
 _NO_HOLDOUT = Holdout()
+# Milliseconds after a refusal in which no epoch opens in a view (BEHAVIOUR B8a).
+_REFUSED_MS = 24 * 60 * 60 * 1000
 
 
 class RequestState(msgspec.Struct, frozen=True, gc=False):
@@ -33,7 +35,8 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     `epoch` is the one that applies, None where none does, and `epoch_account` the account of the view under it;
     `frozen` are the tokens of what is sent for it. `kept` are the tokens at the request's beginning that were sent
     before, None where it continues the last request. `protected` are those that no epoch may replace, as the last
-    plan found them. `now` is in monotonic seconds.
+    plan found them. `now` is in monotonic seconds. `may_be_held_out`: its session is only observed where the log has
+    no epoch of it; `is_refused`: the upstream refused the epoch of late.
     """
 
     request: ManagedRequest
@@ -48,6 +51,8 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     ratio: TokenRatio
     protected: int
     now: float
+    may_be_held_out: bool = False
+    is_refused: bool = False
 
     @property
     def view(self) -> str:
@@ -73,6 +78,9 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     @property
     def facts(self) -> RequestFacts:
         """The facts of this request that the decision about an epoch depends on."""
+        request, context = self.request, self.context
+        unread = UNREAD if not context.is_known else "" if request.is_certain else LATE
+        in_vain, tip = context.fruitless.get(self.view, (0, b""))
         return RequestFacts(
             self.tokens,
             self.budget,
@@ -81,8 +89,15 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             self.kept,
             stable=self.history.head.tokens,
             idle=self.account.compute_idle(self.now),
-            is_side=self.request.is_side,
+            is_side=request.is_side,
             is_bound=self.is_bound,
+            unread=unread,
+            may_be_held_out=self.may_be_held_out,
+            is_repeat=context.was_sent(self.view, request),
+            is_retry=request.step is not None and request.step.relation == "retry",
+            is_refused=self.is_refused,
+            in_vain=in_vain,
+            is_tried=(in_vain, tip) == (self.tokens, request.tip),
         )
 
     def is_unsigned(self, epoch: Epoch) -> bool:
@@ -277,6 +292,10 @@ class StateReader:
             ratio=self.find_ratio(request),
             protected=_find_protected(request, context, history, budget, epoch_account.account),
             now=self.clock.monotonic(),
+            may_be_held_out=self.holdout.has(request.session.id),
+            is_refused=epoch is not None
+            and epoch.why == "refused"
+            and self.clock.now_ms() - epoch.opened_ms < _REFUSED_MS,
         )
 
     async def _weigh(self, request: ManagedRequest, context: SessionContext, epoch: Epoch) -> int:

@@ -246,23 +246,15 @@ async def test_a_late_plan_that_failed_is_told_with_the_next_request() -> None:
 
 
 @pytest.mark.parametrize("act", [gain_nothing, grow])
-async def test_what_was_in_vain_is_tried_again_above_the_ceiling_for_any_other_request(act: Any) -> None:
-    desk = Desk(act, act)
+async def test_a_plan_in_vain_is_a_fact_of_that_request_and_of_those_that_follow(act: Any) -> None:
+    desk = Desk(act)
     case = await desk.look_at(LONG)
-    for _ in range(3):
-        assert (await desk.climb(case)).rung == "original"
-    assert desk.builder.asked == ["plan"]
+    assert (case.facts.in_vain, case.facts.is_tried) == (0, False)
+    assert (await desk.climb(case)).rung == "original"
+    assert (case.facts.in_vain, case.facts.is_tried) == (case.tokens, True)
     longer = await desk.look_at([*LONG, {"role": "user", "content": "."}])
-    assert (await desk.climb(longer)).rung == "original"
-    assert (await desk.climb(await desk.look_at(HISTORY))).rung == "plan"
-    assert desk.builder.asked == ["plan", "plan", "plan"]
-
-
-async def test_below_the_ceiling_what_was_in_vain_is_tried_again_when_the_request_has_grown() -> None:
-    desk = Desk(gain_nothing)
-    for steps, asked in ((15, 1), (15, 1), (16, 2)):
-        await desk.climb(await desk.look_at(HISTORY[: 2 + 2 * steps]), "soft")
-        assert desk.builder.asked == ["plan"] * asked
+    assert (longer.facts.in_vain, longer.facts.is_tried) == (case.tokens, False)
+    assert (await desk.climb(longer)).rung == "plan"
 
 
 async def test_a_reference_stands_for_the_same_messages_when_the_client_spells_them_otherwise(

@@ -80,7 +80,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
         """The facts of this request that the decision about an epoch depends on."""
         request, context = self.request, self.context
         unread = UNREAD if not context.is_known else "" if request.is_certain else LATE
-        in_vain, tip = context.fruitless.get(self.view, (0, b""))
+        in_vain, tip = context.in_vain.get(self.view, (0, b""))
         return RequestFacts(
             self.tokens,
             self.budget,

@@ -76,7 +76,7 @@ class SessionContext:
 
     `reaches` are the lengths of the requests that epochs were opened for. `sizes` are the tokens of epochs' rendered
     messages by id, as we count them; `protected` those that the last plan of a view had to keep; `reported` the views
-    of which it was published that more should stay than there is room for; `fruitless` the tokens and the last node of
+    of which it was published that more should stay than there is room for; `in_vain` the tokens and the last node of
     a request that no plan made shorter; `unsent` those epochs that were opened beside the calls, and that none was sent
     under yet; `unsigned` the views whose rewritten requests are sent without signed reasoning, since the upstream has
     refused it. Summaries are those that may still be of use. One epoch opens at a time: a request that waited for
@@ -95,7 +95,7 @@ class SessionContext:
         "_owed",
         "_pins",
         "_summaries",
-        "fruitless",
+        "in_vain",
         "is_known",
         "protected",
         "reaches",
@@ -121,7 +121,7 @@ class SessionContext:
         self.sizes: dict[str, int] = {}
         self.protected: dict[str, int] = {}
         self.reported: set[str] = set()
-        self.fruitless: dict[str, tuple[int, bytes]] = {}
+        self.in_vain: dict[str, tuple[int, bytes]] = {}
         self.unsent: set[str] = set()
         self.unsigned: set[str] = set()
         self.is_known = False
@@ -284,7 +284,7 @@ class SessionContext:
                 self.protected.pop(view, None)
                 self.reported.discard(view)
                 self.unsigned.discard(view)
-                self.fruitless.pop(view, None)
+                self.in_vain.pop(view, None)
 
     def get_epoch(self, epoch: str) -> Epoch | None:
         """Return the epoch with this id."""

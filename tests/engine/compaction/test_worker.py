@@ -193,10 +193,10 @@ async def test_where_no_epoch_would_open_nobody_waits(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(shop.worker, "wait", wait)
     case = (await shop.look_at(until(HARD))).state
-    shop.context.fruitless["gpt-4o"] = case.tokens, case.request.tip
+    shop.context.in_vain["gpt-4o"] = case.tokens, case.request.tip
     await shop.ask(until(HARD))
     assert waited == []
-    shop.context.fruitless.clear()
+    shop.context.in_vain.clear()
     await shop.ask(until(HARD + 1))
     assert waited == [shop.session]
 

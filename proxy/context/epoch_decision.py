@@ -157,6 +157,8 @@ REFUSED = "the upstream refused the last epoch"
 SENT_BEFORE = "the same history goes out as it did before"
 UNREAD = "what the log knows of this session could not be read"
 LATE = "what the log knows of this session could not be read in time"
+OBSTACLES = frozenset({UNREAD, LATE, SENT_BEFORE, REFUSED, MUST_STAY})
+"""The reasons why none opens though a request's size and price ask for one."""
 
 
 class RequestFacts(msgspec.Struct, frozen=True, gc=False):

@@ -17,6 +17,7 @@ from proxy.context.epoch_decision import (
     LATE,
     MUST_STAY,
     NO_ROOM,
+    OBSTACLES,
     REFUSED,
     SIDE,
     UNREAD,
@@ -125,7 +126,7 @@ class ContextController:
             state = self.states.count(outgoing.uncounted)
             sent = replace(outgoing, tokens=state.tokens, uncounted=None, state=state)
             decision = decide(state.account, state.facts)
-            counted = self._accounting.account(state, sent, decision).add(_label_own(state, sent, decision))
+            counted = self._accounting.account(state, sent, decision)
         except Exception:  # noqa: BLE001 - a boundary: the request is on its way
             _log.exception("exchange %s: the request could not be accounted for", request.exchange)
             counted = replace(outgoing, labels=(), uncounted=None)
@@ -413,12 +414,13 @@ def _is_kept(state: RequestState) -> bool:
 
     Where none opens at the most that they may count, none opens at less.
 
-    Not told where an epoch or a plan was in vain: what must stay is then estimated by what is counted.
+    Not told where an epoch was in vain: what must stay is then estimated by what is counted. Nor where size or price
+    ask for one that does not open: response headers say so, with the tokens.
     """
-    facts = state.facts
-    if state.account.ineffective or facts.in_vain or state.budget.is_ceiling_unreachable(state.protected):
+    if state.account.ineffective or state.budget.is_ceiling_unreachable(state.protected):
         return False
-    return decide(state.account, facts).why is None
+    decision = decide(state.account, state.facts)
+    return decision.why is None and decision.reason not in OBSTACLES
 
 
 def _is_tried(state: RequestState) -> bool:

@@ -26,8 +26,8 @@ _INSPECTOR_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title
   dl {{ display: grid; grid-template-columns: max-content 1fr; gap: .35rem 1.25rem; margin: 1.5rem 0 }}
   dt {{ opacity: .7 }} dd {{ margin: 0; overflow-wrap: anywhere }} a {{ color: inherit }}
 </style>
-<main><h1>palimpsest</h1><p>Every call is kept as it came; in mode manage, what long sessions send is
-shorter where that pays. What was done is in the log, call by call.</p>
+<main><h1>palimpsest</h1><p>Every call is recorded as it came. In mode manage, requests of long
+sessions are shortened where that pays; the log says what was done, call by call.</p>
 <dl>{rows}</dl>
 <p>Read the log with <code>palimpsest sessions</code> and <code>palimpsest show SESSION</code>,
 or as JSON: <a href="/-/api/sessions">sessions</a>. State: <a href="/-/ready">ready</a>,

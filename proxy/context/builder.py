@@ -251,7 +251,7 @@ class ContextBuilder:
             place: self._outline(view, seen, place)
             for i in range(least, seen.fresh)
             if i not in seen.fixed
-            for place in range(seen.steps[i].start, seen.steps[i].stop)
+            for place in seen.steps[i].places
             if seen.messages[place].structure.role == "tool" and seen.messages[place].tokens > most
         }
 
@@ -261,7 +261,7 @@ class ContextBuilder:
         `most` are the tokens from which on words are long.
         """
         loose = _list_replaceable(seen, draft)
-        fresh = _find_fresh_place(seen)
+        fresh = seen.find_start(seen.fresh)
         by_size = sorted(loose, key=lambda place: (-seen.messages[place].tokens, place))
         said = [place for place in by_size if seen.messages[place].structure.role == "assistant"]
         yield from ((place, partial(trim_message, most=most)) for place in said if seen.messages[place].tokens > most)
@@ -320,21 +320,13 @@ def _list_replaceable(seen: ConversationIndex, draft: _PlanDraft) -> list[int]:
     last = seen.steps[seen.users[-1]].turn if seen.users else 0
     bound = {i for i in seen.users if seen.steps[i].turn == last}
     kept = [i for i in range(len(seen.steps)) if (i >= draft.tail or i in draft.staying) and i not in bound]
-    return [place for i in kept for place in _list_places(seen, i) if place not in seen.bound]
-
-
-def _find_fresh_place(seen: ConversationIndex) -> int:
-    return seen.steps[seen.fresh].start if seen.fresh < len(seen.steps) else len(seen.messages)
+    return [place for i in kept for place in seen.steps[i].places if place not in seen.bound]
 
 
 def _is_text_only(seen: ConversationIndex, place: int) -> bool:
     """Return whether a message is words alone, which may be cut."""
     structure = seen.messages[place].structure
     return structure.role in ("user", "assistant") and not (structure.calls or structure.results or structure.reasoning)
-
-
-def _list_places(seen: ConversationIndex, i: int) -> range:
-    return range(seen.steps[i].start, seen.steps[i].stop)
 
 
 def _count_draft(seen: ConversationIndex, draft: _PlanDraft, count: Callable[[str], int]) -> int:
@@ -351,8 +343,9 @@ def _make_plan(
     beyond = wished if view.budget.is_ceiling_unreachable(wished) else 0
     if not draft.archive.text and not draft.marked and not draft.heritage.ledgers:
         return ContextPlan(0, (), (), sum(each.tokens for each in seen.messages), draft.protected, rung, beyond)
-    tail = max([draft.tail, *(i + 1 for i in range(draft.tail, len(seen.steps)) if _is_replaced(seen, draft, i))])
-    through = seen.steps[tail].start if tail < len(seen.steps) else len(seen.messages)
+    later = range(draft.tail, len(seen.steps))
+    tail = max([draft.tail, *(i + 1 for i in later if not draft.marked.keys().isdisjoint(seen.steps[i].places))])
+    through = seen.find_start(tail)
     references = {each.id: each for each in _list_references(draft)}
     edits = tuple(_list_edits(seen, draft, tail))
     return ContextPlan(through, edits, tuple(references.values()), draft.tokens, draft.protected, rung, beyond)
@@ -380,10 +373,6 @@ def choose_summaries(view: PlanRequest, heritage: CarriedLedgers) -> tuple[Writt
     return tuple(reversed(chosen))
 
 
-def _is_replaced(seen: ConversationIndex, draft: _PlanDraft, i: int) -> bool:
-    return any(place in draft.marked for place in _list_places(seen, i))
-
-
 def _list_edits(seen: ConversationIndex, draft: _PlanDraft, tail: int) -> Iterator[Edit]:
     """Summaries, ledgers, and what stays: each ledger before what came after its beginning, summaries before it.
 
@@ -395,7 +384,7 @@ def _list_edits(seen: ConversationIndex, draft: _PlanDraft, tail: int) -> Iterat
         if i >= draft.tail or i in draft.staying:
             while ours and ours[0].start <= seen.steps[i].start:
                 yield ours.pop(0)
-            for place in _list_places(seen, i):
+            for place in seen.steps[i].places:
                 yield draft.marked[place].edit if place in draft.marked else Kept(place)
     yield from ours
 
@@ -403,8 +392,7 @@ def _list_edits(seen: ConversationIndex, draft: _PlanDraft, tail: int) -> Iterat
 def _list_new_ledger(seen: ConversationIndex, draft: _PlanDraft) -> Iterator[Written]:
     if draft.archive.text:
         start = draft.heritage.ledgers[-1].stop if draft.heritage.ledgers else 0
-        stop = seen.steps[draft.tail].start if draft.tail < len(seen.steps) else len(seen.messages)
-        yield Written(draft.archive.text, start, stop)
+        yield Written(draft.archive.text, start, seen.find_start(draft.tail))
 
 
 def _list_references(draft: _PlanDraft) -> Iterator[Reference]:

@@ -111,7 +111,7 @@ def order_quotes(survey: ConversationIndex, gone: Iterable[int], ages: Sequence[
     seen: Counter[str] = Counter()
     typed: set[str] = set()
     for i in sorted(gone):
-        for place in range(survey.steps[i].start, survey.steps[i].stop):
+        for place in survey.steps[i].places:
             message = survey.messages[place].message
             lines = list_lines(message.text) if survey.messages[place].structure.role != "assistant" else {}
             own = list_lines("\n".join(line for call in message.calls for line in list_argument_lines(call.arguments)))
@@ -224,7 +224,7 @@ def format_step(survey: ConversationIndex, step: AgentStep, most: int) -> str:
 
     `most` are the characters for the arguments of each call. A step without calls is quoted.
     """
-    places = range(step.start, step.stop)
+    places = step.places
     found = [survey.found[place] for place in places]
     asked = [
         f"{sanitize_text(call.name, _LONGEST_TOOL)} {sanitize_text(words, most)}"
@@ -305,7 +305,7 @@ def carry_ledgers(
     ledgers = [each for each in written if not each.report]
     stop = max((each.stop for each in ledgers), default=0)
     tokens = sum(count(each.text) + _FRAME for each in ledgers)
-    end = survey.steps[tail].start if tail < len(survey.steps) else len(survey.messages)
+    end = survey.find_start(tail)
     fresh = sum(step.tokens for step in survey.steps[:tail] if step.stop > stop and step.kind == "step")
     next_room = min(_NEXT_SHARE * room, _NEXT_RATIO * fresh)
     reported = sum(count(each.text) + _FRAME for each in written if each.report)
@@ -328,6 +328,4 @@ def reduce_room(heritage: CarriedLedgers, reported: int) -> CarriedLedgers:
 def _find_covered_steps(survey: ConversationIndex, frozen: ContextPlan, stop: int) -> frozenset[int]:
     """Return the steps before message `stop` that the ledgers cover: all that were not kept beside them."""
     kept = {edit.place for edit in frozen.edits if not isinstance(edit, Written)}
-    return frozenset(
-        i for i, step in enumerate(survey.steps) if step.stop <= stop and kept.isdisjoint(range(step.start, step.stop))
-    )
+    return frozenset(i for i, step in enumerate(survey.steps) if step.stop <= stop and kept.isdisjoint(step.places))

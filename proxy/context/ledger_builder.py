@@ -89,7 +89,7 @@ def index_identifiers(survey: ConversationIndex) -> IdentifierIndex:
             families[family] += times
     return IdentifierIndex(
         newest, uses, used, shown, frozenset(written), frozenset(imported), families,
-        _compute_ages(survey), _list_turns(survey),
+        _compute_ages(survey), [step.turn for step in survey.steps for _ in step.places],
     )  # fmt: skip
 
 
@@ -99,10 +99,6 @@ def _compute_ages(survey: ConversationIndex) -> list[int]:
         ages.append(age)
         age += seen.tokens
     return ages[::-1]
-
-
-def _list_turns(survey: ConversationIndex) -> list[int]:
-    return [step.turn for step in survey.steps for _ in range(step.start, step.stop)]
 
 
 def score_identifier(index: IdentifierIndex, word: str) -> float:
@@ -234,7 +230,7 @@ def _collect_material(
     gone: frozenset[int],
     heritage: CarriedLedgers,
 ) -> _Material:
-    step_of_place = [i for i, step in enumerate(survey.steps) for _ in range(step.start, step.stop)]
+    step_of_place = [i for i, step in enumerate(survey.steps) for _ in step.places]
     page_of_step = {i: n for n in reversed(range(len(pages))) for i in range(pages[n].first, pages[n].last + 1)}
     live = {word for each in heritage.ledgers for word in list_identifiers(each.text)}
     for place, found in enumerate(survey.found):

@@ -270,8 +270,10 @@ def _list_superseded(survey: ConversationIndex, steps: range, protected: float) 
         place
         for i in steps
         if i not in survey.fixed
-        for place in range(survey.steps[i].start, min(survey.steps[i].stop, newest))
-        if survey.messages[place].structure.role == "tool" and survey.messages[place].tokens > MIN_PRUNED_TOKENS
+        for place in survey.steps[i].places
+        if place < newest
+        and survey.messages[place].structure.role == "tool"
+        and survey.messages[place].tokens > MIN_PRUNED_TOKENS
     ]
     overtaken = find_superseded(survey) if places else {}
     return [place for place in places if place in overtaken]

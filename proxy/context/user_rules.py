@@ -108,7 +108,7 @@ def list_user_places(survey: ConversationIndex) -> list[int]:
     return [
         place
         for i in survey.users
-        for place in range(survey.steps[i].start, survey.steps[i].stop)
+        for place in survey.steps[i].places
         if survey.messages[place].structure.role == "user"
     ]
 
@@ -258,7 +258,7 @@ def list_unsent_rules(
     `shortened` are the texts of the shortened messages by place, `known` are texts of the proxy that are sent. At most
     `most` characters are searched, the newest messages first; None: all of them.
     """
-    gone = {place for i in steps for place in range(survey.steps[i].start, survey.steps[i].stop)}
+    gone = {place for i in steps for place in survey.steps[i].places}
     newest = {survey.steps[i].start for i in survey.newest} - gone - shortened.keys()
     said = [survey.messages[place].message.text for place in newest]
     return tuple(

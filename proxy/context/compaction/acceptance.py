@@ -35,7 +35,6 @@ from proxy.context.compaction.summary_text import (
     strip_frame,
 )
 from proxy.context.conversation import ConversationIndex
-from proxy.context.references import sanitize_text
 from proxy.context.user_rules import list_rules
 from proxy.model.epoch import SummaryLevel
 
@@ -232,9 +231,8 @@ def _add_files(lines: Sequence[str], task: SummaryTask, count: Callable[[str], i
     for each in list_touched_files(task.survey, task.span):
         if each.path in said:
             continue
-        line = f"- {sanitize_text(each.path, 200)} ({'edited' if each.is_edited else 'read'})"
-        room -= count(line) + 1
+        room -= count(each.line) + 1
         if room < 0:
             break
-        added.append(line)
+        added.append(each.line)
     return added

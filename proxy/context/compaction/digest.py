@@ -105,10 +105,7 @@ def _count_calls(survey: ConversationIndex, span: MessageRange) -> Iterator[_Lin
 
 def _list_files(survey: ConversationIndex, span: MessageRange) -> list[str]:
     touched = sorted(list_touched_files(survey, span), key=lambda each: not each.is_edited)
-    return [
-        f"- {sanitize_text(each.path, _LONGEST_LINE)} ({'edited' if each.is_edited else 'read'})"
-        for each in touched[:_MOST_FILES]
-    ]
+    return [each.line for each in touched[:_MOST_FILES]]
 
 
 def _list_failures(survey: ConversationIndex, span: MessageRange) -> list[str]:

@@ -35,7 +35,8 @@ def choose_span(survey: ConversationIndex, begin: int, most: int) -> MessageRang
     first = next((i for i, step in enumerate(survey.steps) if step.start >= begin), len(survey.steps))
     reach = _find_reach(survey, first, _find_span_end(survey), most)
     groups = _make_range(survey, first, reach)
-    turns = max((_make_range(survey, first, i) for i in _list_turns(survey, first, reach)), key=_get_stop, default=None)
+    ends = list(_list_turns(survey, first, reach))
+    turns = _make_range(survey, first, ends[-1]) if ends else None
     if turns and _is_long_enough(turns) and turns.tokens >= _MIN_TURNS_SHARE * groups.tokens:
         return turns
     return groups if _is_long_enough(groups) else None
@@ -76,10 +77,6 @@ def _make_range(survey: ConversationIndex, first: int, stop: int) -> MessageRang
     if not steps:
         return MessageRange(0, 0, 0)
     return MessageRange(steps[0].start, steps[-1].stop, sum(step.tokens for step in steps))
-
-
-def _get_stop(span: MessageRange) -> int:
-    return span.stop
 
 
 def _is_long_enough(span: MessageRange) -> bool:
@@ -125,19 +122,6 @@ def list_live_summaries(summaries: Sequence[Summary]) -> list[Summary]:
 def is_worth_sending(summary: Summary) -> bool:
     """Return whether a summary says more than a ledger, so that it may be shown: whether a model wrote it."""
     return summary.level < _DETERMINISTIC or bool(summary.parents)
-
-
-def list_leaves(summary: Summary, known: Mapping[str, Summary]) -> list[Summary]:
-    """Return the leaves that a summary is made of, in order. Raises KeyError where one is not known."""
-    leaves: list[Summary] = []
-    left = [summary]
-    while left:
-        each = left.pop()
-        if each.parents:
-            left.extend(known[id] for id in reversed(each.parents))
-        else:
-            leaves.append(each)
-    return leaves
 
 
 def compute_ranks(summaries: Iterable[Summary]) -> dict[str, int]:

@@ -6,6 +6,7 @@ the bodies of one exchange at a time are in memory.
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -41,8 +42,8 @@ class SessionsApi:
             Route("/api/sessions/{id}/export", Endpoint(self._export, "form", "branch")),
             Route("/api/sessions/{id}/exchanges", Endpoint(self._list_exchanges, "after", "limit")),
             Route(exchange, Endpoint(self._show_exchange)),
-            Route(exchange + "/sent", Endpoint(self._load_sent, "k")),
-            Route(exchange + "/received", Endpoint(self._load_received, "k")),
+            Route(exchange + "/sent", Endpoint(partial(self._load, "sent"), "k")),
+            Route(exchange + "/received", Endpoint(partial(self._load, "received"), "k")),
             Route("/api/savings", Endpoint(self._show_savings)),
         ]
 
@@ -68,13 +69,7 @@ class SessionsApi:
     async def _show_exchange(self, request: Request) -> Response:
         return respond_json(write_json(await describe_whole(self._log, await self._find_exchange(request))))
 
-    async def _load_sent(self, request: Request) -> Response:
-        return await self._load(request, "sent")
-
-    async def _load_received(self, request: Request) -> Response:
-        return await self._load(request, "received")
-
-    async def _load(self, request: Request, part: Part) -> Response:
+    async def _load(self, part: Part, request: Request) -> Response:
         asked = request.query_params.get("k")
         k = None if asked is None else read_number(asked, "k")
         content = await load_part(self._log, await self._find_exchange(request), part, k)

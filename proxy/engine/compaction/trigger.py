@@ -191,12 +191,8 @@ def build_trigger(
     )
     bus.subscribe(ExchangeRecorded, trigger.note_exchange)
     if policy.spend_per_day:
-        tasks.spawn(_load_today(budget, archive))
+        tasks.spawn(attempt(budget.load_today(archive.sum_auxiliary), _log_unknown_spending))
     return trigger
-
-
-async def _load_today(budget: SpendBudget, archive: Archive) -> None:
-    await attempt(budget.load_today(archive), _log_unknown_spending)
 
 
 def _log_unknown_spending(error: Exception) -> None:

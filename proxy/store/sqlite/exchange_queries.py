@@ -228,8 +228,8 @@ _AUXILIARY = """
     WHERE e.kind = 'auxiliary' AND e.opened_ms >= ? GROUP BY s.key, called, e.model ORDER BY s.key, called, e.model"""
 
 _BILLS = """
-    SELECT e.seq, s.key, e.kind, e.opened_ms, r.upstream, e.model, ifnull(c.rung, ''), ifnull(c.reason, ''),
-        c.tokens_client, ifnull(c.usable, 0), g.input, g.output, g.cached, g.written, g.reasoning
+    SELECT e.seq, s.key, e.kind, e.opened_ms, r.upstream, e.model, g.input, g.output, g.cached, g.written, g.reasoning,
+        ifnull(c.rung, ''), ifnull(c.reason, ''), c.tokens_client, ifnull(c.usable, 0)
     FROM exchange e JOIN session s ON s.id = e.session JOIN round r ON r.exchange = e.seq
         LEFT JOIN reading g ON g.exchange = r.exchange AND g.k = r.k
         LEFT JOIN decision c ON c.exchange = r.exchange AND c.k = r.k
@@ -299,13 +299,8 @@ def sum_auxiliary(connection: sqlite3.Connection, since_ms: int) -> list[Auxilia
 
 def list_bills(connection: sqlite3.Connection, after: int, limit: int) -> list[Bill]:
     """Return what `LogReader.list_bills` does."""
-    return [_make_bill(row[:6], row[6:10], Usage(*row[10:])) for row in connection.execute(_BILLS, (after, limit))]
-
-
-def _make_bill(call: Row, plan: Row, usage: Usage) -> Bill:
-    seq, session, kind, opened_ms, upstream, model = call
-    rung, reason, tokens, usable = plan
-    return Bill(seq, session, kind, opened_ms, upstream, model, usage, rung, reason, tokens, usable)
+    rows = connection.execute(_BILLS, (after, limit))
+    return [Bill(*(*row[:6], Usage(*row[6:11]), *row[11:])) for row in rows]
 
 
 def _choose(selection: Selection) -> tuple[str, dict[str, object]]:
@@ -374,19 +369,8 @@ _EXCHANGES = """
     LEFT JOIN payload ge ON ge.id = g.error
     WHERE s.key = ?1 AND e.n > ?2 AND e.n <= ?2 + ?3 ORDER BY e.n, r.k"""
 
-# in the order of the fields of `Plan`
-_DECISION = (
-    "view",
-    "rung",
-    "epoch",
-    "pressure",
-    "reason",
-    "tokens_client",
-    "tokens_upstream",
-    "usable",
-    "owed",
-    "saving",
-)
+# The columns of a decision are named as the fields of `Plan`, behind the exchange and the number of the round.
+_DECISION = Plan.__struct_fields__[2:]
 
 _CALLS = _EXCHANGES.replace("unpack(ga.codec, ga.bytes) AS answer", "NULL AS answer")
 

@@ -6,9 +6,11 @@ what is pinned and what no model has seen yet stays word for word, unless it can
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import takewhile
 
 import msgspec
 
+from proxy.context.budget import take_fitting
 from proxy.context.conversation import (
     BuilderPolicy,
     ConversationIndex,
@@ -363,14 +365,10 @@ def choose_summaries(view: PlanRequest, heritage: CarriedLedgers) -> tuple[Writt
     """
     reached = max((each.stop for each in heritage.written if each.report), default=0)
     start = max((each.stop for each in heritage.ledgers), default=0)
+    newest = takewhile(lambda each: each.start >= reached, reversed(view.reports))
     room = compute_summaries_budget(view.budget.usable) - heritage.reported
-    chosen: list[Written] = []
-    for each in reversed(view.reports):
-        room -= each.tokens + _FRAME
-        if each.start < reached or room < 0:
-            break
-        chosen.append(Written(each.text, start, max(start, each.stop), each.id))
-    return tuple(reversed(chosen))
+    chosen = take_fitting(newest, room, lambda each: each.tokens + _FRAME)
+    return tuple(Written(each.text, start, max(start, each.stop), each.id) for each in reversed(chosen))
 
 
 def _list_edits(seen: ConversationIndex, draft: _PlanDraft, tail: int) -> Iterator[Edit]:

@@ -10,6 +10,7 @@ from math import log, log2
 
 import msgspec
 
+from proxy.context.budget import take_fitting
 from proxy.context.conversation import (
     ConversationIndex,
     PlanRequest,
@@ -22,7 +23,6 @@ from proxy.context.ledger import (
     CarriedLedgers,
     LedgerEntry,
     Page,
-    QuotedLine,
     cut_pages,
     format_step,
     format_user_turns,
@@ -198,7 +198,7 @@ def build_ledger(
     names = [view.name(page.start, page.stop, page.offset) for page in pages]
     # The first selection estimates tokens by length; where its real tokens differ too much, a second one corrects that.
     ordered = order_quotes(survey, gone, index.ages) if bounds.has_words else ()
-    quotes = _choose_quotes(ordered, _QUOTED_SHARE * left)
+    quotes = take_fitting(ordered, _QUOTED_SHARE * left, lambda quote: estimate_tokens_of_word(quote.line) + 3)
     frame = _FRAME_TOKENS if is_first else _NEXT_FRAME_TOKENS
     entries = _choose_entries(material, names, (1 - _QUOTED_SHARE) * left - frame)
     text = render_ledger(entries, quotes, rules, is_first=is_first)
@@ -276,7 +276,9 @@ def _choose_entries(material: _Material, names: Sequence[str], room: float) -> l
     """
     room -= _REFERENCE_TOKENS * len(names)
     turns = _choose_turn_lines(material, _USERS_SHARE * room)
-    lines = dict(_list_step_lines(material, _LINES_SHARE * room))
+    steps = ((i, material.survey.steps[i]) for i in material.steps)  # from the newest on
+    described = ((i, format_step(material.survey, step, _ASKED)) for i, step in steps if step.kind != "user")
+    lines = dict(take_fitting(described, _LINES_SHARE * room, lambda each: estimate_tokens_of_word(each[1]) + 1))
     room -= sum(estimate_tokens_of_word(line) + 1 for line in (*turns.values(), *lines.values()))
     said = {word for line in (*turns.values(), *lines.values()) for word in list_identifiers(line)}
     chosen = list(_choose_fitting_words((word for word in material.words if word not in said), room))
@@ -306,28 +308,6 @@ def _choose_turn_lines(material: _Material, room: float) -> dict[int, str]:
                 room -= cost
                 phrases[n] = line
     return phrases
-
-
-def _list_step_lines(material: _Material, room: float) -> Iterator[tuple[int, str]]:
-    """Yield a phrase for each step that is not the user's, from the newest on, as long as `room` tokens last."""
-    for i in material.steps:
-        step = material.survey.steps[i]
-        if step.kind != "user":
-            line = format_step(material.survey, step, _ASKED)
-            room -= estimate_tokens_of_word(line) + 1
-            if room < 0:
-                return
-            yield i, line
-
-
-def _choose_quotes(quotes: Iterable[QuotedLine], room: float) -> list[QuotedLine]:
-    chosen = []
-    for quote in quotes:
-        room -= estimate_tokens_of_word(quote.line) + 3
-        if room < 0:
-            break
-        chosen.append(quote)
-    return chosen
 
 
 def _choose_fitting_words(words: Iterable[str], room: float) -> Iterator[str]:

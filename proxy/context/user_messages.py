@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from proxy.context.budget import take_fitting
 from proxy.context.conversation import ConversationIndex, PlanRequest
 from proxy.context.references import render_message
 from proxy.context.tool_outputs import list_part_references
@@ -216,13 +217,7 @@ def _lower_levels(forms: MessageForms, before: Mapping[int, int], rooms: Sequenc
 
 def _choose_fitting(shown: Sequence[UserMessageForm], room: float) -> set[int]:
     """Return the steps of the leading forms that fit into `room` tokens together."""
-    taken: set[int] = set()
-    for each in shown:
-        room -= each.tokens
-        if room < 0:
-            break
-        taken.add(each.step)
-    return taken
+    return {each.step for each in take_fitting(shown, room, lambda form: form.tokens)}
 
 
 def _get_text(survey: ConversationIndex, i: int) -> str:

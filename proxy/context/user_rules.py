@@ -9,6 +9,7 @@ from itertools import accumulate
 
 import msgspec
 
+from proxy.context.budget import take_fitting
 from proxy.context.conversation import ConversationIndex
 from proxy.context.references import sanitize_text
 
@@ -223,13 +224,7 @@ def _is_rule(sentence: Sentence) -> bool:
 def format_rules(rules: Sequence[Rule], room: float, count: Callable[[str], int]) -> str:
     """Format the block of these rules in at most `room` tokens, the newest if not all fit; empty if none does."""
     lines = [f"{format_message_number(rule.place)}: {sanitize_text(rule.text, _LONGEST)}" for rule in rules]
-    room -= count(_HEAD) + 1
-    kept: list[str] = []
-    for line in reversed(lines):
-        room -= count(line) + 1
-        if room < 0:
-            break
-        kept.append(line)
+    kept = take_fitting(reversed(lines), room - (count(_HEAD) + 1), lambda line: count(line) + 1)
     return "\n".join((_HEAD, *reversed(kept))) if kept else ""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from proxy.context.budget import take_fitting
 from proxy.context.compaction.citations import Citation, UserWords, cite_constraints, label_claims, list_citations
 from proxy.context.compaction.spans import MessageRange
 from proxy.context.compaction.summary_text import (
@@ -211,28 +212,13 @@ def _keep_rules(
         if rule.place not in task.foreign
     ]
     said = "\n".join(cited)
-    room = min(_RULES_TOKENS, _RULES_SHARE * task.most)
-    kept: list[str] = []
-    for line in reversed(list(dict.fromkeys((*inherited, *rules)))):
-        if line.partition('"')[2].rstrip('"') in said:
-            continue
-        room -= count(line) + 1
-        if room < 0:
-            break
-        kept.append(line)
-    return kept[::-1]
+    newest = reversed(list(dict.fromkeys((*inherited, *rules))))
+    missing = (line for line in newest if line.partition('"')[2].rstrip('"') not in said)
+    return take_fitting(missing, min(_RULES_TOKENS, _RULES_SHARE * task.most), lambda line: count(line) + 1)[::-1]
 
 
 def _add_files(lines: Sequence[str], task: SummaryTask, count: Callable[[str], int]) -> list[str]:
     """Return lines for the files of a span that a summary leaves out, the newest that fit."""
     said = "\n".join(lines)
-    room = min(_FILES_TOKENS, _FILES_SHARE * task.most)
-    added: list[str] = []
-    for each in list_touched_files(task.survey, task.span):
-        if each.path in said:
-            continue
-        room -= count(each.line) + 1
-        if room < 0:
-            break
-        added.append(each.line)
-    return added
+    missing = (each.line for each in list_touched_files(task.survey, task.span) if each.path not in said)
+    return take_fitting(missing, min(_FILES_TOKENS, _FILES_SHARE * task.most), lambda line: count(line) + 1)

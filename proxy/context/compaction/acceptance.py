@@ -62,11 +62,11 @@ class SummaryTask(msgspec.Struct, frozen=True, gc=False):
 
     It covers a span; `covered` are the tokens of the span's messages or, where summaries are condensed, of these
     summaries, whose texts are `parents`. The answer may have `most` tokens. `references` are the ids of all references
-    and files of the span, the newest last. `foreign` are the indexes of messages in the user's role that are known to
+    and files of the span, the newest last. `foreign` are the places of messages in the user's role that are known to
     be by somebody else (BEHAVIOUR B32).
     """
 
-    survey: ConversationIndex
+    index: ConversationIndex
     span: MessageRange
     level: SummaryLevel
     most: int
@@ -106,7 +106,7 @@ def check_summary(
         return RejectedSummary(fault)
     parents = [parse_sections(strip_frame(parent)) for parent in task.parents]
     final, missed = _complete_sections(sections, parents, task, count)
-    paths = [each.path for each in list_touched_files(task.survey, task.span)]
+    paths = [each.path for each in list_touched_files(task.index, task.span)]
     foot = render_footer(reversed(files), paths, min(_FOOT_TOKENS, int(_FOOT_SHARE * task.most)), count)
     whole = render_summary(render_header(frame, task.span), render_sections(final, task.level), foot)
     tokens = count(whole)
@@ -166,7 +166,7 @@ def _is_in_another_script(text: str, task: SummaryTask) -> bool:
     if 2 * len(_OTHER_SCRIPT.findall(text)) <= sum(map(str.isalpha, text)):
         return False
     said, left = 0, _SCRIPT_LOOKED_AT
-    sources = [*task.parents, *(seen.message.text for seen in task.survey.messages[: task.span.stop])]
+    sources = [*task.parents, *(seen.message.text for seen in task.index.messages[: task.span.stop])]
     for each in sources:
         said += len(_OTHER_SCRIPT.findall(each[: max(left, 0)]))
         left -= len(each)
@@ -177,7 +177,7 @@ def _complete_sections(
     sections: Sections, parents: Sequence[Sections], task: SummaryTask, count: Callable[[str], int]
 ) -> tuple[dict[str, list[str]], str]:
     """Return the sections in their final form, and a list, as text, of what was missing in them."""
-    users = UserWords(task.survey, task.span.stop, task.foreign)
+    users = UserWords(task.index, task.span.stop, task.foreign)
     cited, claims = cite_constraints(sections.get(CONSTRAINTS, ()), users)
     final = {name: label_claims(lines, users) for name, lines in sections.items() if name != CONSTRAINTS}
     missed = _keep_open_tasks(final, parents)
@@ -208,7 +208,7 @@ def _keep_rules(
     """Return the user's rules in a span, or in its parents, that are not cited yet: the newest that fit, in order."""
     rules = [
         Citation(rule.place, rule.text).line
-        for rule in list_rules(task.survey, range(task.span.start, task.span.stop))
+        for rule in list_rules(task.index, range(task.span.start, task.span.stop))
         if rule.place not in task.foreign
     ]
     said = "\n".join(cited)
@@ -220,5 +220,5 @@ def _keep_rules(
 def _add_files(lines: Sequence[str], task: SummaryTask, count: Callable[[str], int]) -> list[str]:
     """Return lines for the files of a span that a summary leaves out, the newest that fit."""
     said = "\n".join(lines)
-    missing = (each.line for each in list_touched_files(task.survey, task.span) if each.path not in said)
+    missing = (each.line for each in list_touched_files(task.index, task.span) if each.path not in said)
     return take_fitting(missing, min(_FILES_TOKENS, _FILES_SHARE * task.most), lambda line: count(line) + 1)

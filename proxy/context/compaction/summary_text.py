@@ -211,11 +211,11 @@ class TouchedFile(msgspec.Struct, frozen=True, gc=False):
         return f"- {sanitize_text(self.path, _LONGEST_PATH)} ({'edited' if self.is_edited else 'read'})"
 
 
-def list_touched_files(survey: ConversationIndex, span: MessageRange) -> tuple[TouchedFile, ...]:
+def list_touched_files(index: ConversationIndex, span: MessageRange) -> tuple[TouchedFile, ...]:
     """Return the files that the calls of a span name, the most recent first."""
     edited: dict[str, bool] = {}
     for place in range(span.stop - 1, span.start - 1, -1):
-        found = survey.found[place]
+        found = index.found[place]
         for asked in reversed(found.asked):
             for path in list_identifiers(asked):
                 if is_opaque(path) or not _FILE.fullmatch(path):

@@ -284,8 +284,8 @@ class Summarizer:
         return None
 
     def _may_be_warm(self, each: _Attempt) -> bool:
-        subject = each.job.request.state.request
-        is_same = each.names == (subject.session.upstream, subject.model)
+        managed = each.job.request.state.request
+        is_same = each.names == (managed.session.upstream, managed.model)
         return is_same and not self.health.cache_hits.is_cold(*each.names)
 
     def _write_prompt(self, each: _Attempt, *, is_warm: bool) -> SummaryPrompt | None:
@@ -434,21 +434,21 @@ def build_summarizer(
 
 def _make_bare_credential(job: SummaryJob) -> CallCredential:
     """Return where a session's calls go, without a credential, for upstreams that are asked with a key of ours."""
-    subject = job.request.state.request
-    return CallCredential(subject.upstream, subject.target, select_stored(subject.headers))
+    managed = job.request.state.request
+    return CallCredential(managed.upstream, managed.target, select_stored(managed.headers))
 
 
 def _make_call(each: _Attempt, prompt: SummaryPrompt, body: bytes) -> ModelCall:
-    subject = each.job.request.state.request
+    managed = each.job.request.state.request
     return ModelCall(
-        session=subject.session,
+        session=managed.session,
         credential=each.credential,
         upstream=each.target.upstream,
         model=each.target.model,
         body=body,
         most_characters=prompt.most_characters,
         expected=prompt.expected,
-        extends=subject if prompt.is_warm else None,
+        extends=managed if prompt.is_warm else None,
     )
 
 
@@ -463,14 +463,14 @@ def _make_summary(
     is_provisional: bool,
     model: str = "",
 ) -> Summary:
-    subject = job.request.state.request
+    managed = job.request.state.request
     return Summary(
         id=id,
-        session=subject.session.id,
-        wire=subject.wire,
+        session=managed.session.id,
+        wire=managed.wire,
         start=job.span.start,
         stop=job.span.stop,
-        last=subject.nodes[job.span.stop - 1],
+        last=managed.nodes[job.span.stop - 1],
         kind=job.kind,
         level=level,
         is_provisional=is_provisional,
@@ -478,7 +478,7 @@ def _make_summary(
         tokens=written.tokens,
         covered=job.covered,
         made_ms=now_ms,
-        exchange=subject.exchange,
+        exchange=managed.exchange,
         model=model,
         reason=attempts.reason,
         calls=tuple(attempts.calls),

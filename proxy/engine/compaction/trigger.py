@@ -163,8 +163,8 @@ def build_trigger(
     budget, credentials = summarizer.health.budget, CredentialCache(summarizer.clock, call_later)
     span_policy = replace(builder_policy, protect_turns=policy.protect_turns)
 
-    def index_request(request: SentRequest, ground: PlanInputs) -> ConversationIndex:
-        job = planner.make_job(request.state.request, request.state.history, ground)
+    def index_request(request: SentRequest, inputs: PlanInputs) -> ConversationIndex:
+        job = planner.make_job(request.state.request, request.state.history, inputs)
         return index_conversation(make_plan_request(job), span_policy, study)
 
     worker = SummaryWorker(

@@ -133,8 +133,8 @@ class SummaryWorker:
     async def index_conversation(self, request: SentRequest) -> ConversationIndex:
         """Return the index of a conversation, made in a thread."""
         state = request.state
-        ground = PlanInputs(state.budget, None, state.context.list_pinned(request.nodes))
-        return await asyncio.to_thread(self.index_request, request, ground)
+        inputs = PlanInputs(state.budget, None, state.context.list_pinned(request.nodes))
+        return await asyncio.to_thread(self.index_request, request, inputs)
 
     def choose_job(
         self, request: SentRequest, index: ConversationIndex, live: Sequence[Summary], *, is_needed: bool = False

@@ -53,9 +53,7 @@ class Settings(BaseSettings):
         description="manage: shorten long contexts; observe: change no request; bypass: do not even parse requests.",
     )
     data: DirectoryPath = Field(
-        Path("~/.palimpsest"),
-        validate_default=True,
-        description="Directory of the log and the generated admin token.",
+        Path("~/.palimpsest"), validate_default=True, description="Directory of the log and the generated admin token."
     )
     server: ServerSettings = ServerSettings()
     upstreams: tuple[UpstreamSettings, ...] = Field(

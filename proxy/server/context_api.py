@@ -33,15 +33,7 @@ from proxy.engine.reports.sessions import write_json
 from proxy.model.epoch import SummaryLevel
 from proxy.model.errors import BadRequest
 from proxy.model.log import ExchangeRow
-from proxy.server.endpoints import (
-    GUARDS,
-    Endpoint,
-    read_body,
-    read_document,
-    read_number,
-    read_switch,
-    respond_json,
-)
+from proxy.server.endpoints import GUARDS, Endpoint, read_body, read_document, read_number, read_switch, respond_json
 
 _TEXT = "text/plain"
 _MARKDOWN = "text/markdown"

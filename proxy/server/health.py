@@ -77,12 +77,7 @@ _METRICS: tuple[tuple[_Kind, str, str, tuple[str, ...]], ...] = (
         (),
     ),
     ("counter", "palimpsest_epochs", "Epochs by why they were opened.", ("why",)),
-    (
-        "counter",
-        "palimpsest_planned_calls",
-        "Calls of which it was decided what to send, by what was sent.",
-        ("rung",),
-    ),
+    ("counter", "palimpsest_planned_calls", "Calls of which it was decided what to send, by what was sent.", ("rung",)),
     ("counter", "palimpsest_failed_rungs", "Fallback levels that failed.", ("rung",)),
     ("counter", "palimpsest_context_tokens", "Tokens of counted calls, as made and as sent.", ("side",)),
     ("counter", "palimpsest_ceilings_unreachable", "Sessions that cannot be cut to their ceiling.", ()),
@@ -90,12 +85,7 @@ _METRICS: tuple[tuple[_Kind, str, str, tuple[str, ...]], ...] = (
     ("counter", "palimpsest_calls_above_ceiling", "Managed calls sent above their ceiling.", ()),
     ("counter", "palimpsest_tokens_above_ceiling", "By how many tokens, together.", ()),
     ("gauge", "palimpsest_saved_tokens", "Estimated saving so far, in tokens of uncached input.", ()),
-    (
-        "counter",
-        "palimpsest_auxiliary_calls",
-        "Calls of our own for summaries, by verdict.",
-        ("upstream", "verdict"),
-    ),
+    ("counter", "palimpsest_auxiliary_calls", "Calls of our own for summaries, by verdict.", ("upstream", "verdict")),
     (
         "counter",
         "palimpsest_summaries",

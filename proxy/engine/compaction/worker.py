@@ -24,14 +24,7 @@ from proxy.context.compaction.spans import (
 )
 from proxy.context.conversation import ConversationIndex
 from proxy.engine.compaction.credentials import CredentialCache
-from proxy.engine.compaction.job import (
-    JobResult,
-    ManualOptions,
-    SentRequest,
-    SummaryJob,
-    make_leaf_job,
-    make_merge_job,
-)
+from proxy.engine.compaction.job import JobResult, ManualOptions, SentRequest, SummaryJob, make_leaf_job, make_merge_job
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.scheduling import JobSchedule, RunningJob, is_summary_due
 from proxy.engine.compaction.summarizer import Summarizer

@@ -12,16 +12,7 @@ from proxy.model.epoch import Epoch, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import StoredSession
-from proxy.model.log import (
-    AuxiliaryUsage,
-    Bill,
-    BranchRow,
-    ExchangeRow,
-    Selection,
-    SessionRow,
-    UnreadRow,
-    Verification,
-)
+from proxy.model.log import AuxiliaryUsage, Bill, BranchRow, ExchangeRow, Selection, SessionRow, UnreadRow, Verification
 from proxy.store.sqlite import context_queries, exchange_queries, lineage_queries
 from proxy.store.sqlite.connection import FILE_ERRORS, connect_reader
 from proxy.store.sqlite.exchange_queries import FEW_SESSIONS

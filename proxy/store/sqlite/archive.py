@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import sqlite3
-from collections.abc import Sequence
 
 from proxy.engine.ports import MOST_UNREAD, MOST_UNREAD_BYTES, Clock
 from proxy.model.errors import StoreUnavailable
@@ -98,7 +97,7 @@ class SqliteArchive(SqliteReader):
         """Let records that are not urgent wait no longer."""
         self._queue.flush()
 
-    async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> Sequence[UnreadRow]:
+    async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> list[UnreadRow]:
         """Return responses among the newest outcomes that nobody has read; newest first (see `Backlog`)."""
         rows = await super().list_unread(limit, most_bytes)
         return [row for row in rows if row.exchange not in self._read_before]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import cast
 
-from proxy.engine.ports import ALL_SESSIONS
+from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.epoch import Plan
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
@@ -297,7 +297,7 @@ def sum_auxiliary(connection: sqlite3.Connection, since_ms: int) -> list[Auxilia
     ]
 
 
-def list_bills(connection: sqlite3.Connection, after: int, limit: int) -> list[Bill]:
+def list_bills(connection: sqlite3.Connection, after: int = 0, limit: int = 1000) -> list[Bill]:
     """Return what `LogReader.list_bills` does."""
     rows = connection.execute(_BILLS, (after, limit))
     return [Bill(*(*row[:6], Usage(*row[6:11]), *row[11:])) for row in rows]
@@ -326,7 +326,9 @@ _UNREAD = """
     ORDER BY o.seq DESC"""
 
 
-def list_unread(connection: sqlite3.Connection, limit: int, most_bytes: int) -> list[UnreadRow]:
+def list_unread(
+    connection: sqlite3.Connection, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES
+) -> list[UnreadRow]:
     """Return what `Backlog.list_unread` does."""
     rows: list[UnreadRow] = []
     for payload, size, exchange, k, wire, tip, headers, changes, *key in connection.execute(_UNREAD, (limit,)):
@@ -376,7 +378,7 @@ _CALLS = _EXCHANGES.replace("unpack(ga.codec, ga.bytes) AS answer", "NULL AS ans
 
 
 def list_exchanges(
-    connection: sqlite3.Connection, session: str, after: int, limit: int, *, has_answers: bool = True
+    connection: sqlite3.Connection, session: str, after: int = 0, limit: int = 100, *, has_answers: bool = True
 ) -> list[ExchangeRow]:
     """Return what `LogReader.list_exchanges` does."""
     cursor = connection.cursor()

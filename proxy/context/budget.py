@@ -32,6 +32,8 @@ _UNBOUNDED = re.compile(
 )
 # A pattern of its own: both patterns begin with literal bytes, which `re` searches for fast.
 _ESCAPED_LETTER = re.compile(rb"\\u00(?:5[fF]|[67])")
+# Tokens that are reckoned for what a template puts around a message.
+MESSAGE_FRAME = 4
 # Instructions that a provider adds where tools are offered (Anthropic states up to 735 tokens), and the template's
 # opening of the response.
 _ADDED_BY_PROVIDER = 1024

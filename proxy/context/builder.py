@@ -10,7 +10,7 @@ from itertools import takewhile
 
 import msgspec
 
-from proxy.context.budget import take_fitting
+from proxy.context.budget import MESSAGE_FRAME, take_fitting
 from proxy.context.conversation import (
     BuilderPolicy,
     ConversationIndex,
@@ -60,7 +60,6 @@ _TARGETS = (0.7, 0.5, 0.3)
 _LEDGER_LEAST, _LEDGER_NEXT = 0.04, 0.1
 # From so many tokens on words and values are long: they are trimmed when protection gives way.
 _LONG_SHARE, _LONG_LEAST, _LONG_LAST = 0.03, 120, 30
-_FRAME = 4
 
 
 _Replacement = Callable[[PlanRequest, ConversationIndex, int], ReplacedMessage]
@@ -230,7 +229,7 @@ class ContextBuilder:
         room = max(_LEDGER_LEAST * goal.usable, min(room, most - view.head - kept.tokens))
         carried = carry_ledgers(index, view.frozen, least, room, self._count)
         reports = choose_summaries(view, carried) if level.has_reports else ()
-        told = sum(self._count(each.text) + _FRAME for each in reports)
+        told = sum(self._count(each.text) + MESSAGE_FRAME for each in reports)
         carried = reduce_room(carried, told)
         free = low - view.head - kept.tokens - room - carried.reported - told
         tail = extend_tail(index, least, staying, carried.told, free) if level.has_more else least
@@ -339,8 +338,8 @@ def _count_draft(index: ConversationIndex, draft: _PlanDraft, count: Callable[[s
     """Return the tokens of a draft, behind the preamble."""
     tokens = sum(step.tokens for i, step in enumerate(index.steps) if i >= draft.tail or i in draft.staying)
     tokens -= count_saved_tokens(index, draft.marked, count)
-    tokens += sum(count(each.text) + _FRAME for each in draft.reports)
-    return tokens + draft.carried.tokens + (draft.ledger.tokens + _FRAME if draft.ledger.text else 0)
+    tokens += sum(count(each.text) + MESSAGE_FRAME for each in draft.reports)
+    return tokens + draft.carried.tokens + (draft.ledger.tokens + MESSAGE_FRAME if draft.ledger.text else 0)
 
 
 def _make_plan(
@@ -371,7 +370,7 @@ def choose_summaries(view: PlanRequest, carried: CarriedLedgers) -> tuple[Writte
     start = max((each.stop for each in carried.ledgers), default=0)
     newest = takewhile(lambda each: each.start >= reached, reversed(view.reports))
     room = compute_summaries_budget(view.budget.usable) - carried.reported
-    chosen = take_fitting(newest, room, lambda each: each.tokens + _FRAME)
+    chosen = take_fitting(newest, room, lambda each: each.tokens + MESSAGE_FRAME)
     return tuple(Written(each.text, start, max(start, each.stop), each.id) for each in reversed(chosen))
 
 

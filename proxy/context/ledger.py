@@ -11,6 +11,7 @@ from math import log, log2
 
 import msgspec
 
+from proxy.context.budget import MESSAGE_FRAME
 from proxy.context.conversation import AgentStep, ConversationIndex
 from proxy.context.references import PAGE, list_argument_lines, sanitize_text
 from proxy.model.epoch import ContextPlan, Reference, Written
@@ -261,7 +262,6 @@ _NEXT_SHARE, _NEXT_RATIO = 0.2, 0.143
 # The part of a summary's tokens by which a first ledger beside it shrinks: it need not describe what the summary
 # describes. The part is below 1, because the identifiers and quotations that later steps need are in the ledger alone.
 _LEFT_TO_REPORTS = 0.5
-_FRAME = 4
 _REFERENCE = re.compile(r"\bref:([a-z0-9]{10})\b")
 
 
@@ -302,11 +302,11 @@ def carry_ledgers(
     written = tuple(edit for edit in (frozen.edits if frozen else ()) if isinstance(edit, Written))
     ledgers = [each for each in written if not each.report]
     stop = max((each.stop for each in ledgers), default=0)
-    tokens = sum(count(each.text) + _FRAME for each in ledgers)
+    tokens = sum(count(each.text) + MESSAGE_FRAME for each in ledgers)
     end = index.find_start(tail)
     fresh = sum(step.tokens for step in index.steps[:tail] if step.stop > stop and step.kind == "step")
     next_room = min(_NEXT_SHARE * room, _NEXT_RATIO * fresh)
-    reported = sum(count(each.text) + _FRAME for each in written if each.report)
+    reported = sum(count(each.text) + MESSAGE_FRAME for each in written if each.report)
     if frozen is None or not 0 < len(ledgers) < MAX_LEDGERS or stop > end or tokens + reported + next_room > room:
         return CarriedLedgers((), 0, (), frozenset(), _FIRST_SHARE * room)
     named = {id for each in ledgers for id in _REFERENCE.findall(each.text)}

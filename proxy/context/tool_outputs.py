@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
+from proxy.context.budget import MESSAGE_FRAME
 from proxy.context.conversation import BuilderPolicy, ConversationIndex, CountedMessage, PlanRequest, choose_literals
 from proxy.context.outline import OutlineParser, outline
 from proxy.context.references import (
@@ -222,7 +223,6 @@ def _append_parts(text: str, references: tuple[Reference, ...]) -> str:
 
 
 _PROTECTED_SHARE, _MINIMUM_SHARE = 0.25, 0.05
-_FRAME = 4
 
 
 def prune_superseded(
@@ -256,10 +256,10 @@ def _count_saved(seen: CountedMessage, made: ReplacedMessage, count: Callable[[s
         cut = sum(count(known[id]) - count(arguments) for id, arguments in edit.arguments)
         return cut + (count(seen.message.text) - count(edit.text) if edit.text else 0)
     if edit.kind != "shortened":
-        return seen.tokens - count(edit.text) - _FRAME
+        return seen.tokens - count(edit.text) - MESSAGE_FRAME
     # Where text is shortened, images and calls beside it stay.
-    said = min(seen.tokens, count(seen.message.text) + _FRAME)
-    return said - count(edit.text) - _FRAME if edit.text else 0
+    said = min(seen.tokens, count(seen.message.text) + MESSAGE_FRAME)
+    return said - count(edit.text) - MESSAGE_FRAME if edit.text else 0
 
 
 def _list_superseded(index: ConversationIndex, steps: range, protected: float) -> list[int]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from proxy.context.budget import take_fitting
+from proxy.context.budget import MESSAGE_FRAME, take_fitting
 from proxy.context.conversation import ConversationIndex, PlanRequest
 from proxy.context.references import render_message
 from proxy.context.tool_outputs import list_part_references
@@ -31,7 +31,6 @@ _MOST_PASTED, _PASTED_SHARE = 2000, 0.05
 # A share that is exceeded is filled again up to this part only: shortening a turn invalidates the provider's cache for
 # everything behind it, so that several turns are shortened at once.
 _FILL_SHARE = 0.6
-_FRAME = 4
 _LEDGER_LEVEL = 1 + len(_HEAD_LENGTHS)
 
 Count = Callable[[str], int]
@@ -150,7 +149,7 @@ def _make_form(
         return UserMessageForm(i, step.tokens)
     reference = Reference(view.name(step.start, step.stop, 0), step.start, step.stop)
     text = f"{text}\n[shortened by palimpsest, not by the user; the original is intact: ref:{reference.id}]"
-    tokens = count(text) + _FRAME
+    tokens = count(text) + MESSAGE_FRAME
     if tokens >= step.tokens:
         return UserMessageForm(i, step.tokens)
     named = [part for part in parts if f"ref:{part.id}" in text]

@@ -7,7 +7,7 @@ import msgspec
 
 from proxy.context.conversation import ConversationIndex, find_tail_step
 from proxy.context.verbatim import RECENT_GROUPS
-from proxy.model.epoch import Summary
+from proxy.model.epoch import Summary, SummaryLevel
 
 MIN_MESSAGES = 3
 SPAN_SHARE = 0.75
@@ -104,7 +104,7 @@ def should_start_summary(left: int, pace: ConversationGrowth, takes: float, *, i
     return is_warm or pace.find_time(left) < _LEAD_TIMES * takes
 
 
-_DETERMINISTIC = 3
+WITHOUT_MODEL: SummaryLevel = 3
 
 
 def list_live_summaries(summaries: Sequence[Summary]) -> list[Summary]:
@@ -121,7 +121,7 @@ def list_live_summaries(summaries: Sequence[Summary]) -> list[Summary]:
 
 def is_worth_sending(summary: Summary) -> bool:
     """Return whether a summary says more than a ledger, so that it may be shown: whether a model wrote it."""
-    return summary.level < _DETERMINISTIC or bool(summary.parents)
+    return summary.level < WITHOUT_MODEL or bool(summary.parents)
 
 
 def compute_ranks(summaries: Iterable[Summary]) -> dict[str, int]:

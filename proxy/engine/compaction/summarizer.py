@@ -22,7 +22,7 @@ from proxy.context.compaction.prompts import (
     render_transcript,
     render_wording,
 )
-from proxy.context.compaction.spans import MIN_MESSAGES, compute_max_span
+from proxy.context.compaction.spans import MIN_MESSAGES, WITHOUT_MODEL, compute_max_span
 from proxy.context.compaction.summary_text import SummaryFrame
 from proxy.engine.compaction.credentials import CallCredential
 from proxy.engine.compaction.job import SummaryJob, format_date
@@ -54,7 +54,6 @@ _CHARACTERS_PER_TOKEN = 6
 _FRAME_TOKENS = 600
 
 _MODEL_LEVELS: tuple[SummaryLevel, ...] = (1, 2)
-_WITHOUT_MODEL: SummaryLevel = 3
 _ANY = Provider()
 # Statuses that may be due to the body of a request, and not to the state of the upstream.
 _DUE_TO_REQUEST = frozenset({200, 400, 413, 422})
@@ -369,16 +368,22 @@ class Summarizer:
     def write_without_model(self, job: SummaryJob, attempts: SummaryAttempts | None = None) -> Summary:
         """Return a summary that is put together from the messages. Blocks; never fails."""
         now_ms = self.clock.now_ms()
-        id = job.make_id(self.secret, _WITHOUT_MODEL, now_ms)
+        id = job.make_id(self.secret, WITHOUT_MODEL, now_ms)
         frame = SummaryFrame(id, "", format_date(now_ms))
         if job.parents:
             text = digest_summaries([parent.text for parent in job.parents], job.span, frame, self.count)
         else:
             text = digest_messages(job.index, job.span, frame, job.references, self.count)
         files = tuple(dict.fromkeys((*(id for parent in job.parents for id in parent.files), *job.references)))
-        written, is_provisional = AcceptedSummary(text, self.count(text), files), job.level < _WITHOUT_MODEL
+        written = AcceptedSummary(text, self.count(text), files)
         return _make_summary(
-            job, written, attempts or SummaryAttempts(), id=id, now_ms=now_ms, level=3, is_provisional=is_provisional
+            job,
+            written,
+            attempts or SummaryAttempts(),
+            id=id,
+            now_ms=now_ms,
+            level=WITHOUT_MODEL,
+            is_provisional=job.level < WITHOUT_MODEL,
         )
 
 

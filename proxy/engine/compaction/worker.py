@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from proxy.context.builder import compute_summaries_budget
 from proxy.context.compaction.spans import (
+    WITHOUT_MODEL,
     MessageRange,
     choose_merge,
     choose_span,
@@ -51,7 +52,6 @@ _GROWTH = 0.15
 _WAIT_SHARE = 0.75
 # A lease is renewed before each call and so outlasts it: after a kill it is held no longer than two calls take.
 _LEASE_CALLS = 2
-_WITHOUT_MODEL = 3
 _ASSUMED_WINDOW = 128_000
 
 _BUSY = "a summary of this conversation is being made; ask again when it is there"
@@ -264,7 +264,7 @@ class SummaryWorker:
             job = self.choose_job(request, index, context.list_summaries(nodes), is_needed=True)
             if job is None or not await self._summarize_manually(replace(job, options=options), result):
                 break
-        if all(each.level < _WITHOUT_MODEL for each in result.summaries):
+        if all(each.level < WITHOUT_MODEL for each in result.summaries):
             job = await self.choose_repeat(request, index, context.list_summaries(nodes))
             if job is not None:
                 await self._summarize_manually(replace(job, options=options), result)
@@ -319,9 +319,9 @@ class SummaryWorker:
 
 def _is_in_vain(job: SummaryJob, summary: Summary) -> bool:
     """Return whether a summary that was to be better than another is not."""
-    return bool(job.supersedes) and summary.level == _WITHOUT_MODEL
+    return bool(job.supersedes) and summary.level == WITHOUT_MODEL
 
 
 def _is_unfinished(summary: Summary) -> bool:
     """Return whether a summary is to be made again: until a model has written it, and once more where it was poor."""
-    return summary.is_provisional and (summary.level == _WITHOUT_MODEL or not summary.supersedes)
+    return summary.is_provisional and (summary.level == WITHOUT_MODEL or not summary.supersedes)

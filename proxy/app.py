@@ -27,19 +27,7 @@ from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.runtime import WriteBatcher
 from proxy.heap import HeapTrimmer, find_heap, tune_collector
 from proxy.model.errors import ProxyError, StoreUnavailable
-from proxy.model.events import (
-    AuxiliaryEnded,
-    CeilingExceeded,
-    CeilingUnreachable,
-    EpochOpened,
-    EpochRefused,
-    ExchangeRecorded,
-    Planned,
-    ReadingFailed,
-    RungFailed,
-    SummaryAdded,
-    SummaryWasted,
-)
+from proxy.model.events import ExchangeRecorded
 from proxy.server.context_api import ContextApi
 from proxy.server.health import Health, Metrics
 from proxy.server.http11 import Http11Protocol, close_idle
@@ -190,17 +178,7 @@ async def _warm(engine: Engine, health: Health) -> None:
 def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple[ASGIApp, Health]:
     """Return the ASGI application over an engine, and its health."""
     metrics = Metrics(lambda: engine.archive.health, lambda: len(engine.tasks), lambda: engine.descriptors.shortages)
-    engine.bus.subscribe(ExchangeRecorded, metrics.count_exchange)
-    engine.bus.subscribe(ReadingFailed, metrics.count_unread)
-    engine.bus.subscribe(Planned, metrics.count_plan)
-    engine.bus.subscribe(EpochOpened, metrics.count_epoch)
-    engine.bus.subscribe(RungFailed, metrics.count_failed_rung)
-    engine.bus.subscribe(CeilingUnreachable, metrics.count_unreachable)
-    engine.bus.subscribe(CeilingExceeded, metrics.count_excess)
-    engine.bus.subscribe(EpochRefused, metrics.count_refusal)
-    engine.bus.subscribe(AuxiliaryEnded, metrics.count_auxiliary)
-    engine.bus.subscribe(SummaryAdded, metrics.count_summary)
-    engine.bus.subscribe(SummaryWasted, metrics.count_waste)
+    metrics.subscribe(engine.bus)
     engine.bus.subscribe(ExchangeRecorded, _log_failure)
     health = Health(lambda: engine.relay.problem, metrics, refuses=settings.store.on_failure == "refuse")
     inspector = Inspector(_describe_settings(settings))

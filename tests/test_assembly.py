@@ -24,10 +24,8 @@ from proxy.engine.runtime import TaskRunner
 from proxy.engine.token_counter import Piece
 from proxy.model.card import LimitKey
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable, UpstreamUnreachable
-from proxy.server.routes import MANAGED_PATHS
 from proxy.upstream.httpx_client import ProxiedClient
 from proxy.upstream.tokenizer import CountingTokenizer
-from proxy.wire import FORMATS
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 60.0
@@ -54,11 +52,6 @@ def settings_in(data: Path, **flags: object) -> Settings:
         {"name": "second", "base_url": "http://127.0.0.1:9/v1", "models": ["m-*"]},
     ]
     return load_settings(None, {"data": str(data), "upstreams": upstreams, **flags})
-
-
-def test_every_managed_path_has_its_format() -> None:
-    assert set(FORMATS) == set(MANAGED_PATHS.values())
-    assert all(form.name == name for name, form in FORMATS.items())
 
 
 @pytest.mark.parametrize(("kept", "counted"), [(2, ["a", "b", "c", "a"]), (3, ["a", "b", "c"])])

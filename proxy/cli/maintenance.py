@@ -112,9 +112,7 @@ def _create(path: Path, content: bytes = b"") -> None:
     path.write_bytes(content)
 
 
-def check(
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Settings in YAML.")] = None,
-) -> None:
+def check(file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Settings in YAML.")] = None) -> None:
     """Check a settings file together with the environment; list everything that is wrong and exit with 1."""
     try:
         settings = load_settings(file)

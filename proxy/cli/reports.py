@@ -5,25 +5,8 @@ from typing import Annotated
 
 import typer
 
-from proxy.cli.formatting import (
-    MARK,
-    SIDE_MARK,
-    WIDTH,
-    format_plan,
-    format_table,
-    format_time,
-    make_plain,
-    shorten,
-)
-from proxy.cli.services import (
-    MAX_NUMBER,
-    BranchOption,
-    ConfigOption,
-    DataOption,
-    JsonOption,
-    Services,
-    SessionArgument,
-)
+from proxy.cli.formatting import MARK, SIDE_MARK, WIDTH, format_plan, format_table, format_time, make_plain, shorten
+from proxy.cli.services import MAX_NUMBER, BranchOption, ConfigOption, DataOption, JsonOption, Services, SessionArgument
 from proxy.config import Settings
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.context import SummaryStatus, describe_summaries, load_page, load_summaries, order_nodes
@@ -71,10 +54,7 @@ def diff(
     """Compare what was sent upstream with what the client sent."""
     services: Services = context.obj
     found = services.read(data, config, lambda log: load_difference(log, session, n, services.count_tokens, k))
-    if as_json:
-        typer.echo(write_json(describe_difference(found)), nl=False)
-    else:
-        typer.echo(format_difference(found), nl=False)
+    typer.echo(write_json(describe_difference(found)) if as_json else format_difference(found), nl=False)
 
 
 def handoff(
@@ -100,10 +80,7 @@ def summaries(
     """List a session's summaries as a tree."""
     services: Services = context.obj
     found = services.read(data, config, lambda log: load_summaries(log, session))
-    if as_json:
-        typer.echo(write_json(describe_summaries(found)), nl=False)
-    else:
-        typer.echo(format_summaries(found))
+    typer.echo(write_json(describe_summaries(found)) if as_json else format_summaries(found), nl=not as_json)
 
 
 def savings(
@@ -116,10 +93,7 @@ def savings(
         return await load_savings(log, await services.load_savings_inputs(settings))
 
     found = services.read_with_settings(data, config, query)
-    if as_json:
-        typer.echo(write_json(describe_savings(found)), nl=False)
-    else:
-        typer.echo(format_savings(found))
+    typer.echo(write_json(describe_savings(found)) if as_json else format_savings(found), nl=not as_json)
 
 
 def format_difference(found: Difference) -> str:

@@ -55,8 +55,7 @@ def serve(
         float | None, typer.Option(metavar="S", help="Seconds that open calls have after a stop signal. [default: 30]")
     ] = None,
     durability: Annotated[
-        Literal["full", "normal"] | None,
-        typer.Option(help="full: records survive a power loss too. [default: normal]"),
+        Literal["full", "normal"] | None, typer.Option(help="full: records survive a power loss too. [default: normal]")
     ] = None,
 ) -> None:
     """Run the proxy in the foreground until SIGINT or SIGTERM."""

@@ -24,8 +24,7 @@ DataOption = Annotated[
 ]
 HostOption = Annotated[str | None, typer.Option("--host", help="Address of the server. [default: 127.0.0.1]")]
 PortOption = Annotated[
-    int | None,
-    typer.Option("--port", help="Port of the server. [default: that of the server on this data directory]"),
+    int | None, typer.Option("--port", help="Port of the server. [default: that of the server on this data directory]")
 ]
 TokenOption = Annotated[
     str | None,

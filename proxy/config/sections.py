@@ -298,8 +298,7 @@ class BudgetSettings(Section):
         description="Tokens reserved for the response where the request sets no limit, if the model allows as many.",
     )
     compaction_reserve: Tokens = Field(
-        _BUDGET.compaction_reserve,
-        description="Further tokens of the window kept free, at most an eighth of it.",
+        _BUDGET.compaction_reserve, description="Further tokens of the window kept free, at most an eighth of it."
     )
 
     @model_validator(mode="after")

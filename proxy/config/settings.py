@@ -53,9 +53,7 @@ class Settings(BaseSettings):
         description="manage: shorten long contexts; observe: change no request; bypass: do not even parse requests.",
     )
     data: DirectoryPath = Field(
-        Path("~/.palimpsest"),
-        validate_default=True,
-        description="Directory of the log and the generated admin token.",
+        Path("~/.palimpsest"), validate_default=True, description="Directory of the log and the generated admin token."
     )
     server: ServerSettings = ServerSettings()
     upstreams: tuple[UpstreamSettings, ...] = Field(
@@ -148,19 +146,8 @@ class Settings(BaseSettings):
         """Return the policy of the server."""
         server = self.server
         return ServerPolicy(
-            host=server.host,
-            port=server.port,
+            **server.model_dump(exclude={"require_tenant", "open_to_network", "admin_token", "admin_token_file"}),
             admin_token=reveal(server.admin_token, server.admin_token_file),
-            allowed_hosts=server.allowed_hosts,
-            max_body_bytes=server.max_body_bytes,
-            max_buffered_bytes=server.max_buffered_bytes,
-            max_header_bytes=server.max_header_bytes,
-            header_timeout=server.header_timeout,
-            body_timeout=server.body_timeout,
-            body_min_rate=server.body_min_rate,
-            stall_timeout=server.stall_timeout,
-            drain_seconds=server.drain_seconds,
-            allowed_origins=server.allowed_origins,
             has_own_key=self._has_own_key,
             tenant_keys=self._list_tenant_keys() if server.require_tenant else None,
         )

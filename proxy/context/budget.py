@@ -4,13 +4,16 @@ A budget follows from window, output and policy alone. No tokens are counted whe
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
 from proxy.context.model_catalog import Family
 from proxy.model.epoch import Pressure
+
+_T = TypeVar("_T")
 
 AUTO_CEILING = 200_000  # below it no provider charges long-context prices
 _LARGE_BUDGET = 60_000
@@ -29,6 +32,8 @@ _UNBOUNDED = re.compile(
 )
 # A pattern of its own: both patterns begin with literal bytes, which `re` searches for fast.
 _ESCAPED_LETTER = re.compile(rb"\\u00(?:5[fF]|[67])")
+# Tokens that are reckoned for what a template puts around a message.
+MESSAGE_FRAME = 4
 # Instructions that a provider adds where tools are offered (Anthropic states up to 735 tokens), and the template's
 # opening of the response.
 _ADDED_BY_PROVIDER = 1024
@@ -126,14 +131,25 @@ def compute_output_reserve(window: int | None, most: int | None, asked: int | No
     return min(value for value in known if value is not None)
 
 
+def take_fitting(items: Iterable[_T], room: float, weigh: Callable[[_T], float]) -> list[_T]:
+    """Return the leading items whose weights add up to no more than `room`; those behind them are not looked at."""
+    fitting = []
+    for item in items:
+        room -= weigh(item)
+        if room < 0:
+            break
+        fitting.append(item)
+    return fitting
+
+
 def lower_output(asked: int, window: int, sent: int) -> int | None:
     """Return the `max_tokens` with which `sent` tokens of request fit; None where context must be cut (B18)."""
     fitting = min(asked, window - sent)
     return fitting if fitting >= min(asked, max(_LEAST_OUTPUT, asked // 4)) else None
 
 
-def bound_tokens(fresh: bytes, counted: int = 0) -> int | None:
-    """Return an upper bound of a request's tokens: `counted` plus the bytes of the rest; None where there is none.
+def bound_tokens(request: bytes) -> int | None:
+    """Return an upper bound of a request's tokens, from its bytes; None where there is none.
 
     Every tokenizer in use is byte-level BPE, or falls back to bytes: a token stands for a byte of UTF-8 at least. JSON
     spells no text in fewer bytes than UTF-8, and the frames that templates put around a message, a call or a tool
@@ -141,7 +157,7 @@ def bound_tokens(fresh: bytes, counted: int = 0) -> int | None:
     never more tokens than bytes, except for what a provider adds (`_ADDED_BY_PROVIDER`) and for media and stored
     history, which have no bound.
     """
-    return counted + len(fresh) + _ADDED_BY_PROVIDER if has_token_bound(fresh) else None
+    return len(request) + _ADDED_BY_PROVIDER if has_token_bound(request) else None
 
 
 def has_token_bound(fresh: bytes) -> bool:

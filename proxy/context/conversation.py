@@ -33,14 +33,15 @@ def list_identifiers(text: str) -> tuple[str, ...]:
 
     Of a long text only the first and the last `_IDENTIFIERS_SEARCHED` characters are searched.
     """
-    part = (
-        text
-        if len(text) <= 2 * _IDENTIFIERS_SEARCHED
-        else f"{text[:_IDENTIFIERS_SEARCHED]}\n{text[-_IDENTIFIERS_SEARCHED:]}"
-    )
-    named = dict.fromkeys(map(parse_identifier, dict.fromkeys(_WORD.findall(part))))
+    found = dict.fromkeys(_WORD.findall(_keep_ends(text, _IDENTIFIERS_SEARCHED)))
+    named = dict.fromkeys(map(parse_identifier, found))
     named.pop("", None)
     return tuple(named)
+
+
+def _keep_ends(text: str, most: int) -> str:
+    """Return a text or, of a long one, the first and the last `most` characters, with a line break between them."""
+    return text if len(text) <= 2 * most else f"{text[:most]}\n{text[-most:]}"
 
 
 @lru_cache(maxsize=65_536)
@@ -91,11 +92,10 @@ _NUMBER = re.compile(r"(?<![\w.])\d{3,20}(?:\.\d{1,12})?(?![\w.])|(?<![\w.])\d{1
 
 def choose_literals(text: str) -> dict[str, tuple[str, ...]]:
     """Return the literals of a text by kind, the most frequent first (errors in order); empty kinds are absent."""
-    part = text if len(text) <= 2 * _LITERALS_SEARCHED else f"{text[:_LITERALS_SEARCHED]}\n{text[-_LITERALS_SEARCHED:]}"
-    paths = _choose_most_frequent(_strip(_PATH.findall(part)), MOST["paths"])
+    part = _keep_ends(text, _LITERALS_SEARCHED)
     found = {
         "errors": _find_errors(part),
-        "paths": paths,
+        "paths": _choose_most_frequent(_strip(_PATH.findall(part)), MOST["paths"]),
         "names": _choose_most_frequent(filter(_COMPOUND.search, _strip(_NAME.findall(part))), MOST["names"]),
         "numbers": _choose_most_frequent(_NUMBER.findall(part), MOST["numbers"]),
     }
@@ -169,7 +169,7 @@ def extract_features(message: Message) -> MessageFeatures:
 def extract_features_without_identifiers(message: Message) -> MessageFeatures:
     """Return the features of a message but for `words` and `imported`, which take most of the time."""
     typed = ["\n".join(list_argument_lines(call.arguments)) for call in message.calls]
-    written = [word for text in typed for word in _list_written_files(text)]
+    written = [word for text in typed for word in _WRITES.findall(text)]
     is_output = _is_output(message)
     return MessageFeatures(
         (),
@@ -193,7 +193,7 @@ def find_outcome(text: str) -> str:
     code = _EXIT_CODE.search(text[:_NEAR_END]) or _EXIT_CODE.search(text[-_NEAR_END:])
     if code and int(code[1]) == 0:
         return ""
-    ends = text if len(text) <= 2 * _OUTCOME_SEARCHED else f"{text[:_OUTCOME_SEARCHED]}\n{text[-_OUTCOME_SEARCHED:]}"
+    ends = _keep_ends(text, _OUTCOME_SEARCHED)
     errors = _list_failure_lines(ends)
     if not code and len(errors) * _LINES_PER_FAILURE <= ends.count("\n"):
         return ""
@@ -209,10 +209,6 @@ def _list_failure_lines(text: str) -> list[str]:
         return []
     lines = zip(text.split("\n"), whole.split("\n"), strict=False)
     return [line for line, lower in lines if any(word in lower for word in said)]
-
-
-def _list_written_files(text: str) -> list[str]:
-    return _WRITES.findall(text)
 
 
 def _summarize_call(call: ToolCall, text: str) -> str:
@@ -330,6 +326,10 @@ class ConversationIndex(msgspec.Struct, frozen=True, gc=False):
     fixed: frozenset[int]
     bound: frozenset[int]
 
+    def find_start(self, step: int) -> int:
+        """Return the place where a step begins; the number of messages behind the last one."""
+        return self.steps[step].start if step < len(self.steps) else len(self.messages)
+
 
 def index_conversation(view: PlanRequest, policy: BuilderPolicy, study: FeatureExtractor) -> ConversationIndex:
     """Index a conversation: its steps, the user's turns, what is fresh."""
@@ -355,8 +355,7 @@ def with_unsent(seen: ConversationIndex, sent: int | None) -> ConversationIndex:
 
 def find_tail_step(seen: ConversationIndex, groups: int) -> int:
     """Return the step from which on everything stays: so many groups with calls, and whatever is fresh."""
-    unanswered = seen.steps[seen.fresh].start if seen.fresh < len(seen.steps) else len(seen.messages)
-    return _find_step(seen.steps, find_verbatim(reversed(seen.steps), unanswered, groups, 0).tail)
+    return _find_step(seen.steps, find_verbatim(reversed(seen.steps), seen.find_start(seen.fresh), groups, 0).tail)
 
 
 def _find_step(steps: Sequence[AgentStep], place: int) -> int:
@@ -387,13 +386,14 @@ def _find_machine_messages(messages: Sequence[CountedMessage]) -> frozenset[int]
     users = [place for place, seen in enumerate(messages) if seen.structure.role == "user"]
     heads = {place: head for place in users if (head := _normalize_head(messages[place].message.text))}
     wrapped = heads.get(users[0]) if users else None
-    echoing = [place for place, head in heads.items() if head != wrapped and _is_action(messages[place - 1])]
+    before = {place: messages[place - 1] for place, head in heads.items() if head != wrapped}
+    echoing = [
+        place
+        for place, seen in before.items()
+        if seen.structure.role == "assistant" and _ACTION.search(seen.message.text)
+    ]
     alike = Counter(heads[place] for place in echoing)
     return frozenset(place for place in echoing if alike[heads[place]] >= _MIN_ALIKE)
-
-
-def _is_action(seen: CountedMessage) -> bool:
-    return seen.structure.role == "assistant" and _ACTION.search(seen.message.text) is not None
 
 
 def _normalize_head(text: str) -> str:

@@ -11,6 +11,7 @@ from math import log, log2
 
 import msgspec
 
+from proxy.context.budget import MESSAGE_FRAME
 from proxy.context.conversation import AgentStep, ConversationIndex
 from proxy.context.references import PAGE, list_argument_lines, sanitize_text
 from proxy.model.epoch import ContextPlan, Reference, Written
@@ -102,7 +103,7 @@ class QuotedLine(msgspec.Struct, frozen=True, gc=False):
     step: int
 
 
-def order_quotes(survey: ConversationIndex, gone: Iterable[int], ages: Sequence[int]) -> list[QuotedLine]:
+def order_quotes(index: ConversationIndex, gone: Iterable[int], ages: Sequence[int]) -> list[QuotedLine]:
     """Return the lines of archived steps that are worth a quotation, the most useful for their length first.
 
     `gone` are the archived steps; `ages` are the tokens behind each message up to the end of the conversation.
@@ -111,21 +112,21 @@ def order_quotes(survey: ConversationIndex, gone: Iterable[int], ages: Sequence[
     seen: Counter[str] = Counter()
     typed: set[str] = set()
     for i in sorted(gone):
-        for place in range(survey.steps[i].start, survey.steps[i].stop):
-            message = survey.messages[place].message
-            lines = list_lines(message.text) if survey.messages[place].structure.role != "assistant" else {}
+        for place in index.steps[i].places:
+            message = index.messages[place].message
+            lines = list_lines(message.text) if index.messages[place].structure.role != "assistant" else {}
             own = list_lines("\n".join(line for call in message.calls for line in list_argument_lines(call.arguments)))
             seen.update(lines.keys())
             seen.update(own.keys())
             typed.update(own)
             newest.update(dict.fromkeys((*lines, *own), i))
-    current = survey.steps[-1].turn
+    current = index.steps[-1].turn
     worth: dict[str, float] = {}
     for line, i in newest.items():
         z = (_LINE_TYPED if line in typed else 0.0) + (_LINE_IMPORTED if _IMPORT.match(line) else 0.0)
-        z += _LINE_AGAIN * log(seen[line]) + (_LINE_SAME_TURN if survey.steps[i].turn == current else 0.0)
+        z += _LINE_AGAIN * log(seen[line]) + (_LINE_SAME_TURN if index.steps[i].turn == current else 0.0)
         if z and _IN_LETTERS.search(line):
-            age = max(ages[survey.steps[i].start], 1)
+            age = max(ages[index.steps[i].start], 1)
             worth[line] = z + _LINE_AGE * log2(age / _YOUNG) - _LINE_LENGTH * log(4 + len(line) / 4)
     return [QuotedLine(line, newest[line]) for line in sorted(worth, key=lambda line: (-worth[line], line))]
 
@@ -205,7 +206,7 @@ def _format_steps(first: int, last: int) -> str:
     return f"{first + 1}" if first == last else f"{first + 1}-{last + 1}"
 
 
-def format_user_turns(survey: ConversationIndex, steps: Sequence[int], most: int) -> str:
+def format_user_turns(index: ConversationIndex, steps: Sequence[int], most: int) -> str:
     """Describe turns of the user.
 
     All are quoted where they have `most` characters together, otherwise the first and the last, each cut to `most`
@@ -213,35 +214,33 @@ def format_user_turns(survey: ConversationIndex, steps: Sequence[int], most: int
     """
     if not most:
         return f"{len(steps)} messages of the user" if len(steps) > 1 else "the user said something"
-    texts = [sanitize_text(survey.messages[survey.steps[i].start].message.text, most) for i in steps]
+    texts = [sanitize_text(index.messages[index.steps[i].start].message.text, most) for i in steps]
     if sum(map(len, texts)) <= most or len(texts) == 1:
         return f"the user said: {' / '.join(texts)}"
     return f"{len(steps)} messages of the user, from: {texts[0]} to: {texts[-1]}"
 
 
-def format_step(survey: ConversationIndex, step: AgentStep, most: int) -> str:
+def format_step(index: ConversationIndex, step: AgentStep, most: int) -> str:
     """Describe a step in one phrase: its calls, a failure if there was one, and the number of lines of its output.
 
     `most` are the characters for the arguments of each call. A step without calls is quoted.
     """
-    places = range(step.start, step.stop)
-    found = [survey.found[place] for place in places]
+    places = step.places
+    found = [index.found[place] for place in places]
     asked = [
         f"{sanitize_text(call.name, _LONGEST_TOOL)} {sanitize_text(words, most)}"
         for place, each in zip(places, found, strict=True)
-        for call, words in zip(survey.messages[place].message.calls, each.asked, strict=True)
+        for call, words in zip(index.messages[place].message.calls, each.asked, strict=True)
     ]
     if not asked:
-        text = next(
-            (survey.messages[place].message.text for place in places if survey.messages[place].message.text), ""
-        )
+        text = next((index.messages[place].message.text for place in places if index.messages[place].message.text), "")
         return f"said: {sanitize_text(text, 2 * most)}"
     mark = "! " if any(each.effects for each in found) else ""
-    return f"{mark}{', '.join(asked)}{_format_outcome(survey, places)}"
+    return f"{mark}{', '.join(asked)}{_format_outcome(index, places)}"
 
 
-def _format_outcome(survey: ConversationIndex, places: Iterable[int]) -> str:
-    outputs = [survey.found[place] for place in places if survey.messages[place].structure.role == "tool"]
+def _format_outcome(index: ConversationIndex, places: Iterable[int]) -> str:
+    outputs = [index.found[place] for place in places if index.messages[place].structure.role == "tool"]
     if not outputs:
         return ""
     bad = next((each.outcome for each in outputs if each.outcome), "")
@@ -263,7 +262,6 @@ _NEXT_SHARE, _NEXT_RATIO = 0.2, 0.143
 # The part of a summary's tokens by which a first ledger beside it shrinks: it need not describe what the summary
 # describes. The part is below 1, because the identifiers and quotations that later steps need are in the ledger alone.
 _LEFT_TO_REPORTS = 0.5
-_FRAME = 4
 _REFERENCE = re.compile(r"\bref:([a-z0-9]{10})\b")
 
 
@@ -291,7 +289,7 @@ NO_LEDGERS = CarriedLedgers((), 0, (), frozenset(), 0.0)
 
 
 def carry_ledgers(
-    survey: ConversationIndex, frozen: ContextPlan | None, tail: int, room: float, count: Callable[[str], int]
+    index: ConversationIndex, frozen: ContextPlan | None, tail: int, room: float, count: Callable[[str], int]
 ) -> CarriedLedgers:
     """Return the ledgers and summaries of the active plan that the next plan keeps.
 
@@ -304,30 +302,28 @@ def carry_ledgers(
     written = tuple(edit for edit in (frozen.edits if frozen else ()) if isinstance(edit, Written))
     ledgers = [each for each in written if not each.report]
     stop = max((each.stop for each in ledgers), default=0)
-    tokens = sum(count(each.text) + _FRAME for each in ledgers)
-    end = survey.steps[tail].start if tail < len(survey.steps) else len(survey.messages)
-    fresh = sum(step.tokens for step in survey.steps[:tail] if step.stop > stop and step.kind == "step")
+    tokens = sum(count(each.text) + MESSAGE_FRAME for each in ledgers)
+    end = index.find_start(tail)
+    fresh = sum(step.tokens for step in index.steps[:tail] if step.stop > stop and step.kind == "step")
     next_room = min(_NEXT_SHARE * room, _NEXT_RATIO * fresh)
-    reported = sum(count(each.text) + _FRAME for each in written if each.report)
+    reported = sum(count(each.text) + MESSAGE_FRAME for each in written if each.report)
     if frozen is None or not 0 < len(ledgers) < MAX_LEDGERS or stop > end or tokens + reported + next_room > room:
         return CarriedLedgers((), 0, (), frozenset(), _FIRST_SHARE * room)
     named = {id for each in ledgers for id in _REFERENCE.findall(each.text)}
     references = tuple(each for each in frozen.references if each.id in named)
     return CarriedLedgers(
-        written, tokens + reported, references, _find_covered_steps(survey, frozen, stop), next_room, reported
+        written, tokens + reported, references, _find_covered_steps(index, frozen, stop), next_room, reported
     )
 
 
-def reduce_room(heritage: CarriedLedgers, reported: int) -> CarriedLedgers:
+def reduce_room(carried: CarriedLedgers, reported: int) -> CarriedLedgers:
     """Reduce the tokens for a first ledger by half of `reported`, the tokens of new summaries beside it."""
-    if heritage.ledgers:
-        return heritage
-    return msgspec.structs.replace(heritage, room=max(0.0, heritage.room - _LEFT_TO_REPORTS * reported))
+    if carried.ledgers:
+        return carried
+    return msgspec.structs.replace(carried, room=max(0.0, carried.room - _LEFT_TO_REPORTS * reported))
 
 
-def _find_covered_steps(survey: ConversationIndex, frozen: ContextPlan, stop: int) -> frozenset[int]:
+def _find_covered_steps(index: ConversationIndex, frozen: ContextPlan, stop: int) -> frozenset[int]:
     """Return the steps before message `stop` that the ledgers cover: all that were not kept beside them."""
     kept = {edit.place for edit in frozen.edits if not isinstance(edit, Written)}
-    return frozenset(
-        i for i, step in enumerate(survey.steps) if step.stop <= stop and kept.isdisjoint(range(step.start, step.stop))
-    )
+    return frozenset(i for i, step in enumerate(index.steps) if step.stop <= stop and kept.isdisjoint(step.places))

@@ -10,6 +10,7 @@ from math import log, log2
 
 import msgspec
 
+from proxy.context.budget import take_fitting
 from proxy.context.conversation import (
     ConversationIndex,
     PlanRequest,
@@ -22,7 +23,6 @@ from proxy.context.ledger import (
     CarriedLedgers,
     LedgerEntry,
     Page,
-    QuotedLine,
     cut_pages,
     format_step,
     format_user_turns,
@@ -65,7 +65,7 @@ class IdentifierIndex(msgspec.Struct, frozen=True, gc=False):
     turns: Sequence[int]
 
 
-def index_identifiers(survey: ConversationIndex) -> IdentifierIndex:
+def index_identifiers(index: ConversationIndex) -> IdentifierIndex:
     """Index the identifiers of a conversation."""
     newest: dict[str, int] = {}
     used: dict[str, int] = {}
@@ -73,7 +73,7 @@ def index_identifiers(survey: ConversationIndex) -> IdentifierIndex:
     shown: Counter[str] = Counter()
     written: set[str] = set()
     imported: set[str] = set()
-    for place, (seen, found) in enumerate(zip(survey.messages, survey.found, strict=True)):
+    for place, (seen, found) in enumerate(zip(index.messages, index.found, strict=True)):
         spot = dict.fromkeys(found.words, place)
         newest.update(spot)
         if seen.structure.role == "assistant":
@@ -89,37 +89,33 @@ def index_identifiers(survey: ConversationIndex) -> IdentifierIndex:
             families[family] += times
     return IdentifierIndex(
         newest, uses, used, shown, frozenset(written), frozenset(imported), families,
-        _compute_ages(survey), _list_turns(survey),
+        _compute_ages(index), [step.turn for step in index.steps for _ in step.places],
     )  # fmt: skip
 
 
-def _compute_ages(survey: ConversationIndex) -> list[int]:
+def _compute_ages(index: ConversationIndex) -> list[int]:
     ages, age = [], 0
-    for seen in reversed(survey.messages):
+    for seen in reversed(index.messages):
         ages.append(age)
         age += seen.tokens
     return ages[::-1]
 
 
-def _list_turns(survey: ConversationIndex) -> list[int]:
-    return [step.turn for step in survey.steps for _ in range(step.start, step.stop)]
-
-
-def score_identifier(index: IdentifierIndex, word: str) -> float:
+def score_identifier(identifiers: IdentifierIndex, word: str) -> float:
     """Return the logarithm of the odds that a word is needed again, up to a constant."""
-    place = index.newest[word]
-    z = _AGE * log2(max(index.ages[place], 1) / _YOUNG) + _score_form(word)
-    uses = index.uses[word]
+    place = identifiers.newest[word]
+    z = _AGE * log2(max(identifiers.ages[place], 1) / _YOUNG) + _score_form(word)
+    uses = identifiers.uses[word]
     if uses:
         z += _USED + (_USED_TWICE if uses > 1 else 0.0)
-        z += _USED_LATELY if index.ages[index.used[word]] < _NEAR else 0.0
-    z += _WRITTEN if word in index.written else 0.0
-    z += _SAME_TURN if index.turns[place] == index.turns[-1] else 0.0
-    z += _IMPORTED if word in index.imported else 0.0
-    times = index.shown[word]
+        z += _USED_LATELY if identifiers.ages[identifiers.used[word]] < _NEAR else 0.0
+    z += _WRITTEN if word in identifiers.written else 0.0
+    z += _SAME_TURN if identifiers.turns[place] == identifiers.turns[-1] else 0.0
+    z += _IMPORTED if word in identifiers.imported else 0.0
+    times = identifiers.shown[word]
     z += _SEEN_AGAIN * log(times) if times else _UNSEEN
     family = find_namespace(word)
-    return z + _IN_USED_FAMILY * log(1 + index.families[family]) if family else z
+    return z + _IN_USED_FAMILY * log(1 + identifiers.families[family]) if family else z
 
 
 def _score_form(word: str) -> float:
@@ -133,10 +129,11 @@ def estimate_tokens_of_word(text: str) -> float:
     return 1.0 + len(text) / 4.0
 
 
-def order_identifiers(index: IdentifierIndex, words: Iterable[str]) -> list[str]:
+def order_identifiers(identifiers: IdentifierIndex, words: Iterable[str]) -> list[str]:
     """Return words in the order of their usefulness for their length, the most useful first."""
     return sorted(
-        words, key=lambda word: (_LENGTH * log(estimate_tokens_of_word(word)) - score_identifier(index, word), word)
+        words,
+        key=lambda word: (_LENGTH * log(estimate_tokens_of_word(word)) - score_identifier(identifiers, word), word),
     )
 
 
@@ -159,14 +156,14 @@ class LedgerScope(msgspec.Struct, frozen=True, gc=False):
     """The steps that a ledger has to cover.
 
     `tail` is the step at which the tail begins, `staying` are the steps before it that are sent in any case, and
-    `heritage` has the ledgers that are kept, with the steps that they cover. `has_words`: lines of outputs are quoted,
+    `carried` has the ledgers that are kept, with the steps that they cover. `has_words`: lines of outputs are quoted,
     too, which takes most of the time. `shortened` has the texts that are sent in place of the user's own, by the index
     of the message.
     """
 
     tail: int
     staying: frozenset[int]
-    heritage: CarriedLedgers
+    carried: CarriedLedgers
     has_words: bool = True
     shortened: Mapping[int, str] = {}
 
@@ -180,29 +177,29 @@ class LedgerText(msgspec.Struct, frozen=True, gc=False):
 
 
 def build_ledger(
-    view: PlanRequest, survey: ConversationIndex, bounds: LedgerScope, count: Callable[[str], int]
+    view: PlanRequest, index: ConversationIndex, scope: LedgerScope, count: Callable[[str], int]
 ) -> LedgerText:
     """Build the ledger of all steps before the tail that are not sent otherwise, with the rules that would be lost."""
-    gone = frozenset(range(bounds.tail)) - bounds.staying - bounds.heritage.told
+    gone = frozenset(range(scope.tail)) - scope.staying - scope.carried.told
     # Rules have a budget of their own: the user's words must not be displaced by other content.
-    inherited = [each.text for each in bounds.heritage.ledgers]
+    inherited = [each.text for each in scope.carried.ledgers]
     unshown = list_unsent_rules(
-        survey, gone, bounds.shortened, inherited, None if bounds.has_words else MAX_RULES_SEARCHED
+        index, gone, scope.shortened, inherited, None if scope.has_words else MAX_RULES_SEARCHED
     )
     rules = format_rules(unshown, compute_rules_budget(view.budget.usable), count) if unshown else ""
     if not gone and not rules:
         return LedgerText((), "", 0)
-    index = index_identifiers(survey)
-    is_first = not bounds.heritage.ledgers
+    identifiers = index_identifiers(index)
+    is_first = not scope.carried.ledgers
     ruled = count(rules) if rules else 0
-    left = bounds.heritage.room
+    left = scope.carried.room
     most = int(_REFERENCES_SHARE * left / _REFERENCE_TOKENS)
-    pages = merge_oldest(cut_pages(survey.steps, gone.__contains__, bounds.tail), most)
-    material = _collect_material(survey, index, pages, gone, bounds.heritage)
+    pages = merge_oldest(cut_pages(index.steps, gone.__contains__, scope.tail), most)
+    material = _collect_material(index, identifiers, pages, gone, scope.carried)
     names = [view.name(page.start, page.stop, page.offset) for page in pages]
     # The first selection estimates tokens by length; where its real tokens differ too much, a second one corrects that.
-    ordered = order_quotes(survey, gone, index.ages) if bounds.has_words else ()
-    quotes = _choose_quotes(ordered, _QUOTED_SHARE * left)
+    ordered = order_quotes(index, gone, identifiers.ages) if scope.has_words else ()
+    quotes = take_fitting(ordered, _QUOTED_SHARE * left, lambda quote: estimate_tokens_of_word(quote.line) + 3)
     frame = _FRAME_TOKENS if is_first else _NEXT_FRAME_TOKENS
     entries = _choose_entries(material, names, (1 - _QUOTED_SHARE) * left - frame)
     text = render_ledger(entries, quotes, rules, is_first=is_first)
@@ -219,7 +216,7 @@ def build_ledger(
 class _Material(msgspec.Struct, frozen=True, gc=False):
     """The candidates for a ledger: pages, words by usefulness, steps from the newest on, and the page of each."""
 
-    survey: ConversationIndex
+    index: ConversationIndex
     pages: Sequence[Page]
     words: Sequence[str]
     steps: Sequence[int]
@@ -228,32 +225,32 @@ class _Material(msgspec.Struct, frozen=True, gc=False):
 
 
 def _collect_material(
-    survey: ConversationIndex,
-    index: IdentifierIndex,
+    index: ConversationIndex,
+    identifiers: IdentifierIndex,
     pages: Sequence[Page],
     gone: frozenset[int],
-    heritage: CarriedLedgers,
+    carried: CarriedLedgers,
 ) -> _Material:
-    step_of_place = [i for i, step in enumerate(survey.steps) for _ in range(step.start, step.stop)]
+    step_of_place = [i for i, step in enumerate(index.steps) for _ in step.places]
     page_of_step = {i: n for n in reversed(range(len(pages))) for i in range(pages[n].first, pages[n].last + 1)}
-    live = {word for each in heritage.ledgers for word in list_identifiers(each.text)}
-    for place, found in enumerate(survey.found):
-        if step_of_place[place] not in gone and step_of_place[place] not in heritage.told:
+    live = {word for each in carried.ledgers for word in list_identifiers(each.text)}
+    for place, found in enumerate(index.found):
+        if step_of_place[place] not in gone and step_of_place[place] not in carried.told:
             live.update(found.words)
-    words = [word for word, place in index.newest.items() if step_of_place[place] in gone and word not in live]
-    ordered = order_identifiers(index, words)[:_MOST_TRIED]
-    cut = _read_split_pages(survey, pages)
+    words = [word for word, place in identifiers.newest.items() if step_of_place[place] in gone and word not in live]
+    ordered = order_identifiers(identifiers, words)[:_MOST_TRIED]
+    cut = _read_split_pages(index, pages)
     page_of_word = {
-        word: _find_page(word, page_of_step[step_of_place[index.newest[word]]], pages, cut) for word in ordered
+        word: _find_page(word, page_of_step[step_of_place[identifiers.newest[word]]], pages, cut) for word in ordered
     }
-    return _Material(survey, pages, ordered, sorted(gone, reverse=True), page_of_word, page_of_step)
+    return _Material(index, pages, ordered, sorted(gone, reverse=True), page_of_word, page_of_step)
 
 
-def _read_split_pages(survey: ConversationIndex, pages: Sequence[Page]) -> dict[int, str]:
+def _read_split_pages(index: ConversationIndex, pages: Sequence[Page]) -> dict[int, str]:
     """Return the text of each page that shares its steps with other pages, by the number of the page."""
     several = {page.start for page in pages if page.offset}
     texts = {
-        page.start: render_original([seen.message for seen in survey.messages[page.start : page.stop]])
+        page.start: render_original([seen.message for seen in index.messages[page.start : page.stop]])
         for page in pages
         if page.start in several and not page.offset
     }
@@ -280,7 +277,9 @@ def _choose_entries(material: _Material, names: Sequence[str], room: float) -> l
     """
     room -= _REFERENCE_TOKENS * len(names)
     turns = _choose_turn_lines(material, _USERS_SHARE * room)
-    lines = dict(_list_step_lines(material, _LINES_SHARE * room))
+    steps = ((i, material.index.steps[i]) for i in material.steps)  # from the newest on
+    described = ((i, format_step(material.index, step, _ASKED)) for i, step in steps if step.kind != "user")
+    lines = dict(take_fitting(described, _LINES_SHARE * room, lambda each: estimate_tokens_of_word(each[1]) + 1))
     room -= sum(estimate_tokens_of_word(line) + 1 for line in (*turns.values(), *lines.values()))
     said = {word for line in (*turns.values(), *lines.values()) for word in list_identifiers(line)}
     chosen = list(_choose_fitting_words((word for word in material.words if word not in said), room))
@@ -298,40 +297,18 @@ def _choose_turn_lines(material: _Material, room: float) -> dict[int, str]:
     """Return a phrase for the user's turns of each page (BEHAVIOUR B13), which quotes them as far as `room` allows."""
     turns: dict[int, list[int]] = {}
     for i in sorted(material.steps):
-        if material.survey.steps[i].kind == "user":
+        if material.index.steps[i].kind == "user":
             turns.setdefault(material.page_of_step[i], []).append(i)
-    phrases = {n: format_user_turns(material.survey, steps, 0) for n, steps in turns.items()}
+    phrases = {n: format_user_turns(material.index, steps, 0) for n, steps in turns.items()}
     room -= sum(estimate_tokens_of_word(line) + 1 for line in phrases.values())
     for most in (_HEAD, _LONG_HEAD):
         for n in sorted(turns, reverse=True):
-            line = format_user_turns(material.survey, turns[n], most)
+            line = format_user_turns(material.index, turns[n], most)
             cost = estimate_tokens_of_word(line) - estimate_tokens_of_word(phrases[n])
             if cost <= room:
                 room -= cost
                 phrases[n] = line
     return phrases
-
-
-def _list_step_lines(material: _Material, room: float) -> Iterator[tuple[int, str]]:
-    """Yield a phrase for each step that is not the user's, from the newest on, as long as `room` tokens last."""
-    for i in material.steps:
-        step = material.survey.steps[i]
-        if step.kind != "user":
-            line = format_step(material.survey, step, _ASKED)
-            room -= estimate_tokens_of_word(line) + 1
-            if room < 0:
-                return
-            yield i, line
-
-
-def _choose_quotes(quotes: Iterable[QuotedLine], room: float) -> list[QuotedLine]:
-    chosen = []
-    for quote in quotes:
-        room -= estimate_tokens_of_word(quote.line) + 3
-        if room < 0:
-            break
-        chosen.append(quote)
-    return chosen
 
 
 def _choose_fitting_words(words: Iterable[str], room: float) -> Iterator[str]:

@@ -45,17 +45,13 @@ class CacheModel(msgspec.Struct, frozen=True, gc=False):
         """True if the prefix before the first change is sure to be read again (B11: else all of it is written anew)."""
         return self.is_used and self.kind in ("breakpoints", "local")
 
-    def find_read(self, matching: int, ends: Sequence[int] | None = None) -> int:
+    def find_read(self, matching: int) -> int:
         """Return the tokens that are read of a request whose first `matching` ones were sent before.
 
-        `ends` are the ends of markers or units, in tokens; None (unknown) counts as an end where the match ends.
+        Where the markers and units end is not known: one is taken to end where the match does.
         """
-        if not self.is_used:
-            return 0
-        if ends is not None and self.kind in ("breakpoints", "units"):
-            matching = max((end for end in ends if end <= matching), default=0)
         whole = matching // self.block * self.block
-        return whole if whole >= self.minimum else 0
+        return whole if self.is_used and whole >= self.minimum else 0
 
     def is_cold(self, idle: float | None) -> bool:
         """Return whether nothing can be left after `idle` seconds without a request."""

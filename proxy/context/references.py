@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from proxy.model.messages import Message, ToolCall
+from proxy.model.messages import Message
 
 CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 _BRACKETED = re.compile(r"\[(?=\s*/?\s*(?:FILE\b|tool\s*:))", re.IGNORECASE)
@@ -43,12 +43,9 @@ def render_message(message: Message) -> str:
     answered = f" · answers {', '.join(message.results)}" if message.results else ""
     parts = [f"--- {message.role or 'unknown'}{answered}", *([message.text] if message.text else ())]
     parts += [f"({each})" for each in message.media]
-    parts += map(_render_call, message.calls)
+    for call in message.calls:
+        parts += (f"--- calls {call.name} · {call.id}", *list_argument_lines(call.arguments))
     return "\n".join((*parts, "", ""))
-
-
-def _render_call(call: ToolCall) -> str:
-    return "\n".join((f"--- calls {call.name} · {call.id}", *list_argument_lines(call.arguments)))
 
 
 def list_argument_lines(arguments: str) -> list[str]:
@@ -143,14 +140,11 @@ def _list_tombstone_lines(stone: Tombstone) -> Iterator[str]:
     if stone.asked:
         yield f"asked: {sanitize_text(stone.asked, _LONGEST_LINE)}"
     for kind, words in stone.literals.items():
-        yield f"{kind}: {_separator(kind).join(sanitize_text(word, _LONGEST_LINE) for word in words)}"
+        separator = " | " if kind == "errors" else ", "
+        yield f"{kind}: {separator.join(sanitize_text(word, _LONGEST_LINE) for word in words)}"
     if stone.has_effects:
         yield "It had effects: do not repeat it."
     yield _render_access(stone.way)
-
-
-def _separator(kind: str) -> str:
-    return " | " if kind == "errors" else ", "
 
 
 def _render_access(way: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
+from proxy.context.budget import MESSAGE_FRAME
 from proxy.context.conversation import BuilderPolicy, ConversationIndex, CountedMessage, PlanRequest, choose_literals
 from proxy.context.outline import OutlineParser, outline
 from proxy.context.references import (
@@ -39,18 +40,18 @@ class ReplacedMessage(msgspec.Struct, frozen=True, gc=False):
     references: tuple[Reference, ...]
 
 
-def order_outputs(survey: ConversationIndex, places: Iterable[int]) -> list[int]:
+def order_outputs(index: ConversationIndex, places: Iterable[int]) -> list[int]:
     """Return those of the places that hold outputs worth replacing, in the order in which to replace them."""
-    overtaken = find_superseded(survey)
+    overtaken = find_superseded(index)
 
     def rank(place: int) -> tuple[int, int]:
-        return overtaken.get(place, 3 if survey.found[place].outcome else 4), place
+        return overtaken.get(place, 3 if index.found[place].outcome else 4), place
 
-    outputs = (place for place in places if survey.messages[place].structure.role == "tool")
-    return sorted((place for place in outputs if survey.messages[place].tokens > MIN_PRUNED_TOKENS), key=rank)
+    outputs = (place for place in places if index.messages[place].structure.role == "tool")
+    return sorted((place for place in outputs if index.messages[place].tokens > MIN_PRUNED_TOKENS), key=rank)
 
 
-def find_superseded(survey: ConversationIndex) -> dict[int, int]:
+def find_superseded(index: ConversationIndex) -> dict[int, int]:
     """Return the places of outputs that a newer one supersedes, each with its rank.
 
     0: the same call was made again. 1: a later output has the same text. 2: an error, and the same command succeeded
@@ -58,24 +59,22 @@ def find_superseded(survey: ConversationIndex) -> dict[int, int]:
     """
     calls = {
         place: call
-        for place, seen in enumerate(survey.messages)
-        if seen.structure.role == "tool" and (call := _find_call(survey, place))
+        for place, seen in enumerate(index.messages)
+        if seen.structure.role == "tool" and (call := _find_call(index, place))
     }
     asked = {(call.name, call.arguments): place for place, (call, _, _) in calls.items()}
-    outputs = [place for place, seen in enumerate(survey.messages) if seen.structure.role == "tool"]
+    outputs = [place for place, seen in enumerate(index.messages) if seen.structure.role == "tool"]
     again = {place for place, (call, _, _) in calls.items() if asked[call.name, call.arguments] != place}
-    copies = {survey.found[place].digest: place for place in outputs if place not in again}
-    mended = {
-        _identify_command(call): place for place, (call, _, _) in calls.items() if not survey.found[place].outcome
-    }
+    copies = {index.found[place].digest: place for place in outputs if place not in again}
+    mended = {_identify_command(call): place for place, (call, _, _) in calls.items() if not index.found[place].outcome}
     overtaken = dict.fromkeys(again, 0)
     for place in outputs:
         if place in again:
             continue
-        if copies[survey.found[place].digest] != place:
+        if copies[index.found[place].digest] != place:
             overtaken[place] = 1
         elif (
-            survey.found[place].outcome and place in calls and mended.get(_identify_command(calls[place][0]), 0) > place
+            index.found[place].outcome and place in calls and mended.get(_identify_command(calls[place][0]), 0) > place
         ):
             overtaken[place] = 2
     return overtaken
@@ -87,23 +86,23 @@ def _identify_command(call: ToolCall) -> tuple[str, ...]:
     return call.name, *(word for word in words if not word.startswith("-"))
 
 
-def _find_call(survey: ConversationIndex, place: int) -> tuple[ToolCall, str, bool] | None:
+def _find_call(index: ConversationIndex, place: int) -> tuple[ToolCall, str, bool] | None:
     """Return the call that an output answers, its summary, and whether it has effects; the first of several calls."""
-    answers = survey.messages[place].message.results
+    answers = index.messages[place].message.results
     for before in range(place - 1, -1, -1):
-        for call, asked in zip(survey.messages[before].message.calls, survey.found[before].asked, strict=True):
+        for call, asked in zip(index.messages[before].message.calls, index.found[before].asked, strict=True):
             if call.id in answers:
-                return call, asked, survey.found[before].effects
-        if survey.messages[before].structure.role == "user":
+                return call, asked, index.found[before].effects
+        if index.messages[before].structure.role == "user":
             return None
     return None
 
 
-def prune_output(view: PlanRequest, survey: ConversationIndex, place: int) -> ReplacedMessage:
+def prune_output(view: PlanRequest, index: ConversationIndex, place: int) -> ReplacedMessage:
     """Replace an output by a tombstone."""
-    message, found = survey.messages[place].message, survey.found[place]
-    references = list_part_references(view, place, 0, survey.found[place].characters)
-    call = _find_call(survey, place)
+    message, found = index.messages[place].message, index.found[place]
+    references = list_part_references(view, place, 0, index.found[place].characters)
+    call = _find_call(index, place)
     stone = Tombstone(
         references[0].id,
         call[0].name if call else "unknown",
@@ -118,22 +117,22 @@ def prune_output(view: PlanRequest, survey: ConversationIndex, place: int) -> Re
     return ReplacedMessage(Replaced(place, _append_parts(render_tombstone(stone), references), "tombstone"), references)
 
 
-def shorten_message(view: PlanRequest, survey: ConversationIndex, place: int) -> ReplacedMessage:
+def shorten_message(view: PlanRequest, index: ConversationIndex, place: int) -> ReplacedMessage:
     """Replace a message by its first `_SHORTENED_LENGTH` characters and a note that names its reference."""
-    references = list_part_references(view, place, 0, survey.found[place].characters)
-    lines = survey.messages[place].message.text[:_SHORTENED_LENGTH].split("\n")
+    references = list_part_references(view, place, 0, index.found[place].characters)
+    lines = index.messages[place].message.text[:_SHORTENED_LENGTH].split("\n")
     text = "\n".join(sanitize_text(line, _SHORTENED_LENGTH) for line in lines)
     note = f"[cut by the proxy palimpsest; the original is intact: ref:{references[0].id}]"
     return ReplacedMessage(Replaced(place, _append_parts(f"{text}…\n{note}", references), "shortened"), references)
 
 
-def trim_message(view: PlanRequest, survey: ConversationIndex, place: int, most: int) -> ReplacedMessage:
+def trim_message(view: PlanRequest, index: ConversationIndex, place: int, most: int) -> ReplacedMessage:
     """Replace a long text, and long values in calls, by their heads and tails.
 
     Those of more than about `most` tokens (three characters each) are long.
     """
-    message = survey.messages[place].message
-    references = list_part_references(view, place, 0, survey.found[place].characters)
+    message = index.messages[place].message
+    references = list_part_references(view, place, 0, index.found[place].characters)
     parts = " ".join(f"ref:{each.id}" for each in references)
     cutter = _TextCutter(3 * most, f"[… cut by the proxy palimpsest; the original is intact: {parts} …]")
     text = cutter.cut(message.text)
@@ -179,22 +178,22 @@ def _trim_arguments(arguments: str, cutter: _TextCutter) -> str:
 
 def outline_output(
     view: PlanRequest,
-    survey: ConversationIndex,
+    index: ConversationIndex,
     place: int,
     *,
     has_outline: bool = True,
     parse: OutlineParser | None = None,
 ) -> ReplacedMessage:
     """Replace an output that is too large to be sent again, or at all, by the block of a file."""
-    message, found = survey.messages[place].message, survey.found[place]
-    references = list_part_references(view, place, 0, survey.found[place].characters)
-    call = _find_call(survey, place)
-    seen = outline(message.text, _find_path(survey, place), parse if has_outline else None)
+    message, found = index.messages[place].message, index.found[place]
+    references = list_part_references(view, place, 0, index.found[place].characters)
+    call = _find_call(index, place)
+    seen = outline(message.text, _find_path(index, place), parse if has_outline else None)
     block = FileReference(
         references[0].id,
-        _find_path(survey, place) or (f"output of {call[0].name}" if call else "a message"),
+        _find_path(index, place) or (f"output of {call[0].name}" if call else "a message"),
         seen.kind,
-        survey.messages[place].tokens,
+        index.messages[place].tokens,
         found.lines,
         found.digest,
         seen.structure if has_outline else (),
@@ -203,9 +202,9 @@ def outline_output(
     return ReplacedMessage(Replaced(place, _append_parts(render_file(block), references), "file"), references)
 
 
-def _find_path(survey: ConversationIndex, place: int) -> str:
+def _find_path(index: ConversationIndex, place: int) -> str:
     """Return the path that the call of an output read; empty unless it names exactly one."""
-    call = _find_call(survey, place)
+    call = _find_call(index, place)
     paths = [word for word in call[1].split() if "/" in word or "." in word.strip(".")] if call else []
     return paths[0].strip("'\"") if len(paths) == 1 else ""
 
@@ -224,31 +223,30 @@ def _append_parts(text: str, references: tuple[Reference, ...]) -> str:
 
 
 _PROTECTED_SHARE, _MINIMUM_SHARE = 0.25, 0.05
-_FRAME = 4
 
 
 def prune_superseded(
-    view: PlanRequest, survey: ConversationIndex, policy: BuilderPolicy, steps: range, count: Callable[[str], int]
+    view: PlanRequest, index: ConversationIndex, policy: BuilderPolicy, steps: range, count: Callable[[str], int]
 ) -> dict[int, ReplacedMessage]:
     """Return tombstones for superseded outputs of these steps, by place; none where they would save too little."""
     if not policy.is_pruning or not steps:
         return {}
     usable = view.budget.usable
     protected = min(policy.protect_tokens, _PROTECTED_SHARE * usable)
-    marked = {place: prune_output(view, survey, place) for place in _list_superseded(survey, steps, protected)}
-    marked = {place: made for place, made in marked.items() if count_saved_tokens(survey, {place: made}, count) > 0}
+    marked = {place: prune_output(view, index, place) for place in _list_superseded(index, steps, protected)}
+    marked = {place: made for place, made in marked.items() if count_saved_tokens(index, {place: made}, count) > 0}
     return (
         marked
-        if count_saved_tokens(survey, marked, count) >= min(policy.minimum_tokens, _MINIMUM_SHARE * usable)
+        if count_saved_tokens(index, marked, count) >= min(policy.minimum_tokens, _MINIMUM_SHARE * usable)
         else {}
     )
 
 
 def count_saved_tokens(
-    survey: ConversationIndex, marked: Mapping[int, ReplacedMessage], count: Callable[[str], int]
+    index: ConversationIndex, marked: Mapping[int, ReplacedMessage], count: Callable[[str], int]
 ) -> int:
     """Return the tokens that markers save."""
-    return sum(_count_saved(survey.messages[place], made, count) for place, made in marked.items())
+    return sum(_count_saved(index.messages[place], made, count) for place, made in marked.items())
 
 
 def _count_saved(seen: CountedMessage, made: ReplacedMessage, count: Callable[[str], int]) -> int:
@@ -258,30 +256,32 @@ def _count_saved(seen: CountedMessage, made: ReplacedMessage, count: Callable[[s
         cut = sum(count(known[id]) - count(arguments) for id, arguments in edit.arguments)
         return cut + (count(seen.message.text) - count(edit.text) if edit.text else 0)
     if edit.kind != "shortened":
-        return seen.tokens - count(edit.text) - _FRAME
+        return seen.tokens - count(edit.text) - MESSAGE_FRAME
     # Where text is shortened, images and calls beside it stay.
-    said = min(seen.tokens, count(seen.message.text) + _FRAME)
-    return said - count(edit.text) - _FRAME if edit.text else 0
+    said = min(seen.tokens, count(seen.message.text) + MESSAGE_FRAME)
+    return said - count(edit.text) - MESSAGE_FRAME if edit.text else 0
 
 
-def _list_superseded(survey: ConversationIndex, steps: range, protected: float) -> list[int]:
-    newest = _find_protected_start(survey, protected)
+def _list_superseded(index: ConversationIndex, steps: range, protected: float) -> list[int]:
+    newest = _find_protected_start(index, protected)
     places = [
         place
         for i in steps
-        if i not in survey.fixed
-        for place in range(survey.steps[i].start, min(survey.steps[i].stop, newest))
-        if survey.messages[place].structure.role == "tool" and survey.messages[place].tokens > MIN_PRUNED_TOKENS
+        if i not in index.fixed
+        for place in index.steps[i].places
+        if place < newest
+        and index.messages[place].structure.role == "tool"
+        and index.messages[place].tokens > MIN_PRUNED_TOKENS
     ]
-    overtaken = find_superseded(survey) if places else {}
+    overtaken = find_superseded(index) if places else {}
     return [place for place in places if place in overtaken]
 
 
-def _find_protected_start(survey: ConversationIndex, tokens: float) -> int:
+def _find_protected_start(index: ConversationIndex, tokens: float) -> int:
     """Return the place of the output with which the newest outputs reach so many tokens together."""
-    for place in reversed(range(len(survey.messages))):
+    for place in reversed(range(len(index.messages))):
         if tokens <= 0:
             return place + 1
-        if survey.messages[place].structure.role == "tool":
-            tokens -= survey.messages[place].tokens
+        if index.messages[place].structure.role == "tool":
+            tokens -= index.messages[place].tokens
     return 0

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from proxy.context.budget import MESSAGE_FRAME, take_fitting
 from proxy.context.conversation import ConversationIndex, PlanRequest
 from proxy.context.references import render_message
 from proxy.context.tool_outputs import list_part_references
@@ -30,7 +31,6 @@ _MOST_PASTED, _PASTED_SHARE = 2000, 0.05
 # A share that is exceeded is filled again up to this part only: shortening a turn invalidates the provider's cache for
 # everything behind it, so that several turns are shortened at once.
 _FILL_SHARE = 0.6
-_FRAME = 4
 _LEDGER_LEVEL = 1 + len(_HEAD_LENGTHS)
 
 Count = Callable[[str], int]
@@ -67,19 +67,19 @@ class OlderMessages(msgspec.Struct, frozen=True, gc=False):
 
 
 def list_older_forms(
-    view: PlanRequest, survey: ConversationIndex, count: Count, *, has_blocks: bool = True
+    view: PlanRequest, index: ConversationIndex, count: Count, *, has_blocks: bool = True
 ) -> MessageForms:
     """Return the forms of each user turn, except for the newest turns and those that must stay.
 
     Without `has_blocks`, repeated and pasted blocks are not searched for: that search takes nearly all of the time.
     """
-    older = [i for i in survey.users if i not in survey.newest and i not in survey.fixed]
-    newest = [_get_text(survey, i) for i in sorted(survey.newest)]
-    return _list_forms(view, survey, older, newest if has_blocks else None, count)
+    older = [i for i in index.users if i not in index.newest and i not in index.fixed]
+    newest = [_get_text(index, i) for i in sorted(index.newest)]
+    return _list_forms(view, index, older, newest if has_blocks else None, count)
 
 
 def choose_older_forms(
-    view: PlanRequest, survey: ConversationIndex, forms: MessageForms, least: int, share: float
+    view: PlanRequest, index: ConversationIndex, forms: MessageForms, least: int, share: float
 ) -> OlderMessages:
     """Choose the form of each turn before the step `least`; `share` is the part of their budgets that they may use.
 
@@ -87,7 +87,7 @@ def choose_older_forms(
     """
     older = {i: each for i, each in forms.items() if i < least}
     rooms = tuple(share * part * view.budget.usable for part in (WHOLE_SHARE, HEADS_SHARE))
-    levels = _choose_levels(older, {i: _find_sent_level(view, survey, i, older[i]) for i in older}, rooms)
+    levels = _choose_levels(older, {i: _find_sent_level(view, index, i, older[i]) for i in older}, rooms)
     shown = tuple([older[i][level] for i, level in levels.items() if level < len(older[i])])
     if len(shown) == len(older):
         return OlderMessages(shown)
@@ -95,17 +95,17 @@ def choose_older_forms(
 
 
 def list_newest_forms(
-    view: PlanRequest, survey: ConversationIndex, count: Count, *, has_blocks: bool = True
+    view: PlanRequest, index: ConversationIndex, count: Count, *, has_blocks: bool = True
 ) -> MessageForms:
     """Return the forms of the newest turns except for the last; `has_blocks` is as in `list_older_forms`."""
-    last = survey.steps[survey.users[-1]].turn if survey.users else 0
-    newer = [_get_text(survey, i) for i in survey.users if survey.steps[i].turn == last]
-    second = [i for i in survey.newest if survey.steps[i].turn != last and i not in survey.fixed]
-    return _list_forms(view, survey, second, newer if has_blocks else None, count)
+    last = index.steps[index.users[-1]].turn if index.users else 0
+    newer = [_get_text(index, i) for i in index.users if index.steps[i].turn == last]
+    second = [i for i in index.newest if index.steps[i].turn != last and i not in index.fixed]
+    return _list_forms(view, index, second, newer if has_blocks else None, count)
 
 
 def _list_forms(
-    view: PlanRequest, survey: ConversationIndex, steps: Iterable[int], newer: Iterable[str] | None, count: Count
+    view: PlanRequest, index: ConversationIndex, steps: Iterable[int], newer: Iterable[str] | None, count: Count
 ) -> MessageForms:
     """Return the forms of each turn, the longest first, in the order of their steps.
 
@@ -116,7 +116,7 @@ def _list_forms(
     near: list[LineIndex] = []
     forms: dict[int, tuple[UserMessageForm, ...]] = {}
     for i in sorted(steps, reverse=True):
-        step, message = survey.steps[i], survey.messages[survey.steps[i].start].message
+        step, message = index.steps[i], index.messages[index.steps[i].start].message
         if step.stop - step.start > 1 or message.media:
             forms[i] = (UserMessageForm(i, step.tokens),)
             continue
@@ -125,7 +125,7 @@ def _list_forms(
             text, parts = _remove_pasted(view, step.start, message, count)
             text = remove_repeated(text, (*newest, *near), count)
         heads = [_shorten(text, most) for most in _HEAD_LENGTHS]
-        forms[i] = tuple([_make_form(view, survey, i, each, parts, count=count) for each in (text, *heads)])
+        forms[i] = tuple([_make_form(view, index, i, each, parts, count=count) for each in (text, *heads)])
         if newer is not None and len(message.text) >= _LEAST_REPEATED:
             near = [index_lines(message.text), *near][:_MOST_COMPARED]
     return dict(sorted(forms.items()))
@@ -141,24 +141,24 @@ def _shorten(text: str, most: int) -> str:
 
 
 def _make_form(
-    view: PlanRequest, survey: ConversationIndex, i: int, text: str, parts: Sequence[Reference], *, count: Count
+    view: PlanRequest, index: ConversationIndex, i: int, text: str, parts: Sequence[Reference], *, count: Count
 ) -> UserMessageForm:
     """Return the form of step `i` that sends `text`, or the unchanged turn where that has no more tokens."""
-    step = survey.steps[i]
-    if text == _get_text(survey, i):
+    step = index.steps[i]
+    if text == _get_text(index, i):
         return UserMessageForm(i, step.tokens)
     reference = Reference(view.name(step.start, step.stop, 0), step.start, step.stop)
     text = f"{text}\n[shortened by palimpsest, not by the user; the original is intact: ref:{reference.id}]"
-    tokens = count(text) + _FRAME
+    tokens = count(text) + MESSAGE_FRAME
     if tokens >= step.tokens:
         return UserMessageForm(i, step.tokens)
     named = [part for part in parts if f"ref:{part.id}" in text]
     return UserMessageForm(i, tokens, (Replaced(step.start, text, "shortened"),), (reference, *named))
 
 
-def _find_sent_level(view: PlanRequest, survey: ConversationIndex, i: int, forms: Sequence[UserMessageForm]) -> int:
+def _find_sent_level(view: PlanRequest, index: ConversationIndex, i: int, forms: Sequence[UserMessageForm]) -> int:
     """Return the level of the form that the active plan sends for a turn; 0 where that plan does not cover it."""
-    start = survey.steps[i].start
+    start = index.steps[i].start
     if view.frozen is None or start >= view.frozen.through:
         return 0
     edit = next((each for each in view.frozen.edits if not isinstance(each, Written) and each.place == start), None)
@@ -216,17 +216,11 @@ def _lower_levels(forms: MessageForms, before: Mapping[int, int], rooms: Sequenc
 
 def _choose_fitting(shown: Sequence[UserMessageForm], room: float) -> set[int]:
     """Return the steps of the leading forms that fit into `room` tokens together."""
-    taken: set[int] = set()
-    for each in shown:
-        room -= each.tokens
-        if room < 0:
-            break
-        taken.add(each.step)
-    return taken
+    return {each.step for each in take_fitting(shown, room, lambda form: form.tokens)}
 
 
-def _get_text(survey: ConversationIndex, i: int) -> str:
-    return survey.messages[survey.steps[i].start].message.text
+def _get_text(index: ConversationIndex, i: int) -> str:
+    return index.messages[index.steps[i].start].message.text
 
 
 def _remove_pasted(view: PlanRequest, place: int, message: Message, count: Count) -> tuple[str, list[Reference]]:

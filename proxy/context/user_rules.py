@@ -9,6 +9,7 @@ from itertools import accumulate
 
 import msgspec
 
+from proxy.context.budget import take_fitting
 from proxy.context.conversation import ConversationIndex
 from proxy.context.references import sanitize_text
 
@@ -103,13 +104,10 @@ class Sentence(msgspec.Struct, frozen=True, gc=False):
         return f"{self.intro} {self.text}" if self.intro else self.text
 
 
-def list_user_places(survey: ConversationIndex) -> list[int]:
+def list_user_places(index: ConversationIndex) -> list[int]:
     """Return the places of messages that the user wrote; tool outputs in the user's role are not among them."""
     return [
-        place
-        for i in survey.users
-        for place in range(survey.steps[i].start, survey.steps[i].stop)
-        if survey.messages[place].structure.role == "user"
+        place for i in index.users for place in index.steps[i].places if index.messages[place].structure.role == "user"
     ]
 
 
@@ -200,12 +198,12 @@ def format_message_number(place: int) -> str:
     return f"m{place + 1}"
 
 
-def list_rules(survey: ConversationIndex, places: Collection[int] | None = None) -> tuple[Rule, ...]:
+def list_rules(index: ConversationIndex, places: Collection[int] | None = None) -> tuple[Rule, ...]:
     """Return the rules in the user's messages (None: all) in order; of equal rules the newest."""
     found: dict[str, Rule] = {}
-    for place in list_user_places(survey):
+    for place in list_user_places(index):
         if places is None or place in places:
-            for sentence in list_sentences(survey.messages[place].message.text):
+            for sentence in list_sentences(index.messages[place].message.text):
                 if _is_rule(sentence):
                     key = " ".join(sentence.said.casefold().split())
                     found.pop(key, None)
@@ -223,13 +221,7 @@ def _is_rule(sentence: Sentence) -> bool:
 def format_rules(rules: Sequence[Rule], room: float, count: Callable[[str], int]) -> str:
     """Format the block of these rules in at most `room` tokens, the newest if not all fit; empty if none does."""
     lines = [f"{format_message_number(rule.place)}: {sanitize_text(rule.text, _LONGEST)}" for rule in rules]
-    room -= count(_HEAD) + 1
-    kept: list[str] = []
-    for line in reversed(lines):
-        room -= count(line) + 1
-        if room < 0:
-            break
-        kept.append(line)
+    kept = take_fitting(reversed(lines), room - (count(_HEAD) + 1), lambda line: count(line) + 1)
     return "\n".join((_HEAD, *reversed(kept))) if kept else ""
 
 
@@ -238,16 +230,16 @@ def compute_rules_budget(usable: float) -> float:
     return min(MAX_RULES_TOKENS, RULES_SHARE * usable)
 
 
-def _choose_newest(survey: ConversationIndex, places: Collection[int], most: int | None) -> Collection[int]:
+def _choose_newest(index: ConversationIndex, places: Collection[int], most: int | None) -> Collection[int]:
     """Return the newest of the places whose messages have at most `most` characters together; None: all places."""
     if most is None:
         return places
-    sizes = accumulate(len(survey.messages[place].message.text) for place in sorted(places, reverse=True))
+    sizes = accumulate(len(index.messages[place].message.text) for place in sorted(places, reverse=True))
     return {place for place, size in zip(sorted(places, reverse=True), sizes, strict=True) if size <= most}
 
 
 def list_unsent_rules(
-    survey: ConversationIndex,
+    index: ConversationIndex,
     steps: Iterable[int],
     shortened: Mapping[int, str],
     known: Sequence[str],
@@ -258,12 +250,12 @@ def list_unsent_rules(
     `shortened` are the texts of the shortened messages by place, `known` are texts of the proxy that are sent. At most
     `most` characters are searched, the newest messages first; None: all of them.
     """
-    gone = {place for i in steps for place in range(survey.steps[i].start, survey.steps[i].stop)}
-    newest = {survey.steps[i].start for i in survey.newest} - gone - shortened.keys()
-    said = [survey.messages[place].message.text for place in newest]
+    gone = {place for i in steps for place in index.steps[i].places}
+    newest = {index.steps[i].start for i in index.newest} - gone - shortened.keys()
+    said = [index.messages[place].message.text for place in newest]
     return tuple(
         rule
-        for rule in list_rules(survey, _choose_newest(survey, gone | shortened.keys(), most))
+        for rule in list_rules(index, _choose_newest(index, gone | shortened.keys(), most))
         if not any(rule.text in text for text in (shortened.get(rule.place, ""), *said))
         and not any(sanitize_text(rule.text, _LONGEST) in text for text in known)
     )

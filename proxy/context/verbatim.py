@@ -30,6 +30,11 @@ class Group(msgspec.Struct, frozen=True, gc=False):
     kind: GroupKind
     has_calls: bool
 
+    @property
+    def places(self) -> range:
+        """Return the places of its messages."""
+        return range(self.start, self.stop)
+
 
 class Verbatim(msgspec.Struct, frozen=True, gc=False):
     """What stays: everything from place `tail` on, and groups, newest first, some of which may lie in the tail.
@@ -68,10 +73,10 @@ def find_verbatim(
         if group.kind == "user":
             turns -= later != "user"
             if turns >= 0:
-                of_turns.append(range(group.start, group.stop))
+                of_turns.append(group.places)
         later = group.kind
-        if pinned and not pinned.isdisjoint(range(group.start, group.stop)):
-            of_pinned.append(range(group.start, group.stop))
+        if pinned and not pinned.isdisjoint(group.places):
+            of_pinned.append(group.places)
         has_turns = turns < 0 or (not turns and later != "user")
         if has_turns and recent <= 0 and group.start <= min(unanswered, first_pinned):
             break
@@ -117,7 +122,7 @@ def iterate_groups(messages: Sequence[LinkedMessage], machine: frozenset[int] = 
             continue
         if missing:
             if first_calls is None:
-                first_calls = _find_first_calls(messages)
+                first_calls = {id: i for i in range(len(messages) - 1, -1, -1) for id in messages[i].calls}
             # A result that answers no call holds nothing together.
             missing = {id for id in missing if first_calls.get(id, i) < i}
             if missing:
@@ -126,11 +131,6 @@ def iterate_groups(messages: Sequence[LinkedMessage], machine: frozenset[int] = 
         yield Group(i, stop, kind, has_calls)
         stop, has_calls = i, False
         roles.clear()
-
-
-def _find_first_calls(messages: Sequence[LinkedMessage]) -> dict[str, int]:
-    """Return the place of the first call of each id."""
-    return {id: i for i in range(len(messages) - 1, -1, -1) for id in messages[i].calls}
 
 
 def split_groups(messages: Sequence[LinkedMessage], machine: frozenset[int] = frozenset()) -> list[Group]:

@@ -13,11 +13,11 @@ class LruCache(Generic[K, V]):
 
     `weigh` gives the weight of an entry when it is put; without it every entry weighs 1, so that `limit` is a count.
     Put an entry again when its weight has changed. `on_evict` is told every entry that had to go, but not those that
-    were replaced, popped or cleared. `keeps_newest`: an entry heavier than the limit stays until the next is put;
-    otherwise it is evicted at once. Values are never None. Not locked: threads that share one need a lock around it.
+    were replaced, popped or cleared; an entry heavier than the limit goes at once. Values are never None. Not locked:
+    threads that share one need a lock around it.
     """
 
-    __slots__ = ("_entries", "_keeps_newest", "_on_evict", "_weigh", "_weights", "limit", "weight")
+    __slots__ = ("_entries", "_on_evict", "_weigh", "_weights", "limit", "weight")
 
     def __init__(
         self,
@@ -25,13 +25,11 @@ class LruCache(Generic[K, V]):
         *,
         weigh: Callable[[K, V], int] | None = None,
         on_evict: Callable[[K, V], object] | None = None,
-        keeps_newest: bool = False,
     ) -> None:
         self.limit = limit
         self.weight = 0
         self._weigh = weigh
         self._on_evict = on_evict
-        self._keeps_newest = keeps_newest
         self._entries: OrderedDict[K, V] = OrderedDict()
         self._weights: dict[K, int] = {}  # stays empty where every entry weighs 1
 
@@ -57,7 +55,7 @@ class LruCache(Generic[K, V]):
             weight = self._weigh(key, value)
             self.weight += weight - self._weights.get(key, 0)
             self._weights[key] = weight
-        while self.weight > self.limit and len(entries) > self._keeps_newest:
+        while self.weight > self.limit:
             evicted = self.pop_oldest()
             if self._on_evict is not None:
                 self._on_evict(*evicted)

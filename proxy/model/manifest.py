@@ -67,11 +67,6 @@ class Manifest(msgspec.Struct, frozen=True, gc=False, array_like=True):
     whole_digest: bytes = b""
 
     @property
-    def digest(self) -> bytes:
-        """SHA-256 of the recipe; it commits to every byte of the body."""
-        return compute_digest(self.recipe)
-
-    @property
     def weight(self) -> int:
         """Bytes of content this manifest holds in memory."""
         slices = sum([len(each.content or b"") + 96 for each in self.slices])

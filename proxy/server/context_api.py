@@ -15,6 +15,7 @@ from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.context import (
+    Document,
     describe_compaction,
     describe_pinned,
     describe_reversion,
@@ -29,19 +30,10 @@ from proxy.engine.reports.conversation import find_end
 from proxy.engine.reports.diff import Tally, describe_difference, load_difference
 from proxy.engine.reports.export import load_handoff, write_handoff
 from proxy.engine.reports.lookup import find_exchange, find_session, pick_branch
-from proxy.engine.reports.sessions import write_json
 from proxy.model.epoch import SummaryLevel
 from proxy.model.errors import BadRequest
 from proxy.model.log import ExchangeRow
-from proxy.server.endpoints import (
-    GUARDS,
-    Endpoint,
-    read_body,
-    read_document,
-    read_number,
-    read_switch,
-    respond_json,
-)
+from proxy.server.endpoints import GUARDS, Endpoint, read_body, read_document, read_number, read_switch
 
 _TEXT = "text/plain"
 _MARKDOWN = "text/markdown"
@@ -78,7 +70,7 @@ class ContextApi:
         pins = Endpoint(self._list_pins).on("POST", self._pin, *where).on("DELETE", self._unpin, *where, "node")
         return [
             Route("/api/refs/{id}", Endpoint(self._expand, "page")),
-            Route(session + "/epochs", Endpoint(self._list_epochs)),
+            Route(session + "/epochs", Endpoint(lambda request: list_epochs(self._log, request.path_params["id"]))),
             Route(session + "/epochs/{n}", Endpoint(self._show_epoch)),
             Route(session + "/epochs/{n}/revert", Endpoint().on("POST", self._revert, "dry_run")),
             Route(session + "/compact", Endpoint().on("POST", self._compact)),
@@ -96,55 +88,52 @@ class ContextApi:
         headers = {**GUARDS, "x-palimpsest-page": str(page.number), "x-palimpsest-pages": str(page.pages)}
         return Response(page.content, headers=headers, media_type=_TEXT)
 
-    async def _list_epochs(self, request: Request) -> Response:
-        return respond_json(write_json(await list_epochs(self._log, request.path_params["id"])))
+    async def _show_epoch(self, request: Request) -> Document:
+        return await load_epoch(self._log, request.path_params["id"], _read_epoch(request))
 
-    async def _show_epoch(self, request: Request) -> Response:
-        return respond_json(write_json(await load_epoch(self._log, request.path_params["id"], _read_epoch(request))))
-
-    async def _revert(self, request: Request) -> Response:
+    async def _revert(self, request: Request) -> Document:
         session, n = await self._find_session(request), _read_epoch(request)
         is_done = not read_switch(request, "dry_run")
         reversion = await (self._epochs.revert(session, n) if is_done else self._epochs.quote(session, n))
-        return respond_json(write_json(describe_reversion(reversion, is_done=is_done)))
+        return describe_reversion(reversion, is_done=is_done)
 
-    async def _compact(self, request: Request) -> Response:
+    async def _compact(self, request: Request) -> Document:
         session = await self._find_session(request)
         asked = read_document(await read_body(request, _MAX_BODY_BYTES), CompactionRequest)
         options = ManualOptions(asked.model, asked.prompt, asked.level)
         found = await self._compaction.compact(session, options, asked.view, asked.branch)
-        return respond_json(write_json(describe_compaction(found)))
+        return describe_compaction(found)
 
-    async def _list_summaries(self, request: Request) -> Response:
+    async def _list_summaries(self, request: Request) -> list[Document]:
         summaries = await load_summaries(self._log, request.path_params["id"])
-        return respond_json(write_json(describe_summaries(summaries)))
+        return describe_summaries(summaries)
 
-    async def _show_summary(self, request: Request) -> Response:
+    async def _show_summary(self, request: Request) -> Document:
         id, name = request.path_params["id"], request.path_params["sid"]
-        return respond_json(write_json(await load_summary(self._log, id, name)))
+        return await load_summary(self._log, id, name)
 
-    async def _compare(self, request: Request) -> Response:
+    async def _compare(self, request: Request) -> Document:
         n = read_number(request.path_params["n"], "the number of an exchange")
         asked = request.query_params.get("k")
         k = None if asked is None else read_number(asked, "k")
         found = await load_difference(self._log, request.path_params["id"], n, self._tally, k)
-        return respond_json(write_json(describe_difference(found)))
+        return describe_difference(found)
 
     async def _hand_off(self, request: Request) -> Response:
         tip = request.query_params.get("branch", "")
         text = write_handoff(await load_handoff(self._log, request.path_params["id"], tip))
         return Response(text.encode("utf-8", "replace"), headers=GUARDS, media_type=_MARKDOWN)
 
-    async def _list_pins(self, request: Request) -> Response:
+    async def _list_pins(self, request: Request) -> list[Document]:
         session = await self._find_session(request)
         pins = await self._epochs.list_pins(session, await self._log.list_branches(session))
-        return respond_json(write_json([describe_pinned(each) for each in pins]))
+        return [describe_pinned(each) for each in pins]
 
-    async def _pin(self, request: Request) -> Response:
+    async def _pin(self, request: Request) -> Document:
         pinned = await self._epochs.pin(*await self._find_message(request))
-        return respond_json(write_json(describe_pinned(pinned)))
+        return describe_pinned(pinned)
 
-    async def _unpin(self, request: Request) -> Response:
+    async def _unpin(self, request: Request) -> list[Document]:
         if node := request.query_params.get("node"):
             await self._epochs.unpin_node(await self._find_session(request), _read_node(node))
         else:

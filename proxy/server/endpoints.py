@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from proxy.engine.reports.sessions import write_json
 from proxy.model.errors import BadRequest, ProxyError, TooLarge
 from proxy.server.errors import render_body, render_error
 
@@ -24,7 +25,8 @@ GUARDS = {
 _LONGEST_NUMBER = 9
 
 Form = TypeVar("Form", bound=msgspec.Struct)
-Responder = Callable[[Request], Awaitable[Response]]
+Responder = Callable[[Request], Awaitable[object]]
+"""Returns a response, or a document that is sent as JSON."""
 
 
 class Endpoint:
@@ -47,7 +49,7 @@ class Endpoint:
             response = await self._respond(request)
         except ProxyError as error:
             status, _, body = render_error(error)
-            response = respond_json(body, status)
+            response = _respond_json(body, status)
         await response(scope, receive, send)
 
     async def _respond(self, request: Request) -> Response:
@@ -56,16 +58,17 @@ class Endpoint:
             body = render_body(
                 "method_not_allowed", f"{request.method[:20]} is not allowed on this path; it takes {allowed}"
             )
-            return respond_json(body, 405, {"allow": allowed})
+            return _respond_json(body, 405, {"allow": allowed})
         respond, parameters = self._responders[request.method]
         for name in request.query_params:
             if name not in parameters:
                 known = ", ".join(sorted(parameters)) or "none"
                 raise BadRequest(f"the parameter {name[:40]!r} is not known here; this path takes: {known}")
-        return await respond(request)
+        answer = await respond(request)
+        return answer if isinstance(answer, Response) else _respond_json(write_json(answer))
 
 
-def respond_json(body: bytes, status: int = 200, more: dict[str, str] | None = None) -> Response:
+def _respond_json(body: bytes, status: int = 200, more: dict[str, str] | None = None) -> Response:
     """Return a response with a JSON body."""
     return Response(body, status, headers={**GUARDS, **(more or {})}, media_type=JSON)
 

@@ -4,8 +4,8 @@ Everything is answered from memory; nothing here waits.
 """
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
@@ -13,12 +13,14 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from proxy.engine.runtime import EventBus
 from proxy.model.events import (
     AuxiliaryEnded,
     CeilingExceeded,
     CeilingUnreachable,
     EpochOpened,
     EpochRefused,
+    Event,
     ExchangeRecorded,
     Planned,
     ReadingFailed,
@@ -29,6 +31,8 @@ from proxy.model.events import (
 from proxy.model.log import ArchiveHealth
 
 _BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+_Kind = Literal["counter", "gauge", "seconds"]
 
 
 class _Seconds:
@@ -52,8 +56,54 @@ class _Seconds:
         return family
 
 
+# What is exposed, in this order: the kind of metric, its name, what it tells, and its labels.
+_METRICS: tuple[tuple[_Kind, str, str, tuple[str, ...]], ...] = (
+    (
+        "counter",
+        "palimpsest_exchanges",
+        "Client calls by how they ended.",
+        ("kind", "wire", "upstream", "status", "completeness"),
+    ),
+    ("counter", "palimpsest_request_bytes", "Bytes of request bodies.", ()),
+    ("counter", "palimpsest_response_bytes", "Bytes of response bodies.", ()),
+    ("counter", "palimpsest_unread_answers", "Recorded responses that could not be read.", ()),
+    ("seconds", "palimpsest_first_byte_seconds", "From the whole request to the first byte.", ()),
+    ("seconds", "palimpsest_exchange_seconds", "From the whole request to the end of the response.", ()),
+    ("gauge", "palimpsest_tasks", "Tasks under way.", ()),
+    (
+        "counter",
+        "palimpsest_descriptor_shortages",
+        "How often idle connections were closed because hardly a file descriptor was free.",
+        (),
+    ),
+    ("counter", "palimpsest_epochs", "Epochs by why they were opened.", ("why",)),
+    ("counter", "palimpsest_planned_calls", "Calls of which it was decided what to send, by what was sent.", ("rung",)),
+    ("counter", "palimpsest_failed_rungs", "Fallback levels that failed.", ("rung",)),
+    ("counter", "palimpsest_context_tokens", "Tokens of counted calls, as made and as sent.", ("side",)),
+    ("counter", "palimpsest_ceilings_unreachable", "Sessions that cannot be cut to their ceiling.", ()),
+    ("counter", "palimpsest_refused_epochs", "Epochs whose requests an upstream refused.", ()),
+    ("counter", "palimpsest_calls_above_ceiling", "Managed calls sent above their ceiling.", ()),
+    ("counter", "palimpsest_tokens_above_ceiling", "By how many tokens, together.", ()),
+    ("gauge", "palimpsest_saved_tokens", "Estimated saving so far, in tokens of uncached input.", ()),
+    ("counter", "palimpsest_auxiliary_calls", "Calls of our own for summaries, by verdict.", ("upstream", "verdict")),
+    (
+        "counter",
+        "palimpsest_summaries",
+        "Summaries by what they were made of and how: 1 and 2 by a model, 3 without one.",
+        ("kind", "level"),
+    ),
+    ("counter", "palimpsest_auxiliary_tokens", "What they cost, in tokens of uncached input.", ()),
+    ("counter", "palimpsest_wasted_tokens", "The part of it that went into summaries never used.", ()),
+    ("seconds", "palimpsest_auxiliary_seconds", "From the request to the end of its response.", ()),
+    ("gauge", "palimpsest_log_pending_records", "Records not yet in log.db.", ()),
+    ("gauge", "palimpsest_log_pending_bytes", "Bytes of those records.", ()),
+    ("counter", "palimpsest_log_dropped_records", "Records lost for good.", ()),
+    ("gauge", "palimpsest_log_degraded", "1 while the log does not keep its promise.", ()),
+)
+
+
 class Metrics(Collector):
-    """Counts events; reads the state of log and tasks when asked. Names and text format are made then, too."""
+    """Counts events; reads the state of log and tasks when asked. The text format is made then, too."""
 
     def __init__(
         self,
@@ -64,87 +114,36 @@ class Metrics(Collector):
         self._health = health
         self._in_flight = in_flight
         self._shortages = shortages
-        self._exchanges: Counter[tuple[str, str, str, str, str]] = Counter()
-        self._unread = 0
-        self._epochs: Counter[str] = Counter()
-        self._rungs: Counter[str] = Counter()
-        self._failed: Counter[str] = Counter()
-        self._tokens: Counter[str] = Counter(client=0, upstream=0)
-        self._saved = 0.0
-        self._unreachable = 0
-        self._exceeded = 0
-        self._refused = 0
-        self._exceeded_tokens = 0
-        self._auxiliary: Counter[tuple[str, str]] = Counter()
-        self._auxiliary_cost = 0.0
-        self._wasted = 0.0
-        self._summaries: Counter[tuple[str, str]] = Counter()
-        self._auxiliary_seconds = _Seconds()
-        self._request_bytes = 0
-        self._response_bytes = 0
-        self._first_byte = _Seconds()
-        self._total = _Seconds()
+        # By the metric's name and the values of its labels; without labels it is there before anything has happened.
+        self._values: dict[str, dict[tuple[str, ...], float]] = {
+            name: {} if labels else {(): 0.0} for _, name, _, labels in _METRICS
+        }
+        self._values["palimpsest_context_tokens"] = {("client",): 0.0, ("upstream",): 0.0}
+        self._seconds = {name: _Seconds() for kind, name, _, _ in _METRICS if kind == "seconds"}
+        self._counters: Mapping[type[Event], Callable[[Any], None]] = {
+            ExchangeRecorded: self._count_exchange,
+            ReadingFailed: lambda event: self._add("palimpsest_unread_answers"),
+            Planned: self._count_plan,
+            EpochOpened: lambda event: self._add("palimpsest_epochs", event.why),
+            RungFailed: lambda event: self._add("palimpsest_failed_rungs", event.rung),
+            CeilingUnreachable: lambda event: self._add("palimpsest_ceilings_unreachable"),
+            CeilingExceeded: self._count_excess,
+            EpochRefused: lambda event: self._add("palimpsest_refused_epochs"),
+            AuxiliaryEnded: self._count_auxiliary,
+            SummaryAdded: lambda event: self._add("palimpsest_summaries", event.kind, str(event.level)),
+            SummaryWasted: lambda event: self._add("palimpsest_wasted_tokens", count=event.cost),
+        }
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
-    def count_exchange(self, event: ExchangeRecorded) -> None:
-        """Count a client's call, by its final round; calls of our own are counted by `count_auxiliary`."""
-        if not event.is_final or event.kind == "auxiliary":
-            return
-        self._exchanges[(event.kind, event.wire, event.upstream, str(event.status), event.completeness)] += 1
-        self._request_bytes += event.request_size
-        self._response_bytes += event.received_size
-        if event.first_byte_s:
-            self._first_byte.add(event.first_byte_s)
-        self._total.add(event.total_s)
+    def subscribe(self, bus: EventBus) -> None:
+        """Count all events of a bus that there is a metric of."""
+        for kind, count in self._counters.items():
+            bus.subscribe(kind, count)
 
-    def count_unread(self, event: ReadingFailed) -> None:
-        """Count a response that could not be read."""
-        self._unread += 1
-
-    def count_epoch(self, event: EpochOpened) -> None:
-        """Count an epoch that was opened."""
-        self._epochs[event.why] += 1
-
-    def count_plan(self, event: Planned) -> None:
-        """Count a decision. Tokens are those of requests of which both sides were counted."""
-        plan = event.plan
-        self._rungs[plan.rung] += 1
-        self._saved += plan.saving or 0.0
-        if plan.tokens_client is not None and plan.tokens_upstream is not None:
-            self._tokens["client"] += plan.tokens_client
-            self._tokens["upstream"] += plan.tokens_upstream
-
-    def count_failed_rung(self, event: RungFailed) -> None:
-        """Count a fallback level that failed."""
-        self._failed[event.rung] += 1
-
-    def count_unreachable(self, event: CeilingUnreachable) -> None:
-        """Count a session whose ceiling is out of reach."""
-        self._unreachable += 1
-
-    def count_excess(self, event: CeilingExceeded) -> None:
-        """Count a call above its ceiling."""
-        self._exceeded += 1
-        self._exceeded_tokens += event.tokens - event.usable
-
-    def count_refusal(self, event: EpochRefused) -> None:
-        """Count a refused epoch."""
-        self._refused += 1
-
-    def count_auxiliary(self, event: AuxiliaryEnded) -> None:
-        """Count a call of our own."""
-        self._auxiliary[(event.upstream, event.verdict)] += 1
-        self._auxiliary_cost += event.cost
-        self._auxiliary_seconds.add(event.seconds)
-
-    def count_summary(self, event: SummaryAdded) -> None:
-        """Count a summary."""
-        self._summaries[(event.kind, str(event.level))] += 1
-
-    def count_waste(self, event: SummaryWasted) -> None:
-        """Count a summary that was never used."""
-        self._wasted += event.cost
+    def count(self, event: Event) -> None:
+        """Count one event. Raises KeyError where there is no metric of its kind."""
+        self._counters[type(event)](event)
 
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""
@@ -152,90 +151,58 @@ class Metrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Part of prometheus_client's Collector."""
-        labels = ("kind", "wire", "upstream", "status", "completeness")
-        exchanges = CounterMetricFamily("palimpsest_exchanges", "Client calls by how they ended.", labels=labels)
-        for values, count in self._exchanges.items():
-            exchanges.add_metric(values, count)
-        yield exchanges
-        yield CounterMetricFamily("palimpsest_request_bytes", "Bytes of request bodies.", value=self._request_bytes)
-        yield CounterMetricFamily("palimpsest_response_bytes", "Bytes of response bodies.", value=self._response_bytes)
-        yield CounterMetricFamily(
-            "palimpsest_unread_answers", "Recorded responses that could not be read.", value=self._unread
-        )
-        yield self._first_byte.render("palimpsest_first_byte_seconds", "From the whole request to the first byte.")
-        yield self._total.render("palimpsest_exchange_seconds", "From the whole request to the end of the response.")
-        yield GaugeMetricFamily("palimpsest_tasks", "Tasks under way.", value=self._in_flight())
-        yield CounterMetricFamily(
-            "palimpsest_descriptor_shortages",
-            "How often idle connections were closed because hardly a file descriptor was free.",
-            value=self._shortages(),
-        )
-        yield from self._collect_contexts()
-        yield from self._collect_auxiliary()
-        yield from self._collect_log()
-
-    def _collect_contexts(self) -> Iterable[Metric]:
-        counts = (
-            ("palimpsest_epochs", "Epochs by why they were opened.", "why", self._epochs),
-            (
-                "palimpsest_planned_calls",
-                "Calls of which it was decided what to send, by what was sent.",
-                "rung",
-                self._rungs,
-            ),
-            ("palimpsest_failed_rungs", "Fallback levels that failed.", "rung", self._failed),
-            ("palimpsest_context_tokens", "Tokens of counted calls, as made and as sent.", "side", self._tokens),
-        )
-        for name, text, label, counter in counts:
-            family = CounterMetricFamily(name, text, labels=(label,))
-            for value, count in counter.items():
-                family.add_metric((value,), count)
-            yield family
-        yield CounterMetricFamily(
-            "palimpsest_ceilings_unreachable", "Sessions that cannot be cut to their ceiling.", value=self._unreachable
-        )
-        yield CounterMetricFamily(
-            "palimpsest_refused_epochs", "Epochs whose requests an upstream refused.", value=self._refused
-        )
-        yield CounterMetricFamily(
-            "palimpsest_calls_above_ceiling", "Managed calls sent above their ceiling.", value=self._exceeded
-        )
-        yield CounterMetricFamily(
-            "palimpsest_tokens_above_ceiling", "By how many tokens, together.", value=self._exceeded_tokens
-        )
-        yield GaugeMetricFamily(
-            "palimpsest_saved_tokens", "Estimated saving so far, in tokens of uncached input.", value=self._saved
-        )
-
-    def _collect_auxiliary(self) -> Iterable[Metric]:
-        text = "Calls of our own for summaries, by verdict."
-        calls = CounterMetricFamily("palimpsest_auxiliary_calls", text, labels=("upstream", "verdict"))
-        for values, count in self._auxiliary.items():
-            calls.add_metric(values, count)
-        yield calls
-        text = "Summaries by what they were made of and how: 1 and 2 by a model, 3 without one."
-        summaries = CounterMetricFamily("palimpsest_summaries", text, labels=("kind", "level"))
-        for values, count in self._summaries.items():
-            summaries.add_metric(values, count)
-        yield summaries
-        yield CounterMetricFamily(
-            "palimpsest_auxiliary_tokens", "What they cost, in tokens of uncached input.", value=self._auxiliary_cost
-        )
-        yield CounterMetricFamily(
-            "palimpsest_wasted_tokens", "The part of it that went into summaries never used.", value=self._wasted
-        )
-        yield self._auxiliary_seconds.render(
-            "palimpsest_auxiliary_seconds", "From the request to the end of its response."
-        )
-
-    def _collect_log(self) -> Iterable[Metric]:
         health = self._health()
-        yield GaugeMetricFamily("palimpsest_log_pending_records", "Records not yet in log.db.", value=health.pending)
-        yield GaugeMetricFamily("palimpsest_log_pending_bytes", "Bytes of those records.", value=health.pending_bytes)
-        yield CounterMetricFamily("palimpsest_log_dropped_records", "Records lost for good.", value=health.dropped)
-        yield GaugeMetricFamily(
-            "palimpsest_log_degraded", "1 while the log does not keep its promise.", value=int(bool(health.problem))
-        )
+        for name, value in (
+            ("palimpsest_tasks", self._in_flight()),
+            ("palimpsest_descriptor_shortages", self._shortages()),
+            ("palimpsest_log_pending_records", health.pending),
+            ("palimpsest_log_pending_bytes", health.pending_bytes),
+            ("palimpsest_log_dropped_records", health.dropped),
+            ("palimpsest_log_degraded", int(bool(health.problem))),
+        ):
+            self._values[name][()] = value
+        for kind, name, text, labels in _METRICS:
+            if kind == "seconds":
+                yield self._seconds[name].render(name, text)
+                continue
+            family = (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(name, text, labels=labels)
+            for values, count in self._values[name].items():
+                family.add_metric(values, count)
+            yield family
+
+    def _add(self, name: str, *labels: str, count: float = 1) -> None:
+        values = self._values[name]
+        values[labels] = values.get(labels, 0.0) + count
+
+    def _count_exchange(self, event: ExchangeRecorded) -> None:
+        """Count a client's call, by its final round; calls of our own are counted by `_count_auxiliary`."""
+        if not event.is_final or event.kind == "auxiliary":
+            return
+        labels = (event.kind, event.wire, event.upstream, str(event.status), event.completeness)
+        self._add("palimpsest_exchanges", *labels)
+        self._add("palimpsest_request_bytes", count=event.request_size)
+        self._add("palimpsest_response_bytes", count=event.received_size)
+        if event.first_byte_s:
+            self._seconds["palimpsest_first_byte_seconds"].add(event.first_byte_s)
+        self._seconds["palimpsest_exchange_seconds"].add(event.total_s)
+
+    def _count_plan(self, event: Planned) -> None:
+        """Count a decision. Tokens are those of requests of which both sides were counted."""
+        plan = event.plan
+        self._add("palimpsest_planned_calls", plan.rung)
+        self._add("palimpsest_saved_tokens", count=plan.saving or 0.0)
+        if plan.tokens_client is not None and plan.tokens_upstream is not None:
+            self._add("palimpsest_context_tokens", "client", count=plan.tokens_client)
+            self._add("palimpsest_context_tokens", "upstream", count=plan.tokens_upstream)
+
+    def _count_excess(self, event: CeilingExceeded) -> None:
+        self._add("palimpsest_calls_above_ceiling")
+        self._add("palimpsest_tokens_above_ceiling", count=event.tokens - event.usable)
+
+    def _count_auxiliary(self, event: AuxiliaryEnded) -> None:
+        self._add("palimpsest_auxiliary_calls", event.upstream, event.verdict)
+        self._add("palimpsest_auxiliary_tokens", count=event.cost)
+        self._seconds["palimpsest_auxiliary_seconds"].add(event.seconds)
 
 
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"

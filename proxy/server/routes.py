@@ -22,12 +22,6 @@ from proxy.server.policy import ServerPolicy
 from proxy.server.sessions_api import SessionsApi
 from proxy.wire import FORMATS
 
-MANAGED_PATHS = {
-    "/v1/chat/completions": "chat_completions",
-    "/v1/responses": "responses",
-    "/v1/messages": "anthropic_messages",
-}
-
 # Clients put other prefixes before them, or none: Azure's `/openai/deployments/NAME`, `/api/v1`, `/v1beta/openai`.
 _ENDINGS = {form.path_ending: form.name for form in FORMATS.values()}
 

@@ -6,19 +6,21 @@ the bodies of one exchange at a time are in memory.
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from proxy.engine.ports import LogReader
+from proxy.engine.reports.context import Document
 from proxy.engine.reports.export import FORMS, Form, describe_whole, open_export
 from proxy.engine.reports.lookup import Part, find_exchange, find_session, list_matching, load_part, read_pages
 from proxy.engine.reports.savings import SavingsInputs, describe_savings, load_savings
-from proxy.engine.reports.sessions import describe_overview, describe_sessions, list_calls, load_overview, write_json
+from proxy.engine.reports.sessions import describe_overview, describe_sessions, list_calls, load_overview
 from proxy.model.errors import BadRequest
 from proxy.model.log import ExchangeRow, Selection
-from proxy.server.endpoints import GUARDS, JSON, Endpoint, read_limit, read_number, respond_json
+from proxy.server.endpoints import GUARDS, JSON, Endpoint, read_limit, read_number
 
 _SESSIONS, _MOST_SESSIONS = 50, 1000
 _CALLS, _MOST_CALLS = 100, 1000
@@ -41,40 +43,34 @@ class SessionsApi:
             Route("/api/sessions/{id}/export", Endpoint(self._export, "form", "branch")),
             Route("/api/sessions/{id}/exchanges", Endpoint(self._list_exchanges, "after", "limit")),
             Route(exchange, Endpoint(self._show_exchange)),
-            Route(exchange + "/sent", Endpoint(self._load_sent, "k")),
-            Route(exchange + "/received", Endpoint(self._load_received, "k")),
+            Route(exchange + "/sent", Endpoint(partial(self._load, "sent"), "k")),
+            Route(exchange + "/received", Endpoint(partial(self._load, "received"), "k")),
             Route("/api/savings", Endpoint(self._show_savings)),
         ]
 
-    async def _list_sessions(self, request: Request) -> Response:
+    async def _list_sessions(self, request: Request) -> list[Document]:
         limit = read_limit(request, _SESSIONS, _MOST_SESSIONS)
         query = request.query_params
         selection = Selection(query.get("family", ""), query.get("parent", ""))
         if "before" in query:
             selection = replace(selection, before=read_number(query["before"], "before"))
         rows = await list_matching(self._log, limit, selection)
-        return respond_json(write_json(describe_sessions(rows)))
+        return describe_sessions(rows)
 
-    async def _show_session(self, request: Request) -> Response:
-        return respond_json(write_json(describe_overview(await load_overview(self._log, request.path_params["id"]))))
+    async def _show_session(self, request: Request) -> Document:
+        return describe_overview(await load_overview(self._log, request.path_params["id"]))
 
-    async def _list_exchanges(self, request: Request) -> Response:
+    async def _list_exchanges(self, request: Request) -> list[Document]:
         after = read_number(request.query_params.get("after", "0"), "after")
         limit = read_limit(request, _CALLS, _MOST_CALLS)
         session = await find_session(self._log, request.path_params["id"])
         pages = read_pages(self._log, session, after, limit)
-        return respond_json(write_json([call async for page in pages for call in list_calls(page)]))
+        return [call async for page in pages for call in list_calls(page)]
 
-    async def _show_exchange(self, request: Request) -> Response:
-        return respond_json(write_json(await describe_whole(self._log, await self._find_exchange(request))))
+    async def _show_exchange(self, request: Request) -> Document:
+        return await describe_whole(self._log, await self._find_exchange(request))
 
-    async def _load_sent(self, request: Request) -> Response:
-        return await self._load(request, "sent")
-
-    async def _load_received(self, request: Request) -> Response:
-        return await self._load(request, "received")
-
-    async def _load(self, request: Request, part: Part) -> Response:
+    async def _load(self, part: Part, request: Request) -> Response:
         asked = request.query_params.get("k")
         k = None if asked is None else read_number(asked, "k")
         content = await load_part(self._log, await self._find_exchange(request), part, k)
@@ -89,8 +85,8 @@ class SessionsApi:
         pieces = opened.pieces if request.method == "GET" else _write_nothing()
         return StreamingResponse(pieces, headers=GUARDS, media_type=_MEDIA[form])
 
-    async def _show_savings(self, request: Request) -> Response:
-        return respond_json(write_json(describe_savings(await load_savings(self._log, self._inputs))))
+    async def _show_savings(self, request: Request) -> Document:
+        return describe_savings(await load_savings(self._log, self._inputs))
 
     async def _find_exchange(self, request: Request) -> ExchangeRow:
         n = read_number(request.path_params["n"], "the number of an exchange")

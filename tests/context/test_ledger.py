@@ -202,19 +202,19 @@ def take(frozen: ContextPlan | None, tail: int = 8, room: float = 1000) -> Carri
 
 def test_the_ledgers_at_the_head_stay_with_their_references_and_what_they_tell() -> None:
     ledger = Written("1-2 ref:aaaaaaaaaa", 0, 7)
-    heritage = take(plan(ledger, Kept(0), Kept(3), Kept(4)))
-    assert heritage.ledgers == (ledger,)
-    assert heritage.references == (OLD,)
-    assert heritage.told == {1, 3}
-    assert heritage.room == pytest.approx(0.143 * sum(step.tokens for step in look().steps[4:8]))
+    carried = take(plan(ledger, Kept(0), Kept(3), Kept(4)))
+    assert carried.ledgers == (ledger,)
+    assert carried.references == (OLD,)
+    assert carried.told == {1, 3}
+    assert carried.room == pytest.approx(0.143 * sum(step.tokens for step in look().steps[4:8]))
     assert take(plan(ledger, Kept(0)), room=30).room == pytest.approx(6)
-    assert heritage.tokens > count(ledger.text)
+    assert carried.tokens > count(ledger.text)
 
 
 def test_ledgers_behind_what_is_kept_are_taken_over_too() -> None:
-    heritage = take(plan(Kept(0), Written("behind something", 0, 7), Kept(7), Written("and another", 7, 9)))
-    assert [each.text for each in heritage.ledgers] == ["behind something", "and another"]
-    assert 0 not in heritage.told and 1 in heritage.told
+    carried = take(plan(Kept(0), Written("behind something", 0, 7), Kept(7), Written("and another", 7, 9)))
+    assert [each.text for each in carried.ledgers] == ["behind something", "and another"]
+    assert 0 not in carried.told and 1 in carried.told
 
 
 @pytest.mark.parametrize(
@@ -228,18 +228,18 @@ def test_ledgers_behind_what_is_kept_are_taken_over_too() -> None:
     ],
 )
 def test_otherwise_one_new_ledger_is_written(frozen: ContextPlan | None) -> None:
-    heritage = take(frozen)
-    assert (heritage.ledgers, heritage.told) == (NO_LEDGERS.ledgers, NO_LEDGERS.told)
-    assert heritage.room == pytest.approx(550)
+    carried = take(frozen)
+    assert (carried.ledgers, carried.told) == (NO_LEDGERS.ledgers, NO_LEDGERS.told)
+    assert carried.room == pytest.approx(550)
 
 
 def test_summaries_that_stand_with_the_ledgers_stay_with_them() -> None:
     report, ledger = Written("a report ref:bbbbbbbbbb", 0, 5, "r"), Written("1-2 ref:aaaaaaaaaa", 0, 7)
-    heritage = take(plan(report, ledger, Kept(0)))
-    assert (heritage.written, heritage.ledgers) == ((report, ledger), (ledger,))
-    assert heritage.reported == count(report.text) + 4
-    assert heritage.tokens == heritage.reported + count(ledger.text) + 4
-    assert heritage.references == (OLD,)
+    carried = take(plan(report, ledger, Kept(0)))
+    assert (carried.written, carried.ledgers) == ((report, ledger), (ledger,))
+    assert carried.reported == count(report.text) + 4
+    assert carried.tokens == carried.reported + count(ledger.text) + 4
+    assert carried.references == (OLD,)
     assert take(plan(*[report] * 5, ledger)).ledgers == (ledger,)
     assert take(plan(report)).written == ()
 
@@ -257,5 +257,5 @@ def test_a_first_ledger_leaves_room_to_the_summaries_beside_it() -> None:
 
 
 def test_a_ledger_behind_others_keeps_its_room_beside_summaries() -> None:
-    heritage = take(plan(Written("1-2 ref:aaaaaaaaaa", 0, 7)))
-    assert reduce_room(heritage, 100) == heritage
+    carried = take(plan(Written("1-2 ref:aaaaaaaaaa", 0, 7)))
+    assert reduce_room(carried, 100) == carried

@@ -66,8 +66,8 @@ def archive(room: float, messages: list[RawMessage] = MESSAGES, ledgers: tuple[W
     seen = view(messages, 10_000)
     found = index_conversation(seen, BuilderPolicy(), extract_features)
     told = frozenset(range(1, 10)) if ledgers else frozenset[int]()
-    heritage = CarriedLedgers(ledgers, 0, (), told, room)
-    return build_ledger(seen, found, LedgerScope(len(found.steps) - 2, frozenset({0}), heritage), count)
+    carried = CarriedLedgers(ledgers, 0, (), told, room)
+    return build_ledger(seen, found, LedgerScope(len(found.steps) - 2, frozenset({0}), carried), count)
 
 
 def list_told(made: LedgerText) -> list[str]:
@@ -123,6 +123,6 @@ def test_what_fills_its_room_at_once_is_not_written_again() -> None:
 
     seen = view(MESSAGES, 10_000)
     found = index_conversation(seen, BuilderPolicy(), extract_features)
-    heritage = CarriedLedgers((), 0, (), frozenset(), 1000)
-    made = build_ledger(seen, found, LedgerScope(len(found.steps) - 2, frozenset({0}), heritage), count_full)
+    carried = CarriedLedgers((), 0, (), frozenset(), 1000)
+    made = build_ledger(seen, found, LedgerScope(len(found.steps) - 2, frozenset({0}), carried), count_full)
     assert (made.tokens, counted) == (990, [made.text])

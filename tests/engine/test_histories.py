@@ -137,7 +137,7 @@ def test_every_body_of_every_history_can_be_put_together_and_is_named_as_without
         content = json.dumps(json.loads(chat(*messages, system=system)), separators=separators).encode()
         manifest = see(histories, content, key)
         alone = see(BodyCache(0), content, key)
-        assert (manifest.recipe, manifest.size, manifest.digest) == (alone.recipe, alone.size, alone.digest)
+        assert (manifest.recipe, manifest.size) == (alone.recipe, alone.size)
         assert manifest.slices == alone.slices[len(alone.slices) - len(manifest.slices) :]
         assert set(manifest.blobs) <= set(alone.blobs)
         logs[key[0]].take(manifest)

@@ -140,10 +140,6 @@ def test_chains_of_two_tenants_have_different_roots() -> None:
     assert len(compute_root_link(b"a")) == LINK_SIZE
 
 
-def test_the_digest_of_a_manifest_is_that_of_its_recipe() -> None:
-    assert make_manifest(b"x").digest == hashlib.sha256(make_manifest(b"x").recipe).digest()
-
-
 def test_a_manifest_weighs_its_recipe_its_slices_and_its_blobs() -> None:
     (one,) = chain_slices(ROOT, [(b"", b"c" * 1000)])
     bare = Manifest(b"r" * 10, (), (), 0)

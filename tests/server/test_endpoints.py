@@ -16,13 +16,12 @@ from proxy.server.endpoints import (
     read_limit,
     read_number,
     read_switch,
-    respond_json,
 )
 from proxy.server.errors import Refused, render_body, render_error, render_plain
 
 
-async def show(request: Request) -> Response:
-    return respond_json(json.dumps([read_limit(request, 5, 9), read_switch(request, "whole")]).encode())
+async def show(request: Request) -> list[object]:
+    return [read_limit(request, 5, 9), read_switch(request, "whole")]
 
 
 async def miss(request: Request) -> Response:

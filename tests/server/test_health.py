@@ -118,8 +118,8 @@ def test_nothing_has_happened_at_the_start() -> None:
 def test_calls_are_counted_by_how_they_ended() -> None:
     metrics = Metrics(lambda: HEALTH, lambda: 0)
     for _ in range(3):
-        metrics.count_exchange(recorded())
-    metrics.count_exchange(replace(recorded(), is_final=False))  # the client gets nothing of it
+        metrics.count(recorded())
+    metrics.count(replace(recorded(), is_final=False))  # the client gets nothing of it
     labels = (
         ("completeness", "complete"),
         ("kind", "managed"),
@@ -135,13 +135,13 @@ def test_calls_are_counted_by_how_they_ended() -> None:
 
 def test_calls_of_our_own_are_counted_apart() -> None:
     metrics = Metrics(lambda: HEALTH, lambda: 0)
-    metrics.count_exchange(replace(recorded(), kind="auxiliary"))
-    metrics.count_auxiliary(AuxiliaryEnded("x1", "s", "openai", "m1", "answered", 70.5, 3.0))
-    metrics.count_auxiliary(AuxiliaryEnded("x2", "s", "openai", "m2", "answered", 1.0, 4.0))
-    metrics.count_auxiliary(AuxiliaryEnded("x3", "s", "openai", "m1", "failed", 0.0, 1.0))
-    metrics.count_waste(SummaryWasted("x1", "s", 20.5))
+    metrics.count(replace(recorded(), kind="auxiliary"))
+    metrics.count(AuxiliaryEnded("x1", "s", "openai", "m1", "answered", 70.5, 3.0))
+    metrics.count(AuxiliaryEnded("x2", "s", "openai", "m2", "answered", 1.0, 4.0))
+    metrics.count(AuxiliaryEnded("x3", "s", "openai", "m1", "failed", 0.0, 1.0))
+    metrics.count(SummaryWasted("x1", "s", 20.5))
     for level in (1, 3, 3):
-        metrics.count_summary(SummaryAdded("r", "s", "x", "leaf", level, 900, 90))
+        metrics.count(SummaryAdded("r", "s", "x", "leaf", level, 900, 90))
     told = read(metrics)
     assert not any(name == "palimpsest_exchanges_total" for name, _ in told)
     assert told["palimpsest_first_byte_seconds_count", ()] == told["palimpsest_request_bytes_total", ()] == 0
@@ -157,17 +157,17 @@ def test_calls_of_our_own_are_counted_apart() -> None:
 def test_managing_is_counted_by_few_labels() -> None:
     metrics = Metrics(lambda: HEALTH, lambda: 0)
     for number in range(3):
-        metrics.count_epoch(EpochOpened(f"e{number}", f"s{number}", "x", "soft", 900, 300))
-        metrics.count_plan(
+        metrics.count(EpochOpened(f"e{number}", f"s{number}", "x", "soft", 900, 300))
+        metrics.count(
             Planned(
                 "s", ContextPlan(f"x{number}", 0, f"m{number}", "epoch", "e", "soft", "", 900, 300, 1000, 0.0, -2.5)
             )
         )
-        metrics.count_failed_rung(RungFailed(f"x{number}", "s", "plan", f"why {number}"))
-        metrics.count_excess(CeilingExceeded(f"x{number}", f"s{number}", "m", 1100 + number, 1000, "it is"))
-        metrics.count_unreachable(CeilingUnreachable(f"x{number}", f"s{number}", "m", 900, 1000))
-    metrics.count_epoch(EpochOpened("e", "s", "", "revert", 300, 900))
-    metrics.count_plan(Planned("s", ContextPlan("x", 0, "m", "original", tokens_client=50)))
+        metrics.count(RungFailed(f"x{number}", "s", "plan", f"why {number}"))
+        metrics.count(CeilingExceeded(f"x{number}", f"s{number}", "m", 1100 + number, 1000, "it is"))
+        metrics.count(CeilingUnreachable(f"x{number}", f"s{number}", "m", 900, 1000))
+    metrics.count(EpochOpened("e", "s", "", "revert", 300, 900))
+    metrics.count(Planned("s", ContextPlan("x", 0, "m", "original", tokens_client=50)))
     told = {name: value for name, value in read(metrics).items() if value}
     assert told["palimpsest_epochs_total", (("why", "soft"),)] == 3
     assert told["palimpsest_epochs_total", (("why", "revert"),)] == 1
@@ -185,7 +185,7 @@ def test_managing_is_counted_by_few_labels() -> None:
 def test_seconds_fall_into_buckets_that_add_up() -> None:
     metrics = Metrics(lambda: HEALTH, lambda: 0)
     for seconds in (0.05, 0.06, 1000.0):
-        metrics.count_exchange(recorded(first_byte_s=0.0, total_s=seconds))
+        metrics.count(recorded(first_byte_s=0.0, total_s=seconds))
     told = read(metrics)
     counts = [
         told["palimpsest_exchange_seconds_bucket", (("le", bound),)] for bound in ("0.05", "0.1", "300.0", "+Inf")
@@ -198,7 +198,7 @@ def test_seconds_fall_into_buckets_that_add_up() -> None:
 def test_the_state_of_the_log_is_told() -> None:
     health = HEALTH
     metrics = Metrics(lambda: health, lambda: 0)
-    metrics.count_unread(ReadingFailed("e", "why"))
+    metrics.count(ReadingFailed("e", "why"))
     told = read(metrics)
     assert told["palimpsest_unread_answers_total", ()] == 1
     assert told["palimpsest_log_pending_records", ()] == 1

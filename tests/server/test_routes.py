@@ -4,15 +4,18 @@ import json
 
 import pytest
 
-from proxy.server.routes import MANAGED_PATHS
+from proxy.server.routes import find_wire
+from proxy.wire import FORMATS
 from tests.support.scripted import ScriptedUpstream, answer, request
 from tests.support.serving import TOKEN, Served
 
 BEARER = f"Authorization: Bearer {TOKEN}"
 
 
-def test_the_managed_paths_are_the_three_wires() -> None:
-    assert list(MANAGED_PATHS) == ["/v1/chat/completions", "/v1/responses", "/v1/messages"]
+def test_a_path_ends_as_its_wire_does() -> None:
+    paths = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+    assert list(map(find_wire, paths)) == ["chat_completions", "responses", "anthropic_messages"] == list(FORMATS)
+    assert all(form.name == name for name, form in FORMATS.items())
 
 
 @pytest.mark.parametrize(

@@ -55,4 +55,4 @@ def make_task(
     seen = look(messages)
     covered = sum(each.tokens for each in seen.messages[:stop])
     fields: dict[str, object] = {"most": 2000, "covered": covered, "references": ("bbbbbbbbbb", "cccccccccc")}
-    return SummaryTask(survey=seen, span=MessageRange(0, stop, covered), level=level, **(fields | changes))  # type: ignore[arg-type]
+    return SummaryTask(index=seen, span=MessageRange(0, stop, covered), level=level, **(fields | changes))  # type: ignore[arg-type]

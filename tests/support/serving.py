@@ -136,7 +136,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     steward = make_steward(archive, bus, SystemClock(), tasks, ceiling=plan.ceiling)
     exchanges, readings = _build_exchanges(plan, archive, forwarder, bus, tasks, steward)
     metrics = Metrics(lambda: archive.health, lambda: len(tasks), lambda: descriptors.shortages)
-    bus.subscribe(ExchangeRecorded, metrics.count_exchange)
+    metrics.subscribe(bus)
     health = Health(lambda: archive.health.problem, metrics, refuses=plan.engine.on_failure == "refuse")
     inspector = Inspector((("mode", plan.engine.mode),))
     gate = DurabilityWaiter(archive, plan.engine.commit_wait_ms)

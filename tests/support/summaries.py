@@ -1,5 +1,7 @@
 """Summaries of spans."""
 
+from collections.abc import Mapping
+
 from proxy.model.epoch import Summary
 
 
@@ -17,3 +19,10 @@ def make_summary(
         kind="condensed" if parents else "leaf", is_provisional=False, tokens=tokens, covered=0, parents=parents,
         supersedes=supersedes or parents,
     )  # fmt: skip
+
+
+def list_leaves(summary: Summary, known: Mapping[str, Summary]) -> list[Summary]:
+    """Return the leaves that a summary is made of, in order. Raises KeyError where one is not known."""
+    if not summary.parents:
+        return [summary]
+    return [leaf for id in summary.parents for leaf in list_leaves(known[id], known)]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from proxy.context.budget import take_fitting
 from proxy.context.compaction.citations import Citation, UserWords, cite_constraints, label_claims, list_citations
 from proxy.context.compaction.spans import MessageRange
 from proxy.context.compaction.summary_text import (
@@ -35,7 +36,6 @@ from proxy.context.compaction.summary_text import (
     strip_frame,
 )
 from proxy.context.conversation import ConversationIndex
-from proxy.context.references import sanitize_text
 from proxy.context.user_rules import list_rules
 from proxy.model.epoch import SummaryLevel
 
@@ -62,11 +62,11 @@ class SummaryTask(msgspec.Struct, frozen=True, gc=False):
 
     It covers a span; `covered` are the tokens of the span's messages or, where summaries are condensed, of these
     summaries, whose texts are `parents`. The answer may have `most` tokens. `references` are the ids of all references
-    and files of the span, the newest last. `foreign` are the indexes of messages in the user's role that are known to
+    and files of the span, the newest last. `foreign` are the places of messages in the user's role that are known to
     be by somebody else (BEHAVIOUR B32).
     """
 
-    survey: ConversationIndex
+    index: ConversationIndex
     span: MessageRange
     level: SummaryLevel
     most: int
@@ -106,7 +106,7 @@ def check_summary(
         return RejectedSummary(fault)
     parents = [parse_sections(strip_frame(parent)) for parent in task.parents]
     final, missed = _complete_sections(sections, parents, task, count)
-    paths = [each.path for each in list_touched_files(task.survey, task.span)]
+    paths = [each.path for each in list_touched_files(task.index, task.span)]
     foot = render_footer(reversed(files), paths, min(_FOOT_TOKENS, int(_FOOT_SHARE * task.most)), count)
     whole = render_summary(render_header(frame, task.span), render_sections(final, task.level), foot)
     tokens = count(whole)
@@ -166,7 +166,7 @@ def _is_in_another_script(text: str, task: SummaryTask) -> bool:
     if 2 * len(_OTHER_SCRIPT.findall(text)) <= sum(map(str.isalpha, text)):
         return False
     said, left = 0, _SCRIPT_LOOKED_AT
-    sources = [*task.parents, *(seen.message.text for seen in task.survey.messages[: task.span.stop])]
+    sources = [*task.parents, *(seen.message.text for seen in task.index.messages[: task.span.stop])]
     for each in sources:
         said += len(_OTHER_SCRIPT.findall(each[: max(left, 0)]))
         left -= len(each)
@@ -177,7 +177,7 @@ def _complete_sections(
     sections: Sections, parents: Sequence[Sections], task: SummaryTask, count: Callable[[str], int]
 ) -> tuple[dict[str, list[str]], str]:
     """Return the sections in their final form, and a list, as text, of what was missing in them."""
-    users = UserWords(task.survey, task.span.stop, task.foreign)
+    users = UserWords(task.index, task.span.stop, task.foreign)
     cited, claims = cite_constraints(sections.get(CONSTRAINTS, ()), users)
     final = {name: label_claims(lines, users) for name, lines in sections.items() if name != CONSTRAINTS}
     missed = _keep_open_tasks(final, parents)
@@ -208,33 +208,17 @@ def _keep_rules(
     """Return the user's rules in a span, or in its parents, that are not cited yet: the newest that fit, in order."""
     rules = [
         Citation(rule.place, rule.text).line
-        for rule in list_rules(task.survey, range(task.span.start, task.span.stop))
+        for rule in list_rules(task.index, range(task.span.start, task.span.stop))
         if rule.place not in task.foreign
     ]
     said = "\n".join(cited)
-    room = min(_RULES_TOKENS, _RULES_SHARE * task.most)
-    kept: list[str] = []
-    for line in reversed(list(dict.fromkeys((*inherited, *rules)))):
-        if line.partition('"')[2].rstrip('"') in said:
-            continue
-        room -= count(line) + 1
-        if room < 0:
-            break
-        kept.append(line)
-    return kept[::-1]
+    newest = reversed(list(dict.fromkeys((*inherited, *rules))))
+    missing = (line for line in newest if line.partition('"')[2].rstrip('"') not in said)
+    return take_fitting(missing, min(_RULES_TOKENS, _RULES_SHARE * task.most), lambda line: count(line) + 1)[::-1]
 
 
 def _add_files(lines: Sequence[str], task: SummaryTask, count: Callable[[str], int]) -> list[str]:
     """Return lines for the files of a span that a summary leaves out, the newest that fit."""
     said = "\n".join(lines)
-    room = min(_FILES_TOKENS, _FILES_SHARE * task.most)
-    added: list[str] = []
-    for each in list_touched_files(task.survey, task.span):
-        if each.path in said:
-            continue
-        line = f"- {sanitize_text(each.path, 200)} ({'edited' if each.is_edited else 'read'})"
-        room -= count(line) + 1
-        if room < 0:
-            break
-        added.append(line)
-    return added
+    missing = (each.line for each in list_touched_files(task.index, task.span) if each.path not in said)
+    return take_fitting(missing, min(_FILES_TOKENS, _FILES_SHARE * task.most), lambda line: count(line) + 1)

@@ -46,7 +46,7 @@ _ADDRESSING = re.compile(
 
 
 class Citation(msgspec.Struct, frozen=True, gc=False):
-    """Whole sentences of a message of the user, and the index of that message."""
+    """Whole sentences of a message of the user, and the place of that message."""
 
     place: int
     said: str
@@ -73,19 +73,19 @@ class _UserMessage(msgspec.Struct, frozen=True, gc=False):
 class UserWords:
     """The searchable messages of the user before a given message."""
 
-    def __init__(self, survey: ConversationIndex, stop: int, foreign: Collection[int] = ()) -> None:
-        """Index the user's messages before index `stop`, from the newest on, up to 400,000 characters.
+    def __init__(self, index: ConversationIndex, stop: int, foreign: Collection[int] = ()) -> None:
+        """Index the user's messages before place `stop`, from the newest on, up to 400,000 characters.
 
-        `foreign` are the indexes of messages in the user's role that are known to be by somebody else.
+        `foreign` are the places of messages in the user's role that are known to be by somebody else.
         """
-        self._speeches: list[_UserMessage] = []
+        self._messages: list[_UserMessage] = []
         left = _LOOKED_AT
-        for place in reversed(list_user_places(survey)):
-            text = survey.messages[place].message.text
+        for place in reversed(list_user_places(index)):
+            text = index.messages[place].message.text
             if place < stop and place not in foreign and left > 0:
-                self._speeches.append(_index_message(place, text[:left]))
+                self._messages.append(_index_message(place, text[:left]))
                 left -= len(text)
-        self._known = {word for speech in self._speeches for word in speech.words.split()}
+        self._known = {word for message in self._messages for word in message.words.split()}
 
     def find(self, passage: str, near: int | None = None) -> Citation | None:
         """Return the sentences that contain a passage, or at least 70 % of its words in a row; None for no such ones.
@@ -97,9 +97,9 @@ class UserWords:
         if not words or sum(word in self._known for word in words) < least:
             return None
         runs = [words, *(words[i : i + least] for i in range(len(words) - least + 1))]
-        for speech in sorted(self._speeches, key=lambda each: each.place != near):
+        for message in sorted(self._messages, key=lambda each: each.place != near):
             for run in runs:
-                if quote := _find_sentences(speech, run, is_whole=len(run) < _LEAST_WORDS):
+                if quote := _find_sentences(message, run, is_whole=len(run) < _LEAST_WORDS):
                     return quote
         return None
 
@@ -127,16 +127,16 @@ def _list_words(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
 
 
-def _find_sentences(speech: _UserMessage, run: Sequence[str], *, is_whole: bool) -> Citation | None:
+def _find_sentences(message: _UserMessage, run: Sequence[str], *, is_whole: bool) -> Citation | None:
     wanted = f" {' '.join(run)} "
-    at = speech.words.find(wanted)
+    at = message.words.find(wanted)
     if at < 0:
         return None
-    first = bisect_right(speech.starts, at) - 1
-    last = bisect_right(speech.starts, at + len(wanted) - 2) - 1
-    if is_whole and _list_words(speech.sentences[first].text) != list(run):
+    first = bisect_right(message.starts, at) - 1
+    last = bisect_right(message.starts, at + len(wanted) - 2) - 1
+    if is_whole and _list_words(message.sentences[first].text) != list(run):
         return None
-    return Citation(speech.place, " ".join(sentence.said for sentence in speech.sentences[first : last + 1]))
+    return Citation(message.place, " ".join(sentence.said for sentence in message.sentences[first : last + 1]))
 
 
 def cite_constraints(lines: Iterable[str], users: UserWords) -> tuple[list[str], list[str]]:
@@ -153,7 +153,7 @@ def cite_constraints(lines: Iterable[str], users: UserWords) -> tuple[list[str],
 
 
 def _list_passages(line: str) -> Iterator[tuple[str, int | None]]:
-    """Yield the passages that a line quotes, or else the line itself, with the index of the message that it names."""
+    """Yield the passages that a line quotes, or else the line itself, with the place of the message that it names."""
     bare = _BULLET.sub("", line)
     named = _CITED.search(bare)
     near = int(named[1]) - 1 if named else None

@@ -48,7 +48,7 @@ _Line = tuple[str, str]
 
 
 def digest_messages(
-    survey: ConversationIndex,
+    index: ConversationIndex,
     span: MessageRange,
     frame: SummaryFrame,
     references: Sequence[str],
@@ -58,11 +58,11 @@ def digest_messages(
 ) -> str:
     """Summarize a span in at most `most` tokens; `references` are the ids of those of the span, the newest last."""
     candidates = chain(
-        _quote_user(survey, span),
-        ((CONSTRAINTS, line) for line in _list_rules(survey, span)),
-        _count_calls(survey, span),
-        ((FILES, line) for line in _list_files(survey, span)),
-        ((COMPLETED, line) for line in _list_failures(survey, span)),
+        _quote_user(index, span),
+        ((CONSTRAINTS, line) for line in _list_rules(index, span)),
+        _count_calls(index, span),
+        ((FILES, line) for line in _list_files(index, span)),
+        ((COMPLETED, line) for line in _list_failures(index, span)),
     )
     return _render_fitting(render_header(frame, span), candidates, tuple(reversed(references)), count, most)
 
@@ -80,40 +80,37 @@ def digest_summaries(
     return _render_fitting(render_header(frame, span), _list_merged_lines(reports), tuple(references), count, most)
 
 
-def _quote_user(survey: ConversationIndex, span: MessageRange) -> Iterator[_Line]:
+def _quote_user(index: ConversationIndex, span: MessageRange) -> Iterator[_Line]:
     """Yield quotations of the first and of the newest message of the user, without pasted text."""
-    places = [place for place in list_user_places(survey) if span.start <= place < span.stop]
+    places = [place for place in list_user_places(index) if span.start <= place < span.stop]
     for place in dict.fromkeys((*places[:1], *places[-1:])):
-        sentences = islice(list_sentences(survey.messages[place].message.text), _MOST_SENTENCES)
+        sentences = islice(list_sentences(index.messages[place].message.text), _MOST_SENTENCES)
         if said := " ".join(sentence.said for sentence in sentences):
             yield GOAL, Citation(place, said).line
 
 
-def _list_rules(survey: ConversationIndex, span: MessageRange) -> list[str]:
+def _list_rules(index: ConversationIndex, span: MessageRange) -> list[str]:
     """Return quotations of the rules that the user stated, the newest first."""
-    rules = list_rules(survey, range(span.start, span.stop))
+    rules = list_rules(index, range(span.start, span.stop))
     return [Citation(rule.place, rule.text).line for rule in reversed(rules)]
 
 
-def _count_calls(survey: ConversationIndex, span: MessageRange) -> Iterator[_Line]:
-    messages = survey.messages[span.start : span.stop]
+def _count_calls(index: ConversationIndex, span: MessageRange) -> Iterator[_Line]:
+    messages = index.messages[span.start : span.stop]
     calls = Counter(call.name for seen in messages for call in seen.message.calls)
     if calls:
         counted = ", ".join(f"{sanitize_text(name, 60)} {times}" for name, times in calls.most_common(_MOST_TOOLS))
         yield COMPLETED, f"- {sum(calls.values())} calls: {counted}"
 
 
-def _list_files(survey: ConversationIndex, span: MessageRange) -> list[str]:
-    touched = sorted(list_touched_files(survey, span), key=lambda each: not each.is_edited)
-    return [
-        f"- {sanitize_text(each.path, _LONGEST_LINE)} ({'edited' if each.is_edited else 'read'})"
-        for each in touched[:_MOST_FILES]
-    ]
+def _list_files(index: ConversationIndex, span: MessageRange) -> list[str]:
+    touched = sorted(list_touched_files(index, span), key=lambda each: not each.is_edited)
+    return [each.line for each in touched[:_MOST_FILES]]
 
 
-def _list_failures(survey: ConversationIndex, span: MessageRange) -> list[str]:
+def _list_failures(index: ConversationIndex, span: MessageRange) -> list[str]:
     """Return lines for the newest outputs that ended with a failure, each kind once."""
-    ends = [survey.found[place].outcome for place in range(span.stop - 1, span.start - 1, -1)]
+    ends = [index.found[place].outcome for place in range(span.stop - 1, span.start - 1, -1)]
     unlike = list(dict.fromkeys(filter(None, ends)))[:_MOST_ENDS]
     return [f"- an output ended with: {sanitize_text(end, _LONGEST_LINE)}" for end in unlike]
 

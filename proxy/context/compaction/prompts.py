@@ -57,34 +57,34 @@ _CUTS = (
 
 
 def render_transcript(
-    survey: ConversationIndex, span: MessageRange, room: int, count: Callable[[str], int], most: int | None = None
+    index: ConversationIndex, span: MessageRange, room: int, count: Callable[[str], int], most: int | None = None
 ) -> str:
     """Render the messages of a span in at most `room` tokens, each in at most `most` characters where that is given."""
-    users = frozenset(list_user_places(survey))
+    users = frozenset(list_user_places(index))
     limit = _WHOLE if most is None else most
 
     def write(cut: _CutLimits) -> str:
         places = range(span.start, span.stop)
-        return "\n".join(_render_message(survey, place, place in users, cut, limit) for place in places)
+        return "\n".join(_render_message(index, place, place in users, cut, limit) for place in places)
 
     fitting = bisect_left(range(len(_CUTS)), True, key=lambda i: count(write(_CUTS[i])) <= room)
     return write(_CUTS[fitting]) if fitting < len(_CUTS) else cut_to_tokens(write(_CUTS[-1]), room, count)
 
 
-def _render_message(survey: ConversationIndex, place: int, is_user: bool, cut: _CutLimits, limit: int) -> str:
-    message = survey.messages[place].message
+def _render_message(index: ConversationIndex, place: int, is_user: bool, cut: _CutLimits, limit: int) -> str:
+    message = index.messages[place].message
     name = format_message_number(place)
     if is_user:
         return f"[{name} user]\n{_cut_and_neutralize(message.text, min(cut.user, limit))}"
-    if survey.messages[place].structure.role == "assistant":
+    if index.messages[place].structure.role == "assistant":
         asked = (
             f"calls {neutralize(call.name[:_LONGEST_NAME])}: {_cut_and_neutralize(words, min(cut.arguments, limit))}"
-            for call, words in zip(message.calls, survey.found[place].asked, strict=True)
+            for call, words in zip(message.calls, index.found[place].asked, strict=True)
         )
         text = _cut_and_neutralize(message.text, min(cut.said, limit))
         return "\n".join((f"[{name} assistant]", *([text] if text else ()), *asked))
     text = _cut_and_neutralize(message.text, min(cut.output, limit))
-    head = f"[{name} {_name_speaker(survey, place)}] {_CLAIMED}"
+    head = f"[{name} {_name_speaker(index, place)}] {_CLAIMED}"
     return f"{head}\n{FENCE}\n{text}\n{FENCE}" if text else f"{head}: left out"
 
 
@@ -92,11 +92,11 @@ def _cut_and_neutralize(text: str, most: int) -> str:
     return neutralize(cut_middle(text, most)) if most else ""
 
 
-def _name_speaker(survey: ConversationIndex, place: int) -> str:
+def _name_speaker(index: ConversationIndex, place: int) -> str:
     """Return `tool` and the name of the call that a message answers, if one of the 39 messages before it has it."""
-    answers = survey.messages[place].message.results
+    answers = index.messages[place].message.results
     for before in range(place - 1, max(-1, place - 40), -1):
-        for call in survey.messages[before].message.calls:
+        for call in index.messages[before].message.calls:
             if call.id in answers:
                 return f"tool {neutralize(call.name[:_LONGEST_NAME])}"
     return "tool"
@@ -194,21 +194,21 @@ def render_request(asked: SummaryOrder, material: str) -> tuple[str, str]:
     return "\n\n".join(parts), f"{noted} The material begins here.\n\n{material}\n\nThe material ends here."
 
 
-def describe_span(survey: ConversationIndex, span: MessageRange, hidden: int = 0) -> str:
+def describe_span(index: ConversationIndex, span: MessageRange, hidden: int = 0) -> str:
     """Describe a span by the beginnings of its first and its last message, for a request that numbers no messages.
 
     The first `hidden` of its messages are not in that request themselves, but covered by a ledger.
     """
     count = span.stop - span.start
-    first, last = (_describe_message(survey, place) for place in (span.start, span.stop - 1))
+    first, last = (_describe_message(index, place) for place in (span.start, span.stop - 1))
     note = f" The first {hidden} of them stand in a ledger only: report what it tells of them." if hidden else ""
     return f"the {count} messages from {first} up to {last}.{note} What came later is out of scope."
 
 
-def _describe_message(survey: ConversationIndex, place: int) -> str:
+def _describe_message(index: ConversationIndex, place: int) -> str:
     """Describe a message by its author and its beginning, or by the tool that it calls."""
-    message = survey.messages[place].message
-    begins = message.text or next(iter(survey.found[place].asked), "")
+    message = index.messages[place].message
+    begins = message.text or next(iter(index.found[place].asked), "")
     speaker = {"user": "the user's message", "tool": "the output"}.get(message.role, "the message")
     if message.calls and not message.text:
         speaker = f"the call of {sanitize_text(message.calls[0].name, 60)}"

@@ -7,7 +7,7 @@ import msgspec
 
 from proxy.context.conversation import ConversationIndex, find_tail_step
 from proxy.context.verbatim import RECENT_GROUPS
-from proxy.model.epoch import Summary
+from proxy.model.epoch import Summary, SummaryLevel
 
 MIN_MESSAGES = 3
 SPAN_SHARE = 0.75
@@ -27,59 +27,56 @@ def compute_max_span(window: int, output: int) -> int:
     return max(0, int(SPAN_SHARE * (window - output)))
 
 
-def choose_span(survey: ConversationIndex, begin: int, most: int) -> MessageRange | None:
+def choose_span(index: ConversationIndex, begin: int, most: int) -> MessageRange | None:
     """Return the span that begins at a place and has at most so many tokens, None where there is too little.
 
     It has more only where its first three messages have: a transcript cuts what is too large.
     """
-    first = next((i for i, step in enumerate(survey.steps) if step.start >= begin), len(survey.steps))
-    reach = _find_reach(survey, first, _find_span_end(survey), most)
-    groups = _make_range(survey, first, reach)
-    turns = max((_make_range(survey, first, i) for i in _list_turns(survey, first, reach)), key=_get_stop, default=None)
+    first = next((i for i, step in enumerate(index.steps) if step.start >= begin), len(index.steps))
+    reach = _find_reach(index, first, _find_span_end(index), most)
+    groups = _make_range(index, first, reach)
+    ends = list(_list_turns(index, first, reach))
+    turns = _make_range(index, first, ends[-1]) if ends else None
     if turns and _is_long_enough(turns) and turns.tokens >= _MIN_TURNS_SHARE * groups.tokens:
         return turns
     return groups if _is_long_enough(groups) else None
 
 
-def _find_span_end(survey: ConversationIndex) -> int:
+def _find_span_end(index: ConversationIndex) -> int:
     """Return the step at which spans end: where the newest turns begin, or behind groups of calls that are in these."""
-    tail = find_tail_step(survey, RECENT_GROUPS)
-    newest = _find_newest_turn(survey)
-    is_acting = any(step.has_calls for step in survey.steps[newest:tail])
+    tail = find_tail_step(index, RECENT_GROUPS)
+    newest = _find_newest_turn(index)
+    is_acting = any(step.has_calls for step in index.steps[newest:tail])
     return tail if is_acting else min(tail, newest)
 
 
-def _find_newest_turn(survey: ConversationIndex) -> int:
-    return min(survey.newest, default=len(survey.steps))
+def _find_newest_turn(index: ConversationIndex) -> int:
+    return min(index.newest, default=len(index.steps))
 
 
-def _find_reach(survey: ConversationIndex, first: int, limit: int, most: int) -> int:
+def _find_reach(index: ConversationIndex, first: int, limit: int, most: int) -> int:
     """Return the step up to which there is room."""
     tokens = messages = 0
     for i in range(first, limit):
-        tokens += survey.steps[i].tokens
+        tokens += index.steps[i].tokens
         if tokens > most and messages >= MIN_MESSAGES:
             return i
-        messages += survey.steps[i].stop - survey.steps[i].start
+        messages += index.steps[i].stop - index.steps[i].start
     return max(first, limit)
 
 
-def _list_turns(survey: ConversationIndex, first: int, reach: int) -> Iterator[int]:
+def _list_turns(index: ConversationIndex, first: int, reach: int) -> Iterator[int]:
     """List the steps before which a turn ends that is older than the newest."""
-    for i in range(first + 1, min(reach, _find_newest_turn(survey)) + 1):
-        if i < len(survey.steps) and survey.steps[i].turn > survey.steps[i - 1].turn:
+    for i in range(first + 1, min(reach, _find_newest_turn(index)) + 1):
+        if i < len(index.steps) and index.steps[i].turn > index.steps[i - 1].turn:
             yield i
 
 
-def _make_range(survey: ConversationIndex, first: int, stop: int) -> MessageRange:
-    steps = survey.steps[first:stop]
+def _make_range(index: ConversationIndex, first: int, stop: int) -> MessageRange:
+    steps = index.steps[first:stop]
     if not steps:
         return MessageRange(0, 0, 0)
     return MessageRange(steps[0].start, steps[-1].stop, sum(step.tokens for step in steps))
-
-
-def _get_stop(span: MessageRange) -> int:
-    return span.stop
 
 
 def _is_long_enough(span: MessageRange) -> bool:
@@ -107,7 +104,7 @@ def should_start_summary(left: int, pace: ConversationGrowth, takes: float, *, i
     return is_warm or pace.find_time(left) < _LEAD_TIMES * takes
 
 
-_DETERMINISTIC = 3
+WITHOUT_MODEL: SummaryLevel = 3
 
 
 def list_live_summaries(summaries: Sequence[Summary]) -> list[Summary]:
@@ -124,20 +121,7 @@ def list_live_summaries(summaries: Sequence[Summary]) -> list[Summary]:
 
 def is_worth_sending(summary: Summary) -> bool:
     """Return whether a summary says more than a ledger, so that it may be shown: whether a model wrote it."""
-    return summary.level < _DETERMINISTIC or bool(summary.parents)
-
-
-def list_leaves(summary: Summary, known: Mapping[str, Summary]) -> list[Summary]:
-    """Return the leaves that a summary is made of, in order. Raises KeyError where one is not known."""
-    leaves: list[Summary] = []
-    left = [summary]
-    while left:
-        each = left.pop()
-        if each.parents:
-            left.extend(known[id] for id in reversed(each.parents))
-        else:
-            leaves.append(each)
-    return leaves
+    return summary.level < WITHOUT_MODEL or bool(summary.parents)
 
 
 def compute_ranks(summaries: Iterable[Summary]) -> dict[str, int]:

@@ -196,24 +196,30 @@ _FILE = re.compile(
 )
 
 
+_LONGEST_PATH = 200
+
+
 class TouchedFile(msgspec.Struct, frozen=True, gc=False):
     """The path of a file that calls name; `is_edited` for one that was changed, not only read."""
 
     path: str
     is_edited: bool
 
+    @property
+    def line(self) -> str:
+        """Return the line of a summary that names it."""
+        return f"- {sanitize_text(self.path, _LONGEST_PATH)} ({'edited' if self.is_edited else 'read'})"
 
-def list_touched_files(survey: ConversationIndex, span: MessageRange) -> tuple[TouchedFile, ...]:
+
+def list_touched_files(index: ConversationIndex, span: MessageRange) -> tuple[TouchedFile, ...]:
     """Return the files that the calls of a span name, the most recent first."""
     edited: dict[str, bool] = {}
     for place in range(span.stop - 1, span.start - 1, -1):
-        found = survey.found[place]
+        found = index.found[place]
         for asked in reversed(found.asked):
-            for path in filter(_is_file, list_identifiers(asked)):
+            for path in list_identifiers(asked):
+                if is_opaque(path) or not _FILE.fullmatch(path):
+                    continue
                 is_writing = found.effects and (path in found.written or not found.written)
                 edited[path] = edited.get(path, False) or is_writing
     return tuple(TouchedFile(path, is_edited) for path, is_edited in edited.items())
-
-
-def _is_file(word: str) -> bool:
-    return _FILE.fullmatch(word) is not None and not is_opaque(word)

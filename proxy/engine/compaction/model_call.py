@@ -1,7 +1,7 @@
 """One call to a model for a summary, from end to end: in the log an exchange of kind `auxiliary` in its session."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -12,7 +12,7 @@ from proxy.engine.compaction.model_health import ModelHealth
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.open_exchange import CappedBuffer, OpenExchange
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.ports import Clock, Ids, RequestBody, Upstream, UpstreamResponse
+from proxy.engine.ports import Clock, Ids, Upstream
 from proxy.engine.relay import Relay
 from proxy.engine.request import ManagedRequest
 from proxy.engine.response_reader import read_received
@@ -221,6 +221,7 @@ class ModelCaller:
 
     async def _carry(self, call: "_RunningCall") -> None:
         asked = call.asked
+        send = partial(asked.upstream.send, _METHOD, asked.target, asked.headers)
         opening, sent = self._make_opening(call), Round(call.exchange, 0, asked.upstream.name, None)
         call.buffer = CappedBuffer(self.policy.record_cap_bytes)
         exchange = OpenExchange(
@@ -235,7 +236,7 @@ class ModelCaller:
         )
         exchange.record_opening()
         try:
-            await self.relay.carry(exchange, partial(_send, asked), asked.body)
+            await self.relay.carry(exchange, send, asked.body)
         except ProxyError as error:
             call.reader.fail(error)
 
@@ -341,10 +342,6 @@ class _RunningCall:
         if not self.is_stopped and self.task is not None:
             self.is_stopped = True
             self.task.cancel()
-
-
-def _send(asked: ModelCall, body: bytes | RequestBody) -> Awaitable[UpstreamResponse]:
-    return asked.upstream.send(_METHOD, asked.target, asked.headers, body)
 
 
 def _fail(call: _RunningCall, reason: str, status: int | None = None) -> FailedCall:

@@ -50,12 +50,12 @@ def is_summary_due(
     What was seen of the upstream decides: whether its cache is read, and how long summaries took so far. Before the
     first one they are taken to last as long as they may.
     """
-    state, subject = request.state, request.state.request
+    state, managed = request.state, request.state.request
     if state.tariff.cache.kind == "local":  # is asked when it is idle: to wait would save nothing (B30)
         return True
     is_read = state.tariff.estimate_cached(request.tokens) > 0
-    is_warm = is_read and not cache_hits.is_cold(subject.session.upstream, state.view)
-    first = next(list_summary_models(policy, subject.upstream, subject.model, routes))
+    is_warm = is_read and not cache_hits.is_cold(managed.session.upstream, state.view)
+    first = next(list_summary_models(policy, managed.upstream, managed.model, routes))
     seconds = cache_hits.compute_p95_seconds(first.upstream.name, first.model)
     calls = 1 + sum(structure.role == "assistant" for structure in state.history.structures)
     pace = ConversationGrowth((state.history.tokens - state.history.head.tokens) / calls, request.interval)

@@ -1,8 +1,7 @@
 """What clients' calls cost, and what may be spent on summaries beside them (BEHAVIOUR B27; FEATURES P19)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from proxy.context.pricing import Cost, price_usage
 from proxy.engine.compaction.policy import CompactionPolicy
@@ -11,6 +10,7 @@ from proxy.engine.runtime import EventBus
 from proxy.model.card import Card
 from proxy.model.events import AnswerRead, ExchangeRecorded, SummaryWasted
 from proxy.model.exchange import Usage
+from proxy.model.log import AuxiliaryUsage
 from proxy.model.lru import LruCache
 
 _DAY_MS = 86_400_000
@@ -22,33 +22,6 @@ _MOST_UNPRICED = 64
 FindCard = Callable[[str, str], Card]
 _Call = tuple[str, str, Usage]
 """An upstream, a model of it, and the usage, reported or expected."""
-
-
-class SummarySpending(Protocol):
-    """What one model was asked for summaries of one session, all calls together."""
-
-    @property
-    def upstream(self) -> str:
-        """Return the name of the upstream."""
-        ...
-
-    @property
-    def model(self) -> str:
-        """Return the name of the model."""
-        ...
-
-    @property
-    def usage(self) -> Usage:
-        """Return the usage as the provider reported it."""
-        ...
-
-
-class AuxiliaryLog(Protocol):
-    """The log, as far as it knows of calls for summaries."""
-
-    async def sum_auxiliary(self, since_ms: int) -> Sequence[SummarySpending]:
-        """Return what was spent since a time, by session, upstream and model. Raises StoreUnavailable."""
-        ...
 
 
 @dataclass(slots=True)
@@ -87,10 +60,13 @@ class SpendBudget:
         self._today = Cost()
         self.is_loaded = not policy.spend_per_day
 
-    async def load_today(self, log: AuxiliaryLog) -> None:
-        """Read what was spent today; before, a cap on it allows no call. Raises StoreUnavailable."""
+    async def load_today(self, sum_auxiliary: Callable[[int], Awaitable[Sequence[AuxiliaryUsage]]]) -> None:
+        """Read what was spent today; before, a cap on it allows no call. Raises StoreUnavailable.
+
+        `sum_auxiliary` is that of the log (`LogReader`).
+        """
         day = self._clock.now_ms() // _DAY_MS
-        spent = await log.sum_auxiliary(day * _DAY_MS)
+        spent = await sum_auxiliary(day * _DAY_MS)
         self._begin_day()
         if day == self._day:
             self._today += sum((self.price(each.upstream, each.model, each.usage) for each in spent), Cost())

@@ -22,7 +22,7 @@ from proxy.context.compaction.prompts import (
     render_transcript,
     render_wording,
 )
-from proxy.context.compaction.spans import MIN_MESSAGES, compute_max_span
+from proxy.context.compaction.spans import MIN_MESSAGES, WITHOUT_MODEL, compute_max_span
 from proxy.context.compaction.summary_text import SummaryFrame
 from proxy.engine.compaction.credentials import CallCredential
 from proxy.engine.compaction.job import SummaryJob, format_date
@@ -54,7 +54,6 @@ _CHARACTERS_PER_TOKEN = 6
 _FRAME_TOKENS = 600
 
 _MODEL_LEVELS: tuple[SummaryLevel, ...] = (1, 2)
-_WITHOUT_MODEL: SummaryLevel = 3
 _ANY = Provider()
 # Statuses that may be due to the body of a request, and not to the state of the upstream.
 _DUE_TO_REQUEST = frozenset({200, 400, 413, 422})
@@ -284,8 +283,8 @@ class Summarizer:
         return None
 
     def _may_be_warm(self, each: _Attempt) -> bool:
-        subject = each.job.request.state.request
-        is_same = each.names == (subject.session.upstream, subject.model)
+        managed = each.job.request.state.request
+        is_same = each.names == (managed.session.upstream, managed.model)
         return is_same and not self.health.cache_hits.is_cold(*each.names)
 
     def _write_prompt(self, each: _Attempt, *, is_warm: bool) -> SummaryPrompt | None:
@@ -369,16 +368,22 @@ class Summarizer:
     def write_without_model(self, job: SummaryJob, attempts: SummaryAttempts | None = None) -> Summary:
         """Return a summary that is put together from the messages. Blocks; never fails."""
         now_ms = self.clock.now_ms()
-        id = job.make_id(self.secret, _WITHOUT_MODEL, now_ms)
+        id = job.make_id(self.secret, WITHOUT_MODEL, now_ms)
         frame = SummaryFrame(id, "", format_date(now_ms))
         if job.parents:
             text = digest_summaries([parent.text for parent in job.parents], job.span, frame, self.count)
         else:
             text = digest_messages(job.index, job.span, frame, job.references, self.count)
         files = tuple(dict.fromkeys((*(id for parent in job.parents for id in parent.files), *job.references)))
-        written, is_provisional = AcceptedSummary(text, self.count(text), files), job.level < _WITHOUT_MODEL
+        written = AcceptedSummary(text, self.count(text), files)
         return _make_summary(
-            job, written, attempts or SummaryAttempts(), id=id, now_ms=now_ms, level=3, is_provisional=is_provisional
+            job,
+            written,
+            attempts or SummaryAttempts(),
+            id=id,
+            now_ms=now_ms,
+            level=WITHOUT_MODEL,
+            is_provisional=job.level < WITHOUT_MODEL,
         )
 
 
@@ -434,21 +439,21 @@ def build_summarizer(
 
 def _make_bare_credential(job: SummaryJob) -> CallCredential:
     """Return where a session's calls go, without a credential, for upstreams that are asked with a key of ours."""
-    subject = job.request.state.request
-    return CallCredential(subject.upstream, subject.target, select_stored(subject.headers))
+    managed = job.request.state.request
+    return CallCredential(managed.upstream, managed.target, select_stored(managed.headers))
 
 
 def _make_call(each: _Attempt, prompt: SummaryPrompt, body: bytes) -> ModelCall:
-    subject = each.job.request.state.request
+    managed = each.job.request.state.request
     return ModelCall(
-        session=subject.session,
+        session=managed.session,
         credential=each.credential,
         upstream=each.target.upstream,
         model=each.target.model,
         body=body,
         most_characters=prompt.most_characters,
         expected=prompt.expected,
-        extends=subject if prompt.is_warm else None,
+        extends=managed if prompt.is_warm else None,
     )
 
 
@@ -463,14 +468,14 @@ def _make_summary(
     is_provisional: bool,
     model: str = "",
 ) -> Summary:
-    subject = job.request.state.request
+    managed = job.request.state.request
     return Summary(
         id=id,
-        session=subject.session.id,
-        wire=subject.wire,
+        session=managed.session.id,
+        wire=managed.wire,
         start=job.span.start,
         stop=job.span.stop,
-        last=subject.nodes[job.span.stop - 1],
+        last=managed.nodes[job.span.stop - 1],
         kind=job.kind,
         level=level,
         is_provisional=is_provisional,
@@ -478,7 +483,7 @@ def _make_summary(
         tokens=written.tokens,
         covered=job.covered,
         made_ms=now_ms,
-        exchange=subject.exchange,
+        exchange=managed.exchange,
         model=model,
         reason=attempts.reason,
         calls=tuple(attempts.calls),

@@ -163,8 +163,8 @@ def build_trigger(
     budget, credentials = summarizer.health.budget, CredentialCache(summarizer.clock, call_later)
     span_policy = replace(builder_policy, protect_turns=policy.protect_turns)
 
-    def index_request(request: SentRequest, ground: PlanInputs) -> ConversationIndex:
-        job = planner.make_job(request.state.request, request.state.history, ground)
+    def index_request(request: SentRequest, inputs: PlanInputs) -> ConversationIndex:
+        job = planner.make_job(request.state.request, request.state.history, inputs)
         return index_conversation(make_plan_request(job), span_policy, study)
 
     worker = SummaryWorker(
@@ -191,12 +191,8 @@ def build_trigger(
     )
     bus.subscribe(ExchangeRecorded, trigger.note_exchange)
     if policy.spend_per_day:
-        tasks.spawn(_load_today(budget, archive))
+        tasks.spawn(attempt(budget.load_today(archive.sum_auxiliary), _log_unknown_spending))
     return trigger
-
-
-async def _load_today(budget: SpendBudget, archive: Archive) -> None:
-    await attempt(budget.load_today(archive), _log_unknown_spending)
 
 
 def _log_unknown_spending(error: Exception) -> None:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from proxy.context.builder import compute_summaries_budget
 from proxy.context.compaction.spans import (
+    WITHOUT_MODEL,
     MessageRange,
     choose_merge,
     choose_span,
@@ -24,14 +25,7 @@ from proxy.context.compaction.spans import (
 )
 from proxy.context.conversation import ConversationIndex
 from proxy.engine.compaction.credentials import CredentialCache
-from proxy.engine.compaction.job import (
-    JobResult,
-    ManualOptions,
-    SentRequest,
-    SummaryJob,
-    make_leaf_job,
-    make_merge_job,
-)
+from proxy.engine.compaction.job import JobResult, ManualOptions, SentRequest, SummaryJob, make_leaf_job, make_merge_job
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.scheduling import JobSchedule, RunningJob, is_summary_due
 from proxy.engine.compaction.summarizer import Summarizer
@@ -58,7 +52,6 @@ _GROWTH = 0.15
 _WAIT_SHARE = 0.75
 # A lease is renewed before each call and so outlasts it: after a kill it is held no longer than two calls take.
 _LEASE_CALLS = 2
-_WITHOUT_MODEL = 3
 _ASSUMED_WINDOW = 128_000
 
 _BUSY = "a summary of this conversation is being made; ask again when it is there"
@@ -133,8 +126,8 @@ class SummaryWorker:
     async def index_conversation(self, request: SentRequest) -> ConversationIndex:
         """Return the index of a conversation, made in a thread."""
         state = request.state
-        ground = PlanInputs(state.budget, None, state.context.list_pinned(request.nodes))
-        return await asyncio.to_thread(self.index_request, request, ground)
+        inputs = PlanInputs(state.budget, None, state.context.list_pinned(request.nodes))
+        return await asyncio.to_thread(self.index_request, request, inputs)
 
     def choose_job(
         self, request: SentRequest, index: ConversationIndex, live: Sequence[Summary], *, is_needed: bool = False
@@ -271,7 +264,7 @@ class SummaryWorker:
             job = self.choose_job(request, index, context.list_summaries(nodes), is_needed=True)
             if job is None or not await self._summarize_manually(replace(job, options=options), result):
                 break
-        if all(each.level < _WITHOUT_MODEL for each in result.summaries):
+        if all(each.level < WITHOUT_MODEL for each in result.summaries):
             job = await self.choose_repeat(request, index, context.list_summaries(nodes))
             if job is not None:
                 await self._summarize_manually(replace(job, options=options), result)
@@ -326,9 +319,9 @@ class SummaryWorker:
 
 def _is_in_vain(job: SummaryJob, summary: Summary) -> bool:
     """Return whether a summary that was to be better than another is not."""
-    return bool(job.supersedes) and summary.level == _WITHOUT_MODEL
+    return bool(job.supersedes) and summary.level == WITHOUT_MODEL
 
 
 def _is_unfinished(summary: Summary) -> bool:
     """Return whether a summary is to be made again: until a model has written it, and once more where it was poor."""
-    return summary.is_provisional and (summary.level == _WITHOUT_MODEL or not summary.supersedes)
+    return summary.is_provisional and (summary.level == WITHOUT_MODEL or not summary.supersedes)

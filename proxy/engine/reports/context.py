@@ -22,7 +22,7 @@ SummaryStatus = Literal["live", "parent", "superseded"]
 same messages replaces it.
 """
 
-_PLAN_FIELDS = ("rung", "epoch", "pressure", "reason", "tokens_client", "tokens_upstream", "usable", "owed", "saving")
+_PLAN_FIELDS = Plan.__struct_fields__[3:]  # all but the call and the view, which stand beside it
 _EPOCH_FIELDS = ("id", "view", "parent", "why", "exchange", "opened_ms", "depth", "tokens_before", "tokens_after")
 _SUMMARY_FIELDS = (
     *("id", "session", "kind", "level", "is_provisional", "start", "stop", "tokens", "covered", "parents"),

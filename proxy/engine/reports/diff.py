@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.context import describe_plan
+from proxy.engine.reports.context import Document, describe_plan
 from proxy.engine.reports.conversation import find_format, list_raws, read_request, split_whole
 from proxy.engine.reports.lookup import find_exchange
 from proxy.model.errors import NotFound
@@ -14,7 +14,6 @@ from proxy.wire import FORMATS
 from proxy.wire.body import SplitBody
 from proxy.wire.identity import count_preamble
 
-Document = dict[str, Any]
 Tally = Callable[[str, Sequence[bytes]], Awaitable[Sequence[int]]]
 """Counts the tokens of each message, for a model."""
 

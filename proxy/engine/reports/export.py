@@ -13,10 +13,10 @@ import msgspec
 
 from proxy.context.references import list_argument_lines
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.context import find_bound
+from proxy.engine.reports.context import Document, find_bound
 from proxy.engine.reports.conversation import load_conversation, load_history
 from proxy.engine.reports.lookup import find_session, pick_branch, read_exchanges
-from proxy.engine.reports.sessions import Document, describe_body, describe_exchange, write_json
+from proxy.engine.reports.sessions import describe_body, describe_exchange, write_json
 from proxy.model.epoch import Epoch
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow

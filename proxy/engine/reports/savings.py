@@ -10,16 +10,16 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
-from typing import Any, Literal
+from typing import Literal
 
 from proxy.context.budget import BudgetPolicy, compute_soft_mark
 from proxy.context.epoch_decision import HELD_OUT
 from proxy.context.pricing import MIN_SESSIONS, Comparison, Cost, compare, price_usage
 from proxy.engine.ports import LogReader
+from proxy.engine.reports.context import Document
 from proxy.model.card import Card
 from proxy.model.log import Bill
 
-Document = dict[str, Any]
 Unit = Literal["money", "tokens"]
 
 _PAGE = 256  # exchanges; the event loop is blocked for 2 ms by each page

@@ -9,17 +9,15 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.context import describe_plan
+from proxy.engine.reports.context import Document, describe_plan
 from proxy.engine.reports.lookup import find_session
 from proxy.model.exchange import Headers
 from proxy.model.log import BranchRow, Call, ExchangeRow, RoundRow, Selection, SessionRow
-
-Document = dict[str, Any]
 
 _MAX_CHILDREN = 100
 _NO_CALL = Call(0, "", 0)

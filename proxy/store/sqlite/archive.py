@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import sqlite3
-from collections.abc import Sequence
 
 from proxy.engine.ports import MOST_UNREAD, MOST_UNREAD_BYTES, Clock
 from proxy.model.errors import StoreUnavailable
@@ -29,7 +28,10 @@ _MOST_LAG_OF_A_CALL_SECONDS = 0.25
 
 
 class SqliteArchive(SqliteReader):
-    """The `Archive` port over log.db; made by `open_sqlite`. What was appended before is read, once it is written."""
+    """The `Archive` port over log.db; made by `open_sqlite`. What was appended before is read, once it is written.
+
+    `salt` are 32 random bytes, made with the log: what fingerprints of credentials are salted with.
+    """
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class SqliteArchive(SqliteReader):
         super().__init__(policy.path)
         self._policy = policy
         self._lock = lock
-        self._salt = read_salt(connection)
+        self.salt = read_salt(connection)
         self._journal = journal
         self._queue = WriteQueue(loop, lambda entries: self._writer.put(entries), policy, journal)
         self._writer = Writer(connection, policy, self._queue.settle_soon)
@@ -50,11 +52,6 @@ class SqliteArchive(SqliteReader):
         self._reported_exposed = 1
         self._lost_at_stop = 0
         self._read_before: set[str] = set()  # exchanges whose readings wait in the journal of the previous server
-
-    @property
-    def salt(self) -> bytes:
-        """Return 32 random bytes, made with the log: what fingerprints of credentials are salted with."""
-        return self._salt
 
     @property
     def health(self) -> ArchiveHealth:
@@ -100,7 +97,7 @@ class SqliteArchive(SqliteReader):
         """Let records that are not urgent wait no longer."""
         self._queue.flush()
 
-    async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> Sequence[UnreadRow]:
+    async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> list[UnreadRow]:
         """Return responses among the newest outcomes that nobody has read; newest first (see `Backlog`)."""
         rows = await super().list_unread(limit, most_bytes)
         return [row for row in rows if row.exchange not in self._read_before]
@@ -152,9 +149,7 @@ def open_sqlite(
             raise PermissionError(f"no file can be made in {folder}")
         lock = WriterLock(policy.path.resolve(), policy.lock_ms)  # one log may have several names
     except OSError as error:
-        raise StoreUnavailable(
-            f"{policy.path} cannot be written: {error}; check the data directory (--data)"
-        ) from error
+        raise _describe_unwritable(policy, error) from error
     try:
         prepare_file(policy.path)
         connection = connect_writer(policy, connect)
@@ -172,12 +167,14 @@ def open_sqlite(
             raise
     except OSError as error:
         lock.release()
-        raise StoreUnavailable(
-            f"{policy.path} cannot be written: {error}; check the data directory (--data)"
-        ) from error
+        raise _describe_unwritable(policy, error) from error
     except BaseException:
         lock.release()
         raise
+
+
+def _describe_unwritable(policy: StorePolicy, error: OSError) -> StoreUnavailable:
+    return StoreUnavailable(f"{policy.path} cannot be written: {error}; check the data directory (--data)")
 
 
 def _report_unwritten(policy: StorePolicy, rest: UnwrittenEntries) -> None:

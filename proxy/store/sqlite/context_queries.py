@@ -199,9 +199,11 @@ def _make_original(row: Row, digests: Mapping[int, bytes]) -> Original:
     return Original(name, tuple([digests[blob] for blob in orjson.loads(messages)]), wire, place, start)
 
 
+# behind `is_provisional` in the order of the fields of `Summary`
 _SUMMARIES = """
-    SELECT x.seq, x.text, x.notes, x.messages, x.calls, x.id, s.key, x.wire, x.start, x.stop, x.last, x.kind, x.level,
-        x.is_provisional, x.tokens, x.covered, x.made_ms, ifnull(e.id, ''), x.model
+    SELECT x.seq, x.text, x.notes, x.messages, x.calls, x.is_provisional,
+        x.id, s.key, x.wire, x.start, x.stop, x.last, x.kind, x.level,
+        x.tokens, x.covered, x.made_ms, ifnull(e.id, ''), x.model
     FROM summary x JOIN session s ON s.id = x.session LEFT JOIN exchange e ON e.seq = x.exchange
     WHERE x.seq IN ({chosen}) ORDER BY x.seq"""
 _ALL_SUMMARIES = _SUMMARIES.format(chosen="SELECT seq FROM summary WHERE session = ?")
@@ -288,30 +290,6 @@ def _make_summary(
     row: Row, contents: Sequence[bytes | None], edges: Sequence[tuple[str, ...]], digests: tuple[bytes, ...]
 ) -> Summary:
     text, notes = contents
-    parents, superseded = edges
-    calls, name, *span, kind, level, is_provisional, tokens, covered, made_ms, exchange, model = row[4:]
     reason, files = orjson.loads(notes or b'["", []]')
-    session, wire, start, stop, last = span
-    return Summary(
-        id=name,
-        session=session,
-        wire=wire,
-        start=start,
-        stop=stop,
-        last=last,
-        kind=kind,
-        level=level,
-        is_provisional=bool(is_provisional),
-        text=(text or b"").decode(),
-        tokens=tokens,
-        covered=covered,
-        made_ms=made_ms,
-        exchange=exchange,
-        model=model,
-        reason=reason,
-        calls=tuple(orjson.loads(calls)),
-        parents=parents,
-        supersedes=superseded,
-        files=tuple(files),
-        digests=digests,
-    )
+    first = (*row[6:14], bool(row[5]), (text or b"").decode(), *row[14:])
+    return Summary(*(*first, reason, tuple(orjson.loads(row[4])), *edges, tuple(files), digests))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import cast
 
-from proxy.engine.ports import ALL_SESSIONS
+from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.epoch import Plan
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
@@ -228,8 +228,8 @@ _AUXILIARY = """
     WHERE e.kind = 'auxiliary' AND e.opened_ms >= ? GROUP BY s.key, called, e.model ORDER BY s.key, called, e.model"""
 
 _BILLS = """
-    SELECT e.seq, s.key, e.kind, e.opened_ms, r.upstream, e.model, ifnull(c.rung, ''), ifnull(c.reason, ''),
-        c.tokens_client, ifnull(c.usable, 0), g.input, g.output, g.cached, g.written, g.reasoning
+    SELECT e.seq, s.key, e.kind, e.opened_ms, r.upstream, e.model, g.input, g.output, g.cached, g.written, g.reasoning,
+        ifnull(c.rung, ''), ifnull(c.reason, ''), c.tokens_client, ifnull(c.usable, 0)
     FROM exchange e JOIN session s ON s.id = e.session JOIN round r ON r.exchange = e.seq
         LEFT JOIN reading g ON g.exchange = r.exchange AND g.k = r.k
         LEFT JOIN decision c ON c.exchange = r.exchange AND c.k = r.k
@@ -297,15 +297,10 @@ def sum_auxiliary(connection: sqlite3.Connection, since_ms: int) -> list[Auxilia
     ]
 
 
-def list_bills(connection: sqlite3.Connection, after: int, limit: int) -> list[Bill]:
+def list_bills(connection: sqlite3.Connection, after: int = 0, limit: int = 1000) -> list[Bill]:
     """Return what `LogReader.list_bills` does."""
-    return [_make_bill(row[:6], row[6:10], Usage(*row[10:])) for row in connection.execute(_BILLS, (after, limit))]
-
-
-def _make_bill(call: Row, plan: Row, usage: Usage) -> Bill:
-    seq, session, kind, opened_ms, upstream, model = call
-    rung, reason, tokens, usable = plan
-    return Bill(seq, session, kind, opened_ms, upstream, model, usage, rung, reason, tokens, usable)
+    rows = connection.execute(_BILLS, (after, limit))
+    return [Bill(*(*row[:6], Usage(*row[6:11]), *row[11:])) for row in rows]
 
 
 def _choose(selection: Selection) -> tuple[str, dict[str, object]]:
@@ -331,7 +326,9 @@ _UNREAD = """
     ORDER BY o.seq DESC"""
 
 
-def list_unread(connection: sqlite3.Connection, limit: int, most_bytes: int) -> list[UnreadRow]:
+def list_unread(
+    connection: sqlite3.Connection, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES
+) -> list[UnreadRow]:
     """Return what `Backlog.list_unread` does."""
     rows: list[UnreadRow] = []
     for payload, size, exchange, k, wire, tip, headers, changes, *key in connection.execute(_UNREAD, (limit,)):
@@ -374,25 +371,14 @@ _EXCHANGES = """
     LEFT JOIN payload ge ON ge.id = g.error
     WHERE s.key = ?1 AND e.n > ?2 AND e.n <= ?2 + ?3 ORDER BY e.n, r.k"""
 
-# in the order of the fields of `Plan`
-_DECISION = (
-    "view",
-    "rung",
-    "epoch",
-    "pressure",
-    "reason",
-    "tokens_client",
-    "tokens_upstream",
-    "usable",
-    "owed",
-    "saving",
-)
+# The columns of a decision are named as the fields of `Plan`, behind the exchange and the number of the round.
+_DECISION = Plan.__struct_fields__[2:]
 
 _CALLS = _EXCHANGES.replace("unpack(ga.codec, ga.bytes) AS answer", "NULL AS answer")
 
 
 def list_exchanges(
-    connection: sqlite3.Connection, session: str, after: int, limit: int, *, has_answers: bool = True
+    connection: sqlite3.Connection, session: str, after: int = 0, limit: int = 100, *, has_answers: bool = True
 ) -> list[ExchangeRow]:
     """Return what `LogReader.list_exchanges` does."""
     cursor = connection.cursor()

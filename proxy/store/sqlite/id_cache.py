@@ -7,7 +7,7 @@ every failed commit, and because no other process writes to the file.
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -193,16 +193,7 @@ class RowIdCache:
         self.headers: GenerationCache[tuple[int, tuple[bytes, ...]], HeaderBase] = GenerationCache(256)
         self.received: GenerationCache[tuple[int, int], Reference] = GenerationCache(2048)
         self.envelopes = EnvelopeCache(512)
-        self._caches: tuple[GenerationCache[Any, Any], ...] = (
-            self.blobs,
-            self.links,
-            self.exchanges,
-            self.sessions,
-            self._tenants,
-            self.headers,
-            self.received,
-            self.envelopes,
-        )
+        self._caches = [each for each in vars(self).values() if isinstance(each, GenerationCache)]
         self._is_loaded = False
         self._last: dict[str, int] = {}
         self.heads: dict[str, SealHead] = {}

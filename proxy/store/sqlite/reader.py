@@ -2,32 +2,21 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES
-from proxy.model.epoch import Epoch, StoredContext, StoredOriginal, Summary
+from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.errors import StoreUnavailable
-from proxy.model.exchange import SessionKey
-from proxy.model.lineage import StoredSession
-from proxy.model.log import (
-    AuxiliaryUsage,
-    Bill,
-    BranchRow,
-    ExchangeRow,
-    Selection,
-    SessionRow,
-    UnreadRow,
-    Verification,
-)
+from proxy.model.log import BranchRow, ExchangeRow, Selection, SessionRow, Verification
 from proxy.store.sqlite import context_queries, exchange_queries, lineage_queries
 from proxy.store.sqlite.connection import FILE_ERRORS, connect_reader
 from proxy.store.sqlite.exchange_queries import FEW_SESSIONS
 from proxy.store.sqlite.maintenance import copy_log
 from proxy.store.sqlite.verify import verify_log
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -79,8 +68,19 @@ class ReaderThread:
             self._connection = None
 
 
+def _make_method(
+    query: Callable[Concatenate[sqlite3.Connection, P], T], *, is_call: bool = False
+) -> "Callable[Concatenate[SqliteReader, P], Coroutine[Any, Any, T]]":
+    """Return a method of the reader that runs a query; `is_call`: a request waits for it."""
+
+    async def ask(self: "SqliteReader", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._ask(lambda log: query(log, *args, **kwargs), is_call=is_call)
+
+    return ask
+
+
 class SqliteReader:
-    """The `LogReader`, `Ancestry` and `Backlog` ports over log.db.
+    """The `LogReader`, `Ancestry` and `Backlog` ports over log.db; the queries say what they return.
 
     What requests wait for is asked over a connection of its own, so that it never waits behind a report.
     """
@@ -106,18 +106,6 @@ class SqliteReader:
         few = self._few_sessions
         return await self._ask(lambda log: exchange_queries.list_sessions(log, limit, selection, few))
 
-    async def find_session(self, session: str) -> SessionRow:
-        """Return the session with this id. Raises NotFound."""
-        return await self._ask(lambda log: exchange_queries.find_session(log, session))
-
-    async def list_ids(self, prefix: str, limit: int) -> Sequence[str]:
-        """Return the ids of sessions that begin so, in order."""
-        return await self._ask(lambda log: exchange_queries.list_ids(log, prefix, limit))
-
-    async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
-        """Return the exchanges of a session behind number `after`, oldest first. Raises NotFound for no session."""
-        return await self._ask(lambda log: exchange_queries.list_exchanges(log, session, after, limit))
-
     async def list_calls(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
         """Return the same as `list_exchanges`, but every `answer` is empty."""
         return await self._ask(
@@ -129,67 +117,25 @@ class SqliteReader:
         parents, positions = await self._ask(lambda log: lineage_queries.load_positions(log, session))
         return await asyncio.to_thread(lineage_queries.find_branches, parents, positions)
 
-    async def recall(
-        self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
-    ) -> Sequence[StoredSession]:
-        """Return sessions that may hold what a request continues; newest last (see `Ancestry`)."""
-        return await self._ask(lambda log: lineage_queries.recall_sessions(log, nodes, marks, session), is_call=True)
+    find_session = _make_method(exchange_queries.find_session)
+    list_ids = _make_method(exchange_queries.list_ids)
+    list_exchanges = _make_method(exchange_queries.list_exchanges)
+    load_request = _make_method(exchange_queries.load_request)
+    load_sent = _make_method(exchange_queries.load_sent)
+    load_received = _make_method(exchange_queries.load_received)
+    find_key = _make_method(exchange_queries.find_key)
+    list_unread = _make_method(exchange_queries.list_unread)
+    sum_auxiliary = _make_method(exchange_queries.sum_auxiliary)
+    list_bills = _make_method(exchange_queries.list_bills)
+    list_epochs = _make_method(context_queries.list_epochs)
+    load_epoch = _make_method(context_queries.load_epoch)
+    list_summaries = _make_method(context_queries.list_summaries)
 
-    async def count_links(self, links: Sequence[bytes]) -> int:
-        """Count the links of a chain, in its order, that are in the log."""
-        return await self._ask(lambda log: exchange_queries.count_links(log, links), is_call=True)
-
-    async def find_key(self, session: str) -> SessionKey:
-        """Return whose the session with this id is, and what names it. Raises NotFound."""
-        return await self._ask(lambda log: exchange_queries.find_key(log, session))
-
-    async def has_sessions(self) -> bool:
-        """Return False while the log has none."""
-        return await self._ask(lineage_queries.has_sessions, is_call=True)
-
-    async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> Sequence[UnreadRow]:
-        """Return responses among the newest outcomes that nobody has read; newest first (see `Backlog`)."""
-        return await self._ask(lambda log: exchange_queries.list_unread(log, limit, most_bytes))
-
-    async def load_request(self, exchange: str) -> bytes:
-        """Return the client's body, byte for byte (its head, where it was capped). Raises NotFound."""
-        return await self._ask(lambda log: exchange_queries.load_request(log, exchange))
-
-    async def load_sent(self, exchange: str, k: int) -> bytes:
-        """Return the body sent upstream in round k, byte for byte. Raises NotFound."""
-        return await self._ask(lambda log: exchange_queries.load_sent(log, exchange, k))
-
-    async def load_received(self, exchange: str, k: int) -> bytes:
-        """Return the body of the response to round k, trailers included, as far as kept. Raises NotFound."""
-        return await self._ask(lambda log: exchange_queries.load_received(log, exchange, k))
-
-    async def load_context(self, session: str) -> StoredContext:
-        """Return how a session is managed: its epochs, pins and accounts (see `LogReader`)."""
-        return await self._ask(lambda log: context_queries.load_context(log, session), is_call=True)
-
-    async def load_original(self, reference: str) -> StoredOriginal:
-        """Return what a reference stands for. Raises NotFound."""
-        return await self._ask(lambda log: context_queries.load_original(log, reference), is_call=True)
-
-    async def list_epochs(self, session: str) -> Sequence[Epoch]:
-        """Return all epochs of a session in the order in which they opened, `rendered` empty. Raises NotFound."""
-        return await self._ask(lambda log: context_queries.list_epochs(log, session))
-
-    async def load_epoch(self, session: str, n: int) -> Epoch:
-        """Return the n-th epoch of a session, from 1, with all its content. Raises NotFound."""
-        return await self._ask(lambda log: context_queries.load_epoch(log, session, n))
-
-    async def list_summaries(self, session: str) -> Sequence[Summary]:
-        """Return all summaries of a session, oldest first. Raises NotFound."""
-        return await self._ask(lambda log: context_queries.list_summaries(log, session))
-
-    async def sum_auxiliary(self, since_ms: int) -> Sequence[AuxiliaryUsage]:
-        """Sum what auxiliary calls opened since then came to (see `LogReader`)."""
-        return await self._ask(lambda log: exchange_queries.sum_auxiliary(log, since_ms))
-
-    async def list_bills(self, after: int = 0, limit: int = 1000) -> Sequence[Bill]:
-        """Return what calls were sent as, and what was counted of them (see `LogReader`)."""
-        return await self._ask(lambda log: exchange_queries.list_bills(log, after, limit))
+    recall = _make_method(lineage_queries.recall_sessions, is_call=True)
+    count_links = _make_method(exchange_queries.count_links, is_call=True)
+    has_sessions = _make_method(lineage_queries.has_sessions, is_call=True)
+    load_context = _make_method(context_queries.load_context, is_call=True)
+    load_original = _make_method(context_queries.load_original, is_call=True)
 
     async def verify(self) -> Verification:
         """Re-derive every digest, link, recipe and seal from what is stored."""

@@ -261,17 +261,13 @@ def tally_rows(connection: sqlite3.Connection, table: str) -> int:
 
 def note_tally(connection: sqlite3.Connection, table: str, tally: int) -> None:
     """Note the tally that a table should have, in the transaction under way."""
-    value = (tally % (1 << 8 * _TALLY_SIZE)).to_bytes(_TALLY_SIZE, "big")
-    connection.execute(
-        "INSERT INTO meta(key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-        (f"tally:{table}", value),
-    )
+    _note_value(connection, f"tally:{table}", (tally % (1 << 8 * _TALLY_SIZE)).to_bytes(_TALLY_SIZE, "big"))
 
 
 def read_tally(connection: sqlite3.Connection, table: str) -> int | None:
     """Return the tally that a table should have; None where that is not noted."""
-    row = connection.execute("SELECT value FROM meta WHERE key = ?", (f"tally:{table}",)).fetchone()
-    return int.from_bytes(row[0], "big") if row else None
+    value = _read_value(connection, f"tally:{table}")
+    return int.from_bytes(value, "big") if value else None
 
 
 _SEQ_SIZE = 8
@@ -283,16 +279,25 @@ def note_seal_head(connection: sqlite3.Connection, table: str, seq: int, seal: b
     A seal commits to the rows before it; that rows behind the last one were removed is found by this note. Whoever
     alters a log on purpose can alter the note, too: this finds loss, not forgery.
     """
-    connection.execute(
-        "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-        (f"end:{table}", seq.to_bytes(_SEQ_SIZE, "big") + seal),
-    )
+    _note_value(connection, f"end:{table}", seq.to_bytes(_SEQ_SIZE, "big") + seal)
 
 
 def read_seal_head(connection: sqlite3.Connection, table: str) -> tuple[int, bytes] | None:
     """Return number and seal of the last row of a table as it was noted; None where it never was."""
-    row = connection.execute("SELECT value FROM meta WHERE key = ?", (f"end:{table}",)).fetchone()
-    return (int.from_bytes(row[0][:_SEQ_SIZE], "big"), row[0][_SEQ_SIZE:]) if row else None
+    value = _read_value(connection, f"end:{table}")
+    return (int.from_bytes(value[:_SEQ_SIZE], "big"), value[_SEQ_SIZE:]) if value else None
+
+
+def _note_value(connection: sqlite3.Connection, key: str, value: bytes) -> None:
+    """Note a value about the log itself, in the transaction under way."""
+    statement = "INSERT INTO meta(key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+    connection.execute(statement, (key, value))
+
+
+def _read_value(connection: sqlite3.Connection, key: str) -> bytes:
+    """Return what `_note_value` noted; empty where it never did."""
+    row = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return bytes(row[0]) if row else b""
 
 
 Migration = Callable[[sqlite3.Connection], None]
@@ -336,8 +341,7 @@ def read_applied(connection: sqlite3.Connection) -> list[str]:
 
 def read_salt(connection: sqlite3.Connection) -> bytes:
     """Return the random bytes made with the log, which fingerprints of credentials are salted with."""
-    (salt,) = connection.execute("SELECT value FROM meta WHERE key = 'salt'").fetchone()
-    return bytes(salt)
+    return _read_value(connection, "salt")
 
 
 def _guard(connection: sqlite3.Connection, table: str, keys: tuple[str, ...]) -> None:

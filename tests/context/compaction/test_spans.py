@@ -15,14 +15,13 @@ from proxy.context.compaction.spans import (
     compute_ranks,
     is_merge_smaller,
     is_worth_sending,
-    list_leaves,
     list_live_summaries,
     list_merge_candidates,
     should_start_summary,
 )
 from proxy.context.conversation import BuilderPolicy, ConversationIndex, extract_features, index_conversation
 from proxy.model.epoch import Summary
-from tests.support.summaries import make_summary
+from tests.support.summaries import list_leaves, make_summary
 from tests.support.views import RawMessage, act, call, result, said, user, view
 
 
@@ -190,13 +189,6 @@ def test_a_better_one_of_the_same_span_stands_in_its_place() -> None:
 def test_one_that_lies_within_another_does_not_stand_beside_it() -> None:
     assert list_live(A, B, AB, make_summary("a2", 0, 10, supersedes=("a",))) == ["ab"]
     assert list_live(A, make_summary("x", 5, 12), C) == ["a", "c"]
-
-
-def test_it_expands_to_its_leaves_in_order() -> None:
-    known = {each.id: each for each in (A, B, C, AB, ABC)}
-    assert list_leaves(ABC, known) == [A, B, C] and list_leaves(A, known) == [A]
-    with pytest.raises(KeyError):
-        list_leaves(ABC, {})
 
 
 def test_ranks_count_the_rounds() -> None:

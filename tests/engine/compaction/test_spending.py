@@ -1,7 +1,6 @@
 """Shares of sessions, caps of days, and what was spent in vain."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import pytest
 from msgspec.structs import replace
@@ -14,27 +13,25 @@ from proxy.model.card import Card, Prices, Rates
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import AnswerRead, Event, ExchangeRecorded, SummaryWasted
 from proxy.model.exchange import Usage
+from proxy.model.log import AuxiliaryUsage
 from tests.support.engine import FixedClock
 
 DAY = 86_400
 
 
-class Sum(NamedTuple):
+def tell(upstream: str, model: str, usage: Usage) -> AuxiliaryUsage:
     """What the log tells of a model."""
-
-    upstream: str
-    model: str
-    usage: Usage
+    return AuxiliaryUsage("s", upstream, model, 1, usage)
 
 
 class Log:
     """A log that knows sums."""
 
-    def __init__(self, *sums: Sum) -> None:
+    def __init__(self, *sums: AuxiliaryUsage) -> None:
         self.sums = sums
         self.asked: list[int] = []
 
-    async def sum_auxiliary(self, since_ms: int) -> Sequence[Sum]:
+    async def sum_auxiliary(self, since_ms: int) -> Sequence[AuxiliaryUsage]:
         self.asked.append(since_ms)
         if not self.sums:
             raise StoreUnavailable("the log cannot be read")
@@ -154,7 +151,7 @@ def test_only_what_clients_asked_is_the_sessions_own(changes: dict[str, object])
 
 async def test_a_day_has_a_cap_for_all_sessions() -> None:
     world = World(spend_per_day=30)
-    await world.budget.load_today(Log(Sum("main", "m", Usage(10, 0))))
+    await world.budget.load_today(Log(tell("main", "m", Usage(10, 0))).sum_auxiliary)
     world.earn(1000)
     world.earn(1000, "t")
     assert not world.objects(20)
@@ -168,7 +165,7 @@ async def test_a_day_has_a_cap_for_all_sessions() -> None:
 
 async def test_what_a_person_wished_may_take_more_than_the_share_of_its_session_but_not_than_a_days() -> None:
     world = World(spend_per_day=30)
-    await world.budget.load_today(Log(Sum("main", "m", Usage(10, 0))))
+    await world.budget.load_today(Log(tell("main", "m", Usage(10, 0))).sum_auxiliary)
     assert world.objects(20).endswith("(compaction.spend_fraction)")
     assert world.budget.find_objection("s", Cost(20.0, 20.0), is_manual=True) == ""
     assert world.budget.find_objection("s", Cost(21.0, 21.0), is_manual=True).endswith("(compaction.spend_per_day)")
@@ -182,8 +179,8 @@ def test_what_was_spent_besides_can_be_asked_for_each_session() -> None:
 
 async def test_a_day_ends() -> None:
     world = World(spend_per_day=30)
-    log = Log(Sum("main", "m", Usage(30, 0)))
-    await world.budget.load_today(log)
+    log = Log(tell("main", "m", Usage(30, 0)))
+    await world.budget.load_today(log.sum_auxiliary)
     assert log.asked == [world.clock.now_ms() // (DAY * 1000) * DAY * 1000]
     world.earn(1000)
     assert world.objects(1)
@@ -196,7 +193,7 @@ async def test_until_the_log_was_read_a_cap_lets_nothing_pass() -> None:
     world.earn(1000)
     assert world.objects(1) == "what was spent today has not been read from the log yet"
     with pytest.raises(StoreUnavailable):
-        await world.budget.load_today(Log())
+        await world.budget.load_today(Log().sum_auxiliary)
     assert world.objects(1)
     assert not World().budget.find_objection("s", Cost())
 
@@ -205,18 +202,18 @@ async def test_what_is_read_of_yesterday_is_not_of_today() -> None:
     world = World(spend_per_day=30)
 
     class Slow(Log):
-        async def sum_auxiliary(self, since_ms: int) -> Sequence[Sum]:
+        async def sum_auxiliary(self, since_ms: int) -> Sequence[AuxiliaryUsage]:
             world.clock.advance(DAY)
             return await super().sum_auxiliary(since_ms)
 
-    await world.budget.load_today(Slow(Sum("main", "m", Usage(30, 0))))
+    await world.budget.load_today(Slow(tell("main", "m", Usage(30, 0))).sum_auxiliary)
     world.earn(1000)
     assert not world.objects(30)
 
 
 async def test_what_was_held_at_unknown_prices_is_forgotten_with_it() -> None:
     world = World(spend_per_day=30)
-    await world.budget.load_today(Log(Sum("main", "m", Usage(1, 0))))
+    await world.budget.load_today(Log(tell("main", "m", Usage(1, 0))).sum_auxiliary)
     world.earn(1000)
     world.budget.reserve("s", Cost(1.0, None))
     assert world.objects(1).endswith("state it under pricing")
@@ -226,7 +223,7 @@ async def test_what_was_held_at_unknown_prices_is_forgotten_with_it() -> None:
 
 async def test_a_cap_in_money_cannot_be_kept_without_prices() -> None:
     world = World(is_priced=False, spend_per_day=30)
-    await world.budget.load_today(Log(Sum("main", "m", Usage(1, 0))))
+    await world.budget.load_today(Log(tell("main", "m", Usage(1, 0))).sum_auxiliary)
     world.earn(1000)
     assert world.objects(1, money=None).endswith("state it under pricing")
 

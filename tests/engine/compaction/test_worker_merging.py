@@ -9,12 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from proxy.context.compaction.spans import compute_ranks, list_leaves
+from proxy.context.compaction.spans import compute_ranks
 from proxy.model.epoch import Summary
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import open_sqlite
 from tests.support.compacting import FREE, Workshop, fail, give_report, list_reports
 from tests.support.managing import Message, make_history
+from tests.support.summaries import list_leaves
 
 HISTORY = make_history(80, 1200)
 SOFT, HARD = 17, 23

@@ -34,6 +34,7 @@ from proxy.model.manifest import (
     BlobPiece,
     Manifest,
     Piece,
+    compute_digest,
     compute_root_link,
     decode_recipe,
 )
@@ -262,7 +263,7 @@ class MemoryArchive:
             headers=opening.headers,
             request_size=opening.body.size,
             is_capped=bool(opening.body.whole_digest),
-            digest=opening.body.digest,
+            digest=compute_digest(opening.body.recipe),
             opened_ms=opening.opened_ms,
             rounds=tuple(self._make_round(record) for _, record in rounds),
             relation=step.relation if step else "",

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TypeGuard
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proxy.context.budget import BudgetPolicy, make_budget
@@ -88,6 +88,20 @@ def weigh(messages: list[RawMessage]) -> int:
     return sum(see(message).tokens for message in messages)
 
 
+_PATH = "proxy/engine/relay.py"
+
+
+_WITH_LONG_WORDS = [
+    ("user", _PATH),
+    ("said", f"{_PATH}; " * 200),
+    ("skill", _PATH),
+    ("user", "; ".join([_PATH] * 3) * 9),
+    ("said", _PATH),
+    ("user", _PATH),
+]
+
+
+@example(_WITH_LONG_WORDS, 1500, 0, False, None)
 @settings(max_examples=150, deadline=None)
 @given(
     _steps,
@@ -119,7 +133,10 @@ def test_a_plan_is_valid_fits_and_keeps_what_must_stay(
     newest = list_newest(messages)
     skills = [message for i, message in enumerate(messages) if is_skill(messages, i)]
     assert all(message in sent for message in newest[-1])
-    must = [message for turn in newest for message in turn] + skills + messages[groups[-1].start :]
+    # What is said before a call goes with it: a protected output holds its whole group.
+    whole = {i for g in groups if any(is_skill(messages, i) for i in g.places) for i in g.places}
+    whole |= {i for g in (*groups[-1:], *[g for g in groups if g.has_calls][-1:]) for i in g.places}
+    must = [message for turn in newest for message in turn] + [messages[i] for i in sorted(whole)]
     # Protection gives way above 0.7 (B12), of which older words of the user may have 0.25 + 0.15 (B13).
     least = (0.7 - 0.25 - 0.15) * seen.budget.usable
     assert all(message in sent for turn in newest for message in turn) or head + weigh(must) > least

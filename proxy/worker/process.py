@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from proxy.engine.context.epoch_planner import PlanJob, RenderedPlan
+from proxy.engine.runtime import attempt
 from proxy.engine.token_counter import Measured, MeasureJob
 from proxy.model.errors import WorkerLost
 from proxy.worker.program import COUNTED_IN, LENGTH_BYTES, Result, WorkerSettings, make_frame
@@ -65,7 +66,7 @@ class WorkerProcess:
     @property
     def pid(self) -> int | None:
         """The id of the process; None while there is none."""
-        return self._process.pid if self._process is not None else None
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def start(self) -> None:
         """Return when the process is ready for its first job. Raises WorkerLost."""
@@ -108,15 +109,22 @@ class WorkerProcess:
         return waiting.result
 
     async def _serve(self) -> None:
-        """Do all jobs, until none waits."""
+        """Do all jobs, until none waits. Whatever becomes of one, its caller hears of it."""
         while queue := self._urgent or self._ahead:
-            waiting = queue.popleft()
+            waiting, problems = queue.popleft(), list[Exception]()
             if asyncio.get_running_loop().time() < self._refused_until:
                 _fail(waiting, WorkerLost(_REFUSED))
-            elif not waiting.result.done():  # else its caller has gone
-                await self._do(waiting)
+            if waiting.result.done():  # or its caller has gone
+                continue
+            try:
+                await attempt(self._do(waiting), problems.append)
+                for problem in problems:  # a loop has errors of its own for a pipe that has closed
+                    await self._lose(waiting, f"{type(problem).__name__}: {problem}")
+            finally:
+                _fail(waiting, WorkerLost(_STOPPING))
 
     async def _do(self, waiting: _Waiting) -> None:
+        """Do a job. Raises any error of the process, or of the pipes to it."""
         try:
             frame = make_frame(waiting.job)
         except (TypeError, ValueError, OverflowError) as error:
@@ -125,23 +133,20 @@ class WorkerProcess:
         try:
             async with asyncio.timeout(self.job_seconds):
                 result = await self._exchange(frame)
-            value = None if result.problem else waiting.decode(result.content)
         except TimeoutError:
-            await self._lose(waiting, f"it took more than {self.job_seconds:g} s for one job")
-        except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError) as error:
-            await self._lose(waiting, f"{type(error).__name__}: {error}")
-        except asyncio.CancelledError:
-            _fail(waiting, WorkerLost(_STOPPING))
-            raise
-        else:
-            self._losses = 0
-            if result.problem:
-                _fail(waiting, RuntimeError(result.problem))
-            elif not waiting.result.done():
-                waiting.result.set_result(value)
+            raise TimeoutError(f"it took more than {self.job_seconds:g} s for one job") from None
+        value = None if result.problem else waiting.decode(result.content)
+        self._losses = 0
+        if result.problem:
+            _fail(waiting, RuntimeError(result.problem))
+        elif not waiting.result.done():
+            waiting.result.set_result(value)
 
     async def _exchange(self, frame: bytes) -> Result:
         """Send the frame of a job and return its result; start the process where there is none."""
+        if self._process is not None and self._process.returncode is not None:
+            _log.warning("the worker process has ended (code %d) and is started again", self._process.returncode)
+            self._process = None
         process = self._process or await self._start()
         assert process.stdin is not None, "it was started with pipes"
         assert process.stdout is not None, "it was started with pipes"

@@ -136,6 +136,29 @@ async def test_one_that_is_killed_loses_its_job_and_is_started_again(worker: Wor
     assert worker.pid != killed
 
 
+async def test_one_that_ends_between_jobs_loses_none(worker: WorkerProcess, caplog: pytest.LogCaptureFixture) -> None:
+    await worker.start()
+    killed = worker.pid
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    while worker.pid is not None:  # noqa: ASYNC110 - nothing else tells of its end
+        await asyncio.sleep(0)
+    assert (await worker.plan(await make_job())).plan.references
+    assert worker.pid not in (None, killed)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the worker process has ended (code -9) and is started again"
+    ]
+
+
+async def test_one_whose_pipes_are_closed_loses_its_job_and_is_started_again(worker: WorkerProcess) -> None:
+    """A loop has errors of its own for that: uvloop's is no OSError."""
+    closing = make_misbehaving("os.close(0); os.write(1, b'\\0' * 5); time.sleep(600)")
+    jobs = [closing.plan(await make_job(2)) for _ in range(3)]
+    lost = await asyncio.gather(*jobs, return_exceptions=True)
+    assert [type(each) for each in lost] == [WorkerLost] * 3
+    await closing.close()
+
+
 async def test_one_that_stands_still_is_ended(worker: WorkerProcess) -> None:
     await worker.start()
     stopped = worker.pid

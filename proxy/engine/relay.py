@@ -69,11 +69,14 @@ class Relay:
 
         Raises ProxyError where no response came; a cancelled call is recorded as aborted.
         """
-        retry = await self._carry_round(exchange, send(body))
-        while retry is not None:
-            exchange.begin_round(retry.round.k)
-            exchange.record(*[record for record in (retry.round, retry.plan) if record is not None])
-            retry = await self._carry_round(exchange, send(retry.body))
+        try:
+            retry = await self._carry_round(exchange, send(body))
+            while retry is not None:
+                exchange.begin_round(retry.round.k)
+                exchange.record(*[record for record in (retry.round, retry.plan) if record is not None])
+                retry = await self._carry_round(exchange, send(retry.body))
+        finally:
+            exchange.retries = None  # they refer to the exchange, and hold the request: a cycle would keep it for long
 
     async def _carry_round(self, exchange: OpenExchange, sending: Awaitable[UpstreamResponse]) -> Retry | None:
         """Carry one round; return a retry in place of a response of which nothing was passed on."""

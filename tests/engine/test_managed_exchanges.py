@@ -2,6 +2,8 @@
 
 import asyncio
 import base64
+import contextlib
+import gc
 import json
 from itertools import pairwise
 from typing import Any
@@ -10,15 +12,17 @@ import pytest
 
 from proxy.engine.context import session_context
 from proxy.engine.context.controller import ContextController
+from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.lineage import tracker
 from proxy.engine.policy import EnginePolicy
 from proxy.model.epoch import ContextPlan, Epoch, Kept, Pin, Plan, Written
-from proxy.model.errors import BadRequest
+from proxy.model.errors import BadRequest, ProxyError, UpstreamUnreachable
 from proxy.model.events import CeilingExceeded, EpochOpened
 from proxy.model.exchange import Headers, Opening, Outcome, Round
 from proxy.model.lineage import Step
 from proxy.wire.headers import find_header
 from tests.support.engine import LIMIT, wait_out
+from tests.support.garbage import no_collector
 from tests.support.managed import (
     NAMED,
     PLANNING_SECONDS,
@@ -30,6 +34,7 @@ from tests.support.managed import (
     answer,
     cut_end,
     let_wait,
+    refuse,
 )
 from tests.support.managing import make_history, make_subject
 
@@ -49,6 +54,21 @@ async def open_epoch(engine: ManagedEngine) -> Turn:
     """Send a history of about 9,400 tokens, above the high mark of 7,760."""
     await engine.send(until(14))
     return await engine.send(LONG)
+
+
+@pytest.mark.parametrize("outcome", ["answered", "cut and answered", "failed"])
+async def test_a_call_that_has_ended_leaves_nothing_to_the_collector(outcome: str) -> None:
+    """It holds bodies, and the collector goes by how many objects there are: a thousand such calls take a gigabyte."""
+    outcomes = {"answered": (answer(),), "cut and answered": (refuse("400 tokens are too many"), answer())}
+    engine = ManagedEngine(answer(), *outcomes.get(outcome, (UpstreamUnreachable("gone"),)))
+    await engine.send(until(14))
+    gc.collect()
+    with no_collector():
+        with contextlib.suppress(ProxyError):
+            await engine.send(LONG)
+        await engine.tasks.finish(LIMIT)
+        left = [type(each) for each in gc.get_objects() if isinstance(each, RefusalRetry)]
+    assert left == []
 
 
 async def test_below_the_soft_mark_the_clients_own_bytes_go_out() -> None:

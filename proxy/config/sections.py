@@ -238,7 +238,10 @@ class SessionsSettings(Section):
     cache_bytes: Size = Field(
         _ENGINE.cache_bytes,
         ge=0,
-        description="Memory for the most recent conversations, half of it for request bodies; bytes.",
+        description=(
+            "Memory for the most recent conversations, half of it for request bodies; bytes. What waits for the worker "
+            "process may take half as much beside it."
+        ),
     )
 
 

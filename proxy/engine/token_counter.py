@@ -58,6 +58,11 @@ class MeasureJob(msgspec.Struct, frozen=True, gc=False, tag="measure"):
     contents: Sequence[tuple[bytes, Literal["message", "tools", "text"]]]
     wire: str = ""
 
+    @property
+    def weight(self) -> int:
+        """Bytes of memory, roughly."""
+        return sum([len(raw) for raw, _ in self.contents])
+
 
 class Measured(msgspec.Struct, frozen=True, gc=False):
     """What was measured of one content: its weight, and the structure where it is a message of a wire."""
@@ -151,7 +156,7 @@ class TokenCounter:
 
     async def _measure(self, job: MeasureJob) -> Sequence[Measured]:
         """Measure in the worker process what is long; in a thread what is not, and what that has not done in time."""
-        if self._worker is not None and sum([len(raw) for raw, _ in job.contents]) >= _COUNT_APART:
+        if self._worker is not None and job.weight >= _COUNT_APART:
             try:
                 async with asyncio.timeout(APART_SECONDS):
                     return await self._worker.measure(job)

@@ -6,7 +6,8 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -22,12 +23,15 @@ PROGRAM = (sys.executable, "-P", "-m", "proxy.worker.program")
 JOB_SECONDS = 20.0
 # Seconds that jobs are refused after the process was lost twice in a row, doubled each time up to the most.
 LEAST_PAUSE, _MOST_PAUSE = 1.0, 60.0
-# Jobs that nobody waits for; each holds a conversation in memory.
+# Jobs that nobody waits for.
 _MOST_AHEAD = 8
+# Bytes of all jobs together: each holds a conversation in memory.
+MOST_BYTES = 32 * 1024 * 1024
 _READ_BYTES = 1024 * 1024
 
 _STOPPING = "the server is stopping"
 _REFUSED = "the worker process was lost several times; it is started again later"
+_BUSY = "the worker process has too much to do"
 
 _log = logging.getLogger("palimpsest.worker")
 _results = msgspec.msgpack.Decoder(Result)
@@ -35,10 +39,10 @@ _plans = msgspec.msgpack.Decoder(RenderedPlan)
 _measured = msgspec.msgpack.Decoder(list[Measured])
 
 
-class _Waiting(NamedTuple):
-    """A job, where its result is waited for, and how that is decoded."""
+class _Waiting(msgspec.Struct, gc=False, eq=False):
+    """A job, where its result is waited for, and how that is decoded. The job is None once nobody needs it."""
 
-    job: PlanJob | MeasureJob
+    job: PlanJob | MeasureJob | None
     result: "asyncio.Future[Any]"
     decode: Callable[[bytes], Any]
 
@@ -47,15 +51,22 @@ class WorkerProcess:
     """Does one job at a time in a process of its own; jobs made ahead wait until there is no other.
 
     A job whose process dies or takes longer than `job_seconds` raises WorkerLost, and the next one starts the process
-    again.
+    again. So does one that would wait beside others of `most_bytes` together.
     """
 
     def __init__(
-        self, settings: WorkerSettings, program: Sequence[str] = PROGRAM, job_seconds: float = JOB_SECONDS
+        self,
+        settings: WorkerSettings,
+        program: Sequence[str] = PROGRAM,
+        job_seconds: float = JOB_SECONDS,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
         self._command = (*program, msgspec.json.encode(settings).decode())
+        self._most_bytes = most_bytes
         self.job_seconds = job_seconds
+        self.bytes = 0  # of all jobs that wait or are done now
         self._process: asyncio.subprocess.Process | None = None
+        self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
         self._urgent: deque[_Waiting] = deque()
         self._ahead: deque[_Waiting] = deque()
         self._serving: asyncio.Task[None] | None = None
@@ -100,13 +111,25 @@ class WorkerProcess:
             _fail(waiting, WorkerLost(_STOPPING))
         elif loop.time() < self._refused_until:
             _fail(waiting, WorkerLost(_REFUSED))
-        elif queue is self._ahead and len(queue) >= _MOST_AHEAD:
-            _fail(waiting, WorkerLost("the worker process has too much to do to plan ahead"))
+        elif self._is_full(job.weight) or (queue is self._ahead and len(queue) >= _MOST_AHEAD):
+            _fail(waiting, WorkerLost(_BUSY))
         else:
+            self.bytes += job.weight
+            waiting.result.add_done_callback(partial(self._forget, waiting))
             queue.append(waiting)
             if self._serving is None or self._serving.done():
                 self._serving = loop.create_task(self._serve())  # no call of a client's: a stop does not wait for it
         return waiting.result
+
+    def _is_full(self, weight: int) -> bool:
+        """Return whether a job of so many bytes has to go elsewhere; one that is alone is always taken."""
+        return self.bytes > 0 and self.bytes + weight > self._most_bytes
+
+    def _forget(self, waiting: _Waiting, _: object) -> None:
+        """Drop a job that is done, or whose caller has gone."""
+        if waiting.job is not None:
+            self.bytes -= waiting.job.weight
+        waiting.job = None
 
     async def _serve(self) -> None:
         """Do all jobs, until none waits. Whatever becomes of one, its caller hears of it."""
@@ -125,6 +148,7 @@ class WorkerProcess:
 
     async def _do(self, waiting: _Waiting) -> None:
         """Do a job. Raises any error of the process, or of the pipes to it."""
+        assert waiting.job is not None, "its result is not there"
         try:
             frame = make_frame(waiting.job)
         except (TypeError, ValueError, OverflowError) as error:
@@ -156,7 +180,7 @@ class WorkerProcess:
         return _results.decode(await process.stdout.readexactly(int.from_bytes(length)))
 
     async def _start(self) -> asyncio.subprocess.Process:
-        self._process = await asyncio.create_subprocess_exec(
+        starting = asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -164,6 +188,9 @@ class WorkerProcess:
             start_new_session=True,  # a Ctrl-C is not for it
             limit=_READ_BYTES,
         )
+        self._starting = asyncio.get_running_loop().create_task(starting)
+        await asyncio.wait((self._starting,))  # where this is cancelled `_end` ends what was started
+        self._process, self._starting = self._starting.result(), None
         return self._process
 
     async def _lose(self, waiting: _Waiting, problem: str) -> None:
@@ -177,6 +204,11 @@ class WorkerProcess:
         _fail(waiting, WorkerLost(f"the worker process was lost: {problem}"))
 
     async def _end(self) -> None:
+        starting, self._starting = self._starting, None
+        if starting is not None:
+            await asyncio.wait((starting,))
+            if starting.exception() is None:
+                self._process = starting.result()
         process, self._process = self._process, None
         if process is None:
             return

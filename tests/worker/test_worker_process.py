@@ -23,7 +23,7 @@ from proxy.model.errors import WorkerLost
 from proxy.model.shared_list import extend_shared
 from proxy.upstream.tokenizer import CountingTokenizer
 from proxy.worker import process
-from proxy.worker.process import WorkerProcess
+from proxy.worker.process import MOST_BYTES, WorkerProcess
 from proxy.worker.program import LENGTH_BYTES, Jobs, Result, WorkerSettings, count_text, main, make_frame, serve
 from tests.support.managing import QuarterTokens, make_history, make_planner, make_subject
 from tests.support.scripted import LIMIT
@@ -53,8 +53,8 @@ async def worker() -> AsyncIterator[WorkerProcess]:
     assert made.pid is None
 
 
-def make_misbehaving(line: str, job_seconds: float = LIMIT) -> WorkerProcess:
-    return WorkerProcess(SETTINGS, (sys.executable, "-c", READER + line), job_seconds)
+def make_misbehaving(line: str, job_seconds: float = LIMIT, most_bytes: int = MOST_BYTES) -> WorkerProcess:
+    return WorkerProcess(SETTINGS, (sys.executable, "-c", READER + line), job_seconds, most_bytes)
 
 
 def is_running(pid: int) -> bool:
@@ -221,6 +221,35 @@ async def test_only_some_plans_are_made_ahead(worker: WorkerProcess) -> None:
     assert [isinstance(each, WorkerLost) for each in made] == [False] * 8 + [True]
 
 
+async def test_only_so_many_bytes_wait() -> None:
+    """Each job holds a conversation: what would be too much goes elsewhere at once, and what nobody needs is let go."""
+    job = await make_job(4)
+    hanging = make_misbehaving("time.sleep(600)", most_bytes=2 * job.weight)
+    jobs = [hanging.plan(job) for _ in range(3)]
+    with pytest.raises(WorkerLost, match="too much to do"):
+        await jobs[2]
+    assert hanging.bytes == 2 * job.weight
+    jobs[1].cancel()
+    await asyncio.sleep(0)
+    assert hanging.bytes == job.weight
+    taken = hanging.plan(job)
+    await hanging.close()
+    for each in (jobs[0], taken):
+        with pytest.raises(WorkerLost, match="stopping"):
+            await each
+    await asyncio.sleep(0)
+    assert hanging.bytes == 0
+
+
+async def test_a_job_that_is_alone_is_done_whatever_it_weighs() -> None:
+    small, job = WorkerProcess(SETTINGS, job_seconds=LIMIT, most_bytes=1), await make_job(4)
+    for _ in range(2):
+        assert (await small.plan(job)).rendered is not None
+        await asyncio.sleep(0)
+    assert small.bytes == 0
+    await small.close()
+
+
 async def test_a_job_whose_caller_has_gone_is_not_done(worker: WorkerProcess) -> None:
     bad = msgspec.structs.replace(await make_job(4), wire="no such wire")
     first, gone = worker.plan(bad), worker.plan(bad)
@@ -245,6 +274,19 @@ async def test_a_stop_ends_it_and_all_who_wait() -> None:
     for job in (running, waiting, hanging.plan(await make_job(2))):
         with pytest.raises(WorkerLost, match="stopping"):
             await job
+
+
+async def test_a_stop_while_it_starts_leaves_no_process() -> None:
+    """What is left would be an unclosed resource, which fails the test."""
+    for steps in range(4):
+        starting = WorkerProcess(SETTINGS, (sys.executable, "-c", "import time; time.sleep(600)"))
+        job = starting.plan(await make_job(2))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await starting.close()
+        with pytest.raises(WorkerLost, match="stopping"):
+            await job
+        assert starting.pid is None
 
 
 async def test_long_messages_are_measured_in_it_and_in_a_thread_where_it_is_lost(worker: WorkerProcess) -> None:

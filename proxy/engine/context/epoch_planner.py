@@ -113,6 +113,11 @@ class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
     needs_json: bool = False
     is_minimal: bool = False
 
+    @property
+    def weight(self) -> int:
+        """Bytes of memory, roughly."""
+        return sum(map(len, self.raws)) + _NODE_WEIGHT * len(self.raws)
+
     def name_reference(self, start: int, stop: int, offset: int) -> str:
         """Derive the id of a reference: the node of the last message names all before it."""
         named = b"%b%d:%d" % (self.nodes[stop - 1], stop - start, offset)

@@ -32,6 +32,9 @@ _COUNT_HERE = 8192
 _COUNT_APART = 64 * 1024
 # Seconds that the worker process has for that; a thread counts then.
 APART_SECONDS = 1.0
+# What may become of a job in another process beside its result: some content, such as half a character, has no form in
+# what goes there and comes back.
+_FAILURES_APART = (WorkerLost, TimeoutError, RuntimeError, TypeError, ValueError, OverflowError)
 # The prefix of a hash in the key of a weight; none for the first encoding, which most use.
 _BEFORE: Mapping[Encoding, bytes] = {"o200k_base": b"", "cl100k_base": b"cl100k"}
 # The vendor whose tools have a published formula; most templates of others contain them as JSON.
@@ -72,7 +75,7 @@ class Measured(msgspec.Struct, frozen=True, gc=False):
 
 
 class MeasuringWorker(Protocol):
-    """Measures in another process. Raises WorkerLost."""
+    """Measures in another process. Raises WorkerLost, and RuntimeError or ValueError for what cannot go there."""
 
     async def measure(self, job: MeasureJob) -> Sequence[Measured]:
         """Return what was measured of each content, in order."""
@@ -160,8 +163,8 @@ class TokenCounter:
             try:
                 async with asyncio.timeout(APART_SECONDS):
                     return await self._worker.measure(job)
-            except (WorkerLost, TimeoutError):
-                pass  # the worker's log line says why
+            except _FAILURES_APART:
+                pass  # where it is the content's fault, it fails in the thread, too
         return await asyncio.to_thread(measure, job, self._tokenizer)
 
     def count_now(self, model: str, pieces: Sequence[Piece]) -> Count:

@@ -303,6 +303,16 @@ async def test_long_messages_are_measured_in_it_and_in_a_thread_where_it_is_lost
     await broken.close()
 
 
+async def test_what_has_no_form_between_processes_is_measured_in_a_thread(worker: WorkerProcess) -> None:
+    """Half a character in an id: JSON can spell it, and UTF-8 cannot."""
+    raws = make_subject(make_history(200, 1600)).list_raws()
+    raws.append(b'{"role": "tool", "tool_call_id": "\\ud800", "content": "x"}')
+    counters = [TokenCounter(CountingTokenizer(), worker=each) for each in (worker, None)]
+    counts = [await counter.measure("chat_completions", "gpt-4o", raws) for counter in counters]
+    assert counts[0] == counts[1]
+    assert worker.pid is not None
+
+
 async def test_a_worker_that_takes_too_long_to_measure_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.engine.token_counter.APART_SECONDS", 0.05)
     hanging, raws = make_misbehaving("time.sleep(600)"), make_subject(make_history(200, 1600)).list_raws()

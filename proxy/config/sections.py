@@ -392,7 +392,10 @@ class CompactionSettings(Section):
         _POLICY.hard_wait_seconds,
         ge=0,
         allow_inf_nan=False,
-        description="Longest time that a request above its budget waits for its plan and a pending summary; seconds.",
+        description=(
+            "Longest time that a request above its budget waits for its plan and a pending summary, and again for the "
+            "log to keep that plan; seconds."
+        ),
     )
     protect_turns: int = Field(
         _POLICY.protect_turns, ge=2, description="Number of the user's most recent turns that are never summarised."

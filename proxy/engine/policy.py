@@ -47,7 +47,7 @@ class EnginePolicy:
     recognised, an eighth nodes, an eighth findings, a quarter all else that managing knows; what messages count takes a
     sixth of it on top, what waits for the worker process half. `principals` are tenants by name. `own_keys` are the
     upstreams' keys, which are never recorded. A call waits `hard_wait_seconds` at most for what only the log knows of
-    its session, and as long for its plan and a summary that is being made.
+    its session, as long for its plan and a summary that is being made, and as long until its epoch is in the log.
     """
 
     mode: Mode = "manage"

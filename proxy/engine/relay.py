@@ -52,12 +52,15 @@ class Relay:
         """The reason why calls cannot be recorded as promised; empty while they can."""
         return self._durability.problem
 
-    async def confirm(self, exchange: OpenExchange) -> bool:
-        """Return whether all that was queued of an exchange is in the log; wait for it as long as a response waits."""
+    async def confirm(self, exchange: OpenExchange, seconds: float = 0.0) -> bool:
+        """Return whether all that was queued of an exchange is in the log.
+
+        Waits for it as long as a response waits; for what is needed so many `seconds`, unless the log is known to fail.
+        """
         if exchange.commit is None:
             return False
         self.archive.flush()
-        return await self._durability.confirm(exchange.commit)
+        return await self._durability.confirm(exchange.commit, seconds)
 
     def abandon(self, exchange: OpenExchange) -> None:
         """Record a round that was given up before anything was sent."""

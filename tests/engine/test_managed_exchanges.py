@@ -20,8 +20,9 @@ from proxy.model.errors import BadRequest, ProxyError, UpstreamUnreachable
 from proxy.model.events import CeilingExceeded, EpochOpened
 from proxy.model.exchange import Headers, Opening, Outcome, Round
 from proxy.model.lineage import Step
+from proxy.model.log import Record
 from proxy.wire.headers import find_header
-from tests.support.engine import LIMIT, wait_out
+from tests.support.engine import LIMIT, Commit, wait_out
 from tests.support.garbage import no_collector
 from tests.support.managed import (
     NAMED,
@@ -640,3 +641,36 @@ async def test_words_that_the_client_changes_are_another_history(role: str, adde
     ]
     turn = await engine.send(changed)
     assert turn.plan.epoch != epoch.id
+
+
+class BusyLog(ContextLog):
+    """Keeps epochs when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epochs: asyncio.Queue[Commit] = asyncio.Queue()
+
+    def append(self, *records: Record, is_urgent: bool = True) -> "asyncio.Future[bool]":
+        commit = super().append(*records, is_urgent=is_urgent)
+        if not any(isinstance(record, Epoch) for record in records):
+            return commit
+        busy = Commit()
+        self.epochs.put_nowait(busy)
+        return busy
+
+
+async def test_above_the_ceiling_a_log_that_is_behind_is_waited_for() -> None:
+    log = BusyLog()
+    engine = ManagedEngine(
+        answer(), answer(), archive=log, policy=EnginePolicy(commit_wait_ms=0, hard_wait_seconds=LIMIT)
+    )
+    await engine.send(until(14))
+    turn = engine.start(LONG)
+    async with asyncio.timeout(LIMIT):
+        commit = await log.epochs.get()
+        await commit.awaited.wait()
+        for _ in range(10):  # what takes no time would be over by then
+            await asyncio.sleep(0)
+        commit.set_result(True)
+        await turn.finish()
+    assert (turn.plan.rung, engine.failures) == ("plan", [])

@@ -343,8 +343,28 @@ def test_the_program_ends_with_its_input(monkeypatch: pytest.MonkeyPatch) -> Non
         buffer = io.BytesIO()
 
     limits: list[object] = []
+    monkeypatch.setattr("proxy.worker.program.end_with_parent", lambda: None)
     monkeypatch.setattr("resource.setrlimit", lambda *limit: limits.append(limit))
     monkeypatch.setattr(sys, "argv", ["program", msgspec.json.encode(SETTINGS).decode()])
     monkeypatch.setattr(sys, "stdin", Pipe)
     main()
     assert limits
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl(2) is Linux's")
+async def test_the_program_ends_with_its_parent_though_its_input_goes_on() -> None:
+    """It would not read the end of its input while a job takes for ever."""
+    command = [*process.PROGRAM, msgspec.json.encode(SETTINGS).decode()]
+    parent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", f"import subprocess; subprocess.run({command!r})"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    async with asyncio.timeout(LIMIT):
+        parent.stdin.write(make_frame(MeasureJob("o200k_base", ())))
+        assert await parent.stdout.readexactly(LENGTH_BYTES)
+        parent.kill()
+        await parent.stdout.read()  # to its end: nobody holds the other end any more
+        await parent.wait()

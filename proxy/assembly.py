@@ -147,7 +147,8 @@ async def build_engine(settings: Settings) -> Engine:
     if not is_fresh:
         await UnreadResponses(archive, bus, tasks, lineage, reader, formats=FORMATS).read()
     tokenizer, features = CountingTokenizer(), FeatureCache(policy.cache_bytes // 8)
-    worker = WorkerProcess(WorkerSettings(settings.builder_policy(), policy.cache_bytes // 8))
+    worker_settings = WorkerSettings(settings.builder_policy(), policy.cache_bytes // 8)
+    worker = WorkerProcess(worker_settings, most_bytes=policy.cache_bytes // 2)
     models = build_models(settings, tokenizer, tasks, worker)
     count = partial(count_text, tokenizer)
     planner = EpochPlanner(

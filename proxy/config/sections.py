@@ -238,7 +238,10 @@ class SessionsSettings(Section):
     cache_bytes: Size = Field(
         _ENGINE.cache_bytes,
         ge=0,
-        description="Memory for the most recent conversations, half of it for request bodies; bytes.",
+        description=(
+            "Memory for the most recent conversations, half of it for request bodies; bytes. What waits for the worker "
+            "process may take half as much beside it."
+        ),
     )
 
 
@@ -388,7 +391,10 @@ class CompactionSettings(Section):
         _POLICY.hard_wait_seconds,
         ge=0,
         allow_inf_nan=False,
-        description="Longest time that a request above its budget waits for its plan and a pending summary; seconds.",
+        description=(
+            "Longest time that a request above its budget waits for its plan and a pending summary, and again for the "
+            "log to keep that plan; seconds."
+        ),
     )
     protect_turns: int = Field(
         _POLICY.protect_turns, ge=2, description="Number of the user's most recent turns that are never summarised."

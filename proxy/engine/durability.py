@@ -76,8 +76,13 @@ class DurabilityWaiter:
                 return
         self._note_late(commit)
 
-    async def confirm(self, commit: "asyncio.Future[bool]") -> bool:
-        """Return whether the commit is durable, after a wait as `wait` does it."""
+    async def confirm(self, commit: "asyncio.Future[bool]", seconds: float = 0.0) -> bool:
+        """Return whether the commit is durable, after a wait as `wait` does it.
+
+        What is needed is waited for longer: `seconds`, also while the log is behind, unless it is known to fail.
+        """
+        if seconds and not commit.done() and not self._archive.health.problem:
+            await asyncio.wait((commit,), timeout=seconds)
         await self.wait(commit)
         return commit.done() and commit.result()
 

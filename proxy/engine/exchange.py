@@ -164,9 +164,13 @@ class ExchangeService:
         return records
 
     async def _commit(self, exchange: OpenExchange, epoch: Epoch) -> bool:
-        """Have the log keep an epoch behind the opening of its exchange; return whether it has."""
+        """Have the log keep an epoch behind the opening of its exchange; return whether it has.
+
+        One that keeps the ceiling is waited for longer: without it the request goes out above that (BEHAVIOUR B8b).
+        """
         exchange.record(epoch)
-        return await self._relay.confirm(exchange)
+        seconds = self._policy.hard_wait_seconds if epoch.why in ("hard", "overflow") else 0.0
+        return await self._relay.confirm(exchange, seconds)
 
     async def _carry_stream(self, incoming: ClientRequest, body: RequestBody | None, client: Client) -> None:
         self._check_log()

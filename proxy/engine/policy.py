@@ -44,10 +44,10 @@ class EnginePolicy:
     `on_failure`: what happens to calls while the log takes no writes. `session_headers` are request headers, besides
     the known ones, that name a conversation; `infer`: whether those without a name are recognised by their content.
     `cache_bytes` bounds what is remembered of conversations: half of it bodies, by which repeated histories are
-    recognised, an eighth nodes, an eighth findings, a quarter all else that managing knows; what messages count takes
-    a sixth of it on top. `principals` are tenants by name. `own_keys` are the upstreams' keys, which are never
-    recorded. A call waits `hard_wait_seconds` at most for what only the log knows of its session, and as long for its
-    plan and a summary that is being made.
+    recognised, an eighth nodes, an eighth findings, a quarter all else that managing knows; what messages count takes a
+    sixth of it on top, what waits for the worker process half. `principals` are tenants by name. `own_keys` are the
+    upstreams' keys, which are never recorded. A call waits `hard_wait_seconds` at most for what only the log knows of
+    its session, as long for its plan and a summary that is being made, and as long until its epoch is in the log.
     """
 
     mode: Mode = "manage"

@@ -52,12 +52,15 @@ class Relay:
         """The reason why calls cannot be recorded as promised; empty while they can."""
         return self._durability.problem
 
-    async def confirm(self, exchange: OpenExchange) -> bool:
-        """Return whether all that was queued of an exchange is in the log; wait for it as long as a response waits."""
+    async def confirm(self, exchange: OpenExchange, seconds: float = 0.0) -> bool:
+        """Return whether all that was queued of an exchange is in the log.
+
+        Waits for it as long as a response waits; for what is needed so many `seconds`, unless the log is known to fail.
+        """
         if exchange.commit is None:
             return False
         self.archive.flush()
-        return await self._durability.confirm(exchange.commit)
+        return await self._durability.confirm(exchange.commit, seconds)
 
     def abandon(self, exchange: OpenExchange) -> None:
         """Record a round that was given up before anything was sent."""
@@ -69,11 +72,14 @@ class Relay:
 
         Raises ProxyError where no response came; a cancelled call is recorded as aborted.
         """
-        retry = await self._carry_round(exchange, send(body))
-        while retry is not None:
-            exchange.begin_round(retry.round.k)
-            exchange.record(*[record for record in (retry.round, retry.plan) if record is not None])
-            retry = await self._carry_round(exchange, send(retry.body))
+        try:
+            retry = await self._carry_round(exchange, send(body))
+            while retry is not None:
+                exchange.begin_round(retry.round.k)
+                exchange.record(*[record for record in (retry.round, retry.plan) if record is not None])
+                retry = await self._carry_round(exchange, send(retry.body))
+        finally:
+            exchange.retries = None  # they refer to the exchange, and hold the request: a cycle would keep it for long
 
     async def _carry_round(self, exchange: OpenExchange, sending: Awaitable[UpstreamResponse]) -> Retry | None:
         """Carry one round; return a retry in place of a response of which nothing was passed on."""

@@ -32,6 +32,9 @@ _COUNT_HERE = 8192
 _COUNT_APART = 64 * 1024
 # Seconds that the worker process has for that; a thread counts then.
 APART_SECONDS = 1.0
+# What may become of a job in another process beside its result: some content, such as half a character, has no form in
+# what goes there and comes back.
+_FAILURES_APART = (WorkerLost, TimeoutError, RuntimeError, TypeError, ValueError, OverflowError)
 # The prefix of a hash in the key of a weight; none for the first encoding, which most use.
 _BEFORE: Mapping[Encoding, bytes] = {"o200k_base": b"", "cl100k_base": b"cl100k"}
 # The vendor whose tools have a published formula; most templates of others contain them as JSON.
@@ -58,6 +61,11 @@ class MeasureJob(msgspec.Struct, frozen=True, gc=False, tag="measure"):
     contents: Sequence[tuple[bytes, Literal["message", "tools", "text"]]]
     wire: str = ""
 
+    @property
+    def weight(self) -> int:
+        """Bytes of memory, roughly."""
+        return sum([len(raw) for raw, _ in self.contents])
+
 
 class Measured(msgspec.Struct, frozen=True, gc=False):
     """What was measured of one content: its weight, and the structure where it is a message of a wire."""
@@ -67,7 +75,7 @@ class Measured(msgspec.Struct, frozen=True, gc=False):
 
 
 class MeasuringWorker(Protocol):
-    """Measures in another process. Raises WorkerLost."""
+    """Measures in another process. Raises WorkerLost, and RuntimeError or ValueError for what cannot go there."""
 
     async def measure(self, job: MeasureJob) -> Sequence[Measured]:
         """Return what was measured of each content, in order."""
@@ -151,12 +159,12 @@ class TokenCounter:
 
     async def _measure(self, job: MeasureJob) -> Sequence[Measured]:
         """Measure in the worker process what is long; in a thread what is not, and what that has not done in time."""
-        if self._worker is not None and sum([len(raw) for raw, _ in job.contents]) >= _COUNT_APART:
+        if self._worker is not None and job.weight >= _COUNT_APART:
             try:
                 async with asyncio.timeout(APART_SECONDS):
                     return await self._worker.measure(job)
-            except (WorkerLost, TimeoutError):
-                pass  # the worker's log line says why
+            except _FAILURES_APART:
+                pass  # where it is the content's fault, it fails in the thread, too
         return await asyncio.to_thread(measure, job, self._tokenizer)
 
     def count_now(self, model: str, pieces: Sequence[Piece]) -> Count:

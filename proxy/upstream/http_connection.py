@@ -158,7 +158,7 @@ class HttpConnection(asyncio.Protocol):
         self._turn = -1  # of `WriteBatcher`; the request is held there as long as this is its current turn
         self._transport: asyncio.Transport | None = None
         self._incoming = _IDLE
-        self._error: UpstreamUnreachable | None = None
+        self._error: tuple[str, bool] | None = None  # what is wrong, and whether the upstream was silent
         self._waiter: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
         self._sink: Callable[[bytes], bool] | None = None
@@ -363,7 +363,9 @@ class HttpConnection(asyncio.Protocol):
     async def _wait(self) -> None:
         """Wait until something changes. Raises the error that ended the response."""
         if self._error is not None:
-            raise self._error
+            # a new one each time: the frames that it passes through refer to us, and hold the request
+            message, was_silent = self._error
+            raise UpstreamUnreachable(message, was_silent=was_silent)
         self._waiter = self._loop.create_future()
         try:
             await self._waiter
@@ -402,7 +404,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _fail(self, message: str, *, was_silent: bool = False) -> None:
         if self._error is None:
-            self._error = UpstreamUnreachable(message, was_silent=was_silent)
+            self._error = message, was_silent
 
     def _stop_watching(self) -> None:
         if self._timer is not None:

@@ -6,11 +6,13 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import msgspec
 
 from proxy.engine.context.epoch_planner import PlanJob, RenderedPlan
+from proxy.engine.runtime import attempt
 from proxy.engine.token_counter import Measured, MeasureJob
 from proxy.model.errors import WorkerLost
 from proxy.worker.program import COUNTED_IN, LENGTH_BYTES, Result, WorkerSettings, make_frame
@@ -21,12 +23,15 @@ PROGRAM = (sys.executable, "-P", "-m", "proxy.worker.program")
 JOB_SECONDS = 20.0
 # Seconds that jobs are refused after the process was lost twice in a row, doubled each time up to the most.
 LEAST_PAUSE, _MOST_PAUSE = 1.0, 60.0
-# Jobs that nobody waits for; each holds a conversation in memory.
+# Jobs that nobody waits for.
 _MOST_AHEAD = 8
+# Bytes of all jobs together: each holds a conversation in memory.
+MOST_BYTES = 32 * 1024 * 1024
 _READ_BYTES = 1024 * 1024
 
 _STOPPING = "the server is stopping"
 _REFUSED = "the worker process was lost several times; it is started again later"
+_BUSY = "the worker process has too much to do"
 
 _log = logging.getLogger("palimpsest.worker")
 _results = msgspec.msgpack.Decoder(Result)
@@ -34,10 +39,10 @@ _plans = msgspec.msgpack.Decoder(RenderedPlan)
 _measured = msgspec.msgpack.Decoder(list[Measured])
 
 
-class _Waiting(NamedTuple):
-    """A job, where its result is waited for, and how that is decoded."""
+class _Waiting(msgspec.Struct, gc=False, eq=False):
+    """A job, where its result is waited for, and how that is decoded. The job is None once nobody needs it."""
 
-    job: PlanJob | MeasureJob
+    job: PlanJob | MeasureJob | None
     result: "asyncio.Future[Any]"
     decode: Callable[[bytes], Any]
 
@@ -46,15 +51,22 @@ class WorkerProcess:
     """Does one job at a time in a process of its own; jobs made ahead wait until there is no other.
 
     A job whose process dies or takes longer than `job_seconds` raises WorkerLost, and the next one starts the process
-    again.
+    again. So does one that would wait beside others of `most_bytes` together.
     """
 
     def __init__(
-        self, settings: WorkerSettings, program: Sequence[str] = PROGRAM, job_seconds: float = JOB_SECONDS
+        self,
+        settings: WorkerSettings,
+        program: Sequence[str] = PROGRAM,
+        job_seconds: float = JOB_SECONDS,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
         self._command = (*program, msgspec.json.encode(settings).decode())
+        self._most_bytes = most_bytes
         self.job_seconds = job_seconds
+        self.bytes = 0  # of all jobs that wait or are done now
         self._process: asyncio.subprocess.Process | None = None
+        self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
         self._urgent: deque[_Waiting] = deque()
         self._ahead: deque[_Waiting] = deque()
         self._serving: asyncio.Task[None] | None = None
@@ -65,7 +77,7 @@ class WorkerProcess:
     @property
     def pid(self) -> int | None:
         """The id of the process; None while there is none."""
-        return self._process.pid if self._process is not None else None
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def start(self) -> None:
         """Return when the process is ready for its first job. Raises WorkerLost."""
@@ -99,24 +111,44 @@ class WorkerProcess:
             _fail(waiting, WorkerLost(_STOPPING))
         elif loop.time() < self._refused_until:
             _fail(waiting, WorkerLost(_REFUSED))
-        elif queue is self._ahead and len(queue) >= _MOST_AHEAD:
-            _fail(waiting, WorkerLost("the worker process has too much to do to plan ahead"))
+        elif self._is_full(job.weight) or (queue is self._ahead and len(queue) >= _MOST_AHEAD):
+            _fail(waiting, WorkerLost(_BUSY))
         else:
+            self.bytes += job.weight
+            waiting.result.add_done_callback(partial(self._forget, waiting))
             queue.append(waiting)
             if self._serving is None or self._serving.done():
                 self._serving = loop.create_task(self._serve())  # no call of a client's: a stop does not wait for it
         return waiting.result
 
+    def _is_full(self, weight: int) -> bool:
+        """Return whether a job of so many bytes has to go elsewhere; one that is alone is always taken."""
+        return self.bytes > 0 and self.bytes + weight > self._most_bytes
+
+    def _forget(self, waiting: _Waiting, _: object) -> None:
+        """Drop a job that is done, or whose caller has gone."""
+        if waiting.job is not None:
+            self.bytes -= waiting.job.weight
+        waiting.job = None
+
     async def _serve(self) -> None:
-        """Do all jobs, until none waits."""
+        """Do all jobs, until none waits. Whatever becomes of one, its caller hears of it."""
         while queue := self._urgent or self._ahead:
-            waiting = queue.popleft()
+            waiting, problems = queue.popleft(), list[Exception]()
             if asyncio.get_running_loop().time() < self._refused_until:
                 _fail(waiting, WorkerLost(_REFUSED))
-            elif not waiting.result.done():  # else its caller has gone
-                await self._do(waiting)
+            if waiting.result.done():  # or its caller has gone
+                continue
+            try:
+                await attempt(self._do(waiting), problems.append)
+                for problem in problems:  # a loop has errors of its own for a pipe that has closed
+                    await self._lose(waiting, f"{type(problem).__name__}: {problem}")
+            finally:
+                _fail(waiting, WorkerLost(_STOPPING))
 
     async def _do(self, waiting: _Waiting) -> None:
+        """Do a job. Raises any error of the process, or of the pipes to it."""
+        assert waiting.job is not None, "its result is not there"
         try:
             frame = make_frame(waiting.job)
         except (TypeError, ValueError, OverflowError) as error:
@@ -125,23 +157,20 @@ class WorkerProcess:
         try:
             async with asyncio.timeout(self.job_seconds):
                 result = await self._exchange(frame)
-            value = None if result.problem else waiting.decode(result.content)
         except TimeoutError:
-            await self._lose(waiting, f"it took more than {self.job_seconds:g} s for one job")
-        except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError) as error:
-            await self._lose(waiting, f"{type(error).__name__}: {error}")
-        except asyncio.CancelledError:
-            _fail(waiting, WorkerLost(_STOPPING))
-            raise
-        else:
-            self._losses = 0
-            if result.problem:
-                _fail(waiting, RuntimeError(result.problem))
-            elif not waiting.result.done():
-                waiting.result.set_result(value)
+            raise TimeoutError(f"it took more than {self.job_seconds:g} s for one job") from None
+        value = None if result.problem else waiting.decode(result.content)
+        self._losses = 0
+        if result.problem:
+            _fail(waiting, RuntimeError(result.problem))
+        elif not waiting.result.done():
+            waiting.result.set_result(value)
 
     async def _exchange(self, frame: bytes) -> Result:
         """Send the frame of a job and return its result; start the process where there is none."""
+        if self._process is not None and self._process.returncode is not None:
+            _log.warning("the worker process has ended (code %d) and is started again", self._process.returncode)
+            self._process = None
         process = self._process or await self._start()
         assert process.stdin is not None, "it was started with pipes"
         assert process.stdout is not None, "it was started with pipes"
@@ -151,7 +180,7 @@ class WorkerProcess:
         return _results.decode(await process.stdout.readexactly(int.from_bytes(length)))
 
     async def _start(self) -> asyncio.subprocess.Process:
-        self._process = await asyncio.create_subprocess_exec(
+        starting = asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -159,6 +188,9 @@ class WorkerProcess:
             start_new_session=True,  # a Ctrl-C is not for it
             limit=_READ_BYTES,
         )
+        self._starting = asyncio.get_running_loop().create_task(starting)
+        await asyncio.wait((self._starting,))  # where this is cancelled `_end` ends what was started
+        self._process, self._starting = self._starting.result(), None
         return self._process
 
     async def _lose(self, waiting: _Waiting, problem: str) -> None:
@@ -172,6 +204,11 @@ class WorkerProcess:
         _fail(waiting, WorkerLost(f"the worker process was lost: {problem}"))
 
     async def _end(self) -> None:
+        starting, self._starting = self._starting, None
+        if starting is not None:
+            await asyncio.wait((starting,))
+            if starting.exception() is None:
+                self._process = starting.result()
         process, self._process = self._process, None
         if process is None:
             return

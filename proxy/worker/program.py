@@ -5,7 +5,10 @@ ends with its input. It has no keys: neither its environment nor its jobs hold a
 references unguessable.
 """
 
+import contextlib
+import ctypes
 import resource
+import signal
 import sys
 from functools import partial
 from typing import BinaryIO
@@ -24,6 +27,7 @@ from proxy.worker.outlines import Outliner
 COUNTED_IN: Encoding = "o200k_base"
 
 LENGTH_BYTES = 4
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
@@ -82,9 +86,16 @@ def make_frame(value: msgspec.Struct) -> bytes:
     return len(content).to_bytes(LENGTH_BYTES) + content
 
 
+def end_with_parent() -> None:
+    """Have the system end this process with its parent, which may be killed while a job takes for ever. Linux only."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
 def main() -> None:
     """Serve standard input, without a core dump."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    end_with_parent()
     jobs = Jobs(msgspec.json.decode(sys.argv[1], type=WorkerSettings))
     jobs.tokenizer.warm(COUNTED_IN)
     try:

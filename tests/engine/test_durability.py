@@ -90,6 +90,26 @@ async def test_a_late_commit_that_is_lost_in_the_end_does_not_suspend_the_promis
     assert gate.problem == ""
 
 
+async def test_what_is_needed_is_waited_for_though_the_log_is_behind() -> None:
+    gate = DurabilityWaiter(FakeArchive(), SHORT)
+    late = await make_late(gate)
+    needed = Commit()
+    waiting = asyncio.create_task(gate.confirm(needed, LIMIT))
+    await needed.awaited.wait()
+    assert not waiting.done()
+    needed.set_result(True)
+    assert await waiting
+    assert not late.done()
+    assert not await gate.confirm(Commit())
+
+
+async def test_what_is_needed_is_not_waited_for_where_the_log_is_known_to_fail() -> None:
+    archive = FakeArchive()
+    archive.health = replace(HEALTHY, problem="disk full")
+    async with asyncio.timeout(LIMIT):
+        assert not await DurabilityWaiter(archive, SHORT).confirm(Commit(), 10 * LIMIT)
+
+
 async def test_a_wait_that_gave_up_or_was_cancelled_leaves_the_commit_to_the_log() -> None:
     archive = FakeArchive()
     given_up = archive.append(make_opening())

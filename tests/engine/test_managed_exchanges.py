@@ -2,6 +2,8 @@
 
 import asyncio
 import base64
+import contextlib
+import gc
 import json
 from itertools import pairwise
 from typing import Any
@@ -10,15 +12,18 @@ import pytest
 
 from proxy.engine.context import session_context
 from proxy.engine.context.controller import ContextController
+from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.lineage import tracker
 from proxy.engine.policy import EnginePolicy
 from proxy.model.epoch import ContextPlan, Epoch, Kept, Pin, Plan, Written
-from proxy.model.errors import BadRequest
+from proxy.model.errors import BadRequest, ProxyError, UpstreamUnreachable
 from proxy.model.events import CeilingExceeded, EpochOpened
 from proxy.model.exchange import Headers, Opening, Outcome, Round
 from proxy.model.lineage import Step
+from proxy.model.log import Record
 from proxy.wire.headers import find_header
-from tests.support.engine import LIMIT, wait_out
+from tests.support.engine import LIMIT, Commit, wait_out
+from tests.support.garbage import no_collector
 from tests.support.managed import (
     NAMED,
     PLANNING_SECONDS,
@@ -30,6 +35,7 @@ from tests.support.managed import (
     answer,
     cut_end,
     let_wait,
+    refuse,
 )
 from tests.support.managing import make_history, make_subject
 
@@ -49,6 +55,21 @@ async def open_epoch(engine: ManagedEngine) -> Turn:
     """Send a history of about 9,400 tokens, above the high mark of 7,760."""
     await engine.send(until(14))
     return await engine.send(LONG)
+
+
+@pytest.mark.parametrize("outcome", ["answered", "cut and answered", "failed"])
+async def test_a_call_that_has_ended_leaves_nothing_to_the_collector(outcome: str) -> None:
+    """It holds bodies, and the collector goes by how many objects there are: a thousand such calls take a gigabyte."""
+    outcomes = {"answered": (answer(),), "cut and answered": (refuse("400 tokens are too many"), answer())}
+    engine = ManagedEngine(answer(), *outcomes.get(outcome, (UpstreamUnreachable("gone"),)))
+    await engine.send(until(14))
+    gc.collect()
+    with no_collector():
+        with contextlib.suppress(ProxyError):
+            await engine.send(LONG)
+        await engine.tasks.finish(LIMIT)
+        left = [type(each) for each in gc.get_objects() if isinstance(each, RefusalRetry)]
+    assert left == []
 
 
 async def test_below_the_soft_mark_the_clients_own_bytes_go_out() -> None:
@@ -620,3 +641,36 @@ async def test_words_that_the_client_changes_are_another_history(role: str, adde
     ]
     turn = await engine.send(changed)
     assert turn.plan.epoch != epoch.id
+
+
+class BusyLog(ContextLog):
+    """Keeps epochs when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epochs: asyncio.Queue[Commit] = asyncio.Queue()
+
+    def append(self, *records: Record, is_urgent: bool = True) -> "asyncio.Future[bool]":
+        commit = super().append(*records, is_urgent=is_urgent)
+        if not any(isinstance(record, Epoch) for record in records):
+            return commit
+        busy = Commit()
+        self.epochs.put_nowait(busy)
+        return busy
+
+
+async def test_above_the_ceiling_a_log_that_is_behind_is_waited_for() -> None:
+    log = BusyLog()
+    engine = ManagedEngine(
+        answer(), answer(), archive=log, policy=EnginePolicy(commit_wait_ms=0, hard_wait_seconds=LIMIT)
+    )
+    await engine.send(until(14))
+    turn = engine.start(LONG)
+    async with asyncio.timeout(LIMIT):
+        commit = await log.epochs.get()
+        await commit.awaited.wait()
+        for _ in range(10):  # what takes no time would be over by then
+            await asyncio.sleep(0)
+        commit.set_result(True)
+        await turn.finish()
+    assert (turn.plan.rung, engine.failures) == ("plan", [])

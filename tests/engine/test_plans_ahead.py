@@ -47,6 +47,23 @@ async def test_each_call_above_the_soft_mark_has_a_plan_made_behind_it() -> None
     assert (engine.epochs, engine.failures) == ([], [])
 
 
+async def test_what_is_kept_of_plans_is_weighed_when_they_are_made() -> None:
+    """A session may have no other call: each of many would hold a plan that nothing bounds."""
+    hang = Hanging()
+    engine = make_engine(OwnBuilder(None, hang))
+    turn = await engine.send(until(14))
+    await engine.wait_for_ahead()
+    contexts = engine.steward.states.caches.contexts
+    context = contexts.get(turn.labels["x-palimpsest-session"])
+    assert context is not None
+    assert contexts.weight == context.weight
+    late = await engine.send(until(50))
+    hang.released.set()
+    await engine.wait_for_late(late)
+    await engine.wait_for_ahead()
+    assert contexts.weight == context.weight
+
+
 async def test_a_request_that_has_hardly_grown_has_none_made_again() -> None:
     builder = NotingBuilder()
     engine = make_engine(builder)

@@ -498,3 +498,16 @@ def test_a_long_body_is_no_endless_field() -> None:
     for _ in range(9):
         incoming.feed(bytes(100_000))
     assert incoming.is_complete
+
+
+async def test_what_went_wrong_does_not_hold_those_who_are_told(pair: Pair) -> None:
+    """An error refers to all frames that it passes through, and so to the request: a connection that kept it would be
+    part of a circle, which only the garbage collector finds."""
+    await pair.begin()
+    await pair.wire.close()
+    told = []
+    for _ in range(2):
+        with pytest.raises(UpstreamUnreachable, match="before it responded") as caught:
+            await pair.head()
+        told.append(caught.value)
+    assert told[0] is not told[1]

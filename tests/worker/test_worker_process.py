@@ -23,7 +23,7 @@ from proxy.model.errors import WorkerLost
 from proxy.model.shared_list import extend_shared
 from proxy.upstream.tokenizer import CountingTokenizer
 from proxy.worker import process
-from proxy.worker.process import WorkerProcess
+from proxy.worker.process import MOST_BYTES, WorkerProcess
 from proxy.worker.program import LENGTH_BYTES, Jobs, Result, WorkerSettings, count_text, main, make_frame, serve
 from tests.support.managing import QuarterTokens, make_history, make_planner, make_subject
 from tests.support.scripted import LIMIT
@@ -53,8 +53,8 @@ async def worker() -> AsyncIterator[WorkerProcess]:
     assert made.pid is None
 
 
-def make_misbehaving(line: str, job_seconds: float = LIMIT) -> WorkerProcess:
-    return WorkerProcess(SETTINGS, (sys.executable, "-c", READER + line), job_seconds)
+def make_misbehaving(line: str, job_seconds: float = LIMIT, most_bytes: int = MOST_BYTES) -> WorkerProcess:
+    return WorkerProcess(SETTINGS, (sys.executable, "-c", READER + line), job_seconds, most_bytes)
 
 
 def is_running(pid: int) -> bool:
@@ -136,6 +136,29 @@ async def test_one_that_is_killed_loses_its_job_and_is_started_again(worker: Wor
     assert worker.pid != killed
 
 
+async def test_one_that_ends_between_jobs_loses_none(worker: WorkerProcess, caplog: pytest.LogCaptureFixture) -> None:
+    await worker.start()
+    killed = worker.pid
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    while worker.pid is not None:  # noqa: ASYNC110 - nothing else tells of its end
+        await asyncio.sleep(0)
+    assert (await worker.plan(await make_job())).plan.references
+    assert worker.pid not in (None, killed)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the worker process has ended (code -9) and is started again"
+    ]
+
+
+async def test_one_whose_pipes_are_closed_loses_its_job_and_is_started_again(worker: WorkerProcess) -> None:
+    """A loop has errors of its own for that: uvloop's is no OSError."""
+    closing = make_misbehaving("os.close(0); os.write(1, b'\\0' * 5); time.sleep(600)")
+    jobs = [closing.plan(await make_job(2)) for _ in range(3)]
+    lost = await asyncio.gather(*jobs, return_exceptions=True)
+    assert [type(each) for each in lost] == [WorkerLost] * 3
+    await closing.close()
+
+
 async def test_one_that_stands_still_is_ended(worker: WorkerProcess) -> None:
     await worker.start()
     stopped = worker.pid
@@ -198,6 +221,35 @@ async def test_only_some_plans_are_made_ahead(worker: WorkerProcess) -> None:
     assert [isinstance(each, WorkerLost) for each in made] == [False] * 8 + [True]
 
 
+async def test_only_so_many_bytes_wait() -> None:
+    """Each job holds a conversation: what would be too much goes elsewhere at once, and what nobody needs is let go."""
+    job = await make_job(4)
+    hanging = make_misbehaving("time.sleep(600)", most_bytes=2 * job.weight)
+    jobs = [hanging.plan(job) for _ in range(3)]
+    with pytest.raises(WorkerLost, match="too much to do"):
+        await jobs[2]
+    assert hanging.bytes == 2 * job.weight
+    jobs[1].cancel()
+    await asyncio.sleep(0)
+    assert hanging.bytes == job.weight
+    taken = hanging.plan(job)
+    await hanging.close()
+    for each in (jobs[0], taken):
+        with pytest.raises(WorkerLost, match="stopping"):
+            await each
+    await asyncio.sleep(0)
+    assert hanging.bytes == 0
+
+
+async def test_a_job_that_is_alone_is_done_whatever_it_weighs() -> None:
+    small, job = WorkerProcess(SETTINGS, job_seconds=LIMIT, most_bytes=1), await make_job(4)
+    for _ in range(2):
+        assert (await small.plan(job)).rendered is not None
+        await asyncio.sleep(0)
+    assert small.bytes == 0
+    await small.close()
+
+
 async def test_a_job_whose_caller_has_gone_is_not_done(worker: WorkerProcess) -> None:
     bad = msgspec.structs.replace(await make_job(4), wire="no such wire")
     first, gone = worker.plan(bad), worker.plan(bad)
@@ -224,6 +276,19 @@ async def test_a_stop_ends_it_and_all_who_wait() -> None:
             await job
 
 
+async def test_a_stop_while_it_starts_leaves_no_process() -> None:
+    """What is left would be an unclosed resource, which fails the test."""
+    for steps in range(4):
+        starting = WorkerProcess(SETTINGS, (sys.executable, "-c", "import time; time.sleep(600)"))
+        job = starting.plan(await make_job(2))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await starting.close()
+        with pytest.raises(WorkerLost, match="stopping"):
+            await job
+        assert starting.pid is None
+
+
 async def test_long_messages_are_measured_in_it_and_in_a_thread_where_it_is_lost(worker: WorkerProcess) -> None:
     request = make_subject(make_history(200, 1600))
     raws = request.list_raws()
@@ -236,6 +301,16 @@ async def test_long_messages_are_measured_in_it_and_in_a_thread_where_it_is_lost
     pieces = [await counter.count_messages("gpt-4o", raws) for counter in counters]
     assert pieces == [counts[0][1]] * 3
     await broken.close()
+
+
+async def test_what_has_no_form_between_processes_is_measured_in_a_thread(worker: WorkerProcess) -> None:
+    """Half a character in an id: JSON can spell it, and UTF-8 cannot."""
+    raws = make_subject(make_history(200, 1600)).list_raws()
+    raws.append(b'{"role": "tool", "tool_call_id": "\\ud800", "content": "x"}')
+    counters = [TokenCounter(CountingTokenizer(), worker=each) for each in (worker, None)]
+    counts = [await counter.measure("chat_completions", "gpt-4o", raws) for counter in counters]
+    assert counts[0] == counts[1]
+    assert worker.pid is not None
 
 
 async def test_a_worker_that_takes_too_long_to_measure_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,8 +343,28 @@ def test_the_program_ends_with_its_input(monkeypatch: pytest.MonkeyPatch) -> Non
         buffer = io.BytesIO()
 
     limits: list[object] = []
+    monkeypatch.setattr("proxy.worker.program.end_with_parent", lambda: None)
     monkeypatch.setattr("resource.setrlimit", lambda *limit: limits.append(limit))
     monkeypatch.setattr(sys, "argv", ["program", msgspec.json.encode(SETTINGS).decode()])
     monkeypatch.setattr(sys, "stdin", Pipe)
     main()
     assert limits
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl(2) is Linux's")
+async def test_the_program_ends_with_its_parent_though_its_input_goes_on() -> None:
+    """It would not read the end of its input while a job takes for ever."""
+    command = [*process.PROGRAM, msgspec.json.encode(SETTINGS).decode()]
+    parent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", f"import subprocess; subprocess.run({command!r})"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    async with asyncio.timeout(LIMIT):
+        parent.stdin.write(make_frame(MeasureJob("o200k_base", ())))
+        assert await parent.stdout.readexactly(LENGTH_BYTES)
+        parent.kill()
+        await parent.stdout.read()  # to its end: nobody holds the other end any more
+        await parent.wait()

@@ -13,7 +13,7 @@ from proxy.context.budget import Budget
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import CountedMessage, LiveSummary, MessageFeatures, PlanRequest, extract_features
 from proxy.context.references import make_reference
-from proxy.engine.context.history_cache import MeasuredHistory
+from proxy.engine.context.history_cache import MeasuredHistory, count_shared
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import ContextPlan, Edit, Epoch, Kept, Original, Reference, Replaced, Written
@@ -26,6 +26,8 @@ _JSON = "[This conversation asks for its answers as JSON.]"
 _edits = msgspec.json.Decoder(tuple[Edit, ...])
 
 _MESSAGE_WEIGHT = 600
+_EDIT_WEIGHT = 200
+_NODE_WEIGHT = 60
 _WORD_WEIGHT = 60
 
 
@@ -34,6 +36,38 @@ class RenderedPlan(msgspec.Struct, frozen=True, gc=False):
 
     plan: ContextPlan
     rendered: tuple[bytes, ...]
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory, roughly: what is written is in the plan and in what is sent."""
+        return 2 * sum(map(len, self.rendered)) + _EDIT_WEIGHT * (len(self.plan.edits) + len(self.plan.references))
+
+
+class EarlierPlan(msgspec.Struct, frozen=True, gc=False):
+    """A plan that a later request may use, made for an earlier one of a model, with these nodes and so many tokens.
+
+    That request itself is not kept: many sessions have such a plan, and each would hold a whole body.
+    """
+
+    model: str
+    nodes: Sequence[bytes]
+    drafting: "asyncio.Future[RenderedPlan]"
+    tokens: int = 0
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory, roughly."""
+        drafting, nodes = self.drafting, _NODE_WEIGHT * len(self.nodes)
+        if not drafting.done() or drafting.cancelled() or drafting.exception() is not None:
+            return nodes
+        return nodes + drafting.result().weight
+
+    def serves(self, request: ManagedRequest) -> bool:
+        """Return whether the plan is made, and a request has all messages that it replaces."""
+        if not self.drafting.done() or self.drafting.cancelled():
+            return False
+        needed = 1 if self.drafting.exception() else self.drafting.result().plan.through
+        return self.model == request.model and count_shared(self.nodes, request.nodes) >= needed
 
 
 class PlanInputs(msgspec.Struct, frozen=True, gc=False):
@@ -78,6 +112,11 @@ class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
     must_fit: bool = False
     needs_json: bool = False
     is_minimal: bool = False
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory, roughly."""
+        return sum(map(len, self.raws)) + _NODE_WEIGHT * len(self.raws)
 
     def name_reference(self, start: int, stop: int, offset: int) -> str:
         """Derive the id of a reference: the node of the last message names all before it."""

@@ -200,6 +200,7 @@ class FallbackChain:
         await asyncio.wait((drafting,), timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
         if not drafting.done():
             context.note_late(request, drafting)
+            self._weigh_when_done(request.session.id, drafting)
         elif ahead is None or drafting.exception() is None:
             return drafting.result()
         if ahead is not None:
@@ -219,6 +220,11 @@ class FallbackChain:
         inputs = self._list_inputs(state, "soft")
         drafting = self._planner.draft(state.request, state.history, inputs, is_ahead=True)
         context.note_ahead(state.request, drafting, tokens)
+        self._weigh_when_done(state.request.session.id, drafting)
+
+    def _weigh_when_done(self, session: str, drafting: "asyncio.Future[RenderedPlan]") -> None:
+        """Weigh what a session holds once a plan that it keeps is made: there may be no other call of it."""
+        drafting.add_done_callback(lambda _: self._contexts.weigh(session))
 
     async def _is_enough(self, state: RequestState, draft: RenderedPlan) -> bool:
         """Return whether a plan made for an earlier request leaves this one below its ceiling, and shorter."""

@@ -7,16 +7,15 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 
-import msgspec
 from msgspec.structs import replace
 
 from proxy.context.budget import Budget
 from proxy.context.compaction.spans import is_worth_sending, list_live_summaries
 from proxy.context.conversation import LiveSummary
 from proxy.context.epoch_decision import CacheCostAccount, restore_account
-from proxy.engine.context.epoch_planner import RenderedPlan
+from proxy.engine.context.epoch_planner import EarlierPlan, RenderedPlan
 from proxy.engine.context.epoch_scope import ClearedOutputDetector, EpochReaches, weigh_epoch
-from proxy.engine.context.history_cache import PromptPrefix, count_shared
+from proxy.engine.context.history_cache import PromptPrefix
 from proxy.engine.ports import Archive
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Epoch, Pin, StoredContext, Summary
@@ -48,21 +47,6 @@ class EpochAccount:
         self.account = account
         self.before: Sequence[bytes] | None = None
         self.head: PromptPrefix | None = None
-
-
-class _EarlierPlan(msgspec.Struct, frozen=True, gc=False):
-    """A plan that a later request may use, made for an earlier one of so many tokens."""
-
-    request: ManagedRequest
-    drafting: "asyncio.Future[RenderedPlan]"
-    tokens: int = 0
-
-    def serves(self, request: ManagedRequest) -> bool:
-        """Return whether the plan is made, and a request has all messages that it replaces."""
-        if not self.drafting.done() or self.drafting.cancelled():
-            return False
-        needed = 1 if self.drafting.exception() else self.drafting.result().plan.through
-        return self.request.model == request.model and count_shared(self.request.nodes, request.nodes) >= needed
 
 
 def _look_at_error(drafting: "asyncio.Future[RenderedPlan]") -> None:
@@ -113,8 +97,8 @@ class SessionContext:
         self._covered = ClearedOutputDetector()
         self._accounts: OrderedDict[tuple[str, str], EpochAccount] = OrderedDict()
         self._owed: dict[tuple[str, str], float] = {}
-        self._late: _EarlierPlan | None = None
-        self._ahead: _EarlierPlan | None = None
+        self._late: EarlierPlan | None = None
+        self._ahead: EarlierPlan | None = None
         self._opening: asyncio.Lock | None = None
         self._summaries: dict[str, Summary] = {}
         self.reaches = EpochReaches()
@@ -130,7 +114,7 @@ class SessionContext:
     def weight(self) -> int:
         """Bytes of memory, roughly."""
         nodes = sum([len(account.before or ()) for account in self._accounts.values()]) + len(self._pins)
-        early = sum([len(each.request.split.content) for each in (self._late, self._ahead) if each is not None])
+        early = sum([each.weight for each in (self._late, self._ahead) if each is not None])
         noted = _CHOSEN_WEIGHT * len(self._chosen) + _NODE_WEIGHT * nodes + _ACCOUNT_WEIGHT * len(self._accounts)
         covered, summaries = _ITEM_WEIGHT * len(self._covered), sum(map(weigh_record, self._summaries.values()))
         return _CONTEXT_WEIGHT + self._epochs_weight + noted + early + covered + summaries
@@ -160,7 +144,7 @@ class SessionContext:
     def note_late(self, request: ManagedRequest, drafting: "asyncio.Future[RenderedPlan]") -> None:
         """Keep a plan that is still being made: the next request may use it."""
         drafting.add_done_callback(_look_at_error)
-        self._late = _EarlierPlan(request, drafting)
+        self._late = EarlierPlan(request.model, request.nodes, drafting)
 
     def take_late(self, request: ManagedRequest) -> RenderedPlan | None:
         """Return the plan that came too late for an earlier request, if this one continues that. Raises its error."""
@@ -179,7 +163,7 @@ class SessionContext:
     def note_ahead(self, request: ManagedRequest, drafting: "asyncio.Future[RenderedPlan]", tokens: int) -> None:
         """Keep a plan that is made ahead, of a request of so many tokens."""
         drafting.add_done_callback(_look_at_error)
-        self._ahead = _EarlierPlan(request, drafting, tokens)
+        self._ahead = EarlierPlan(request.model, request.nodes, drafting, tokens)
 
     def take_ahead(self, request: ManagedRequest) -> RenderedPlan | None:
         """Return the plan that was made ahead, if this request continues the one it was made for."""
@@ -438,6 +422,11 @@ class SessionContexts:
         context = self._enter(summary.session)
         context.add_summary(summary)
         self._settle(summary.session, context)
+
+    def weigh(self, session: str) -> None:
+        """Weigh a session's context again: it has grown beside the calls. What is above the limit is dropped."""
+        if (context := self.get(session)) is not None:
+            self._settle(session, context)
 
     def clear(self) -> None:
         """Forget everything: the log has lost a record."""

@@ -1,6 +1,7 @@
 """What holds in a session: which epoch, what is pinned, what is owed."""
 
 import asyncio
+import sys
 from collections.abc import Sequence
 
 import msgspec
@@ -220,8 +221,8 @@ def test_a_view_that_still_stands_keeps_what_is_known_of_it(monkeypatch: pytest.
     assert context.protected == {MODEL: 7}
 
 
-def draft(through: int) -> RenderedPlan:
-    return RenderedPlan(ContextPlan(through, (), (), 10), (b"{}",))
+def draft(through: int, content: bytes = b"{}") -> RenderedPlan:
+    return RenderedPlan(ContextPlan(through, (), (), 10), (content,))
 
 
 async def make_late(
@@ -269,6 +270,13 @@ async def test_a_late_plan_that_changes_nothing_is_none() -> None:
     assert context.take_late(ask()) is None
 
 
+async def test_a_plan_made_early_does_not_hold_the_request_that_it_was_made_for() -> None:
+    context, request = SessionContext(), ask()
+    holders = sys.getrefcount(request), sys.getrefcount(request.split)
+    context.note_ahead(request, await make_late(context, request, draft(5)), 1)
+    assert (sys.getrefcount(request), sys.getrefcount(request.split)) == holders
+
+
 async def test_what_a_context_holds_is_weighed() -> None:
     context, weights = SessionContext(), [0]
 
@@ -290,7 +298,10 @@ async def test_what_a_context_holds_is_weighed() -> None:
     note()
     await make_late(context, ask(), draft(5))
     note()
-    assert weights[-1] - weights[-2] == len(ask().split.content)
+    assert weights[-1] - weights[-2] < len(ask().split.content)
+    context.note_ahead(ask(), await make_late(SessionContext(), ask(), large := draft(5, b"x" * 9_000)), 1)
+    note()
+    assert weights[-1] - weights[-2] > large.weight > 9_000
     context.add(make_epoch("b", originals=(Original("r", (b"d" * 32,) * 5, "chat_completions", 0),)))
     note()
     assert weights[-1] - weights[-2] > 1300

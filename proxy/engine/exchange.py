@@ -121,7 +121,9 @@ class ExchangeService:
         if outgoing.uncounted is not None or outgoing.state is not None:
             exchange.after_send.append(partial(self._follow, exchange, request, outgoing))
         if outgoing.is_managed and request.managed is not None:
-            exchange.retries = self._controller.make_retries(
+            exchange.is_guarded = outgoing.is_guarded
+            exchange.make_retries = partial(
+                self._controller.make_retries,
                 request.managed,
                 outgoing,
                 commit=partial(self._commit, exchange),
@@ -154,8 +156,9 @@ class ExchangeService:
 
     def _list_round(self, request: ResolvedRequest, outgoing: OutgoingRequest) -> list[Record]:
         """List the records of what is sent: the round, its plan where that is known already, and a pin."""
-        managed = request.managed
-        manifest = self._controller.build_manifest(managed, outgoing) if managed is not None else None
+        manifest = None
+        if request.managed is not None and outgoing.rung != "original":
+            manifest = self._controller.build_manifest(request.managed, outgoing)
         records: list[Record] = [Round(request.exchange, 0, request.upstream.name, manifest)]
         if outgoing.plan is not None and outgoing.uncounted is None:
             records.append(outgoing.plan)
@@ -247,8 +250,7 @@ def _bind(incoming: ClientRequest, request: ResolvedRequest, exchange: OpenExcha
 
     A response that may be held back must be readable: no content-encoding is asked for.
     """
-    is_guarded = exchange.retries is not None and exchange.retries.is_guarded
-    headers = accept_identity_only(incoming.headers) if is_guarded else incoming.headers
+    headers = accept_identity_only(incoming.headers) if exchange.is_guarded else incoming.headers
     return partial(request.upstream.send, incoming.method, incoming.target, headers)
 
 

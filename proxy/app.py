@@ -161,7 +161,7 @@ async def _run(settings: Settings) -> None:
             app, health = build_app(engine, settings, policy)
             port = listener.getsockname()[1]
             _print_banner(settings, policy, port)
-            trimmer = HeapTrimmer(lambda: not engine.tasks, find_heap())
+            trimmer = HeapTrimmer(engine.tasks.held, find_heap())
             trimmer.start(asyncio.get_running_loop())
             tune_collector()
             engine.prepare()
@@ -217,7 +217,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
 def _configure(app: ASGIApp, policy: ServerPolicy, engine: Engine) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=functools.partial(Http11Protocol, policy, WriteBatcher(engine.tasks.__len__), engine.descriptors),  # type: ignore[arg-type]
+        http=functools.partial(Http11Protocol, policy, WriteBatcher(engine.tasks.held), engine.descriptors),  # type: ignore[arg-type]
         interface="asgi3",
         ws="none",
         lifespan="off",

@@ -65,18 +65,24 @@ class ExchangeService:
             raise BadRequest(f"x-palimpsest-mode is one of {', '.join(_MODES)}, not {asked[:40]!r}")
         return cast(Mode, asked)
 
-    async def carry(self, incoming: ClientRequest, wire: str, client: Client) -> None:
-        """Carry a request whose body is at hand, in the wire format named.
+    def carry(self, incoming: ClientRequest, wire: str, client: Client) -> Coroutine[Any, Any, None]:
+        """Return what carries a request whose body is at hand, in the wire format named.
 
         Cancelled when the client has left, it leaves the record of an aborted call.
         """
-        await self._tasks.host(self._tell_errors(self._carry(incoming, self._formats[wire], client), client))
+        return self._hold(self._carry(incoming, self._formats[wire], client), client)
 
-    async def carry_stream(self, incoming: ClientRequest, body: RequestBody | None, client: Client) -> None:
-        """Carry a request whose body, if any, streams through unread; to be cancelled as `carry`."""
-        await self._tasks.host(self._tell_errors(self._carry_stream(incoming, body, client), client))
+    def carry_stream(
+        self, incoming: ClientRequest, body: RequestBody | None, client: Client
+    ) -> Coroutine[Any, Any, None]:
+        """Return what carries a request whose body, if any, streams through unread; to be cancelled as `carry`."""
+        return self._hold(self._carry_stream(incoming, body, client), client)
 
-    async def _tell_errors(self, carrying: Coroutine[Any, Any, None], client: Client) -> None:
+    async def _hold(self, carrying: Coroutine[Any, Any, None], client: Client) -> None:
+        """Hold the task at hand until the call has ended; tell the client what goes wrong."""
+        task = asyncio.current_task()
+        assert task is not None, "every call is carried in a task"
+        self._tasks.held.add(task)
         try:
             await carrying
         except ProxyError as error:
@@ -86,6 +92,7 @@ class ExchangeService:
             raise
         finally:
             client.abort()
+            self._tasks.held.discard(task)
 
     async def _carry(self, incoming: ClientRequest, form: Format, client: Client) -> None:
         self._check_log()

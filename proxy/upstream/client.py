@@ -113,7 +113,7 @@ class DirectClient:
         self._descriptors = descriptors
         if descriptors is not None:
             descriptors.add_holder(self.close)
-        self._writes = writes if writes is not None else WriteBatcher(lambda: 1)
+        self._writes = writes if writes is not None else WriteBatcher(())
         self._tls: ssl.SSLContext | None = None
         self._key = make_key_header(policy)
         self._hop_id = hop_id.encode()

@@ -448,7 +448,7 @@ def _is_cheap_retry(state: RequestState, decision: Decision) -> bool:
 
 def _is_tried(state: RequestState) -> bool:
     """Return whether a plan was made for this very request that makes it no shorter."""
-    return state.context.fruitless.get(state.view) == (state.tokens, state.request.tip)
+    return state.context.fruitless.get(state.view) == (state.tokens, state.request.chain.tip)
 
 
 def _choose(state: RequestState, outgoing: OutgoingRequest) -> None:

@@ -230,7 +230,7 @@ class FallbackChain:
         return tokens < min(state.budget.high, state.tokens)
 
     def _note_fruitless(self, state: RequestState) -> None:
-        state.context.fruitless[state.view] = state.tokens, state.request.tip
+        state.context.fruitless[state.view] = state.tokens, state.request.chain.tip
 
     def _list_inputs(self, state: RequestState, why: EpochReason) -> PlanInputs:
         context, nodes, frozen = state.context, state.request.nodes, state.epoch or self._find_anonymous(state)
@@ -305,7 +305,7 @@ def is_fruitless(state: RequestState, why: EpochReason) -> bool:
     """Return whether a plan made nothing shorter of late, and the request has hardly grown since, or not at all."""
     tokens, tip = state.context.fruitless.get(state.view, (0, b""))
     if why == "hard":
-        return tip == state.request.tip and tokens == state.tokens
+        return tip == state.request.chain.tip and tokens == state.tokens
     return why in _OF_OUR_OWN_ACCORD and tokens <= state.tokens < tokens * _GROWN
 
 

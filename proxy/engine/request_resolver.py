@@ -143,8 +143,7 @@ class RequestResolver:
             self._histories.clear()  # manifests lean on what earlier ones brought to the log
         known, shared = self._histories.find(key, content)
         remembered = _Remembered(known, shared, self._histories.losses)
-        split = split_known(content, form.items_key, known, shared)
-        if split is None:
+        if (split := split_known(content, form.items_key, known, shared)) is None:
             return None
         model = parse_json_string(split.member("model"))
         upstream = self._choose(model)

@@ -201,7 +201,6 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     engine.bus.subscribe(AuxiliaryEnded, metrics.count_auxiliary)
     engine.bus.subscribe(SummaryAdded, metrics.count_summary)
     engine.bus.subscribe(SummaryWasted, metrics.count_waste)
-    engine.bus.subscribe(ExchangeRecorded, _log_failure)
     health = Health(lambda: engine.relay.problem, metrics, refuses=settings.store.on_failure == "refuse")
     inspector = Inspector(_describe_settings(settings))
     contexts = ContextApi(
@@ -307,10 +306,3 @@ def _print_banner(settings: Settings, policy: ServerPolicy, port: int) -> None:
     ]
     sys.stderr.write("".join(f"{label:>10}  {text}\n" for label, text in facts))
     sys.stderr.flush()
-
-
-def _log_failure(event: ExchangeRecorded) -> None:
-    """Log one line for a call that failed or broke off; no bodies, query values or credentials are in it."""
-    if event.completeness not in ("complete", "aborted"):
-        what = (event.exchange, event.upstream, event.completeness, event.status, event.problem or "unknown reason")
-        _log.warning("exchange %s (%s): %s, status %d: %s", *what)

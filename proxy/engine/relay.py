@@ -5,6 +5,7 @@ until the response is (BEHAVIOUR B32b). What breaks off upstream breaks off at t
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
 from proxy.engine.durability import DurabilityWaiter
@@ -35,6 +36,8 @@ Send = Callable[[bytes | RequestBody], Awaitable[UpstreamResponse]]
 # Seconds that a record waits for others to share its commit, and that deferred work waits for a quick response.
 _COMPANY_SECONDS = 0.003
 _ERROR, _TOO_MANY = 400, 429
+
+_log = logging.getLogger("palimpsest")
 
 
 class Relay:
@@ -300,6 +303,10 @@ class Relay:
         exchange.run_after_send()
         opening = exchange.opening
         assert opening is not None, "the opening is recorded with the outcome at the latest"
+        if outcome.completeness not in ("complete", "aborted"):  # no body, query value or credential is in the line
+            reason = outcome.error or "unknown reason"
+            told = (exchange.id, exchange.upstream, outcome.completeness, outcome.status, reason)
+            _log.warning("exchange %s (%s): %s, status %d: %s", *told)
         first_byte_s = outcome.timings.first_byte_ms / 1000
         is_readable = exchange.format is not None and outcome.size > 0
         self._bus.publish(

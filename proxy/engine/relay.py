@@ -325,7 +325,6 @@ class Relay:
                 is_readable=is_readable,
                 is_final=exchange.is_final,
                 model=opening.model,
-                problem=outcome.error,
             )
         )
         if outcome.status == _TOO_MANY or has_rate_limits(outcome.headers):

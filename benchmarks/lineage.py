@@ -113,7 +113,7 @@ class Bare:
 
     def __init__(self) -> None:
         self.histories = BodyCache(1 << 30)
-        self.chain = Chain(b"", Preamble(0, b"", b"", b""), (), ())
+        self.chain = Chain(b"", Preamble(0, b"", b"", b""), (), (), b"")
 
     def receive(self, body: bytes) -> None:
         known, shared = self.histories.find(KEY, body)

@@ -27,7 +27,6 @@ from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.runtime import WriteBatcher
 from proxy.heap import HeapTrimmer, find_heap, tune_collector
 from proxy.model.errors import ProxyError, StoreUnavailable
-from proxy.model.events import ExchangeRecorded
 from proxy.server.context_api import ContextApi
 from proxy.server.health import Health, Metrics
 from proxy.server.http11 import Http11Protocol, close_idle
@@ -149,7 +148,7 @@ async def _run(settings: Settings) -> None:
             app, health = build_app(engine, settings, policy)
             port = listener.getsockname()[1]
             _print_banner(settings, policy, port)
-            trimmer = HeapTrimmer(lambda: not engine.tasks, find_heap())
+            trimmer = HeapTrimmer(engine.tasks.held, find_heap())
             trimmer.start(asyncio.get_running_loop())
             tune_collector()
             engine.prepare()
@@ -179,7 +178,6 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     """Return the ASGI application over an engine, and its health."""
     metrics = Metrics(lambda: engine.archive.health, lambda: len(engine.tasks), lambda: engine.descriptors.shortages)
     metrics.subscribe(engine.bus)
-    engine.bus.subscribe(ExchangeRecorded, _log_failure)
     health = Health(lambda: engine.relay.problem, metrics, refuses=settings.store.on_failure == "refuse")
     inspector = Inspector(_describe_settings(settings))
     contexts = ContextApi(
@@ -195,7 +193,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
 def _configure(app: ASGIApp, policy: ServerPolicy, engine: Engine) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=functools.partial(Http11Protocol, policy, WriteBatcher(engine.tasks.__len__), engine.descriptors),  # type: ignore[arg-type]
+        http=functools.partial(Http11Protocol, policy, WriteBatcher(engine.tasks.held), engine.descriptors),  # type: ignore[arg-type]
         interface="asgi3",
         ws="none",
         lifespan="off",
@@ -285,10 +283,3 @@ def _print_banner(settings: Settings, policy: ServerPolicy, port: int) -> None:
     ]
     sys.stderr.write("".join(f"{label:>10}  {text}\n" for label, text in facts))
     sys.stderr.flush()
-
-
-def _log_failure(event: ExchangeRecorded) -> None:
-    """Log one line for a call that failed or broke off; no bodies, query values or credentials are in it."""
-    if event.completeness not in ("complete", "aborted"):
-        what = (event.exchange, event.upstream, event.completeness, event.status, event.problem or "unknown reason")
-        _log.warning("exchange %s (%s): %s, status %d: %s", *what)

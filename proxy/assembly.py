@@ -305,7 +305,7 @@ def build_upstream(
 ) -> "DirectClient | ProxiedClient":
     """Return the client of an upstream. One behind a proxy is httpx's, which is imported for it only: 60 ms, 6 MB."""
     if not policy.proxy:
-        return DirectClient(policy, tasks.spawn, WriteBatcher(tasks.__len__), descriptors, hop_id=hop_id)
+        return DirectClient(policy, tasks.spawn, WriteBatcher(tasks.held), descriptors, hop_id=hop_id)
     from proxy.upstream.httpx_client import ProxiedClient  # noqa: PLC0415 - as said above
 
     return ProxiedClient(policy, tasks.spawn, hop_id=hop_id)

@@ -11,7 +11,7 @@ import asyncio
 import ctypes
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -93,10 +93,10 @@ def read_resident_bytes() -> int:
 
 
 class HeapTrimmer:
-    """Trims the heap where its slack has grown, and only while the process `is_idle`, for that blocks."""
+    """Trims the heap where its slack has grown, and only while there are no `calls`, for that blocks."""
 
-    def __init__(self, is_idle: Callable[[], bool], heap: Heap | None) -> None:
-        self._is_idle = is_idle
+    def __init__(self, calls: Sized, heap: Heap | None) -> None:
+        self._calls = calls
         self._heap = heap
         self._least_slack = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -112,7 +112,7 @@ class HeapTrimmer:
             self._timer.cancel()
 
     def _look(self, loop: asyncio.AbstractEventLoop, heap: Heap) -> None:
-        if self._is_idle():
+        if not len(self._calls):
             slack = heap.read_slack()
             if slack >= self._least_slack + _WORTHWHILE_BYTES:
                 heap.trim()

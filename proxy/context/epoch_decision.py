@@ -311,7 +311,7 @@ class Holdout:
 
     def has(self, session: str) -> bool:
         """Return whether the session with this id is one of them."""
-        return self.fraction > 0.0 and _hash_to_unit(self.secret, session) < self.fraction
+        return _hash_to_unit(self.secret, session) < self.fraction
 
 
 def _hash_to_unit(secret: bytes, session: str) -> float:

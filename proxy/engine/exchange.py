@@ -65,18 +65,24 @@ class ExchangeService:
             raise BadRequest(f"x-palimpsest-mode is one of {', '.join(_MODES)}, not {asked[:40]!r}")
         return cast(Mode, asked)
 
-    async def carry(self, incoming: ClientRequest, wire: str, client: Client) -> None:
-        """Carry a request whose body is at hand, in the wire format named.
+    def carry(self, incoming: ClientRequest, wire: str, client: Client) -> Coroutine[Any, Any, None]:
+        """Return what carries a request whose body is at hand, in the wire format named.
 
         Cancelled when the client has left, it leaves the record of an aborted call.
         """
-        await self._tasks.host(self._tell_errors(self._carry(incoming, self._formats[wire], client), client))
+        return self._hold(self._carry(incoming, self._formats[wire], client), client)
 
-    async def carry_stream(self, incoming: ClientRequest, body: RequestBody | None, client: Client) -> None:
-        """Carry a request whose body, if any, streams through unread; to be cancelled as `carry`."""
-        await self._tasks.host(self._tell_errors(self._carry_stream(incoming, body, client), client))
+    def carry_stream(
+        self, incoming: ClientRequest, body: RequestBody | None, client: Client
+    ) -> Coroutine[Any, Any, None]:
+        """Return what carries a request whose body, if any, streams through unread; to be cancelled as `carry`."""
+        return self._hold(self._carry_stream(incoming, body, client), client)
 
-    async def _tell_errors(self, carrying: Coroutine[Any, Any, None], client: Client) -> None:
+    async def _hold(self, carrying: Coroutine[Any, Any, None], client: Client) -> None:
+        """Hold the task at hand until the call has ended; tell the client what goes wrong."""
+        task = asyncio.current_task()
+        assert task is not None, "every call is carried in a task"
+        self._tasks.held.add(task)
         try:
             await carrying
         except ProxyError as error:
@@ -86,6 +92,7 @@ class ExchangeService:
             raise
         finally:
             client.abort()
+            self._tasks.held.discard(task)
 
     async def _carry(self, incoming: ClientRequest, form: Format, client: Client) -> None:
         self._check_log()
@@ -121,7 +128,9 @@ class ExchangeService:
         if outgoing.uncounted is not None or outgoing.state is not None:
             exchange.after_send.append(partial(self._follow, exchange, request, outgoing))
         if outgoing.is_managed and request.managed is not None:
-            exchange.retries = self._controller.make_retries(
+            exchange.is_guarded = outgoing.is_guarded
+            exchange.make_retries = partial(
+                self._controller.make_retries,
                 request.managed,
                 outgoing,
                 commit=partial(self._commit, exchange),
@@ -154,8 +163,9 @@ class ExchangeService:
 
     def _list_round(self, request: ResolvedRequest, outgoing: OutgoingRequest) -> list[Record]:
         """List the records of what is sent: the round, its plan where that is known already, and a pin."""
-        managed = request.managed
-        manifest = self._controller.build_manifest(managed, outgoing) if managed is not None else None
+        manifest = None
+        if request.managed is not None and outgoing.rung != "original":
+            manifest = self._controller.build_manifest(request.managed, outgoing)
         records: list[Record] = [Round(request.exchange, 0, request.upstream.name, manifest)]
         if outgoing.plan is not None and outgoing.uncounted is None:
             records.append(outgoing.plan)
@@ -251,8 +261,7 @@ def _bind(incoming: ClientRequest, request: ResolvedRequest, exchange: OpenExcha
 
     A response that may be held back must be readable: no content-encoding is asked for.
     """
-    is_guarded = exchange.retries is not None and exchange.retries.is_guarded
-    headers = accept_identity_only(incoming.headers) if is_guarded else incoming.headers
+    headers = accept_identity_only(incoming.headers) if exchange.is_guarded else incoming.headers
     return partial(request.upstream.send, incoming.method, incoming.target, headers)
 
 

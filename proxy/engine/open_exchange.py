@@ -10,13 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from msgspec.structs import replace
+
 from proxy.engine.ports import Archive, Client, Clock
 from proxy.model.epoch import Plan
 from proxy.model.exchange import Headers, Opening, Round
 from proxy.model.log import Record
+from proxy.model.manifest import Manifest
 from proxy.wire.format import Format
 
 REFUSAL_BYTES = 64 * 1024
+_LONG_BODY = 16 * 1024
 
 Start = Literal["overflow", "content", "undecided"]
 """The beginning of a stream: a refusal as too long, content, or nothing that tells."""
@@ -94,11 +98,6 @@ class Retry:
 class RetrySource(Protocol):
     """Decides what is sent after a refusal. No method raises: an error inside means that nothing else is sent."""
 
-    @property
-    def is_guarded(self) -> bool:
-        """True where successful responses are held back, too, until their content has begun."""
-        ...
-
     def read_start(self, content: bytes) -> Start:
         """Classify the events at the beginning of a stream, of which the last may be incomplete.
 
@@ -128,6 +127,8 @@ class OpenExchange:
     `secrets` are credentials that a response may echo. `after_send` is what is done, in order and once, while the
     upstream works on the request: by `run_after_send`, before the response's head goes to the client. `has_body`: the
     request's body is at hand; else it streams through, and its end records the opening.
+    `make_retries` is called with the first response that may be a refusal, None where nothing else could be sent;
+    `is_guarded`: the next response is held back until its content has begun though its status says success.
     The rest is the round's: `k` is its number; `is_final`: no other round follows; `is_head_sent`: the client has the
     head of a response; `ended_at`, where the round did not end just now.
     """
@@ -142,7 +143,9 @@ class OpenExchange:
     secrets: tuple[bytes, ...]
     is_urgent: bool = False
     has_body: bool = True
+    make_retries: Callable[[], RetrySource] | None = None
     retries: RetrySource | None = None
+    is_guarded: bool = False
     after_send: list[Callable[[], None]] = field(default_factory=list)
     opening: Opening | None = None
     commit: "asyncio.Future[bool] | None" = None
@@ -155,12 +158,15 @@ class OpenExchange:
     is_final: bool = True
 
     def record_opening(self) -> Opening:
-        """Queue the opening, if that has not been done; what is kept of it here has no content."""
+        """Queue the opening, if that has not been done; what is kept of it here has only the size of a long body."""
         if self.opening is None:
             assert self.make_records is not None, "it is made once"
             records = self.make_records()
             self.make_records = None  # what it was made from may be released
-            self.opening = records[0].leave_content()
+            opening = records[0]
+            if opening.body.size >= _LONG_BODY:
+                opening = replace(opening, body=Manifest(b"", (), (), opening.body.size))
+            self.opening = opening
             self.commit = self.archive.append(*records, is_urgent=self.is_urgent)
         return self.opening
 
@@ -190,4 +196,4 @@ class OpenExchange:
         self.k = k
         self.buffer = CappedBuffer(self.buffer.cap)
         self.head_at = self.first_at = self.ended_at = 0.0
-        self.is_final = True
+        self.is_final, self.is_guarded = True, False

@@ -5,6 +5,7 @@ until the response is (BEHAVIOUR B32b). What breaks off upstream breaks off at t
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
 from proxy.engine.durability import DurabilityWaiter
@@ -12,6 +13,8 @@ from proxy.engine.open_exchange import OpenExchange, Retry
 from proxy.engine.ports import Archive, Clock, RequestBody, UpstreamResponse
 from proxy.engine.response_reader import ResponseReader, UnreadAnswer
 from proxy.engine.response_stream import (
+    REFUSED,
+    SUCCESS,
     ResponseHold,
     StreamRelay,
     find_hold,
@@ -33,6 +36,8 @@ Send = Callable[[bytes | RequestBody], Awaitable[UpstreamResponse]]
 # Seconds that a record waits for others to share its commit, and that deferred work waits for a quick response.
 _COMPANY_SECONDS = 0.003
 _ERROR, _TOO_MANY = 400, 429
+
+_log = logging.getLogger("palimpsest")
 
 
 class Relay:
@@ -85,11 +90,12 @@ class Relay:
         """Carry one round; return a retry in place of a response of which nothing was passed on."""
         response = await self._await_head(exchange, sending)
         try:
-            begun, retries = b"", exchange.retries
-            if retries is not None:
-                if exchange.k and response.status < _ERROR:
-                    await retries.accept()
-                if (hold := find_hold(exchange, response, self._clock)) is not None:
+            begun, status = b"", response.status
+            if exchange.retries is not None and status < _ERROR:
+                await exchange.retries.accept()
+            if exchange.make_retries is not None and (status in REFUSED or (exchange.is_guarded and status in SUCCESS)):
+                hold = find_hold(exchange, exchange.make_retries, response, self._clock)
+                if hold is not None:
                     if (retry := await self._find_retry(exchange, response, hold)) is not None:
                         return retry
                     begun = hold.held
@@ -155,7 +161,7 @@ class Relay:
         """Wait for what the first byte waits for."""
         exchange.run_after_send()
         commit = exchange.commit
-        if commit is not None:
+        if commit is not None and not (commit.done() and commit.result()):
             if not commit.done():
                 self.archive.flush()
             await self._durability.pass_on(commit)
@@ -179,7 +185,8 @@ class Relay:
             return
         outcome, recorded = self._record(exchange, response, "complete", kept=kept)
         try:
-            await self._durability.pass_on(recorded)
+            if not (recorded.done() and recorded.result()):  # nearly always it is: in the journal
+                await self._durability.pass_on(recorded)
             exchange.client.start(response.status, forward_response(response.headers))
             exchange.client.write(held, is_last=is_ended)
         finally:
@@ -277,7 +284,12 @@ class Relay:
             size, digest = buffer.size, buffer.whole_digest
         elif not kept and buffer.size:  # what was not searched for credentials is not kept
             size, digest = buffer.size, compute_digest(buffer.content)
-        began, ended_at = exchange.began, exchange.ended_at or self._clock.monotonic()
+        began, moments = (
+            exchange.began,
+            (exchange.head_at, exchange.first_at, exchange.ended_at or self._clock.monotonic()),
+        )
+        # to the microsecond; 0 for what has not happened
+        timings = Timings(*[int((at - began) * 1_000_000) / 1000 if at else 0.0 for at in moments])
         outcome = Outcome(
             exchange.id,
             exchange.k,
@@ -287,11 +299,7 @@ class Relay:
             kept,
             size,
             digest,
-            Timings(
-                _compute_ms(began, exchange.head_at),
-                _compute_ms(began, exchange.first_at),
-                _compute_ms(began, ended_at),
-            ),
+            timings,
             problem,
         )
         return outcome, self.archive.append(outcome)
@@ -299,7 +307,12 @@ class Relay:
     def _announce(self, exchange: OpenExchange, outcome: Outcome) -> None:
         """Publish the end of a round, and have its response read."""
         exchange.run_after_send()
-        opening = exchange.record_opening()
+        opening = exchange.opening
+        assert opening is not None, "the opening is recorded with the outcome at the latest"
+        if outcome.completeness not in ("complete", "aborted"):  # no body, query value or credential is in the line
+            reason = outcome.error or "unknown reason"
+            told = (exchange.id, exchange.upstream, outcome.completeness, outcome.status, reason)
+            _log.warning("exchange %s (%s): %s, status %d: %s", *told)
         first_byte_s = outcome.timings.first_byte_ms / 1000
         is_readable = exchange.format is not None and outcome.size > 0
         self._bus.publish(
@@ -318,7 +331,6 @@ class Relay:
                 is_readable=is_readable,
                 is_final=exchange.is_final,
                 model=opening.model,
-                problem=outcome.error,
             )
         )
         if outcome.status == _TOO_MANY or has_rate_limits(outcome.headers):
@@ -332,8 +344,3 @@ class Relay:
             self._reader.submit(unread)
         else:
             self._reader.read_refusal(unread)
-
-
-def _compute_ms(began: float, at: float) -> float:
-    """Return milliseconds, to the microsecond; 0 for what has not happened."""
-    return int((at - began) * 1_000_000) / 1000 if at else 0.0

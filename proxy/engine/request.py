@@ -46,11 +46,6 @@ class ManagedRequest(msgspec.Struct, frozen=True, gc=False):
         return self.chain.nodes
 
     @property
-    def tip(self) -> bytes:
-        """Its last node; the root where there is none."""
-        return self.chain.nodes[-1] if self.chain.nodes else self.chain.root
-
-    @property
     def is_side(self) -> bool:
         """True if it is beside the conversation."""
         return self.step is not None and self.step.is_side

@@ -139,11 +139,11 @@ class RequestResolver:
         content, until = request.body, self._clock.monotonic() + self._policy.hard_wait_seconds
         named = self._naming.read(request.headers)
         key = (caller.tenant, form.name, named.family)
-        self._forget_lost()
+        if self._lineage.forget_lost():
+            self._histories.clear()  # manifests lean on what earlier ones brought to the log
         known, shared = self._histories.find(key, content)
         remembered = _Remembered(known, shared, self._histories.losses)
-        split = split_known(content, form.items_key, known, shared)
-        if split is None:
+        if (split := split_known(content, form.items_key, known, shared)) is None:
             return None
         model = parse_json_string(split.member("model"))
         upstream = self._choose(model)
@@ -221,7 +221,8 @@ class RequestResolver:
         self, key: Key, split: SplitBody, chain: Chain, remembered: "_Remembered", holding: Holding | None
     ) -> Manifest:
         """Build the manifest of a body, which refers to a cached one only if nothing was lost since."""
-        self._forget_lost()
+        if self._lineage.forget_lost():
+            self._histories.clear()
         known, shared, losses = remembered
         if losses != self._histories.losses:
             known, shared = None, 0
@@ -230,10 +231,6 @@ class RequestResolver:
         if history is not None:
             self._histories.remember(key, history, known)
         return body
-
-    def _forget_lost(self) -> None:
-        if self._lineage.forget_lost():
-            self._histories.clear()  # manifests lean on what earlier ones brought to the log
 
     def _resolve_unread(
         self, request: ClientRequest, form: Format, mode: Mode, caller: Credential, exchange: str
@@ -301,7 +298,6 @@ def _make_managed(
 def read_output_limit(split: SplitBody) -> int:
     """Return how many tokens the response may have; 0 where the request does not say."""
     for name in _OUTPUT_LIMITS:
-        raw = split.member(name)
-        if raw.isdigit():
+        if name in split.members and (raw := split.member(name)).isdigit():
             return int(raw[:9])
     return 0

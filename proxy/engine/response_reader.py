@@ -183,7 +183,7 @@ class ResponseReader:
         secrets = received.secrets or self._own_keys
         error = answer.error.encode("utf-8", "surrogatepass")
         redacted = redact(rendered, secrets, is_error=bool(error))
-        problem = redact(error, secrets, is_error=True).decode("utf-8", "surrogatepass")
+        problem = redact(error, secrets, is_error=True).decode("utf-8", "surrogatepass") if error else ""
         return Reading(received.exchange, received.k, redacted, answer.usage, answer.finish, problem)
 
 

@@ -6,6 +6,7 @@ client that waits long gets one of ours: with it the head is sent, and a retry c
 
 import asyncio
 import re
+from collections.abc import Callable
 
 from proxy.engine.open_exchange import REFUSAL_BYTES, CappedBuffer, OpenExchange, Refusal, RetrySource, Start
 from proxy.engine.ports import Clock, UpstreamResponse
@@ -23,8 +24,8 @@ _LAST_EVENT_SECONDS = 2.0
 HOLD_SECONDS = 5.0
 _WAITING = b": waiting\n\n"
 _COMMENTS = re.compile(rb"(?:[\r\n]*:[^\r\n]*[\r\n]+)+")
-_REFUSED = frozenset({*range(400, 500), 500})  # 500 is how some local servers say it
-_SUCCESS = range(200, 300)
+REFUSED = frozenset({*range(400, 500), 500})  # 500 is how some local servers say it
+SUCCESS = range(200, 300)
 
 
 class StreamRelay:
@@ -85,14 +86,15 @@ async def read_final_event(response: UpstreamResponse, buffer: CappedBuffer, hel
     return held, response.is_ended
 
 
-def find_hold(exchange: OpenExchange, response: UpstreamResponse, clock: Clock) -> "ResponseHold | None":
-    """Return what holds this response back; None where it goes to the client as it comes."""
-    retries, status = exchange.retries, response.status
-    if retries is None or (status not in _REFUSED and not (retries.is_guarded and status in _SUCCESS)):
+def find_hold(
+    exchange: OpenExchange, make_retries: Callable[[], RetrySource], response: UpstreamResponse, clock: Clock
+) -> "ResponseHold | None":
+    """Return what holds back a response that may be a refusal; None where it cannot be read as it comes."""
+    if response.status in SUCCESS and is_event_stream(response.headers) and not is_plain_stream(response.headers):
         return None
-    if status in _SUCCESS and is_event_stream(response.headers) and not is_plain_stream(response.headers):
-        return None
-    return ResponseHold(exchange, retries, response, clock)
+    if exchange.retries is None:
+        exchange.retries = make_retries()
+    return ResponseHold(exchange, exchange.retries, response, clock)
 
 
 def is_open_stream(headers: Headers) -> bool:
@@ -118,7 +120,7 @@ class ResponseHold:
 
     async def hold(self) -> Refusal | None:
         """Wait until it is known whether this may be a refusal; return it, or None for what goes to the client."""
-        is_stream = self._response.status in _SUCCESS and is_open_stream(self._response.headers)
+        is_stream = self._response.status in SUCCESS and is_open_stream(self._response.headers)
         try:
             is_suspect = await (self._hold_events() if is_stream else self._hold_whole())
         except UpstreamUnreachable:

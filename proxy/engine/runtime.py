@@ -7,7 +7,7 @@ import random
 import resource
 import time
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sized
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
@@ -33,53 +33,47 @@ _LONGEST_SECONDS = 0.001
 
 
 class TaskRunner:
-    """Owns tasks: starts or takes them, keeps them alive, reports what they raise, ends them."""
+    """Owns tasks: starts them, keeps them alive, reports what they raise, ends them.
+
+    `held` are those under way; whoever serves a call in a task of its own puts that in meanwhile, one task less per
+    call.
+    """
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.held: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return len(self.held)
 
     def __contains__(self, task: object) -> bool:
-        return task in self._tasks
+        return task in self.held
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Start a task and hold it until it is done."""
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self.held.add(task)
         task.add_done_callback(self._let_go)
         return task
 
-    async def host(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` in the current task, held meanwhile as if it had been spawned: one task less per call."""
-        task = asyncio.current_task()
-        assert task is not None, "work is hosted by a task"
-        self._tasks.add(task)
-        try:
-            await work
-        finally:
-            self._tasks.discard(task)
-
     def cancel(self) -> None:
         """Tell every task to end."""
-        for task in tuple(self._tasks):
+        for task in tuple(self.held):
             task.cancel()
 
     async def finish(self, seconds: float) -> bool:
         """Wait for all tasks, then cancel what is left and wait for that; True if nothing had to be cancelled."""
         await asyncio.sleep(0)  # a task that never took a step could not put its things in order
         deadline = asyncio.get_running_loop().time() + seconds
-        while self._tasks and (left_s := deadline - asyncio.get_running_loop().time()) > 0:
-            await asyncio.wait(tuple(self._tasks), timeout=left_s)  # what they start meanwhile is waited for, too
-        left = tuple(self._tasks)
+        while self.held and (left_s := deadline - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait(tuple(self.held), timeout=left_s)  # what they start meanwhile is waited for, too
+        left = tuple(self.held)
         self.cancel()
         if left:
             await asyncio.wait(left, timeout=5.0)
         return not left
 
     def _let_go(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
+        self.held.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a task failed", exc_info=error)
 
@@ -192,11 +186,11 @@ class Descriptors:
 class WriteBatcher:
     """Gathers the writes to many transports; of those that are closing nothing more is written.
 
-    `count_calls` tells how many calls are under way, about; `now` is in seconds and never goes back.
+    `calls` are those under way, about; `now` is in seconds and never goes back.
     """
 
-    def __init__(self, count_calls: Callable[[], int], now: Callable[[], float] = monotonic) -> None:
-        self._count_calls = count_calls
+    def __init__(self, calls: Sized, now: Callable[[], float] = monotonic) -> None:
+        self._calls = calls
         self._now = now
         self._held: list[tuple[asyncio.WriteTransport, bytes]] = []
         self._is_under_way = False
@@ -211,7 +205,7 @@ class WriteBatcher:
             if self._now() >= self._until:
                 self.flush()
             return turn
-        if self._count_calls() >= _MANY_CALLS:
+        if len(self._calls) >= _MANY_CALLS:
             self._is_under_way = True
             self._until = self._now() + _LONGEST_SECONDS
             asyncio.get_running_loop().call_soon(self._end_turn)

@@ -12,7 +12,7 @@ class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
     """A round's outcome was handed to the log. Sizes in bytes, times in seconds.
 
     `is_readable`: a reading will follow, or ReadingFailed. Where it is not final, another round of the exchange
-    follows, and the client gets nothing of this one. `problem`: why it ended otherwise than it should have.
+    follows, and the client gets nothing of this one.
     """
 
     exchange: str
@@ -29,7 +29,6 @@ class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
     is_readable: bool = False
     is_final: bool = True
     model: str = ""
-    problem: str = ""
 
 
 class AnswerRead(msgspec.Struct, frozen=True, gc=False):

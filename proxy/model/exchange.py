@@ -19,7 +19,6 @@ Completeness = Literal["complete", "truncated", "aborted", "failed"]
 
 
 # What is copied to leave out so much is worth its microsecond.
-_LONG_BODY = 16 * 1024
 
 
 class SessionKey(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -59,12 +58,6 @@ class Opening(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     headers: Headers
     body: Manifest
     opened_ms: int
-
-    def leave_content(self) -> "Opening":
-        """Return the same record with no more of a long body than its size."""
-        if self.body.size < _LONG_BODY:
-            return self
-        return msgspec.structs.replace(self, body=Manifest(b"", (), (), self.body.size))
 
 
 class Round(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):

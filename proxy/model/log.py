@@ -45,7 +45,10 @@ def drop_derived(records: tuple[Record, ...]) -> tuple[Record, ...]:
 
 def weigh_records(records: tuple[Record, ...]) -> int:
     """Return the bytes of memory that some records hold together."""
-    return sum([_WEIGHERS[type(record)](record) for record in records])
+    weight = 0
+    for record in records:
+        weight += _WEIGHERS[type(record)](record)
+    return weight
 
 
 def weigh_record(record: Record) -> int:
@@ -54,8 +57,10 @@ def weigh_record(record: Record) -> int:
 
 
 def _weigh_growth(record: Step | Reply) -> int:
-    names = sum([len(mark.name) for mark in record.marks])
-    return 256 + len(record.nodes) * _NODE_WEIGHT + len(record.marks) * _MARK_WEIGHT + names
+    weight = 256 + len(record.nodes) * _NODE_WEIGHT + len(record.marks) * _MARK_WEIGHT
+    for mark in record.marks:
+        weight += len(mark.name)
+    return weight
 
 
 def _weigh_epoch(epoch: Epoch) -> int:

@@ -113,7 +113,7 @@ class DirectClient:
         self._descriptors = descriptors
         if descriptors is not None:
             descriptors.add_holder(self.close)
-        self._writes = writes if writes is not None else WriteBatcher(lambda: 1)
+        self._writes = writes if writes is not None else WriteBatcher(())
         self._tls: ssl.SSLContext | None = None
         self._key = make_key_header(policy)
         self._hop_id = hop_id.encode()
@@ -210,7 +210,10 @@ class DirectClient:
 
     def _take_idle(self) -> HttpConnection | None:
         now = self._now()
-        self._forget_closed_at(now)
+        # One that has been idle for longer shows that others were not closed for their idle time, but because the
+        # upstream was restarted or had too many.
+        if self._idle and now - self._idle[0].idle_since > self._closed_at and self._idle[0].is_fresh():
+            self._closed_at = math.inf
         margin = min(_MARGIN_SECONDS, self._closed_at * _MARGIN_FRACTION)
         while self._idle:
             connection = self._idle.pop()
@@ -221,13 +224,6 @@ class DirectClient:
                 return connection
             connection.close()
         return None
-
-    def _forget_closed_at(self, now: float) -> None:
-        """Forget `_closed_at` when a connection has been idle for longer: others were not closed for their idle time,
-        but because the upstream was restarted or had too many.
-        """
-        if self._idle and now - self._idle[0].idle_since > self._closed_at and self._idle[0].is_fresh():
-            self._closed_at = math.inf
 
     def _note_idle_close(self, connection: HttpConnection) -> None:
         """Note that the upstream closed an idle connection."""

@@ -36,23 +36,21 @@ class ResponseParser:
     """
 
     def __init__(self, method: str) -> None:
+        self._pieces: list[bytes] = []
+        self.on_body = self._pieces.append  # called by httptools for every chunk: `feed` does the rest for all together
         self._parser = httptools.HttpResponseParser(self)
         self._method = method
         self._fields: list[tuple[bytes, bytes]] = []
         self._head_size = self._unparsed = 0
-        self._pieces: list[bytes] = []
+        self._measured = 0  # pieces whose bytes are in `buffered`
         self._ends_with_connection = self._has_moved = False
         self.buffered = 0
         self.status = 0
+        self.headers: Headers = ()  # in order, names in lower case
         self.has_bytes = False
         self.has_head = False
         self.is_complete = False
         self.can_keep = False
-
-    @property
-    def headers(self) -> Headers:
-        """The headers in order, names in lower case."""
-        return tuple(self._fields)
 
     def feed(self, data: bytes) -> None:
         """Parse bytes. Raises InvalidResponse; the body bytes before the error can still be taken."""
@@ -61,6 +59,11 @@ class ResponseParser:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             raise InvalidResponse(str(error.__context__ or error)[:200]) from None
+        finally:
+            if len(self._pieces) > self._measured:
+                self.buffered += sum(map(len, self._pieces[self._measured :]))
+                self._measured = len(self._pieces)
+                self._has_moved = True
         # httptools reports a header when it ends, so that `on_header` would never count an endless one.
         self._unparsed = 0 if self._has_moved else self._unparsed + len(data)
         self._has_moved = False
@@ -77,7 +80,7 @@ class ResponseParser:
         """Return all buffered body bytes."""
         content = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
-        self.buffered = 0
+        self.buffered = self._measured = 0
         return content
 
     def close(self) -> None:
@@ -110,6 +113,7 @@ class ResponseParser:
             return
         self.status = status
         self.has_head = True
+        self.headers = tuple(self._fields)
         fields = dict(self._fields)
         coding = fields.get(b"transfer-encoding", b"").lower().rpartition(b",")[2].strip()
         self._ends_with_connection = (
@@ -120,12 +124,6 @@ class ResponseParser:
             # httptools cannot be told that no body follows, so the connection is not reused.
             self.can_keep = False
             self.is_complete = True
-
-    def on_body(self, body: bytes) -> None:
-        """Buffer a piece of the body."""
-        self._has_moved = True
-        self._pieces.append(body)
-        self.buffered += len(body)
 
     def on_message_complete(self) -> None:
         """Note the end of a message, which may also be a 1xx response."""
@@ -274,7 +272,8 @@ class HttpConnection(asyncio.Protocol):
         """End the request. Return True if the connection can carry another one; else it is closed."""
         incoming, transport = self._incoming, self._transport
         is_kept = (
-            self.is_ended
+            incoming.is_complete
+            and not incoming.buffered
             and incoming.can_keep
             and not self._is_lost
             and transport is not None
@@ -389,7 +388,8 @@ class HttpConnection(asyncio.Protocol):
         if self._poll is None:
             self._poll = select.poll()
             self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return sum(events for _, events in self._poll.poll(0))
+        found = self._poll.poll(0)
+        return found[0][1] if found else 0
 
     def _note_end(self, *, is_reset: bool) -> None:
         """Decide whether the request may be sent again, as the upstream closed the connection; not if we did before."""

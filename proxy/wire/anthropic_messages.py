@@ -248,8 +248,18 @@ class _AnthropicStream:
         self._message: dict[str, object] = {}
         self._blocks = IndexedSlots[_Block]()
 
-    def take(self, event: ServerEvent) -> None:
-        """Add an event."""
+    def take(self, events: Iterable[ServerEvent]) -> None:
+        """Add events."""
+        for event in events:
+            self._take_event(event)
+
+    def finish(self) -> dict[str, object]:
+        """Return the message so far."""
+        value: dict[str, object] = {"type": "message", "role": "assistant", "content": [], **self._message}
+        blocks = [block.finish() for block in self._blocks.ordered()]
+        return {**value, "content": blocks} if blocks else value
+
+    def _take_event(self, event: ServerEvent) -> None:
         sent = read_fields(event)
         if sent is None:
             return
@@ -270,12 +280,6 @@ class _AnthropicStream:
             self.is_ended = True
         else:
             self.error = self.error or read_typed_error(kind, sent)
-
-    def finish(self) -> dict[str, object]:
-        """Return the message so far."""
-        value: dict[str, object] = {"type": "message", "role": "assistant", "content": [], **self._message}
-        blocks = [block.finish() for block in self._blocks.ordered()]
-        return {**value, "content": blocks} if blocks else value
 
     def _take_message_delta(self, sent: dict[str, object]) -> None:
         delta, counts = sent.pop("delta", None), sent.pop("usage", None)

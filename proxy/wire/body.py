@@ -160,9 +160,8 @@ def _find_members(content: bytes) -> dict[str, ByteRange]:
     spans = {}
     at = 0
     for name, value in values.items():
-        at = _pass(_MEMBER_GAP, content, at)
-        spans[name] = _place(bytes(value), content, at)
-        at = spans[name].end
+        span = spans[name] = _locate(bytes(value), _MEMBER_GAP, content, at)
+        at = span.end
     _pass(_OBJECT_END if spans else _EMPTY_OBJECT, content, at)
     return spans
 
@@ -180,17 +179,18 @@ def _find_elements(content: bytes, array: ByteRange, most: int) -> list[ByteRang
     spans = []
     at = array.start + 1
     for value in values:
-        span = _place(bytes(value), content, _pass(_ELEMENT_GAP, content, at))
+        span = _locate(bytes(value), _ELEMENT_GAP, content, at)
         spans.append(span)
         at = span.end
     return spans
 
 
-def _place(value: bytes, content: bytes, at: int) -> ByteRange:
-    """Return the span of a value that must stand at `at`."""
-    if not content.startswith(value, at):
+def _locate(value: bytes, separator: re.Pattern[bytes], content: bytes, at: int) -> ByteRange:
+    """Return the span of a value that must stand behind a separator that must begin at `at`."""
+    match = separator.match(content, at)
+    if match is None or not content.startswith(value, match.end()):
         raise _Unaccounted
-    return ByteRange(at, at + len(value))
+    return ByteRange(match.end(), match.end() + len(value))
 
 
 def _pass(separator: re.Pattern[bytes], content: bytes, at: int) -> int:
@@ -250,7 +250,7 @@ def decode_content(content: bytes, encoding: str, cap: int) -> bytes:
 
     Raises ValueError for an encoding we do not read or bytes that are not in it.
     """
-    if not cap or not _list_codings(encoding):
+    if not (cap and encoding and _list_codings(encoding)):
         return content[:cap]
     return _take(decode_pieces(content, encoding), cap)
 

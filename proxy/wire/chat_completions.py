@@ -176,13 +176,12 @@ class ChatCompletions(Format):
     def read_answer(self, value: Mapping[str, object]) -> Answer:
         """Return the response in a non-streamed body."""
         choices = read_objects(value.get("choices"))
-        errors = (read_error(value), *(read_error({"error": choice.get("error")}) for choice in choices))
-        return Answer(
-            value=dict(value),
-            usage=_USAGE.read(value.get("usage")),
-            finish=",".join(filter(None, (read_text(choice.get("finish_reason")) for choice in choices))),
-            error=next(filter(None, errors), ""),
-        )
+        error, reasons = read_error(value), []
+        for choice in choices:
+            error = error or read_error({"error": choice.get("error")})
+            if reason := read_text(choice.get("finish_reason")):
+                reasons.append(reason)
+        return Answer(dict(value), _USAGE.read(value.get("usage")), ",".join(reasons), error=error)
 
     def read_events(self, events: Iterable[ServerEvent]) -> Answer:
         """Return the response that a stream adds up to, in the shape of a non-streamed one."""
@@ -276,34 +275,36 @@ class _ChatStream:
         self._head: dict[str, object] = {}
         self._choices: dict[int, _Choice] = {}
 
-    def take(self, event: ServerEvent) -> None:
-        """Add an event."""
-        if event.data.startswith(_END):
-            self.is_ended = True
-            return
-        chunk = read_object(event.data) if event.name != "error" else read_fields(event)
-        if chunk is None:
-            return
-        choices, groq = chunk.pop("choices", None), chunk.get("x_groq")
-        # An `error` member is kept with the rest; an object that is itself an error would not be known for one later.
-        if not self.error and (choices is None or event.name == "error"):
-            self.error = read_error(chunk, is_error=event.name == "error")
-        # Here and below a response of a thousand chunks is read: what is done for each of them is not split further.
-        for sent in choices if isinstance(choices, list) else ():
-            if not isinstance(sent, dict):
+    def take(self, events: Iterable[ServerEvent]) -> None:
+        """Add events. A response may have thousands: what is done for each of them is not split further."""
+        for event in events:
+            if event.data.startswith(_END):
+                self.is_ended = True
                 continue
-            if "usage" in sent:
-                self._take_usage(sent.pop("usage"))  # Moonshot's place
-            index = sent.pop("index", 0)
-            place = index if type(index) is int else 0
-            choice = self._choices.get(place)
-            if choice is None:
-                choice = self._choices[place] = _Choice()
-            choice.take(sent)
-        if isinstance(groq, dict):
-            self._take_usage(groq.get("usage"))
-        chunk.pop(_PADDING, None)
-        set_members(self._head, chunk)
+            chunk = read_object(event.data) if event.name != "error" else read_fields(event)
+            if chunk is None:
+                continue
+            choices, groq = chunk.pop("choices", None), chunk.get("x_groq")
+            # An `error` member is kept with the rest; an object that is itself an error would not be known for one
+            # later.
+            if not self.error and (choices is None or event.name == "error"):
+                self.error = read_error(chunk, is_error=event.name == "error")
+            for sent in choices if isinstance(choices, list) else ():
+                if not isinstance(sent, dict):
+                    continue
+                if "usage" in sent:
+                    self._take_usage(sent.pop("usage"))  # Moonshot's place
+                index = sent.pop("index", 0)
+                place = index if type(index) is int else 0
+                choice = self._choices.get(place)
+                if choice is None:
+                    choice = self._choices[place] = _Choice()
+                choice.take(sent)
+            if isinstance(groq, dict):
+                self._take_usage(groq.get("usage"))
+            chunk.pop(_PADDING, None)
+            if not chunk.items() <= self._head.items():  # all but the first and the last chunk say nothing new here
+                set_members(self._head, chunk)
 
     def finish(self) -> dict[str, object]:
         """Return the object so far."""
@@ -323,7 +324,7 @@ class _Choice:
 
     def __init__(self) -> None:
         self._message: dict[str, object] = {}
-        self._calls = _StreamedCalls()
+        self._calls: _StreamedCalls | None = None
         self._rest: dict[str, object] = {}
 
     def take(self, sent: dict[str, object]) -> None:
@@ -331,10 +332,12 @@ class _Choice:
         delta, message = sent.pop("delta", None), sent.pop("message", None)
         if delta and isinstance(delta, dict):
             if "tool_calls" in delta:
+                if self._calls is None:
+                    self._calls = _StreamedCalls()
                 self._calls.take(read_objects(delta.pop("tool_calls")))
             merge(self._message, delta)
         elif isinstance(message, dict):
-            self._message, self._calls = message, _StreamedCalls()
+            self._message, self._calls = message, None
         for key, value in sent.items():
             if value is None:
                 self._rest.setdefault(key)
@@ -347,8 +350,7 @@ class _Choice:
         """Return the choice so far."""
         message = {"role": "assistant", "content": None, **finish_object(self._message)}
         message["role"] = message["role"] or "assistant"
-        calls = self._calls.finish()
-        if calls:
+        if self._calls is not None and (calls := self._calls.finish()):
             message["tool_calls"] = calls
         return {"index": index, "message": message, "finish_reason": None, **finish_object(self._rest)}
 

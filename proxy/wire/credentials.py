@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from operator import itemgetter
 from urllib.parse import urlsplit
 
 import msgspec
@@ -25,6 +26,7 @@ _OF_PLANS = (b"sk-ant-oat", b"gho_", b"ghu_", b"tid=")
 _OF_PLANS_FIELDS = (b"chatgpt-account-id", b"copilot-integration-id")
 # Beginnings of the hosts of servers at which people sign in.
 _SIGN_IN = ("accounts.", "auth.", "id.", "login.", "oauth.", "sso.")
+_value_of = itemgetter(1)
 _claims = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -94,8 +96,8 @@ def redact(content: bytes, secrets: Iterable[bytes], *, is_error: bool) -> bytes
 def redact_headers(headers: Headers, secrets: Iterable[bytes], *, is_error: bool) -> Headers:
     """Return fields with every credential in their values overwritten."""
     spellings = _list_spellings(secrets, is_error=is_error)
-    values = b"\n".join([value for _, value in headers])
-    if not any(spelling in values for spelling in spellings):
+    values = b"\n".join(map(_value_of, headers))
+    if _replace(values, spellings) is values:
         return headers
     return tuple([(name, _replace(value, spellings)) for name, value in headers])
 
@@ -149,8 +151,13 @@ class _Endless(Exception):
 def _list_spellings(secrets: Iterable[bytes], *, is_error: bool) -> list[bytes]:
     """Return what to look for: credentials that are long enough, also with their slashes escaped as in JSON."""
     shortest = _SHORTEST_IN_ERRORS if is_error else _SHORTEST
-    long = [secret for secret in secrets if len(secret) >= shortest]
-    return [*long, *[secret.replace(b"/", b"\\/") for secret in long if b"/" in secret]]
+    long, escaped = [], []
+    for secret in secrets:
+        if len(secret) >= shortest:
+            long.append(secret)
+            if b"/" in secret:
+                escaped.append(secret.replace(b"/", b"\\/"))
+    return long + escaped
 
 
 def _holds(pieces: Iterator[bytes], spellings: Sequence[bytes]) -> bool:
@@ -167,6 +174,7 @@ def _holds(pieces: Iterator[bytes], spellings: Sequence[bytes]) -> bool:
 
 
 def _replace(content: bytes, spellings: Sequence[bytes]) -> bytes:
+    """Return the content without the spellings; the same object where it has none."""
     for spelling in spellings:
         if spelling in content:
             content = content.replace(spelling, b"*" * len(spelling))

@@ -122,7 +122,7 @@ def find_header(headers: Headers, name: bytes) -> bytes:
 
 def forward_request(headers: Headers) -> list[tuple[bytes, bytes]]:
     """Return the client's headers that go upstream; Host and the length are the sender's to set."""
-    return _leave(_named_by_connection(headers), _sent_up.pick(headers))
+    return _forward(headers, _sent_up)
 
 
 def forward_response(headers: Headers) -> Headers:
@@ -131,7 +131,7 @@ def forward_response(headers: Headers) -> Headers:
     Ours do not: an upstream that is a palimpsest names its own sessions, which are none of this one's, and no upstream
     may set the cookie that opens our pages.
     """
-    fields = _leave(_named_by_connection(headers), _sent_down.pick(headers))
+    fields = _forward(headers, _sent_down)
     if b"set-cookie" in map(_name_of, fields):
         # a cookie without a name comes back as its value stands
         return tuple([(k, v) for k, v in fields if k != b"set-cookie" or not v.lstrip(b" \t=").startswith(OWN_COOKIE)])
@@ -210,7 +210,8 @@ def list_credentials(headers: Headers, target: bytes = b"", fields: Iterable[byt
     Those in the query and in cookies, too, and in the fields named, by which callers are told apart.
     """
     found = [strip_scheme(value) for _, value in _secret.pick(headers)]
-    found += [value for field in fields for name, value in headers if name == field]
+    for field in fields:
+        found += [value for name, value in headers if name == field]
     if b"cookie" in map(_name_of, headers):
         cookies = b";".join([value for name, value in headers if name == b"cookie"])
         found += [cookie.partition(b"=")[2].strip(b' "') for cookie in cookies.split(b";")]
@@ -234,20 +235,19 @@ def find_credential(headers: Headers) -> bytes:
     return b""
 
 
-def _named_by_connection(headers: Headers) -> frozenset[bytes]:
+def _forward(headers: Headers, choice: _HeaderChoice) -> list[tuple[bytes, bytes]]:
+    """Return the headers that are chosen, without those that a Connection header names."""
+    fields = list(choice.pick(headers))
     if b"connection" not in map(_name_of, headers):
-        return frozenset()
-    return _read_names(b",".join([value for name, value in headers if name == b"connection"]))
+        return fields
+    left = _read_names(b",".join([value for name, value in headers if name == b"connection"]))
+    return [field for field in fields if field[0] not in left]
 
 
 @lru_cache(maxsize=64)
 def _read_names(value: bytes) -> frozenset[bytes]:
     """Return the headers that a Connection header names, besides those that are never forwarded."""
     return frozenset([token.strip().lower() for token in value.split(b",")]) - _HOP_BY_HOP
-
-
-def _leave(names: frozenset[bytes], fields: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    return [field for field in fields if field[0] not in names] if names else list(fields)
 
 
 def redact_target(target: bytes) -> str:
@@ -301,7 +301,7 @@ class RateLimitHeaders(msgspec.Struct, frozen=True, gc=False):
 
 def has_rate_limits(headers: Headers) -> bool:
     """Return whether headers tell rate limits; cheap, for every response is asked."""
-    return not _TELLING.isdisjoint([name for name, _ in headers])
+    return not _TELLING.isdisjoint(map(_name_of, headers))
 
 
 def read_rate_limits(headers: Headers, now_ms: int) -> RateLimitHeaders:

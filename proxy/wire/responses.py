@@ -282,18 +282,19 @@ class _ResponsesStream:
         self._items = IndexedSlots[_Item]()
         self._places: dict[str, int] = {}
 
-    def take(self, event: ServerEvent) -> None:
-        """Add an event."""
-        sent = read_fields(event)
-        if sent is None:
-            return
-        kind = read_kind(event, sent)
-        self.error = self.error or read_typed_error(kind, sent)
-        response = sent.get("response")
-        if isinstance(response, dict) and not self.is_ended:
-            self._response = response
-        self.is_ended = self.is_ended or kind in _ENDS
-        self._take_change(kind, sent)
+    def take(self, events: Iterable[ServerEvent]) -> None:
+        """Add events."""
+        for event in events:
+            sent = read_fields(event)
+            if sent is None:
+                continue
+            kind = read_kind(event, sent)
+            self.error = self.error or read_typed_error(kind, sent)
+            response = sent.get("response")
+            if isinstance(response, dict) and not self.is_ended:
+                self._response = response
+            self.is_ended = self.is_ended or kind in _ENDS
+            self._take_change(kind, sent)
 
     def finish(self) -> dict[str, object]:
         """Return the object so far."""

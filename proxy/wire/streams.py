@@ -6,7 +6,7 @@ lines, comments and unknown fields are ignored, and a last event without its bla
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Generic, Protocol, TypeVar
 
@@ -42,14 +42,15 @@ class ServerEvent(msgspec.Struct, frozen=True, gc=False):
     data: str
 
 
-def read_events(stream: bytes) -> Iterator[ServerEvent]:
-    """Yield the events of a stream; those without data are none."""
+def read_events(stream: bytes) -> list[ServerEvent]:
+    """Return the events of a stream; those without data are none."""
+    events: list[ServerEvent] = []
     name, data = "", list[str]()
     # Lines are split as bytes: `str.splitlines` would also split at U+2028, which JSON strings may contain.
     for line in stream.removeprefix(b"\xef\xbb\xbf").splitlines():
         if not line:
             if data:
-                yield ServerEvent(name, "\n".join(data))
+                events.append(ServerEvent(name, "\n".join(data)))
             name, data = "", []
             continue
         field, _, value = line.partition(b":")
@@ -58,7 +59,8 @@ def read_events(stream: bytes) -> Iterator[ServerEvent]:
         elif field == b"event":
             name = value.removeprefix(b" ").decode("utf-8", "replace")
     if data:
-        yield ServerEvent(name, "\n".join(data))
+        events.append(ServerEvent(name, "\n".join(data)))
+    return events
 
 
 def read_fields(event: ServerEvent) -> dict[str, object] | None:
@@ -79,8 +81,8 @@ class Assembler(Protocol):
     is_ended: bool
     error: str
 
-    def take(self, event: ServerEvent) -> None:
-        """Add an event."""
+    def take(self, events: Iterable[ServerEvent]) -> None:
+        """Add events."""
         ...
 
     def finish(self) -> dict[str, object]:
@@ -92,8 +94,7 @@ def assemble(
     begun: Assembler, events: Iterable[ServerEvent], read_answer: Callable[[Mapping[str, object]], Answer]
 ) -> Answer:
     """Return the response that events add up to, read like a non-streamed one."""
-    for event in events:
-        begun.take(event)
+    begun.take(events)
     answer = read_answer(begun.finish())
     return msgspec.structs.replace(answer, is_ended=begun.is_ended, error=begun.error or answer.error)
 

@@ -11,7 +11,7 @@ from proxy.engine.lineage.chain import Chain, Preamble
 from proxy.model.manifest import Manifest, compute_root_link
 from tests.support.rebuilding import Log
 
-CHAIN = Chain(b"r" * 16, Preamble(0, b"", b"", b""), (), ())
+CHAIN = Chain(b"r" * 16, Preamble(0, b"", b"", b""), (), (), b"r" * 16)
 KEY: Key = (b"tenant", "chat_completions", "family")
 UNNAMED: Key = (b"tenant", "chat_completions", "")
 PLENTY = 10_000_000

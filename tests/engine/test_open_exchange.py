@@ -27,7 +27,7 @@ def make_exchange(archive: FakeArchive, opening: Opening = OPENING) -> OpenExcha
         CappedBuffer(7),
         (b"key",),
         is_urgent=True,
-        retries=ScriptedRescuer(),
+        make_retries=ScriptedRescuer,
     )
 
 

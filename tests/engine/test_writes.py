@@ -14,7 +14,7 @@ def make_pages() -> tuple[list[tuple[str, bytes]], Page, Page]:
 
 def make_writes(calls: int = 100) -> WriteBatcher:
     """Where so many calls write, on a clock that stands still."""
-    return WriteBatcher(lambda: calls, lambda: 0.0)
+    return WriteBatcher(range(calls), lambda: 0.0)
 
 
 async def test_the_first_write_of_a_turn_leaves_at_once_and_the_others_behind_it_in_order() -> None:
@@ -87,7 +87,7 @@ async def test_of_few_calls_every_write_leaves_at_once() -> None:
 async def test_nothing_waits_longer_than_a_millisecond_for_a_turn_that_takes_its_time() -> None:
     book, a, b = make_pages()
     now = 5.0
-    writes = WriteBatcher(lambda: 8, lambda: now)
+    writes = WriteBatcher(range(8), lambda: now)
     for content, at, written in [
         (b"1", 5.0, 1),
         (b"2", 5.0009, 1),

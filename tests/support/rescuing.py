@@ -68,7 +68,8 @@ class RescuedRelay(Relay):
         self._rescuer = rescuer
 
     async def carry(self, exchange: OpenExchange, send: Send, body: bytes | RequestBody) -> None:
-        exchange.retries, self._rescuer.exchange, self._rescuer.upstream = self._rescuer, exchange.id, exchange.upstream
+        exchange.make_retries, exchange.is_guarded = lambda: self._rescuer, self._rescuer.is_guarded
+        self._rescuer.exchange, self._rescuer.upstream = exchange.id, exchange.upstream
         await super().carry(exchange, send, body)
 
 

@@ -114,7 +114,7 @@ class Plan:
     rescuer: ScriptedRescuer | None = None
     ceiling: int | None = None
     compacting: Any = None
-    writes: WriteBatcher = field(default_factory=lambda: WriteBatcher(lambda: 1))
+    writes: WriteBatcher = field(default_factory=lambda: WriteBatcher(()))
     descriptors: Descriptors = field(default_factory=lambda: Descriptors(1_000_000))
 
 

@@ -30,7 +30,7 @@ class BusyWrites(WriteBatcher):
     """Writes of many calls; another has always written just before, so that each waits for the end of the turn."""
 
     def __init__(self) -> None:
-        super().__init__(lambda: 100, lambda: 0.0)
+        super().__init__(range(100), lambda: 0.0)
 
     def put(self, transport: asyncio.WriteTransport, content: bytes) -> int:
         super().put(as_transport(Page([])), b"")

@@ -148,7 +148,7 @@ class Pair:
 @pytest.fixture
 def writes() -> WriteBatcher:
     """Where the connection writes."""
-    return WriteBatcher(lambda: 1)
+    return WriteBatcher(())
 
 
 @pytest.fixture

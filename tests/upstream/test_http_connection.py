@@ -408,7 +408,7 @@ async def test_what_is_near_is_this_machine_or_no_public_address(peer: str, own:
         def get_extra_info(self, name: str, default: object = None) -> object:
             return {"peername": (peer, 1), "sockname": (own, 2)}.get(name, default)
 
-    connection = HttpConnection(asyncio.get_running_loop(), WriteBatcher(lambda: 1))
+    connection = HttpConnection(asyncio.get_running_loop(), WriteBatcher(()))
     assert not connection.is_near
     connection.connection_made(Transport())
     assert connection.is_near == is_near

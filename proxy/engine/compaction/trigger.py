@@ -81,7 +81,7 @@ class CompactionTrigger:
     def note_managed(self, request: ManagedRequest) -> None:
         """Record the credential of a managed call."""
         credential = CallCredential(request.upstream, request.target, request.headers)
-        self.open_calls.put(request.exchange, _OpenCall(request.tip, credential))
+        self.open_calls.put(request.exchange, _OpenCall(request.chain.tip, credential))
 
     def note_sent(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> None:
         """Record what was sent for a call, and the state in which that was decided."""

@@ -165,7 +165,7 @@ class SummaryWorker:
         if running is None or not self.schedule.claim(request.session, running, span):
             return None
         keeps_lease = partial(self.leases.renew, running.lease, self.owner, self._lease_seconds)
-        credential = self.credentials.find(request.session, request.state.request.tip)
+        credential = self.credentials.find(request.session, request.state.request.chain.tip)
         return await self.summarizer.summarize(job, credential, keeps_lease, is_needed=is_needed)
 
     async def keep(self, job: SummaryJob, summary: Summary) -> bool:

@@ -82,10 +82,8 @@ class UsageAccounting:
         self._calibrator = calibrator
         self._observer = observer
 
-    def build_manifest(self, request: ManagedRequest, outgoing: OutgoingRequest) -> Manifest | None:
-        """Build the manifest of a rewritten body; None for the client's own. At worst the body is kept whole."""
-        if outgoing.rung == "original":
-            return None
+    def build_manifest(self, request: ManagedRequest, outgoing: OutgoingRequest) -> Manifest:
+        """Build the manifest of a rewritten body. At worst the body is kept whole."""
         depth = outgoing.epoch.depth if outgoing.epoch is not None else 0
         try:
             return self._sent.keep(request, outgoing.body, depth)

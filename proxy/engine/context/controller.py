@@ -139,8 +139,8 @@ class ContextController:
         if outgoing.state is not None and not outgoing.is_opened:  # by the loop: an error is no matter of this call
             asyncio.get_running_loop().call_soon(self.chain.draft_ahead, outgoing.state, outgoing.tokens)
 
-    def build_manifest(self, request: ManagedRequest, outgoing: OutgoingRequest) -> Manifest | None:
-        """Build the manifest of a rewritten body; None for the client's own."""
+    def build_manifest(self, request: ManagedRequest, outgoing: OutgoingRequest) -> Manifest:
+        """Build the manifest of a rewritten body."""
         return self._accounting.build_manifest(request, outgoing)
 
     def make_retries(
@@ -173,7 +173,9 @@ class ContextController:
             return None
         if request.wire not in MANAGED_WIRES:
             return OutgoingRequest("original", request.split.content, labels=self._label_unmanaged(request, mode))
-        if mode != "manage" or request.step is None or self.states.holdout.has(request.session.id):
+        if mode != "manage" or request.step is None:
+            return None
+        if self.states.holdout.fraction and self.states.holdout.has(request.session.id):
             return None
         if ceiling is None and self._caches.contexts.is_blank(request):
             outgoing = self._pass_blank(request)

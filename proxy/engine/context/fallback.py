@@ -233,7 +233,7 @@ class FallbackChain:
         return tokens < min(state.budget.high, state.tokens)
 
     def _note_in_vain(self, state: RequestState) -> None:
-        state.context.in_vain[state.view] = state.tokens, state.request.tip
+        state.context.in_vain[state.view] = state.tokens, state.request.chain.tip
 
     def _list_inputs(self, state: RequestState, why: EpochReason) -> PlanInputs:
         context, nodes, frozen = state.context, state.request.nodes, state.epoch or self._find_anonymous(state)

@@ -76,11 +76,6 @@ class RefusalRetry:
         self._refused = ""
         self._sent = [outgoing.body]
 
-    @property
-    def is_guarded(self) -> bool:
-        """True while the head of the response is held back until its content has begun."""
-        return self._outgoing.is_guarded and not self._k
-
     def read_start(self, content: bytes) -> Start:
         """Classify the events at the beginning of a stream."""
         return read_stream_start(content)

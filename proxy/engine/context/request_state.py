@@ -97,7 +97,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             is_retry=request.step is not None and request.step.relation == "retry",
             is_refused=self.is_refused,
             in_vain=in_vain,
-            is_tried=(in_vain, tip) == (self.tokens, request.tip),
+            is_tried=(in_vain, tip) == (self.tokens, request.chain.tip),
         )
 
     def is_unsigned(self, epoch: Epoch) -> bool:

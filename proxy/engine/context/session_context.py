@@ -281,7 +281,7 @@ class SessionContext:
         """
         if not self._epochs:
             return None
-        chosen = None if is_next else self._chosen.get((view, request.tip))
+        chosen = None if is_next else self._chosen.get((view, request.chain.tip))
         if chosen == "":
             return None
         nodes = request.nodes
@@ -297,13 +297,13 @@ class SessionContext:
 
     def was_sent(self, view: str, request: ManagedRequest) -> bool:
         """Return whether this very history was sent before, as far as memory tells."""
-        return (view, request.tip) in self._chosen
+        return (view, request.chain.tip) in self._chosen
 
     def choose(self, view: str, request: ManagedRequest, epoch: str) -> None:
         """Send this history under the same epoch whenever it is sent again (BEHAVIOUR B5)."""
         self.unsent.discard(epoch)
-        self._chosen[view, request.tip] = epoch
-        self._chosen.move_to_end((view, request.tip))
+        self._chosen[view, request.chain.tip] = epoch
+        self._chosen.move_to_end((view, request.chain.tip))
         if len(self._chosen) > _MOST_CHOSEN:
             self._chosen.popitem(last=False)
 

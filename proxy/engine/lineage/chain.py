@@ -32,14 +32,15 @@ class Preamble(msgspec.Struct, frozen=True, gc=False):
 class Chain(msgspec.Struct, frozen=True, gc=False):
     """The nodes of a body, one for each message behind the preamble.
 
-    `root` is the parent of the first node. `items` are the messages as they were read. `is_plain`: it is
-    known that the body has no more tokens than bytes (`context/budget`).
+    `root` is the parent of the first node; `tip` the last node, the root where there is none. `items` are the messages
+    as they were read. `is_plain`: it is known that the body has no more tokens than bytes (`context/budget`).
     """
 
     root: bytes
     preamble: Preamble
     nodes: Sequence[bytes]
     items: Sequence[Item]
+    tip: bytes
     is_plain: bool = False
 
 
@@ -88,6 +89,9 @@ def make_chain(messages: Messages, known: Chain | None, root: bytes, *, is_plain
     start, fresh = messages.start, messages.fresh
     forms = map(_get_form, fresh)
     if known is None or not start:
-        return Chain(root, messages.preamble, extend_chain(root, forms), fresh, is_plain)
-    nodes = extend_shared(known.nodes, start, extend_chain(known.nodes[start - 1], forms))
-    return Chain(root, messages.preamble, nodes, extend_shared(known.items, start, fresh), is_plain)
+        new = extend_chain(root, forms)
+        return Chain(root, messages.preamble, new, fresh, new[-1] if new else root, is_plain)
+    last = known.nodes[start - 1]
+    new = extend_chain(last, forms)
+    nodes, items = extend_shared(known.nodes, start, new), extend_shared(known.items, start, fresh)
+    return Chain(root, messages.preamble, nodes, items, new[-1] if new else last, is_plain)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import queue
 import sqlite3
 
 from proxy.engine.ports import MOST_UNREAD, MOST_UNREAD_BYTES, Clock
@@ -17,7 +18,7 @@ from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.recovery import UnwrittenEntries, recover_journal
 from proxy.store.sqlite.schema import read_salt
 from proxy.store.sqlite.write_queue import WriteQueue
-from proxy.store.sqlite.writer import Writer
+from proxy.store.sqlite.writer import Writer, WriterInbox
 
 _log = logging.getLogger(__name__)
 
@@ -46,8 +47,9 @@ class SqliteArchive(SqliteReader):
         self._lock = lock
         self.salt = read_salt(connection)
         self._journal = journal
-        self._queue = WriteQueue(loop, lambda entries: self._writer.put(entries), policy, journal)
-        self._writer = Writer(connection, policy, self._queue.settle_soon)
+        inbox: WriterInbox = queue.SimpleQueue()
+        self._queue = WriteQueue(loop, inbox.put, policy, journal)
+        self._writer = Writer(connection, policy, self._queue.settle_soon, inbox)
         self._writer.start()
         self._reported_exposed = 1
         self._lost_at_stop = 0

@@ -16,7 +16,7 @@ import mmap
 import os
 import sqlite3
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -65,42 +65,37 @@ def advance_journal_position(connection: sqlite3.Connection, place: int) -> None
     connection.execute("UPDATE meta SET value = ? WHERE key = ?", (place.to_bytes(_NUMBER_SIZE, "little"), _PLACE))
 
 
-# nonce of the journal, end of the entry before, size of the payload, CRC-32 of that end and the payload
+# nonce of the journal, end of the entry before, size of the payload, CRC-32 of the payload that begins with that end's
+# lower 32 bits
 _HEADER = struct.Struct("<QQII")
 _HEADER_SIZE = _HEADER.size
 _ALIGNMENT = 8
 _OVERHEAD = _HEADER_SIZE + _ALIGNMENT - 1
-_LOW_BITS = 0xFFFF_FFFF
 
 
 class RingBuffer:
     """Entries in an area of memory that may be left torn at any moment; what is read is what was added, in order.
 
-    Entries are added at the `end` and freed from the front. The size of the area is a multiple of 8 bytes. Places are
-    counted from the beginning and never start over: the byte of a place is its remainder. An entry says where the one
-    before it ended, so that entries are one chain; what an earlier turn or an earlier journal left behind says
-    something else, and half an entry does not have its checksum. Entries are not split: one that would not fit before
-    the end of the area begins at its front. So does one that finds the buffer empty: a log that keeps up uses the same
-    few pages over and over, and the rest of the area is never touched.
+    Entries are added at the `end`, and freed from the front up to `freed`. The size of the area is a multiple of 8
+    bytes. Places are counted from the beginning and never start over: the byte of a place is its remainder. An entry
+    says where the one before it ended, so that entries are one chain; what an earlier turn or an earlier journal left
+    behind says something else, and half an entry does not have its checksum. Entries are not split: one that would not
+    fit before the end of the area begins at its front. So does one that finds the buffer empty: a log that keeps up
+    uses the same few pages over and over, and the rest of the area is never touched.
     """
 
     def __init__(self, area: memoryview, nonce: int) -> None:
         self._area = area
         self._size = len(area)
         self._nonce = nonce
-        self._freed = 0
+        self.freed = 0
         self.end = 0
-
-    @property
-    def used(self) -> int:
-        """Return the bytes between the oldest entry that is not freed and the end."""
-        return self.end - self._freed
 
     def add(self, payload: bytes) -> int:
         """Write an entry; return the place where it ends, or 0 where there is no room for it."""
         area, length, whole = self._area, len(payload), self._size
         start = before = self.end
-        freed = self._freed
+        freed = self.freed
         size = _measure(length)
         at = before % whole
         if at + size > whole or (at and before == freed):
@@ -112,22 +107,22 @@ class RingBuffer:
         # The header goes last. A kill in between leaves the payload behind a header of other days.
         front = at + _HEADER_SIZE
         area[front : front + length] = payload
-        _HEADER.pack_into(area, at, self._nonce, before, length, _sum(before, payload))
-        self._freed = freed
+        _HEADER.pack_into(area, at, self._nonce, before, length, crc32(payload, before))
+        self.freed = freed
         self.end = end = start + size
         return end
 
     def resume(self, place: int) -> None:
         """Go on behind the entries that are there already and follow on the place, instead of beginning anew."""
-        self._freed = self.end = place
+        self.freed = self.end = place
         for payload, end in read_entries(self._area, self._nonce, place):
             if self.end == place:  # the first need not begin where the one before it ended
-                self._freed = end - _measure(len(payload))
+                self.freed = end - _measure(len(payload))
             self.end = end
 
     def free(self, place: int) -> None:
         """Free all entries that end at the place or before it."""
-        self._freed = max(self._freed, place)
+        self.freed = max(self.freed, place)
 
 
 def read_entries(area: memoryview, nonce: int, place: int) -> Iterator[tuple[bytes, int]]:
@@ -157,7 +152,7 @@ def _read_entry(area: memoryview, nonce: int, before: int, at: int) -> bytes | N
     if (its_nonce, its_before) != (nonce, before) or at + _measure(length) > len(area):
         return None
     payload = bytes(area[at + _HEADER_SIZE : at + _HEADER_SIZE + length])
-    return payload if _sum(before, payload) == its_sum else None
+    return payload if crc32(payload, before) == its_sum else None
 
 
 def _measure(length: int) -> int:
@@ -166,10 +161,6 @@ def _measure(length: int) -> int:
 
 def _next_front(place: int, size: int) -> int:
     return -(-place // size) * size
-
-
-def _sum(before: int, payload: bytes) -> int:
-    return crc32(payload, before & _LOW_BITS)
 
 
 # 4 MiB hold what comes in during a commit that takes its time: 100 ms at 40 MB/s. All of it may count as our memory.
@@ -212,6 +203,8 @@ class Journal:
         self._half = len(self._map) // 2
         self._area = memoryview(self._map)[_HEAD.size :]
         self._ring = RingBuffer(self._area, self.nonce)
+        # Frees what is in the log by now, up to and including the entry with this place.
+        self.free: Callable[[int], None] = self._ring.free
         if position:
             self._ring.resume(position.place)
         else:
@@ -225,7 +218,7 @@ class Journal:
     @property
     def is_filling(self) -> bool:
         """Return True where more than half is in use: then entries should not wait for others to be committed with."""
-        return self._ring.used > self._half
+        return self._ring.end - self._ring.freed > self._half
 
     def add(self, records: Records) -> int:
         """Write the records of one append; return the place to `free` later, or 0 where it cannot take them."""
@@ -234,10 +227,6 @@ class Journal:
         except _NOT_ENCODED:
             return 0
         return self._ring.add(payload) if len(payload) <= _LARGEST_ENTRY else 0
-
-    def free(self, place: int) -> None:
-        """Free what is in the log by now, up to and including the entry with this place."""
-        self._ring.free(place)
 
     def close(self) -> None:
         """Let go of the file, which stays. Nothing may be added afterwards."""

@@ -6,6 +6,7 @@ in the same file: there is one journal at any time, in the order in which things
 """
 
 import logging
+import queue
 import sqlite3
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import WriterLock, advise, connect_writer, refuse_emptied, refuse_foreign_wal
 from proxy.store.sqlite.journal import JournalContent, JournalPosition, journal_path, read_journal_position
 from proxy.store.sqlite.write_queue import QueuedWrite
-from proxy.store.sqlite.writer import Writer
+from proxy.store.sqlite.writer import Writer, WriterInbox
 
 _log = logging.getLogger(__name__)
 
@@ -126,7 +127,8 @@ def _list_entries(content: JournalContent, place: int) -> tuple[list[QueuedWrite
 def _write(connection: sqlite3.Connection, policy: StorePolicy, entries: list[QueuedWrite]) -> tuple[int, str]:
     """Write entries in order; return how many were written or refused, and why no more were."""
     stored: list[bool] = []
-    writer = Writer(connection, policy, lambda done, is_stored: stored.extend([is_stored] * len(done)))
+    inbox: WriterInbox = queue.SimpleQueue()
+    writer = Writer(connection, policy, lambda done, is_stored: stored.extend([is_stored] * len(done)), inbox)
     problem = writer.write_now(entries)
     if stored:
         _log.warning(

@@ -55,6 +55,7 @@ class WriteQueue:
         self._loop = loop
         self._put = put
         self._policy = policy
+        self._most_bytes = policy.spool_bytes
         self._journal = journal
         self._held: list[QueuedWrite] = []
         self._last: QueuedWrite | None = None
@@ -77,32 +78,10 @@ class WriteQueue:
         Where there is room but for those that are derived, these alone are lost.
         """
         weight = weigh_records(records)
-        if self._has_room(weight):
-            return self._queue(records, weight, is_urgent)
-        return self._queue_underived(records, is_urgent)
-
-    def queue_recovered(self, entries: list[QueuedWrite]) -> None:
-        """Queue, before all others, what a journal held at the start: it is there still, and nobody waits for it."""
-        for entry in entries:
-            self.pending += len(entry.records) + entry.refused
-            self.pending_bytes += entry.weight
-        self._held += entries
-        self._last = entries[-1]
-        self._hand_over()
-
-    def _has_room(self, weight: int) -> bool:
-        return not self._is_closed and self.pending_bytes + weight <= self._policy.spool_bytes
-
-    def _queue_underived(self, records: tuple[Record, ...], is_urgent: bool) -> "asyncio.Future[bool]":
-        """Queue what is not derived, if there is room for that."""
-        kept = drop_derived(records)
-        weight = weigh_records(kept)
-        if not self._has_room(weight):
-            kept = ()
-        self._drop(len(records) - len(kept))
-        return self._queue(kept, weight, is_urgent) if kept else self._make_future(False)
-
-    def _queue(self, records: tuple[Record, ...], weight: int, is_urgent: bool) -> "asyncio.Future[bool]":
+        if self.pending_bytes + weight > self._most_bytes:
+            records, weight = self._leave_derived(records)
+            if not records:
+                return self._make_future(False)
         self.pending += len(records)
         self.pending_bytes += weight
         journal = self._journal
@@ -122,12 +101,32 @@ class WriteQueue:
         self._schedule(is_urgent or journal is not None)
         return stored
 
+    def queue_recovered(self, entries: list[QueuedWrite]) -> None:
+        """Queue, before all others, what a journal held at the start: it is there still, and nobody waits for it."""
+        for entry in entries:
+            self.pending += len(entry.records) + entry.refused
+            self.pending_bytes += entry.weight
+        self._held += entries
+        self._last = entries[-1]
+        self._hand_over()
+
+    def _leave_derived(self, records: tuple[Record, ...]) -> tuple[tuple[Record, ...], int]:
+        """Return what is not derived, with its weight, where there is room for that; count the rest as lost."""
+        kept = drop_derived(records)
+        weight = weigh_records(kept)
+        if self.pending_bytes + weight > self._most_bytes:
+            kept = ()
+        self._drop(len(records) - len(kept))
+        return kept, weight
+
     def flush(self) -> None:
         """Let nothing wait for urgent records any more; what is in the journal still waits `journal_hold_ms`."""
         if self._unjournaled or self._journal is None or self._journal.is_filling:
             self._hand_over()
         elif self._held and not self._is_due_soon:
-            self._set_timer(self._policy.journal_hold_ms)
+            if self._timer:
+                self._timer.cancel()
+            self._timer = self._loop.call_later(self._policy.journal_hold_ms / 1000, self._hand_over)
             self._is_due_soon = True
 
     def drain(self) -> "asyncio.Future[bool] | None":
@@ -143,6 +142,7 @@ class WriteQueue:
         """Hand over what is held and take nothing more."""
         self._hand_over()
         self._is_closed = True
+        self._most_bytes = -1
 
     def settle_soon(self, entries: Sequence[QueuedWrite], is_stored: bool) -> None:
         """Settle on the event loop; called by the writer thread, once per commit."""
@@ -153,10 +153,9 @@ class WriteQueue:
 
     def settle(self, entries: Sequence[QueuedWrite], is_stored: bool) -> None:
         """Note that entries were stored, or lost for good, and resolve their futures."""
-        if is_stored and self._journal is not None:
-            # What was refused is freed with the next that is stored: until then the log's position is before it.
-            self._journal.free(max([entry.place for entry in entries]))
+        place = 0
         for entry in entries:
+            place = max(place, entry.place)
             self.pending -= len(entry.records) + entry.refused
             self.pending_bytes -= entry.weight
             if not entry.is_journaled:
@@ -167,7 +166,9 @@ class WriteQueue:
                 self._drop(lost)
             if entry.stored is not None and not entry.stored.done():
                 entry.stored.set_result(is_stored)
-
+        if is_stored and self._journal is not None:
+            # What was refused is freed with the next that is stored: until then the log's position is before it.
+            self._journal.free(place)
         if not self.pending:
             self._last = None
         if not self._relief.done():
@@ -187,12 +188,7 @@ class WriteQueue:
         if is_urgent or (self._journal is not None and self._journal.is_filling):
             self.flush()
         elif self._timer is None:
-            self._set_timer(self._policy.hold_ms)
-
-    def _set_timer(self, after_ms: int) -> None:
-        if self._timer:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(after_ms / 1000, self._hand_over)
+            self._timer = self._loop.call_later(self._policy.hold_ms / 1000, self._hand_over)
 
     def _hand_over(self) -> None:
         if self._timer:

@@ -31,16 +31,24 @@ _LAST_RETRY_S = 2.0
 _CLOSING_RETRY_S = 0.02
 
 
+WriterInbox = queue.SimpleQueue[list[QueuedWrite] | WriterTask | None]
+"""What the writer has to do, in order; None wakes it to stop."""
+
+
 class Writer:
-    """Takes entries from the event loop, commits them, and reports each batch through `settle`."""
+    """Takes entries from its inbox, commits them, and reports each batch through `settle`."""
 
     def __init__(
-        self, connection: sqlite3.Connection, policy: StorePolicy, settle: Callable[[Sequence[QueuedWrite], bool], None]
+        self,
+        connection: sqlite3.Connection,
+        policy: StorePolicy,
+        settle: Callable[[Sequence[QueuedWrite], bool], None],
+        inbox: WriterInbox,
     ) -> None:
         self._connection = connection
         self._policy = policy
         self._settle = settle
-        self._queue: queue.SimpleQueue[list[QueuedWrite] | WriterTask | None] = queue.SimpleQueue()
+        self._queue = inbox
         self._pending: deque[QueuedWrite] = deque()
         self._tasks: deque[WriterTask] = deque()
         self._one_by_one = 0
@@ -57,10 +65,6 @@ class Writer:
     def start(self) -> None:
         """Begin to write."""
         self._thread.start()
-
-    def put(self, entries: list[QueuedWrite]) -> None:
-        """Queue entries behind everything queued before."""
-        self._queue.put(entries)
 
     def put_task(self, task: WriterTask) -> bool:
         """Have a task run in the thread; False where the writer is stopping. It must not raise."""

@@ -153,7 +153,7 @@ async def test_a_round_that_another_follows_is_not_the_one_that_was_sent_last() 
 
 
 def is_keyed(shop: Workshop, request: SentRequest) -> bool:
-    return shop.trigger.credentials.find("s1", request.state.request.tip) is not None
+    return shop.trigger.credentials.find("s1", request.state.request.chain.tip) is not None
 
 
 def _sent(shop: Workshop, request: SentRequest) -> str:

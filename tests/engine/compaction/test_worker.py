@@ -193,7 +193,7 @@ async def test_where_no_epoch_would_open_nobody_waits(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(shop.worker, "wait", wait)
     case = (await shop.look_at(until(HARD))).state
-    shop.context.in_vain["gpt-4o"] = case.tokens, case.request.tip
+    shop.context.in_vain["gpt-4o"] = case.tokens, case.request.chain.tip
     await shop.ask(until(HARD))
     assert waited == []
     shop.context.in_vain.clear()

@@ -290,7 +290,7 @@ async def test_what_a_context_holds_is_weighed() -> None:
     assert weights[-1] - weights[-2] >= 1000
     context.choose(MODEL, ask(), "a")
     note()
-    context.pin(Pin(SESSION.id, ask().tip, True, 1))
+    context.pin(Pin(SESSION.id, ask().chain.tip, True, 1))
     note()
     standing = context.get_account(MODEL, "a", BUDGET)
     note()

@@ -31,8 +31,8 @@ def test_instructions_further_down_are_messages() -> None:
 
 
 def test_the_tip_is_the_last_node_or_the_root() -> None:
-    assert (subject := make_subject([USER])).tip == subject.nodes[-1]
-    assert (subject := make_subject(SYSTEM)).tip == subject.chain.root
+    assert (subject := make_subject([USER])).chain.tip == subject.nodes[-1]
+    assert (subject := make_subject(SYSTEM)).chain.tip == subject.chain.root
 
 
 def test_a_side_request_is_one_that_lineage_calls_so() -> None:

@@ -1,6 +1,7 @@
 """Backups, checkpoints and leases; what every store's leases do is in `lease_contract`."""
 
 import asyncio
+import queue
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -271,7 +272,7 @@ async def test_after_close_nobody_is_given_one(open_archive: Opener, clock: Fixe
 
 def test_a_writer_that_stops_takes_no_errand_and_runs_those_that_it_took(policy: StorePolicy) -> None:
     ran: list[str] = []
-    writer = Writer(connect_writer(policy), policy, lambda entries, is_stored: None)
+    writer = Writer(connect_writer(policy), policy, lambda entries, is_stored: None, queue.SimpleQueue())
     assert writer.put_task(lambda connection: ran.append("first"))
     writer.start()
     assert writer.put_task(lambda connection: ran.append("second"))

@@ -34,7 +34,7 @@ _MOST_AT_ONCE = 64
 
 _MOST_SECONDS = 0.5
 
-_log = logging.getLogger("palimpsest.leftovers")
+_log = logging.getLogger("palimpsest.responses")
 
 
 class UnreadAnswer(msgspec.Struct, frozen=True, gc=False):

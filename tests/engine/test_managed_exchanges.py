@@ -509,7 +509,7 @@ async def test_what_is_pinned_later_stays_from_the_next_epoch_on() -> None:
     engine = ManagedEngine()
     await open_epoch(engine)
     session = engine.epochs[0].session
-    context = engine.steward.states.caches.contexts.get(session)
+    context = engine.controller.states.caches.contexts.get(session)
     assert context is not None
     context.pin(Pin(session, make_subject(HISTORY).nodes[6], True, 1))
     later = await engine.send(LONGER)

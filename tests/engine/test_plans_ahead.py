@@ -53,7 +53,7 @@ async def test_what_is_kept_of_plans_is_weighed_when_they_are_made() -> None:
     engine = make_engine(OwnBuilder(None, hang))
     turn = await engine.send(until(14))
     await engine.wait_for_ahead()
-    contexts = engine.steward.states.caches.contexts
+    contexts = engine.controller.states.caches.contexts
     context = contexts.get(turn.labels["x-palimpsest-session"])
     assert context is not None
     assert contexts.weight == context.weight
@@ -140,13 +140,13 @@ async def test_one_of_another_branch_is_not_used() -> None:
 async def test_requests_that_open_no_epoch_have_none(kind: str) -> None:
     builder = NotingBuilder()
     engine, request = make_engine(builder), make_subject(until(14), is_side=kind == "beside it")
-    context = await engine.steward.states.caches.contexts.open(request)
-    state = await engine.steward.states.read(request, context, None, engine.steward.states.find_budget(request))
+    context = await engine.controller.states.caches.contexts.open(request)
+    state = await engine.controller.states.read(request, context, None, engine.controller.states.find_budget(request))
     if kind == "signed":
         signed = msgspec.structs.replace(request, model="claude-fable-6")
         history = msgspec.structs.replace(state.history, signed=(1,))
         state = msgspec.structs.replace(state, request=signed, history=history)
         assert state.is_bound
-    engine.steward.chain.draft_ahead(state, state.tokens)
+    engine.controller.chain.draft_ahead(state, state.tokens)
     assert len(engine.ahead) == (kind == "conversation")
     await engine.wait_for_ahead()

@@ -33,7 +33,7 @@ from tests.support.engine import (
     ScriptedUpstream,
     make_lineage,
 )
-from tests.support.managing import make_steward
+from tests.support.managing import make_controller
 from tests.support.scripted import LIMIT
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
@@ -118,9 +118,9 @@ async def carry(archive: SqliteArchive, response: ScriptedResponse, client: Reco
     routes = [Route(ScriptedUpstream(answer=response))]
     reception = RequestResolver(policy, routes, lineage=lineage, reader=readings, clock=clock, ids=CountingIds())
     form = ChatCompletions()
-    steward = make_steward(archive, bus, clock, tasks)
+    controller = make_controller(archive, bus, clock, tasks)
     exchanges = ExchangeService(
-        policy, {form.name: form}, resolver=reception, relay=relay, tasks=tasks, controller=steward
+        policy, {form.name: form}, resolver=reception, relay=relay, tasks=tasks, controller=controller
     )
     request = ClientRequest("POST", b"/v1/chat/completions", (), BODY)
     try:

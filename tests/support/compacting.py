@@ -151,13 +151,18 @@ class Workshop(Engine):
             call_later=lambda seconds, work: self.later.append(work),
         )  # fmt: skip
         self.worker = self.trigger.worker
-        self.steward = build_controller(
+        self.controller = build_controller(
             models=models, planner=planner, bus=self.bus, clock=self.clock, providers=providers, caches=self.memory,
             observer=self.trigger, holdout=Holdout(), hard_wait_seconds=30.0,
         )  # fmt: skip
         formats = {"chat_completions": ChatCompletions()}
         self.exchanges = ExchangeService(
-            engine_policy, formats, resolver=self.reception, relay=self.relay, tasks=self.tasks, controller=self.steward
+            engine_policy,
+            formats,
+            resolver=self.reception,
+            relay=self.relay,
+            tasks=self.tasks,
+            controller=self.controller,
         )
 
     async def call(
@@ -171,12 +176,12 @@ class Workshop(Engine):
         assert client.is_whole, client.error
         return client
 
-    async def look_at(self, messages: Sequence[Message], **options: Any) -> SentRequest:
+    async def read_state(self, messages: Sequence[Message], **options: Any) -> SentRequest:
         """How a request stands, as if it had been sent as it came."""
         subject = make_subject(messages, **options)
         context = await self.memory.contexts.open(subject)
-        epoch, lookout = context.find(subject.model, subject), self.steward.states
-        state = await lookout.read(subject, context, epoch, lookout.find_budget(subject))
+        epoch, state_reader = context.find(subject.model, subject), self.controller.states
+        state = await state_reader.read(subject, context, epoch, state_reader.find_budget(subject))
         return SentRequest(state, subject.split.content)
 
     async def settle(self) -> None:

@@ -39,7 +39,7 @@ from proxy.wire.format import Format
 from proxy.wire.responses import Responses
 from tests.support import scripted
 from tests.support.ancestry import Trees
-from tests.support.managing import make_steward
+from tests.support.managing import make_controller
 from tests.support.unmanaged import UnmanagedLog
 
 LIMIT = scripted.LIMIT
@@ -483,10 +483,10 @@ class Engine:
         self.leftovers = UnreadResponses(
             self.archive, self.bus, self.tasks, self.lineage, self.readings, formats=formats
         )
-        self.steward = make_steward(self.archive, self.bus, self.clock, self.tasks, ceiling=ceiling)
+        self.controller = make_controller(self.archive, self.bus, self.clock, self.tasks, ceiling=ceiling)
         policy = replace(policy, own_keys=own_keys)
         self.exchanges = ExchangeService(
-            policy, formats, resolver=self.reception, relay=self.relay, tasks=self.tasks, controller=self.steward
+            policy, formats, resolver=self.reception, relay=self.relay, tasks=self.tasks, controller=self.controller
         )
 
     def begin(self, request: ClientRequest, wire: str, client: Client) -> "asyncio.Task[None]":

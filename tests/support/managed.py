@@ -38,7 +38,7 @@ from tests.support.engine import (
     wait_out,
 )
 from tests.support.loops import MovableLoop, put_forward
-from tests.support.managing import MODEL, Message, make_builder, make_resolved, make_steward, make_subject
+from tests.support.managing import MODEL, Message, make_builder, make_controller, make_resolved, make_subject
 from tests.support.rescuing import UpstreamInTurn
 
 NAMED: Headers = ((b"x-session-id", b"s"), (b"authorization", b"Bearer k"))
@@ -103,7 +103,7 @@ class ContextLog(FakeArchive):
 
 
 class ManagedEngine(Engine):
-    """The engine's parts with a steward as the test wants it, and an upstream that answers in turn."""
+    """The engine's parts with a controller as the test wants it, and an upstream that answers in turn."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class ManagedEngine(Engine):
         policy = policy or EnginePolicy(commit_wait_ms=60_000)
         self.upstream: UpstreamInTurn
         super().__init__(UpstreamInTurn(*answers), policy, archive=self.log, after=after, is_fresh=after is None)
-        self.steward = make_steward(
+        self.controller = make_controller(
             *(self.log, self.bus, self.clock, self.tasks),
             ceiling=ceiling,
             window=window,
@@ -139,7 +139,7 @@ class ManagedEngine(Engine):
         )
         formats = {"chat_completions": ChatCompletions()}
         self.exchanges = ExchangeService(
-            policy, formats, resolver=self.reception, relay=self.relay, tasks=self.tasks, controller=self.steward
+            policy, formats, resolver=self.reception, relay=self.relay, tasks=self.tasks, controller=self.controller
         )
 
     def start(
@@ -163,7 +163,7 @@ class ManagedEngine(Engine):
 
     async def wait_for_late(self, turn: "Turn") -> None:
         """Wait until the plan that came too late for a call is there."""
-        context = self.steward.states.caches.contexts.get(turn.labels["x-palimpsest-session"])
+        context = self.controller.states.caches.contexts.get(turn.labels["x-palimpsest-session"])
         assert context is not None
         assert context.late is not None
         async with asyncio.timeout(LIMIT):
@@ -286,8 +286,8 @@ async def let_wait(work: Coroutine[Any, Any, _T]) -> _T:
     return await task
 
 
-class Desk:
-    """A steward over fakes; the log has what was committed, unless it is told to lose that."""
+class Setup:
+    """A controller over fakes; the log has what was committed, unless it is told to lose that."""
 
     def __init__(
         self,
@@ -302,7 +302,7 @@ class Desk:
         self.events: list[Event] = []
         self.bus.subscribe_all(self.events.append)
         self.builder, self.clock, self.log = OwnBuilder(*acts), FixedClock(), ContextLog()
-        self.steward: ContextController = make_steward(
+        self.controller: ContextController = make_controller(
             *(self.log, self.bus, self.clock, tasks),
             ceiling=ceiling,
             window=window,
@@ -310,7 +310,7 @@ class Desk:
             held_out=held_out,
             hard_wait_seconds=hard_wait_seconds,
         )
-        self.ladder = self.steward.chain
+        self.chain = self.controller.chain
         self.committed: list[Epoch] = []
         self.is_lost = False
 
@@ -319,20 +319,20 @@ class Desk:
         await asyncio.sleep(0)
         return not self.is_lost
 
-    async def look_at(self, messages: Sequence[Message], exchange: str = "x1", **options: Any) -> RequestState:
+    async def read_state(self, messages: Sequence[Message], exchange: str = "x1", **options: Any) -> RequestState:
         subject = make_subject(messages, exchange, **options)
-        context = await self.steward.states.caches.contexts.open(subject)
-        epoch, budget = context.find(subject.model, subject), self.steward.states.find_budget(subject)
-        return await self.steward.states.read(subject, context, epoch, budget)
+        context = await self.controller.states.caches.contexts.open(subject)
+        epoch, budget = context.find(subject.model, subject), self.controller.states.find_budget(subject)
+        return await self.controller.states.read(subject, context, epoch, budget)
 
-    async def climb(self, case: RequestState, why: Any = "hard") -> OutgoingRequest:
-        return await self.ladder.run(case, why, self.commit)
+    async def run_chain(self, case: RequestState, why: Any = "hard") -> OutgoingRequest:
+        return await self.chain.run(case, why, self.commit)
 
     async def decide(self, request: ManagedRequest, mode: Mode = "manage") -> OutgoingRequest:
         """What is sent for a request, at once or after a while."""
         resolved = make_resolved(request, mode)
-        outgoing = self.steward.decide_at_once(request.split.content, resolved, None)
-        return outgoing if outgoing is not None else await self.steward.decide(resolved, None, self.commit)
+        outgoing = self.controller.decide_at_once(request.split.content, resolved, None)
+        return outgoing if outgoing is not None else await self.controller.decide(resolved, None, self.commit)
 
     def list_events(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]

@@ -1,4 +1,4 @@
-"""Managing over fakes: a steward as the assembly builds it, with a tokenizer that counts characters."""
+"""Managing over fakes: a controller as the assembly builds it, with a tokenizer that counts characters."""
 
 import asyncio
 import json
@@ -83,7 +83,7 @@ class StatedCatalog:
         return self.card
 
 
-def make_steward(
+def make_controller(
     archive: Archive,
     bus: EventBus,
     clock: Clock,

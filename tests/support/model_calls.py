@@ -23,7 +23,7 @@ KEY: Headers = ((b"authorization", b"Bearer sk-a-secret-of-the-client"), (b"acce
 EXPECTED = Usage(1000, 100)
 
 
-class Desk:
+class Setup:
     """What calls models, and its engine."""
 
     def __init__(

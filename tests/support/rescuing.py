@@ -83,7 +83,7 @@ class RescuedEngine(Engine):
         formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
         policy = options.get("policy") or EnginePolicy()
         self.exchanges = ExchangeService(
-            policy, formats, resolver=self.reception, relay=self.relay, tasks=self.tasks, controller=self.steward
+            policy, formats, resolver=self.reception, relay=self.relay, tasks=self.tasks, controller=self.controller
         )
 
 

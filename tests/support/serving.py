@@ -40,7 +40,7 @@ from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.responses import Responses
 from tests.support.engine import FakeArchive, make_lineage
-from tests.support.managing import make_steward
+from tests.support.managing import make_controller
 from tests.support.rescuing import RescuedRelay, ScriptedRescuer
 from tests.support.scripted import LIMIT, Message, Wire, dial
 
@@ -133,16 +133,16 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     )
     descriptors = plan.descriptors
     forwarder = DirectClient(upstream, tasks.spawn, descriptors=descriptors, hop_id=plan.server.hop_id)
-    steward = make_steward(archive, bus, SystemClock(), tasks, ceiling=plan.ceiling)
-    exchanges, readings = _build_exchanges(plan, archive, forwarder, bus, tasks, steward)
+    controller = make_controller(archive, bus, SystemClock(), tasks, ceiling=plan.ceiling)
+    exchanges, readings = _build_exchanges(plan, archive, forwarder, bus, tasks, controller)
     metrics = Metrics(lambda: archive.health, lambda: len(tasks), lambda: descriptors.shortages)
     metrics.subscribe(bus)
     health = Health(lambda: archive.health.problem, metrics, refuses=plan.engine.on_failure == "refuse")
     inspector = Inspector((("mode", plan.engine.mode),))
     gate = DurabilityWaiter(archive, plan.engine.commit_wait_ms)
-    care = EpochAdmin(steward.states, archive, gate, bus, SystemIds())
-    contexts = ContextApi(archive, care, plan.compacting, steward.states.models.counter.count_messages)
-    sessions = SessionsApi(archive, SavingsInputs(steward.states.models.card, BudgetPolicy(plan.ceiling)))
+    care = EpochAdmin(controller.states, archive, gate, bus, SystemIds())
+    contexts = ContextApi(archive, care, plan.compacting, controller.states.models.counter.count_messages)
+    sessions = SessionsApi(archive, SavingsInputs(controller.states.models.card, BudgetPolicy(plan.ceiling)))
     policy = replace(plan.server, has_own_key=bool(plan.api_key))
     app = build_routes(policy, exchanges, health=health, inspector=inspector, sessions=sessions, contexts=contexts)
     config = uvicorn.Config(
@@ -178,7 +178,7 @@ def _build_exchanges(
     forwarder: DirectClient,
     bus: EventBus,
     tasks: TaskRunner,
-    steward: ContextController,
+    controller: ContextController,
 ) -> tuple[ExchangeService, ResponseReader]:
     lineage = make_lineage(archive, SystemClock(), plan.engine)
     bus.subscribe(ExchangeRecorded, lineage.note_outcome)
@@ -191,7 +191,9 @@ def _build_exchanges(
     )
     formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
     policy = replace(plan.engine, own_keys=(plan.api_key.encode(),) if plan.api_key else ())
-    return ExchangeService(policy, formats, resolver=reception, relay=relay, tasks=tasks, controller=steward), readings
+    return ExchangeService(
+        policy, formats, resolver=reception, relay=relay, tasks=tasks, controller=controller
+    ), readings
 
 
 async def _stop(served: Served) -> None:

@@ -76,7 +76,7 @@ class Talk:
         self.engine = Engine(self.upstream, archive=log, ceiling=self._ceiling, after=after)
         parts = self.engine
         gate = DurabilityWaiter(self.log, 5_000)
-        self.care = EpochAdmin(parts.steward.states, self.log, gate, parts.bus, parts.ids)
+        self.care = EpochAdmin(parts.controller.states, self.log, gate, parts.bus, parts.ids)
 
     async def ask(self, messages: Sequence[Message], *headers: tuple[bytes, bytes], **members: Any) -> RecordingClient:
         """One call, carried to its end; its answer is read when that is needed."""

@@ -16,7 +16,7 @@ from proxy.model.epoch import Epoch, Plan
 from proxy.model.exchange import Headers
 from proxy.model.manifest import Manifest
 
-_log = logging.getLogger("palimpsest.managing")
+_log = logging.getLogger("palimpsest.context")
 
 _NOTHING_OPENED = "an epoch was to open, and another request's or none bore"
 

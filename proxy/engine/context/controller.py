@@ -57,7 +57,7 @@ _RECORDED_ONLY = "calls of this wire are recorded, not managed"
 _STOOD_DOWN = frozenset({BOUND, NO_ROOM, REFUSED, SIDE, UNREAD, LATE})
 _UNREADABLE = ((b"x-palimpsest-mode", b"observe; stood-down:its body could not be read message by message"),)
 
-_log = logging.getLogger("palimpsest.managing")
+_log = logging.getLogger("palimpsest.context")
 
 
 class ContextController:

@@ -31,7 +31,7 @@ SOFT_WAIT = 0.25
 # The part of what is usable by which a request grows between plans made ahead.
 _AHEAD_SHARE = 0.05
 
-_log = logging.getLogger("palimpsest.managing")
+_log = logging.getLogger("palimpsest.context")
 
 
 class _EpochRequest(msgspec.Struct, frozen=True, gc=False):

@@ -42,7 +42,7 @@ _FORM = range(400, 500)
 _Level = Literal["unsigned", "original", "minimal"]
 """The form in which a refused rewritten request is sent next."""
 
-_log = logging.getLogger("palimpsest.rescue")
+_log = logging.getLogger("palimpsest.context")
 
 
 class RefusalRetry:

@@ -21,7 +21,7 @@ WORDS: list[Message] = [
 
 async def plan(messages: list[Message] = HISTORY, start: int = 0, stop: int = 20, **changes: object) -> SummaryJob:
     workshop = Workshop()
-    request = await workshop.look_at(messages)
+    request = await workshop.read_state(messages)
     index = await workshop.worker.index_conversation(request)
     span = MessageRange(start, stop, request.state.history.count(start, stop))
     return msgspec.structs.replace(SummaryJob(request, index, span), **changes)
@@ -29,15 +29,15 @@ async def plan(messages: list[Message] = HISTORY, start: int = 0, stop: int = 20
 
 async def open_epoch(workshop: Workshop, steps: int = 22) -> SentRequest:
     """A request for which an epoch opens."""
-    case = (await workshop.look_at(make_history(steps, 1600))).state
+    case = (await workshop.read_state(make_history(steps, 1600))).state
 
     async def commit(epoch: object) -> bool:
         return True
 
-    footing = await workshop.steward.chain.run(case, "hard", commit)
-    assert footing.epoch is not None
-    assert footing.is_opened
-    return SentRequest(case, footing.body, footing.epoch)
+    outgoing = await workshop.controller.chain.run(case, "hard", commit)
+    assert outgoing.epoch is not None
+    assert outgoing.is_opened
+    return SentRequest(case, outgoing.body, outgoing.epoch)
 
 
 async def test_a_leaf_is_of_messages_and_what_is_merged_of_reports() -> None:
@@ -61,7 +61,7 @@ async def test_how_long_a_report_may_be_goes_by_the_budget_and_by_what_it_is_of(
 @pytest.mark.parametrize(("level", "most"), [(1, 1940), (2, 970)])
 async def test_of_a_large_budget_it_has_a_small_share(level: int, most: int) -> None:
     workshop = Workshop(ceiling=100_000)
-    request = await workshop.look_at(make_history(60, 1600))
+    request = await workshop.read_state(make_history(60, 1600))
     index = await workshop.worker.index_conversation(request)
     work = SummaryJob(request, index, MessageRange(0, 50, 20_000))
     assert work.compute_target(level, 8192) == most  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ async def test_its_name_tells_the_span_the_level_and_when_and_cannot_be_guessed(
 
 async def test_what_was_elided_has_references_and_stands_in_a_ledger_only() -> None:
     workshop = Workshop()
-    before = await workshop.look_at(HISTORY)
+    before = await workshop.read_state(HISTORY)
     assert list_references(before, MessageRange(0, 20, 0)) == ()
     request = await open_epoch(workshop)
     index = await workshop.worker.index_conversation(request)
@@ -101,7 +101,7 @@ async def test_what_was_elided_has_references_and_stands_in_a_ledger_only() -> N
 async def test_without_an_epoch_of_its_own_it_was_sent_under_the_one_that_held() -> None:
     workshop = Workshop()
     opened = await open_epoch(workshop)
-    request = await workshop.look_at(make_history(23, 1600), base=47)
+    request = await workshop.read_state(make_history(23, 1600), base=47)
     assert request.epoch is opened.epoch
     assert request.tokens == request.state.tokens
     assert request.session == "s1"
@@ -112,7 +112,7 @@ async def test_reminders_of_clients_and_prompts_of_subagents_are_nobodys_words()
     place = len(HISTORY) - 1
     assert find_foreign_messages(work.request, work.index) == {place}
     child = SessionKey("s1", b"t" * 16, "main", "family", parent="s0")
-    request = await Workshop().look_at([*HISTORY, *WORDS], session=child)
+    request = await Workshop().read_state([*HISTORY, *WORDS], session=child)
     assert find_foreign_messages(request, work.index) == {0, place, place + 2}
 
 

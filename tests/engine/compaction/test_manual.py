@@ -75,7 +75,7 @@ async def test_the_first_call_under_it_is_booked_as_one_that_broke_the_cache(sho
     assert found.epoch is not None
     await go_on(shop, history)
     account = shop.context.get_account(
-        "gpt-4o", found.epoch.id, shop.steward.states.models.budget(LimitKey("main", "gpt-4o"))
+        "gpt-4o", found.epoch.id, shop.controller.states.models.budget(LimitKey("main", "gpt-4o"))
     )
     assert account.account.owed == 0
     assert shop.context.unsent == set()
@@ -122,7 +122,7 @@ async def test_a_second_one_covers_what_came_since(shop: Workshop) -> None:
 async def test_a_revert_takes_it_back(shop: Workshop) -> None:
     history = await carry(shop)
     await compact(shop)
-    care = EpochAdmin(shop.steward.states, shop.log, shop.gate, shop.bus, shop.ids)
+    care = EpochAdmin(shop.controller.states, shop.log, shop.gate, shop.bus, shop.ids)
     await care.revert(shop.session, 1)
     sent, labels = await go_on(shop, history)
     assert sent[: len(history)] == history

@@ -119,7 +119,7 @@ async def test_an_epoch_that_is_opened_while_models_are_asked_is_gone_on_from(sh
     asked = asyncio.create_task(make_manual_compaction(shop).compact(shop.session, ManualOptions()))
     await in_time(shop.model.was_asked.wait())
     case = (await load_newest(shop)).state
-    opened = await shop.steward.chain.open_by_hand(case, case.budget, make_manual_compaction(shop).commit, "between")
+    opened = await shop.controller.chain.open_by_hand(case, case.budget, make_manual_compaction(shop).commit, "between")
     assert opened is not None
     await shop.call(make_history(STEPS + 3, 1200))
     slow.feed(give_report(b""), ending="whole")
@@ -151,7 +151,7 @@ async def test_another_epoch_in_between_is_left_alone(shop: Workshop) -> None:
         raise AssertionError("nothing is to be kept")
 
     with pytest.raises(Conflict, match="another epoch was opened meanwhile"):
-        await shop.steward.chain.open_by_hand(case, case.budget, commit, "x")
+        await shop.controller.chain.open_by_hand(case, case.budget, commit, "x")
     assert [each.id for each in shop.epochs] == [first.epoch and first.epoch.id]
 
 

@@ -11,7 +11,7 @@ from proxy.engine.compaction.model_call import FailedCall, ModelResponse
 from proxy.engine.runtime import TaskRunner
 from proxy.upstream.client import DirectClient
 from proxy.upstream.policy import UpstreamPolicy
-from tests.support.model_calls import ASKING, Desk
+from tests.support.model_calls import ASKING, Setup
 from tests.support.scripted import (
     LAST_CHUNK,
     LIMIT,
@@ -31,19 +31,19 @@ WHOLE = stream_head() + say(content="Goal: ") + say(content="x") + DONE
 
 
 @contextlib.asynccontextmanager
-async def standing() -> AsyncIterator[tuple[Desk, ScriptedUpstream]]:
-    """A desk whose upstream is a server that the test plays."""
+async def standing() -> AsyncIterator[tuple[Setup, ScriptedUpstream]]:
+    """A setup whose upstream is a server that the test plays."""
     async with ScriptedUpstream() as server:
         tasks = TaskRunner()
         forwarder = DirectClient(UpstreamPolicy("main", server.url, idle_timeout=LIMIT), tasks.spawn)
-        yield Desk(forwarder), server
+        yield Setup(forwarder), server
         forwarder.close()
         assert not len(tasks)
 
 
 async def test_what_is_sent_is_the_question_and_whose_it_is() -> None:
-    async with standing() as (desk, server):
-        task = desk.begin()
+    async with standing() as (setup, server):
+        task = setup.begin()
         wire, request = await server.accept_request()
         wire.send(WHOLE + LAST_CHUNK)
         outcome = await task
@@ -55,8 +55,8 @@ async def test_what_is_sent_is_the_question_and_whose_it_is() -> None:
 
 
 async def test_nobody_waits_behind_the_end_of_a_stream() -> None:
-    async with standing() as (desk, server):
-        task = desk.begin()
+    async with standing() as (setup, server):
+        task = setup.begin()
         wire, _ = await server.accept_request()
         wire.send(WHOLE)  # and no last chunk
         assert isinstance(await task, ModelResponse)
@@ -74,24 +74,24 @@ async def test_nobody_waits_behind_the_end_of_a_stream() -> None:
     ],
 )
 async def test_what_goes_wrong_is_told_and_recorded(content: bytes, reason: str) -> None:
-    async with standing() as (desk, server):
+    async with standing() as (setup, server):
         server.close_after(content)
-        outcome = await desk.begin()
+        outcome = await setup.begin()
         assert isinstance(outcome, FailedCall)
         assert reason in outcome.reason
-        assert desk.engine.archive.outcome.exchange == outcome.exchange
+        assert setup.engine.archive.outcome.exchange == outcome.exchange
 
 
 async def test_a_server_that_hangs_is_left() -> None:
-    async with standing() as (desk, server):
-        task = desk.begin()
+    async with standing() as (setup, server):
+        task = setup.begin()
         wire, _ = await server.accept_request()
         task.cancel()
         assert await wire.read_to_end() == b""
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await desk.engine.tasks.finish(LIMIT)
-        assert desk.engine.archive.outcome.completeness == "aborted"
+        assert await setup.engine.tasks.finish(LIMIT)
+        assert setup.engine.archive.outcome.completeness == "aborted"
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ async def test_a_server_that_hangs_is_left() -> None:
     ],
 )
 async def test_a_server_that_never_ends_is_left_as_soon_as_that_is_seen(piece: bytes, is_tool_call: bool) -> None:
-    async with standing() as (desk, server):
-        task = desk.begin()
+    async with standing() as (setup, server):
+        task = setup.begin()
         wire, _ = await server.accept_request()
         wire.send(stream_head())
         sent = 0
@@ -116,14 +116,14 @@ async def test_a_server_that_never_ends_is_left_as_soon_as_that_is_seen(piece: b
                 await asyncio.sleep(0)
         outcome = await task
         assert isinstance(outcome, ModelResponse if is_tool_call else FailedCall)
-        recorded = desk.engine.archive.outcome
+        recorded = setup.engine.archive.outcome
         assert (recorded.completeness, recorded.exchange) == ("aborted", outcome.exchange)
         await wire.read_to_end()
 
 
 async def test_calls_stand_side_by_side_with_others() -> None:
-    async with standing() as (desk, server):
-        tasks = [desk.begin() for _ in range(8)]
+    async with standing() as (setup, server):
+        tasks = [setup.begin() for _ in range(8)]
         wires = [(await server.accept_request())[0] for _ in tasks]
         for wire in reversed(wires):
             wire.send(WHOLE + LAST_CHUNK)

@@ -17,27 +17,27 @@ from proxy.store.sqlite.reader import SqliteReader
 from proxy.wire.summary_request import OutputLimit, write_warm
 from tests.support.engine import JSON, LIMIT, ScriptedResponse, ScriptedUpstream
 from tests.support.managing import SESSION, make_history, make_subject
-from tests.support.model_calls import Desk
+from tests.support.model_calls import Setup
 
 ANSWER = b'{"choices":[{"message":{"content":"Goal: x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":9}}'
 
 
-async def ask_warm(desk: Desk) -> tuple[bytes, list[Record]]:
+async def ask_warm(setup: Setup) -> tuple[bytes, list[Record]]:
     """The body of a warm question behind a request that is in the log already, and what it left to record."""
     subject = make_subject(make_history(50), max_tokens=7)
     body = write_warm(subject.split, "Report.", OutputLimit(100))
     assert body is not None
     async with asyncio.timeout(LIMIT):
-        assert isinstance(await desk.caller.call(desk.make_call(body=body, extends=subject)), ModelResponse)
-        assert await desk.engine.tasks.finish(LIMIT)
-    return body, [record for each in desk.engine.archive.appended for record in each.records]
+        assert isinstance(await setup.caller.call(setup.make_call(body=body, extends=subject)), ModelResponse)
+        assert await setup.engine.tasks.finish(LIMIT)
+    return body, [record for each in setup.engine.archive.appended for record in each.records]
 
 
-def open_request(desk: Desk) -> Opening:
+def open_request(setup: Setup) -> Opening:
     """The client's own request, as reception records it."""
     subject = make_subject(make_history(50), max_tokens=7)
     body, _ = build_manifest(SESSION.tenant, subject.split, subject.chain, None, 0)
-    opening = desk.engine.archive.opening
+    opening = setup.engine.archive.opening
     return replace(opening, exchange="x0", kind="managed", body=body)
 
 
@@ -58,10 +58,10 @@ async def record(archive: SqliteArchive, *records: Record) -> None:
 
 
 async def test_a_warm_question_grows_the_log_by_one_message(tmp_path: Path) -> None:
-    desk = Desk(ScriptedUpstream(answer=ScriptedResponse(ANSWER, headers=JSON, ending="whole")))
-    body, records = await ask_warm(desk)
+    setup = Setup(ScriptedUpstream(answer=ScriptedResponse(ANSWER, headers=JSON, ending="whole")))
+    body, records = await ask_warm(setup)
     archive = open_sqlite(StorePolicy(tmp_path / "log.db", durability="full"), asyncio.get_running_loop())
-    await record(archive, open_request(desk))
+    await record(archive, open_request(setup))
     before = count(tmp_path / "log.db", "raw")
     await record(archive, *records)
     assert before == 102
@@ -76,10 +76,10 @@ async def test_a_warm_question_grows_the_log_by_one_message(tmp_path: Path) -> N
 
 
 async def test_no_key_is_anywhere_in_it(tmp_path: Path) -> None:
-    desk = Desk(ScriptedUpstream(answer=ScriptedResponse(ANSWER, headers=JSON, ending="whole")))
-    _, records = await ask_warm(desk)
+    setup = Setup(ScriptedUpstream(answer=ScriptedResponse(ANSWER, headers=JSON, ending="whole")))
+    _, records = await ask_warm(setup)
     archive = open_sqlite(StorePolicy(tmp_path / "log.db", durability="full"), asyncio.get_running_loop())
-    await record(archive, replace(open_request(desk), body=make_manifest(b"{}")), *records)
+    await record(archive, replace(open_request(setup), body=make_manifest(b"{}")), *records)
     await archive.close()
     assert b"sk-a-secret" not in read_all(tmp_path)
     assert "sk-a-secret" not in repr(records)

@@ -12,7 +12,7 @@ from proxy.model.events import AnswerRead, ExchangeRecorded, LimitsTold
 from proxy.model.exchange import Headers, Usage
 from tests.support.engine import FixedClock
 from tests.support.managing import MODEL, SESSION
-from tests.support.model_calls import EXPECTED, KEY, Desk
+from tests.support.model_calls import EXPECTED, KEY, Setup
 
 
 def test_one_failure_is_none() -> None:
@@ -197,10 +197,10 @@ def test_who_shares_a_key_of_the_settings_shares_its_limits(world: World) -> Non
 PLAN: Headers = ((b"authorization", b"Bearer sk-ant-oat01-x"),)
 
 
-def make_desk(policy: CompactionPolicy | None = None, **providers: Provider) -> Desk:
-    """A desk whose session has spent enough."""
-    desk = Desk(policy=policy, providers=providers)
-    bus = desk.engine.bus
+def make_desk(policy: CompactionPolicy | None = None, **providers: Provider) -> Setup:
+    """A setup whose session has spent enough."""
+    setup = Setup(policy=policy, providers=providers)
+    bus = setup.engine.bus
     bus.publish(
         ExchangeRecorded(
             *("x0", SESSION.id, "managed", "chat_completions", "main", 200, "complete", 1, 1, 0.1, 0.1),
@@ -209,12 +209,12 @@ def make_desk(policy: CompactionPolicy | None = None, **providers: Provider) -> 
         )
     )
     bus.publish(AnswerRead("x0", 0, Usage(1_000_000, 1000)))
-    return desk
+    return setup
 
 
-def object_to(desk: Desk, headers: Headers = KEY, upstream: str = "main", expected: Any = EXPECTED) -> str:
-    key = CallCredential(desk.upstream, b"/v1/chat/completions", headers)
-    return desk.health.find_objection(SESSION, key, upstream, MODEL, expected=expected)
+def object_to(setup: Setup, headers: Headers = KEY, upstream: str = "main", expected: Any = EXPECTED) -> str:
+    key = CallCredential(setup.upstream, b"/v1/chat/completions", headers)
+    return setup.health.find_objection(SESSION, key, upstream, MODEL, expected=expected)
 
 
 def test_as_a_rule_it_may_be() -> None:
@@ -236,21 +236,21 @@ def test_another_upstream_needs_a_key_of_the_settings() -> None:
 
 
 def test_a_model_that_fails_is_left_alone() -> None:
-    desk = make_desk()
+    setup = make_desk()
     for _ in range(2):
-        desk.health.breakers.record_failure("main", MODEL, desk.engine.clock.monotonic())
-    assert object_to(desk) == f"{MODEL} failed lately and is not asked for a while"
-    desk.engine.clock.advance(30)
-    assert object_to(desk) == ""
+        setup.health.breakers.record_failure("main", MODEL, setup.engine.clock.monotonic())
+    assert object_to(setup) == f"{MODEL} failed lately and is not asked for a while"
+    setup.engine.clock.advance(30)
+    assert object_to(setup) == ""
 
 
 def test_limits_count_what_is_asked_and_what_is_answered() -> None:
-    desk = make_desk()
+    setup = make_desk()
     told = ((b"x-ratelimit-remaining-tokens", b"2199"),)
-    desk.engine.bus.publish(LimitsTold("x", "main", SESSION.tenant, MODEL, 200, told))
-    assert "2199 tokens left" in object_to(desk)
-    assert object_to(desk, expected=Usage(1000, 99)) == ""
-    assert object_to(desk, expected=Usage(1099)) == ""
+    setup.engine.bus.publish(LimitsTold("x", "main", SESSION.tenant, MODEL, 200, told))
+    assert "2199 tokens left" in object_to(setup)
+    assert object_to(setup, expected=Usage(1000, 99)) == ""
+    assert object_to(setup, expected=Usage(1099)) == ""
 
 
 def test_the_budget_has_the_last_word() -> None:
@@ -258,20 +258,20 @@ def test_the_budget_has_the_last_word() -> None:
 
 
 def test_what_a_person_wished_may_take_more_than_its_share_and_no_plan_that_nobody_opened() -> None:
-    desk = make_desk(CompactionPolicy(spend_fraction=0.0))
+    setup = make_desk(CompactionPolicy(spend_fraction=0.0))
     for headers, objection in ((KEY, ""), (PLAN, "the credential is of a person's plan")):
-        key = CallCredential(desk.upstream, b"/v1/chat/completions", headers)
-        found = desk.health.find_objection(SESSION, key, "main", MODEL, expected=EXPECTED, is_manual=True)
+        key = CallCredential(setup.upstream, b"/v1/chat/completions", headers)
+        found = setup.health.find_objection(SESSION, key, "main", MODEL, expected=EXPECTED, is_manual=True)
         assert found.startswith(objection)
         assert bool(found) == bool(objection)
-    assert "spend_fraction" in object_to(desk)
+    assert "spend_fraction" in object_to(setup)
 
 
 def test_limits_come_by_the_bus_and_are_shared_where_the_key_is() -> None:
-    desk = Desk(providers={"main": Provider(has_own_key=True), "other": Provider()})
+    setup = Setup(providers={"main": Provider(has_own_key=True), "other": Provider()})
     for upstream in ("main", "other"):
-        desk.engine.bus.publish(LimitsTold("x", upstream, b"somebody else", MODEL, 429, ()))
-    limits = desk.health.limits
+        setup.engine.bus.publish(LimitsTold("x", upstream, b"somebody else", MODEL, 429, ()))
+    limits = setup.health.limits
     assert limits.find_objection("main", SESSION.tenant, MODEL, 1)
     assert not limits.find_objection("other", SESSION.tenant, MODEL, 1)
 

@@ -29,7 +29,7 @@ def make(policy: CompactionPolicy | None = None, hook: Any = None) -> PromptBuil
 
 async def plan(messages: list[Message] = HISTORY, stop: int = 29, **members: Any) -> SummaryJob:
     workshop = Workshop()
-    request = await workshop.look_at(messages, **members)
+    request = await workshop.read_state(messages, **members)
     index = await workshop.worker.index_conversation(request)
     return SummaryJob(request, index, MessageRange(0, stop, request.state.history.count(0, stop)))
 
@@ -66,7 +66,7 @@ async def test_where_the_beginning_is_hidden_it_says_so() -> None:
     for steps in range(15, 19):
         await workshop.ask(make_history(steps, 1600))
     (epoch,) = workshop.epochs
-    request = await workshop.look_at(make_history(19, 1600), base=39, session=_find_key(workshop))
+    request = await workshop.read_state(make_history(19, 1600), base=39, session=_find_key(workshop))
     assert request.epoch is not None
     work = SummaryJob(
         request, await workshop.worker.index_conversation(request), MessageRange(0, epoch.depth + 2, 5000)

@@ -39,7 +39,7 @@ def leave(at: int, steps: int) -> list[Message]:
 
 
 async def make(shop: Workshop, messages: list[Message]) -> SentRequest:
-    return await shop.look_at(messages)
+    return await shop.read_state(messages)
 
 
 def begin(
@@ -163,7 +163,7 @@ async def test_a_branch_is_reported_while_another_one_is() -> None:
     assert len(shop.leases.held) == 2
     await in_time(asyncio.wait((other.task,)))
     (summary,) = shop.summaries
-    assert summary.last in set((await shop.look_at(leave(3, SOFT))).nodes)
+    assert summary.last in set((await shop.read_state(leave(3, SOFT))).nodes)
     assert len(shop.leases.held) == len(shop.worker.schedule) == 1
     shop.worker.stop_at("main")
     await shop.settle()
@@ -246,7 +246,7 @@ async def test_before_the_first_report_it_may_take_as_long_as_it_is_allowed_to()
 async def test_how_fast_it_grows_is_not_known_before_the_second_call() -> None:
     shop = Workshop()
     cool(shop, 1.0)
-    request = await shop.look_at(HISTORY[: 2 + 2 * BEGIN])
+    request = await shop.read_state(HISTORY[: 2 + 2 * BEGIN])
     assert is_due(shop, request)
     assert not is_due(shop, replace(request, interval=INTERVAL))
 
@@ -254,7 +254,7 @@ async def test_how_fast_it_grows_is_not_known_before_the_second_call() -> None:
 @pytest.mark.parametrize("kind", ["prefix", "local"])
 async def test_a_cache_that_is_not_used_is_cold_and_a_local_server_is_asked_when_it_is_idle(kind: str) -> None:
     shop = Workshop(provider=Provider(cache="local") if kind == "local" else None)
-    request = replace(await shop.look_at(HISTORY[: 2 + 2 * BEGIN]), interval=INTERVAL)
+    request = replace(await shop.read_state(HISTORY[: 2 + 2 * BEGIN]), interval=INTERVAL)
     shop.summarizer.health.cache_hits.record_call("main", MODEL, 1.0)
     assert is_due(shop, request)
     unused = make_tariff(UNPRICED, CacheModel("local" if kind == "local" else "prefix", is_used=False))

@@ -56,7 +56,7 @@ class Draft:
         return self.renewals != -1
 
     async def plan(self, **changes: Any) -> SummaryJob:
-        request = await self.shop.look_at(HISTORY)
+        request = await self.shop.read_state(HISTORY)
         index = await self.shop.worker.index_conversation(request)
         work = SummaryJob(request, index, MessageRange(0, 29, request.state.history.count(0, 29)), ("bbbbbbbbbb",))
         return msgspec.structs.replace(work, **changes)
@@ -227,7 +227,7 @@ async def test_without_a_key_those_are_asked_that_are_asked_with_one_of_ours_and
     draft = Draft(policy=policy, provider=Provider(has_own_key=True), others=[other])
     draft.shop.summarizer.routes = [Route(draft.shop.model), Route(other, models=("theirs",))]
     draft.key = None
-    request = await draft.shop.look_at(HISTORY, headers=((b"authorization", b"Bearer sk-client"),))
+    request = await draft.shop.read_state(HISTORY, headers=((b"authorization", b"Bearer sk-client"),))
     subject = msgspec.structs.replace(request.state.request, upstream=draft.shop.model)
     case = msgspec.structs.replace(request.state, request=subject)
     made = await draft.get(request=msgspec.structs.replace(request, state=case))
@@ -313,7 +313,7 @@ async def test_an_instruction_that_leads_to_nothing_is_held_against_its_session_
     assert (breakers.get("main", "gpt-4o").failures, asked <= 4) == (0, True)
     draft.shop.model.summarise = give_report
     record_usage(draft.shop.summarizer.health.budget, "s2", _PLENTY)
-    elsewhere = await draft.shop.look_at(HISTORY, session=msgspec.structs.replace(SESSION, id="s2"))
+    elsewhere = await draft.shop.read_state(HISTORY, session=msgspec.structs.replace(SESSION, id="s2"))
     assert (await draft.get(request=elsewhere)).level == 1
 
 

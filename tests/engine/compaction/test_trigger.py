@@ -64,10 +64,10 @@ async def test_what_stands_beside_the_conversation_or_below_the_mark_is_not_kept
     is_side: bool, pressure: Any, kept: bool
 ) -> None:
     shop = Workshop()
-    request = await shop.look_at(until(ABOVE), is_side=is_side)
+    request = await shop.read_state(until(ABOVE), is_side=is_side)
     shop.trigger.note_managed(request.state.request)
-    footing = OutgoingRequest("original", request.body, request.tokens)
-    shop.trigger.note_sent(request.state, footing, Decision(None, pressure))
+    outgoing = OutgoingRequest("original", request.body, request.tokens)
+    shop.trigger.note_sent(request.state, outgoing, Decision(None, pressure))
     (call,) = shop.trigger.open_calls.values()
     assert (call.sent is not None) == kept
 
@@ -144,7 +144,7 @@ async def test_a_round_that_another_follows_is_not_the_one_that_was_sent_last() 
     shop = Workshop()
     worker = record(shop)
     await shop.ask(until(1))
-    request = await shop.look_at(until(ABOVE), exchange="x9")
+    request = await shop.read_state(until(ABOVE), exchange="x9")
     exchange = _sent(shop, request)
     shop.bus.publish(_recorded(exchange, is_final=False))
     shop.bus.publish(_recorded(exchange))
@@ -173,7 +173,7 @@ def _recorded(exchange: str, *, is_final: bool = True, status: int = 200, end: A
 async def test_what_broke_off_or_was_refused_starts_nothing(status: int, end: str, is_key: bool) -> None:
     shop = Workshop()
     worker = record(shop)
-    request = await shop.look_at(until(ABOVE))
+    request = await shop.read_state(until(ABOVE))
     exchange = _sent(shop, request)
     shop.bus.publish(_recorded(exchange, status=status, end=end))
     assert worker.started == []
@@ -279,7 +279,7 @@ async def test_other_servers_are_not_cared_for_so() -> None:
 
 
 async def test_where_nobody_watches_nothing_is_noted() -> None:
-    request = await Workshop().look_at(until(ABOVE))
+    request = await Workshop().read_state(until(ABOVE))
     nobody: Any = NoObserver()
     nobody.note_arrival(request.state.request)
     nobody.note_managed(request.state.request)
@@ -307,5 +307,5 @@ async def test_more_turns_can_be_kept_out_of_reports_than_out_of_plans() -> None
     for turns in (2, 5):
         shop = Workshop(policy=replace(FREE, protect_turns=turns))
         messages = [{"role": role, "content": f"{role} {i}"} for i in range(8) for role in ("user", "assistant")]
-        surveys.append(await shop.worker.index_conversation(await shop.look_at(messages)))
+        surveys.append(await shop.worker.index_conversation(await shop.read_state(messages)))
     assert [len(index.newest) for index in surveys] == [2, 5]

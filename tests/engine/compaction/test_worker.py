@@ -34,7 +34,7 @@ async def test_a_summary_is_in_the_log_and_told_of() -> None:
     shop = Workshop()
     await reach(shop, SOFT)
     (summary,) = shop.summaries
-    assert shop.context.list_summaries((await shop.look_at(until(SOFT))).nodes) == [summary]
+    assert shop.context.list_summaries((await shop.read_state(until(SOFT))).nodes) == [summary]
     told = [event for event in shop.events if isinstance(event, SummaryAdded)]
     assert told == [
         SummaryAdded(summary.id, shop.session, summary.exchange, "leaf", 1, summary.covered, summary.tokens)
@@ -115,7 +115,7 @@ async def test_a_call_on_a_local_server_has_the_way() -> None:
 async def test_who_else_has_the_lease_does_it() -> None:
     shop = Workshop()
     await reach(shop, 3)
-    lease = f"summaries/{shop.session}/{(await shop.look_at(until(3))).nodes[0].hex()}"
+    lease = f"summaries/{shop.session}/{(await shop.read_state(until(3))).nodes[0].hex()}"
     assert await shop.leases.acquire(lease, "another", 60.0)
     await shop.ask(until(SOFT))
     assert shop.model.asked == []
@@ -192,7 +192,7 @@ async def test_where_no_epoch_would_open_nobody_waits(monkeypatch: pytest.Monkey
         waited.append(request.session.id)
 
     monkeypatch.setattr(shop.worker, "wait", wait)
-    case = (await shop.look_at(until(HARD))).state
+    case = (await shop.read_state(until(HARD))).state
     shop.context.in_vain["gpt-4o"] = case.tokens, case.request.chain.tip
     await shop.ask(until(HARD))
     assert waited == []
@@ -226,7 +226,7 @@ async def test_what_was_put_together_without_a_model_is_made_again_and_not_shown
     shop.model.summarise = give_report
     shop.clock.advance(3600)
     await reach(shop, 45, HARD + 1)
-    live = shop.context.list_summaries((await shop.look_at(until(45))).nodes)
+    live = shop.context.list_summaries((await shop.read_state(until(45))).nodes)
     assert {each.level for each in live} == {1}
     (poor,) = (each for each in shop.summaries if each.level == 3)
     (better,) = (each for each in shop.summaries if each.supersedes == (poor.id,))
@@ -261,7 +261,7 @@ async def test_a_log_that_does_not_take_it_leaves_it_unused() -> None:
     shop.archive.append = lose  # type: ignore[method-assign]
     await shop.ask(until(SOFT))
     assert (shop.summaries, len(shop.model.asked)) == ([], 1)
-    assert shop.context.list_summaries((await shop.look_at(until(SOFT))).nodes) == []
+    assert shop.context.list_summaries((await shop.read_state(until(SOFT))).nodes) == []
     assert not any(isinstance(event, SummaryAdded) for event in shop.events)
 
 
@@ -282,7 +282,7 @@ async def test_a_fault_of_ours_is_told_and_not_repeated_at_once(caplog: pytest.L
 async def test_it_reaches_whoever_remembers_the_session_by_then() -> None:
     shop = Workshop(lambda body: None)
     await reach_without_end(shop, SOFT)
-    request = await shop.look_at(until(SOFT))
+    request = await shop.read_state(until(SOFT))
     shop.memory.contexts.clear()
     made = msgspec.structs.replace(await _draft(shop, request), session=shop.session)
     work = await _plan(shop, request)

@@ -66,7 +66,7 @@ async def test_in_a_long_session_the_graph_stays_shallow_and_every_summary_cover
     assert len(summaries) > len(leaves) + 4
     ranks = compute_ranks(summaries)
     assert max(ranks.values()) <= math.log(len(leaves), 4) + 2
-    request = await shop.look_at(history)
+    request = await shop.read_state(history)
     live = shop.context.list_summaries(request.nodes)
     assert live[0].start == 0
     assert all(one.stop == other.start for one, other in itertools.pairwise(live))
@@ -121,7 +121,7 @@ async def test_what_it_was_made_of_must_be_known_to_be_merged_again() -> None:
     shop = Workshop()
     await reach(shop, SOFT)
     (leaf,) = shop.summaries
-    request = await shop.look_at(until(SOFT))
+    request = await shop.read_state(until(SOFT))
     index = await shop.worker.index_conversation(request)
     lost = msgspec.structs.replace(leaf, id="x", kind="condensed", level=3, is_provisional=True, parents=("y",))
     assert await shop.worker.choose_repeat(request, index, [lost]) is None
@@ -179,12 +179,12 @@ async def test_after_a_restart_a_branch_has_what_was_merged_on_another_one() -> 
     await reach_two(shop)
     first, _, merged = shop.summaries
     assert merged.parents[0] == first.id
-    nodes = (await shop.look_at([*HISTORY[: 1 + first.stop], {"role": "user", "content": "Not so."}])).nodes
+    nodes = (await shop.read_state([*HISTORY[: 1 + first.stop], {"role": "user", "content": "Not so."}])).nodes
     again = Workshop(after=shop)
     for each in (shop, again):
         context = await each.memory.contexts.load(shop.session)
         assert context.list_summaries(nodes) == [first]
-        assert context.list_summaries((await shop.look_at(HISTORY)).nodes) == [merged]
+        assert context.list_summaries((await shop.read_state(HISTORY)).nodes) == [merged]
 
 
 async def test_behind_the_call_that_opened_an_epoch_nothing_is_asked() -> None:

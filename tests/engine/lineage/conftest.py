@@ -1,8 +1,8 @@
 import pytest
 
-from tests.engine.lineage.desk import Desk
+from tests.engine.lineage.resolver_setup import Setup
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def setup() -> Setup:
+    return Setup()

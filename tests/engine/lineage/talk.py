@@ -27,10 +27,10 @@ def bot(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-class Desk:
+class Setup:
     """An engine whose upstream says what it is told to."""
 
-    def __init__(self, after: "Desk | None" = None, **policy: Any) -> None:
+    def __init__(self, after: "Setup | None" = None, **policy: Any) -> None:
         chosen = EnginePolicy(**policy)
         self.upstream = ScriptedUpstream()
         self.engine: Engine = Engine(self.upstream, chosen, is_instant=True, after=after.engine if after else None)

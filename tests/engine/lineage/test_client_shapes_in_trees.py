@@ -21,7 +21,7 @@ each_client = pytest.mark.parametrize("client", CLIENTS)
 Landed = list[tuple[Request, str, Step]]
 
 
-class Desk:
+class Setup:
     """An engine that answers as it is told, by calls that go all the way."""
 
     def __init__(self, engine: Engine | None = None) -> None:
@@ -43,7 +43,7 @@ class Desk:
 async def play_two(client: str) -> tuple[Landed, Landed]:
     """Two sessions of a client, interleaved."""
     first, second = turns(client, "s1"), turns(client, "s2")
-    landed = await Desk().send_all(*chain(*zip(first, second, strict=True)))
+    landed = await Setup().send_all(*chain(*zip(first, second, strict=True)))
     return landed[::2], landed[1::2]
 
 
@@ -98,31 +98,31 @@ async def test_a_compaction_call_without_a_name_is_found_by_the_answers_before_i
     ],
 )
 async def test_a_subagent_has_a_session_of_its_own_and_says_whose_it_is(client: str, parent: str, child: str) -> None:
-    desk = Desk()
-    landed = await desk.send_all(*turns(client))
+    setup = Setup()
+    landed = await setup.send_all(*turns(client))
     (session,) = {session for request, session, _ in landed if request.kind == "subagent"}
     assert session == name(client, child)
-    assert desk.engine.archive.trees.by_id[session].key.parent == name(client, parent)
+    assert setup.engine.archive.trees.by_id[session].key.parent == name(client, parent)
     assert {session for request, session, _ in landed if request.kind == "main"} == {name(client, parent)}
 
 
 @pytest.mark.parametrize("client", ["opencode", "claude-code"])
 async def test_a_title_is_beside_the_conversation(client: str) -> None:
-    landed = await Desk().send_all(*turns(client))
+    landed = await Setup().send_all(*turns(client))
     assert [step.is_side for request, _, step in landed if request.kind == "side"] == [True]
     assert not any(step.is_side for request, _, step in landed if request.kind == "main")
 
 
 @pytest.mark.parametrize(("client", "key"), [("claude-code", "system"), ("codex", "instructions")])
 async def test_a_call_under_other_orders_is_beside_the_conversation(client: str, key: str) -> None:
-    desk, main = Desk(), [request for request in turns(client) if request.kind == "main"]
-    session, _ = await desk.send(main[0])
+    setup, main = Setup(), [request for request in turns(client) if request.kind == "main"]
+    session, _ = await setup.send(main[0])
     body = json.loads(main[0].body)
     items_key = main[0].format.items_key
     for orders, is_side in ((body[key], False), ("You make titles.", True)):
         body[items_key][-1]["content"][0]["text"] = f"Which words name this? {orders}"
         asked = replace(main[0], body=json.dumps({**body, key: orders}).encode())
-        beside, step = await desk.send(asked)
+        beside, step = await setup.send(asked)
         assert (beside, step.is_side) == (session, is_side)
 
 
@@ -146,35 +146,35 @@ LOOKED, SAID = Said("I will look.", "call_one_a", {}), Said("It is there.", "cal
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 async def test_a_request_goes_on_from_the_stored_answer_that_it_names(*, is_restarted: bool) -> None:
-    desk = Desk()
-    first, _ = await desk.send(ask("hi", LOOKED))
+    setup = Setup()
+    first, _ = await setup.send(ask("hi", LOOKED))
     if is_restarted:
-        assert await desk.engine.tasks.finish(LIMIT)
-        desk = Desk(Engine(ScriptedUpstream(), after=desk.engine))
-    session, step = await desk.send(ask("and?", SAID, previous_response_id="resp_call_one_a"))
+        assert await setup.engine.tasks.finish(LIMIT)
+        setup = Setup(Engine(ScriptedUpstream(), after=setup.engine))
+    session, step = await setup.send(ask("and?", SAID, previous_response_id="resp_call_one_a"))
     assert (session, step.relation, step.base, step.depth) == (first, "append", 0, 1)
-    again, step = await desk.send(ask("or?", SAID, previous_response_id="resp_call_one_a"))
+    again, step = await setup.send(ask("or?", SAID, previous_response_id="resp_call_one_a"))
     assert (again, step.relation) == (first, "branch")
-    other, step = await desk.send(ask("and?", SAID, previous_response_id="resp_call_one_a"), "another key")
+    other, step = await setup.send(ask("and?", SAID, previous_response_id="resp_call_one_a"), "another key")
     assert (other != first, step.relation) == (True, "root")
 
 
 @pytest.mark.parametrize("previous", ["resp_unknown", "", "\ud800", "x" * 10_000, 7, None])
 async def test_a_stored_answer_that_is_not_known_is_a_root(previous: object) -> None:
-    desk = Desk()
-    first, _ = await desk.send(ask("hi", LOOKED))
-    session, step = await desk.send(ask("and?", SAID, previous_response_id=previous))
+    setup = Setup()
+    first, _ = await setup.send(ask("hi", LOOKED))
+    session, step = await setup.send(ask("and?", SAID, previous_response_id=previous))
     assert (session != first, step.relation) == (True, "root")
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 async def test_ids_stand_for_the_items_that_are_stored(*, is_restarted: bool) -> None:
-    desk = Desk()
+    setup = Setup()
     mine, theirs = turns("vercel-ai-responses", "s1"), turns("vercel-ai-responses", "s2")
-    (_, first, _), (_, other, _) = await desk.send_all(mine[0], theirs[0])
+    (_, first, _), (_, other, _) = await setup.send_all(mine[0], theirs[0])
     if is_restarted:
-        assert await desk.engine.tasks.finish(LIMIT)
-        desk = Desk(Engine(ScriptedUpstream(), after=desk.engine))
-    (_, session, step), (_, third, _) = await desk.send_all(mine[1], theirs[1])
+        assert await setup.engine.tasks.finish(LIMIT)
+        setup = Setup(Engine(ScriptedUpstream(), after=setup.engine))
+    (_, session, step), (_, third, _) = await setup.send_all(mine[1], theirs[1])
     assert (session, step.relation, step.base) == (first, "append", step.depth - 1)
     assert third == other != first

@@ -8,195 +8,210 @@ from proxy.engine.lineage.session_index import Traits
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import extend_chain
 from proxy.wire.identity import Item
-from tests.engine.lineage.desk import HI, MAIN, MORE, ONE, ROOT, SO, STRONG, THEN, THERE, TWO, Desk, bot, say, user
+from tests.engine.lineage.resolver_setup import (
+    HI,
+    MAIN,
+    MORE,
+    ONE,
+    ROOT,
+    SO,
+    STRONG,
+    THEN,
+    THERE,
+    TWO,
+    Setup,
+    bot,
+    say,
+    user,
+)
 
 
-def test_equal_first_messages_are_conversations_apart(desk: Desk) -> None:
-    assert desk.place(HI).session.id != desk.place(HI).session.id
+def test_equal_first_messages_are_conversations_apart(setup: Setup) -> None:
+    assert setup.place(HI).session.id != setup.place(HI).session.id
 
 
-def test_equal_canned_examples_are_conversations_apart(desk: Desk) -> None:
+def test_equal_canned_examples_are_conversations_apart(setup: Setup) -> None:
     example = (user("e"), bot("a", STRONG), user("q"))
-    first = desk.place(*example, answer=THERE)
-    second = desk.place(*example, answer=SO)
+    first = setup.place(*example, answer=THERE)
+    second = setup.place(*example, answer=SO)
     assert first.session.id != second.session.id
-    assert desk.place(*example, THERE, MORE).session == first.session
-    assert desk.place(*example, SO, MORE).session == second.session
+    assert setup.place(*example, THERE, MORE).session == first.session
+    assert setup.place(*example, SO, MORE).session == second.session
 
 
-def test_a_recorded_answer_in_its_own_chain_proves_where_a_request_belongs(desk: Desk) -> None:
-    first = desk.place(HI, answer=THERE)
-    after = desk.place(HI, THERE, MORE)
+def test_a_recorded_answer_in_its_own_chain_proves_where_a_request_belongs(setup: Setup) -> None:
+    first = setup.place(HI, answer=THERE)
+    after = setup.place(HI, THERE, MORE)
     assert (after.session, after.step.relation, after.step.base, after.step.depth) == (first.session, "append", 2, 3)
     assert [row.parent for row in after.step.nodes] == [extend_chain(ROOT, [HI.form, THERE.form])[-1]]
 
 
-def test_the_deepest_answer_decides(desk: Desk) -> None:
-    first, second = desk.place(HI, answer=THERE), desk.place(HI, answer=THERE)
-    assert desk.place(HI, THERE, MORE, answer=SO).session == second.session  # the newest of those alike
-    assert desk.place(HI, THERE, MORE, answer=bot("other")).session == second.session  # a retry of it
-    assert desk.place(HI, THERE, THEN, answer=SO).session == first.session  # here nothing went on yet
-    assert desk.place(HI, THERE, MORE, SO, THEN).session == second.session
-    assert desk.place(HI, THERE, THEN, SO, MORE).session == first.session
+def test_the_deepest_answer_decides(setup: Setup) -> None:
+    first, second = setup.place(HI, answer=THERE), setup.place(HI, answer=THERE)
+    assert setup.place(HI, THERE, MORE, answer=SO).session == second.session  # the newest of those alike
+    assert setup.place(HI, THERE, MORE, answer=bot("other")).session == second.session  # a retry of it
+    assert setup.place(HI, THERE, THEN, answer=SO).session == first.session  # here nothing went on yet
+    assert setup.place(HI, THERE, MORE, SO, THEN).session == second.session
+    assert setup.place(HI, THERE, THEN, SO, MORE).session == first.session
 
 
-def test_of_namesakes_one_without_a_name_is_preferred_by_a_request_without_one(desk: Desk) -> None:
-    first = desk.place(HI, answer=THERE)
-    named = desk.place(HI, answer=THERE, name="n")
-    assert desk.place(HI, THERE, MORE).session == first.session
-    assert desk.place(HI, THERE, MORE, name="n").session == named.session
+def test_of_namesakes_one_without_a_name_is_preferred_by_a_request_without_one(setup: Setup) -> None:
+    first = setup.place(HI, answer=THERE)
+    named = setup.place(HI, answer=THERE, name="n")
+    assert setup.place(HI, THERE, MORE).session == first.session
+    assert setup.place(HI, THERE, MORE, name="n").session == named.session
 
 
-def test_a_name_decides_whatever_the_chain_says(desk: Desk) -> None:
-    first = desk.place(HI, answer=THERE)
-    other = desk.place(HI, THERE, MORE, name="n")
+def test_a_name_decides_whatever_the_chain_says(setup: Setup) -> None:
+    first = setup.place(HI, answer=THERE)
+    other = setup.place(HI, THERE, MORE, name="n")
     assert (other.session.id != first.session.id, other.step.relation, other.step.base) == (True, "root", 0)
-    assert desk.place(MORE, name="n").session == other.session
+    assert setup.place(MORE, name="n").session == other.session
 
 
-def test_nothing_of_another_tenant_proves_anything(desk: Desk) -> None:
-    first = desk.place(HI, answer=bot("there", STRONG))
+def test_nothing_of_another_tenant_proves_anything(setup: Setup) -> None:
+    first = setup.place(HI, answer=bot("there", STRONG))
     for chain in ((HI, bot("there", STRONG), MORE), (MORE, bot("there", STRONG))):
-        other = desk.place(*chain, tenant=TWO)
+        other = setup.place(*chain, tenant=TWO)
         assert (other.session.id != first.session.id, other.session.tenant) == (True, TWO)
 
 
-def relations(desk: Desk, *chains: tuple[Item, ...]) -> list[str]:
-    return [desk.place(*chain, name="n").step.relation for chain in chains]
+def relations(setup: Setup, *chains: tuple[Item, ...]) -> list[str]:
+    return [setup.place(*chain, name="n").step.relation for chain in chains]
 
 
-def test_relations(desk: Desk) -> None:
-    desk.place(HI, name="n", answer=THERE)
+def test_relations(setup: Setup) -> None:
+    setup.place(HI, name="n", answer=THERE)
     chains = ((HI,), (HI, THERE, MORE), (HI, THERE, MORE), (HI, THERE, THEN), (HI, THERE), (THEN,), (HI, MORE))
-    assert relations(desk, *chains) == ["retry", "append", "retry", "branch", "branch", "root", "branch"]
+    assert relations(setup, *chains) == ["retry", "append", "retry", "branch", "branch", "root", "branch"]
 
 
-def test_a_history_that_ends_with_its_answer_goes_on_from_it(desk: Desk) -> None:
-    desk.place(HI, name="n", answer=THERE)
-    assert relations(desk, (HI, THERE), (HI, THERE), ()) == ["append", "retry", "root"]
+def test_a_history_that_ends_with_its_answer_goes_on_from_it(setup: Setup) -> None:
+    setup.place(HI, name="n", answer=THERE)
+    assert relations(setup, (HI, THERE), (HI, THERE), ()) == ["append", "retry", "root"]
 
 
-def test_an_edit_forth_and_back_adds_nothing_the_second_time(desk: Desk) -> None:
-    desk.place(HI, answer=THERE)
-    steps = [desk.place(HI, THERE, user(f"u{i % 3}"), SO, THEN).step for i in range(9)]
+def test_an_edit_forth_and_back_adds_nothing_the_second_time(setup: Setup) -> None:
+    setup.place(HI, answer=THERE)
+    steps = [setup.place(HI, THERE, user(f"u{i % 3}"), SO, THEN).step for i in range(9)]
     assert [len(step.nodes) for step in steps] == [3, 3, 3, 0, 0, 0, 0, 0, 0]
     assert [step.relation for step in steps] == ["append", "branch", "branch", *["retry"] * 6]
 
 
-def test_a_first_request_that_came_to_nothing_is_tried_again(desk: Desk) -> None:
-    first = desk.place(HI)
-    desk.resolver.record_unanswered(desk.known(first), desk.ask(HI).likeness)
-    again = desk.place(HI)
+def test_a_first_request_that_came_to_nothing_is_tried_again(setup: Setup) -> None:
+    first = setup.place(HI)
+    setup.resolver.record_unanswered(setup.known(first), setup.ask(HI).likeness)
+    again = setup.place(HI)
     assert (again.session, again.step.relation, again.step.nodes) == (first.session, "retry", ())
-    assert desk.place(HI).session != first.session  # the second like it is another conversation
+    assert setup.place(HI).session != first.session  # the second like it is another conversation
 
 
-def test_a_retry_goes_on_from_the_same_stored_answer_known_or_not(desk: Desk) -> None:
-    one, other = (replace(desk.ask(HI), previous=previous) for previous in ("resp_A", "resp_B"))
-    first = desk.resolve(one)
-    desk.resolver.record_unanswered(desk.index.open(first.session), one.likeness)
-    assert desk.resolve(other).session != first.session
-    assert desk.resolve(replace(desk.ask(HI), previous="resp_A")).session == first.session
+def test_a_retry_goes_on_from_the_same_stored_answer_known_or_not(setup: Setup) -> None:
+    one, other = (replace(setup.ask(HI), previous=previous) for previous in ("resp_A", "resp_B"))
+    first = setup.resolve(one)
+    setup.resolver.record_unanswered(setup.index.open(first.session), one.likeness)
+    assert setup.resolve(other).session != first.session
+    assert setup.resolve(replace(setup.ask(HI), previous="resp_A")).session == first.session
 
 
-def test_of_very_many_calls_that_a_client_brings_the_newest_are_names(desk: Desk) -> None:
+def test_of_very_many_calls_that_a_client_brings_the_newest_are_names(setup: Setup) -> None:
     calls = [f"call_Zk93{n}x{n}" for n in range(3000)]
     brought = [bot("a", *calls[:2500]), *[bot(f"b{call}", call) for call in calls[2500:]]]
-    marks = desk.place(*brought, user("u")).step.marks
+    marks = setup.place(*brought, user("u")).step.marks
     assert [mark.name for mark in marks] == [f"call:{call}" for call in calls[-2048:]]
 
 
-def test_a_retry_has_the_same_tenant_and_the_same_orders(desk: Desk) -> None:
-    first = desk.place(HI)
-    desk.resolver.record_unanswered(desk.known(first), desk.ask(HI).likeness)
+def test_a_retry_has_the_same_tenant_and_the_same_orders(setup: Setup) -> None:
+    first = setup.place(HI)
+    setup.resolver.record_unanswered(setup.known(first), setup.ask(HI).likeness)
     titled = replace(MAIN, system=b"other")
-    assert desk.place(HI, tenant=TWO).session != first.session
-    assert desk.place(HI, traits=titled).session != first.session
-    assert desk.place(HI, traits=replace(MAIN, is_stream=False, model="n")).session == first.session
+    assert setup.place(HI, tenant=TWO).session != first.session
+    assert setup.place(HI, traits=titled).session != first.session
+    assert setup.place(HI, traits=replace(MAIN, is_stream=False, model="n")).session == first.session
 
 
-def test_a_retry_joins_no_session_that_has_gone_on_or_was_dropped_or_has_a_name(desk: Desk) -> None:
-    first = desk.place(HI, answer=THERE)
-    desk.resolver.record_unanswered(desk.known(first), desk.ask(HI).likeness)
-    desk.place(HI, THERE, MORE)
-    assert desk.place(HI).session != first.session
-    desk.resolver.record_unanswered(desk.known(first), desk.ask(HI).likeness)
-    assert desk.place(HI).session != first.session
-    named = desk.place(HI, name="n")
-    desk.resolver.record_unanswered(desk.known(named), desk.ask(HI).likeness)
-    assert desk.place(HI).session != named.session
-    other = desk.place(MORE)
-    desk.resolver.record_unanswered(desk.known(other), desk.ask(MORE).likeness)
-    desk.index.clear()
-    assert desk.place(MORE).session != other.session
+def test_a_retry_joins_no_session_that_has_gone_on_or_was_dropped_or_has_a_name(setup: Setup) -> None:
+    first = setup.place(HI, answer=THERE)
+    setup.resolver.record_unanswered(setup.known(first), setup.ask(HI).likeness)
+    setup.place(HI, THERE, MORE)
+    assert setup.place(HI).session != first.session
+    setup.resolver.record_unanswered(setup.known(first), setup.ask(HI).likeness)
+    assert setup.place(HI).session != first.session
+    named = setup.place(HI, name="n")
+    setup.resolver.record_unanswered(setup.known(named), setup.ask(HI).likeness)
+    assert setup.place(HI).session != named.session
+    other = setup.place(MORE)
+    setup.resolver.record_unanswered(setup.known(other), setup.ask(MORE).likeness)
+    setup.index.clear()
+    assert setup.place(MORE).session != other.session
 
 
-def test_a_retry_after_a_part_of_an_answer_is_a_retry_all_the_same(desk: Desk) -> None:
-    first = desk.place(HI, answer=bot("hal"))
-    desk.resolver.record_unanswered(desk.known(first), desk.ask(HI).likeness)
-    assert desk.place(HI).session == first.session
+def test_a_retry_after_a_part_of_an_answer_is_a_retry_all_the_same(setup: Setup) -> None:
+    first = setup.place(HI, answer=bot("hal"))
+    setup.resolver.record_unanswered(setup.known(first), setup.ask(HI).likeness)
+    assert setup.place(HI).session == first.session
 
 
-def test_only_the_newest_of_many_failures_are_kept_in_mind(desk: Desk) -> None:
-    first = desk.place(HI)
-    desk.resolver.record_unanswered(desk.known(first), desk.ask(HI).likeness)
+def test_only_the_newest_of_many_failures_are_kept_in_mind(setup: Setup) -> None:
+    first = setup.place(HI)
+    setup.resolver.record_unanswered(setup.known(first), setup.ask(HI).likeness)
     for i in range(4096):
-        place = desk.place(user(str(i)))
-        desk.resolver.record_unanswered(desk.known(place), desk.ask(user(str(i))).likeness)
-    assert desk.place(HI).session != first.session
-    assert desk.place(user("0")).session.id == "x3"
+        place = setup.place(user(str(i)))
+        setup.resolver.record_unanswered(setup.known(place), setup.ask(user(str(i))).likeness)
+    assert setup.place(HI).session != first.session
+    assert setup.place(user("0")).session.id == "x3"
 
 
-def test_another_credential_goes_on_from_three_nodes_with_an_answer(desk: Desk) -> None:
-    first = desk.place(HI, answer=THERE)
-    assert desk.place(HI, THERE, THEN, tenant=TWO).source is None  # of which two are known
-    desk.place(HI, THERE, MORE)
+def test_another_credential_goes_on_from_three_nodes_with_an_answer(setup: Setup) -> None:
+    first = setup.place(HI, answer=THERE)
+    assert setup.place(HI, THERE, THEN, tenant=TWO).source is None  # of which two are known
+    setup.place(HI, THERE, MORE)
     node = extend_chain(ROOT, [each.form for each in (HI, THERE, MORE)])[-1]
-    moved = desk.place(HI, THERE, MORE, SO, tenant=TWO)
+    moved = setup.place(HI, THERE, MORE, SO, tenant=TWO)
     assert (moved.session.id != first.session.id, moved.source) == (True, (first.session.id, node))
-    named = desk.place(HI, THERE, MORE, SO, tenant=TWO, name="n")
+    named = setup.place(HI, THERE, MORE, SO, tenant=TWO, name="n")
     assert named.source == (first.session.id, node)
 
 
-def test_what_adds_no_node_is_no_evidence_for_an_adoption(desk: Desk) -> None:
+def test_what_adds_no_node_is_no_evidence_for_an_adoption(setup: Setup) -> None:
     silent = Item("assistant", b"")
-    desk.place(HI, silent, answer=THERE)
-    assert desk.place(HI, silent, THERE, MORE, tenant=TWO).source is None  # two nodes of three messages are known
+    setup.place(HI, silent, answer=THERE)
+    assert setup.place(HI, silent, THERE, MORE, tenant=TWO).source is None  # two nodes of three messages are known
 
 
-def test_what_is_a_credentials_own_needs_no_source(desk: Desk) -> None:
-    desk.place(HI, THERE, answer=THERE)
+def test_what_is_a_credentials_own_needs_no_source(setup: Setup) -> None:
+    setup.place(HI, THERE, answer=THERE)
     for chain in ((HI, THERE, THERE, MORE), (HI,)):
-        assert desk.place(*chain).source is None
-    desk.place(HI, THERE, THERE, tenant=TWO, answer=SO)
-    assert desk.place(HI, THERE, THERE, SO, THEN, tenant=TWO).source is None
+        assert setup.place(*chain).source is None
+    setup.place(HI, THERE, THERE, tenant=TWO, answer=SO)
+    assert setup.place(HI, THERE, THERE, SO, THEN, tenant=TWO).source is None
 
 
-def test_a_retry_under_another_credential_still_knows_its_source(desk: Desk) -> None:
-    desk.place(HI, THERE, MORE, answer=SO)
+def test_a_retry_under_another_credential_still_knows_its_source(setup: Setup) -> None:
+    setup.place(HI, THERE, MORE, answer=SO)
     chain = (HI, THERE, MORE, SO, THEN)
-    first = desk.place(*chain, tenant=TWO)
-    desk.resolver.record_unanswered(desk.known(first), desk.ask(*chain, tenant=TWO).likeness)
-    again = desk.place(*chain, tenant=TWO)
+    first = setup.place(*chain, tenant=TWO)
+    setup.resolver.record_unanswered(setup.known(first), setup.ask(*chain, tenant=TWO).likeness)
+    again = setup.place(*chain, tenant=TWO)
     assert (again.session, again.source) == (first.session, first.source)
     assert again.source is not None
     for _ in range(2):
-        assert desk.place(*chain, tenant=TWO, name="n").source == first.source
+        assert setup.place(*chain, tenant=TWO, name="n").source == first.source
 
 
-def test_a_request_goes_on_from_the_stored_answer_that_is_its_root(desk: Desk) -> None:
-    first = desk.place(HI)
-    root = desk.answer(first, THERE)
-    after = desk.place(MORE, root=root)
+def test_a_request_goes_on_from_the_stored_answer_that_is_its_root(setup: Setup) -> None:
+    first = setup.place(HI)
+    root = setup.answer(first, THERE)
+    after = setup.place(MORE, root=root)
     assert (after.session, after.step.relation, after.step.base) == (first.session, "append", 0)
-    assert desk.place(THEN, root=root).step.relation == "branch"
-    assert desk.place(MORE, root=root).step.relation == "retry"
-    assert desk.place(root=root).step.relation == "branch"
+    assert setup.place(THEN, root=root).step.relation == "branch"
+    assert setup.place(MORE, root=root).step.relation == "retry"
+    assert setup.place(root=root).step.relation == "branch"
 
 
-def test_a_message_without_a_form_adds_no_node(desk: Desk) -> None:
+def test_a_message_without_a_form_adds_no_node(setup: Setup) -> None:
     silent = Item("assistant", b"")
-    step = desk.place(silent, HI, silent, THERE, name="n").step
+    step = setup.place(silent, HI, silent, THERE, name="n").step
     assert (step.depth, [row.node for row in step.nodes]) == (4, extend_chain(ROOT, [HI.form, THERE.form]))
     assert [row.parent for row in step.nodes] == [ROOT, step.nodes[0].node]
 
@@ -222,104 +237,104 @@ SIDES = [
 
 @pytest.mark.parametrize(("changes", "fields", "chain", "is_side"), SIDES)
 def test_signs_of_a_call_beside_the_conversation(
-    desk: Desk, changes: dict[str, object], fields: dict[str, int], chain: tuple[Item, ...], *, is_side: bool
+    setup: Setup, changes: dict[str, object], fields: dict[str, int], chain: tuple[Item, ...], *, is_side: bool
 ) -> None:
-    desk.place(HI, name="n", answer=THERE)
+    setup.place(HI, name="n", answer=THERE)
     traits = replace(MAIN, **changes)
-    assert desk.place(*chain, name="n", traits=traits, output=fields.get("output", 0)).step.is_side is is_side
-    assert desk.place(HI, THERE, MORE, name="n").step.is_side is False  # it does not count for what comes
+    assert setup.place(*chain, name="n", traits=traits, output=fields.get("output", 0)).step.is_side is is_side
+    assert setup.place(HI, THERE, MORE, name="n").step.is_side is False  # it does not count for what comes
 
 
-def test_the_first_call_is_not_beside_for_a_tiny_answer_alone(desk: Desk) -> None:
+def test_the_first_call_is_not_beside_for_a_tiny_answer_alone(setup: Setup) -> None:
     bare = Traits("m", has_tools=False, system=b"", is_stream=False)
-    assert [desk.place(HI, traits=bare, output=n).step.is_side for n in (0, 64, 65)] == [False, False, False]
-    assert not desk.place(HI, name="with tools", output=64).step.is_side
-    assert not desk.place(HI, THERE, MORE, SO, name="long", traits=bare, output=64).step.is_side
-    assert [desk.place(HI, name=f"{n}", traits=bare, output=n).step.is_side for n in (0, 64, 65)] == [
+    assert [setup.place(HI, traits=bare, output=n).step.is_side for n in (0, 64, 65)] == [False, False, False]
+    assert not setup.place(HI, name="with tools", output=64).step.is_side
+    assert not setup.place(HI, THERE, MORE, SO, name="long", traits=bare, output=64).step.is_side
+    assert [setup.place(HI, name=f"{n}", traits=bare, output=n).step.is_side for n in (0, 64, 65)] == [
         False,
         True,
         False,
     ]
 
 
-def test_a_conversation_of_tiny_answers_is_none_beside_another(desk: Desk) -> None:
+def test_a_conversation_of_tiny_answers_is_none_beside_another(setup: Setup) -> None:
     bare = Traits("m", has_tools=False, system=b"", is_stream=False)
     for name in ("", "n"):
-        desk.place(HI, name=name, traits=bare, output=64, answer=THERE)
-        assert not desk.place(HI, THERE, MORE, name=name, traits=bare, output=64, answer=SO).step.is_side
+        setup.place(HI, name=name, traits=bare, output=64, answer=THERE)
+        assert not setup.place(HI, THERE, MORE, name=name, traits=bare, output=64, answer=SO).step.is_side
 
 
-def test_in_a_known_conversation_a_tiny_answer_is_one_sign_of_two(desk: Desk) -> None:
-    desk.place(HI, THERE, MORE, SO, THEN, name="n")
+def test_in_a_known_conversation_a_tiny_answer_is_one_sign_of_two(setup: Setup) -> None:
+    setup.place(HI, THERE, MORE, SO, THEN, name="n")
     other, another = (MORE, SO, HI, THERE), (THEN, SO, HI, THERE)
-    assert not desk.place(*other, name="n", output=64).step.is_side
-    assert desk.place(*another, name="n", output=64, traits=replace(MAIN, system=b"t")).step.is_side
+    assert not setup.place(*other, name="n", output=64).step.is_side
+    assert setup.place(*another, name="n", output=64, traits=replace(MAIN, system=b"t")).step.is_side
 
 
-def test_a_title_that_is_asked_for_first_does_not_put_the_conversation_beside_it(desk: Desk) -> None:
+def test_a_title_that_is_asked_for_first_does_not_put_the_conversation_beside_it(setup: Setup) -> None:
     title = replace(MAIN, has_tools=False, system=b"t")
-    desk.place(MORE, HI, name="n", traits=title)
-    assert not desk.place(HI, name="n", answer=THERE).step.is_side
-    assert not desk.place(HI, THERE, MORE, name="n").step.is_side
-    assert desk.place(MORE, THEN, name="n", traits=title).step.is_side
+    setup.place(MORE, HI, name="n", traits=title)
+    assert not setup.place(HI, name="n", answer=THERE).step.is_side
+    assert not setup.place(HI, THERE, MORE, name="n").step.is_side
+    assert setup.place(MORE, THEN, name="n", traits=title).step.is_side
 
 
 ASK = replace(MAIN, has_tools=False, system=b"ask")
 
 
-def test_what_goes_on_from_the_answer_to_a_call_beside_it_is_a_conversation(desk: Desk) -> None:
+def test_what_goes_on_from_the_answer_to_a_call_beside_it_is_a_conversation(setup: Setup) -> None:
     """A client whose user goes on without tools and under other orders, and comes back in the end."""
     chain: tuple[Item, ...] = (HI, THERE, user("discuss"))
-    desk.place(HI, name="n", answer=THERE)
+    setup.place(HI, name="n", answer=THERE)
     sides = []
     for number in range(3):
         answer = bot(f"point {number}")
-        sides.append(desk.place(*chain, name="n", traits=ASK, answer=answer).step.is_side)
+        sides.append(setup.place(*chain, name="n", traits=ASK, answer=answer).step.is_side)
         chain = (*chain, answer, user(f"and {number}?"))
     assert sides == [True, False, False]
-    assert not desk.place(*chain, name="n", answer=SO).step.is_side  # with tools again
-    assert desk.place(*chain, SO, MORE, name="n", traits=ASK).step.is_side
+    assert not setup.place(*chain, name="n", answer=SO).step.is_side  # with tools again
+    assert setup.place(*chain, SO, MORE, name="n", traits=ASK).step.is_side
 
 
-def test_both_ways_of_a_client_that_goes_to_and_fro_are_conversations(desk: Desk) -> None:
-    desk.place(HI, name="n", answer=THERE)
+def test_both_ways_of_a_client_that_goes_to_and_fro_are_conversations(setup: Setup) -> None:
+    setup.place(HI, name="n", answer=THERE)
     talk = (HI, THERE, user("discuss"))
-    desk.place(*talk, name="n", traits=ASK, answer=SO)
-    desk.place(HI, THERE, MORE, name="n", answer=SO)
-    assert not desk.place(*talk, SO, THEN, name="n", traits=ASK).step.is_side
-    assert not desk.place(HI, THERE, MORE, SO, THEN, name="n").step.is_side
+    setup.place(*talk, name="n", traits=ASK, answer=SO)
+    setup.place(HI, THERE, MORE, name="n", answer=SO)
+    assert not setup.place(*talk, SO, THEN, name="n", traits=ASK).step.is_side
+    assert not setup.place(HI, THERE, MORE, SO, THEN, name="n").step.is_side
 
 
-def test_titles_and_summaries_stay_beside_the_conversation(desk: Desk) -> None:
+def test_titles_and_summaries_stay_beside_the_conversation(setup: Setup) -> None:
     """Nobody goes on from their answers; a title that is asked for again has not begun in the conversation."""
     summary, again = user("summarise"), bot("a title")
     title = replace(ASK, system=b"title")
-    desk.place(HI, name="n", answer=THERE)
+    setup.place(HI, name="n", answer=THERE)
     sides = [
-        desk.place(HI, THERE, summary, name="n", traits=ASK, answer=bot("a summary")),
-        desk.place(HI, THERE, summary, name="n", traits=ASK, answer=bot("another summary")),
-        desk.place(HI, THERE, MORE, SO, summary, name="n", traits=ASK),
-        desk.place(HI, name="n", traits=title, answer=again),
-        desk.place(HI, again, user("shorter"), name="n", traits=title),
-        desk.place(THEN, name="n", traits=title, answer=again),
-        desk.place(THEN, again, user("shorter"), name="n", traits=title),
+        setup.place(HI, THERE, summary, name="n", traits=ASK, answer=bot("a summary")),
+        setup.place(HI, THERE, summary, name="n", traits=ASK, answer=bot("another summary")),
+        setup.place(HI, THERE, MORE, SO, summary, name="n", traits=ASK),
+        setup.place(HI, name="n", traits=title, answer=again),
+        setup.place(HI, again, user("shorter"), name="n", traits=title),
+        setup.place(THEN, name="n", traits=title, answer=again),
+        setup.place(THEN, again, user("shorter"), name="n", traits=title),
     ]
     assert [placed.step.is_side for placed in sides] == [True] * 7
 
 
-def test_an_answer_counts_more_than_what_stands_behind_a_shallower_one(desk: Desk) -> None:
-    desk.place(HI, name="a", answer=THERE)
-    desk.place(HI, THERE, MORE, SO, THEN, name="a")
-    other = desk.place(HI, THERE, MORE, name="b", answer=SO)
-    assert desk.place(HI, THERE, MORE, SO, THEN).session == other.session
+def test_an_answer_counts_more_than_what_stands_behind_a_shallower_one(setup: Setup) -> None:
+    setup.place(HI, name="a", answer=THERE)
+    setup.place(HI, THERE, MORE, SO, THEN, name="a")
+    other = setup.place(HI, THERE, MORE, name="b", answer=SO)
+    assert setup.place(HI, THERE, MORE, SO, THEN).session == other.session
 
 
 @pytest.mark.parametrize("item", [bot("a", STRONG), bot("text", weight=40)])
-def test_an_answer_that_is_kept_elsewhere_tells_whose_request_it_is(desk: Desk, item: Item) -> None:
-    first = desk.place(HI, answer=item)
-    after = desk.place(user("sum", 600), item, MORE)
+def test_an_answer_that_is_kept_elsewhere_tells_whose_request_it_is(setup: Setup, item: Item) -> None:
+    first = setup.place(HI, answer=item)
+    after = setup.place(user("sum", 600), item, MORE)
     assert (after.session, after.step.base) == (first.session, 0)
-    assert desk.place(user("sum", 600), item, MORE).session == first.session  # nothing was answered yet
+    assert setup.place(user("sum", 600), item, MORE).session == first.session  # nothing was answered yet
 
 
 @pytest.mark.parametrize(
@@ -329,10 +344,10 @@ def test_an_answer_that_is_kept_elsewhere_tells_whose_request_it_is(desk: Desk, 
         *[bot("a", call) for call in ("call_1", "read:0", "functions.read:3", "12", "call7", "read_file_2")],
     ],
 )
-def test_short_texts_and_ids_that_are_counted_up_tell_nothing(desk: Desk, item: Item) -> None:
-    first = desk.place(HI, answer=item)
-    assert desk.place(user("sum", 600), item, MORE).session.id != first.session.id
-    assert not name_answer(item, "", first.session) and not list_shown_marks(desk.ask(item))
+def test_short_texts_and_ids_that_are_counted_up_tell_nothing(setup: Setup, item: Item) -> None:
+    first = setup.place(HI, answer=item)
+    assert setup.place(user("sum", 600), item, MORE).session.id != first.session.id
+    assert not name_answer(item, "", first.session) and not list_shown_marks(setup.ask(item))
 
 
 @pytest.mark.parametrize(
@@ -342,45 +357,45 @@ def test_ids_that_are_drawn_are_names(call: str) -> None:
     assert name_answer(bot("a", call), "own", SessionKey("s", ONE, "main", "")) == [f"call:{call}", "item:own"]
 
 
-def test_a_kept_answer_counts_only_with_the_same_form(desk: Desk) -> None:
-    first = desk.place(HI, answer=bot("a", STRONG))
-    assert desk.place(user("sum"), bot("b", STRONG), MORE).session.id != first.session.id
+def test_a_kept_answer_counts_only_with_the_same_form(setup: Setup) -> None:
+    first = setup.place(HI, answer=bot("a", STRONG))
+    assert setup.place(user("sum"), bot("b", STRONG), MORE).session.id != first.session.id
 
 
-def test_a_kept_answer_that_two_sessions_gave_tells_nothing(desk: Desk) -> None:
+def test_a_kept_answer_that_two_sessions_gave_tells_nothing(setup: Setup) -> None:
     for text in ("q", "r"):
-        desk.place(user(text), answer=bot("a", STRONG))
-    assert desk.place(user("sum"), bot("a", STRONG), MORE).session.id == "x3"
+        setup.place(user(text), answer=bot("a", STRONG))
+    assert setup.place(user("sum"), bot("a", STRONG), MORE).session.id == "x3"
 
 
-def test_kept_answers_of_two_sessions_tell_nothing(desk: Desk) -> None:
-    desk.place(HI, answer=bot("a", STRONG))
-    desk.place(HI, answer=bot("b", STRONG + "x"))
-    assert desk.place(user("sum"), bot("a", STRONG), bot("b", STRONG + "x")).session.id == "x3"
+def test_kept_answers_of_two_sessions_tell_nothing(setup: Setup) -> None:
+    setup.place(HI, answer=bot("a", STRONG))
+    setup.place(HI, answer=bot("b", STRONG + "x"))
+    assert setup.place(user("sum"), bot("a", STRONG), bot("b", STRONG + "x")).session.id == "x3"
 
 
-def test_what_a_client_brought_along_was_never_an_answer(desk: Desk) -> None:
-    desk.place(user("q"), bot("a", STRONG), MORE)
-    assert desk.place(user("r"), bot("a", STRONG), MORE).session.id == "x2"
+def test_what_a_client_brought_along_was_never_an_answer(setup: Setup) -> None:
+    setup.place(user("q"), bot("a", STRONG), MORE)
+    assert setup.place(user("r"), bot("a", STRONG), MORE).session.id == "x2"
 
 
-def test_what_a_client_brought_along_makes_an_answer_ambiguous(desk: Desk) -> None:
-    desk.place(HI, answer=bot("a", STRONG))
-    desk.place(user("r"), bot("a", STRONG), MORE, name="n")
-    assert desk.place(user("t"), bot("a", STRONG), MORE).session.id == "x3"
+def test_what_a_client_brought_along_makes_an_answer_ambiguous(setup: Setup) -> None:
+    setup.place(HI, answer=bot("a", STRONG))
+    setup.place(user("r"), bot("a", STRONG), MORE, name="n")
+    assert setup.place(user("t"), bot("a", STRONG), MORE).session.id == "x3"
 
 
-def test_of_what_a_request_shows_the_newest_names_are_asked_for(desk: Desk) -> None:
-    asked = desk.ask(*[bot("a", f"{STRONG}{i}") for i in range(100)], user("u"))
+def test_of_what_a_request_shows_the_newest_names_are_asked_for(setup: Setup) -> None:
+    asked = setup.ask(*[bot("a", f"{STRONG}{i}") for i in range(100)], user("u"))
     assert list_shown_marks(asked) == [f"call:{STRONG}{i}" for i in range(68, 100)]
 
 
-def test_what_was_said_in_a_session_that_its_client_names_is_found_by_the_name_alone(desk: Desk) -> None:
+def test_what_was_said_in_a_session_that_its_client_names_is_found_by_the_name_alone(setup: Setup) -> None:
     text, call = bot("text", weight=40), bot("a", STRONG)
-    named = desk.place(HI, name="n", answer=text)
-    assert (name_answer(text, "", named.session), list(desk.known(named).marks)) == ((), [])
-    assert desk.place(user("sum", 600), text, MORE).session != named.session
-    assert desk.place(user("sum", 600), text, MORE, name="n").session == named.session
+    named = setup.place(HI, name="n", answer=text)
+    assert (name_answer(text, "", named.session), list(setup.known(named).marks)) == ((), [])
+    assert setup.place(user("sum", 600), text, MORE).session != named.session
+    assert setup.place(user("sum", 600), text, MORE, name="n").session == named.session
     assert name_answer(call, "", named.session) == [f"call:{STRONG}"]
 
 
@@ -388,12 +403,12 @@ SUMMARY, PASTE = user("so far", 500), user("a long file", 600)
 CALL, RESULT = bot("a", STRONG), say("tool", "r", weight=900)
 
 
-def talk(desk: Desk) -> None:
+def talk(setup: Setup) -> None:
     """Two turns of the user, a call between them, and the answers to all of it."""
-    desk.place(HI, answer=CALL, name="n")
-    desk.place(HI, CALL, RESULT, answer=THERE, name="n")
-    desk.place(HI, CALL, RESULT, THERE, MORE, answer=SO, name="n")
-    desk.place(HI, CALL, RESULT, THERE, MORE, SO, THEN, answer=SO, name="n")
+    setup.place(HI, answer=CALL, name="n")
+    setup.place(HI, CALL, RESULT, answer=THERE, name="n")
+    setup.place(HI, CALL, RESULT, THERE, MORE, answer=SO, name="n")
+    setup.place(HI, CALL, RESULT, THERE, MORE, SO, THEN, answer=SO, name="n")
 
 
 COMPACTED = {
@@ -419,37 +434,37 @@ NOT_COMPACTED = {
 
 
 @pytest.mark.parametrize("chain", COMPACTED.values(), ids=COMPACTED)
-def test_a_shorter_history_with_a_long_new_text_is_a_compaction(desk: Desk, chain: tuple[Item, ...]) -> None:
-    talk(desk)
-    step = desk.place(*chain, name="n").step
+def test_a_shorter_history_with_a_long_new_text_is_a_compaction(setup: Setup, chain: tuple[Item, ...]) -> None:
+    talk(setup)
+    step = setup.place(*chain, name="n").step
     assert (step.relation, step.is_side) == ("compaction", False)
-    assert desk.place(*chain, answer=THERE, name="n").step.relation == "retry"
-    assert desk.place(*chain, THERE, user("on"), name="n").step.relation == "append"
+    assert setup.place(*chain, answer=THERE, name="n").step.relation == "retry"
+    assert setup.place(*chain, THERE, user("on"), name="n").step.relation == "append"
 
 
 @pytest.mark.parametrize(("chain", "relation"), NOT_COMPACTED.values(), ids=NOT_COMPACTED)
-def test_an_edit_or_a_rewind_is_none(desk: Desk, chain: tuple[Item, ...], relation: str) -> None:
-    talk(desk)
-    assert desk.place(*chain, name="n").step.relation == relation
+def test_an_edit_or_a_rewind_is_none(setup: Setup, chain: tuple[Item, ...], relation: str) -> None:
+    talk(setup)
+    assert setup.place(*chain, name="n").step.relation == relation
 
 
-def test_an_edit_behind_what_the_client_says_of_itself_is_none(desk: Desk) -> None:
+def test_an_edit_behind_what_the_client_says_of_itself_is_none(setup: Setup) -> None:
     """codex puts a message of the user's role before the first turn."""
     where = user("cwd")
-    desk.place(where, HI, answer=THERE, name="n")
-    desk.place(where, HI, THERE, MORE, answer=SO, name="n")
-    assert desk.place(where, HI, SUMMARY, name="n").step.relation == "compaction"
-    assert desk.place(where, PASTE, name="n").step.relation == "branch"
+    setup.place(where, HI, answer=THERE, name="n")
+    setup.place(where, HI, THERE, MORE, answer=SO, name="n")
+    assert setup.place(where, HI, SUMMARY, name="n").step.relation == "compaction"
+    assert setup.place(where, PASTE, name="n").step.relation == "branch"
 
 
-def test_a_turn_after_one_that_was_not_answered_is_none(desk: Desk) -> None:
-    desk.place(HI, name="n")
-    assert desk.place(HI, PASTE, name="n").step.relation == "append"
+def test_a_turn_after_one_that_was_not_answered_is_none(setup: Setup) -> None:
+    setup.place(HI, name="n")
+    assert setup.place(HI, PASTE, name="n").step.relation == "append"
 
 
 @pytest.mark.parametrize("chain", [(SUMMARY,), (HI, SUMMARY)])
-def test_a_call_beside_the_conversation_is_none(desk: Desk, chain: tuple[Item, ...]) -> None:
-    talk(desk)
+def test_a_call_beside_the_conversation_is_none(setup: Setup, chain: tuple[Item, ...]) -> None:
+    talk(setup)
     titles = replace(MAIN, system=b"titles", has_tools=False)
-    step = desk.place(*chain, name="n", traits=titles).step
+    step = setup.place(*chain, name="n", traits=titles).step
     assert (step.is_side, step.relation == "compaction") == (True, False)

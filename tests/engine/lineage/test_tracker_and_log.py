@@ -8,127 +8,127 @@ from msgspec.structs import replace
 
 from proxy.model.exchange import Opening, SessionKey
 from proxy.model.lineage import StoredSession
-from tests.engine.lineage.talk import CHAIN, KEEP, SHORT, Desk, Message, bot, user
+from tests.engine.lineage.talk import CHAIN, KEEP, SHORT, Message, Setup, bot, user
 from tests.support.engine import wait_out
 
 
 @pytest.mark.parametrize("name", ["", "n"])
 async def test_a_conversation_goes_on_after_a_restart(name: str) -> None:
-    desk = Desk()
-    await desk.send(user("a"), name=name)
-    first = desk.session
-    await desk.settle()
-    desk = Desk(desk)
-    step = await desk.send(*CHAIN, name=name)
-    assert (desk.session, step.relation, step.base) == (first, "append", 2)
-    await desk.send(*CHAIN, name=name)
-    assert (desk.session, desk.step.relation, desk.step.nodes) == (first, "retry", ())
-    assert len(desk.engine.archive.recalled) == 1
+    setup = Setup()
+    await setup.send(user("a"), name=name)
+    first = setup.session
+    await setup.settle()
+    setup = Setup(setup)
+    step = await setup.send(*CHAIN, name=name)
+    assert (setup.session, step.relation, step.base) == (first, "append", 2)
+    await setup.send(*CHAIN, name=name)
+    assert (setup.session, setup.step.relation, setup.step.nodes) == (first, "retry", ())
+    assert len(setup.engine.archive.recalled) == 1
 
 
 async def test_a_named_session_is_remembered_after_a_restart_whatever_is_sent_first() -> None:
-    desk = Desk()
-    await desk.send(user("a"), name="n")
-    await desk.settle()
-    desk = Desk(desk)
-    step = await desk.send(user("a"), name="n")
+    setup = Setup()
+    await setup.send(user("a"), name="n")
+    await setup.settle()
+    setup = Setup(setup)
+    step = await setup.send(user("a"), name="n")
     assert (step.relation, step.nodes) == ("retry", ())
 
 
 async def test_by_its_chain_the_log_is_asked_only_for_what_shows_an_answer() -> None:
-    desk = Desk()
-    desk.engine.lineage.index.clear()
-    await desk.send(user("a"), user("b"), name="n")
-    first = desk.session
-    await desk.send(*CHAIN, name="m")
-    (nodes, _, _) = desk.engine.archive.recalled[1]
-    assert desk.engine.archive.recalled == [((), (), first), (nodes, (), desk.session)]
+    setup = Setup()
+    setup.engine.lineage.index.clear()
+    await setup.send(user("a"), user("b"), name="n")
+    first = setup.session
+    await setup.send(*CHAIN, name="m")
+    (nodes, _, _) = setup.engine.archive.recalled[1]
+    assert setup.engine.archive.recalled == [((), (), first), (nodes, (), setup.session)]
     assert len(nodes) == 3
 
 
 async def test_conversations_go_on_in_a_memory_that_holds_but_one() -> None:
-    desk = Desk(cache_bytes=400)
+    setup = Setup(cache_bytes=400)
     sessions: dict[str, set[str]] = {}
     for turn in range(3):
         for who in "abcd":
             history = [each for i in range(turn) for each in (user(f"{who}{i}"), bot(f"{who} said"))]
-            await desk.send(*history, user(f"{who}{turn}"), answer=bot(f"{who} said"))
-            sessions.setdefault(who, set()).add(desk.session)
-            await desk.settle()
-            assert len(desk.engine.lineage.index) == 1
+            await setup.send(*history, user(f"{who}{turn}"), answer=bot(f"{who} said"))
+            sessions.setdefault(who, set()).add(setup.session)
+            await setup.settle()
+            assert len(setup.engine.lineage.index) == 1
     assert sorted(map(len, sessions.values())) == [1, 1, 1, 1]
     assert len(set.union(*sessions.values())) == 4
 
 
 async def test_an_answer_to_a_session_that_was_dropped_meanwhile_is_found() -> None:
-    desk = Desk(cache_bytes=400)
-    await desk.send(user("a"))
-    first = desk.session
-    await desk.send(user("b"))
-    assert len(desk.engine.lineage.index) == 1
-    await desk.send(*CHAIN)
-    assert desk.session == first
-    await desk.settle()
-    desk.assert_nothing_in_mind()
+    setup = Setup(cache_bytes=400)
+    await setup.send(user("a"))
+    first = setup.session
+    await setup.send(user("b"))
+    assert len(setup.engine.lineage.index) == 1
+    await setup.send(*CHAIN)
+    assert setup.session == first
+    await setup.settle()
+    setup.assert_nothing_in_mind()
 
 
 async def test_what_was_asked_before_is_asked_again_when_memory_was_lost() -> None:
-    desk = Desk()
-    await desk.send(user("a"))
-    first = desk.session
-    await desk.settle()
-    desk = Desk(desk)
-    await desk.send(*CHAIN)
-    desk.engine.lineage.index.clear()
-    await desk.send(*CHAIN)
-    assert desk.session == first
+    setup = Setup()
+    await setup.send(user("a"))
+    first = setup.session
+    await setup.settle()
+    setup = Setup(setup)
+    await setup.send(*CHAIN)
+    setup.engine.lineage.index.clear()
+    await setup.send(*CHAIN)
+    assert setup.session == first
 
 
 async def test_where_the_log_cannot_be_read_a_call_goes_on_in_a_session_of_its_own(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    desk = Desk()
-    await desk.send(user("a"))
-    first = desk.session
-    await desk.settle()
-    desk = Desk(desk)
-    desk.engine.archive.refuses_recall = True
-    assert (await desk.send(*CHAIN)).relation == "root"
-    assert desk.session != first
-    desk.engine.archive.refuses_recall = False
-    await desk.settle()
-    await desk.send(*CHAIN, bot(SHORT), user("c"))
+    setup = Setup()
+    await setup.send(user("a"))
+    first = setup.session
+    await setup.settle()
+    setup = Setup(setup)
+    setup.engine.archive.refuses_recall = True
+    assert (await setup.send(*CHAIN)).relation == "root"
+    assert setup.session != first
+    setup.engine.archive.refuses_recall = False
+    await setup.settle()
+    await setup.send(*CHAIN, bot(SHORT), user("c"))
     assert [record.getMessage().split(": ")[1][:35] for record in caplog.records] == [
         "the log did not say in time which s"
     ]
 
 
 async def test_the_log_is_asked_once_about_a_history_that_it_does_not_know() -> None:
-    desk = Desk()
-    desk.engine.lineage.index.clear()
+    setup = Setup()
+    setup.engine.lineage.index.clear()
     for _ in range(3):
-        await desk.send(*CHAIN, status=429)
-        await desk.settle()
-    assert len(desk.engine.archive.recalled) == 1
+        await setup.send(*CHAIN, status=429)
+        await setup.settle()
+    assert len(setup.engine.archive.recalled) == 1
 
 
 async def test_what_the_log_has_lost_is_not_known_any_more() -> None:
-    desk = Desk()
-    await desk.send(user("a"), name="n")
-    await desk.settle()
-    desk.engine.archive.health = replace(desk.engine.archive.health, generation=1)
-    desk.engine.archive.trees.by_id.clear()
-    step = await desk.send(*CHAIN, name="n")
+    setup = Setup()
+    await setup.send(user("a"), name="n")
+    await setup.settle()
+    setup.engine.archive.health = replace(setup.engine.archive.health, generation=1)
+    setup.engine.archive.trees.by_id.clear()
+    step = await setup.send(*CHAIN, name="n")
     assert (step.relation, step.base, len(step.nodes)) == ("root", 0, 3)
 
 
 class Stalling:
     """A log that does not answer before it is told to."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, setup: Setup) -> None:
         self.asked, self.told = asyncio.Event(), asyncio.Event()
-        self._recall = desk.engine.archive.recall
-        desk.engine.archive.recall = self.recall  # type: ignore[method-assign]
+        self._recall = setup.engine.archive.recall
+        setup.engine.archive.recall = self.recall  # type: ignore[method-assign]
 
     async def recall(
         self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
@@ -140,47 +140,47 @@ class Stalling:
 
 async def test_a_client_that_leaves_while_the_log_is_asked_takes_nothing_along() -> None:
     """What a request brought is not known before it is in the log: the next one brings it."""
-    desk = Desk()
-    desk.engine.lineage.index.clear()
-    stalling = Stalling(desk)
+    setup = Setup()
+    setup.engine.lineage.index.clear()
+    stalling = Stalling(setup)
     body = [*CHAIN, user("x" * 5000)]
-    task = asyncio.create_task(desk.call(body))
+    task = asyncio.create_task(setup.call(body))
     await stalling.asked.wait()
     task.cancel()
     await wait_out(task)
     stalling.told.set()
-    assert desk.engine.archive.of(Opening) == []
-    desk.assert_nothing_in_mind()
-    await desk.send(*body)
-    assert len(desk.engine.archive.opening.body.slices) == 4
+    assert setup.engine.archive.of(Opening) == []
+    setup.assert_nothing_in_mind()
+    await setup.send(*body)
+    assert len(setup.engine.archive.opening.body.slices) == 4
 
 
 async def test_a_record_that_is_lost_while_the_log_is_asked_is_brought_again() -> None:
-    desk = Desk()
+    setup = Setup()
     big = user("x" * 5000)
-    await desk.send(big)
-    desk.engine.lineage.index.clear()
-    stalling = Stalling(desk)
-    task = asyncio.create_task(desk.send(big, bot(SHORT), user("b")))
+    await setup.send(big)
+    setup.engine.lineage.index.clear()
+    stalling = Stalling(setup)
+    task = asyncio.create_task(setup.send(big, bot(SHORT), user("b")))
     await stalling.asked.wait()
-    desk.engine.archive.health = replace(desk.engine.archive.health, generation=1)
+    setup.engine.archive.health = replace(setup.engine.archive.health, generation=1)
     stalling.told.set()
     await task
-    assert len(desk.engine.archive.of(Opening)[-1].body.slices) == 3
+    assert len(setup.engine.archive.of(Opening)[-1].body.slices) == 3
 
 
 async def test_two_requests_that_wait_for_the_log_are_placed_alike() -> None:
-    desk = Desk()
-    await desk.send(user("a"))
-    first = desk.session
-    await desk.settle()
-    desk = Desk(desk)
-    stalling = Stalling(desk)
-    tasks = [asyncio.create_task(desk.send(*CHAIN[:2], user(text))) for text in "bc"]
+    setup = Setup()
+    await setup.send(user("a"))
+    first = setup.session
+    await setup.settle()
+    setup = Setup(setup)
+    stalling = Stalling(setup)
+    tasks = [asyncio.create_task(setup.send(*CHAIN[:2], user(text))) for text in "bc"]
     await stalling.asked.wait()
     stalling.told.set()
     await asyncio.gather(*tasks)
-    assert {opening.session.id for opening in desk.engine.archive.of(Opening)} == {first}
+    assert {opening.session.id for opening in setup.engine.archive.of(Opening)} == {first}
 
 
 def act(i: int) -> Message:
@@ -191,40 +191,40 @@ TALK = [each for i in range(20) for each in (user(f"u{i}"), act(i))]
 
 
 async def test_a_history_that_is_sent_again_and_again_is_asked_for_once_however_many_were_dropped() -> None:
-    desk = Desk(cache_bytes=8 * 200_000)  # room for some eight of them
+    setup = Setup(cache_bytes=8 * 200_000)  # room for some eight of them
     seen: set[str] = set()
     for i in range(40):
-        await desk.send(*TALK, user("go"), answer=bot(f"answer {i}"))
-        seen.add(desk.session)
-        await desk.settle()
-    forest = desk.engine.lineage.index
+        await setup.send(*TALK, user("go"), answer=bot(f"answer {i}"))
+        seen.add(setup.session)
+        await setup.settle()
+    forest = setup.engine.lineage.index
     assert (len(seen), len(forest) < 12, forest.is_complete) == (40, True, False)
-    assert len(desk.engine.archive.recalled) == 1
+    assert len(setup.engine.archive.recalled) == 1
 
 
 async def test_what_goes_on_from_one_of_equal_histories_is_put_there() -> None:
-    desk = Desk(cache_bytes=8 * 200_000)
+    setup = Setup(cache_bytes=8 * 200_000)
     sessions: list[str] = []
     for i in range(40):
-        await desk.send(*TALK, user("go"), answer=bot(f"answer {i}"))
-        sessions.append(desk.session)
-        await desk.settle()
-    forest = desk.engine.lineage.index
+        await setup.send(*TALK, user("go"), answer=bot(f"answer {i}"))
+        sessions.append(setup.session)
+        await setup.settle()
+    forest = setup.engine.lineage.index
     for i in (1, 39, 20, 1):
-        before = len(desk.engine.archive.recalled)
+        before = len(setup.engine.archive.recalled)
         is_dropped = forest.get(sessions[i]) is None
-        step = await desk.send(*TALK, user("go"), bot(f"answer {i}"), user("on"), answer=bot("done"))
-        assert (desk.session, step.relation == "root") == (sessions[i], False)
-        assert len(desk.engine.archive.recalled) - before == is_dropped
-        await desk.settle()
+        step = await setup.send(*TALK, user("go"), bot(f"answer {i}"), user("on"), answer=bot("done"))
+        assert (setup.session, step.relation == "root") == (sessions[i], False)
+        assert len(setup.engine.archive.recalled) - before == is_dropped
+        await setup.settle()
 
 
 async def test_what_was_found_before_is_asked_for_again_once_it_was_dropped() -> None:
-    desk = Desk(cache_bytes=400)
-    await desk.send(user("a"))
-    first = desk.session
+    setup = Setup(cache_bytes=400)
+    await setup.send(user("a"))
+    first = setup.session
     for i in range(3):
-        await desk.send(*CHAIN, answer=bot("yes"))
-        assert desk.session == first
-        await desk.send(user(f"other {i}"))
-        assert len(desk.engine.lineage.index) == 1
+        await setup.send(*CHAIN, answer=bot("yes"))
+        assert setup.session == first
+        await setup.send(user(f"other {i}"))
+        assert len(setup.engine.lineage.index) == 1

@@ -34,7 +34,7 @@ class Placed(NamedTuple):
     source: tuple[str, bytes] | None
 
 
-class Desk:
+class Setup:
     """A resolver over an empty index."""
 
     def __init__(self, *, is_complete: bool = True) -> None:

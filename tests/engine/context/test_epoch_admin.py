@@ -135,7 +135,7 @@ async def test_another_branch_is_left_alone(talk: Talk) -> None:
     assert len(shortened) < len(edited)
     await talk.care.revert(talk.session, 1)
     epochs = len(await talk.log.list_epochs(talk.session))
-    talk.engine.steward.states.caches.contexts.clear()
+    talk.engine.controller.states.caches.contexts.clear()
     await talk.ask(edited)
     assert sent(talk) == shortened
     assert len(await talk.log.list_epochs(talk.session)) == epochs
@@ -240,7 +240,7 @@ async def test_what_the_log_does_not_take_is_not_done(talk: Talk) -> None:
     history = await talk.grow_to(1)
     shortened = talk.upstream.bodies[-1]
     parts = talk.engine
-    care = EpochAdmin(parts.steward.states, talk.log, Late(), parts.bus, parts.ids)  # type: ignore[arg-type]
+    care = EpochAdmin(parts.controller.states, talk.log, Late(), parts.bus, parts.ids)  # type: ignore[arg-type]
     with pytest.raises(StoreUnavailable, match="try again"):
         await care.revert(talk.session, 1)
     with pytest.raises(StoreUnavailable):

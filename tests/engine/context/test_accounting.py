@@ -13,7 +13,7 @@ from proxy.model.errors import UpstreamUnreachable
 from proxy.model.events import Planned
 from proxy.model.exchange import Opening, Outcome, Round
 from tests.support.engine import JSON, ScriptedResponse
-from tests.support.managed import Desk, ManagedEngine, Turn, answer, refuse
+from tests.support.managed import ManagedEngine, Setup, Turn, answer, refuse
 from tests.support.managing import Message, QuarterTokens, make_history, make_subject
 
 HISTORY = make_history(160, 300)
@@ -180,35 +180,35 @@ async def test_the_body_is_on_its_way_first() -> None:
 
 async def test_where_it_depends_on_the_count_that_comes_first() -> None:
     """Near a mark, or after what was in vain."""
-    desk = Desk()
+    setup = Setup()
     kinds = []
     for steps in STEPS:
         subject = make_subject(until(steps), f"x{steps}", base=2 * steps)
-        sending = await desk.decide(subject)
-        assert sending.plan is not None or not desk.committed
+        sending = await setup.decide(subject)
+        assert sending.plan is not None or not setup.committed
         kinds.append(sending.uncounted is not None)
         if sending.uncounted is not None:
-            desk.steward.account(sending)
-    assert sum(kinds) > len(desk.committed)
-    opened = [int(epoch.id[1:]) - 1 for epoch in desk.committed]
+            setup.controller.account(sending)
+    assert sum(kinds) > len(setup.committed)
+    opened = [int(epoch.id[1:]) - 1 for epoch in setup.committed]
     assert not any(kinds[at] for at in opened)
 
 
 async def test_what_was_in_vain_is_counted_first() -> None:
-    desk = Desk()
+    setup = Setup()
     for steps in range(70, 100):
-        sending = await desk.decide(make_subject(until(steps), f"x{steps}"))
+        sending = await setup.decide(make_subject(until(steps), f"x{steps}"))
         if sending.uncounted is not None:
             break
     assert sending.uncounted is not None
-    desk.steward.account(sending)
-    context = desk.steward.states.caches.contexts.get("s1")
+    setup.controller.account(sending)
+    context = setup.controller.states.caches.contexts.get("s1")
     assert context is not None
     (epoch,) = context.epochs
     subject = make_subject(until(steps + 1), "x")
-    account = context.get_account(epoch.view, epoch.id, desk.steward.states.find_budget(subject))
+    account = context.get_account(epoch.view, epoch.id, setup.controller.states.find_budget(subject))
     account.account = replace(account.account, ineffective=1)
-    sending = await desk.decide(subject)
+    sending = await setup.decide(subject)
     assert sending.uncounted is None
 
 

@@ -9,7 +9,7 @@ from proxy.engine.open_exchange import REFUSAL_BYTES
 from proxy.engine.response_stream import is_open_stream, spell_in_stream
 from proxy.model.exchange import Headers, Outcome, Round
 from proxy.model.log import Record
-from tests.engine.test_rescue import DONE, ROLE, WORD, Call, refuse, stream
+from tests.engine.test_overflow_retry import DONE, ROLE, WORD, Call, refuse, stream
 from tests.support.engine import JSON, LIMIT, STREAM, Ending, ScriptedResponse
 from tests.support.rescuing import TOO_LONG, TOO_LONG_EVENT
 

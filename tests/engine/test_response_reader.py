@@ -23,7 +23,7 @@ CHUNKS = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason"
 CAP = 1_000_000
 
 
-class Desk:
+class Setup:
     """Readings over fakes, and what came of them."""
 
     def __init__(self) -> None:
@@ -122,135 +122,135 @@ def test_a_stream_is_known_by_its_content_type(kind: bytes, is_stream: bool) -> 
 
 
 async def test_what_an_answer_says_is_appended_without_urgency() -> None:
-    desk = Desk()
-    desk.submit("x1")
-    (reading,) = await desk.finish()
+    setup = Setup()
+    setup.submit("x1")
+    (reading,) = await setup.finish()
     assert (reading.exchange, reading.k, reading.finish, reading.error) == ("x1", 0, "stop", "")
     assert reading.usage is not None
     assert reading.usage.input == 7
-    assert [each.is_urgent for each in desk.archive.appended] == [False]
+    assert [each.is_urgent for each in setup.archive.appended] == [False]
 
 
 async def test_nothing_is_read_before_the_call_that_brought_it_goes_on() -> None:
-    desk = Desk()
-    desk.submit("x1")
-    assert desk.archive.appended == []
-    await desk.finish()
+    setup = Setup()
+    setup.submit("x1")
+    assert setup.archive.appended == []
+    await setup.finish()
 
 
 async def test_answers_are_read_in_order_and_an_unreadable_one_is_told_and_skipped() -> None:
-    desk = Desk()
-    desk.submit("x1")
-    desk.submit("x2", b"<html>")
-    desk.submit("x3", gzip.compress(ANSWER), (*JSON, (b"content-encoding", b"br")))
-    desk.submit("x4")
-    assert [reading.exchange for reading in await desk.finish()] == ["x1", "x4"]
-    assert [event.exchange for event in desk.failures] == ["x2", "x3"]
-    assert "not a JSON object" in str(desk.failures[0])
+    setup = Setup()
+    setup.submit("x1")
+    setup.submit("x2", b"<html>")
+    setup.submit("x3", gzip.compress(ANSWER), (*JSON, (b"content-encoding", b"br")))
+    setup.submit("x4")
+    assert [reading.exchange for reading in await setup.finish()] == ["x1", "x4"]
+    assert [event.exchange for event in setup.failures] == ["x2", "x3"]
+    assert "not a JSON object" in str(setup.failures[0])
 
 
 @pytest.mark.parametrize("odd", [b'"\\ud800"', b"1" + b"0" * 40, b'"\xff"', b"NaN"])
 async def test_odd_values_keep_no_answer_from_being_read(odd: bytes) -> None:
-    desk = Desk()
-    desk.submit("x1", b'{"choices":[],"x":' + odd + b"}")
-    desk.submit("x2", b'data: {"choices":[],"x":' + odd + b"}\n\n", STREAM)
-    assert [reading.exchange for reading in await desk.finish()] == ["x1", "x2"]
-    assert desk.failures == []
+    setup = Setup()
+    setup.submit("x1", b'{"choices":[],"x":' + odd + b"}")
+    setup.submit("x2", b'data: {"choices":[],"x":' + odd + b"}\n\n", STREAM)
+    assert [reading.exchange for reading in await setup.finish()] == ["x1", "x2"]
+    assert setup.failures == []
 
 
 async def test_a_format_that_breaks_down_is_told_and_the_next_answer_is_read() -> None:
-    desk = Desk()
-    desk.readings.submit(UnreadAnswer("x1", 0, Failing(), STREAM, CHUNKS))
-    desk.submit("x2")
-    assert [reading.exchange for reading in await desk.finish()] == ["x2"]
-    assert desk.failures == [ReadingFailed("x1", "RecursionError: too deep")]
+    setup = Setup()
+    setup.readings.submit(UnreadAnswer("x1", 0, Failing(), STREAM, CHUNKS))
+    setup.submit("x2")
+    assert [reading.exchange for reading in await setup.finish()] == ["x2"]
+    assert setup.failures == [ReadingFailed("x1", "RecursionError: too deep")]
 
 
 @pytest.mark.parametrize(("size", "is_here"), [(100, True), (100_000, False)])
 async def test_a_huge_answer_is_read_in_a_thread_and_a_small_one_here(size: int, is_here: bool) -> None:
-    desk, form = Desk(), ThreadTelling()
-    desk.readings.submit(UnreadAnswer("x1", 0, form, JSON, b'{"a":"' + b"x" * size + b'"}'))
-    assert len(await desk.finish()) == 1
+    setup, form = Setup(), ThreadTelling()
+    setup.readings.submit(UnreadAnswer("x1", 0, form, JSON, b'{"a":"' + b"x" * size + b'"}'))
+    assert len(await setup.finish()) == 1
     assert (form.thread is threading.current_thread()) == is_here
 
 
 @pytest.mark.parametrize(("size", "is_here"), [(100, True), (100_000, False)])
 async def test_an_answer_in_a_hurry_is_read_where_it_delays_nobody_else(size: int, is_here: bool) -> None:
-    desk, form = Desk(), ThreadTelling()
-    desk.readings.submit(UnreadAnswer("x1", 0, form, JSON, b'{"a":"' + b"x" * size + b'"}'))
-    await asyncio.gather(desk.readings.hurry("x1"), desk.readings.hurry("x1"))
+    setup, form = Setup(), ThreadTelling()
+    setup.readings.submit(UnreadAnswer("x1", 0, form, JSON, b'{"a":"' + b"x" * size + b'"}'))
+    await asyncio.gather(setup.readings.hurry("x1"), setup.readings.hurry("x1"))
     assert (form.thread is threading.current_thread()) == is_here
-    assert len(desk.archive.of(Reading)) == 1
-    assert len(await desk.finish()) == 1
+    assert len(setup.archive.of(Reading)) == 1
+    assert len(await setup.finish()) == 1
 
 
 async def test_the_oldest_of_too_many_waiting_answers_stay_unread_and_that_is_told() -> None:
-    desk = Desk()
+    setup = Setup()
     for number in range(4100):
-        desk.submit(f"x{number}")
-    assert [event.exchange for event in desk.failures] == [f"x{number}" for number in range(4)]
-    assert [reading.exchange for reading in await desk.finish()] == [f"x{number}" for number in range(4, 4100)]
+        setup.submit(f"x{number}")
+    assert [event.exchange for event in setup.failures] == [f"x{number}" for number in range(4)]
+    assert [reading.exchange for reading in await setup.finish()] == [f"x{number}" for number in range(4, 4100)]
 
 
 async def test_answers_that_wait_take_bounded_memory_and_the_newest_is_kept_however_large() -> None:
-    desk, half = Desk(), b'{"a":"' + b"x" * 16 * 1024 * 1024 + b'"}'
+    setup, half = Setup(), b'{"a":"' + b"x" * 16 * 1024 * 1024 + b'"}'
     for number in range(3):
-        desk.submit(f"x{number}", half)
-    assert [event.exchange for event in desk.failures] == ["x0", "x1"]
-    desk.submit("x3", half * 2)
-    desk.submit("x4")
-    assert [event.exchange for event in desk.failures] == ["x0", "x1", "x2", "x3"]
-    assert [reading.exchange for reading in await desk.finish()] == ["x4"]
+        setup.submit(f"x{number}", half)
+    assert [event.exchange for event in setup.failures] == ["x0", "x1"]
+    setup.submit("x3", half * 2)
+    setup.submit("x4")
+    assert [event.exchange for event in setup.failures] == ["x0", "x1", "x2", "x3"]
+    assert [reading.exchange for reading in await setup.finish()] == ["x4"]
 
 
 async def test_reading_goes_on_after_the_reader_was_cancelled() -> None:
-    desk, form = Desk(), Stuck()
-    desk.submit("x1")
-    assert len(await desk.finish()) == 1
-    desk.readings.submit(UnreadAnswer("x2", 0, form, JSON, b'{"a":"' + b"x" * 100_000 + b'"}'))
+    setup, form = Setup(), Stuck()
+    setup.submit("x1")
+    assert len(await setup.finish()) == 1
+    setup.readings.submit(UnreadAnswer("x2", 0, form, JSON, b'{"a":"' + b"x" * 100_000 + b'"}'))
     assert await asyncio.to_thread(form.began.wait, LIMIT)
-    assert not await desk.tasks.finish(0)
+    assert not await setup.tasks.finish(0)
     form.release.set()
-    desk.submit("x3")
-    assert [reading.exchange for reading in await desk.finish()] == ["x1", "x2", "x3"]
+    setup.submit("x3")
+    assert [reading.exchange for reading in await setup.finish()] == ["x1", "x2", "x3"]
 
 
 @pytest.mark.parametrize(("turns", "at_once", "size"), [(300, 20, 10), (250, 4, 60_000)])
 async def test_no_answer_stays_unread_while_many_come_without_a_pause(turns: int, at_once: int, size: int) -> None:
-    desk = Desk()
+    setup = Setup()
     content = ANSWER.replace(b'"hi"', b'"%s"' % (b"h" * size))
-    desk.submit("first", content)
-    await desk.archive.wait_for(Reading)  # they are being read from now on
+    setup.submit("first", content)
+    await setup.archive.wait_for(Reading)  # they are being read from now on
     for turn in range(turns):
         for i in range(at_once):
-            desk.submit(f"{turn}-{i}", content)
+            setup.submit(f"{turn}-{i}", content)
         await asyncio.sleep(0)
-    assert len(await desk.finish()) == 1 + turns * at_once
-    assert desk.failures == []
+    assert len(await setup.finish()) == 1 + turns * at_once
+    assert setup.failures == []
 
 
 async def test_one_answer_is_read_in_a_turn_while_few_wait() -> None:
-    desk = Desk()
+    setup = Setup()
     for i in range(20):
-        desk.submit(str(i))
-    await desk.archive.wait_for(Reading)
-    read_so_far = len(desk.archive.of(Reading))
+        setup.submit(str(i))
+    await setup.archive.wait_for(Reading)
+    read_so_far = len(setup.archive.of(Reading))
     await asyncio.sleep(0)
-    assert len(desk.archive.of(Reading)) == read_so_far + 1
-    await desk.finish()
+    assert len(setup.archive.of(Reading)) == read_so_far + 1
+    await setup.finish()
 
 
 async def test_an_error_does_not_tell_the_credential_it_echoes() -> None:
-    desk, content = Desk(), b'{"error":{"message":"bad key lm-studio"}}'
-    desk.readings.submit(UnreadAnswer("x1", 0, ChatCompletions(), JSON, content, secrets=(b"lm-studio",)))
-    (reading,) = await desk.finish()
+    setup, content = Setup(), b'{"error":{"message":"bad key lm-studio"}}'
+    setup.readings.submit(UnreadAnswer("x1", 0, ChatCompletions(), JSON, content, secrets=(b"lm-studio",)))
+    (reading,) = await setup.finish()
     assert "lm-studio" not in reading.error
     assert "*********" in reading.error
     assert b"lm-studio" not in reading.answer
 
 
 async def test_of_an_answer_that_a_killed_process_left_our_own_keys_are_known() -> None:
-    desk = Desk()
-    desk.submit("x1", b'{"choices":[{"message":{"content":"sk-of-the-settings-0123"}}]}')
-    (reading,) = await desk.finish()
+    setup = Setup()
+    setup.submit("x1", b'{"choices":[{"message":{"content":"sk-of-the-settings-0123"}}]}')
+    (reading,) = await setup.finish()
     assert b'"' + b"*" * 23 + b'"' in reading.answer

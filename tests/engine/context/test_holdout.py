@@ -12,8 +12,8 @@ from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.epoch import Epoch, Plan
 from proxy.model.events import Planned
 from tests.support.engine import FixedClock
-from tests.support.managed import CEILING, ContextLog, Desk, ManagedEngine, refuse
-from tests.support.managing import SESSION, Message, make_history, make_resolved, make_steward, make_subject
+from tests.support.managed import CEILING, ContextLog, ManagedEngine, Setup, refuse
+from tests.support.managing import SESSION, Message, make_controller, make_history, make_resolved, make_subject
 
 HISTORY = make_history(60, 1600)
 OBSERVED = (b"x-palimpsest-mode", b"observe; holdout")
@@ -24,46 +24,46 @@ def until(steps: int) -> list[Message]:
     return HISTORY[: 2 + 2 * steps]
 
 
-async def prepare(desk: Desk, messages: list[Message], exchange: str = "x1", **options: Any) -> OutgoingRequest:
-    return await desk.decide(make_subject(messages, exchange, **options))
+async def prepare(setup: Setup, messages: list[Message], exchange: str = "x1", **options: Any) -> OutgoingRequest:
+    return await setup.decide(make_subject(messages, exchange, **options))
 
 
-def find_usable(desk: Desk) -> int:
-    return desk.steward.states.find_budget(make_subject(until(1))).usable
+def find_usable(setup: Setup) -> int:
+    return setup.controller.states.find_budget(make_subject(until(1))).usable
 
 
 async def test_a_session_that_is_held_out_goes_as_it_came_and_says_so() -> None:
-    desk = Desk(held_out=ALL)
+    setup = Setup(held_out=ALL)
     for steps in (1, 22, 40):
         subject = make_subject(until(steps), f"x{steps}", base=steps - 1)
-        sending = await desk.decide(subject)
-        plan = Plan(f"x{steps}", 0, "gpt-4o", "original", reason="holdout", usable=find_usable(desk))
+        sending = await setup.decide(subject)
+        plan = Plan(f"x{steps}", 0, "gpt-4o", "original", reason="holdout", usable=find_usable(setup))
         assert sending == OutgoingRequest(
             "original", subject.split.content, plan=plan, labels=(OBSERVED,) if steps > 1 else ()
         )
         assert not sending.is_managed
-        assert desk.steward.states.caches.histories.find(subject) == (None, 0)  # nothing was counted
-    assert len(desk.list_events(Planned)) == 3
-    assert desk.committed == []
+        assert setup.controller.states.caches.histories.find(subject) == (None, 0)  # nothing was counted
+    assert len(setup.list_events(Planned)) == 3
+    assert setup.committed == []
 
 
 async def test_who_is_held_out_is_not_told_at_a_glance() -> None:
     subject = make_subject(until(0))
     subject = replace(subject, chain=replace(subject.chain, is_plain=True))
-    assert Desk().steward.decide_at_once(subject.split.content, make_resolved(subject), None) == OutgoingRequest(
+    assert Setup().controller.decide_at_once(subject.split.content, make_resolved(subject), None) == OutgoingRequest(
         "original", subject.split.content, is_managed=True
     )
-    assert Desk(held_out=ALL).steward.decide_at_once(subject.split.content, make_resolved(subject), None) is None
+    assert Setup(held_out=ALL).controller.decide_at_once(subject.split.content, make_resolved(subject), None) is None
 
 
 async def test_others_are_managed_as_ever() -> None:
-    desk = Desk(held_out=0.5)
-    holdout = desk.steward.states.holdout
+    setup = Setup(held_out=0.5)
+    holdout = setup.controller.states.holdout
     names = [f"s{number}" for number in range(40)]
     rungs = {}
     for name in names:
         session = replace(SESSION, id=name)
-        sending = await prepare(desk, until(22), f"x-{name}", session=session)
+        sending = await prepare(setup, until(22), f"x-{name}", session=session)
         assert sending.plan is not None
         rungs[name] = sending.plan.rung
     assert {name for name in names if rungs[name] == "original"} == set(filter(holdout.has, names))
@@ -71,39 +71,39 @@ async def test_others_are_managed_as_ever() -> None:
 
 
 async def test_a_session_in_which_an_epoch_was_opened_stays_managed() -> None:
-    desk = Desk(held_out=ALL)
+    setup = Setup(held_out=ALL)
     subject = make_subject(until(22))
     before = Epoch("e", "s1", "other-model", "", subject.nodes[0], 1, "hard", "", 1, 2, 1, b"[]", ())
-    desk.log.append(before)
-    sending = await prepare(desk, until(22), base=1)
+    setup.log.append(before)
+    sending = await prepare(setup, until(22), base=1)
     assert sending.plan is not None
     assert sending.plan.rung == "plan"
 
 
 async def test_where_the_log_cannot_tell_no_session_is_counted_among_them() -> None:
-    desk = Desk(held_out=ALL)
-    desk.log.is_unreadable = True
-    sending = await prepare(desk, until(22), base=1)
+    setup = Setup(held_out=ALL)
+    setup.log.is_unreadable = True
+    sending = await prepare(setup, until(22), base=1)
     assert sending.plan is not None
     assert (sending.plan.rung, "holdout" in sending.plan.reason) == ("original", False)
     assert OBSERVED not in sending.labels
-    desk.log.is_unreadable = False
-    assert OBSERVED in (await prepare(desk, until(23), "x2", base=1)).labels
+    setup.log.is_unreadable = False
+    assert OBSERVED in (await prepare(setup, until(23), "x2", base=1)).labels
 
 
 async def test_after_the_log_has_lost_a_record_it_is_asked_anew() -> None:
-    desk = Desk(held_out=ALL)
-    await prepare(desk, until(1))
-    context = desk.steward.states.caches.contexts.get("s1")
+    setup = Setup(held_out=ALL)
+    await prepare(setup, until(1))
+    context = setup.controller.states.caches.contexts.get("s1")
     assert context is not None
-    desk.log.health = replace(desk.log.health, generation=1)
-    await prepare(desk, until(2), "x2", base=1)
-    assert desk.steward.states.caches.contexts.get("s1") is not context
+    setup.log.health = replace(setup.log.health, generation=1)
+    await prepare(setup, until(2), "x2", base=1)
+    assert setup.controller.states.caches.contexts.get("s1") is not context
 
 
 async def test_a_pin_of_a_session_that_is_held_out_is_refused() -> None:
-    desk = Desk(held_out=ALL)
-    sending = await prepare(desk, until(2), headers=((b"x-palimpsest-pin", b"true"),))
+    setup = Setup(held_out=ALL)
+    sending = await prepare(setup, until(2), headers=((b"x-palimpsest-pin", b"true"),))
     assert sending.labels == (OBSERVED, (b"x-palimpsest-notice", b"not pinned: holdout"))
     assert sending.pin is None
 
@@ -113,7 +113,7 @@ async def test_another_reason_to_stand_aside_is_told_in_both_arms_alike() -> Non
     signed: list[Message] = [*until(16), {"role": "user", "content": sign}]
     cases: list[tuple[list[Message], dict[str, Any]]] = [(signed, {}), (until(22), {"transforms": ["middle-out"]})]
     for messages, members in cases:
-        held, other = [await prepare(Desk(held_out=share), messages, **members) for share in (ALL, 0.0)]
+        held, other = [await prepare(Setup(held_out=share), messages, **members) for share in (ALL, 0.0)]
         assert held == other
         assert held.plan is not None and held.plan.reason != "holdout"
 
@@ -127,7 +127,7 @@ class Noting(NoObserver):
     def note_managed(self, subject: ManagedRequest) -> None:
         self.told.append(subject.session.id)
 
-    def note_sent(self, case: RequestState, footing: OutgoingRequest, decision: Decision) -> None:
+    def note_sent(self, case: RequestState, outgoing: OutgoingRequest, decision: Decision) -> None:
         self.told.append(case.request.session.id)
 
 
@@ -136,9 +136,9 @@ async def test_nobody_hears_of_a_session_that_is_held_out_who_might_make_summari
     for share in (ALL, 0.0):
         noting = Noting()
         parts = (ContextLog(), EventBus(tasks), FixedClock(), tasks)
-        desk = Desk()
-        desk.steward = make_steward(*parts, ceiling=CEILING, watcher=noting, held_out=share)
-        await prepare(desk, until(22))
+        setup = Setup()
+        setup.controller = make_controller(*parts, ceiling=CEILING, watcher=noting, held_out=share)
+        await prepare(setup, until(22))
         told.append(noting.told)
     assert told == [[], ["s1", "s1"]]
 

@@ -12,7 +12,7 @@ from proxy.model.epoch import ContextPlan, Epoch, Kept, Written
 from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
 from tests.support import managed
 from tests.support.engine import LIMIT, FixedClock
-from tests.support.managed import PLANNING_SECONDS, Desk, Hanging, ManagedEngine, let_wait
+from tests.support.managed import PLANNING_SECONDS, Hanging, ManagedEngine, Setup, let_wait
 from tests.support.managing import make_history, make_subject
 
 HISTORY = make_history(40, 1600)
@@ -42,122 +42,122 @@ def grow(view: Any, build: Any) -> ContextPlan:
 
 
 async def test_an_epoch_that_opens_is_committed_and_holds() -> None:
-    desk = Desk()
-    case = await desk.look_at(LONG)
-    footing = await desk.climb(case)
-    (epoch,) = desk.committed
-    assert (footing.rung, footing.epoch, footing.is_opened) == ("plan", epoch, True)
+    setup = Setup()
+    case = await setup.read_state(LONG)
+    outgoing = await setup.run_chain(case)
+    (epoch,) = setup.committed
+    assert (outgoing.rung, outgoing.epoch, outgoing.is_opened) == ("plan", epoch, True)
     assert (epoch.id, epoch.exchange, epoch.why, epoch.parent) == ("x1", "x1", "hard", "")
     assert epoch.through == case.request.nodes[epoch.depth - 1]
     assert epoch.opened_ms == FixedClock().now_ms()
-    assert footing.tokens == epoch.tokens_after < case.tokens == epoch.tokens_before
+    assert outgoing.tokens == epoch.tokens_after < case.tokens == epoch.tokens_before
     assert case.context.find("gpt-4o", case.request) is epoch
     assert list(case.context.sizes) == [epoch.id]  # what is sent for it need not be counted again
-    again = await desk.look_at(LONG)
-    assert (again.epoch, again.tokens, again.frozen) == (epoch, footing.tokens, case.context.sizes[epoch.id])
-    kept = desk.ladder.keep(again)
-    assert kept == OutgoingRequest("epoch", footing.body, footing.tokens, epoch)
-    assert desk.list_events(EpochOpened) == [
+    again = await setup.read_state(LONG)
+    assert (again.epoch, again.tokens, again.frozen) == (epoch, outgoing.tokens, case.context.sizes[epoch.id])
+    kept = setup.chain.keep(again)
+    assert kept == OutgoingRequest("epoch", outgoing.body, outgoing.tokens, epoch)
+    assert setup.list_events(EpochOpened) == [
         EpochOpened("x1", "s1", "x1", "hard", epoch.tokens_before, epoch.tokens_after)
     ]
 
 
 async def test_without_a_reason_none_opens() -> None:
-    desk = Desk()
-    case = await desk.look_at(LONG)
-    footing = await desk.climb(case, None)
-    assert footing == OutgoingRequest("original", case.request.split.content, case.client_tokens)
-    assert (desk.builder.asked, desk.events, desk.ladder.keep(case)) == ([], [], None)
+    setup = Setup()
+    case = await setup.read_state(LONG)
+    outgoing = await setup.run_chain(case, None)
+    assert outgoing == OutgoingRequest("original", case.request.split.content, case.client_tokens)
+    assert (setup.builder.asked, setup.events, setup.chain.keep(case)) == ([], [], None)
 
 
 async def test_a_revert_to_the_clients_own_bytes_is_an_epoch_that_holds() -> None:
-    desk = Desk()
-    await desk.climb(await desk.look_at(LONG))
+    setup = Setup()
+    await setup.run_chain(await setup.read_state(LONG))
     subject = make_subject(LONG)
     revert = Epoch("r", "s1", "gpt-4o", "x1", subject.chain.root, 0, "revert", "", 1, 2, 9_000, b"[]", ())
-    desk.steward.states.caches.contexts.add("s1", revert)
-    case = await desk.look_at(HISTORY[: 2 + 2 * 23])
-    footing = await desk.climb(case, None)
-    assert footing == OutgoingRequest("original", case.request.split.content, case.client_tokens, revert)
+    setup.controller.states.caches.contexts.add("s1", revert)
+    case = await setup.read_state(HISTORY[: 2 + 2 * 23])
+    outgoing = await setup.run_chain(case, None)
+    assert outgoing == OutgoingRequest("original", case.request.split.content, case.client_tokens, revert)
 
 
 async def test_an_epoch_that_does_not_bear_leaves_the_clients_own_bytes() -> None:
-    desk = Desk()
-    await desk.climb(await desk.look_at(LONG))
-    case = await desk.look_at(HISTORY[: 2 + 2 * 23])
+    setup = Setup()
+    await setup.run_chain(await setup.read_state(LONG))
+    case = await setup.read_state(HISTORY[: 2 + 2 * 23])
     assert case.epoch is not None
     broken = msgspec.structs.replace(case.epoch, id="broken", edits=b"[")
-    footing = await desk.climb(msgspec.structs.replace(case, epoch=broken), None)
-    assert (footing.rung, footing.epoch, footing.body) == ("original", None, case.request.split.content)
-    (failed,) = desk.list_events(RungFailed)
+    outgoing = await setup.run_chain(msgspec.structs.replace(case, epoch=broken), None)
+    assert (outgoing.rung, outgoing.epoch, outgoing.body) == ("original", None, case.request.split.content)
+    (failed,) = setup.list_events(RungFailed)
     assert (failed.rung, failed.exchange, "DecodeError" in failed.problem) == ("epoch", "x1", True)
 
 
 @pytest.mark.parametrize("act", [gain_nothing, grow])
 async def test_where_a_plan_leaves_no_less_a_minimal_one_would_not_either(act: Any) -> None:
     for why in ("hard", "overflow"):
-        desk = Desk(act)
-        footing = await desk.climb(await desk.look_at(LONG), why)
-        assert (footing.rung, desk.committed, desk.builder.asked) == ("original", [], ["plan"])
+        setup = Setup(act)
+        outgoing = await setup.run_chain(await setup.read_state(LONG), why)
+        assert (outgoing.rung, setup.committed, setup.builder.asked) == ("original", [], ["plan"])
 
 
 async def test_where_a_plan_fails_a_minimal_one_is_made_for_what_is_above_the_ceiling() -> None:
     for why in ("hard", "overflow"):
-        desk = Desk(fail)
-        footing = await desk.climb(await desk.look_at(LONG), why)
-        assert (footing.rung, footing.tokens < 7_760) == ("minimal", True)
-        assert desk.builder.asked == ["plan", "minimal"]
+        setup = Setup(fail)
+        outgoing = await setup.run_chain(await setup.read_state(LONG), why)
+        assert (outgoing.rung, outgoing.tokens < 7_760) == ("minimal", True)
+        assert setup.builder.asked == ["plan", "minimal"]
 
 
 @pytest.mark.parametrize("act", [gain_nothing, grow, fail])
 async def test_below_the_ceiling_no_minimal_plan_is_made(act: Any) -> None:
-    desk = Desk(act)
-    footing = await desk.climb(await desk.look_at(BELOW), "soft")
-    assert (footing.rung, desk.committed, desk.builder.asked) == ("original", [], ["plan"])
+    setup = Setup(act)
+    outgoing = await setup.run_chain(await setup.read_state(BELOW), "soft")
+    assert (outgoing.rung, setup.committed, setup.builder.asked) == ("original", [], ["plan"])
 
 
 async def test_what_the_log_does_not_take_is_not_tried_a_second_time_under_the_same_id() -> None:
-    desk = Desk(window=12_000)
-    desk.is_lost = True
-    case = await desk.look_at(LONG)
-    assert (await desk.climb(case)).rung == "original"
-    assert (len(desk.committed), desk.builder.asked) == (1, ["plan"])
+    setup = Setup(window=12_000)
+    setup.is_lost = True
+    case = await setup.read_state(LONG)
+    assert (await setup.run_chain(case)).rung == "original"
+    assert (len(setup.committed), setup.builder.asked) == (1, ["plan"])
     assert case.context.epochs == []
-    (failed,) = desk.list_events(RungFailed)
+    (failed,) = setup.list_events(RungFailed)
     assert (failed.rung, failed.problem) == ("plan", "StoreUnavailable: the log did not take the epoch in time")
 
 
 async def test_that_a_ceiling_is_out_of_reach_is_said_once_until_there_is_room_again() -> None:
-    desk = Desk(stay, stay, gain_nothing, reach_nothing)
-    case = await desk.look_at(LONG)
+    setup = Setup(stay, stay, gain_nothing, reach_nothing)
+    case = await setup.read_state(LONG)
     for _ in range(2):
-        await desk.climb(case, "overflow")
-    (said,) = desk.list_events(CeilingUnreachable)
+        await setup.run_chain(case, "overflow")
+    (said,) = setup.list_events(CeilingUnreachable)
     assert said == CeilingUnreachable("x1", "s1", "gpt-4o", 6_000, 7_760)
     assert case.context.protected["gpt-4o"] == case.history.head.tokens + 5_000
-    await desk.climb(case, "overflow")
-    assert desk.builder.asked == ["plan"] * 3
-    shown = desk.list_events(CeilingUnreachable)
-    await desk.climb(case, "overflow")
-    assert (len(shown), len(desk.list_events(CeilingUnreachable))) == (1, 2)
+    await setup.run_chain(case, "overflow")
+    assert setup.builder.asked == ["plan"] * 3
+    shown = setup.list_events(CeilingUnreachable)
+    await setup.run_chain(case, "overflow")
+    assert (len(shown), len(setup.list_events(CeilingUnreachable))) == (1, 2)
 
 
 async def test_who_waits_for_another_requests_epoch_is_sent_under_it() -> None:
-    desk = Desk()
-    first, second = await desk.look_at(LONG), await desk.look_at(HISTORY[: 2 + 2 * 23], "x2")
-    one, two = await asyncio.gather(desk.climb(first), desk.climb(second))
+    setup = Setup()
+    first, second = await setup.read_state(LONG), await setup.read_state(HISTORY[: 2 + 2 * 23], "x2")
+    one, two = await asyncio.gather(setup.run_chain(first), setup.run_chain(second))
     assert (one.rung, one.is_opened, two.rung, two.is_opened) == ("plan", True, "epoch", False)
     assert two.epoch is one.epoch
-    assert two.tokens == (await desk.look_at(HISTORY[: 2 + 2 * 23], "x3")).tokens
-    assert desk.builder.asked == ["plan"]
+    assert two.tokens == (await setup.read_state(HISTORY[: 2 + 2 * 23], "x3")).tokens
+    assert setup.builder.asked == ["plan"]
 
 
 class Late:
-    """A desk whose first plan hangs until it is released."""
+    """A setup whose first plan hangs until it is released."""
 
     def __init__(self, *acts: Any) -> None:
         self.hang = Hanging()
-        self.desk = Desk(self.hang, *acts, hard_wait_seconds=PLANNING_SECONDS)
+        self.setup = Setup(self.hang, *acts, hard_wait_seconds=PLANNING_SECONDS)
 
     async def release(self, case: RequestState) -> None:
         self.hang.released.set()
@@ -168,29 +168,29 @@ class Late:
 
 async def test_a_plan_that_came_too_late_is_there_for_the_next_request() -> None:
     late = Late()
-    case = await late.desk.look_at(BELOW)
+    case = await late.setup.read_state(BELOW)
     try:
-        assert (await late.desk.climb(case, "soft")).rung == "original"
+        assert (await late.setup.run_chain(case, "soft")).rung == "original"
     finally:
         await late.release(case)
-    case = await late.desk.look_at(HISTORY[: 2 + 2 * 16], "x2")
-    footing = await late.desk.climb(case, "soft")
-    assert (footing.rung, footing.is_opened, late.desk.builder.asked) == ("plan", True, ["plan"])
+    case = await late.setup.read_state(HISTORY[: 2 + 2 * 16], "x2")
+    outgoing = await late.setup.run_chain(case, "soft")
+    assert (outgoing.rung, outgoing.is_opened, late.setup.builder.asked) == ("plan", True, ["plan"])
 
 
 async def test_above_the_ceiling_none_waits_for_a_plan_that_hangs_nor_for_one_of_an_earlier_request() -> None:
     late = Late()
     try:
-        case = await late.desk.look_at(LONG)
-        footing = await late.desk.climb(case)
-        assert (footing.rung, footing.tokens < case.budget.high) == ("minimal", True)
-        larger = await late.desk.look_at(HISTORY, "x2")
-        footing = await let_wait(late.desk.climb(larger))
-        assert (footing.rung, footing.tokens < larger.tokens) == ("minimal", True)
-        assert late.desk.builder.asked == ["plan", "minimal", "minimal"]
+        case = await late.setup.read_state(LONG)
+        outgoing = await late.setup.run_chain(case)
+        assert (outgoing.rung, outgoing.tokens < case.budget.high) == ("minimal", True)
+        larger = await late.setup.read_state(HISTORY, "x2")
+        outgoing = await let_wait(late.setup.run_chain(larger))
+        assert (outgoing.rung, outgoing.tokens < larger.tokens) == ("minimal", True)
+        assert late.setup.builder.asked == ["plan", "minimal", "minimal"]
     finally:
         await late.release(case)
-    assert [failed.problem for failed in late.desk.list_events(RungFailed)] == [
+    assert [failed.problem for failed in late.setup.list_events(RungFailed)] == [
         "TimeoutError: planning took more than 10 s",
         "TimeoutError: the plan of an earlier request takes more than 10 s",
     ]
@@ -198,63 +198,63 @@ async def test_above_the_ceiling_none_waits_for_a_plan_that_hangs_nor_for_one_of
 
 async def test_where_all_the_time_is_spent_the_minimal_plan_is_made_all_the_same() -> None:
     late = Late()
-    case = await late.desk.look_at(LONG)
+    case = await late.setup.read_state(LONG)
     try:
-        footing = await late.desk.ladder.run(case, "hard", late.desk.commit, seconds=0.0)
+        outgoing = await late.setup.chain.run(case, "hard", late.setup.commit, seconds=0.0)
     finally:
         await late.release(case)
-    assert (footing.rung, footing.tokens < case.budget.high) == ("minimal", True)
+    assert (outgoing.rung, outgoing.tokens < case.budget.high) == ("minimal", True)
 
 
 async def test_a_late_plan_that_leaves_no_less_than_what_stands_is_made_anew() -> None:
     """What was sent meanwhile was shorter than it."""
     late = Late()
-    case = await late.desk.look_at(LONG)
+    case = await late.setup.read_state(LONG)
     try:
-        assert (await late.desk.climb(case)).rung == "minimal"
+        assert (await late.setup.run_chain(case)).rung == "minimal"
     finally:
         await late.release(case)
-    footing = await late.desk.climb(await late.desk.look_at(make_history(60, 1600), "x2"))
-    assert (footing.rung, late.desk.builder.asked) == ("plan", ["plan", "minimal", "plan"])
+    outgoing = await late.setup.run_chain(await late.setup.read_state(make_history(60, 1600), "x2"))
+    assert (outgoing.rung, late.setup.builder.asked) == ("plan", ["plan", "minimal", "plan"])
 
 
 async def test_a_late_plan_that_leaves_too_much_for_this_request_is_made_anew() -> None:
     late = Late()
-    case = await late.desk.look_at(BELOW)
+    case = await late.setup.read_state(BELOW)
     try:
-        assert (await late.desk.climb(case, "soft")).rung == "original"
+        assert (await late.setup.run_chain(case, "soft")).rung == "original"
     finally:
         await late.release(case)
-    case = await late.desk.look_at(HISTORY[: 2 + 2 * 16], "x2")
+    case = await late.setup.read_state(HISTORY[: 2 + 2 * 16], "x2")
     tight = msgspec.structs.replace(case, budget=case.budget.limit(1_500))
-    footing = await late.desk.climb(tight, "overflow")
-    assert late.desk.builder.asked == ["plan", "plan"]
-    assert (footing.rung, footing.tokens <= 1_500) == ("plan", True)
+    outgoing = await late.setup.run_chain(tight, "overflow")
+    assert late.setup.builder.asked == ["plan", "plan"]
+    assert (outgoing.rung, outgoing.tokens <= 1_500) == ("plan", True)
 
 
 async def test_a_late_plan_that_failed_is_told_with_the_next_request() -> None:
     late = Late()
-    late.desk.builder.acts = [lambda view, build: late.hang(view, fail)]
-    case = await late.desk.look_at(BELOW)
+    late.setup.builder.acts = [lambda view, build: late.hang(view, fail)]
+    case = await late.setup.read_state(BELOW)
     try:
-        await late.desk.climb(case, "soft")
+        await late.setup.run_chain(case, "soft")
     finally:
         await late.release(case)
-    footing = await late.desk.climb(await late.desk.look_at(LONG, "x2"))
-    assert (footing.rung, late.desk.builder.asked) == ("minimal", ["plan", "minimal"])
-    assert "out of order" in late.desk.list_events(RungFailed)[-1].problem
+    outgoing = await late.setup.run_chain(await late.setup.read_state(LONG, "x2"))
+    assert (outgoing.rung, late.setup.builder.asked) == ("minimal", ["plan", "minimal"])
+    assert "out of order" in late.setup.list_events(RungFailed)[-1].problem
 
 
 @pytest.mark.parametrize("act", [gain_nothing, grow])
 async def test_a_plan_in_vain_is_a_fact_of_that_request_and_of_those_that_follow(act: Any) -> None:
-    desk = Desk(act)
-    case = await desk.look_at(LONG)
+    setup = Setup(act)
+    case = await setup.read_state(LONG)
     assert (case.facts.in_vain, case.facts.is_tried) == (0, False)
-    assert (await desk.climb(case)).rung == "original"
+    assert (await setup.run_chain(case)).rung == "original"
     assert (case.facts.in_vain, case.facts.is_tried) == (case.tokens, True)
-    longer = await desk.look_at([*LONG, {"role": "user", "content": "."}])
+    longer = await setup.read_state([*LONG, {"role": "user", "content": "."}])
     assert (longer.facts.in_vain, longer.facts.is_tried) == (case.tokens, False)
-    assert (await desk.climb(longer)).rung == "plan"
+    assert (await setup.run_chain(longer)).rung == "plan"
 
 
 async def test_a_reference_stands_for_the_same_messages_when_the_client_spells_them_otherwise(

@@ -27,7 +27,7 @@ LONG = {"role": "system", "content": "Mind this. " * 900}
 
 
 class World:
-    """A lookout over fakes; a token for each four characters."""
+    """A state_reader over fakes; a token for each four characters."""
 
     def __init__(self, window: int | None = 100_000) -> None:
         self.clock = FixedClock()
@@ -36,7 +36,7 @@ class World:
         policy = BudgetPolicy(ceiling_tokens=50_000)
         self.models = Models(self.catalog, self.counting, policy, self.clock, TaskRunner().spawn)
         self.memory = ContextCaches(StatedArchive(), self.counting, 1 << 24)
-        self.lookout = StateReader(self.memory, self.models, CacheCalibrator(self.counting, {}), self.clock)
+        self.state_reader = StateReader(self.memory, self.models, CacheCalibrator(self.counting, {}), self.clock)
 
     def learn_double(self) -> None:
         """The model counts two tokens for each of ours."""
@@ -62,18 +62,18 @@ def spell_as(content: bytes, subject: ManagedRequest) -> ManagedRequest:
 
 def test_a_budget_is_in_our_tokens() -> None:
     world = World()
-    plain = world.lookout.find_budget(ask())
+    plain = world.state_reader.find_budget(ask())
     assert plain.usable == 48_500
     world.learn_double()
-    assert world.lookout.find_ratio(ask()).value == pytest.approx(2.0, rel=0.01)
-    assert world.lookout.find_budget(ask()).usable == pytest.approx(24_250, rel=0.01)
+    assert world.state_reader.find_ratio(ask()).value == pytest.approx(2.0, rel=0.01)
+    assert world.state_reader.find_budget(ask()).usable == pytest.approx(24_250, rel=0.01)
 
 
 def test_a_ceiling_and_an_output_of_its_own_count() -> None:
-    lookout = World().lookout
-    assert lookout.find_budget(ask(), 10_000).usable == 9_700
-    assert lookout.find_budget(make_subject(HISTORY, max_tokens=70_000)).output == 70_000
-    assert lookout.find_budget(make_subject(HISTORY)).output == 8_192
+    state_reader = World().state_reader
+    assert state_reader.find_budget(ask(), 10_000).usable == 9_700
+    assert state_reader.find_budget(make_subject(HISTORY, max_tokens=70_000)).output == 70_000
+    assert state_reader.find_budget(make_subject(HISTORY)).output == 8_192
 
 
 @pytest.mark.parametrize(
@@ -96,26 +96,26 @@ def test_beta_headers_are_those_of_the_wire_that_has_them() -> None:
 async def test_a_retention_that_somebody_declared_is_in_the_tariff() -> None:
     world = World()
     path = await world.memory.histories.follow(ask())
-    assert world.lookout.find_tariff(ask(), path).cache.retention is None
+    assert world.state_reader.find_tariff(ask(), path).cache.retention is None
     world.catalog.card = Card(window=100_000, retention=600.0)
     world.clock.advance(61)  # what is known of a model is kept for a minute
-    assert world.lookout.find_tariff(ask(), path).cache.retention == 600.0
+    assert world.state_reader.find_tariff(ask(), path).cache.retention == 600.0
 
 
 def test_what_has_few_bytes_is_below_and_is_not_counted() -> None:
     world = World()
     size = body_size() + 1024
-    assert world.lookout.is_below(ask(), soft(size + 2))
-    assert not world.lookout.is_below(ask(), soft(size - 2))
+    assert world.state_reader.is_below(ask(), soft(size + 2))
+    assert not world.state_reader.is_below(ask(), soft(size - 2))
     assert world.memory.histories.weight == 0
 
 
 async def test_what_was_counted_counts_by_its_tokens() -> None:
     world = World()
     budget = soft(body_size() // 2 + 1024)
-    assert not world.lookout.is_below(ask(), budget)
+    assert not world.state_reader.is_below(ask(), budget)
     await world.memory.histories.follow(ask(len(HISTORY) - 1))
-    assert world.lookout.is_below(ask(), budget)
+    assert world.state_reader.is_below(ask(), budget)
 
 
 @pytest.mark.parametrize("order", [["tools", "model", "messages"], ["messages", "tools", "model"]])
@@ -127,21 +127,21 @@ async def test_tools_that_were_counted_count_by_their_tokens_wherever_they_stand
     assert len(content) == len(subject.split.content)
     subject = spell_as(content, subject)
     path = await world.memory.histories.follow(subject)
-    assert world.lookout.is_below(subject, soft(path.tokens + 1024 + 200))
-    assert not world.lookout.is_below(subject, soft(path.tokens + 1024))
+    assert world.state_reader.is_below(subject, soft(path.tokens + 1024 + 200))
+    assert not world.state_reader.is_below(subject, soft(path.tokens + 1024))
 
 
 async def test_new_instructions_are_not_overlooked() -> None:
     world = World()
     await world.memory.histories.follow(ask())
     longer = make_subject([LONG, *HISTORY[1:]])
-    assert not world.lookout.is_below(longer, soft(5_000))
+    assert not world.state_reader.is_below(longer, soft(5_000))
 
 
 async def test_other_tools_are_not_overlooked() -> None:
     world = World()
     await world.memory.histories.follow(ask())
-    assert not world.lookout.is_below(make_subject(HISTORY, tools=TOOLS), soft(5_000))
+    assert not world.state_reader.is_below(make_subject(HISTORY, tools=TOOLS), soft(5_000))
 
 
 async def test_what_else_stands_before_the_messages_is_not_overlooked() -> None:
@@ -149,62 +149,69 @@ async def test_what_else_stands_before_the_messages_is_not_overlooked() -> None:
     await world.memory.histories.follow(ask())
     content = json.dumps({"model": MODEL, "response_format": SCHEMA, "messages": HISTORY}).encode()
     subject = spell_as(content, ask())
-    assert not world.lookout.is_below(subject, soft(5_000))
-    assert world.lookout.is_below(subject, soft(15_000))
+    assert not world.state_reader.is_below(subject, soft(5_000))
+    assert world.state_reader.is_below(subject, soft(15_000))
 
 
 async def test_what_an_older_message_has_got_since_is_not_overlooked() -> None:
     world = World()
     await world.memory.histories.follow(ask())
     thinking = [{**each, "reasoning_content": "hm " * 900} if each["role"] == "assistant" else each for each in HISTORY]
-    assert not world.lookout.is_below(make_subject(thinking), soft(6_000))
+    assert not world.state_reader.is_below(make_subject(thinking), soft(6_000))
 
 
 async def test_a_request_is_looked_at_as_it_stands() -> None:
     world = World()
     context = SessionContext()
     context.protected[MODEL] = 70
-    case = await world.lookout.read(ask(), context, None, budget := world.lookout.find_budget(ask()))
+    case = await world.state_reader.read(ask(), context, None, budget := world.state_reader.find_budget(ask()))
     assert (case.epoch, case.frozen, case.kept, case.budget, case.protected) == (None, 0, None, budget, 70)
-    assert (case.now, case.ratio, case.request) == (world.clock.monotonic(), world.lookout.find_ratio(ask()), ask())
+    assert (case.now, case.ratio, case.request) == (
+        world.clock.monotonic(),
+        world.state_reader.find_ratio(ask()),
+        ask(),
+    )
     assert case.tokens == (await world.memory.histories.follow(ask())).tokens
 
 
 async def test_what_is_sent_for_an_epoch_is_counted_once() -> None:
     world = World()
     epoch = make_epoch("a", 4, rendered=(b'{"role":"user","content":"%b"}' % (b"word " * 100),))
-    context, budget = SessionContext(), world.lookout.find_budget(ask())
+    context, budget = SessionContext(), world.state_reader.find_budget(ask())
     context.add(epoch)
-    case = await world.lookout.read(ask(), context, epoch, budget)
+    case = await world.state_reader.read(ask(), context, epoch, budget)
     assert case.frozen == context.sizes["a"] > 100
     context.sizes["a"] = 7
-    assert (await world.lookout.read(ask(), context, epoch, budget)).frozen == 7
+    assert (await world.state_reader.read(ask(), context, epoch, budget)).frozen == 7
 
 
 async def test_what_was_sent_before_is_that_under_the_same_epoch() -> None:
     world = World()
-    context, budget = SessionContext(), world.lookout.find_budget(ask())
+    context, budget = SessionContext(), world.state_reader.find_budget(ask())
     context.add(epoch := make_epoch("a", 4))
     context.get_account(MODEL, "", budget).before = ask(3).nodes
     context.get_account(MODEL, "a", budget).before = ask(12).nodes
-    assert (await world.lookout.read(ask(9), context, None, budget)).kept is None
-    case = await world.lookout.read(ask(9), context, epoch, budget)
+    assert (await world.state_reader.read(ask(9), context, None, budget)).kept is None
+    case = await world.state_reader.read(ask(9), context, epoch, budget)
     assert case.kept == case.tokens
 
 
 async def test_looking_ahead_needs_the_tokens_of_the_epoch() -> None:
     world = World()
-    epoch, context, budget = make_epoch("a", 2), SessionContext(), world.lookout.find_budget(ask())
-    await world.lookout.read(ask(), SessionContext(), None, budget)
-    assert world.lookout.read_uncounted(ask(), context, epoch, budget) is None
+    epoch, context, budget = make_epoch("a", 2), SessionContext(), world.state_reader.find_budget(ask())
+    await world.state_reader.read(ask(), SessionContext(), None, budget)
+    assert world.state_reader.read_uncounted(ask(), context, epoch, budget) is None
     context.sizes["a"] = 70
-    ahead = world.lookout.read_uncounted(ask(), context, epoch, budget)
+    ahead = world.state_reader.read_uncounted(ask(), context, epoch, budget)
     assert ahead is not None
     assert (ahead.state.frozen, ahead.begun.most) == (70, 0)
-    assert world.lookout.count(ahead) == await world.lookout.read(ask(), context, epoch, budget)
+    assert world.state_reader.count(ahead) == await world.state_reader.read(ask(), context, epoch, budget)
 
 
 async def test_looking_ahead_needs_to_know_the_request_before() -> None:
     world, context = World(), SessionContext()
     context.sizes["a"] = 70
-    assert world.lookout.read_uncounted(ask(), context, make_epoch("a", 2), world.lookout.find_budget(ask())) is None
+    assert (
+        world.state_reader.read_uncounted(ask(), context, make_epoch("a", 2), world.state_reader.find_budget(ask()))
+        is None
+    )

@@ -20,7 +20,7 @@ LEDGER = b'{"role":"user","content":"a ledger"}'
 MARK = {"cache_control": {"type": "ephemeral"}}
 
 
-async def look_at(messages: Any = HISTORY) -> tuple[ManagedRequest, MeasuredHistory]:
+async def read_state(messages: Any = HISTORY) -> tuple[ManagedRequest, MeasuredHistory]:
     subject = make_subject(messages)
     return subject, await HistoryCache(TokenCounter(QuarterTokens()), 1 << 20).follow(subject)
 
@@ -40,13 +40,13 @@ def keep_task(subject: ManagedRequest) -> Epoch:
 
 
 async def test_the_epochs_messages_stand_in_place_of_the_first_ones() -> None:
-    subject, path = await look_at()
+    subject, path = await read_state()
     body = json.loads(Rewriter({}).rewrite(subject, path, keep_task(subject)))
     assert body["messages"] == [HISTORY[0], json.loads(LEDGER), HISTORY[1], *HISTORY[4:]]
 
 
 async def test_a_new_fault_is_never_sent() -> None:
-    subject, path = await look_at()
+    subject, path = await read_state()
     with pytest.raises(Invalid, match="protected"):
         Rewriter({}).rewrite(subject, path, make_epoch(subject))
     with pytest.raises(Invalid, match="protected"):
@@ -56,7 +56,7 @@ async def test_a_new_fault_is_never_sent() -> None:
 
 
 async def test_an_upstream_that_wants_roles_in_turn_gets_no_two_in_a_row() -> None:
-    subject, path = await look_at()
+    subject, path = await read_state()
     providers = {"main": Provider(strict_alternation=True)}
     with pytest.raises(Invalid, match="alternation"):
         Rewriter(providers).rewrite(subject, path, keep_task(subject))
@@ -83,7 +83,7 @@ async def test_the_word_that_an_output_format_wants_may_go_where_the_system_mess
 
 async def test_a_cache_marker_moves_to_the_end_of_what_stands_for_its_message() -> None:
     output = [{"type": "text", "text": "an output", **MARK}]
-    subject, path = await look_at([*HISTORY[:3], {**HISTORY[3], "content": output}, *HISTORY[4:]])
+    subject, path = await read_state([*HISTORY[:3], {**HISTORY[3], "content": output}, *HISTORY[4:]])
     raws = subject.list_raws()
     epoch = make_epoch(subject, Kept(0), Written("a ledger", 1, 3), rendered=(raws[0], LEDGER))
     body = Rewriter({}).rewrite(subject, path, epoch)
@@ -101,7 +101,7 @@ async def test_what_an_epoch_replaces_is_worked_out_once(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(module, "list_splices", list_splices)
     monkeypatch.setattr(module, "_MOST_REMEMBERED", 1)
-    subject, path = await look_at()
+    subject, path = await read_state()
     rewriter, epoch = Rewriter({}), keep_task(subject)
     bodies = {rewriter.rewrite(subject, path, epoch) for _ in range(3)}
     assert (len(bodies), len(asked)) == (1, 1)
@@ -111,7 +111,7 @@ async def test_what_an_epoch_replaces_is_worked_out_once(monkeypatch: pytest.Mon
 
 
 async def test_a_plan_that_does_not_bear_leaves_its_id_to_another() -> None:
-    subject, path = await look_at()
+    subject, path = await read_state()
     rewriter = Rewriter({})
     with pytest.raises(Invalid):
         rewriter.rewrite(subject, path, make_epoch(subject))

@@ -170,7 +170,7 @@ def main() -> None:
         with Nursery(folder) as nursery:
             mock, port = start_mock(nursery, HARNESS_CORE)
             options = ("--ceiling", str(_SOFT_CEILING))
-            setting = Setting(nursery, folder, mock, port, str(launcher), options)
+            setting = Setting(nursery, folder, mock, port, str(launcher), serve_options=options)
             measure(setting, folder / "calls.json", is_listed=arguments.list)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

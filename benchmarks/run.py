@@ -40,6 +40,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=sorted(SCENARIOS), help="may be repeated")
     parser.add_argument("--out", default="latest", help="name of the files in benchmarks/results")
     parser.add_argument("--command", default=find_command(), help="the palimpsest to measure")
+    parser.add_argument("--before", default="", help="the command of the target palimpsest-before, another version")
     parser.add_argument("--folder", help="where the run's files go; default: the system's temporary folder")
     parser.add_argument("serve_options", nargs="*", help="after --: more options of `palimpsest serve`")
     return parser.parse_args()
@@ -92,7 +93,8 @@ def main() -> None:
         with Nursery(folder) as nursery:
             os.sched_setaffinity(0, {HARNESS_CORE})
             options = tuple(arguments.serve_options)
-            setting = Setting(nursery, folder, *start_mock(nursery, HARNESS_CORE), arguments.command, options)
+            mock = start_mock(nursery, HARNESS_CORE)
+            setting = Setting(nursery, folder, *mock, arguments.command, arguments.before, options)
             bench, extras = measure_all(setting, names, arguments)
             meta = describe_run(bench, begun, load_before)
             write_report(arguments.out, render_markdown(meta, bench, extras), render_json(meta, bench, extras))

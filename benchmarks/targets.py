@@ -24,8 +24,9 @@ _VARIANTS: dict[str, tuple[str, ...]] = {
     "palimpsest-observe": ("--mode", "observe"),
     "palimpsest-16k": ("--ceiling", "16000"),
     "palimpsest-32k": ("--ceiling", "32000"),
+    "palimpsest-before": (),
 }
-OPTIONAL_NAMES = ("direct-near", "palimpsest-observe", "palimpsest-16k", "palimpsest-32k")
+OPTIONAL_NAMES = ("direct-near", "palimpsest-observe", "palimpsest-16k", "palimpsest-32k", "palimpsest-before")
 _CORES = sorted(os.sched_getaffinity(0))
 MEASURED_CORE = _CORES[0]
 HARNESS_CORE = _CORES[-1]
@@ -94,6 +95,7 @@ class Setting:
     mock: Child
     upstream: int
     command: str
+    before: str = ""  # the command of `palimpsest-before`, another version
     serve_options: tuple[str, ...] = ()
 
 
@@ -134,7 +136,7 @@ def start_palimpsest(setting: Setting, name: str) -> Target:
     folder = Path(tempfile.mkdtemp(prefix=name, dir=setting.folder))
     port = find_free_port()
     argv = [
-        setting.command,
+        setting.before if name == "palimpsest-before" else setting.command,
         "serve",
         *("--upstream", f"http://127.0.0.1:{setting.upstream}/v1"),
         *("--host", "127.0.0.1", "--port", str(port)),

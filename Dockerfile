@@ -8,7 +8,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 ARG LOCK=requirements.lock
 RUN python -m venv /venv
 COPY requirements.lock requirements-outlines.lock /source/
-RUN /venv/bin/pip install --require-hashes --requirement "/source/$LOCK"
+RUN /venv/bin/pip install --no-deps --require-hashes --requirement "/source/$LOCK"
 COPY pyproject.toml README.md LICENSE /source/
 COPY proxy /source/proxy
 RUN /venv/bin/pip install --no-deps --no-build-isolation /source \

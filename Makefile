@@ -66,10 +66,11 @@ $(BIN)/python:
 	@echo "Making a virtual environment in $(VENV) ..."
 	@$(PYTHON) -m venv --without-pip $(VENV)
 
-# Install the packages of the lock $(1), which takes $(2), and palimpsest itself.
+# Install the packages of the lock $(1), which takes $(2), and palimpsest itself. The lock is complete: an older pip that
+# resolves dependencies all the same fails as soon as a newer release of one with extras is published.
 define INSTALL
 @echo "Installing $$(grep -c == $(1)) packages from $(1): $(2), once ..."
-@$(PIP) install --require-hashes --requirement $(1)
+@$(PIP) install --no-deps --require-hashes --requirement $(1)
 @echo "Installing palimpsest itself ..."
 @$(PIP) install --no-deps --no-build-isolation --editable .
 endef

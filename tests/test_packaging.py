@@ -182,7 +182,7 @@ def test_make_run_installs_the_core_unless_more_is_wished_and_says_so(
 ) -> None:
     command = ["make", "--dry-run", f"VENV={tmp_path}", "run", *options]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=True).stdout
-    assert f"install --require-hashes --requirement {lock}" in told
+    assert f"install --no-deps --require-hashes --requirement {lock}" in told
     said = [line for line in told.splitlines() if line.startswith("echo ")]
     assert [line.split()[1] for line in said] == ['"Making', '"Installing', '"Installing']
     assert f"packages from {lock}: " in said[1]
@@ -284,7 +284,7 @@ def test_the_containers_base_is_pinned() -> None:
 def test_the_container_installs_from_the_lock_with_hashes() -> None:
     installs = [line for line in instructions("RUN") if "pip install" in line]
     assert instructions("ARG") == [f"LOCK={CORE}"]
-    assert '--require-hashes --requirement "/source/$LOCK"' in installs[0]
+    assert '--no-deps --require-hashes --requirement "/source/$LOCK"' in installs[0]
     assert "--no-deps --no-build-isolation" in installs[1]
 
 

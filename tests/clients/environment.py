@@ -60,7 +60,7 @@ def _install(name: str, install: Callable[[Path, Path], None]) -> Path:
 def _install_with_pip(pins: Path, into: Path) -> None:
     run(into, sys.executable, "-m", "venv", "--without-pip", ".")
     pip = (sys.executable, "-m", "pip", "--python", "bin/python", "--disable-pip-version-check", "--quiet", "install")
-    run(into, *pip, "--require-hashes", "--requirement", str(pins / "requirements.txt"))
+    run(into, *pip, "--no-deps", "--require-hashes", "--requirement", str(pins / "requirements.txt"))
 
 
 def _install_node(pins: Path, into: Path) -> None:

@@ -311,7 +311,7 @@ def _render_as_used(extras: Extras) -> str:
             rows.append(
                 [
                     name,
-                    "start; first call of 800 KB; the next session's, ms",
+                    "start; first call of 1 MB; the next session's, ms",
                     "; ".join(_list_ms(each) for each in (cold.starts, cold.calls, cold.next_calls)),
                 ]
             )

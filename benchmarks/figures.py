@@ -199,7 +199,12 @@ FIGURES = (
     Figure("equal histories, other answers: CPU of the last 100 calls to the first", _equal(1), 1.2, 1.0),
     Figure("/-/live beside a cold start, idle core: longest gap, ms", _cold(0, lambda cold: cold.gap), 50, 20),
     Figure("the same, a busy core", _cold(1, lambda cold: cold.gap), 100, 50),
-    Figure("first call of a session of 269K tokens (the target is for 200K), cold, ms", _cold(0, lambda cold: cold.first_call), 500, 300),
+    Figure(
+        "first call of 269K tokens (target: of 200K), cold, ms",
+        _cold(0, lambda cold: cold.first_call),
+        500,
+        300,
+    ),
     Figure("the next session's first call, ms", _cold(0, lambda cold: cold.next_call), 250, 120),
     Figure("CPU per repeated message, bytes unchanged, µs", _message("grow"), 8, 1),
     Figure("CPU per repeated message, spelled anew, µs", _message("respell")),

@@ -231,17 +231,22 @@ def _gap(bench: Bench, cell: Cell, name: str) -> str:
     return render_number(None if value is None else value * 1e3)
 
 
-def _render_sessions(bench: Bench) -> str:
-    cells = _measured(bench, list_session_cells(bench.is_quick))
-    head = ["calls", "messages repeated", "direct p50 / p99, ms"]
+def _list_latencies(bench: Bench, cells: list[Cell], labels: list[str]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a table with each cell's latency and CPU at each target."""
+    head, rows = [*labels, "direct p50 / p99, ms"], []
     for name in _list_proxies(bench):
         head += [f"{name}: added p50 / p99, ms", "CPU per call, µs"]
-    rows = []
     for cell in cells:
         row = [*cell.labels, _pair(bench, cell.key, "direct", (p50, p99), added=False)]
         for name in _list_proxies(bench):
             row += [_pair(bench, cell.key, name, (p50, p99)), _micro(bench, cell.key, name, cpu_per_request)]
         rows.append(row)
+    return head, rows
+
+
+def _render_sessions(bench: Bench) -> str:
+    cells = _measured(bench, list_session_cells(bench.is_quick))
+    head, rows = _list_latencies(bench, cells, ["calls", "messages repeated"])
     for mode in ("grow", "respell"):
         row = [mode, "CPU per repeated message, µs", ""]
         for name in _list_proxies(bench):
@@ -280,15 +285,7 @@ def _render_kept(bench: Bench) -> str:
 
 def _render_agents(bench: Bench) -> str:
     cells = _measured(bench, list_agent_cells(bench.is_quick))
-    head = ["agents", "pause", "direct p50 / p99, ms"]
-    for name in _list_proxies(bench):
-        head += [f"{name}: added p50 / p99, ms", "CPU per call, µs"]
-    rows = []
-    for cell in cells:
-        row = [*cell.labels, _pair(bench, cell.key, "direct", (p50, p99), added=False)]
-        for name in _list_proxies(bench):
-            row += [_pair(bench, cell.key, name, (p50, p99)), _micro(bench, cell.key, name, cpu_per_request)]
-        rows.append(row)
+    head, rows = _list_latencies(bench, cells, ["agents", "pause"])
     text = (
         "## Agents\n\nSessions with tool calls, from 100 KB on, without a session id; *pause*: how long an agent is "
         "silent between an answer and its next call. `palimpsest-32k` is above its soft mark with each call.\n\n"

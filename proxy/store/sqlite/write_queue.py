@@ -142,7 +142,7 @@ class WriteQueue:
         """Hand over what is held and take nothing more."""
         self._hand_over()
         self._is_closed = True
-        self._most_bytes = -1
+        self._most_bytes = -1  # there is room for nothing: each append is refused, and counted as lost
 
     def settle_soon(self, entries: Sequence[QueuedWrite], is_stored: bool) -> None:
         """Settle on the event loop; called by the writer thread, once per commit."""

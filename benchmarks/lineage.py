@@ -94,8 +94,8 @@ class Desk:
         try:
             self.reception.resolve(request, FORM, "observe").send(None)
         except StopIteration as done:
-            received: ResolvedRequest = done.value
-            self.reception.make_opening(request, received)
+            received: ResolvedRequest = done.value[0]
+            self.reception.make_opening(*done.value)
             return received
         raise AssertionError("it waits")
 

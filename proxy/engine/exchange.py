@@ -5,16 +5,14 @@ from collections.abc import Coroutine, Mapping
 from functools import partial
 from typing import Any, cast
 
-from msgspec.structs import replace
-
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.request_state import OutgoingRequest
 from proxy.engine.open_exchange import CappedBuffer, OpenExchange
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Client, RequestBody
 from proxy.engine.relay import Relay, Send
-from proxy.engine.request import ResolvedRequest
-from proxy.engine.request_resolver import RequestResolver
+from proxy.engine.request import ManagedRequest, ResolvedRequest
+from proxy.engine.request_resolver import BuildManifest, RequestResolver
 from proxy.engine.runtime import TaskRunner
 from proxy.model.epoch import Epoch
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
@@ -97,20 +95,24 @@ class ExchangeService:
     async def _carry(self, incoming: ClientRequest, form: Format, client: Client) -> None:
         self._check_log()
         mode, ceiling = self.read_mode(incoming.headers), read_ceiling(incoming.headers)
-        request = await self._resolver.resolve(incoming, form, mode)  # its session, its upstream, what of it is new
+        # its session, its upstream, what of it is new
+        request, build = await self._resolver.resolve(incoming, form, mode, ceiling)
         _tell(client, request)
-        exchange = self._open(incoming, request, form, client)
-        outgoing = self._controller.decide_at_once(incoming.body, request, ceiling)
+        exchange = self._open(request, form, client)
+        outgoing = self._controller.decide_at_once(request)
+        exchange.make_records = partial(self._list_records, request, build, outgoing)
         if outgoing is None:
             exchange.record_opening()  # later requests lean on it, and may come while this one is decided
-            outgoing = await self._decide(exchange, request, ceiling)
-        self._prepare(incoming, request, exchange, outgoing)
-        await self._relay.carry(exchange, _bind(incoming, request, exchange), outgoing.body)
+            outgoing = await self._decide(exchange, request)
+        exchange.is_urgent = request.is_stream
+        self._prepare(request, exchange, outgoing)
+        await self._relay.carry(exchange, _bind(request, exchange), outgoing.body)
 
-    async def _decide(self, exchange: OpenExchange, request: ResolvedRequest, ceiling: int | None) -> OutgoingRequest:
+    async def _decide(self, exchange: OpenExchange, request: ResolvedRequest) -> OutgoingRequest:
         """Decide what is sent where that takes the log, a count of many tokens, or a plan; record what is decided."""
+        assert isinstance(request, ManagedRequest), "what is not understood is decided at once"
         try:
-            outgoing = await self._controller.decide(request, ceiling, partial(self._commit, exchange))
+            outgoing = await self._controller.decide(request, partial(self._commit, exchange))
         except asyncio.CancelledError:
             exchange.record(Round(exchange.id, 0, exchange.upstream, None))
             self._relay.abandon(exchange)
@@ -118,20 +120,15 @@ class ExchangeService:
         exchange.record(*self._list_round(request, outgoing), is_urgent=request.is_stream)
         return outgoing
 
-    def _prepare(
-        self, incoming: ClientRequest, request: ResolvedRequest, exchange: OpenExchange, outgoing: OutgoingRequest
-    ) -> None:
-        """Set what is recorded and done once the request is on its way, and what follows a refusal."""
-        if exchange.opening is None:
-            exchange.is_urgent = request.is_stream
-            exchange.make_records = partial(self._list_records, incoming, request, outgoing)
+    def _prepare(self, request: ResolvedRequest, exchange: OpenExchange, outgoing: OutgoingRequest) -> None:
+        """Set what is done once the request is on its way, and what follows a refusal."""
         if outgoing.uncounted is not None or outgoing.state is not None:
             exchange.after_send.append(partial(self._follow, exchange, request, outgoing))
-        if outgoing.is_managed and request.managed is not None:
+        if outgoing.is_managed and isinstance(request, ManagedRequest):
             exchange.is_guarded = outgoing.is_guarded
             exchange.make_retries = partial(
                 self._controller.make_retries,
-                request.managed,
+                request,
                 outgoing,
                 commit=partial(self._commit, exchange),
                 add_labels=partial(_tell, exchange.client, request),
@@ -154,18 +151,18 @@ class ExchangeService:
         return counted
 
     def _list_records(
-        self, incoming: ClientRequest, request: ResolvedRequest, outgoing: OutgoingRequest | None
+        self, request: ResolvedRequest, build: BuildManifest, outgoing: OutgoingRequest | None
     ) -> tuple[Opening, *tuple[Record, ...]]:
         """List the first records of an exchange; without the round while it is not decided what is sent."""
-        opening = self._resolver.make_opening(incoming, request)
+        opening = self._resolver.make_opening(request, build)
         sent = self._list_round(request, outgoing) if outgoing is not None else ()
         return (opening, *sent) if request.step is None else (opening, *sent, request.step)
 
     def _list_round(self, request: ResolvedRequest, outgoing: OutgoingRequest) -> list[Record]:
         """List the records of what is sent: the round, its plan where that is known already, and a pin."""
         manifest = None
-        if request.managed is not None and outgoing.rung != "original":
-            manifest = self._controller.build_manifest(request.managed, outgoing)
+        if isinstance(request, ManagedRequest) and outgoing.rung != "original":
+            manifest = self._controller.build_manifest(request, outgoing)
         records: list[Record] = [Round(request.exchange, 0, request.upstream.name, manifest)]
         if outgoing.plan is not None and outgoing.uncounted is None:
             records.append(outgoing.plan)
@@ -186,29 +183,27 @@ class ExchangeService:
         self._check_log()
         request = self._resolver.resolve_stream(incoming, self.read_mode(incoming.headers))
         _tell(client, request)
-        exchange, passed = self._open(incoming, request, None, client), CappedBuffer(self._policy.record_cap_bytes)
+        exchange, passed = self._open(request, None, client), CappedBuffer(self._policy.record_cap_bytes)
 
         def make_records() -> tuple[Opening, *tuple[Record, ...]]:
-            opening = replace(self._resolver.make_opening(incoming, request), body=_keep(passed))
+            opening = self._resolver.make_opening(request, partial(_keep, passed))
             return opening, Round(opening.exchange, 0, request.upstream.name, None)
 
         exchange.make_records, exchange.has_body = make_records, body is None
         content = CapturedBody(body, passed, exchange) if body is not None else b""
-        await self._relay.carry(exchange, _bind(incoming, request, exchange), content)
+        await self._relay.carry(exchange, _bind(request, exchange), content)
 
     def _check_log(self) -> None:
         """Raise StoreUnavailable where calls are not to be carried unrecorded."""
         if self._policy.on_failure == "refuse" and (problem := self._relay.problem):
             raise StoreUnavailable(f"calls are refused while they cannot be recorded (store.on_failure): {problem}")
 
-    def _open(
-        self, incoming: ClientRequest, request: ResolvedRequest, form: Format | None, client: Client
-    ) -> OpenExchange:
-        credentials = list_credentials(incoming.headers, incoming.target, self._tenant_headers)
+    def _open(self, request: ResolvedRequest, form: Format | None, client: Client) -> OpenExchange:
+        credentials = list_credentials(request.headers, request.target, self._tenant_headers)
         return OpenExchange(
             request.exchange,
             self._relay.archive,
-            partial(self._list_records, incoming, request, None),
+            None,
             form,
             request.upstream.name,
             client,
@@ -256,13 +251,13 @@ def read_ceiling(headers: Headers) -> int | None:
     return int(asked)
 
 
-def _bind(incoming: ClientRequest, request: ResolvedRequest, exchange: OpenExchange) -> Send:
+def _bind(request: ResolvedRequest, exchange: OpenExchange) -> Send:
     """Return what sends a body with all else that the client asked for.
 
     A response that may be held back must be readable: no content-encoding is asked for.
     """
-    headers = accept_identity_only(incoming.headers) if exchange.is_guarded else incoming.headers
-    return partial(request.upstream.send, incoming.method, incoming.target, headers)
+    headers = accept_identity_only(request.headers) if exchange.is_guarded else request.headers
+    return partial(request.upstream.send, request.method, request.target, headers)
 
 
 def _tell(client: Client, request: ResolvedRequest, labels: Headers = ()) -> None:

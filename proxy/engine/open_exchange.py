@@ -121,7 +121,8 @@ class RetrySource(Protocol):
 class OpenExchange:
     """One client call under way. Times are seconds on the monotonic clock.
 
-    `make_records` gives the opening and what is recorded with it; it is called once, when the request is on its way.
+    `make_records` gives the opening and what is recorded with it; it is called once, when the request is on its way,
+    and None before it is known what that is, and afterwards.
     An urgent record is committed at once: the first byte of a stream waits for `commit`. Another may wait a few
     milliseconds, so that a response that is there by then shares its commit.
     `secrets` are credentials that a response may echo. `after_send` is what is done, in order and once, while the

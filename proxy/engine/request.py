@@ -1,40 +1,50 @@
 """A client's request as it was resolved: its session, its upstream, and its messages as managing needs them."""
 
-from collections.abc import Callable, Sequence
-
-import msgspec
+from collections.abc import Sequence
 
 from proxy.engine.body_cache import Holding
 from proxy.engine.lineage.chain import Chain
 from proxy.engine.ports import Upstream
-from proxy.model.exchange import Headers, Kind, Mode, SessionKey
+from proxy.model.exchange import ClientRequest, Kind, Mode, SessionKey
 from proxy.model.lineage import Step
-from proxy.model.manifest import Manifest, compute_digest
+from proxy.model.manifest import compute_digest
 from proxy.wire.body import SplitBody
 
 
-class ManagedRequest(msgspec.Struct, frozen=True, gc=False):
-    """A request whose body was split, with its place in a session. `wire` and `items_key` are its format's.
+class ResolvedRequest(ClientRequest, frozen=True, gc=False, kw_only=True):
+    """A client's request with what was resolved from it: the exchange that it begins, its session, its upstream.
 
-    `step` is None while the upstream has not accepted its credential: what is known of the session may not be used then
-    (BEHAVIOUR B2). `target` is the path and query that it asks `upstream` for. `is_new`: it is the first of its
-    session, and continues no other. `most_output` is the limit it asks for, 0 where it does not say. `holding` tells
-    how much of its body the log has, None where that is all of it. `until` is when, on the monotonic clock, it has
-    waited for the log for long enough. `is_certain` is as in `lineage`.
+    `wire` is the name of its format, empty where its body streams through unread. `ceiling` is the one that it asks
+    for, in the model's tokens. `step` is its place in the session, None where that is not known. `is_stream`: a
+    streamed response is asked for.
     """
 
     exchange: str
     session: SessionKey
+    upstream: Upstream
+    mode: Mode
+    kind: Kind
     wire: str
+    opened_ms: int
+    model: str = ""
+    ceiling: int | None = None
+    is_stream: bool = False
+    step: Step | None = None
+
+
+class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
+    """A request whose body was split, with its place in a session: what managing needs. `items_key` is its format's.
+
+    `step` is None while the upstream has not accepted its credential: what is known of the session may not be used then
+    (BEHAVIOUR B2). `is_new`: it is the first of its session, and continues no other. `most_output` is the limit it asks
+    for, 0 where it does not say. `holding` tells how much of its body the log has, None where that is all of it.
+    `until` is when, on the monotonic clock, it has waited for the log for long enough. `is_certain` is as in `lineage`.
+    """
+
     items_key: str
-    model: str
-    most_output: int
     split: SplitBody
     chain: Chain
-    step: Step | None
-    headers: Headers
-    target: bytes
-    upstream: Upstream
+    most_output: int = 0
     is_new: bool = False
     holding: Holding | None = None
     until: float = 0.0
@@ -72,25 +82,3 @@ class ManagedRequest(msgspec.Struct, frozen=True, gc=False):
         """Return the raw messages of the preamble."""
         content = self.split.content
         return [content[span.start : span.end] for span in self.split.items[: self.chain.preamble.count]]
-
-
-class ResolvedRequest(msgspec.Struct, frozen=True, gc=False):
-    """A client's request with what was resolved from it: its session, its upstream, what of its body is new.
-
-    `step` is its place in the session, None where that is not known. `managed` is what managing needs of it, None where
-    the body was not understood or has no place. `is_stream`: a streamed response is asked for. `build_body` builds the
-    manifest of the body: called once, and before anything else is resolved, since later bodies refer to it.
-    """
-
-    exchange: str
-    mode: Mode
-    kind: Kind
-    wire: str
-    session: SessionKey
-    upstream: Upstream
-    model: str
-    opened_ms: int
-    build_body: Callable[[], Manifest]
-    is_stream: bool = False
-    step: Step | None = None
-    managed: ManagedRequest | None = None

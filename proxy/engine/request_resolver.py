@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -31,16 +31,17 @@ from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.response_reader import ResponseReader
 from proxy.model.exchange import ClientRequest, Mode, Opening, SessionKey
 from proxy.model.lineage import compute_chain_root
-from proxy.model.manifest import Manifest, make_capped_manifest, make_manifest
+from proxy.model.manifest import Manifest, make_capped_manifest
 from proxy.wire.body import SplitBody
 from proxy.wire.format import Format
 from proxy.wire.headers import redact_target, select_stored
 
 # A body of that size is counted in any case.
 _MOST_LOOKED_AT = 256 * 1024
-_NOTHING = make_manifest(b"")
 _NONE = (b"", b"[]", b"null")
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+
+BuildManifest = Callable[[], Manifest]
 
 _log = logging.getLogger("palimpsest.requests")
 
@@ -90,52 +91,59 @@ class RequestResolver:
         self._clock = clock
         self._ids = ids
 
-    async def resolve(self, request: ClientRequest, form: Format, mode: Mode) -> ResolvedRequest:
-        """Resolve a request whose body is at hand. Waits for the log where memory does not know its history."""
+    async def resolve(
+        self, request: ClientRequest, form: Format, mode: Mode, ceiling: int | None = None
+    ) -> tuple[ResolvedRequest, BuildManifest]:
+        """Resolve a request whose body is at hand; return it with what builds the manifest of its body.
+
+        It is a `ManagedRequest` where the body was understood and has a place. Waits for the log where memory does not
+        know its history. The manifest is to be built once, and before another request is resolved: later bodies refer
+        to it.
+        """
         exchange = self._ids.next_exchange()
         caller = self._lineage.tenants.identify(request.headers)
         try:
-            resolved = await self._resolve(request, form, mode, caller, exchange)
+            resolved = await self._resolve(request, form, caller, exchange, (mode, ceiling))
         except Exception:  # noqa: BLE001 - a boundary: a body that we cannot read is still a call to carry
             _log.exception("a request was not understood; it is carried and kept whole")
             resolved = None
-        return resolved or self._resolve_unread(request, form, mode, caller, exchange)
+        if resolved is None:
+            unread = self._resolve_unread(request, mode, caller, exchange, form.name)
+            return unread, partial(self._keep_whole, request.body)
+        return resolved
 
     def resolve_stream(self, request: ClientRequest, mode: Mode) -> ResolvedRequest:
-        """Resolve a request whose body is still to come; its reader fills in the opening's body."""
-        exchange, upstream = self._ids.next_exchange(), self._choose("")
-        tenant = self._lineage.tenants.identify(request.headers).tenant
-        session = make_session(tenant, upstream.name, self._naming.read(request.headers), exchange)
-        opened_ms = self._clock.now_ms()
-        return ResolvedRequest(exchange, mode, "passthrough", "", session, upstream, "", opened_ms, lambda: _NOTHING)
+        """Resolve a request whose body is still to come."""
+        caller = self._lineage.tenants.identify(request.headers)
+        return self._resolve_unread(request, mode, caller, self._ids.next_exchange())
 
-    def make_opening(self, request: ClientRequest, resolved: ResolvedRequest) -> Opening:
+    def make_opening(self, request: ResolvedRequest, build: BuildManifest) -> Opening:
         """Make the first record of an exchange. Building the manifest is a tenth of a short call: do it once the
         request is on its way.
         """
         try:
-            body = resolved.build_body()
+            body = build()
         except Exception:  # noqa: BLE001 - a boundary: what cannot be told from earlier bodies is kept whole
             _log.exception("a request was not understood; it is carried and kept whole")
             body = self._keep_whole(request.body)
         return Opening(
-            exchange=resolved.exchange,
-            session=resolved.session,
-            kind=resolved.kind,
-            wire=resolved.wire,
-            mode=resolved.mode,
-            model=resolved.model,
+            exchange=request.exchange,
+            session=request.session,
+            kind=request.kind,
+            wire=request.wire,
+            mode=request.mode,
+            model=request.model,
             method=request.method,
             target=redact_target(request.target),
             headers=select_stored(request.headers),
             body=body,
-            opened_ms=resolved.opened_ms,
+            opened_ms=request.opened_ms,
         )
 
     async def _resolve(
-        self, request: ClientRequest, form: Format, mode: Mode, caller: Credential, exchange: str
-    ) -> ResolvedRequest | None:
-        """Resolve a body that can be read message by message; None of any other."""
+        self, request: ClientRequest, form: Format, caller: Credential, exchange: str, asked: tuple[Mode, int | None]
+    ) -> tuple[ResolvedRequest, BuildManifest] | None:
+        """Resolve a body that can be read message by message; None of any other. `asked` are its mode and ceiling."""
         content, until = request.body, self._clock.monotonic() + self._policy.hard_wait_seconds
         named = self._naming.read(request.headers)
         key = (caller.tenant, form.name, named.family)
@@ -150,14 +158,9 @@ class RequestResolver:
         session = make_session(caller.tenant, upstream.name, read_body_id(named, split), exchange)
         previous = parse_json_string(split.member(form.previous_key)) if form.previous_key else ""
         root = await self._find_root(form, session, previous, until)
-        before = known.chain if known is not None else None
-        messages = await self._lineage.resolve_references(
-            session, read_messages(form, split, before, shared, root), until
-        )
-        chain = make_chain(messages, before, root, is_plain=_is_plain(content, known, shared))
-        traits = Traits(
-            model, split.member("tools") not in _NONE, messages.preamble.system, split.member("stream") == b"true"
-        )
+        chain = await self._read_chain(form, session, split, remembered, root=root, until=until)
+        has_tools, is_stream = split.member("tools") not in _NONE, split.member("stream") == b"true"
+        traits = Traits(model, has_tools, chain.preamble.system, is_stream)
         query = LineageQuery(
             exchange=exchange,
             session=session,
@@ -175,23 +178,26 @@ class RequestResolver:
         holding = await self._hold(caller.tenant, split, remembered, until) if is_large else None
         place = await self._place(query) if session.family or self._policy.infer else None
         # From here on nothing waits: what is remembered is in the log with the opening, before any later request's.
-        managed = None
-        if place is not None and split.items:
-            managed = _make_managed(request, upstream, form, query, place, split=split, chain=chain, holding=holding)
-        return ResolvedRequest(
-            exchange,
-            mode,
-            "managed",
-            form.name,
-            session if place is None else place.session,
-            upstream,
-            model,
-            self._clock.now_ms(),
-            partial(self._build_body, key, split, chain, remembered, holding),
-            traits.is_stream,
-            place.step if place is not None else None,
-            managed,
+        resolved = ResolvedRequest(
+            request.method,
+            request.target,
+            request.headers,
+            content,
+            exchange=exchange,
+            session=session if place is None else place.session,
+            upstream=upstream,
+            mode=asked[0],
+            kind="managed",
+            wire=form.name,
+            opened_ms=self._clock.now_ms(),
+            model=model,
+            ceiling=asked[1],
+            is_stream=is_stream,
+            step=None if place is None else place.step,
         )
+        if place is not None and split.items:
+            resolved = _make_managed(resolved, form, query, place, split=split, chain=chain, holding=holding)
+        return resolved, partial(self._build_body, key, split, chain, remembered, holding)
 
     async def _find_root(self, form: Format, session: SessionKey, previous: str, until: float) -> bytes:
         """Return the root of a request's chain: the stored answer that it continues, else the upstream's root."""
@@ -200,6 +206,17 @@ class RequestResolver:
             for exchange in self._lineage.list_unread_of(session.tenant):
                 await self._reader.hurry(exchange)  # a request may refer to any of them by an id
         return await self._lineage.find_response(session, previous, until) or root if previous else root
+
+    async def _read_chain(
+        self, form: Format, session: SessionKey, split: SplitBody, remembered: _Remembered, *, root: bytes, until: float
+    ) -> Chain:
+        """Read the messages of a body, with what they refer to in the log."""
+        known, shared, _ = remembered
+        before = known.chain if known is not None else None
+        messages = await self._lineage.resolve_references(
+            session, read_messages(form, split, before, shared, root), until
+        )
+        return make_chain(messages, before, root, is_plain=_is_plain(split.content, known, shared))
 
     async def _place(self, query: LineageQuery) -> Placement:
         for exchange in self._lineage.list_unread(query):
@@ -233,14 +250,22 @@ class RequestResolver:
         return body
 
     def _resolve_unread(
-        self, request: ClientRequest, form: Format, mode: Mode, caller: Credential, exchange: str
+        self, request: ClientRequest, mode: Mode, caller: Credential, exchange: str, wire: str = ""
     ) -> ResolvedRequest:
-        """Resolve a body that is not understood: whole, to the first upstream, in the session that its headers name."""
+        """Resolve a body that is not understood, or not read: to the first upstream, in the session of its headers."""
         upstream = self._choose("")
-        session = make_session(caller.tenant, upstream.name, self._naming.read(request.headers), exchange)
-        build_body = partial(self._keep_whole, request.body)
         return ResolvedRequest(
-            exchange, mode, "managed", form.name, session, upstream, "", self._clock.now_ms(), build_body
+            request.method,
+            request.target,
+            request.headers,
+            request.body,
+            exchange=exchange,
+            session=make_session(caller.tenant, upstream.name, self._naming.read(request.headers), exchange),
+            upstream=upstream,
+            mode=mode,
+            kind="managed" if wire else "passthrough",
+            wire=wire,
+            opened_ms=self._clock.now_ms(),
         )
 
     def _keep_whole(self, content: bytes) -> Manifest:
@@ -265,8 +290,7 @@ def _is_plain(content: bytes, known: CachedBody | None, shared: int) -> bool:
 
 
 def _make_managed(
-    request: ClientRequest,
-    upstream: Upstream,
+    request: ResolvedRequest,
     form: Format,
     query: LineageQuery,
     place: Placement,
@@ -276,18 +300,25 @@ def _make_managed(
     holding: Holding | None,
 ) -> ManagedRequest:
     return ManagedRequest(
-        query.exchange,
-        place.session,
-        form.name,
-        form.items_key,
-        query.traits.model,
-        query.most_output,
-        split,
-        chain,
-        place.step,
-        request.headers,
+        request.method,
         request.target,
-        upstream,
+        request.headers,
+        request.body,
+        exchange=request.exchange,
+        session=request.session,
+        upstream=request.upstream,
+        mode=request.mode,
+        kind=request.kind,
+        wire=request.wire,
+        opened_ms=request.opened_ms,
+        model=request.model,
+        ceiling=request.ceiling,
+        is_stream=request.is_stream,
+        step=request.step,
+        items_key=form.items_key,
+        split=split,
+        chain=chain,
+        most_output=query.most_output,
         is_new=place.is_new and place.source is None,
         holding=holding,
         until=query.until,

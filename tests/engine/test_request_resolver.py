@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from proxy.engine.lineage.identity import ClientId, Tenants, make_session
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.request import ResolvedRequest
+from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.exchange import ClientRequest, Headers, Opening
-from proxy.model.manifest import compute_digest
+from proxy.model.manifest import compute_digest, make_manifest
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.engine import CountingIds, FakeArchive, FixedClock, ScriptedUpstream, make_lineage
 from tests.support.rebuilding import Log
@@ -39,13 +39,13 @@ class Setup:
 
     async def receive(self, body: bytes, headers: Headers = (), form: ChatCompletions = FORM) -> "Received":
         request = ClientRequest("POST", b"/v1/chat/completions?key=secret", headers, body)
-        resolved = await self.resolver.resolve(request, form, "observe")
-        return Received(resolved, self.resolver.make_opening(request, resolved))
+        resolved, build = await self.resolver.resolve(request, form, "observe")
+        return Received(resolved, self.resolver.make_opening(resolved, build))
 
     def receive_stream(self, headers: Headers = ()) -> "Received":
         request = ClientRequest("PUT", b"/v1/files", headers)
         resolved = self.resolver.resolve_stream(request, "bypass")
-        return Received(resolved, self.resolver.make_opening(request, resolved))
+        return Received(resolved, self.resolver.make_opening(resolved, lambda: make_manifest(b"")))
 
 
 class Received(NamedTuple):
@@ -192,8 +192,8 @@ async def test_the_cap_counts_what_a_call_brings_not_what_it_repeats() -> None:
         log.take(manifest)
         assert (len(manifest.slices), manifest.whole_digest) == (1, b"")
         assert log.rebuild(manifest.recipe, received.resolved.session.tenant) == body
-        assert received.resolved.managed is not None
-        assert received.resolved.managed.list_unkept() == frozenset()
+        assert isinstance(received.resolved, ManagedRequest)
+        assert received.resolved.list_unkept() == frozenset()
 
 
 async def test_what_did_not_fit_under_the_cap_is_kept_with_the_next_call() -> None:
@@ -203,8 +203,8 @@ async def test_what_did_not_fit_under_the_cap_is_kept_with_the_next_call() -> No
         received = await setup.receive(ask("m", *texts))
         manifest = received.opening.body
         log.take(manifest)
-        assert received.resolved.managed is not None
-        unkept.append(received.resolved.managed.list_unkept())
+        assert isinstance(received.resolved, ManagedRequest)
+        unkept.append(received.resolved.list_unkept())
         whole.append(log.rebuild(manifest.recipe, received.resolved.session.tenant))
         assert sum(len(each.content or b"") for each in manifest.slices) <= 10_000
     assert unkept == [frozenset({3, 4}), frozenset()]
@@ -233,9 +233,9 @@ async def test_a_message_above_the_cap_is_kept_as_its_head_and_what_comes_behind
         log.take(manifest)
         kept = log.rebuild(manifest.recipe, received.resolved.session.tenant)
         assert (len(manifest.slices), manifest.whole_digest) == (1 if number else 2, compute_digest(body))
-        assert received.resolved.managed is not None
-        assert received.resolved.managed.list_unkept() == {1}
-        digests = received.resolved.managed.list_digests(0, len(texts))
+        assert isinstance(received.resolved, ManagedRequest)
+        assert received.resolved.list_unkept() == {1}
+        digests = received.resolved.list_digests(0, len(texts))
         assert set(digests) == {each.digest for each in log.slices.values()}
         assert all(text.encode() in kept for i, text in enumerate(texts) if i != 1)
         texts.append(f"number {number}")
@@ -246,9 +246,9 @@ async def test_what_was_found_before_the_log_lost_a_record_is_not_leant_on() -> 
     texts = [f"{number} " + "x" * 3000 for number in range(3)]
     assert (await setup.receive(ask("m", *texts))).opening.body.slices
     request = ClientRequest("POST", b"/v1/chat/completions", (), ask("m", *texts, "y" * 3000))
-    resolved = await setup.resolver.resolve(request, FORM, "observe")
+    resolved, build = await setup.resolver.resolve(request, FORM, "observe")
     setup.archive.health = replace(setup.archive.health, generation=1)
-    opening = setup.resolver.make_opening(request, resolved)
+    opening = setup.resolver.make_opening(resolved, build)
     assert len(opening.body.slices) == 3
     assert opening.body.whole_digest
 

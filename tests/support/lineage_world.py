@@ -167,11 +167,11 @@ class World:
         self.engine.archive.refuses_recall = refuses
         request = ClientRequest("POST", b"/v1", headers, content)
         self.is_broken = True
-        received = self.run(self.engine.reception.resolve(request, self.tongue.form, "observe"))
+        received, build = self.run(self.engine.reception.resolve(request, self.tongue.form, "observe"))
         self.engine.archive.refuses_recall = False
         assert received.step is not None
         self.is_whole &= self.engine.lineage.index.is_complete  # receiving may have dropped a session
-        opening, step = self.engine.reception.make_opening(request, received), received.step
+        opening, step = self.engine.reception.make_opening(received, build), received.step
         call = Call(asking, opening.exchange, opening.session.id, tenant, nodes, items)
         call.tip = nodes[-1] if nodes else self.root
         call.likeness = (tenant, call.tip, asking.system if self.tongue.system("x") else "")

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import PlanRequest
 from proxy.engine.context.controller import ContextController
@@ -38,7 +40,7 @@ from tests.support.engine import (
     wait_out,
 )
 from tests.support.loops import MovableLoop, put_forward
-from tests.support.managing import MODEL, Message, make_builder, make_controller, make_resolved, make_subject
+from tests.support.managing import MODEL, Message, make_builder, make_controller, make_subject
 from tests.support.rescuing import UpstreamInTurn
 
 NAMED: Headers = ((b"x-session-id", b"s"), (b"authorization", b"Bearer k"))
@@ -330,9 +332,9 @@ class Setup:
 
     async def decide(self, request: ManagedRequest, mode: Mode = "manage") -> OutgoingRequest:
         """What is sent for a request, at once or after a while."""
-        resolved = make_resolved(request, mode)
-        outgoing = self.controller.decide_at_once(request.split.content, resolved, None)
-        return outgoing if outgoing is not None else await self.controller.decide(resolved, None, self.commit)
+        request = replace(request, mode=mode)
+        outgoing = self.controller.decide_at_once(request)
+        return outgoing if outgoing is not None else await self.controller.decide(request, self.commit)
 
     def list_events(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]

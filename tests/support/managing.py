@@ -19,14 +19,13 @@ from proxy.engine.lineage.chain import make_chain, read_messages
 from proxy.engine.models import Models
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Archive, Clock, Tokenizer
-from proxy.engine.request import ManagedRequest, ResolvedRequest
+from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import Card, LimitKey
 from proxy.model.errors import WorkerLost
 from proxy.model.exchange import Headers, Mode, SessionKey
 from proxy.model.lineage import Relation, Step, compute_chain_root
-from proxy.model.manifest import make_manifest
 from proxy.wire.body import split_body
 from proxy.wire.chat_completions import ChatCompletions
 
@@ -175,22 +174,6 @@ def spell(messages: Sequence[Message], **members: Any) -> bytes:
     return json.dumps({"model": MODEL, "messages": messages, **members}).encode()
 
 
-def make_resolved(request: ManagedRequest, mode: Mode = "manage") -> ResolvedRequest:
-    """The whole of a request of which this is to be managed."""
-    return ResolvedRequest(
-        request.exchange,
-        mode,
-        "managed",
-        request.wire,
-        request.session,
-        request.upstream,
-        request.model,
-        1,
-        lambda: make_manifest(request.split.content),
-        managed=request,
-    )
-
-
 def make_subject(
     messages: Sequence[Message],
     exchange: str = "x1",
@@ -200,6 +183,7 @@ def make_subject(
     is_side: bool = False,
     headers: Headers = (),
     session: SessionKey = SESSION,
+    mode: Mode = "manage",
     **members: Any,
 ) -> ManagedRequest:
     """A request as reception hands it on, in a session where it shares `base` messages with what is known."""
@@ -212,17 +196,22 @@ def make_subject(
     step = Step(exchange, "root" if not base else relation, is_side, tip, len(chain.nodes), base, (), ())
     limit = members.get("max_tokens", 0)
     return ManagedRequest(
-        exchange,
-        session,
-        form.name,
-        form.items_key,
-        MODEL,
-        limit,
-        split,
-        chain,
-        step,
-        headers,
+        "POST",
         b"/v1/chat/completions",
-        UPSTREAM,
+        headers,
+        split.content,
+        exchange=exchange,
+        session=session,
+        upstream=UPSTREAM,
+        mode=mode,
+        kind="managed",
+        wire=form.name,
+        opened_ms=1,
+        model=MODEL,
+        step=step,
+        items_key=form.items_key,
+        split=split,
+        chain=chain,
+        most_output=limit,
         is_new=not base,
     )

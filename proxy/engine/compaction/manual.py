@@ -68,12 +68,12 @@ class ManualCompaction:
         if has_waited := await self.worker.wait_out(request, _PATIENCE_SECONDS):
             row = await self.find_newest(session, view, branch)
             request = await self._load(row)
-        state = await self._compute_state(request, row)
+        state = await self._compute_state(request)
         _check_unmanaged_by_client(state)
         result = await self.worker.compact(self._make_request(state), options)
         if has_waited:
             result.add_problem(_WAITED)
-        state = await self._compute_state(request, row)  # epochs may have been opened meanwhile
+        state = await self._compute_state(request)  # epochs may have been opened meanwhile
         epoch = await self._open_epoch(state)
         if epoch is None and not result.summaries:
             raise Conflict("; ".join((_NOTHING, *result.problems)))
@@ -109,25 +109,31 @@ class ManualCompaction:
 
     async def load_request(self, row: ExchangeRow) -> SentRequest:
         """Return the request of a call as it would be sent now."""
-        return self._make_request(await self._compute_state(await self._load(row), row))
+        return self._make_request(await self._compute_state(await self._load(row)))
 
     async def _load(self, row: ExchangeRow) -> ManagedRequest:
         """Return the request of a call in its place before its response, but of no exchange."""
         key = await self.archive.find_key(row.session)
         split, chain = await load_chain(self.archive, row, key.upstream)
         return ManagedRequest(
+            "POST",
+            row.target.encode(),
+            row.headers,
+            split.content,
             exchange="",
             session=key,
+            upstream=self._find_upstream(key.upstream),
+            mode="manage",
+            kind="managed",
             wire=row.wire,
-            items_key=find_format(row).items_key,
+            opened_ms=row.opened_ms,
             model=row.model,
-            most_output=read_output_limit(split),
+            ceiling=read_ceiling(row.headers),
+            step=Step("", row.relation or "append", row.is_side, row.tip, row.depth, row.base, (), ()),
+            items_key=find_format(row).items_key,
             split=split,
             chain=chain,
-            step=Step("", row.relation or "append", row.is_side, row.tip, row.depth, row.base, (), ()),
-            headers=row.headers,
-            target=row.target.encode(),
-            upstream=self._find_upstream(key.upstream),
+            most_output=read_output_limit(split),
         )
 
     def _find_upstream(self, name: str) -> Upstream:
@@ -136,12 +142,12 @@ class ManualCompaction:
                 return route.upstream
         raise Conflict(f"the upstream of this session, {name!r}, is no longer in the settings")
 
-    async def _compute_state(self, request: ManagedRequest, row: ExchangeRow) -> RequestState:
+    async def _compute_state(self, request: ManagedRequest) -> RequestState:
         """Return the state of what will extend this request."""
         states = self.states
         states.caches.forget_lost()
         context = await states.caches.contexts.load(request.session.id)
-        budget = states.find_budget(request, read_ceiling(row.headers))
+        budget = states.find_budget(request)
         return await states.read(request, context, context.find(request.model, request, is_next=True), budget)
 
     def _make_request(self, state: RequestState) -> SentRequest:

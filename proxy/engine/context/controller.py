@@ -35,7 +35,7 @@ from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EventBus
 from proxy.model.epoch import Epoch, Pin, Plan
 from proxy.model.events import CeilingExceeded, Planned, RungFailed
-from proxy.model.exchange import Headers, Mode
+from proxy.model.exchange import Headers
 from proxy.model.manifest import Manifest
 from proxy.wire import FORMATS, MANAGED_WIRES
 from proxy.wire.headers import find_header
@@ -79,39 +79,36 @@ class ContextController:
         self._observer = observer
         self._clock = states.clock
 
-    def decide_at_once(self, body: bytes, resolved: ResolvedRequest, ceiling: int | None) -> OutgoingRequest | None:
+    def decide_at_once(self, request: ResolvedRequest) -> OutgoingRequest | None:
         """Return what is sent where that is known without waiting; None where `decide` has to find out.
 
         So it is for most calls: short ones of sessions in which nothing was ever managed, and those that keep their
-        epoch whatever their new messages count. `ceiling` is the one that the request asks for, in tokens.
+        epoch whatever their new messages count.
         """
-        request = resolved.managed
-        if request is None:
-            is_labelled = resolved.mode == "manage" and len(body) >= _LARGE_BYTES
-            return OutgoingRequest("original", body, labels=_UNREADABLE if is_labelled else ())
+        if not isinstance(request, ManagedRequest):
+            is_labelled = request.mode == "manage" and len(request.body) >= _LARGE_BYTES
+            return OutgoingRequest("original", request.body, labels=_UNREADABLE if is_labelled else ())
         try:
-            return self._decide_at_once(request, resolved.mode, ceiling)
+            return self._decide_at_once(request)
         except Exception:  # noqa: BLE001 - a boundary: a call goes on without what is done beside it
             _log.exception("exchange %s: the request could not be decided at once", request.exchange)
             return None
 
-    async def decide(self, resolved: ResolvedRequest, ceiling: int | None, commit: Commit) -> OutgoingRequest:
+    async def decide(self, request: ManagedRequest, commit: Commit) -> OutgoingRequest:
         """Return what is sent; waits for the log, for counts and for a plan, each for a bounded time.
 
         `commit` has the log keep an epoch. Never fails: what cannot be managed goes as the client sent it.
         """
-        request, mode = resolved.managed, resolved.mode
-        assert request is not None, "what is not understood is decided at once"
         pin: Pin | None = None
         labels: Headers = ()
         try:
-            if reason := await self._find_exemption(request, mode):
+            if reason := await self._find_exemption(request):
                 labels = _refuse_pin(request, reason)
-                outgoing = self._exempt(request, mode, ceiling, reason)
+                outgoing = self._exempt(request, reason)
             else:
-                pin, labels = await self._take_pin(request, ceiling)
+                pin, labels = await self._take_pin(request)
                 self._observer.note_managed(request)
-                outgoing = await self._manage(request, ceiling, commit)
+                outgoing = await self._manage(request, commit)
         except Exception as error:  # noqa: BLE001 - a boundary: the call goes on as the client sent it
             outgoing = self._give_up(request, error)
         if outgoing.plan is not None and outgoing.uncounted is None:
@@ -167,20 +164,20 @@ class ContextController:
             run_after_send=run_after_send,
         )
 
-    def _decide_at_once(self, request: ManagedRequest, mode: Mode, ceiling: int | None) -> OutgoingRequest | None:
+    def _decide_at_once(self, request: ManagedRequest) -> OutgoingRequest | None:
         self._observer.note_arrival(request)
         if is_pinning(request):
             return None
         if request.wire not in MANAGED_WIRES:
-            return OutgoingRequest("original", request.split.content, labels=self._label_unmanaged(request, mode))
-        if mode != "manage" or request.step is None:
+            return OutgoingRequest("original", request.split.content, labels=self._label_unmanaged(request))
+        if request.mode != "manage" or request.step is None:
             return None
         if self.states.holdout.fraction and self.states.holdout.has(request.session.id):
             return None
-        if ceiling is None and self._caches.contexts.is_blank(request):
+        if request.ceiling is None and self._caches.contexts.is_blank(request):
             outgoing = self._pass_blank(request)
         else:
-            outgoing = self._pass_known(request, ceiling)
+            outgoing = self._pass_known(request)
         if outgoing is not None:
             self._observer.note_managed(request)
         return outgoing
@@ -192,20 +189,20 @@ class ContextController:
             return None
         return OutgoingRequest("original", content, is_managed=True, is_guarded=_is_risky(budget, request))
 
-    def _pass_known(self, request: ManagedRequest, ceiling: int | None) -> OutgoingRequest | None:
+    def _pass_known(self, request: ManagedRequest) -> OutgoingRequest | None:
         """Return what is sent of a session in memory, where it does not depend on what the new messages count."""
         self._caches.forget_lost()
         context = self._caches.contexts.find_known(request)
         if context is None or _find_mark(request):
             return None
-        return self._pass_uncounted(request, context, self.states.find_budget(request, ceiling), ceiling)
+        return self._pass_uncounted(request, context, self.states.find_budget(request))
 
     def _pass_uncounted(
-        self, request: ManagedRequest, context: SessionContext, budget: Budget, ceiling: int | None
+        self, request: ManagedRequest, context: SessionContext, budget: Budget
     ) -> OutgoingRequest | None:
         epoch = context.find(request.model, request)
         if epoch is not None:
-            return self._keep_epoch(request, context, epoch, budget, ceiling)
+            return self._keep_epoch(request, context, epoch, budget)
         if not self.states.is_below(request, budget):
             return None
         if budget.window is None:
@@ -213,12 +210,10 @@ class ContextController:
         epoch_account = context.get_account(request.model, "", budget)
         epoch_account.account = record_use(epoch_account.account, self._clock.monotonic())
         is_guarded = _is_risky(budget, request)
-        return OutgoingRequest(
-            "original", request.split.content, is_managed=True, is_guarded=is_guarded, ceiling=ceiling
-        )
+        return OutgoingRequest("original", request.split.content, is_managed=True, is_guarded=is_guarded)
 
     def _keep_epoch(
-        self, request: ManagedRequest, context: SessionContext, epoch: Epoch, budget: Budget, ceiling: int | None
+        self, request: ManagedRequest, context: SessionContext, epoch: Epoch, budget: Budget
     ) -> OutgoingRequest | None:
         """Return what goes on under its epoch whatever its new messages count; they are counted once it is on its way.
 
@@ -240,24 +235,23 @@ class ContextController:
             labels=list_labels(plan, epoch, is_opened=outgoing.is_opened),
             is_managed=True,
             is_guarded=budget.is_near_window(outgoing.tokens),
-            ceiling=ceiling,
             uncounted=uncounted,
         )
 
-    async def _find_exemption(self, request: ManagedRequest, mode: Mode) -> str:
+    async def _find_exemption(self, request: ManagedRequest) -> str:
         """Return why a request is not managed; empty where it is."""
         if request.wire not in MANAGED_WIRES:
             return _RECORDED_ONLY
-        if mode != "manage":
-            return f"{mode} was asked for"
+        if request.mode != "manage":
+            return f"{request.mode} was asked for"
         if request.step is None:
             return _UNPROVEN
         return _find_mark(request) or (HELD_OUT if await self._is_held_out(request) else "")
 
-    def _exempt(self, request: ManagedRequest, mode: Mode, ceiling: int | None, reason: str) -> OutgoingRequest:
+    def _exempt(self, request: ManagedRequest, reason: str) -> OutgoingRequest:
         if reason == _RECORDED_ONLY:
-            return OutgoingRequest("original", request.split.content, labels=self._label_unmanaged(request, mode))
-        return self._hold_out(request, ceiling) if reason == HELD_OUT else self._stand_aside(request, mode, reason)
+            return OutgoingRequest("original", request.split.content, labels=self._label_unmanaged(request))
+        return self._hold_out(request) if reason == HELD_OUT else self._stand_aside(request, reason)
 
     def _give_up(self, request: ManagedRequest, error: Exception) -> OutgoingRequest:
         """Return the client's own request after a fault of ours."""
@@ -269,7 +263,7 @@ class ContextController:
         plan = Plan(request.exchange, 0, request.model, "original", reason=problem)
         return OutgoingRequest("original", request.split.content, plan=plan, labels=_label_observed(NOT_CUT))
 
-    async def _take_pin(self, request: ManagedRequest, ceiling: int | None) -> tuple[Pin | None, Headers]:
+    async def _take_pin(self, request: ManagedRequest) -> tuple[Pin | None, Headers]:
         """Pin a request's newest message if it asks for that; return the pin, or the labels that say why not."""
         if not is_pinning(request):
             return None, ()
@@ -282,7 +276,7 @@ class ContextController:
             return None, ()
         history = await self._caches.histories.follow(request)
         tokens = sum(history.count(place, place + 1) for place in (*places, newest))
-        usable, ratio = self.states.find_budget(request, ceiling).usable, self.states.find_ratio(request)
+        usable, ratio = self.states.find_budget(request).usable, self.states.find_ratio(request)
         if problem := find_objection(ratio.apply(tokens), ratio.apply(usable)):
             return None, _refuse_pin(request, problem)
         pin = Pin(request.session.id, request.nodes[newest], is_on=True, at_ms=self._clock.now_ms())
@@ -297,35 +291,35 @@ class ContextController:
         context = await self._caches.contexts.open(request, request.until - self._clock.monotonic())
         return context.is_known and not context.epochs
 
-    def _hold_out(self, request: ManagedRequest, ceiling: int | None) -> OutgoingRequest:
+    def _hold_out(self, request: ManagedRequest) -> OutgoingRequest:
         """Return the request itself, which would be managed in another session.
 
         Its tokens are in the provider's usage; what they are to be compared with is known here.
         """
-        budget = self.states.find_budget(request, ceiling)
+        budget = self.states.find_budget(request)
         if not self.states.is_below(request, budget) and (exemption := self._find_sign(request)):
-            return self._stand_aside(request, "manage", exemption)
+            return self._stand_aside(request, exemption)
         usable = self.states.find_ratio(request).apply(budget.usable)
         plan = Plan(request.exchange, 0, request.model, "original", reason=HELD_OUT, usable=usable)
         labels = () if self.states.is_below(request, budget) else _label_observed(HELD_OUT)
         return OutgoingRequest("original", request.split.content, plan=plan, labels=labels)
 
-    async def _manage(self, request: ManagedRequest, ceiling: int | None, commit: Commit) -> OutgoingRequest:
+    async def _manage(self, request: ManagedRequest, commit: Commit) -> OutgoingRequest:
         self._caches.forget_lost()
         context = await self._caches.contexts.open(request, request.until - self._clock.monotonic())
-        budget = self.states.find_budget(request, ceiling)
-        if (outgoing := self._pass_uncounted(request, context, budget, ceiling)) is not None:
+        budget = self.states.find_budget(request)
+        if (outgoing := self._pass_uncounted(request, context, budget)) is not None:
             return outgoing
         epoch = context.find(request.model, request)
         if epoch is None and (reason := self._find_sign(request)):
-            return self._stand_aside(request, "manage", reason)
+            return self._stand_aside(request, reason)
         if budget.window is None:
             self.states.models.ask(request.upstream, request.headers)
         state = await self.states.read(request, context, epoch, budget)
         decision = decide(state.account, state.facts)
         chosen = await self._run_chain(state, decision, commit)
         _choose(state, chosen)
-        outgoing = replace(self._accounting.account(state, chosen, decision), ceiling=ceiling, state=state)
+        outgoing = replace(self._accounting.account(state, chosen, decision), state=state)
         return self._label_excess(state, outgoing.add(_label_own(state, outgoing, decision)), decision)
 
     async def _run_chain(self, state: RequestState, decision: Decision, commit: Commit) -> OutgoingRequest:
@@ -349,9 +343,9 @@ class ContextController:
         labels = ((b"x-palimpsest-notice", notice.encode("ascii", "replace")),)
         return replace(outgoing, plan=replace(outgoing.plan, reason=notice)).add(labels)
 
-    def _label_unmanaged(self, request: ManagedRequest, mode: Mode) -> Headers:
+    def _label_unmanaged(self, request: ManagedRequest) -> Headers:
         """Label a large request on a wire that is not managed; its bytes tell its size."""
-        if mode != "manage":
+        if request.mode != "manage":
             return ()
         budget = self.states.find_budget(request)
         is_large = len(request.split.content) >= _BYTES_OF_A_TOKEN * budget.soft
@@ -366,16 +360,20 @@ class ContextController:
         seen = request.chain.preamble.count + shared if known is not None else 0
         return FORMATS[request.wire].find_management(request.split, seen)
 
-    def _stand_aside(self, request: ManagedRequest, mode: Mode, reason: str) -> OutgoingRequest:
+    def _stand_aside(self, request: ManagedRequest, reason: str) -> OutgoingRequest:
         """Return the request as it is though its session may be managed; its plan tells what that costs."""
         content = request.split.content
-        is_labelled = mode == "manage" and not self.states.is_below(request, self.states.find_budget(request))
+        is_labelled = request.mode == "manage" and not self.states.is_below(request, self.states.find_budget(request))
         labels = _label_observed(reason) if is_labelled else ()
         context = self._caches.contexts.get(request.session.id)
         epoch = context.find(request.model, request) if context is not None else None
         known, _ = self._caches.histories.find(request)
         if context is None or epoch is None or known is None:
-            plan = Plan(request.exchange, 0, request.model, "original", reason=reason) if mode == "manage" else None
+            plan = (
+                Plan(request.exchange, 0, request.model, "original", reason=reason)
+                if request.mode == "manage"
+                else None
+            )
             return OutgoingRequest("original", content, plan=plan, labels=labels)
         budget = self.states.find_budget(request)
         account = context.get_account(request.model, epoch.id, budget).account

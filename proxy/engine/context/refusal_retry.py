@@ -237,7 +237,7 @@ class RefusalRetry:
         request, states, plan = self._request, self._states, self._plan
         context = await states.caches.contexts.open(request)
         epoch = context.get_epoch(plan.epoch) if plan is not None else None
-        return await states.read(request, context, epoch, states.find_budget(request, self._outgoing.ceiling))
+        return await states.read(request, context, epoch, states.find_budget(request))
 
     def _learn_window(self, overflow: Overflow, sent: int) -> int | None:
         """Return the window that the upstream names, if it is plausible (B18)."""
@@ -250,7 +250,7 @@ class RefusalRetry:
 
     def _limit_budget(self, state: RequestState, window: int | None, sent: int) -> Budget:
         """Compute the budget of the retry, in our tokens, which the upstream counts as `sent` for so many of ours."""
-        budget = self._states.find_budget(self._request, self._outgoing.ceiling)
+        budget = self._states.find_budget(self._request)
         room = int(state.tokens * _BLIND_SHARE)
         if window is not None:
             scale = state.tokens / sent if sent else 1.0

@@ -168,7 +168,7 @@ class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
     `rung` is the fallback level, `tokens` are those of `body` as we count them, under `epoch`; `is_opened`: no call was
     sent under that before. `plan` is None where nothing was to be decided. `labels` are response headers. `is_managed`:
     another form may be sent where the upstream refuses it; `is_guarded`: a refusal is likely, so that the head of the
-    response waits for what comes (BEHAVIOUR B20a). `ceiling` is the one that the request asked for; `pin` is of a
+    response waits for what comes (BEHAVIOUR B20a). `pin` is of a
     message that is pinned with this call. `uncounted` is the state of a request that is counted once it was sent: its
     plan and labels have no tokens yet. `state` is the one it was decided in, None where nothing was counted.
     """
@@ -182,7 +182,6 @@ class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
     labels: Headers = ()
     is_managed: bool = False
     is_guarded: bool = False
-    ceiling: int | None = None
     pin: Pin | None = None
     uncounted: UncountedState | None = None
     state: RequestState | None = None
@@ -216,9 +215,9 @@ class StateReader:
         """Return how many tokens the model counts for each of ours."""
         return self.models.counter.find_ratio(request.session.upstream, request.model)
 
-    def find_budget(self, request: ManagedRequest, ceiling: int | None = None) -> Budget:
-        """Return the budget of a request; a `ceiling` in the model's tokens takes the place of the configured one."""
-        budget = self.models.budget(find_key(request), request.most_output or None, ceiling)
+    def find_budget(self, request: ManagedRequest) -> Budget:
+        """Return the budget of a request; the ceiling that it asks for takes the place of the configured one."""
+        budget = self.models.budget(find_key(request), request.most_output or None, request.ceiling)
         return budget.scale(self.find_ratio(request).value)
 
     def find_tariff(self, request: ManagedRequest, history: MeasuredHistory) -> Tariff:

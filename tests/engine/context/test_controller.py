@@ -14,7 +14,7 @@ from proxy.model.events import AnswerRead, RungFailed
 from proxy.model.exchange import Headers, Usage
 from tests.support.engine import HEALTHY
 from tests.support.managed import Setup
-from tests.support.managing import Message, make_history, make_resolved, make_subject
+from tests.support.managing import Message, make_history, make_subject
 
 HISTORY = make_history(60, 1600)
 
@@ -63,9 +63,7 @@ async def test_a_wire_that_is_not_managed_goes_as_it_came() -> None:
     subject = msgspec.structs.replace(make_subject(until(22)), wire="responses")
     said = ((b"x-palimpsest-mode", b"observe; recorded-only"),)
     assert await setup.decide(subject) == OutgoingRequest("original", subject.split.content, labels=said)
-    assert setup.controller.decide_at_once(subject.split.content, make_resolved(subject), None) == OutgoingRequest(
-        "original", subject.split.content, labels=said
-    )
+    assert setup.controller.decide_at_once(subject) == OutgoingRequest("original", subject.split.content, labels=said)
     assert await setup.decide(subject, "observe") == OutgoingRequest("original", subject.split.content)
     short = msgspec.structs.replace(make_subject(until(2)), wire="responses")
     assert await setup.decide(short) == OutgoingRequest("original", short.split.content)

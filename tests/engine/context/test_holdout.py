@@ -13,7 +13,7 @@ from proxy.model.epoch import Epoch, Plan
 from proxy.model.events import Planned
 from tests.support.engine import FixedClock
 from tests.support.managed import CEILING, ContextLog, ManagedEngine, Setup, refuse
-from tests.support.managing import SESSION, Message, make_controller, make_history, make_resolved, make_subject
+from tests.support.managing import SESSION, Message, make_controller, make_history, make_subject
 
 HISTORY = make_history(60, 1600)
 OBSERVED = (b"x-palimpsest-mode", b"observe; holdout")
@@ -50,10 +50,10 @@ async def test_a_session_that_is_held_out_goes_as_it_came_and_says_so() -> None:
 async def test_who_is_held_out_is_not_told_at_a_glance() -> None:
     subject = make_subject(until(0))
     subject = replace(subject, chain=replace(subject.chain, is_plain=True))
-    assert Setup().controller.decide_at_once(subject.split.content, make_resolved(subject), None) == OutgoingRequest(
+    assert Setup().controller.decide_at_once(subject) == OutgoingRequest(
         "original", subject.split.content, is_managed=True
     )
-    assert Setup(held_out=ALL).controller.decide_at_once(subject.split.content, make_resolved(subject), None) is None
+    assert Setup(held_out=ALL).controller.decide_at_once(subject) is None
 
 
 async def test_others_are_managed_as_ever() -> None:

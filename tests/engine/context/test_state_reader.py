@@ -71,7 +71,7 @@ def test_a_budget_is_in_our_tokens() -> None:
 
 def test_a_ceiling_and_an_output_of_its_own_count() -> None:
     state_reader = World().state_reader
-    assert state_reader.find_budget(ask(), 10_000).usable == 9_700
+    assert state_reader.find_budget(msgspec.structs.replace(ask(), ceiling=10_000)).usable == 9_700
     assert state_reader.find_budget(make_subject(HISTORY, max_tokens=70_000)).output == 70_000
     assert state_reader.find_budget(make_subject(HISTORY)).output == 8_192
 

@@ -48,7 +48,8 @@ def test_thousands_of_namesakes_stay_apart_once_they_differ() -> None:
 
     async def ask(*messages: Message) -> str:
         body = json.dumps({"messages": messages}).encode()
-        received = await engine.reception.resolve(ClientRequest("POST", b"/", (), body), ChatCompletions(), "observe")
+        request = ClientRequest("POST", b"/", (), body)
+        received, _ = await engine.reception.resolve(request, ChatCompletions(), "observe")
         assert received.step is not None
         engine.lineage.note_answer(received.exchange, 0, ChatCompletions(), CHAT.answer([PLAIN]))
         return received.session.id
@@ -241,6 +242,6 @@ def _go(engine: Engine, body: object, headers: Headers, form: ChatCompletions) -
     try:
         engine.reception.resolve(request, form, "observe").send(None)
     except StopIteration as done:
-        engine.reception.make_opening(request, done.value)
-        return done.value
+        engine.reception.make_opening(*done.value)
+        return done.value[0]
     raise AssertionError("it waits")

@@ -369,12 +369,8 @@ class ContextController:
         epoch = context.find(request.model, request) if context is not None else None
         known, _ = self._caches.histories.find(request)
         if context is None or epoch is None or known is None:
-            plan = (
-                Plan(request.exchange, 0, request.model, "original", reason=reason)
-                if request.mode == "manage"
-                else None
-            )
-            return OutgoingRequest("original", content, plan=plan, labels=labels)
+            plan = Plan(request.exchange, 0, request.model, "original", reason=reason)
+            return OutgoingRequest("original", content, plan=plan if request.mode == "manage" else None, labels=labels)
         budget = self.states.find_budget(request)
         account = context.get_account(request.model, epoch.id, budget).account
         tariff = self.states.find_tariff(request, known)

@@ -12,7 +12,7 @@ import msgspec
 
 from proxy.context.budget import MESSAGE_FRAME, take_fitting
 from proxy.context.conversation import ConversationIndex, PlanRequest
-from proxy.context.references import render_message
+from proxy.context.references import PAGE, render_message
 from proxy.context.tool_outputs import list_part_references
 from proxy.context.user_rules import list_pasted
 from proxy.model.epoch import Reference, Replaced, Written
@@ -32,6 +32,7 @@ _MOST_PASTED, _PASTED_SHARE = 2000, 0.05
 # everything behind it, so that several turns are shortened at once.
 _FILL_SHARE = 0.6
 _LEDGER_LEVEL = 1 + len(_HEAD_LENGTHS)
+_LINE_END = "\n"
 
 Count = Callable[[str], int]
 
@@ -120,12 +121,12 @@ def _list_forms(
         if step.stop - step.start > 1 or message.media:
             forms[i] = (UserMessageForm(i, step.tokens),)
             continue
-        text, parts = message.text, list[Reference]()
+        cut = _CutText(message.text)
         if newer is not None:
-            text, parts = _remove_pasted(view, step.start, message, count)
-            text = remove_repeated(text, (*newest, *near), count)
-        heads = [_shorten(text, most) for most in _HEAD_LENGTHS]
-        forms[i] = tuple([_make_form(view, index, i, each, parts, count=count) for each in (text, *heads)])
+            cut = _remove_pasted(view, step.start, message, count)
+            cut = cut.remove_repeated((*newest, *near), count)
+        heads = [_shorten(cut.text, most) for most in _HEAD_LENGTHS]
+        forms[i] = tuple([_make_form(view, index, i, cut, each, count=count) for each in (cut.text, *heads)])
         if newer is not None and len(message.text) >= _LEAST_REPEATED:
             near = [index_lines(message.text), *near][:_MOST_COMPARED]
     return dict(sorted(forms.items()))
@@ -141,19 +142,22 @@ def _shorten(text: str, most: int) -> str:
 
 
 def _make_form(
-    view: PlanRequest, index: ConversationIndex, i: int, text: str, parts: Sequence[Reference], *, count: Count
+    view: PlanRequest, index: ConversationIndex, i: int, cut: "_CutText", text: str, *, count: Count
 ) -> UserMessageForm:
     """Return the form of step `i` that sends `text`, or the unchanged turn where that has no more tokens."""
     step = index.steps[i]
     if text == _get_text(index, i):
         return UserMessageForm(i, step.tokens)
-    reference = Reference(view.name(step.start, step.stop, 0), step.start, step.stop)
-    text = f"{text}\n[shortened by palimpsest, not by the user; the original is intact: ref:{reference.id}]"
+    if text == cut.text and cut.named:
+        text, references = cut.named, cut.references
+    else:
+        reference = Reference(view.name(step.start, step.stop, 0), step.start, step.stop)
+        text = f"{text}\n[shortened by palimpsest, not by the user; the original is intact: ref:{reference.id}]"
+        references = (reference, *[part for part in cut.references if f"ref:{part.id}" in text])
     tokens = count(text) + MESSAGE_FRAME
     if tokens >= step.tokens:
         return UserMessageForm(i, step.tokens)
-    named = [part for part in parts if f"ref:{part.id}" in text]
-    return UserMessageForm(i, tokens, (Replaced(step.start, text, "shortened"),), (reference, *named))
+    return UserMessageForm(i, tokens, (Replaced(step.start, text, "shortened"),), references)
 
 
 def _find_sent_level(view: PlanRequest, index: ConversationIndex, i: int, forms: Sequence[UserMessageForm]) -> int:
@@ -223,30 +227,46 @@ def _get_text(index: ConversationIndex, i: int) -> str:
     return index.messages[index.steps[i].start].message.text
 
 
-def _remove_pasted(view: PlanRequest, place: int, message: Message, count: Count) -> tuple[str, list[Reference]]:
-    """Return the text of a message without large pasted blocks, and the references of these.
+class _CutText(msgspec.Struct, frozen=True, gc=False):
+    """A user's text without some blocks, and with notes in their place; `references` are those of pasted blocks.
 
-    A block is large above 2,000 tokens, or above 5 % of the usable budget where that is less.
+    `named` is the same with notes that name these: it needs no other mark. Empty where something else is left out.
+    """
+
+    text: str
+    named: str = ""
+    references: tuple[Reference, ...] = ()
+
+    def remove_repeated(self, newer: Sequence[LineIndex], count: Count) -> "_CutText":
+        """Return the text without what one of the newer texts contains too."""
+        text = remove_repeated(self.text, newer, count)
+        return self if text == self.text else _CutText(text, "", self.references)
+
+
+def _remove_pasted(view: PlanRequest, place: int, message: Message, count: Count) -> _CutText:
+    """Return the text of a message without large pasted blocks.
+
+    A block is large above 2,000 tokens, or above 5 % of the usable budget where that is less. Where the whole message
+    is on one page of its own reference, that is all a shorter form of it needs.
     """
     most = int(min(_MOST_PASTED, _PASTED_SHARE * view.budget.usable))
-    texts: list[str] = []
-    references: list[Reference] = []
-    at = 0
+    text, named, references = list[str](), list[str](), list[Reference]()
+    rendered, at = render_message(message), 0
     for start, stop in list_pasted(message.text, max(1, most)):
         block = message.text[start:stop]
         if (tokens := count(block)) <= most:
             continue
-        head = render_message(message).index(message.text)
+        head = rendered.index(message.text)
         parts = list_part_references(view, place, head + start, head + stop)
-        named = " ".join(f"ref:{each.id}" for each in parts)
-        lines = block.count("\n") + 1
-        texts += [
-            message.text[at:start],
-            f"[… {lines:,} lines that the user pasted, {tokens:,} tokens, left out: {named} …]",
-        ]
+        names = " ".join(f"ref:{each.id}" for each in parts)
+        note = f"{block.count(_LINE_END) + 1:,} lines that the user pasted, {tokens:,} tokens, left out"
+        before = message.text[at:start]
+        named += [before, f"[… {note} by palimpsest, intact: {names} …]"]
+        text += [before, f"[… {note} …]" if len(rendered) <= PAGE else f"[… {note}: {names} …]"]
         references += parts
         at = stop
-    return "".join((*texts, message.text[at:])), references
+    rest = message.text[at:]
+    return _CutText("".join((*text, rest)), "".join((*named, rest)) if references else "", tuple(references))
 
 
 def index_lines(text: str) -> LineIndex:

@@ -145,13 +145,29 @@ def test_a_large_block_that_was_pasted_gives_way_and_the_words_around_it_stay() 
     (shown,) = show(messages, 1000)
     (edit,) = shown.edits
     assert edit.text.startswith("It fails so:\n[… 600 lines that the user pasted, ")
-    assert "\nNever touch main.\n[shortened by palimpsest" in edit.text and "worker" not in edit.text
+    assert edit.text.endswith(" …]\nNever touch main.") and "worker" not in edit.text
     assert shown.tokens == count(edit.text) + 4
     assert all(f"ref:{each.id}" in edit.text for each in shown.references)
     original = render_original([see(messages[0]).message])
     pages = [original[each.offset : each.offset + PAGE] for each in shown.references if each.offset]
     assert pages[0].startswith(LOG[:99])
     assert len(pages) == 3 and all(any(line in page for page in pages) for line in LOG.split("\n"))
+
+
+def test_one_mark_is_enough_for_a_shortened_turn() -> None:
+    """The mark of a block where that is all that is missing, else that of the whole turn: both cost tokens each."""
+    small, prose = "\n".join(LOG.split("\n")[:80]), "say " * 200
+    for block, names in ((small, 0), (LOG, 3)):
+        forms = spell(view(write(f"It fails so:\n{block}\n{prose}", "second", "third"), 1000))[0]
+        whole, head = (form.edits[0].text for form in forms[:2])
+        assert (whole.count("palimpsest, intact: ref:"), whole.count("[shortened by palimpsest")) == (1, 0)
+        assert (head.count("palimpsest, intact: ref:"), head.count("[shortened by palimpsest")) == (0, 1)
+        # On its first page the reference of the turn shows a short block, too.
+        assert len(forms[1].references) == head.count("ref:") == 1 + names
+    short = spell(view(write(f"It fails so:\n{small}", "second", "third"), 1000))[0]
+    assert len(set(short)) == 1
+    both = spell(view(write(f"It fails so:\n{small}\n{RULES}", RULES, "third"), 1000))[0][0].edits[0].text
+    assert (both.count("left out"), both.count("ref:"), both.count("[shortened by palimpsest")) == (2, 1, 1)
 
 
 def test_a_small_block_and_the_blocks_of_the_newest_turns_stay() -> None:

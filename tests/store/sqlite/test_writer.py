@@ -352,12 +352,17 @@ async def test_much_that_was_written_is_copied_into_the_log_in_a_pause(
 
 
 async def test_too_much_is_copied_under_load_too(open_archive: Opener, disk: Disk) -> None:
-    archive = open_archive()
+    archive, begin = open_archive(), disk.hold("BEGIN")
     for i in range(2):
         archive.append(make_opening(f"e{i}", make_manifest(os.urandom(7_900_000))))
-    assert await archive.append(make_opening("last", make_manifest(os.urandom(900_000))))
+    await disk.arrived("BEGIN")
+    last = archive.append(make_opening("last", make_manifest(os.urandom(900_000))))
+    archive.flush()
+    begin.set()  # all is queued: there is no pause in which it would be copied anyway
+    assert await last
     steps = [step for step in disk.statements if step in ("COMMIT", "PRAGMA wal_checkpoint(PASSIVE)")]
-    assert steps[-2:] == ["PRAGMA wal_checkpoint(PASSIVE)", "COMMIT"]
+    committed = len(steps) - steps[::-1].index("COMMIT")
+    assert steps[committed - 2 : committed] == ["PRAGMA wal_checkpoint(PASSIVE)", "COMMIT"]
 
 
 async def test_a_copy_that_fails_is_logged_and_writing_goes_on(

@@ -25,7 +25,7 @@ FORMAT = ChatCompletions()
 """The format in which models are asked for summaries."""
 
 _LIMITS = ("max_completion_tokens", "max_tokens")
-# Models that refuse `max_tokens`.
+# Models that refuse `max_tokens`, because it never counted reasoning tokens.
 _NEWER_LIMIT = re.compile(r"(?:.*/)?(?:o\d|gpt-(?:[5-9]|\d\d))")
 _PLAIN_FORMATS = (b"", b"null")
 _FREE_CHOICES = (b"", b"null", b'"auto"', b'"none"')

@@ -22,9 +22,9 @@ _MOST_PROTECTED = 0.7
 _NEAR_WINDOW_SHARE = 0.75
 _LEAST_OUTPUT = 4096
 
-# Fields that add tokens besides a request's own text: media, or history and prompts that the provider stores. They are
-# JSON strings of their own: inside a text or the arguments of a call their quotes would be escaped. Escaped letters
-# could spell any of them, so they count as such.
+# Names and types that add tokens besides a request's own text: media, or history and prompts that the provider stores.
+# They match as JSON strings only: inside a text or arguments their quotes would be escaped. Escaped letters could spell
+# any of them, so they count as such.
 _UNBOUNDED = re.compile(
     rb'"(?:image|image_url|input_image|computer_screenshot|image_generation_call|file|input_file|file_id|document|audio'
     rb"|input_audio|video|video_url|input_video|previous_response_id|conversation|prompt|item_reference|container"
@@ -32,7 +32,7 @@ _UNBOUNDED = re.compile(
 )
 # A pattern of its own: both patterns begin with literal bytes, which `re` searches for fast.
 _ESCAPED_LETTER = re.compile(rb"\\u00(?:5[fF]|[67])")
-# Tokens that are reckoned for what a template puts around a message.
+# Tokens that are counted for what a template puts around a message.
 MESSAGE_FRAME = 4
 # Instructions that a provider adds where tools are offered (Anthropic states up to 735 tokens), and the template's
 # opening of the response.
@@ -41,7 +41,7 @@ _ADDED_BY_PROVIDER = 1024
 
 @dataclass(frozen=True, slots=True)
 class BudgetPolicy:
-    """The settings of the same names. A ceiling of None is `auto`; fractions of None follow the size of the budget."""
+    """The settings of the same names. A ceiling of None is `auto`; fractions of None depend on the budget's size."""
 
     ceiling_tokens: int | None = None
     soft_fraction: float | None = None
@@ -61,7 +61,7 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def high(self) -> int:
-        """The tokens from which on an epoch is opened at any price."""
+        """The tokens from which on an epoch is opened whatever it costs."""
         return self.usable
 
     def find_room(self) -> int | None:
@@ -132,7 +132,7 @@ def compute_output_reserve(window: int | None, most: int | None, asked: int | No
 
 
 def take_fitting(items: Iterable[_T], room: float, weigh: Callable[[_T], float]) -> list[_T]:
-    """Return the leading items whose weights add up to no more than `room`; those behind them are not looked at."""
+    """Return the leading items whose weights add up to at most `room`. It stops at the first that does not fit."""
     fitting = []
     for item in items:
         room -= weigh(item)
@@ -143,16 +143,16 @@ def take_fitting(items: Iterable[_T], room: float, weigh: Callable[[_T], float])
 
 
 def lower_output(asked: int, window: int, sent: int) -> int | None:
-    """Return the `max_tokens` with which `sent` tokens of request fit; None where context must be cut (B18)."""
+    """Return the `max_tokens` with which a request of `sent` tokens fits, or None if context must be cut (B18)."""
     fitting = min(asked, window - sent)
     return fitting if fitting >= min(asked, max(_LEAST_OUTPUT, asked // 4)) else None
 
 
 def bound_tokens(request: bytes) -> int | None:
-    """Return an upper bound of a request's tokens, from its bytes; None where there is none.
+    """Return an upper bound of a request's tokens, from its bytes, or None if there is none.
 
-    Every tokenizer in use is byte-level BPE, or falls back to bytes: a token stands for a byte of UTF-8 at least. JSON
-    spells no text in fewer bytes than UTF-8, and the frames that templates put around a message, a call or a tool
+    Every tokenizer in use is byte-level BPE, or falls back to bytes: a token has at least one byte of UTF-8. JSON never
+    encodes text in fewer bytes than UTF-8, and the frames that templates put around a message, a call or a tool
     (3 to 20 tokens) are shorter than the JSON around it (`{"role":"user","content":""}` has 28 bytes). So there are
     never more tokens than bytes, except for what a provider adds (`_ADDED_BY_PROVIDER`) and for media and stored
     history, which have no bound.
@@ -161,7 +161,7 @@ def bound_tokens(request: bytes) -> int | None:
 
 
 def has_token_bound(fresh: bytes) -> bool:
-    """Return whether nothing in these bytes can have more tokens than bytes."""
+    """Return whether nothing in these bytes can make more tokens than it has bytes."""
     return not (_UNBOUNDED.search(fresh) or _ESCAPED_LETTER.search(fresh))
 
 
@@ -178,8 +178,8 @@ def is_surely_below_soft_mark(budget: Budget, fresh: bytes, counted: int = 0) ->
 LONGEST_RUN = 4096
 _BYTES_PER_TOKEN = 3
 
-# A piece of o200k or cl100k is letters (with marks), signs, or white space, and a few characters around them; so it is
-# long only where one of these runs is. What is not ASCII may be of any kind.
+# A pre-token of o200k or cl100k is letters (with marks), signs, or white space, and a few characters around them. So it
+# is long only if it has one of these runs. Non-ASCII characters may be of any kind.
 _RUN = re.compile(rf"[A-Za-z\u0080-\U0010ffff]{{{LONGEST_RUN},}}|[^A-Za-z0-9\s]{{{LONGEST_RUN},}}|\s{{{LONGEST_RUN},}}")
 
 _LEAST_SAMPLE = 500

@@ -1,7 +1,7 @@
-"""What is sent in place of a conversation that has become too long: a ledger, what must stay, and the newest of it.
+"""The builder of plans: what is sent in place of a conversation that has become too long (BEHAVIOUR B9 to B16).
 
-Pure and deterministic: the same view gives the same plan. Steps stay whole or go whole; what the user said last,
-what is pinned and what no model has seen yet stays word for word, unless it cannot (BEHAVIOUR B9 to B16).
+A plan has a ledger, the messages that must stay, and the newest steps. Building is pure and deterministic. A step stays
+or goes as a whole. The user's last message, pinned messages and those that no model has seen stay verbatim if possible.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -46,19 +46,20 @@ from proxy.context.verbatim import MIN_GROUPS, RECENT_GROUPS
 from proxy.model.epoch import ContextPlan, Edit, Kept, Reference, Rung, Written
 
 _LEDGER_SHARE, _LEDGER_MOST = 0.28, 16_000
-# Of what older words leave free, for ledgers tell of those that have gone.
+# The share of the tokens left by older user turns that ledgers get, because they describe the removed turns.
 _SPARE_SHARE = 0.25
 _INLINE_SHARE = 0.25
-# The part of what is usable that summaries may have together, and what one has room for at least: the shortest that is
-# asked for has 300 tokens.
+# The share of the usable tokens that all summaries may have together, and the least in tokens: the shortest requested
+# summary has 300.
 _REPORTS_SHARE, _REPORTS_LEAST = 0.04, 350
-# The most an epoch leaves: the highest low mark (B12), and what it leaves where protection has to give way for that, by
-# how often epochs of late left too little room to go on.
+# Shares of the usable tokens that an epoch may leave: at most the highest low mark (B12). If protection has to give way
+# it is one of the targets, by how often recent epochs left too little room (`PlanRequest.depth`).
 _FULL = 0.85
 _TARGETS = (0.7, 0.5, 0.3)
-# What the ledger has at least, and what it should have where protection gives way for it.
+# The least share for the ledger, and its share if protection gives way for it.
 _LEDGER_LEAST, _LEDGER_NEXT = 0.04, 0.1
-# From so many tokens on words and values are long: they are trimmed when protection gives way.
+# Texts and values above this size are trimmed when protection gives way: a share of the usable tokens, at least so many
+# tokens, and the tokens at the last level.
 _LONG_SHARE, _LONG_LEAST, _LONG_LAST = 0.03, 120, 30
 
 
@@ -66,19 +67,16 @@ _Replacement = Callable[[PlanRequest, ConversationIndex, int], ReplacedMessage]
 
 
 class _ProtectionLevel(msgspec.Struct, frozen=True, gc=False):
-    """A level of protection: groups that stay, the share of their room for older user turns, summaries, more groups.
+    """A level of protection: how much of a conversation stays."""
 
-    `second` is what becomes of the second newest turn of the user: 0 whole, 1 without pasted blocks, 2 its beginning.
-    """
-
-    groups: int
-    users: float = 1.0
-    second: int = 0
-    has_more: bool = True
-    has_reports: bool = False
+    groups: int  # newest groups with calls
+    users: float = 1.0  # the share of their budget that older user turns may use
+    second: int = 0  # the user's second newest turn is sent: 0 whole, 1 without pasted blocks, 2 as its beginning
+    has_more: bool = True  # whether more steps are added if there is room
+    has_reports: bool = False  # whether summaries are sent
 
 
-# In the order of BEHAVIOUR B12: from the second on protection gives way.
+# In the order of BEHAVIOUR B12. From the second level on protection gives way.
 _LEVELS = (
     _ProtectionLevel(RECENT_GROUPS, has_reports=True),
     _ProtectionLevel(MIN_GROUPS),
@@ -91,29 +89,29 @@ _NO_GROUPS = _ProtectionLevel(0, 0.0, second=2, has_more=False)
 
 
 class _UserForms(msgspec.Struct, frozen=True, gc=False):
-    """The forms of older turns of the user, and of the second newest."""
+    """The forms of the user's older turns, and of the second newest."""
 
     older: MessageForms
     second: MessageForms
 
 
 class _KeptMessages(msgspec.Struct, frozen=True, gc=False):
-    """What stays at a level: the first step of the tail, older steps that stay, messages that give way among these."""
+    """The messages that stay at a level of protection."""
 
-    least: int
-    staying: frozenset[int]
-    marked: Mapping[int, ReplacedMessage]
-    spare: float
+    least: int  # the first step of the tail
+    staying: frozenset[int]  # older steps that stay
+    marked: Mapping[int, ReplacedMessage]  # replaced messages among all these, by place
+    spare: float  # tokens that older user turns leave of their budget
     tokens: int
 
 
 class _PlanDraft(msgspec.Struct, frozen=True, gc=False):
-    """A plan in the making: the step where the tail begins, older steps that stay, messages that give way."""
+    """A draft of a plan."""
 
-    tail: int
-    staying: frozenset[int]
+    tail: int  # the step at which the tail begins
+    staying: frozenset[int]  # older steps that stay
     ledger: LedgerText
-    marked: Mapping[int, ReplacedMessage]
+    marked: Mapping[int, ReplacedMessage]  # replaced messages, by place
     carried: CarriedLedgers = NO_LEDGERS
     reports: tuple[Written, ...] = ()
     tokens: int = 0
@@ -121,8 +119,10 @@ class _PlanDraft(msgspec.Struct, frozen=True, gc=False):
 
 
 class ContextBuilder:
-    """Builds plans; `count` gives the tokens of a text, `find` what there is to know of a message,
-    `parse` the structure of a text that `context/outline` cannot tell itself.
+    """A builder of plans.
+
+    `count` returns the tokens of a text, `find` the features of a message, and `parse` the structure of a text of a
+    kind for which `context/outline` has no parser.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class ContextBuilder:
         return self._show_all_new(view, index, words) or self._fit(view, index, words, "plan")
 
     def minimal(self, view: PlanRequest) -> ContextPlan:
-        """Plan the same in time linear in the messages' text: the ledger says what was done, but no words of it."""
+        """Plan a minimal epoch in time linear in the messages' text. Its ledger describes steps but quotes no lines."""
         index = index_conversation(view, self._policy, extract_features_without_identifiers)
         words = _UserForms(
             list_older_forms(view, index, self._count, has_blocks=False),
@@ -153,9 +153,9 @@ class ContextBuilder:
         return self._fit(view, index, words, "minimal")
 
     def _show_all_new(self, view: PlanRequest, index: ConversationIndex, words: _UserForms) -> ContextPlan | None:
-        """Return the plan in which all that was never sent stays (B9), if that is more than what no model has answered.
+        """Return the plan in which all messages that were never sent stay (B9).
 
-        None where it leaves too little room to go on.
+        Return None if these are no more than the unanswered ones, or if the plan leaves too little room to go on.
         """
         shown = with_unsent(index, view.sent)
         if shown is index:
@@ -167,7 +167,7 @@ class ContextBuilder:
         return _make_plan(view, shown, draft, "plan")
 
     def _fit(self, view: PlanRequest, index: ConversationIndex, words: _UserForms, rung: Rung) -> ContextPlan:
-        """Return the plan of the first level that leaves enough room to go on, and for a ledger."""
+        """Return the plan of the first level of protection that leaves enough room to go on and for a ledger."""
         usable = view.budget.usable
         freed = _TARGETS[min(view.depth, len(_TARGETS) - 1)] * usable
         wished = 0
@@ -184,7 +184,7 @@ class ContextBuilder:
     def _give_up(
         self, view: PlanRequest, index: ConversationIndex, words: _UserForms, most: float, rung: Rung
     ) -> _PlanDraft:
-        """Return the draft in which, beside all that levels give up, messages give way until `most` tokens are left."""
+        """Return a draft at the last levels in which further messages are replaced until `most` tokens are left."""
         long = max(_LONG_LEAST, int(_LONG_SHARE * view.budget.usable))
         for level, kept_whole in ((_LEVELS[-1], long), (_NO_GROUPS, _LONG_LAST)):
             draft = self._draft(view, index, level, self._keep(view, index, words, level), rung, most=most)
@@ -193,7 +193,7 @@ class ContextBuilder:
             )
             if view.head + draft.tokens <= view.budget.high:
                 return draft
-        # What no model has seen yet goes only where it would be refused: who asked again would get it no sooner.
+        # Messages that no model has seen are only replaced if the request would be refused otherwise.
         fitting = view.budget.high if view.must_fit else view.budget.find_room()
         if fitting is None:
             return draft
@@ -202,7 +202,7 @@ class ContextBuilder:
     def _keep(
         self, view: PlanRequest, index: ConversationIndex, words: _UserForms, level: _ProtectionLevel
     ) -> _KeptMessages:
-        """Return what stays at a level, whatever else there is room for."""
+        """Return the messages that stay at a level in any case."""
         least = find_tail_step(index, level.groups)
         older = choose_older_forms(view, index, words.older, least, level.users)
         second = [forms[min(level.second, len(forms)) - 1] for forms in words.second.values()] if level.second else ()
@@ -221,7 +221,7 @@ class ContextBuilder:
         *,
         most: float,
     ) -> _PlanDraft:
-        """Draft a plan: what stays at a level, a ledger of the rest, and more steps while `most` tokens have room."""
+        """Draft a plan of at most `most` tokens: what stays at a level, a ledger of the rest, and more steps."""
         least, staying, marked = kept.least, kept.staying, dict(kept.marked)
         goal = view.goal or view.budget
         low = min(goal.compute_low_mark(view.head + kept.tokens), most)
@@ -246,7 +246,7 @@ class ContextBuilder:
         return msgspec.structs.replace(draft, tokens=_count_draft(index, draft, self._count))
 
     def _outline_large(self, view: PlanRequest, index: ConversationIndex, least: int) -> dict[int, ReplacedMessage]:
-        """Large outputs of the newest groups that a model has seen whole, as blocks (M12)."""
+        """Return file blocks for large outputs of the newest groups that a model has already seen whole (M12)."""
         most = min(self._policy.inline_tokens, _INLINE_SHARE * view.budget.usable)
         return {
             place: self._outline(view, index, place)
@@ -257,9 +257,9 @@ class ContextBuilder:
         }
 
     def _list_ways(self, index: ConversationIndex, draft: _PlanDraft, most: int) -> Iterator[tuple[int, _Replacement]]:
-        """List what gives way where that is not enough: long words and values, then outputs that were seen.
+        """Yield further replacements: trimmed texts and values of the assistant, then pruned outputs that were seen.
 
-        `most` are the tokens from which on words are long.
+        Messages of the assistant above `most` tokens are trimmed.
         """
         loose = _list_replaceable(index, draft)
         fresh = index.find_start(index.fresh)
@@ -271,7 +271,7 @@ class ContextBuilder:
         )
 
     def _list_last_ways(self, index: ConversationIndex, draft: _PlanDraft) -> Iterator[tuple[int, _Replacement]]:
-        """List what gives way where the rest may not be sent: outputs that nobody has seen, then other words."""
+        """Yield the last replacements: outputs that no model has seen, then other texts."""
         loose = _list_replaceable(index, draft)
         by_size = sorted(loose, key=lambda place: (-index.messages[place].tokens, place))
         yield from ((place, self._outline) for place in by_size if index.messages[place].structure.role == "tool")
@@ -285,7 +285,7 @@ def _list_shortened(shown: Iterable[UserMessageForm]) -> dict[int, ReplacedMessa
 def extend_tail(
     index: ConversationIndex, least: int, staying: frozenset[int], told: frozenset[int], room: float
 ) -> int:
-    """Return the step at which the tail begins if it may have so many more tokens."""
+    """Return the step at which the tail begins if it may have `room` more tokens."""
     tail = least
     while tail and tail - 1 not in told:
         room -= 0 if tail - 1 in staying else index.steps[tail - 1].tokens
@@ -304,7 +304,7 @@ def shrink_draft(
     most: float,
     count: Callable[[str], int],
 ) -> _PlanDraft:
-    """Return a draft with messages given way until it has `most` tokens, as far as that can be."""
+    """Return the draft with messages replaced in the order of `ways`, until it has at most `most` tokens."""
     tokens = draft.tokens
     marked = dict(draft.marked)
     for place, mark in ways:
@@ -321,7 +321,7 @@ def shrink_draft(
 
 
 def _list_replaceable(index: ConversationIndex, draft: _PlanDraft) -> list[int]:
-    """List the places of messages that are sent and may give way; those of the user's newest turn may not."""
+    """Return the places of sent messages that may be replaced, which excludes the user's newest turn."""
     last = index.steps[index.users[-1]].turn if index.users else 0
     bound = {i for i in index.users if index.steps[i].turn == last}
     kept = [i for i in range(len(index.steps)) if (i >= draft.tail or i in draft.staying) and i not in bound]
@@ -329,13 +329,13 @@ def _list_replaceable(index: ConversationIndex, draft: _PlanDraft) -> list[int]:
 
 
 def _is_text_only(index: ConversationIndex, place: int) -> bool:
-    """Return whether a message is words alone, which may be cut."""
+    """Return whether a message has only text, which may be cut."""
     structure = index.messages[place].structure
     return structure.role in ("user", "assistant") and not (structure.calls or structure.results or structure.reasoning)
 
 
 def _count_draft(index: ConversationIndex, draft: _PlanDraft, count: Callable[[str], int]) -> int:
-    """Return the tokens of a draft, behind the preamble."""
+    """Return the tokens of a draft, without the preamble."""
     tokens = sum(step.tokens for i, step in enumerate(index.steps) if i >= draft.tail or i in draft.staying)
     tokens -= count_saved_tokens(index, draft.marked, count)
     tokens += sum(count(each.text) + MESSAGE_FRAME for each in draft.reports)
@@ -357,14 +357,14 @@ def _make_plan(
 
 
 def compute_summaries_budget(usable: int) -> int:
-    """Return the tokens that summaries may have together, of so many that are usable."""
+    """Return the tokens that all summaries may have together, given the usable tokens."""
     return max(_REPORTS_LEAST, int(_REPORTS_SHARE * usable))
 
 
 def choose_summaries(view: PlanRequest, carried: CarriedLedgers) -> tuple[Written, ...]:
-    """Choose the summaries that come with this epoch: of what no summary that stays tells of, the newest that fit.
+    """Choose the summaries that this epoch adds: the newest that fit, of messages that no carried summary covers.
 
-    One that was merged of some that stay has to wait until these go with their ledgers.
+    A summary that was merged from carried ones has to wait until these are dropped together with their ledgers.
     """
     reached = max((each.stop for each in carried.written if each.report), default=0)
     start = max((each.stop for each in carried.ledgers), default=0)
@@ -375,10 +375,10 @@ def choose_summaries(view: PlanRequest, carried: CarriedLedgers) -> tuple[Writte
 
 
 def _list_edits(index: ConversationIndex, draft: _PlanDraft, tail: int) -> Iterator[Edit]:
-    """Summaries, ledgers, and what stays: each ledger before what came after its beginning, summaries before it.
+    """Yield summaries, ledgers and kept messages: each ledger before all that follows its start, after its summaries.
 
-    So the next epoch, which only adds a ledger, leaves all before that as it was, words of the user between ledgers
-    included, and the provider's cache holds them.
+    So the next epoch, which only adds a ledger, does not change what precedes it, user messages between ledgers
+    included, and the provider's cache still has that.
     """
     ours = [*draft.carried.written, *draft.reports, *_list_new_ledger(index, draft)]
     for i in range(tail):

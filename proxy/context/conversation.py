@@ -1,6 +1,6 @@
-"""A conversation as the builder of plans sees it: the features of its messages, its steps, and what has to stay.
+"""The index of a conversation that plans are built from: the features of its messages, its steps, and what must stay.
 
-Features depend on one message alone, so that they can be cached for any length of time.
+Features depend on one message alone, so that they can be cached without limit.
 """
 
 import re
@@ -134,22 +134,17 @@ _FAILURES = ("error", "exception", "failed", "failure", "fatal", "panic", "denie
 
 
 class MessageFeatures(msgspec.Struct, frozen=True, gc=False):
-    """The features of a message: its identifiers `words`, those it `imported`, those its calls have `written`.
+    """The features of a message."""
 
-    `asked` is a summary of each of its calls, one line each. `outcome` states how an output failed; it is empty where
-    it did not. `effects`: whether one of its calls changes something. `lines` counts the lines of its text,
-    `characters` those of its original (`context/references`). `digest` is the SHA-256 of its text.
-    """
-
-    words: tuple[str, ...]
-    imported: tuple[str, ...]
-    written: tuple[str, ...]
-    asked: tuple[str, ...]
-    effects: bool
-    outcome: str
-    lines: int
-    characters: int
-    digest: bytes
+    words: tuple[str, ...]  # its identifiers
+    imported: tuple[str, ...]  # identifiers in import lines of an output
+    written: tuple[str, ...]  # identifiers of files that its calls write
+    asked: tuple[str, ...]  # a summary of each of its calls, one line each
+    effects: bool  # whether one of its calls changes something
+    outcome: str  # how an output failed, empty if it did not
+    lines: int  # of its text
+    characters: int  # of its original (`context/references`)
+    digest: bytes  # SHA-256 of its text
 
 
 FeatureExtractor = Callable[[Message], MessageFeatures]
@@ -167,7 +162,7 @@ def extract_features(message: Message) -> MessageFeatures:
 
 
 def extract_features_without_identifiers(message: Message) -> MessageFeatures:
-    """Return the features of a message but for `words` and `imported`, which take most of the time."""
+    """Return the features of a message without `words` and `imported`, which take most of the time."""
     typed = ["\n".join(list_argument_lines(call.arguments)) for call in message.calls]
     written = [word for text in typed for word in _WRITES.findall(text)]
     is_output = _is_output(message)
@@ -221,13 +216,13 @@ def _summarize_call(call: ToolCall, text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BuilderPolicy:
-    """Which messages stay, and which are shown by an outline.
+    """The settings that decide which messages stay, and which are replaced by an outline.
 
-    `protect_turns`: so many of the user's newest turns stay word for word. Where `is_pruning`, outputs that
-    would stay but were asked for again, repeated, or errors that were mended, are replaced by a marker, unless they are
-    among the newest `protect_tokens` of outputs or of one of the `protected_tools`, and if at least `minimum_tokens`
-    go; both scale down with a small budget. Outputs above
-    `inline_tokens` are shown whole once, then as a block, with their structure where `has_outlines`.
+    The `protect_turns` newest user turns stay verbatim. If `is_pruning`, superseded outputs are replaced by a marker:
+    those that were requested again or repeated, and errors that were corrected. Exceptions are the newest
+    `protect_tokens` of outputs and the outputs of `protected_tools`. At least `minimum_tokens` must be saved. Both
+    numbers scale down with a small budget. Outputs above `inline_tokens` are sent whole once, then as a file block,
+    with their structure if `has_outlines`.
     """
 
     protect_turns: int = RECENT_TURNS
@@ -240,7 +235,7 @@ class BuilderPolicy:
 
 
 class CountedMessage(msgspec.Struct, frozen=True, gc=False):
-    """A message: what it says, how it hangs together with its neighbours, and how many tokens it has."""
+    """A message with its structure and its tokens."""
 
     message: Message
     structure: MessageStructure
@@ -248,7 +243,7 @@ class CountedMessage(msgspec.Struct, frozen=True, gc=False):
 
 
 class LiveSummary(msgspec.Struct, frozen=True, gc=False):
-    """A summary that holds for this conversation: of its messages from `start` up to `stop`, in so many tokens."""
+    """A summary that applies to this conversation, of its messages from `start` up to `stop`. `tokens` are its own."""
 
     id: str
     text: str
@@ -258,40 +253,34 @@ class LiveSummary(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlanRequest(msgspec.Struct, frozen=True, gc=False):
-    """The whole conversation as the client holds it, behind its preamble.
+    """A request for a plan: the whole conversation as the client has it, without its preamble, and the budget.
 
-    `head` are the tokens of what goes before (system messages, tools). `name` gives the id of a reference to the
-    messages from one place up to another, from a character of their text on; equal arguments have equal ids. `pinned`
-    are places that must stay, as must those of messages that the log has not whole, the `unkept`, even in the least
-    that can be sent. `frozen` is the plan of the epoch that holds now, None where there is none. `reports` are the
-    summaries that hold, oldest first, none over another. `goal`, where there is one, is the budget that what is
-    told of old steps, and how many of them stay, is measured by; all else is measured by `budget`. `sent` is how
-    many of the messages went out before, None where that tells nothing of what a model has seen. `depth` counts pairs
-    of epochs in a row that left too little room: the more, the more a plan has to free. `must_fit`: more than the
-    budget has room for would be refused.
+    `name(start, stop, offset)` returns the id of a reference to the messages from `start` up to `stop`, from the
+    character `offset` of their text on. Equal arguments have equal ids. `goal`, if set, is the budget by which the size
+    of ledgers and the number of old steps that stay are measured; all else is measured by `budget`.
     """
 
     messages: Sequence[CountedMessage]
-    head: int
+    head: int  # tokens of the preamble (system messages, tools)
     budget: Budget
     name: Callable[[int, int, int], str]
-    pinned: frozenset[int] = frozenset()
-    frozen: ContextPlan | None = None
-    reports: Sequence[LiveSummary] = ()
+    pinned: frozenset[int] = frozenset()  # places of messages that must stay
+    frozen: ContextPlan | None = None  # the plan of the active epoch
+    reports: Sequence[LiveSummary] = ()  # the summaries that apply, oldest first, without overlaps
     goal: Budget | None = None
-    sent: int | None = None
-    depth: int = 0
-    must_fit: bool = False
-    unkept: frozenset[int] = frozenset()
+    sent: int | None = None  # messages that were sent before, None if that does not tell what a model has seen
+    depth: int = 0  # pairs of epochs in a row that left too little room: a plan has to free more with each
+    must_fit: bool = False  # a request above the budget would be refused
+    unkept: frozenset[int] = frozenset()  # places of messages that the log does not have whole, so they must stay
 
 
 _DIGITS = re.compile(r"\d+")
 _MARKUP = re.compile(r"[<>\[\]{}#=|]")
-# How agents that have no calls write an action: a block of code, an element, an object, a line that says so.
+# How agents without tool calls write an action: a code block, an XML element, a JSON object, a labelled line.
 _ACTION = re.compile(
     r"```|<[A-Za-z_][^<>\n]*>|\{\s*\"|^\W*(?:action|command|tool)\b[^\n]*:", re.IGNORECASE | re.MULTILINE
 )
-# How what a machine put out begins: people begin their prompts alike, too ("Ticket 12:", "## Task 5"), but not so.
+# How machine output begins. People's prompts may begin alike, too ("Ticket 12:", "## Task 5"), but not with these.
 _MACHINE_HEAD = re.compile(
     r"\W*(?:(?:the|tool|command|execut(?:e|ion)|bash|shell|python|ipython|function|code|action|system)[ _-]){0,2}"
     r"(?:observations?|outputs?|results?|returns?[ _-]?code|exit(?:ed)?|stdout|stderr|tools?|execution|command)"
@@ -303,7 +292,7 @@ _MIN_ALIKE = 3
 
 
 class AgentStep(Group, frozen=True, gc=False):
-    """A group of messages, and how much they hold; `turn` counts the user's turns so far."""
+    """A group of messages with its size. `turn` is the number of user turns so far."""
 
     tokens: int
     characters: int
@@ -311,28 +300,24 @@ class AgentStep(Group, frozen=True, gc=False):
 
 
 class ConversationIndex(msgspec.Struct, frozen=True, gc=False):
-    """A conversation. `fresh` is the step where what no model has answered begins.
-
-    `users` are the user's steps in order, `newest` those of the newest turns. `fixed` are steps that must stay, `bound`
-    the places of messages in them that must stay as they are.
-    """
+    """An indexed conversation. Steps are given by their index in `steps`."""
 
     messages: Sequence[CountedMessage]
-    found: Sequence[MessageFeatures]
+    found: Sequence[MessageFeatures]  # the features of each message
     steps: Sequence[AgentStep]
-    fresh: int
-    users: tuple[int, ...]
-    newest: frozenset[int]
-    fixed: frozenset[int]
-    bound: frozenset[int]
+    fresh: int  # the first step with a message that no model has answered
+    users: tuple[int, ...]  # the user's steps, in order
+    newest: frozenset[int]  # the user's steps of the newest turns
+    fixed: frozenset[int]  # steps that must stay
+    bound: frozenset[int]  # places of messages that must be sent unchanged
 
     def find_start(self, step: int) -> int:
-        """Return the place where a step begins; the number of messages behind the last one."""
+        """Return the place where a step begins; after the last step, the number of messages."""
         return self.steps[step].start if step < len(self.steps) else len(self.messages)
 
 
 def index_conversation(view: PlanRequest, policy: BuilderPolicy, study: FeatureExtractor) -> ConversationIndex:
-    """Index a conversation: its steps, the user's turns, what is fresh."""
+    """Index a conversation; `study` returns the features of a message."""
     messages = view.messages
     found = [study(seen.message) for seen in messages]
     structures = [seen.structure for seen in messages]
@@ -348,18 +333,18 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, study: FeatureE
 
 
 def with_unsent(seen: ConversationIndex, sent: int | None) -> ConversationIndex:
-    """Return an index in which what was not among the first `sent` messages is fresh, too; None: no more is."""
+    """Return an index in which messages after the first `sent` are fresh, too. For None it stays the same."""
     fresh = _find_step(seen.steps, find_unanswered([each.structure for each in seen.messages], sent))
     return seen if fresh == seen.fresh else msgspec.structs.replace(seen, fresh=fresh)
 
 
 def find_tail_step(seen: ConversationIndex, groups: int) -> int:
-    """Return the step from which on everything stays: so many groups with calls, and whatever is fresh."""
+    """Return the step at which the tail begins that has the newest `groups` with calls, and all that is fresh."""
     return _find_step(seen.steps, find_verbatim(reversed(seen.steps), seen.find_start(seen.fresh), groups, 0).tail)
 
 
 def _find_step(steps: Sequence[AgentStep], place: int) -> int:
-    """Return the step that has the message at a place; how many there are where none has."""
+    """Return the step that contains the message at a place, or the number of steps if none does."""
     return bisect_right(steps, place, key=lambda step: step.stop)
 
 
@@ -380,7 +365,7 @@ def _list_steps(
 
 
 def _find_machine_messages(messages: Sequence[CountedMessage]) -> frozenset[int]:
-    """Return the places of the user's messages that a machine wrote: several with like heads, each behind an action."""
+    """Return the places of messages in the user's role that a machine wrote: several alike, each after an action."""
     if any(seen.message.calls or seen.message.results for seen in messages):
         return frozenset()
     users = [place for place, seen in enumerate(messages) if seen.structure.role == "user"]
@@ -397,7 +382,7 @@ def _find_machine_messages(messages: Sequence[CountedMessage]) -> frozenset[int]
 
 
 def _normalize_head(text: str) -> str:
-    """Return how a text begins, without its numbers; empty where it begins as people write."""
+    """Return the beginning of a text without its numbers; empty if it begins as people write."""
     line = text.split("\n", 1)[0].rstrip()
     if not _MACHINE_HEAD.match(line):
         return ""
@@ -406,7 +391,7 @@ def _normalize_head(text: str) -> str:
 
 
 def _list_protected_outputs(messages: Sequence[CountedMessage], tools: Sequence[str]) -> Iterator[int]:
-    """Places of outputs of tools whose outputs stay."""
+    """Yield the places of outputs of the given tools, whose outputs stay."""
     answered: set[str] = set()
     for place, seen in enumerate(messages):
         answered.update(call.id for call in seen.message.calls if call.name in tools)

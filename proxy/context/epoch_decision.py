@@ -1,8 +1,8 @@
-"""When an epoch opens, and what that decision rests on (BEHAVIOUR B4, B10, B12).
+"""The decision whether an epoch opens before a request (BEHAVIOUR B4, B10, B12).
 
-Below the soft mark none opens, at the high mark always, between them only where it pays; and none where the log may
-know of another, where this very history was sent before, where the upstream refused the last one, or where a plan was
-made in vain. Everything that is used is known: nothing forecasts how long a session goes on.
+Below the soft mark no epoch opens, at the high mark one always does, and between them only if it pays. None opens if
+the log may have another one, if the same history was sent before, if the upstream refused the last epoch, or if an
+earlier plan was no shorter. The decision uses only known facts: it does not forecast how long a session goes on.
 """
 
 import hmac
@@ -17,62 +17,51 @@ from proxy.context.pricing import Tariff
 from proxy.model.epoch import Epoch, EpochReason, Pressure
 
 MAX_INEFFECTIVE = 2
-# An epoch that misses its mark by what a budget leaves its estimator has not missed it.
+# An epoch may miss its mark by the error margin that a budget leaves for estimates.
 _MARGIN_PERCENT = 3
-# The part of what is usable that an epoch frees at least, or it was in vain.
+# The share of the usable tokens that an epoch must free, or else it counts as ineffective.
 _MIN_FREED_SHARE = 0.1
 
 
 class CacheCostAccount(msgspec.Struct, frozen=True, gc=False):
-    """The cost, for one branch and view, of not opening an epoch. A value: each event makes a new one.
+    """The cost, for one branch and view, of not opening an epoch. It is immutable: each event makes a new account."""
 
-    `base`: tokens right after the last epoch, 0 before the first. `owed`: the excess reads since, in tokens of uncached
-    input. `ineffective` counts the epochs in a row that did not get below the low mark, or freed hardly anything.
-    `missed_mark`: the low mark of the last such epoch, or of one for which the ceiling was out of reach, else 0.
-    `is_held`: a revert holds until the high mark. `sent`: the tokens of the last request, 0 where none is known that
-    the next one goes on from; `sent_at`: when that was, in monotonic seconds, None where unknown.
-    """
-
-    base: int = 0
-    owed: float = 0.0
-    ineffective: int = 0
-    missed_mark: int = 0
-    is_held: bool = False
-    sent: int = 0
-    sent_at: float | None = None
+    base: int = 0  # tokens right after the last epoch, 0 before the first
+    owed: float = 0.0  # the excess reads since then, in tokens of uncached input
+    ineffective: int = 0  # epochs in a row that did not get below the low mark, or freed hardly anything
+    missed_mark: int = 0  # low mark of the last such epoch, or of one that could not reach the ceiling, else 0
+    is_held: bool = False  # whether a revert holds until the high mark
+    sent: int = 0  # tokens of the last request, 0 if none is known that the next one continues
+    sent_at: float | None = None  # monotonic time of that request in seconds, None if unknown
 
     @property
     def depth(self) -> int:
-        """Return how much deeper the next epoch has to go: how often two in a row did not help (B12)."""
+        """Return how much deeper the next epoch has to cut: the number of pairs of ineffective epochs (B12)."""
         return self.ineffective // MAX_INEFFECTIVE
 
     def find_target(self, low: int) -> int:
-        """Estimate what the next epoch will leave: as much as the last one, or the low mark before the first."""
+        """Estimate the tokens that the next epoch leaves: as many as the last one, or the low mark before the first."""
         return self.base or low
 
     def compute_idle(self, now: float) -> float | None:
-        """Seconds since the last request, None where nobody knows."""
+        """Return the seconds since the last request, or None if unknown."""
         return None if self.sent_at is None else max(0.0, now - self.sent_at)
 
 
 class SentTokens(msgspec.Struct, frozen=True, gc=False):
-    """A request that was sent: its tokens, and what the upstream said it read of them from its cache.
-
-    `kept` are the tokens at its beginning that were sent before, None where it goes on from the last request. `at` is
-    in monotonic seconds, None where that is not known.
-    """
+    """The token counts of a request that was sent."""
 
     tokens: int
-    cached: int | None = None
-    kept: int | None = None
-    at: float | None = None
+    cached: int | None = None  # tokens that the upstream reports as read from its cache
+    kept: int | None = None  # leading tokens that were sent before, None if it continues the last request
+    at: float | None = None  # monotonic time in seconds, None if unknown
 
 
 def record_request(account: CacheCostAccount, sent: SentTokens, tariff: Tariff, low: int) -> CacheCostAccount:
-    """After a request: what it cost more than one that an epoch at the low mark had made shorter.
+    """Return the account after a request: `owed` grows by the price of what an epoch at the low mark would have saved.
 
-    The excess is what was sent before and lies above the target; without it the rest would have cost the same. Where
-    all is read at a tenth this is CONTEXT-ECONOMY's sum of 0.1 (size - L), but for what is new in the request.
+    The excess is the tokens that were sent before and exceed the target. The price of the others does not depend on it.
+    If all is read at a tenth, this is CONTEXT-ECONOMY's sum of 0.1 (size - L), except for what is new in the request.
     """
     read, old = _split_cached(account, sent, tariff)
     excess = max(0, old - account.find_target(low))
@@ -84,17 +73,17 @@ def record_request(account: CacheCostAccount, sent: SentTokens, tariff: Tariff, 
 
 
 def record_use(account: CacheCostAccount, at: float) -> CacheCostAccount:
-    """After a request that was not counted: it kept the cache warm, no more."""
+    """Return the account after a request that was not counted, which only kept the cache warm."""
     return replace(account, sent_at=at)
 
 
 def record_epoch(
     account: CacheCostAccount, before: int, after: int, protected: int, budget: Budget
 ) -> CacheCostAccount:
-    """After an epoch that left `after` of `before` tokens, `protected` of which had to stay: a new account.
+    """Return the account after an epoch that left `after` of `before` tokens, `protected` of which had to stay.
 
-    The ledger is part of what an epoch leaves for a reason, so it is judged by the highest low mark there is (0.85 of
-    what is usable): below it there is room to go on, and the next epoch is worth opening.
+    The ledger is a useful part of what an epoch leaves. So the epoch is judged by the highest possible low mark (0.85
+    of the usable tokens): below that there is room to go on, and the next epoch is worth opening.
     """
     mark = min(budget.compute_low_mark(after), before - int(_MIN_FREED_SHARE * budget.usable))
     settled = _start_after_epoch(account, after, mark, budget.compute_low_mark(protected))
@@ -106,15 +95,15 @@ def record_epoch(
 
 
 def record_revert(account: CacheCostAccount, after: int) -> CacheCostAccount:
-    """After a person went back to what stood before, which is `after` tokens: it holds until the high mark (B19)."""
+    """Return the account after a person reverted to `after` tokens, which holds until the high mark (B19)."""
     return CacheCostAccount(base=after, is_held=True, sent_at=account.sent_at)
 
 
 def restore_account(epochs: Iterable[Epoch], owed: float, budget: Budget) -> CacheCostAccount:
-    """Restore the account from what the log has: the epochs of its path and view, oldest first, and what was owed last.
+    """Restore the account from the log: the epochs of its path and view, oldest first, and the last `owed`.
 
-    The log does not tell what had to stay then, and so the low mark: only what is above the highest there can be counts
-    as ineffective.
+    The log has neither the protected tokens of that time nor, therefore, the low mark. So only an epoch above the
+    highest possible low mark counts as ineffective.
     """
     account = CacheCostAccount()
     low = budget.compute_low_mark(budget.usable)
@@ -132,7 +121,7 @@ def _start_after_epoch(account: CacheCostAccount, after: int, mark: int, low: in
 
 
 def _split_cached(account: CacheCostAccount, sent: SentTokens, tariff: Tariff) -> tuple[int, int]:
-    """Of a request: the tokens read from the cache, and those that were sent before."""
+    """Return the tokens of a request that were read from the cache, and those that were sent before."""
     kept = min(account.sent if sent.kept is None else sent.kept, sent.tokens)
     if sent.cached is None:
         return tariff.estimate_cached(kept), kept
@@ -140,9 +129,9 @@ def _split_cached(account: CacheCostAccount, sent: SentTokens, tariff: Tariff) -
     return read, max(kept, read)
 
 
-# By how much of the budget the low mark must have fallen below the one that was missed, before it is tried again.
+# The share of the budget by which the low mark must have fallen below the missed one before another epoch is tried.
 _RETRY_SHARE = 0.1
-# The factor by which a request must have grown before planning is tried again after a plan in vain.
+# The factor by which a request must have grown before planning is tried again after a plan that was no shorter.
 _GROWN = 1.05
 
 BOUND = "the model signs its reasoning over what goes before it"
@@ -158,40 +147,28 @@ SENT_BEFORE = "the same history goes out as it did before"
 UNREAD = "what the log knows of this session could not be read"
 LATE = "what the log knows of this session could not be read in time"
 OBSTACLES = frozenset({UNREAD, LATE, SENT_BEFORE, REFUSED, MUST_STAY})
-"""The reasons why none opens though a request's size and price ask for one."""
+"""The reasons why no epoch opens though a request's size and price call for one."""
 
 
 class RequestFacts(msgspec.Struct, frozen=True, gc=False):
-    """The facts about a request before it is sent.
+    """The facts about a request before it is sent."""
 
-    `tokens` are those it has without a new epoch, `protected` those that no epoch may take. `kept` are the tokens at
-    its beginning that were sent before, None where it goes on from the last request; `stable` those at its beginning
-    that an epoch would leave as they are. `idle` are the seconds since anything kept this prompt's cache warm, None
-    where that is not known. `is_bound`: it has signed reasoning that a new beginning would make invalid (B37).
-
-    `unread` says what could not be read of the session's log, empty where all was; `may_be_held_out`: the log tells
-    whether the session is only observed. `is_repeat`: this very history was sent before, as memory tells, `is_retry`:
-    as the log tells (B5). `is_refused`: the upstream refused the last epoch of late (B8a). `in_vain` are the tokens of
-    the last request for which a plan was made that was no shorter, 0 where there was none; `is_tried`: that was this
-    request.
-    """
-
-    tokens: int
+    tokens: int  # without a new epoch
     budget: Budget
     tariff: Tariff
-    protected: int = 0
-    kept: int | None = None
-    stable: int = 0
-    idle: float | None = None
+    protected: int = 0  # tokens that no epoch may remove
+    kept: int | None = None  # leading tokens that were sent before, None if it continues the last request
+    stable: int = 0  # leading tokens that an epoch would not change
+    idle: float | None = None  # seconds since anything kept this prompt's cache warm, None if unknown
     is_side: bool = False
-    is_bound: bool = False
-    unread: str = ""
-    may_be_held_out: bool = False
-    is_repeat: bool = False
-    is_retry: bool = False
-    is_refused: bool = False
-    in_vain: int = 0
-    is_tried: bool = False
+    is_bound: bool = False  # it has signed reasoning that a changed prefix would make invalid (B37)
+    unread: str = ""  # what could not be read of the session's log, empty if all was read
+    may_be_held_out: bool = False  # only the log tells whether the session is in the holdout
+    is_repeat: bool = False  # the same history was sent before, according to memory
+    is_retry: bool = False  # the same, according to the log (B5)
+    is_refused: bool = False  # the upstream refused the last epoch recently (B8a)
+    in_vain: int = 0  # tokens of the last request whose plan was no shorter, 0 if there was none
+    is_tried: bool = False  # that request was this one
 
     @property
     def low(self) -> int:
@@ -200,7 +177,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
-    """The decision on an epoch: why one opens, or None and the reason in words."""
+    """The decision on an epoch: `why` one opens, or None and the `reason` in words."""
 
     why: EpochReason | None
     pressure: Pressure
@@ -229,7 +206,7 @@ def _decide_by_size(account: CacheCostAccount, facts: RequestFacts) -> Decision:
 
 
 def price_opening(account: CacheCostAccount, facts: RequestFacts) -> float:
-    """Return what an epoch would cost now: the price of the bust, in tokens of uncached input."""
+    """Return the price of opening an epoch now, that of the cache bust, in tokens of uncached input."""
     return facts.tariff.price_cache_bust(account.find_target(facts.low), facts.stable)
 
 
@@ -240,9 +217,10 @@ def _explain_no_pressure(facts: RequestFacts) -> str:
 
 
 def _find_objection(account: CacheCostAccount, facts: RequestFacts, pressure: Pressure) -> str:
-    """Why none opens whatever it would save. Above the ceiling one opens always (B12): what did not help goes deeper.
+    """Return why no epoch opens whatever it would save, or empty.
 
-    Below it, what did not help twice is not done again.
+    Above the ceiling ineffective epochs are no objection: the next one cuts deeper (B12). Below it, no third epoch
+    follows two ineffective ones.
     """
     if facts.is_side or facts.is_bound:
         return SIDE if facts.is_side else BOUND
@@ -256,9 +234,9 @@ def _find_objection(account: CacheCostAccount, facts: RequestFacts, pressure: Pr
 
 
 def _find_obstacle(facts: RequestFacts, why: EpochReason) -> str:
-    """Why none opens though size and price ask for it: another may be known, was sent, was refused, or made in vain.
+    """Return why no epoch opens though size and price call for one, or empty.
 
-    Where the log could not be read, the ceiling is kept all the same (B8b), unless the session may only be observed.
+    If the log could not be read, the ceiling is still kept (B8b), unless the session may be in the holdout.
     """
     if facts.unread and (why != "hard" or facts.may_be_held_out):
         return facts.unread
@@ -271,10 +249,10 @@ def _find_obstacle(facts: RequestFacts, why: EpochReason) -> str:
 
 
 def _decide_by_price(account: CacheCostAccount, facts: RequestFacts, pressure: Pressure) -> Decision:
-    """Ski-rental (Karlin et al. 1988): what was paid for hiring reaches the price of buying.
+    """Decide by ski-rental (Karlin et al. 1988): open an epoch when the rent paid reaches the purchase price.
 
-    Then no more is paid than twice what the best moment would have cost, whatever comes, and the one excess read that
-    went over it. What is owed is `Account.owed`, the price `price_opening`.
+    Whatever comes, the total is then at most twice the cost at the best moment, plus the one excess read that went over
+    it. The rent is `CacheCostAccount.owed`, the purchase price is `price_opening`.
     """
     if facts.tariff.cache.is_cold(facts.idle):
         return Decision("cold", pressure)
@@ -287,7 +265,7 @@ def _decide_by_price(account: CacheCostAccount, facts: RequestFacts, pressure: P
 
 
 def _is_prefix_broken(account: CacheCostAccount, facts: RequestFacts) -> bool:
-    """Return whether the client changed so much of what was sent that going on costs no less than an epoch (B6)."""
+    """Return whether the client changed so much of the sent prefix that an epoch costs no more than going on (B6)."""
     if facts.kept is None or facts.kept >= account.sent:
         return False
     read = facts.tariff.estimate_cached(min(facts.kept, facts.tokens))
@@ -296,25 +274,25 @@ def _is_prefix_broken(account: CacheCostAccount, facts: RequestFacts) -> bool:
 
 
 HELD_OUT = "holdout"
-"""The reason that the log has with every call of such a session."""
+"""The reason that the log has with every call of a held-out session."""
 
-_BITS = 53  # those of a float: nothing is rounded, so that all is never reached
+_BITS = 53  # the precision of a float, so that nothing is rounded up to 1
 _WHOLE = 1 << _BITS
 
 
 @dataclass(frozen=True, slots=True)
 class Holdout:
-    """The sessions whose hash is below a threshold; `secret` is the log's own, so that they stay as long as it does."""
+    """The held-out sessions: those whose hash is below `fraction`. The `secret` is the log's, so they never change."""
 
     fraction: float = 0.0
     secret: bytes = b""
 
     def has(self, session: str) -> bool:
-        """Return whether the session with this id is one of them."""
+        """Return whether the session with this id is held out."""
         return _hash_to_unit(self.secret, session) < self.fraction
 
 
 def _hash_to_unit(secret: bytes, session: str) -> float:
-    """From 0 to below 1, evenly."""
+    """Hash a session's id to a number from 0 to below 1, uniformly."""
     tag = hmac.digest(secret, b"holdout\0" + session.encode("utf-8", "surrogatepass"), "sha256")
     return (int.from_bytes(tag[:8]) >> (64 - _BITS)) / _WHOLE

@@ -22,7 +22,7 @@ _SMALL = 1000
 
 
 class Page(msgspec.Struct, frozen=True, gc=False):
-    """A range of steps, `first` and `last` included, that one reference stands for.
+    """A range of steps, `first` and `last` included, that one reference refers to.
 
     `start` and `stop` delimit its messages, `stop` excluded; `offset` is the character of their text at which the page
     begins.
@@ -104,9 +104,9 @@ class QuotedLine(msgspec.Struct, frozen=True, gc=False):
 
 
 def order_quotes(index: ConversationIndex, gone: Iterable[int], ages: Sequence[int]) -> list[QuotedLine]:
-    """Return the lines of archived steps that are worth a quotation, the most useful for their length first.
+    """Return the lines of archived steps that are worth quoting, the most useful for their length first.
 
-    `gone` are the archived steps; `ages` are the tokens behind each message up to the end of the conversation.
+    `gone` are the archived steps. `ages` are the tokens after each message up to the end of the conversation.
     """
     newest: dict[str, int] = {}
     seen: Counter[str] = Counter()
@@ -223,7 +223,7 @@ def format_user_turns(index: ConversationIndex, steps: Sequence[int], most: int)
 def format_step(index: ConversationIndex, step: AgentStep, most: int) -> str:
     """Describe a step in one phrase: its calls, a failure if there was one, and the number of lines of its output.
 
-    `most` are the characters for the arguments of each call. A step without calls is quoted.
+    `most` limits the characters for the arguments of each call. A step without calls is quoted.
     """
     places = step.places
     found = [index.found[place] for place in places]

@@ -26,7 +26,7 @@ def sanitize_text(text: str, most: int) -> str:
 
 
 PAGE = 12_000
-"""Characters of a page; of the original that a reference names, a reader is sure to see the first page."""
+"""Characters of a page. A reader of a reference always sees the first page of its original."""
 
 _MOST_DEPTH = 16
 

@@ -184,7 +184,7 @@ def outline_output(
     has_outline: bool = True,
     parse: OutlineParser | None = None,
 ) -> ReplacedMessage:
-    """Replace an output that is too large to be sent again, or at all, by the block of a file."""
+    """Replace an output that is too large to be sent again, or at all, by a file block."""
     message, found = index.messages[place].message, index.found[place]
     references = list_part_references(view, place, 0, index.found[place].characters)
     call = _find_call(index, place)
@@ -278,7 +278,7 @@ def _list_superseded(index: ConversationIndex, steps: range, protected: float) -
 
 
 def _find_protected_start(index: ConversationIndex, tokens: float) -> int:
-    """Return the place of the output with which the newest outputs reach so many tokens together."""
+    """Return the place from which on the outputs have `tokens` together: the newest outputs are protected."""
     for place in reversed(range(len(index.messages))):
         if tokens <= 0:
             return place + 1

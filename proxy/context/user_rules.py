@@ -41,7 +41,7 @@ def list_pasted(text: str, shortest: int) -> list[tuple[int, int]]:
 
 def _list_fenced(text: str) -> Iterator[tuple[int, int]]:
     """Yield start and end of fenced and of tagged blocks, in order."""
-    # A mark without an end has none for later openings either: a text of openings alone takes no longer than others.
+    # A mark without an end has none for later openings either, so it is not searched again: else time is quadratic.
     open_for_ever: set[str] = set()
     at = 0
     while opening := _OPENING.search(text, at):

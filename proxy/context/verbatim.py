@@ -1,8 +1,8 @@
-"""What of a conversation is sent word for word: the newest call groups, what no model has answered, the newest user
-turns, and what is pinned (BEHAVIOUR B9, B13, B14).
+"""Selection of the messages that are sent verbatim (BEHAVIOUR B9, B13, B14).
 
-The builder of plans, the budget's estimate of what must stay, and the check whether an epoch applies to a request all
-ask `find_verbatim`. Messages that can only be removed together are a group: a call with all its results, the calls made
+These are the newest groups with calls, what no model has answered, the newest user turns, and pinned messages. The
+builder of plans, the budget's estimate of protected tokens, and the check whether an epoch applies to a request all use
+`find_verbatim`. A group is messages that can only be removed together: a call with all its results, the calls made
 beside it, and the reasoning that led to them.
 """
 
@@ -15,15 +15,15 @@ import msgspec
 from proxy.model.messages import LinkedMessage, joins_run
 
 RECENT_GROUPS, MIN_GROUPS = 3, 1
-"""So many of the newest groups with calls stay: where they fit, and where they do not."""
+"""The number of newest groups with calls that stay if they fit, and if they do not."""
 RECENT_TURNS = 2
-"""So many of the user's newest turns stay."""
+"""The number of newest user turns that stay."""
 
 GroupKind = Literal["user", "system", "step"]
 
 
 class Group(msgspec.Struct, frozen=True, gc=False):
-    """The messages from `start` up to `stop`, whose they are, and whether there is a call or a result among them."""
+    """The messages from `start` up to `stop`. `has_calls`: there is a call or a result among them."""
 
     start: int
     stop: int
@@ -37,14 +37,11 @@ class Group(msgspec.Struct, frozen=True, gc=False):
 
 
 class Verbatim(msgspec.Struct, frozen=True, gc=False):
-    """What stays: everything from place `tail` on, and groups, newest first, some of which may lie in the tail.
-
-    `turns` are the groups of the user's newest turns, `pinned` those with a message that is pinned.
-    """
+    """The messages that stay: all from place `tail` on, and groups, newest first, which may lie in the tail."""
 
     tail: int
-    turns: tuple[range, ...]
-    pinned: tuple[range, ...]
+    turns: tuple[range, ...]  # the groups of the newest user turns
+    pinned: tuple[range, ...]  # the groups with a pinned message
 
     def list_earlier(self) -> list[range]:
         """Return the groups that stay before the tail, each once."""
@@ -60,9 +57,9 @@ def find_verbatim(
 ) -> Verbatim:
     """Return what stays of a conversation whose `groups` are given from the newest to the oldest.
 
-    The tail has the `recent` newest groups with calls, and all from the first `unanswered` message on. Groups of the
-    user that directly follow each other are one of the `turns`. `pinned` are the places of messages that must stay for
-    another reason. The groups are read only as far back as that needs.
+    The tail has the `recent` newest groups with calls, and all messages from place `unanswered` on. Adjacent groups of
+    the user count as one of the `turns`. `pinned` are the places of messages that must stay for another reason. The
+    groups are read only as far back as needed.
     """
     tail, later, first_pinned = unanswered, "", min(pinned, default=unanswered)
     of_turns, of_pinned = list[range](), list[range]()
@@ -86,9 +83,9 @@ def find_verbatim(
 def find_unanswered(messages: Sequence[LinkedMessage], sent: int | None = None) -> int:
     """Return the place of the first message that no model has answered.
 
-    It is behind the assistant's last message. One at the end, without calls, is not counted: it is the beginning of an
-    answer that the model is to continue. Where it is known how many messages were `sent`, it is the first of users and
-    tools that was not, if that is earlier: a client may bring several steps at once.
+    It follows the assistant's last message. Assistant messages without calls at the very end are ignored: they begin a
+    response that the model is to continue. If the number of messages `sent` before is known, the first later one that
+    is not the assistant's counts, if that is earlier: a client may add several steps at once.
     """
     place = len(messages)
     while place and messages[place - 1].role == "assistant" and not messages[place - 1].calls:
@@ -103,8 +100,8 @@ def find_unanswered(messages: Sequence[LinkedMessage], sent: int | None = None) 
 def iterate_groups(messages: Sequence[LinkedMessage], machine: frozenset[int] = frozenset()) -> Iterator[Group]:
     """Yield the groups of a conversation from the newest to the oldest, without gaps.
 
-    A result that stands away from its call holds everything between in one group. It answers the newest call before it
-    that has its id. `machine` are the places of messages in the user's role that a machine wrote.
+    A result and its call are in one group with everything between them. A result answers the newest call before it that
+    has its id. `machine` are the places of messages in the user's role that a machine wrote.
     """
     stop, has_calls = len(messages), False
     roles = set[str]()
@@ -123,7 +120,7 @@ def iterate_groups(messages: Sequence[LinkedMessage], machine: frozenset[int] = 
         if missing:
             if first_calls is None:
                 first_calls = {id: i for i in range(len(messages) - 1, -1, -1) for id in messages[i].calls}
-            # A result that answers no call holds nothing together.
+            # A result without a call extends no group.
             missing = {id for id in missing if first_calls.get(id, i) < i}
             if missing:
                 continue
@@ -134,5 +131,5 @@ def iterate_groups(messages: Sequence[LinkedMessage], machine: frozenset[int] = 
 
 
 def split_groups(messages: Sequence[LinkedMessage], machine: frozenset[int] = frozenset()) -> list[Group]:
-    """Return the groups of a conversation in its order."""
+    """Return the groups of a conversation, oldest first."""
     return list(iterate_groups(messages, machine))[::-1]

@@ -1,4 +1,4 @@
-"""Model cards: a model's context window and prices. What nobody said is None, never 0; each value names its source."""
+"""Model cards: a model's context window and prices. An unknown value is None, never 0; each value names its source."""
 
 from typing import Literal, NamedTuple
 
@@ -8,29 +8,29 @@ Source = Literal["settings", "learned", "upstream", "bundled", ""]
 
 
 class Rates(msgspec.Struct, frozen=True, gc=False):
-    """Prices per token: input that no cache holds, output, input read from the cache, input written to it."""
+    """Prices per token."""
 
-    input: float
+    input: float  # uncached input
     output: float
-    cached: float
-    written: float
+    cached: float  # input read from the cache
+    written: float  # input written to the cache
 
 
 class Tier(msgspec.Struct, frozen=True, gc=False):
-    """Rates of requests whose input is above so many tokens."""
+    """The rates of requests with more than `above` input tokens."""
 
     above: int
     rates: Rates
 
 
 class Prices(msgspec.Struct, frozen=True, gc=False):
-    """The prices of a model's tokens; `tiers` in the order of their sizes."""
+    """The prices of a model's tokens. `tiers` are sorted by size, smallest first."""
 
     rates: Rates
     tiers: tuple[Tier, ...] = ()
 
     def find_rates(self, tokens: int) -> Rates:
-        """Return the rates of a request with that many tokens of input."""
+        """Return the rates of a request with `tokens` input tokens."""
         rates = self.rates
         for tier in self.tiers:
             if tokens > tier.above:
@@ -38,24 +38,21 @@ class Prices(msgspec.Struct, frozen=True, gc=False):
         return rates
 
 
-# Multiples of one input token (BEHAVIOUR B10). Output is five: so it is at most providers that state prices.
+# Multiples of the price of one input token (BEHAVIOUR B10). Output costs five at most providers that publish prices.
 UNPRICED = Prices(Rates(input=1.0, output=5.0, cached=0.1, written=1.0))
 
 
 class Offer(msgspec.Struct, frozen=True, gc=False):
-    """A model as one source describes it: tokens its context holds, tokens a response may have, prices.
+    """A model as one source describes it."""
 
-    `retention` are the seconds for which a cache keeps what it has after its last use.
-    """
-
-    window: int | None = None
-    output: int | None = None
+    window: int | None = None  # context size in tokens
+    output: int | None = None  # the most tokens of a response
     prices: Prices | None = None
-    retention: float | None = None
+    retention: float | None = None  # seconds for which the prompt cache keeps an entry after its last use
 
 
 class Limit(msgspec.Struct, frozen=True, gc=False):
-    """A window learned from a refusal of `sent` tokens; `learned` in monotonic seconds."""
+    """A window learned when the upstream refused `sent` tokens. `learned` is the time, in monotonic seconds."""
 
     window: int
     sent: int
@@ -63,7 +60,7 @@ class Limit(msgspec.Struct, frozen=True, gc=False):
 
 
 class LimitKey(NamedTuple):
-    """The callers for whom a learned window holds: beta headers and contracts change it."""
+    """The callers to whom a learned window applies. Beta headers and contracts change a model's window."""
 
     upstream: str
     model: str
@@ -72,7 +69,7 @@ class LimitKey(NamedTuple):
 
 
 class Card(msgspec.Struct, frozen=True, gc=False):
-    """All that is known of a model, and who said it; a source is empty where nobody did. Without prices: UNPRICED."""
+    """All that is known of a model, and the source of each value: empty if unknown. Unknown prices are UNPRICED."""
 
     window: int | None = None
     output: int | None = None

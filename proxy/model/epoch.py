@@ -1,8 +1,8 @@
-"""What is decided about a conversation's context and kept: plans, epochs, pins and summaries.
+"""The stored decisions about a conversation's context: plans, epochs, pins and summaries.
 
-An epoch is stored before it is used, and a later one is a later record. Within an epoch what is sent upstream only
-grows, so that the provider's prompt cache stays warm: the frozen messages, and behind them the client's own as they
-come. Places count the messages behind the preamble, from 0.
+An epoch is stored before it is used, and each new epoch is a new record. Within an epoch the messages sent upstream
+only grow, so that the provider's prompt cache stays warm: first the frozen messages, then the client's own as they
+arrive. A `place` is the index of a message, counted from 0 after the preamble.
 """
 
 from typing import Literal
@@ -10,24 +10,18 @@ from typing import Literal
 import msgspec
 
 SummaryKind = Literal["leaf", "condensed"]
-"""A leaf was made of messages, a condensed one of other summaries, its parents."""
+"""A leaf summarises messages. A condensed summary summarises other summaries, its parents."""
 
 SummaryLevel = Literal[1, 2, 3]
-"""1: a structured report. 2: a short one of five fields. 3: put together without a model, which never fails."""
+"""1: a structured report. 2: a short report of five fields. 3: assembled without a model, which never fails."""
 
 
 class Summary(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """A report that stands for the messages from place `start` up to `stop`, the last of which is node `last`.
+    """A summary that replaces the messages from place `start` up to `stop`.
 
-    `id` is that of a reference to those messages: unguessable, and the same for the same span, kind, level and text.
-    `tokens` are the text's, `covered` those of the messages, both as we count them. A provisional one is to be made
-    again: its level is not what was wanted. `parents` are the ids of those that a condensed one was made of, in order
-    and without a gap; `supersedes` of those it stands in place of, which were of the same span or within it. `files`
-    are the ids of all references and files that its messages, or its parents, name. `digests` are the SHA-256 of the
-    raw messages of a leaf, each of which is content of the tenant in the log; those of a condensed one are its
-    parents'. `exchange` is the client's call it was made behind, empty where a person asked; `calls` are the
-    exchanges in which models were asked for it, those in vain too; `model` is who wrote it, empty for none. `reason`
-    says why it is no better than it is.
+    `id` is also the id of a reference to those messages. It is unguessable, and the same for the same span, kind, level
+    and text. `parents` are in order and without a gap. `digests` are the SHA-256 of the raw messages of a leaf, each of
+    which the log has as content of the tenant; a condensed summary has its parents' digests.
     """
 
     id: str
@@ -35,31 +29,31 @@ class Summary(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     wire: str
     start: int
     stop: int
-    last: bytes
+    last: bytes  # the node of the last message
     kind: SummaryKind
     level: SummaryLevel
-    is_provisional: bool
+    is_provisional: bool  # to be made again, because its level is not the wanted one
     text: str
-    tokens: int
-    covered: int
+    tokens: int  # of `text`, by our own count
+    covered: int  # tokens of the messages, by our own count
     made_ms: int
-    exchange: str = ""
-    model: str = ""
-    reason: str = ""
-    calls: tuple[str, ...] = ()
-    parents: tuple[str, ...] = ()
-    supersedes: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
+    exchange: str = ""  # the client's call after which it was made; empty if a person asked for it
+    model: str = ""  # the model that wrote it; empty if none did
+    reason: str = ""  # why its level is not better
+    calls: tuple[str, ...] = ()  # the exchanges that asked models for it, failed ones included
+    parents: tuple[str, ...] = ()  # ids of the summaries that a condensed one was made of
+    supersedes: tuple[str, ...] = ()  # ids of the summaries it replaces, of the same span or within it
+    files: tuple[str, ...] = ()  # ids of all references and files that its messages or parents name
     digests: tuple[bytes, ...] = ()
 
 
 Pressure = Literal["none", "soft", "hard"]
 Rung = Literal["original", "epoch", "plan", "minimal"]
-"""What a request was sent as (BEHAVIOUR B8).
+"""The fallback level at which a request was sent (BEHAVIOUR B8).
 
-`original`: the client's own bytes. `epoch`: the stored rendering of an epoch that stood before, and the rest as the
-client sent it. `plan`: the same with an epoch that was opened for this very request. `minimal`: the last turn, behind a
-digest of all else.
+`original`: the client's own bytes. `epoch`: the stored rendering of an existing epoch, then the rest as the client sent
+it. `plan`: the same with an epoch that was opened for this request. `minimal`: a digest of everything but the last
+turn, then the last turn.
 """
 
 
@@ -70,10 +64,10 @@ class Kept(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
 
 class Replaced(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """A message with other words in place of its own: a tombstone, the block of a file, the beginning of a text.
+    """A message whose text is replaced: by a tombstone, by a file block, or by the beginning of its own text.
 
-    `arguments` are the new arguments of calls in it, as JSON by the calls' ids; with these an empty `text` leaves the
-    words as they are.
+    `arguments` are pairs of a call's id and its new arguments as JSON. If they are set, an empty `text` leaves the
+    message's text unchanged.
     """
 
     place: int
@@ -83,9 +77,10 @@ class Replaced(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True)
 
 
 class Written(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """A message of ours, a ledger, that stands for those from `start` up to `stop`; some may be kept all the same.
+    """A message that we wrote in place of those from `start` up to `stop`, some of which may still be kept.
 
-    With the id of a summary in `report` it is that summary, which stands before the ledger of the same place.
+    It is a ledger, or, with the id of a summary in `report`, that summary; a summary comes before the ledger of the
+    same place.
     """
 
     text: str
@@ -98,9 +93,9 @@ Edit = Kept | Replaced | Written
 
 
 class Reference(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A `ref:ID` in an edit, which stands for the messages from `start` up to `stop`.
+    """A `ref:ID` in an edit that refers to the messages from `start` up to `stop`.
 
-    Their text is that of `context/references`, from the character `offset` on.
+    It refers to their text, as `context/references` renders it, from the character `offset` on.
     """
 
     id: str
@@ -110,39 +105,36 @@ class Reference(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class ContextPlan(msgspec.Struct, frozen=True, gc=False):
-    """The edits that stand for the first `through` messages, in the order in which they are sent; the rest is verbatim.
+    """The edits that replace the first `through` messages, in the order they are sent. The rest is sent verbatim.
 
-    `tokens` are those of the edits and of the verbatim rest as they were counted, without the preamble; `protected`
-    those among them that had to stay. `references` are all that the edits name. `beyond`: where more should have stayed
-    than leaves room for anything else (BEHAVIOUR B12), the tokens of that with the preamble; else 0.
+    `beyond` is 0 unless the messages that should stay leave no room for anything else (BEHAVIOUR B12); then it is their
+    tokens together with the preamble's.
     """
 
     through: int
     edits: tuple[Edit, ...]
-    references: tuple[Reference, ...]
-    tokens: int
-    protected: int = 0
+    references: tuple[Reference, ...]  # all references that the edits name
+    tokens: int  # of the edits and the verbatim rest, without the preamble
+    protected: int = 0  # the part of `tokens` that had to stay
     rung: Rung = "plan"
     beyond: int = 0
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """The decision for a round, recorded with it where anything was to be decided.
+    """The decision for a round, recorded with it if there was anything to decide.
 
-    `view` is the model asked for (BEHAVIOUR B4). `epoch` is the id of the one that was applied, empty for none. Tokens
-    are None where nothing was counted. `owed` is what the ski-rental account of the view stood at afterwards, in tokens
-    of uncached input; `saving` what the round saved against the client's own request, in the same unit, negative where
-    it cost more, None where nobody can tell. `reason` says why it is not managed, or not as it would have been.
+    `owed` is the balance of the view's ski-rental account after the round. `saving` is what the round saved compared
+    with the client's own request: negative if it cost more, None if unknown. Both are in tokens of uncached input.
     """
 
     exchange: str
     k: int
-    view: str
+    view: str  # the requested model (BEHAVIOUR B4)
     rung: Rung
-    epoch: str = ""
+    epoch: str = ""  # id of the epoch that was applied
     pressure: Pressure = "none"
-    reason: str = ""
-    tokens_client: int | None = None
+    reason: str = ""  # why the request was not managed, or not as intended
+    tokens_client: int | None = None  # None if not counted, like the next
     tokens_upstream: int | None = None
     usable: int = 0
     owed: float = 0.0
@@ -150,16 +142,16 @@ class Plan(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
 
 EpochReason = Literal["soft", "hard", "cold", "client", "overflow", "manual", "revert", "refused"]
-"""Why an epoch was opened: above the soft mark where it pays, at the high mark, because the cache was known to be cold,
-because the client had broken the prefix itself, after a refusal as too long, or because a person asked for it. A
-`revert` by a person, and one because the upstream `refused` what was rewritten, go back to what stood before."""
+"""Why an epoch was opened: above the soft mark because it pays, at the high mark, because the cache was known to be
+cold, because the client changed the prefix itself, after a "too long" error, or because a person asked for it. `revert`
+(by a person) and `refused` (the upstream rejected the rewritten request) restore the state before the last epoch."""
 
 
 class Original(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The messages that a reference stands for, as the log keeps them.
+    """The messages that a reference refers to, as the log keeps them.
 
-    `digests` are the SHA-256 of the raw messages, each of which is content of the tenant in the log; `place` is that of
-    the first in its conversation, `offset` the character of their text (`context/references`) at which it begins.
+    `digests` are the SHA-256 of the raw messages, each of which the log has as content of the tenant. `place` is that
+    of the first message. The reference begins at the character `offset` of their text (`context/references`).
     """
 
     id: str
@@ -170,37 +162,35 @@ class Original(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Epoch(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """A rendering of the first `depth` messages of a session behind its preamble, the last of which is node `through`.
+    """A rendering of the first `depth` messages of a session after its preamble.
 
-    It holds for requests to the model `view` whose chain has that node; at depth 0 `through` is the root of the chain
-    and nothing is replaced. `rendered` are the raw messages that are sent, `edits` the plan's edits as JSON for people.
-    `parent` is the id of the epoch that it follows on its path, empty for none; `exchange` the call it was opened for,
-    empty where a person asked for it. Tokens are those of the whole request, before and after.
+    It applies to requests to the model `view` whose chain contains the node `through`, that of the last of these
+    messages. At depth 0 `through` is the root of the chain, and nothing is replaced.
     """
 
     id: str
     session: str
     view: str
-    parent: str
+    parent: str  # id of the epoch before it on its path, empty if none
     through: bytes
     depth: int
     why: EpochReason
-    exchange: str
+    exchange: str  # the call it was opened for, empty if a person asked for it
     opened_ms: int
-    tokens_before: int
+    tokens_before: int  # of the whole request, like the next
     tokens_after: int
-    edits: bytes
-    rendered: tuple[bytes, ...]
+    edits: bytes  # the plan's edits as JSON, for people
+    rendered: tuple[bytes, ...]  # the raw messages that are sent
     originals: tuple[Original, ...] = ()
 
     @property
     def is_reversion(self) -> bool:
-        """Whether it takes back the epoch that it follows."""
+        """Whether this epoch undoes its parent."""
         return self.why in ("revert", "refused")
 
 
 class Pin(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """A message that must stay as it is from now on, or need not any more; the newest of a node counts."""
+    """An order to keep a message unchanged, or to stop doing so. The newest pin of a node counts."""
 
     session: str
     node: bytes
@@ -209,9 +199,9 @@ class Pin(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
 
 class StoredContext(msgspec.Struct, frozen=True, gc=False):
-    """The records of how a session is managed, oldest first. `owed` is that of the newest plan of each view.
+    """The context records of a session, oldest first. `owed` has a pair per view, from its newest plan.
 
-    `unsent` are the ids of epochs that a person asked for, and that no plan names and no other epoch follows.
+    `unsent` are the ids of epochs that a person asked for and that no plan names and no other epoch follows.
     """
 
     epochs: tuple[Epoch, ...] = ()
@@ -222,7 +212,7 @@ class StoredContext(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoredOriginal(msgspec.Struct, frozen=True, gc=False):
-    """An original as it was found: whose it is, what it is, and its raw messages."""
+    """An original found in the log, with its session and its raw messages."""
 
     session: str
     original: Original

@@ -1,25 +1,25 @@
-"""All errors: one class for each response that a caller can act on. An upstream's 4xx or 5xx is not an error.
+"""All errors: one class for each kind of failure that a caller can act on. An upstream's 4xx or 5xx is not an error.
 
 ProxyError
 ├── BadRequest            400
 ├── NotFound              404
 ├── Conflict              409
 ├── TooLarge              413
-├── UpstreamUnreachable   502, or 504 when it was silent
+├── UpstreamUnreachable   502, or 504 after a timeout
 ├── StoreUnavailable      503
 └── WorkerLost            503
 """
 
 
 class ProxyError(Exception):
-    """Base: `status` is the HTTP status, `code` a stable low-cardinality name, the text says what to do next."""
+    """Base class. `status` is the HTTP status, `code` a stable low-cardinality name; the text says what to do next."""
 
     status = 500
     code = "proxy_error"
 
 
 class BadRequest(ProxyError):
-    """The request cannot be carried as it stands."""
+    """The request cannot be forwarded as it is."""
 
     status = 400
     code = "bad_request"
@@ -33,7 +33,7 @@ class NotFound(ProxyError):
 
 
 class Conflict(ProxyError):
-    """A duplicate id, or an attempt to change what is immutable."""
+    """An id that exists already, or an attempt to change an immutable record."""
 
     status = 409
     code = "conflict"
@@ -47,7 +47,7 @@ class TooLarge(ProxyError):
 
 
 class UpstreamUnreachable(ProxyError):
-    """No response came: refused, reset or garbled (502), or silent for too long (504)."""
+    """No response came: the connection was refused, reset or garbled (502), or it timed out (504)."""
 
     status = 502
     code = "upstream_unreachable"
@@ -60,14 +60,14 @@ class UpstreamUnreachable(ProxyError):
 
 
 class StoreUnavailable(ProxyError):
-    """The log cannot be read or written, and the settings say to refuse rather than to go on without it."""
+    """The log cannot be read or written, and the settings say to refuse requests rather than go on without it."""
 
     status = 503
     code = "store_unavailable"
 
 
 class WorkerLost(ProxyError):
-    """The worker process ended, could not be started, or took too long; the next job starts it again."""
+    """The worker process ended, could not be started, or timed out. The next job starts it again."""
 
     status = 503
     code = "worker_lost"

@@ -1,4 +1,4 @@
-"""Events that the engine publishes: one frozen value for each kind of fact, named in the past tense."""
+"""Events that the engine publishes: one frozen class per kind of event, named in the past tense."""
 
 from typing import Literal
 
@@ -9,9 +9,9 @@ from proxy.model.exchange import Completeness, Headers, Kind, Usage
 
 
 class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
-    """A round's outcome was handed to the log. Sizes in bytes, times in seconds.
+    """A round's outcome was handed to the log. Sizes are in bytes, times in seconds.
 
-    `is_readable`: a reading will follow, or ReadingFailed. Where it is not final, another round of the exchange
+    If it `is_readable`, a reading or ReadingFailed follows. If it is not `is_final`, another round of the exchange
     follows, and the client gets nothing of this one.
     """
 
@@ -32,7 +32,7 @@ class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnswerRead(msgspec.Struct, frozen=True, gc=False):
-    """A response was read, with its usage; its first byte came after so many seconds, 0 where nobody knows."""
+    """A response was read. `first_byte_s` is the time to its first byte, 0 if unknown."""
 
     exchange: str
     k: int
@@ -41,14 +41,14 @@ class AnswerRead(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReadingFailed(msgspec.Struct, frozen=True, gc=False):
-    """The bytes of a response could not be interpreted; they are in the log all the same."""
+    """The bytes of a response could not be interpreted. The log has them anyway."""
 
     exchange: str
     error: str
 
 
 class Planned(msgspec.Struct, frozen=True, gc=False):
-    """It was decided what is sent for a request."""
+    """It was decided what to send for a request."""
 
     session: str
     plan: Plan
@@ -60,7 +60,7 @@ class Planned(msgspec.Struct, frozen=True, gc=False):
 
 
 class EpochOpened(msgspec.Struct, frozen=True, gc=False):
-    """An epoch holds from now on. `exchange` is the call it was opened for, empty where a person asked for it.
+    """An epoch was opened, for the call `exchange`, or because a person asked for it (`exchange` is then empty).
 
     Tokens are those of the whole request, as the model counts them.
     """
@@ -74,7 +74,7 @@ class EpochOpened(msgspec.Struct, frozen=True, gc=False):
 
 
 class CeilingUnreachable(msgspec.Struct, frozen=True, gc=False):
-    """So many tokens of a session must stay as they are that no epoch gets below the ceiling for long (B12)."""
+    """A session has so many tokens that must stay verbatim that no epoch gets below the ceiling for long (B12)."""
 
     exchange: str
     session: str
@@ -84,7 +84,7 @@ class CeilingUnreachable(msgspec.Struct, frozen=True, gc=False):
 
 
 class CeilingExceeded(msgspec.Struct, frozen=True, gc=False):
-    """A managed request goes out above its ceiling: with so many tokens where so many are usable, and why."""
+    """A managed request goes out with more `tokens` than are `usable` below its ceiling."""
 
     exchange: str
     session: str
@@ -95,7 +95,7 @@ class CeilingExceeded(msgspec.Struct, frozen=True, gc=False):
 
 
 class EpochRefused(msgspec.Struct, frozen=True, gc=False):
-    """An upstream refused what an epoch made of a request, and took the client's own; its view is left alone now."""
+    """An upstream refused a request that an epoch rewrote, but took the client's own. Its view is left alone now."""
 
     epoch: str
     session: str
@@ -104,7 +104,7 @@ class EpochRefused(msgspec.Struct, frozen=True, gc=False):
 
 
 class RungFailed(msgspec.Struct, frozen=True, gc=False):
-    """A request could not be sent as it should have been; it was sent at the next fallback level (B8)."""
+    """A request could not be sent at the intended fallback level and was sent at the next one (B8)."""
 
     exchange: str
     session: str
@@ -113,10 +113,7 @@ class RungFailed(msgspec.Struct, frozen=True, gc=False):
 
 
 class LimitsTold(msgspec.Struct, frozen=True, gc=False):
-    """A response's headers told rate limits, or the response was that there were too many requests.
-
-    `headers` are those that are kept of it, `tenant` whose call it was.
-    """
+    """A response had rate limit headers, or was a 429. `headers` are the response headers that are recorded."""
 
     exchange: str
     upstream: str
@@ -127,7 +124,7 @@ class LimitsTold(msgspec.Struct, frozen=True, gc=False):
 
 
 class AuxiliaryEnded(msgspec.Struct, frozen=True, gc=False):
-    """A call of our own has ended; what it cost, in tokens of uncached input, and how many seconds it took."""
+    """A call of our own has ended. `cost` is in tokens of uncached input."""
 
     exchange: str
     session: str
@@ -139,9 +136,9 @@ class AuxiliaryEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 class SummaryAdded(msgspec.Struct, frozen=True, gc=False):
-    """A summary is in the log. `exchange` is the client's call it was made behind, empty where a person asked.
+    """A summary is in the log. `exchange` is the client's call after which it was made, empty if a person asked for it.
 
-    Tokens, as we count them: of what it stands for, and its own.
+    `covered` are the tokens of what it replaces, `tokens` its own, both by our own count.
     """
 
     summary: str
@@ -154,9 +151,9 @@ class SummaryAdded(msgspec.Struct, frozen=True, gc=False):
 
 
 class SummaryWasted(msgspec.Struct, frozen=True, gc=False):
-    """A summary was paid for and never used; what its calls cost, in tokens of uncached input.
+    """A summary was paid for and never used. `cost` is that of its calls, in tokens of uncached input.
 
-    `exchange` is the last of those, empty where there was none.
+    `exchange` is the last of those calls, empty if there was none.
     """
 
     exchange: str

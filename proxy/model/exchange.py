@@ -1,8 +1,8 @@
-"""The records of one exchange. Each is written once, whole; a later fact is a later record.
+"""The records of one exchange. Each is written once and never changed; a later fact is a later record.
 
 An exchange is one client call. It has one `Opening`, a `Round` for every upstream call it took, an `Outcome` per round,
 perhaps `Trailer`s (bytes after the end marker), and a `Reading`: what the response says, derived from the bytes.
-Where it stands in its conversation is in `model/lineage`; all kinds of records are in `model/log`.
+`model/lineage` has its position in the conversation, `model/log` lists all kinds of records.
 """
 
 from typing import Literal
@@ -14,18 +14,16 @@ from proxy.model.manifest import Manifest
 Headers = tuple[tuple[bytes, bytes], ...]
 Mode = Literal["manage", "observe", "bypass"]
 Kind = Literal["managed", "passthrough", "auxiliary"]
-"""Read and perhaps rewritten; passed on unread; or a call of our own, for a summary."""
+"""`managed`: read and perhaps rewritten. `passthrough`: forwarded unread. `auxiliary`: our own call, for a summary."""
 Completeness = Literal["complete", "truncated", "aborted", "failed"]
 
 
-# What is copied to leave out so much is worth its microsecond.
-
-
 class SessionKey(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A conversation: `family` is the client's own name for it, empty where it gave none and each call stands alone.
+    """The identity of a session.
 
-    `id` is derived (`engine/lineage`), so that it needs no look-up; `tenant` is a salted fingerprint (16 bytes).
-    `parent` is the id of the session whose agent started this one, empty where the client names none.
+    `id` is derived (`engine/lineage`), so that it needs no look-up. `tenant` is a salted fingerprint (16 bytes).
+    `family` is the client's own name for the session; if it gives none, `family` is empty and each call stands alone.
+    `parent` is the id of the session whose agent started this one, empty if the client names none.
     """
 
     id: str
@@ -36,7 +34,7 @@ class SessionKey(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class ClientRequest(msgspec.Struct, frozen=True, gc=False):
-    """A request as the client sent it. `target` is path and query, raw; header names are lower case."""
+    """A request as the client sent it. `target` is the raw path and query. Header names are lower case."""
 
     method: str
     target: bytes
@@ -45,7 +43,7 @@ class ClientRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class Opening(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """The client's request. `target` has its query values dropped; `headers` are the allow-listed ones."""
+    """The client's request. `target` has no query values, and `headers` only those on the allow list."""
 
     exchange: str
     session: SessionKey
@@ -61,7 +59,7 @@ class Opening(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
 
 class Round(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """One upstream call, the k-th of its exchange. `body` is None where the client's own bytes were sent."""
+    """One upstream call, the k-th of its exchange. `body` is None if the client's own bytes were sent."""
 
     exchange: str
     k: int
@@ -70,7 +68,7 @@ class Round(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
 
 class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Milliseconds since the request was read whole: upstream's head, its first body byte, the end."""
+    """Milliseconds from the complete request to the response's head, to its first body byte, and to its end."""
 
     head_ms: float
     first_byte_ms: float
@@ -78,9 +76,9 @@ class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """How a round ended. `status` 0: no response came. `received` are the upstream's raw body bytes, up to the cap.
+    """How a round ended. `status` is 0 if no response came. `received` is the raw response body, up to the cap.
 
-    `size` counts all that came; where it exceeds what was kept, `whole_digest` is the SHA-256 of all of it.
+    `size` counts all body bytes; if not all were kept, `whole_digest` is the SHA-256 of all of them.
     """
 
     exchange: str
@@ -96,7 +94,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
 
 class Trailer(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """Bytes that came after the outcome was recorded at the stream's end marker, in order of `i` from 0."""
+    """Bytes that came after the stream's end marker, when the outcome was recorded already. `i` counts from 0."""
 
     exchange: str
     k: int
@@ -105,7 +103,7 @@ class Trailer(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """Tokens as the provider counted them; None where it said nothing. `input` includes `cached` and `written`."""
+    """Tokens as the provider counted them, None if it did not say. `input` includes `cached` and `written`."""
 
     input: int | None = None
     output: int | None = None
@@ -115,10 +113,10 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """A response as one object of its wire, assembled from the bytes.
+    """A response as one object of its wire format, assembled from the bytes.
 
-    `value` has the shape of the wire's non-streamed response. `finish` joins the finish reasons of all choices with a
-    comma. `is_ended` tells whether the wire's own end was seen; `error` is the provider's message, if it sent one.
+    `value` has the shape of the format's non-streamed response. `finish` joins the finish reasons of all choices with
+    commas. `is_ended` says whether the format's own end marker was seen. `error` is the provider's message, if any.
     """
 
     value: dict[str, object]
@@ -129,10 +127,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reading(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """The response of a round as `Answer.value` in JSON.
-
-    Derived: may be absent, can be made again from the bytes.
-    """
+    """The response of a round, `Answer.value` as JSON. It may be absent, and can be derived again from the bytes."""
 
     exchange: str
     k: int

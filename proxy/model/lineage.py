@@ -1,8 +1,8 @@
-"""Where an exchange stands: its conversation as a chain of nodes, and what is recorded of it.
+"""Lineage: a conversation as a chain of nodes, and the records of where an exchange stands in it.
 
-A node is `H(node before, normal form of the message)`, so that it names everything from the root of its chain; the root
-is that of an upstream. Nodes are the same for all tenants, sessions are not: what is known is always a node *of a
-session*, and a session has one tenant. An id is a hint, the chain is the proof (BEHAVIOUR B1).
+A node is `H(previous node, normal form of the message)`, so it identifies all messages from the root of its chain. Each
+upstream has its own root. Nodes are the same for all tenants, but a node is only ever looked up within a session, and a
+session belongs to one tenant. An id that the client sends is a hint; the chain is the proof (BEHAVIOUR B1).
 """
 
 from collections.abc import Iterable
@@ -19,14 +19,14 @@ LONGEST_MARK = 200
 Relation = Literal["root", "append", "retry", "branch", "compaction"]
 """How an exchange continues its session.
 
-`root`: nothing before it is known. `append`: it goes on where nothing went on before. `retry`: the same history as an
-earlier exchange. `branch`: it shares a beginning with what is known, then differs (an edit, another answer, a rewind).
-`compaction`: the client has replaced its history by a shorter one.
+`root`: no earlier message is known. `append`: it is the first to continue a known history. `retry`: it has the same
+history as an earlier exchange. `branch`: it shares a beginning with known messages, then differs (an edit, another
+response, a rewind). `compaction`: the client has replaced its history with a shorter one.
 """
 
 
 class NodeRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A node that a session has not had before. `is_answer`: a response recorded here, not only what a client sent."""
+    """A node that is new in its session. `is_answer`: it was recorded from a response, not only from a request."""
 
     node: bytes
     parent: bytes
@@ -34,10 +34,10 @@ class NodeRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class CallFingerprint(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A name by which a message may be known again: `call:ID`, `item:ID`, `response:ID`, or `form:HEX` of a response.
+    """A name by which a message can be recognised: `call:ID`, `item:ID`, `response:ID`, or `form:HEX` of a response.
 
-    Whoever makes a name, or asks for one, makes it with `name_mark`. `form` is the normal form of the message that
-    bears it: a name is a hint, and it counts only with the same form.
+    Names are made with `name_mark`, both to store them and to look them up. `form` is the normal form of the named
+    message: a name is a hint, and counts only for a message of the same form.
     """
 
     name: str
@@ -46,10 +46,10 @@ class CallFingerprint(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """Where a request stands; recorded with its opening.
+    """Where a request stands in its session; recorded with its opening.
 
-    `tip` is its last node, `depth` the number of its messages, `base` how many of them its session knew. `is_side`: it
-    bears the signs of a call beside the conversation (a title, a summary, a commit message; PROTOCOL §2).
+    `tip` is its last node, `depth` the number of its messages, `base` how many of them its session knew already.
+    `is_side`: it looks like a call beside the conversation (a title, a summary, a commit message; PROTOCOL §2).
     """
 
     exchange: str
@@ -63,7 +63,7 @@ class Step(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """Where the answers of a round stand, one chain for each alternative; recorded with its reading."""
+    """The nodes of a round's response, a chain for each alternative; recorded with the reading."""
 
     exchange: str
     k: int
@@ -72,7 +72,7 @@ class Reply(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
 
 class Adoption(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """A session goes on, under another credential, where another one of the same history stood (BEHAVIOUR B2)."""
+    """A session continues another one, `source`, at `node`, under a different credential (BEHAVIOUR B2)."""
 
     session: str
     source: str
@@ -83,8 +83,8 @@ class Adoption(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True)
 class StoredSession(msgspec.Struct, frozen=True, gc=False):
     """A session as the log has it.
 
-    `tips` are the nodes at which its requests ended, each once. `nodes` come parents first; one that was seen in a
-    request before it was recorded as a response is there twice.
+    `tips` are the distinct nodes at which its requests ended. `nodes` lists parents first; a node that was seen in a
+    request before it was recorded as a response is listed twice.
     """
 
     key: SessionKey
@@ -94,14 +94,14 @@ class StoredSession(msgspec.Struct, frozen=True, gc=False):
 
 
 def compute_chain_root(upstream: str) -> bytes:
-    """Return the parent of the first nodes of an upstream's conversations."""
+    """Return the root of all chains of an upstream: the parent of their first nodes."""
     return sha256(b"lineage\0" + upstream.encode()).digest()[:NODE_SIZE]
 
 
 def extend_chain(parent: bytes, forms: Iterable[bytes]) -> list[bytes]:
-    """Return the nodes of messages in order, 16 bytes of SHA-256 of the node before and the normal form.
+    """Return the node of each message: 16 bytes of the SHA-256 of the previous node and the message's normal form.
 
-    A message without a form adds nothing, so its node is the one before.
+    A message without a form gets the previous node.
     """
     nodes = []
     for form in forms:
@@ -112,9 +112,10 @@ def extend_chain(parent: bytes, forms: Iterable[bytes]) -> list[bytes]:
 
 
 def name_mark(name: str) -> str:
-    """Return the name under which a mark is kept and looked up: the name itself, a digest where it is long or no text.
+    """Return the name under which a mark is stored and looked up.
 
-    Long is more than 200 characters; an id of any length and alphabet is accepted. What was named so stays as it is.
+    A digest replaces a name of more than 200 characters, and one with lone surrogates. Applying it twice changes
+    nothing.
     """
     if len(name) <= LONGEST_MARK and (name.isascii() or _is_text(name)):
         return name
@@ -124,5 +125,5 @@ def name_mark(name: str) -> str:
 
 
 def _is_text(name: str) -> bool:
-    """Return whether it has an encoding: a lone surrogate has none."""
+    """Return whether the name can be encoded, that is, has no lone surrogate."""
     return not any("\ud800" <= character <= "\udfff" for character in name)

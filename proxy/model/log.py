@@ -1,7 +1,7 @@
-"""What the log takes and gives back: every kind of record with its weight in memory, and rows as values.
+"""The interface values of the log: all kinds of records with their weight in memory, and the rows that it returns.
 
-A store may lay records down as msgspec encodes them: a new field goes to the end and has a default. Rows are read
-oldest first unless said otherwise.
+A store may write records as msgspec encodes them, so a new field must come last and have a default. Rows are ordered
+oldest first unless stated otherwise.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ Record = Opening | Round | Outcome | Trailer | Reading | Step | Reply | Adoption
 
 _DERIVED = (Step, Reply, Adoption, Epoch, Plan, Pin, Summary)
 
-# Objects in memory: a node has two hashes of 16 bytes, a mark a hash, a form and a name.
+# Bytes in memory: a node has two hashes of 16 bytes, a mark a hash, a form and a name.
 _NODE_WEIGHT = 200
 _MARK_WEIGHT = 250
 _ORIGINAL_WEIGHT = 250
@@ -39,12 +39,12 @@ _DIGEST_WEIGHT = 65 + 8
 
 
 def drop_derived(records: tuple[Record, ...]) -> tuple[Record, ...]:
-    """Return records without those of lineage and context: one that is refused must not cost what it came with."""
+    """Return the records without those of lineage and context, so that a refused one does not lose the others."""
     return tuple(record for record in records if not isinstance(record, _DERIVED))
 
 
 def weigh_records(records: tuple[Record, ...]) -> int:
-    """Return the bytes of memory that some records hold together."""
+    """Return the bytes of memory that the records hold together."""
     weight = 0
     for record in records:
         weight += _WEIGHERS[type(record)](record)
@@ -52,7 +52,7 @@ def weigh_records(records: tuple[Record, ...]) -> int:
 
 
 def weigh_record(record: Record) -> int:
-    """Return the bytes of memory that a record holds while it waits, roughly; the write queue's bound is in these."""
+    """Return roughly how many bytes of memory a record holds while queued; the write queue's bound is in this unit."""
     return _WEIGHERS[type(record)](record)
 
 
@@ -74,7 +74,7 @@ def _weigh_summary(summary: Summary) -> int:
     return 512 + len(summary.text) + 64 * named + _DIGEST_WEIGHT * len(summary.digests)
 
 
-# By type, for this is done with every record of every call.
+# A table by type, for speed: every record of every call is weighed.
 _WEIGHERS: Mapping[type[Record], Callable[[Any], int]] = {
     Opening: lambda record: 1024 + record.body.weight,
     Round: lambda record: 256 + (record.body.weight if record.body else 0),
@@ -93,14 +93,11 @@ _WEIGHERS: Mapping[type[Record], Callable[[Any], int]] = {
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
-    """A session in a listing; times in milliseconds since the epoch.
+    """A session in a listing. Times are in milliseconds since the Unix epoch.
 
-    `parent`: id of the session whose agent started it. `adopted`: id of the session that it goes on from, under another
-    credential. Each empty where there is none. `branches`: as `list_branches` has; `side`: exchanges beside them. `seq`
-    is that of its newest exchange: a listing goes by it. `counted` and `sent` are the tokens of its rounds as the
-    client made them and as they went out, where both were counted; `saving` is the sum of what its rounds saved, in
-    tokens of uncached input, negative where they cost more, None where nobody can tell of any. `auxiliary` are calls of
-    our own, which nothing else here counts; their tokens stand beside it.
+    `counted` and `sent` are the tokens of its rounds as the client made them and as they were sent, over the rounds for
+    which both were counted. `saving` is the sum of what its rounds saved, in tokens of uncached input: negative if they
+    cost more, None if unknown for all of them. `auxiliary` counts our own calls; no other field includes those.
     """
 
     id: str
@@ -112,11 +109,11 @@ class SessionRow:
     model: str
     input_tokens: int
     output_tokens: int
-    parent: str = ""
-    branches: int = 0
-    side: int = 0
-    adopted: str = ""
-    seq: int = 0
+    parent: str = ""  # id of the session whose agent started it, if any
+    branches: int = 0  # as many as `list_branches` returns
+    side: int = 0  # exchanges that are side calls
+    adopted: str = ""  # id of the session that it continues under another credential, if any
+    seq: int = 0  # of its newest exchange; listings are sorted by it
     counted: int = 0
     sent: int = 0
     saving: float | None = None
@@ -126,15 +123,15 @@ class SessionRow:
 
     @property
     def recorded(self) -> int:
-        """The number of all its exchanges, which is that of the last one."""
+        """The number of all its exchanges, and so the number of the last one."""
         return self.exchanges + self.auxiliary
 
 
 @dataclass(frozen=True, slots=True)
 class AuxiliaryUsage:
-    """A session's auxiliary calls to one model: how many there were, and their tokens as the provider counted them.
+    """A session's auxiliary calls to one model, with their tokens as the provider counted them.
 
-    `upstream` is who was called, which need not be the session's; each count is None where no response told it.
+    `upstream` was called, and need not be the session's. A token count is None if no response had it.
     """
 
     session: str
@@ -146,10 +143,10 @@ class AuxiliaryUsage:
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """A round of a call that might be managed, or of one of our own: what it was sent as, and what was counted of it.
+    """A round with its usage, for reports on savings: of a managed call, or of one of our own.
 
-    `seq` and `opened_ms` are those of its exchange. `rung` to `usable` are its plan's; of a round without one they are
-    empty, None and 0.
+    `seq` and `opened_ms` are those of its exchange. `rung` to `usable` come from its plan; without a plan they have
+    their defaults.
     """
 
     seq: int
@@ -167,7 +164,7 @@ class Bill:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The sessions to list: those whose family, and whose parent's id, begin so, and whose `seq` is lower."""
+    """A filter on sessions: prefixes of the family and of the parent's id, and an upper bound (exclusive) of `seq`."""
 
     family: str = ""
     parent: str = ""
@@ -175,7 +172,7 @@ class Selection:
 
 
 class Call(NamedTuple):
-    """An exchange on a branch: its number in the session, its id, and how many messages its request had."""
+    """An exchange on a branch: its number in the session, its id, and the number of messages in its request."""
 
     n: int
     exchange: str
@@ -184,26 +181,24 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BranchRow:
-    """A branch of a session: a tip with no other tip behind it (a tip is a node at which a request ended).
+    """A branch of a session: a tip that no other tip follows (a tip is a node at which a request ended).
 
-    `depth`: messages of the first request that ended there. Of what no older branch has: `own` are the exchanges, in
-    the order of the conversation; `relation` is that of the first, `left` the node before it, empty where it shares
-    nothing; `is_side` if all of them are side calls. `trunk` is the branch that has `left` among what is its own, and
-    `shared` how many of the trunk's own exchanges go before.
+    `own` are the exchanges that belong to no older branch, in the order of the conversation. `trunk` is the branch
+    whose own exchanges include the node `left`, and `shared` is how many of these come before it.
     """
 
     tip: bytes
-    depth: int
+    depth: int  # messages of the first request that ended at `tip`
     own: tuple[Call, ...]
-    relation: Relation
-    left: bytes
-    is_side: bool
-    trunk: "BranchRow | None" = field(default=None, compare=False, repr=False)  # of branches one could fall endlessly
+    relation: Relation  # of the first of `own`
+    left: bytes  # the node before the first of `own`, empty if the branch shares nothing
+    is_side: bool  # whether all of `own` are side calls
+    trunk: "BranchRow | None" = field(default=None, compare=False, repr=False)  # chains of trunks can be too deep
     shared: int = 0
 
     @property
     def exchanges(self) -> tuple[Call, ...]:
-        """Those whose requests ended on the way to the tip, oldest first. Takes time in proportion to their number."""
+        """All exchanges whose requests ended on the way to the tip, oldest first. Takes time linear in their number."""
         calls, branch = list(self.own), self
         while branch.trunk is not None:
             calls += branch.trunk.own[: branch.shared]
@@ -213,9 +208,9 @@ class BranchRow:
 
 @dataclass(frozen=True, slots=True)
 class RoundRow:
-    """One upstream call of an exchange; `completeness` is empty while the call is open or was cut by a crash.
+    """One upstream call of an exchange. `completeness` is empty while the call is open, or if a crash cut it off.
 
-    `plan` is what was decided for it, None where nothing was.
+    `plan` is None if there was nothing to decide.
     """
 
     k: int
@@ -235,9 +230,9 @@ class RoundRow:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRow:
-    """One client call: what was asked (without its body) and how each round ended. `n` counts from 1 in its session.
+    """One client call: its request without the body, and how each round ended. `n` counts from 1 in its session.
 
-    `relation` to `base` are those of its `Step`; of a call that has none: empty, False and 0.
+    `relation` to `base` come from its `Step`; without one they have their defaults.
     """
 
     seq: int
@@ -265,9 +260,9 @@ class ExchangeRow:
 
 @dataclass(frozen=True, slots=True)
 class UnreadRow:
-    """A recorded response without a reading: what it takes to read it, and where its request stands.
+    """A recorded response without a reading, with all that is needed to make one.
 
-    `received` is as the outcome has it, without trailers; `tip` is empty where the request has no `Step`.
+    `received` is the outcome's, without trailers. `tip` is the last node of the request, empty if it has no `Step`.
     """
 
     exchange: str
@@ -281,7 +276,7 @@ class UnreadRow:
 
 @dataclass(frozen=True, slots=True)
 class LogFault:
-    """A fault that `verify` found: where it stands and what is wrong."""
+    """A fault that `verify` found."""
 
     where: str
     what: str
@@ -289,7 +284,7 @@ class LogFault:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The result of `verify`: how much it looked at, and what it found."""
+    """The result of `verify`: what it checked, as counts, and the faults it found."""
 
     exchanges: int
     rounds: int
@@ -299,17 +294,12 @@ class Verification:
 
 
 class ArchiveHealth(msgspec.Struct, frozen=True, gc=False):
-    """The state of the log. `problem` is empty while it keeps its promise; `dropped` counts records lost for good.
+    """The state of the log."""
 
-    `generation` changes whenever a record was lost: whoever remembers what the log holds must forget it then.
-    `exposed` counts those that wait in memory alone, which a stop would lose if the log takes no more; `lost_at_stop`
-    those that were lost so.
-    """
-
-    problem: str
+    problem: str  # empty while the log works as promised
     pending: int
     pending_bytes: int
-    dropped: int
-    generation: int
-    exposed: int = 0
-    lost_at_stop: int = 0
+    dropped: int  # records that are lost for good
+    generation: int  # changes whenever a record is lost; caches of what the log holds must then be emptied
+    exposed: int = 0  # records that are only in memory, and that a stop would lose if the log takes no more
+    lost_at_stop: int = 0  # records that were lost that way

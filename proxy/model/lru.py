@@ -1,4 +1,4 @@
-"""A cache bounded by the weight of its entries, from which the least recently used ones are evicted."""
+"""A cache bounded by the total weight of its entries, which evicts the least recently used ones."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -9,12 +9,11 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """Entries by key, whose weights add up to no more than `limit`.
+    """A mapping whose entries' weights add up to at most `limit`. Not thread-safe.
 
-    `weigh` gives the weight of an entry when it is put; without it every entry weighs 1, so that `limit` is a count.
-    Put an entry again when its weight has changed. `on_evict` is told every entry that had to go, but not those that
-    were replaced, popped or cleared; an entry heavier than the limit goes at once. Values are never None. Not locked:
-    threads that share one need a lock around it.
+    `weigh` returns the weight of an entry when it is put; without it every entry weighs 1, so that `limit` is a count.
+    Put an entry again when its weight has changed. `on_evict` is called with each evicted entry, but not for entries
+    that were replaced, popped or cleared. An entry heavier than the limit is evicted at once. Values are never None.
     """
 
     __slots__ = ("_entries", "_on_evict", "_weigh", "_weights", "limit", "weight")
@@ -34,18 +33,18 @@ class LruCache(Generic[K, V]):
         self._weights: dict[K, int] = {}  # stays empty where every entry weighs 1
 
     def get(self, key: K) -> V | None:
-        """Return an entry, which is the most recently used one from now on; None where there is none."""
+        """Return an entry and make it the most recently used one. Return None if there is none."""
         value = self._entries.get(key)
         if value is not None:
             self._entries.move_to_end(key)
         return value
 
     def peek(self, key: K) -> V | None:
-        """Return an entry without using it."""
+        """Return an entry without making it the most recently used one."""
         return self._entries.get(key)
 
     def put(self, key: K, value: V) -> None:
-        """Add or replace an entry, the most recently used one from now on, and evict what is too much."""
+        """Add or replace an entry, make it the most recently used one, and evict others down to the limit."""
         entries = self._entries
         entries[key] = value
         entries.move_to_end(key)
@@ -61,14 +60,14 @@ class LruCache(Generic[K, V]):
                 self._on_evict(*evicted)
 
     def pop(self, key: K) -> V | None:
-        """Remove and return an entry; None where there is none."""
+        """Remove and return an entry. Return None if there is none."""
         value = self._entries.pop(key, None)
         if value is not None:
             self.weight -= self._weights.pop(key, 1)
         return value
 
     def pop_oldest(self) -> tuple[K, V]:
-        """Remove and return the key and value of the least recently used entry. Raises KeyError where none is left."""
+        """Remove and return the key and value of the least recently used entry. Raises KeyError if there is none."""
         key, value = self._entries.popitem(last=False)
         self.weight -= self._weights.pop(key, 1)
         return key, value

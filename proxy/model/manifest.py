@@ -1,9 +1,9 @@
-"""The byte manifest: how a body is kept so that a log of repeated histories grows only with what is new.
+"""The byte manifest: how a body is stored so that a log of repeated histories grows only by what is new.
 
 A body is a *recipe*: literal bytes, *blobs* (large members, named by digest) and one *chain* (the elements of the
-message array). A chain's link names everything from its root: `link = H(parent, gap, digest of the slice)`, so two
-bodies that begin alike share their links, and the digest of a recipe proves every byte of the body.
-Pieces cover the body exactly, or the body is kept whole (BEHAVIOUR B20b, B32c). The values that are made for
+message array). A link identifies everything from the root of its chain: `link = H(parent, gap, digest of the slice)`.
+So two bodies with the same beginning share their links, and the digest of a recipe proves every byte of the body.
+The pieces cover the body exactly, or the body is kept whole (BEHAVIOUR B20b, B32c). The values that are made for
 every call and message are msgspec structs: a frozen dataclass of eleven fields takes 1.7 µs to make, a struct 0.1.
 """
 
@@ -19,9 +19,9 @@ _LITERAL, _BLOB, _CHAIN = 0, 1, 2
 
 
 class Slice(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One element of a chain: `gap` are the bytes between the element before (or the bracket) and `content`.
+    """One element of a chain. `gap` is the bytes between the previous element (or the bracket) and `content`.
 
-    `content` is None where the log has it already, under its digest, from another chain of the tenant's.
+    `content` is None if the log has it already, under its digest, from another chain of the same tenant.
     """
 
     link: bytes
@@ -39,13 +39,13 @@ class Blob(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class BlobPiece(msgspec.Struct, frozen=True, gc=False):
-    """A piece of a recipe: the blob with this digest."""
+    """A piece of a recipe that is the blob with this digest."""
 
     digest: bytes
 
 
 class ChainPiece(msgspec.Struct, frozen=True, gc=False):
-    """A piece of a recipe: every gap and slice from the root of the chain to `link`."""
+    """A piece of a recipe that is every gap and slice from the root of the chain to `link`."""
 
     link: bytes
 
@@ -54,9 +54,9 @@ Piece = bytes | BlobPiece | ChainPiece
 
 
 class Manifest(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One body as it goes to the store: the recipe, and the slices and blobs it may be the first to need.
+    """One body as it goes to the store: its recipe, and the slices and blobs that may be new to the store.
 
-    `slices` are ordered parents first. `size` is that of the body in bytes. A body that brings more than the record cap
+    `slices` are ordered parents first. `size` is that of the body in bytes. A body that adds more than the record cap
     is not kept whole: `whole_digest` is then the SHA-256 of all of it, else empty.
     """
 
@@ -68,18 +68,18 @@ class Manifest(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def weight(self) -> int:
-        """Bytes of content this manifest holds in memory."""
+        """The bytes of content that this manifest holds in memory."""
         slices = sum([len(each.content or b"") + 96 for each in self.slices])
         return len(self.recipe) + slices + sum([len(each.content) for each in self.blobs])
 
 
 def compute_digest(content: bytes) -> bytes:
-    """Return the SHA-256, 32 bytes."""
+    """Return the SHA-256 of the content, 32 bytes."""
     return hashlib.sha256(content).digest()
 
 
 def compute_root_link(tenant: bytes) -> bytes:
-    """Return the parent of a tenant's first links: chains of two tenants never meet."""
+    """Return the parent of a tenant's first links. Each tenant has its own, so tenants never share a link."""
     return hashlib.sha256(b"root\0" + tenant).digest()[:LINK_SIZE]
 
 
@@ -89,7 +89,7 @@ def compute_link(parent: bytes, gap: bytes, digest: bytes) -> bytes:
 
 
 def chain_slices(parent: bytes, elements: Iterable[tuple[bytes, bytes]]) -> Iterator[Slice]:
-    """Yield (gap, content) pairs as slices linked behind `parent`, in order."""
+    """Yield a slice for each (gap, content) pair, the first linked to `parent`, each later one to the one before."""
     for gap, content in elements:
         digest = compute_digest(content)
         link = compute_link(parent, gap, digest)
@@ -98,7 +98,7 @@ def chain_slices(parent: bytes, elements: Iterable[tuple[bytes, bytes]]) -> Iter
 
 
 def make_manifest(content: bytes) -> Manifest:
-    """Return the manifest of a body that is not split: a single blob, or nothing at all."""
+    """Return the manifest of a body that is not split: a single blob, or nothing if it is empty."""
     if not content:
         return Manifest(b"", (), (), 0)
     digest = compute_digest(content)
@@ -106,20 +106,20 @@ def make_manifest(content: bytes) -> Manifest:
 
 
 def make_capped_manifest(content: bytes, cap: int) -> Manifest:
-    """Return the manifest of a body that is not split: all of it, or its head where it has more bytes than the cap."""
+    """Return the manifest of a body that is not split: all of it, or its first `cap` bytes if it has more."""
     if len(content) <= cap:
         return make_manifest(content)
     return make_head_manifest(content[:cap], len(content), compute_digest(content))
 
 
 def make_head_manifest(head: bytes, size: int, whole_digest: bytes) -> Manifest:
-    """Return the manifest of a body above the record cap: its head, its size and the digest of all of it."""
+    """Return the manifest of a body above the record cap: its head, its full size and the digest of all of it."""
     kept = make_manifest(head)
     return Manifest(kept.recipe, (), kept.blobs, size, whole_digest)
 
 
 def encode_recipe(pieces: Iterable[Piece]) -> bytes:
-    """Encode pieces: tag, length (4 bytes, big-endian), content of each."""
+    """Encode each piece as tag, length (4 bytes, big-endian) and content."""
     out = []
     for piece in pieces:
         if isinstance(piece, bytes):
@@ -133,7 +133,7 @@ def encode_recipe(pieces: Iterable[Piece]) -> bytes:
 
 
 def decode_recipe(recipe: bytes) -> tuple[Piece, ...]:
-    """Decode what `encode_recipe` encoded. Raises ValueError on anything else."""
+    """Decode a recipe that `encode_recipe` made. Raises ValueError on anything else."""
     pieces: list[Piece] = []
     at = 0
     while at < len(recipe):

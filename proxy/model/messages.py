@@ -1,6 +1,6 @@
-"""A message as the proxy sees it, whatever API it came through: what it says, how it hangs together, what it costs.
+"""Messages independent of their API: what they say, how calls and results belong together, and what they cost.
 
-Made once from the raw message by `wire/format.Format.parse_message`, and never sent: what is sent are raw bytes.
+They are made once from a raw message by `wire/format.Format` and never sent: what is sent are raw bytes.
 """
 
 from collections.abc import Sequence
@@ -9,55 +9,52 @@ from typing import Literal, Protocol
 import msgspec
 
 LEDGER_HEAD = "palimpsest ledger 7c1e5b"
-"""Stands in the first line of every ledger, by which it is known again: plain ASCII, nothing that JSON would escape.
+"""The text in the first line of every ledger by which it is recognised: plain ASCII that JSON does not escape.
 
-It never changes, for logs and other proxies hold it.
+It must never change, because logs and other proxies hold it.
 """
 
 MediaKind = Literal["image", "document", "audio"]
 
 
 class LinkedMessage(Protocol):
-    """As much of a message as decides what belongs together: who speaks, and the ids of its calls and results."""
+    """The properties of a message that decide which messages belong together."""
 
     @property
     def role(self) -> str:
-        """Return who speaks, as a MessageStructure has it."""
+        """Return the role, as in `MessageStructure.role`."""
         ...
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """Return the ids of the calls that it makes."""
+        """Return the ids of the tool calls that it makes."""
         ...
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Return the ids of the calls that it answers."""
+        """Return the ids of the tool calls that it has results of."""
         ...
 
 
 class MessageStructure(msgspec.Struct, frozen=True, gc=False):
-    """A message as far as its neighbours are concerned: who speaks, what it calls, which calls it answers.
+    """The properties of a message that matter to its neighbours and to the validity of a request.
 
-    On a wire that counts calls and reasoning as items, one item. `role` is system, user, assistant or tool (whatever
-    holds a result is a tool's), or what the client sent instead. `calls` and `results` are ids of calls. `reasoning` is
-    a digest of what must stay attached to the calls beside it, empty where there is none; `is_signed`: its provider has
-    signed some of that. `markers` are the retentions of its cache markers in order. `flaws` are what is wrong with the
-    message by itself.
+    In a format whose calls and reasoning are items of their own, it describes one item. `role` is system, user,
+    assistant or tool (for whatever has a result), or else what the client sent.
     """
 
     role: str
-    calls: tuple[str, ...] = ()
-    results: tuple[str, ...] = ()
-    reasoning: bytes = b""
-    markers: tuple[str, ...] = ()
-    says_json: bool = False
-    flaws: tuple[str, ...] = ()
-    is_signed: bool = False
+    calls: tuple[str, ...] = ()  # ids of the calls that it makes
+    results: tuple[str, ...] = ()  # ids of the calls that it answers
+    reasoning: bytes = b""  # digest of the reasoning that must stay attached to the calls beside it, empty if none
+    markers: tuple[str, ...] = ()  # the retentions of its cache markers, in order
+    says_json: bool = False  # whether the word "json" occurs in it
+    flaws: tuple[str, ...] = ()  # what is wrong with the message by itself
+    is_signed: bool = False  # whether the provider has signed some of the reasoning
 
 
 class ToolCall(msgspec.Struct, frozen=True, gc=False):
-    """A call that a message makes; `arguments` are as the model wrote them, which is JSON on most wires."""
+    """A tool call in a message. `arguments` is the text the model wrote, which is JSON in most formats."""
 
     id: str
     name: str
@@ -67,8 +64,8 @@ class ToolCall(msgspec.Struct, frozen=True, gc=False):
 class Message(msgspec.Struct, frozen=True, gc=False):
     """What one message says.
 
-    `role` and `results` are those of its structure. `text` joins its text parts by line ends: what a tool put out, what
-    the user or the assistant said. `media` are a few words on each image, document or audio in it.
+    `role` and `results` are those of its structure. `text` joins its text parts with line ends, tool output included.
+    `media` has a short description of each image, document or audio in it.
     """
 
     role: str
@@ -79,23 +76,19 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 class Medium(msgspec.Struct, frozen=True, gc=False):
-    """An image, a document or audio, by what its price depends on. What cannot be told from the request is 0.
-
-    `width` and `height` in pixels, `pages` of a document, `seconds` of audio; `size` in bytes; `is_low` where the
-    client asked for low detail.
-    """
+    """The properties of an image, document or audio that its price depends on. An unknown value is 0."""
 
     kind: MediaKind
-    width: int = 0
+    width: int = 0  # pixels
     height: int = 0
     pages: int = 0
     seconds: float = 0.0
-    size: int = 0
-    is_low: bool = False
+    size: int = 0  # bytes
+    is_low: bool = False  # whether the client asked for low detail
 
 
 class CountedContent(msgspec.Struct, frozen=True, gc=False):
-    """What of a message or of tools costs tokens: text joined by line ends, media, tokens of the frame around it."""
+    """The parts of a message, or of tools, that cost tokens: text joined with line ends, media, tokens of the frame."""
 
     text: str
     media: tuple[Medium, ...] = ()
@@ -103,22 +96,23 @@ class CountedContent(msgspec.Struct, frozen=True, gc=False):
 
 
 class TokenWeight(msgspec.Struct, frozen=True, gc=False):
-    """What was counted once: the tokens of text and frame, the media, and whether the tokens are only an estimate."""
+    """The result of counting a CountedContent. Media are kept, because their price depends on the model."""
 
-    text_tokens: int
+    text_tokens: int  # of text and frame
     media: tuple[Medium, ...] = ()
-    is_estimate: bool = False
+    is_estimate: bool = False  # whether `text_tokens` is only an estimate
 
 
 def joins_run(before: LinkedMessage, message: LinkedMessage) -> bool:
-    """Return whether a message goes on with the run of the one before it.
+    """Return whether a message belongs to the same run as the one before it.
 
-    What the assistant says in one go and the results directly behind it are one run, on every wire. A run is judged as
-    a whole (`wire/validity`), and is the least that may be taken out of a history (`context/verbatim`).
+    Consecutive messages of the assistant, together with the results directly after them, are one run, in every format.
+    A run is judged as a whole (`wire/validity`), and is the smallest part that may be removed from a history
+    (`context/verbatim`).
     """
     return message.role == "tool" or (message.role == "assistant" and before.role == "assistant")
 
 
 def list_run_starts(messages: Sequence[MessageStructure]) -> list[int]:
-    """Return where the runs begin."""
+    """Return the indexes at which runs begin."""
     return [i for i, message in enumerate(messages) if not i or not joins_run(messages[i - 1], message)]

@@ -1,8 +1,8 @@
-"""Lists that grow at their end and share the elements they have in common.
+"""Append-only lists that share their common elements.
 
-Elements that are there stay as they are. Whoever extends a list at its end does so in place; a second one who extends
-it from the same place gets a list of its own, so that neither sees what the other has added. What was not extended yet
-may be any sequence: most of what is received is short, and is never extended.
+Existing elements never change. The first extension at the end of a list is done in place; a second extension from the
+same place makes a copy, so that neither sees what the other has added. A sequence that was not extended yet may be of
+any type: most received conversations are short and never extended.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 
 def extend_shared(known: Sequence[T], count: int, more: Iterable[T]) -> "SharedList[T]":
-    """Return the first `count` elements of a sequence, and `more`; from the second time on it costs what is new."""
+    """Return the first `count` elements of a sequence, then `more`. Extending a SharedList costs only what is new."""
     return known.extend(count, more) if isinstance(known, SharedList) else SharedList([*known[:count], *more])
 
 
 def count_common(one: Sequence[T], other: Sequence[T]) -> int:
-    """Return how many first elements of two sequences are surely the same: those that they share; else none."""
+    """Return how many leading elements two sequences share in memory, without comparing any; 0 if they do not share."""
     if one is other:
         return len(one)
     return one.count_common(other) if isinstance(one, SharedList) else 0
@@ -30,22 +30,22 @@ class SharedList(Sequence[T]):
     __slots__ = ("_length", "_shared")
 
     def __init__(self, elements: list[T]) -> None:
-        """Take a list over: whoever gave it must not change it from now on."""
+        """Take over a list, which the caller must not change afterwards."""
         self._shared = elements
         self._length = len(elements)
 
     def extend(self, count: int, more: Iterable[T]) -> "SharedList[T]":
-        """Return the first `count` elements (of those there are) and `more`; costs no more than what is new."""
+        """Return the first `count` (at most `len(self)`) elements, then `more`. The cost is that of what is new."""
         shared, fresh = self._shared, list(more)
-        # What more than doubles is copied, which costs less than the rest: else whoever keeps a short beginning, and
-        # reckons with that, would keep all that was ever put behind it.
+        # An extension to more than twice the length makes a copy, which costs less than the extension itself.
+        # Otherwise the holder of a short beginning would keep alive all that was ever appended to it.
         if count != len(shared) or len(fresh) > count:
             shared = shared[:count]
         shared.extend(fresh)
         return SharedList(shared)
 
     def count_common(self, other: Sequence[T]) -> int:
-        """Return what the function of this name does."""
+        """Return the number of leading elements shared with another sequence."""
         is_shared = isinstance(other, SharedList) and other._shared is self._shared
         return min(self._length, len(other)) if is_shared else 0
 

@@ -1,4 +1,4 @@
-"""The formats of clients and providers: one object for each API that is read."""
+"""The wire formats of clients and providers: one Format object for each supported API."""
 
 from collections.abc import Mapping
 
@@ -11,4 +11,4 @@ FORMATS: Mapping[str, Format] = {form.name: form for form in (ChatCompletions(),
 """All formats by name."""
 
 MANAGED_WIRES = frozenset(name for name, form in FORMATS.items() if form.is_managed)
-"""The names of those whose requests may be shortened."""
+"""The names of the formats whose requests may be shortened."""

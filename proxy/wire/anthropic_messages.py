@@ -51,7 +51,7 @@ from proxy.wire.streams import (
 
 _NAME = "anthropic_messages"
 _TEXTS = frozenset({"text"})
-# Claude Code since 2.1.36, as a first block or line: its `cch` is drawn from the whole body.
+# Claude Code since 2.1.36 sends it as a first block or line. Its `cch` is computed from the whole body.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 _ID = re.compile(r"[A-Za-z0-9_-]+\Z")
 _USAGE = UsageNames(
@@ -60,12 +60,12 @@ _USAGE = UsageNames(
     cached=("cache_read_input_tokens",),
     written=("cache_creation_input_tokens",),
 )
-# Types of blocks whose beginning is missing, where the delta is not named after them.
+# The types of blocks whose start event is missing, by types of deltas that do not have the block's name.
 _BLOCK_TYPES = {"input_json_delta": "tool_use", "citations_delta": "text", "signature_delta": "thinking"}
 
 
 class _IdentityBlock(msgspec.Struct, gc=False):
-    """What counts of a content block of the types that are known."""
+    """The members of a content block of a known type that participate in identity."""
 
     type: str | None = None
     text: str | None = None
@@ -79,7 +79,7 @@ class _IdentityBlock(msgspec.Struct, gc=False):
 
 
 class _AnthropicMessage(msgspec.Struct, gc=False):
-    """What counts of a message for its identity."""
+    """The members of a message that participate in its identity."""
 
     role: str = ""
     content: str | list[_IdentityBlock] | None = None
@@ -88,8 +88,8 @@ class _AnthropicMessage(msgspec.Struct, gc=False):
 def _read_item(message: _AnthropicMessage, source: ItemPosition) -> Item:
     """Read the identity of a message: role, text, tool calls (id, name, input) and results (call, content, is_error).
 
-    Blocks of any other type count as a whole; thinking and cache markers do not, nor citations that are none. A message
-    with a tool's result in it is a tool's for lineage, whatever text stands beside the result.
+    Blocks of any other type count as a whole. Thinking, cache markers and empty citations do not count. A message with
+    a tool's result has the role tool, whatever text it has besides.
     """
     content = message.content
     if not isinstance(content, list):
@@ -129,7 +129,7 @@ def _normalize_result(content: object) -> object:
 
 
 class AnthropicMessages(Format):
-    """The wire of claude-code."""
+    """The Anthropic Messages format, which Claude Code uses."""
 
     name = _NAME
     path_ending = "/v1/messages"
@@ -149,11 +149,11 @@ class AnthropicMessages(Format):
         )
 
     def read_events(self, events: Iterable[ServerEvent]) -> Answer:
-        """Return the response that a stream adds up to, in the shape of a non-streamed one."""
+        """Assemble the events of a stream into the shape of a non-streamed response."""
         return assemble(_AnthropicStream(), events, self.read_answer)
 
     def read_instructions(self, member: bytes) -> bytes:
-        """Return the form of the system's text, string or blocks, less the line that changes with every request."""
+        """Return the form of the system prompt, string or blocks, without the line that changes with every request."""
         try:
             parts = normalize_values(load_json(member), _TEXTS)
         except JSON_ERRORS:
@@ -162,13 +162,13 @@ class AnthropicMessages(Format):
         return digest_form((_NAME, "system", collapse([part for part in kept if part])))
 
     def read_reply(self, value: Mapping[str, object]) -> tuple[tuple[Item, ...], ...]:
-        """Return the one message; nothing where the response is an error."""
+        """Return the one message as the one alternative; empty if the response is an error."""
         if not isinstance(value.get("content"), list):
             return ()
         return ((self.reader.read_value({"role": value.get("role") or "assistant", "content": value["content"]}),),)
 
     def list_echoes(self, answer: bytes) -> list[bytes]:
-        """Return a message of the response's content."""
+        """Return an assistant message with the response's content."""
         content = read_member(answer, "content")
         return [b'{"role":"assistant","content":%b}' % content] if content else []
 
@@ -219,7 +219,7 @@ class AnthropicMessages(Format):
 
 
 def _find_disorder(blocks: list[dict[str, object]], results: int) -> Iterator[str]:
-    """Results come before whatever else a message says, thinking before the calls it led to."""
+    """Yield a flaw if a result comes after other blocks, and one if thinking comes after a call."""
     kinds = [read_text(block.get("type")) for block in blocks]
     if any(kind != "tool_result" for kind in kinds[:results]):
         yield "result behind text"
@@ -228,7 +228,7 @@ def _find_disorder(blocks: list[dict[str, object]], results: int) -> Iterator[st
 
 
 def _read_usage(value: object) -> Usage | None:
-    """Return the counts with the whole prompt as `input`: Anthropic counts there only what the cache had no part in."""
+    """Return the counts with the whole prompt as `input`. Anthropic's `input_tokens` are the uncached ones only."""
     usage = _USAGE.read(value)
     if usage is None:
         return None
@@ -237,10 +237,7 @@ def _read_usage(value: object) -> Usage | None:
 
 
 class _AnthropicStream:
-    """A streamed response: the message taken apart, put together again block by block.
-
-    Kinds of blocks and deltas that are not known are continued like text.
-    """
+    """A streamed response, assembled block by block. Unknown types of blocks and deltas are merged like text."""
 
     def __init__(self) -> None:
         self.is_ended = False
@@ -312,7 +309,7 @@ class _Block:
         self._input: list[str] = []
 
     def take(self, kind: str, delta: dict[str, object]) -> None:
-        """Add a delta, its type taken out."""
+        """Add a delta of type `kind`."""
         if kind == "input_json_delta":
             self._input.append(read_text(delta.get("partial_json")))
         elif kind == "citations_delta":
@@ -321,7 +318,7 @@ class _Block:
             merge(self._value, delta)
 
     def finish(self) -> dict[str, object]:
-        """Return the block so far. A tool's input that is cut, or was never JSON, stays a string."""
+        """Return the block so far. A tool's input that is cut off, or is not JSON, stays a string."""
         value = finish_object(self._value)
         sent = "".join(self._input)
         if sent:

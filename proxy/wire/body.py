@@ -2,9 +2,9 @@
 
 Slices and separators account for every byte of the body, or the body is not split at all (BEHAVIOUR B20b). The spans
 are found by msgspec (about 1 ms per 900 KB); legal JSON that it refuses (lone surrogates, `1e400`) goes through a plain
-scanner. What repeats an earlier body is not looked at again: `split_after` takes the known part as given. An array with
-more new elements than any conversation has is a member like any other, so that nobody waits while millions of them are
-looked at. Content-encodings are undone for whoever reads the record, never on the way through.
+scanner. `split_after` does not look again at a part that repeats an earlier body. An array with more new elements than
+any conversation has is not split, because millions of elements would block other requests. Content-encodings are
+undone only to read the record; the bytes on the wire pass unchanged.
 """
 
 import gzip
@@ -32,22 +32,22 @@ _REFUSED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _BLOCK = 64 * 1024
 _AFTER_VALUE = b",] \t\r\n"
 _MOST_ITEMS = 20_000
-# An array with more commas than that for each is not even decoded: text has them too, but not so many.
+# An array with more commas than this per allowed item is not even decoded. Text has commas too, but fewer.
 _COMMAS_OF_AN_ITEM = 50
 
 
 class ByteRange(msgspec.Struct, frozen=True, gc=False):
-    """Bytes from `start` up to `end` of a body."""
+    """The bytes from `start` up to `end` of a body."""
 
     start: int
     end: int
 
 
 class SplitBody(msgspec.Struct, frozen=True, gc=False):
-    """A body and where its parts stand.
+    """A body and the positions of its parts.
 
-    `members` are the values of the top-level object; `items` the elements of the array member that holds the
-    conversation (empty if there is none), in order. Everything between is separator.
+    `members` are the values of the top-level object. `items` are the elements of the array member that holds the
+    conversation, in order (empty if there is none). All bytes between these are separators.
     """
 
     content: bytes
@@ -60,14 +60,14 @@ class SplitBody(msgspec.Struct, frozen=True, gc=False):
         return self.content[span.start : span.end] if span else b""
 
     def gap_before(self, index: int) -> int:
-        """Return where the separator before item `index` begins: behind the bracket, or behind the item before."""
+        """Return where the separator before item `index` begins: after the bracket, or after the previous item."""
         return self.items[index - 1].end if index else self.content.rindex(b"[", 0, self.items[0].start) + 1
 
 
 def split_body(content: bytes, items_key: str, most_items: int = _MOST_ITEMS) -> SplitBody | None:
-    """Split a body whose conversation is the array under `items_key`; None unless every byte can be accounted for.
+    """Split a body whose conversation is the array under `items_key`. Return None unless every byte is accounted for.
 
-    An array with more than `most_items` elements has no items.
+    If the array has more than `most_items` elements, the result has no items.
     """
     try:
         members = _find_members(content)
@@ -82,7 +82,8 @@ def split_body(content: bytes, items_key: str, most_items: int = _MOST_ITEMS) ->
 def split_after(content: bytes, items_key: str, known: SplitBody, count: int) -> SplitBody | None:
     """Split a body whose bytes are the same as `known`'s up to the end of its first `count` (≥ 1) items.
 
-    The known part is left out and the rest is read as if the conversation began there, so the cost follows what is new.
+    The known part is cut out and the rest is split as if the conversation began there, so the cost is that of what is
+    new.
     """
     start, end = known.gap_before(0), known.items[count - 1].end
     rest = content[end:]
@@ -101,12 +102,12 @@ def split_after(content: bytes, items_key: str, known: SplitBody, count: int) ->
 
 
 def count_shared(content: bytes, known: SplitBody) -> int:
-    """Return how many of `known`'s first items stand in `content` at the same place, with the same bytes."""
+    """Return how many of `known`'s first items are in `content` at the same position, with the same bytes."""
     items, before = known.items, known.content
     if not items or items[0].end > len(content):
         return 0
     at, last = _pass_equal_blocks(content, before), items[-1].end
-    # most bodies repeat all of the one before: what is searched for below is where others part
+    # most bodies repeat all of the previous one; the search below finds where the others diverge
     if last <= at or content[at:last] == before[at:last]:
         return _count_ended(content, known, len(items))
     same = _find_parting(content, before, at)
@@ -121,14 +122,14 @@ def count_shared(content: bytes, known: SplitBody) -> int:
 
 
 def _count_ended(content: bytes, known: SplitBody, count: int) -> int:
-    """Return the count, less one where the last shared item goes on in `content`, as a number may: `1` in `12`."""
+    """Return the count, less one if the last shared item continues in `content`, as a number may: `1` in `12`."""
     end = known.items[count - 1].end if count else len(content)
     is_ended = end < len(content) and content[end] in _AFTER_VALUE
     return count if is_ended else max(0, count - 1)
 
 
 def _pass_equal_blocks(a: bytes, b: bytes) -> int:
-    """Return how many bytes are surely the same at the beginning: whole blocks, or all of the shorter one."""
+    """Return a lower bound of the common prefix: whole equal blocks, or all of the shorter content."""
     limit = min(len(a), len(b))
     at = 0
     while at < limit and a.startswith(b[at : at + _BLOCK], at):
@@ -137,7 +138,7 @@ def _pass_equal_blocks(a: bytes, b: bytes) -> int:
 
 
 def _find_parting(a: bytes, b: bytes, at: int) -> int:
-    """Return the length of the common prefix, which ends in the block that begins at `at`; compares halves of it."""
+    """Return the length of the common prefix, which ends in the block that begins at `at`, by binary search."""
     low, high = at, min(at + _BLOCK, len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -186,7 +187,7 @@ def _find_elements(content: bytes, array: ByteRange, most: int) -> list[ByteRang
 
 
 def _locate(value: bytes, separator: re.Pattern[bytes], content: bytes, at: int) -> ByteRange:
-    """Return the span of a value that must stand behind a separator that must begin at `at`."""
+    """Return the span of a value. Raises _Unaccounted unless a separator begins at `at` and the value follows it."""
     match = separator.match(content, at)
     if match is None or not content.startswith(value, match.end()):
         raise _Unaccounted
@@ -194,7 +195,7 @@ def _locate(value: bytes, separator: re.Pattern[bytes], content: bytes, at: int)
 
 
 def _pass(separator: re.Pattern[bytes], content: bytes, at: int) -> int:
-    """Return where a separator that must begin at `at` ends."""
+    """Return the end of the separator that begins at `at`. Raises _Unaccounted if there is none."""
     match = separator.match(content, at)
     if match is None:
         raise _Unaccounted
@@ -222,7 +223,7 @@ def _scan_members(content: bytes) -> dict[str, ByteRange]:
 
 
 def _scan_values(content: bytes, at: int) -> Iterator[ByteRange]:
-    """Yield the values from `at` on, separated by commas, up to the bracket that closes what holds them."""
+    """Yield the comma-separated values from `at` up to the closing bracket of their array or object."""
     depth, start, end = 0, -1, at
     for token in _TOKEN.finditer(content, at):  # pragma: no branch - the JSON is whole, so it closes
         first = content[token.start()]
@@ -246,9 +247,9 @@ _MOST_STACKED = 16 * 1024 * 1024
 
 
 def decode_content(content: bytes, encoding: str, cap: int) -> bytes:
-    """Return the content without its encoding, at most `cap` bytes; what a cut stream still gives.
+    """Return the decoded content, at most `cap` bytes. Of a truncated stream, return what can be decoded.
 
-    Raises ValueError for an encoding we do not read or bytes that are not in it.
+    Raises ValueError for an unsupported encoding, or bytes that are not in it.
     """
     if not (cap and encoding and _list_codings(encoding)):
         return content[:cap]
@@ -256,7 +257,7 @@ def decode_content(content: bytes, encoding: str, cap: int) -> bytes:
 
 
 def decode_pieces(content: bytes, encoding: str) -> Iterator[bytes]:
-    """Yield the content without its encoding in pieces of some 256 KiB. Raises ValueError as `decode_content`."""
+    """Yield the decoded content in pieces of about 256 KiB. Raises ValueError like `decode_content`."""
     codings = _list_codings(encoding)
     for coding in codings:
         if coding not in _DECODERS:
@@ -292,7 +293,7 @@ def _take(pieces: Iterator[bytes], cap: int) -> bytes:
 
 
 def _gunzip(content: bytes) -> Iterator[bytes]:
-    """Yield the content of all members, one behind the other; anything else behind them is passed over."""
+    """Yield the content of all gzip members in order, and ignore anything else after them."""
     decoder = zlib.decompressobj(_GZIP)
     yield from _inflate(decoder, content)
     while decoder.unused_data.startswith(_GZIP_BEGINS):
@@ -301,7 +302,7 @@ def _gunzip(content: bytes) -> Iterator[bytes]:
 
 
 def _undeflate(content: bytes) -> Iterator[bytes]:
-    """Decode zlib's format, as it should be, or the bare stream that some servers send."""
+    """Decode zlib's format, as the standard demands, or the raw deflate stream that some servers send."""
     is_zlib = content[:1] and content[0] & 15 == zlib.DEFLATED and not int.from_bytes(content[:2]) % 31
     return _inflate(zlib.decompressobj(_ZLIB if is_zlib else _RAW), content)
 

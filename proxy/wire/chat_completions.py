@@ -69,7 +69,7 @@ _TEXT_ROLES = frozenset({"system", "tool"})
 # Responses
 _END = "[DONE]"
 _PADDING = "obfuscation"
-# After the standard names: DeepSeek's, Moonshot's, and those of Anthropic's models behind LiteLLM and OpenRouter.
+# The standard names first, then DeepSeek's, Moonshot's, and those of Anthropic's models behind LiteLLM and OpenRouter.
 _USAGE = UsageNames(
     input=("prompt_tokens",),
     output=("completion_tokens",),
@@ -89,14 +89,14 @@ _USAGE = UsageNames(
 
 
 class _Function(msgspec.Struct, gc=False):
-    """What a call calls."""
+    """The function of a tool call."""
 
     name: str | None = None
     arguments: object = None
 
 
 class _ToolCall(msgspec.Struct, gc=False):
-    """A tool call."""
+    """A tool call, as far as it participates in identity."""
 
     id: str | None = None
     type: str | None = None
@@ -104,7 +104,7 @@ class _ToolCall(msgspec.Struct, gc=False):
 
 
 class _ChatMessage(msgspec.Struct, gc=False):
-    """What counts of a message for its identity."""
+    """The members of a message that participate in its identity."""
 
     role: str = ""
     content: str | list[Part] | None = None
@@ -115,11 +115,11 @@ class _ChatMessage(msgspec.Struct, gc=False):
 
 
 def _read_item(message: _ChatMessage, source: ItemPosition) -> Item:
-    """Read the identity of a message: role, name, content, tool calls and the call that is answered, nothing else.
+    """Read the identity of a message: role, name, content, tool calls and the call that it answers, nothing else.
 
-    Not reasoning in any form, not refusals, annotations or what a server adds, nor white space at the end of a
-    response, which aider drops. `developer` is `system`. The older `function_call` counts unless it is null, and
-    `function` messages count as such, though lineage sees them as a tool's.
+    Reasoning, refusals, annotations and other members never count, nor does white space at the end of a response, which
+    aider drops. `developer` is `system`. The older `function_call` counts unless it is null. The form distinguishes
+    `function` from `tool` messages, though both have the role tool.
     """
     content: object = message.content or None
     if isinstance(content, list):
@@ -139,7 +139,7 @@ def _read_item(message: _ChatMessage, source: ItemPosition) -> Item:
 
 
 def _normalize_calls(message: _ChatMessage, source: ItemPosition) -> tuple[list[NormalPart], tuple[str, ...], int]:
-    """Return the calls a message makes, their ids and weight. The older kind of call has no id, not even None."""
+    """Return a message's calls, their ids and weight. An older `function_call` is normalised without any id."""
     calls: list[NormalPart] = []
     ids: list[str] = []
     whole: list[object] = []  # decoded once, however many calls are of another kind
@@ -163,7 +163,7 @@ def _normalize_calls(message: _ChatMessage, source: ItemPosition) -> tuple[list[
 
 
 class ChatCompletions(Format):
-    """The wire that most clients and nearly all servers speak."""
+    """The Chat Completions format, which most clients and nearly all servers use."""
 
     name = _NAME
     path_ending = "/chat/completions"
@@ -184,7 +184,7 @@ class ChatCompletions(Format):
         return Answer(dict(value), _USAGE.read(value.get("usage")), ",".join(reasons), error=error)
 
     def read_events(self, events: Iterable[ServerEvent]) -> Answer:
-        """Return the response that a stream adds up to, in the shape of a non-streamed one."""
+        """Assemble the events of a stream into the shape of a non-streamed response."""
         return assemble(_ChatStream(), events, self.read_answer)
 
     def read_reply(self, value: Mapping[str, object]) -> tuple[tuple[Item, ...], ...]:
@@ -198,7 +198,7 @@ class ChatCompletions(Format):
         )
 
     def list_echoes(self, answer: bytes) -> list[bytes]:
-        """Return the first choice's message: of several, a client can continue only one."""
+        """Return the message of the first choice. A client can continue only one of several."""
         messages = [read_member(choice, "message") for choice in list_elements(read_member(answer, "choices"))[:1]]
         return [message for message in messages if message]
 
@@ -248,7 +248,7 @@ class ChatCompletions(Format):
 
 
 def _is_signed(message: Mapping[str, object], reasoning: Sequence[object]) -> bool:
-    """Return whether reasoning is signed or encrypted, as LiteLLM, OpenRouter and Anthropic's own parts have it."""
+    """Return whether reasoning is signed or encrypted, in the forms of LiteLLM, OpenRouter and Anthropic."""
     if message.get("thinking_blocks"):
         return True
     details = [*read_objects(message.get("reasoning_details")), *(part for part in reasoning if isinstance(part, dict))]
@@ -264,10 +264,7 @@ def _list_calls(calls: object, old_call: object) -> Iterator[ToolCall]:
 
 
 class _ChatStream:
-    """A streamed response, put together into what the non-streamed one would have been.
-
-    Every fragment that is understood counts, and nothing that a server invents raises.
-    """
+    """A streamed response, assembled into the shape of a non-streamed one. Unknown fragments never raise."""
 
     def __init__(self) -> None:
         self.is_ended = False
@@ -276,7 +273,7 @@ class _ChatStream:
         self._choices: dict[int, _Choice] = {}
 
     def take(self, events: Iterable[ServerEvent]) -> None:
-        """Add events. A response may have thousands: what is done for each of them is not split further."""
+        """Add events. This is one long function for speed, because a response may have thousands of events."""
         for event in events:
             if event.data.startswith(_END):
                 self.is_ended = True
@@ -285,7 +282,7 @@ class _ChatStream:
             if chunk is None:
                 continue
             choices, groq = chunk.pop("choices", None), chunk.get("x_groq")
-            # An `error` member is kept with the rest; an object that is itself an error would not be known for one
+            # An `error` member is kept with the rest, but an object that is itself an error could not be recognised
             # later.
             if not self.error and (choices is None or event.name == "error"):
                 self.error = read_error(chunk, is_error=event.name == "error")
@@ -293,7 +290,7 @@ class _ChatStream:
                 if not isinstance(sent, dict):
                     continue
                 if "usage" in sent:
-                    self._take_usage(sent.pop("usage"))  # Moonshot's place
+                    self._take_usage(sent.pop("usage"))  # where Moonshot has it
                 index = sent.pop("index", 0)
                 place = index if type(index) is int else 0
                 choice = self._choices.get(place)
@@ -303,7 +300,7 @@ class _ChatStream:
             if isinstance(groq, dict):
                 self._take_usage(groq.get("usage"))
             chunk.pop(_PADDING, None)
-            if not chunk.items() <= self._head.items():  # all but the first and the last chunk say nothing new here
+            if not chunk.items() <= self._head.items():  # mostly true of the first and the last chunk only
                 set_members(self._head, chunk)
 
     def finish(self) -> dict[str, object]:
@@ -320,7 +317,7 @@ class _ChatStream:
 
 
 class _Choice:
-    """One of a response's alternatives."""
+    """One choice of a streamed response."""
 
     def __init__(self) -> None:
         self._message: dict[str, object] = {}
@@ -328,7 +325,7 @@ class _Choice:
         self._rest: dict[str, object] = {}
 
     def take(self, sent: dict[str, object]) -> None:
-        """Add a chunk's part of this choice. Some servers end with the whole message in place of a delta."""
+        """Add a chunk's part of this choice. Some servers end with the whole message instead of a delta."""
         delta, message = sent.pop("delta", None), sent.pop("message", None)
         if delta and isinstance(delta, dict):
             if "tool_calls" in delta:
@@ -356,7 +353,7 @@ class _Choice:
 
 
 class _StreamedCalls:
-    """A message's tool calls, in fragments that servers number and name in several ways."""
+    """A message's tool calls, assembled from fragments that servers index and name in different ways."""
 
     def __init__(self) -> None:
         self._slots = IndexedSlots[dict[str, object]]()
@@ -377,10 +374,10 @@ class _StreamedCalls:
 
 
 def _begins_another(call: Mapping[str, object], fragment: Mapping[str, object], *, is_placed: bool) -> bool:
-    """Return whether a fragment is of another call than the one at its place.
+    """Return whether a fragment belongs to another call than the one at its place.
 
-    Without an index a new id tells. With one it does not by itself: some versions of vLLM make up an id for each
-    fragment, while Ollama and Gemini give all calls the index 0. The latter send each call with its name.
+    Without an index, a new id begins another call. With an index, a new name is required too: some versions of vLLM
+    invent an id for each fragment, while Ollama and Gemini give all calls the index 0, but send each with its name.
     """
     call_id, known_id = fragment.get("id"), call.get("id")
     if not call_id or call_id == known_id:

@@ -1,6 +1,6 @@
-"""Credentials: whose they are (BEHAVIOUR B2, B31), and keeping them out of what is stored of responses.
+"""Credentials: who pays for them (BEHAVIOUR B2, B31), and redacting them from stored responses.
 
-Nothing is checked here: who vouches for a token is the upstream.
+Nothing is verified here: only the upstream can check a token.
 """
 
 import base64
@@ -31,13 +31,13 @@ _claims = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def is_jwt(token: bytes) -> bool:
-    """Return whether a token has the form of one that says whose it is."""
+    """Return whether a token looks like a JWT, whose claims say whose it is."""
     parts = token.split(b".", _JWT_PARTS)
     return len(parts) == _JWT_PARTS and parts[1].startswith(b"ey")
 
 
 def read_claims(token: bytes) -> Mapping[str, msgspec.Raw]:
-    """Return what a token (a JWT without its scheme) says of itself, in raw JSON; nothing where it is none."""
+    """Return the claims of a JWT (without its scheme) as raw JSON; empty if it cannot be read."""
     if not is_jwt(token):
         return _NO_CLAIMS
     part = token.split(b".")[1]
@@ -48,9 +48,9 @@ def read_claims(token: bytes) -> Mapping[str, msgspec.Raw]:
 
 
 def is_subscription(headers: Headers) -> bool:
-    """Return whether a request is paid by a person's plan, with which nothing is asked that they did not ask.
+    """Return whether a request is paid by a person's subscription, with which we make no calls of our own.
 
-    A token that has the form of one and cannot be read may be anybody's.
+    A JWT that cannot be read is assumed to be one.
     """
     token = strip_scheme(find_credential(headers))
     if token.startswith(_OF_PLANS) or any(find_header(headers, name) for name in _OF_PLANS_FIELDS):
@@ -64,37 +64,37 @@ def _is_signed_in(claims: Mapping[str, msgspec.Raw]) -> bool:
     try:
         issuer = msgspec.json.decode(claims.get("iss", b'""'), type=str)
         host = urlsplit(issuer).hostname or issuer
-    except ValueError:  # no text, or an address that is none
+    except ValueError:  # not a string, or an invalid URL
         return True
     return host.lower().startswith(_SIGN_IN)
 
 
-# Short dummy keys ("lm-studio") are words that answers may well contain, so only error texts are searched for those.
+# Short dummy keys ("lm-studio") are words that responses may well contain, so only error texts are searched for those.
 _SHORTEST = 20
 _SHORTEST_IN_ERRORS = 8
-# Searched where the response ends, before the client has its last byte: 2 ms for so much plain content, 5 ms for so
-# much in which strings are put together, 6 ms for so much that is decoded.
+# Limits in bytes for the search at the end of a response, before the client gets its last byte. At the limit it takes
+# 2 ms for plain content, 5 ms if strings must be joined, 6 ms for content that must be decoded.
 _MOST_AT_ONCE = 256 * 1024
 _MOST_SPELT_AT_ONCE = 64 * 1024
 _MOST_DECODED_AT_ONCE = 1024 * 1024
-# A quarter of a second; a response of which more comes is a bomb.
+# Takes a quarter of a second. A response that decodes to more is a decompression bomb.
 _MOST_DECODED = 64 * 1024 * 1024
 _REFUSALS = (401, 403)
 _ERROR = 400
 
 _LINE = re.compile(rb"[^\r\n]+")
-# A string of JSON, which may be cut at the end; the name of a member where a colon follows.
+# A JSON string, which may be cut off at the end. If a colon follows, it is the name of a member.
 _STRING = re.compile(rb'"((?:[^"\\]|\\.)*+)(?:"(\s*:)?|\Z)')
 _INDEX = re.compile(rb'"(?:index|output_index|content_index|item_id)"\s*:\s*("[^"]*"|\d+)')
 
 
 def redact(content: bytes, secrets: Iterable[bytes], *, is_error: bool) -> bytes:
-    """Return plain content with every credential overwritten, also where JSON has its slashes escaped."""
+    """Return plain content with every credential overwritten, also where its slashes are escaped as in JSON."""
     return _replace(content, _list_spellings(secrets, is_error=is_error))
 
 
 def redact_headers(headers: Headers, secrets: Iterable[bytes], *, is_error: bool) -> Headers:
-    """Return fields with every credential in their values overwritten."""
+    """Return headers with every credential in their values overwritten."""
     spellings = _list_spellings(secrets, is_error=is_error)
     values = b"\n".join(map(_value_of, headers))
     if _replace(values, spellings) is values:
@@ -103,7 +103,7 @@ def redact_headers(headers: Headers, secrets: Iterable[bytes], *, is_error: bool
 
 
 def redact_quickly(content: bytes, headers: Headers, status: int, secrets: Sequence[bytes]) -> bytes | None:
-    """Return what `redact_answer` does; None where that takes longer than others can wait."""
+    """Return what `redact_answer` returns, or None if that would block other requests for too long."""
     spellings = _list_spellings(secrets, is_error=status >= _ERROR)
     encoding = find_header(headers, b"content-encoding").decode("latin-1")
     if not spellings or not content:
@@ -117,15 +117,15 @@ def redact_quickly(content: bytes, headers: Headers, status: int, secrets: Seque
         if len(decode_content(content, encoding, _MOST_DECODED_AT_ONCE)) == _MOST_DECODED_AT_ONCE:
             return None
     except ValueError:
-        pass  # what is not read here takes no time
+        pass  # content that cannot be decoded takes no time
     return redact_answer(content, headers, status, secrets, _MOST_DECODED_AT_ONCE)
 
 
 def redact_answer(content: bytes, headers: Headers, status: int, secrets: Sequence[bytes], cap: int) -> bytes:
-    """Return the body of a response with every credential overwritten; as many bytes as before where it is not encoded.
+    """Return the body of a response with every credential overwritten. Without an encoding its length does not change.
 
-    Where encoded content has one it is encoded anew, of at most `cap` bytes; empty where it has no end, and where it
-    cannot be read and the response refuses a credential.
+    Encoded content with a credential is encoded again, from at most `cap` decoded bytes. The result is empty if the
+    decoded content is too long, or if it cannot be decoded and the status is 401 or 403.
     """
     spellings = _list_spellings(secrets, is_error=status >= _ERROR)
     encoding = find_header(headers, b"content-encoding").decode("latin-1")
@@ -145,11 +145,11 @@ def redact_answer(content: bytes, headers: Headers, status: int, secrets: Sequen
 
 
 class _Endless(Exception):
-    """More is decoded than can be searched."""
+    """The decoded content is too long to search."""
 
 
 def _list_spellings(secrets: Iterable[bytes], *, is_error: bool) -> list[bytes]:
-    """Return what to look for: credentials that are long enough, also with their slashes escaped as in JSON."""
+    """Return the strings to search for: credentials that are long enough, also with slashes escaped as in JSON."""
     shortest = _SHORTEST_IN_ERRORS if is_error else _SHORTEST
     long, escaped = [], []
     for secret in secrets:
@@ -161,7 +161,7 @@ def _list_spellings(secrets: Iterable[bytes], *, is_error: bool) -> list[bytes]:
 
 
 def _holds(pieces: Iterator[bytes], spellings: Sequence[bytes]) -> bool:
-    """Return whether one of the spellings is in the pieces, or across two of them; all of them are read."""
+    """Return whether one of the spellings is in the pieces, or across two of them. Reads all pieces."""
     reach, is_found, size, tail = max(map(len, spellings)) - 1, False, 0, b""
     for piece in pieces:
         size += len(piece)
@@ -174,7 +174,7 @@ def _holds(pieces: Iterator[bytes], spellings: Sequence[bytes]) -> bool:
 
 
 def _replace(content: bytes, spellings: Sequence[bytes]) -> bytes:
-    """Return the content without the spellings; the same object where it has none."""
+    """Return the content with the spellings overwritten, or the same object if it has none."""
     for spelling in spellings:
         if spelling in content:
             content = content.replace(spelling, b"*" * len(spelling))
@@ -187,14 +187,15 @@ def _overwrite(content: bytes, spellings: Sequence[bytes]) -> bytes:
 
 
 def _may_spell(content: bytes, spellings: Sequence[bytes]) -> bool:
-    """Return whether there are strings that spell a credential, wherever they stand; mostly quick to tell."""
+    """Return whether several JSON strings together may spell a credential. Mostly quick."""
     return any(_has_pieces(content, spelling) for spelling in spellings)
 
 
 def _has_pieces(content: bytes, spelling: bytes) -> bool:
-    """Return whether strings end with the first piece of a cut credential, are its middle ones, begin with its last.
+    """Return whether strings exist that end with a credential's first piece, are its middle ones, begin with its last.
 
-    Looked for from its end, which is random where keys begin alike. Most answers lack one of its characters.
+    The search starts at the credential's end, which is random even if keys begin alike. Most responses lack one of its
+    characters.
     """
     if not all(char in content for char in set(spelling)):
         return False
@@ -217,7 +218,7 @@ def _has_pieces(content: bytes, spelling: bytes) -> bool:
 
 
 def _overwrite_pieces(content: bytes, spellings: Sequence[bytes]) -> bytes:
-    """Overwrite credentials that strings of one name spell, in lines that say they belong together, or in any lines."""
+    """Overwrite credentials that string members of one name spell together, in lines of one index or in any lines."""
     runs: defaultdict[tuple[bytes, ...], list[tuple[int, int]]] = defaultdict(list)
     for line in _LINE.finditer(content):
         name, indexes = b"", tuple(_INDEX.findall(line[0]))

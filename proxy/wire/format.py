@@ -1,4 +1,4 @@
-"""A wire format: everything the proxy has to know of one API, and what the formats have in common."""
+"""The base class of wire formats: everything the proxy has to know of one API."""
 
 import re
 from abc import ABC, abstractmethod
@@ -33,7 +33,7 @@ _FILE = re.compile(r"\[FILE: [^\n]*\]\nref:[a-z2-7]{10} · ")
 
 
 def is_set(value: object) -> bool:
-    """Return whether a member says something: it is not null, false or empty."""
+    """Return whether a member is set: not null, false or empty."""
     return bool(value)
 
 
@@ -45,36 +45,29 @@ MANAGING_MEMBERS: Mapping[str, Callable[[object], bool]] = {
     "cachedContent": is_set,
     "background": is_set,
 }
-"""The members of a request, of any API, by which somebody else manages its context, and the values that do."""
+"""Request members of any API that turn on context management by others, each with a test for such values."""
 
 
 class Format(ABC):
     """One API's format. To add a wire, write one subclass and list it in `proxy.wire.FORMATS`.
 
-    Class attributes: `name` is also what the log and the settings call it; `path_ending` is how the paths end under
-    which it is spoken. `items_key` is the top-level member whose
-    array elements are the conversation; `instructions_key` the one beside it that tells the model who it is, empty
-    where only messages do; `previous_key` the one that names a stored response that a request goes on from, empty if
-    there is none. `end_marker` matches, in raw bytes, at a line that ends a stream as a whole. `is_managed`: the
-    context of its requests may be shortened. `is_itemised`: calls, texts and reasoning are items of their own.
-    `takes_markers`: messages may have cache markers. `has_compaction`: a provider may put compactions of its own into
-    messages. `managing_members` as MANAGING_MEMBERS. `limit_headers` are the request headers that change a model's
-    window. `reader` reads what identifies a message.
+    `name` is also the format's name in the log and in the settings. `end_marker` matches, in raw bytes, at a line that
+    ends a stream as a whole.
     """
 
     name: ClassVar[str]
-    path_ending: ClassVar[str]
-    items_key: ClassVar[str]
-    instructions_key: ClassVar[str] = ""
-    previous_key: ClassVar[str] = ""
+    path_ending: ClassVar[str]  # the end of the paths at which the API is served
+    items_key: ClassVar[str]  # the top-level array member that holds the conversation
+    instructions_key: ClassVar[str] = ""  # the top-level member with the system prompt, empty if it is a message
+    previous_key: ClassVar[str] = ""  # the member that names a stored response to continue from, if there is one
     end_marker: ClassVar[re.Pattern[bytes]]
-    is_managed: ClassVar[bool] = False
-    is_itemised: ClassVar[bool] = False
-    takes_markers: ClassVar[bool] = True
-    has_compaction: ClassVar[bool] = True
+    is_managed: ClassVar[bool] = False  # whether the context of its requests may be shortened
+    is_itemised: ClassVar[bool] = False  # whether calls, texts and reasoning are items of their own
+    takes_markers: ClassVar[bool] = True  # whether messages may have cache markers
+    has_compaction: ClassVar[bool] = True  # whether a provider may put compactions of its own into messages
     managing_members: ClassVar[Mapping[str, Callable[[object], bool]]] = MANAGING_MEMBERS
-    limit_headers: ClassVar[tuple[bytes, ...]] = ()
-    reader: ClassVar[ItemReader[Any]]
+    limit_headers: ClassVar[tuple[bytes, ...]] = ()  # request headers that change a model's window
+    reader: ClassVar[ItemReader[Any]]  # reads what identifies a message
 
     # Responses
 
@@ -84,13 +77,13 @@ class Format(ABC):
 
     @abstractmethod
     def read_events(self, events: Iterable[ServerEvent]) -> Answer:
-        """Return the response that a stream adds up to, as far as it came, in the shape of a non-streamed one."""
+        """Assemble the events of a stream, which may be incomplete, into the shape of a non-streamed response."""
 
     @abstractmethod
     def read_reply(self, value: Mapping[str, object]) -> tuple[tuple[Item, ...], ...]:
-        """Return, for each alternative of a response (`Answer.value`), what a client echoes of it in its history.
+        """Return, for each alternative of a response (`Answer.value`), the items that a client adds to its history.
 
-        `read_items` of the echo gives the same forms. An error has no alternatives.
+        `read_items` returns the same forms for what the client sends. An error has no alternatives.
         """
 
     @abstractmethod
@@ -98,31 +91,31 @@ class Format(ABC):
         """Return the raw elements that a client adds to its conversation for a raw response (`Answer.value`)."""
 
     def read_ids(self, value: Mapping[str, object]) -> tuple[str, ...]:
-        """Return the ids by which later requests may refer to the items of a response; on most wires there are none."""
+        """Return the ids by which later requests may refer to the items of a response; most formats have none."""
         return ()
 
     # What identifies the elements of a conversation
 
     def read_items(self, content: bytes, spans: Sequence[ByteRange]) -> list[Item]:
-        """Return the conversation's elements at these spans of a request body; spans of what is new are enough.
+        """Return the conversation's elements at these spans of a request body, which may be those of new ones only.
 
-        Total: whatever stands there has a form. The leading items of role system are the preamble, which is no part of
-        the chain: `identity.count_preamble` counts them, in a list that begins where the conversation does.
+        Never raises: every element has a form. The leading items of role system are the preamble, which is not part of
+        the chain. `identity.count_preamble` counts them, in a list that begins with the conversation.
         """
         return self.reader.read_items(content, spans)
 
     def read_input(self, member: bytes) -> list[Item]:
-        """Return the elements in the raw member under `items_key` where it is no array; most wires have none."""
+        """Return the elements in the raw member under `items_key` if it is not an array; most formats have none."""
         return []
 
     def read_instructions(self, member: bytes) -> bytes:
-        """Return what makes the raw member under `instructions_key` the same when it comes again."""
+        """Return the normal form of the raw member under `instructions_key`, by which it is recognised."""
         return b""
 
     # What messages say
 
     def decode_message(self, raw: bytes) -> "DecodedMessage":
-        """Decode one raw message, or item, of which more than one thing is asked."""
+        """Decode one raw message, or item, once, to read several things from it."""
         return DecodedMessage(self, raw)
 
     def parse_message(self, raw: bytes) -> Message:
@@ -137,7 +130,7 @@ class Format(ABC):
     def _read_structure(
         self, message: Mapping[str, object], markers: tuple[str, ...], says_json: bool
     ) -> MessageStructure:
-        """Return the structure of a decoded message, whose cache markers and words were looked for already."""
+        """Return the structure of a decoded message, given its cache markers and whether it has the word "json"."""
 
     @abstractmethod
     def _read_message(self, message: Mapping[str, object]) -> Message:
@@ -146,24 +139,24 @@ class Format(ABC):
     # Writing messages
 
     def read_item_kind(self, item: Mapping[str, object]) -> str:
-        """Return the kind of a decoded element of the conversation, which on most wires is `message`."""
+        """Return the kind of a decoded element of the conversation, which in most formats is `message`."""
         return "message"
 
     def write_message(self, role: str, text: bytes) -> bytes:
-        """Return a raw message of a role with a text, given as raw JSON string."""
+        """Return a raw message with a role and a text, which is given as a raw JSON string."""
         return b'{"role":"%b","content":%b}' % (role.encode(), text)
 
     def write_text_part(self, role: str, text: bytes) -> bytes:
-        """Return the raw part of a message of a role that has a text, given as raw JSON string."""
+        """Return a raw text part for a message of a role; the text is given as a raw JSON string."""
         return b'{"type":"text","text":%b}' % text
 
     # Requests
 
     def read_rules(self, body: SplitBody, leading: int = 0, *, is_alternating: bool = False) -> Rules:
-        """Return what a request demands of its messages behind the `leading` ones, which always stay.
+        """Return the rules for a request's messages after the `leading` ones, which are never rewritten.
 
-        The members beside the messages go out as the client sent them; one that cannot be read demands nothing.
-        `is_alternating` is what is known of its upstream.
+        The members beside the messages are sent unchanged; one that cannot be read adds no rule. `is_alternating` says
+        whether its upstream requires alternating roles.
         """
         text = _load(body, "text")  # where the Responses wire has the output format
         wanted = text.get("format") if isinstance(text, dict) else _load(body, "response_format")
@@ -177,11 +170,10 @@ class Format(ABC):
         )
 
     def find_management(self, body: SplitBody, known: int = 0) -> str:
-        """Return what manages the context of a request already, in a few words; empty where nothing does (B7).
+        """Return a short description of what already manages the context of a request; empty if nothing does (B7).
 
-        Only what steers is looked at: some members, and of the messages those that have a suspicious word in their
-        bytes. The first `known` items are passed over: they were looked at with an earlier request, and nothing was
-        found. A person who quotes a ledger does not turn managing off: ours begin with it.
+        Looks at some members, and at the messages whose bytes contain a suspicious word. Skips the first `known` items,
+        in which an earlier request found nothing. A quoted ledger does not count: a message of ours begins with it.
         """
         for name, manages in self.managing_members.items():
             if name in body.members and manages(_load(body, name)):
@@ -189,7 +181,7 @@ class Format(ABC):
         if known >= len(body.items):
             return ""
         start, end = body.items[known].start, body.items[-1].end
-        # Every word to look for is half a millisecond in a long first request.
+        # Searching a long first request costs half a millisecond per word.
         signs = (*_OUR_SIGNS, *_COMPACTION_SIGNS) if self.has_compaction else _OUR_SIGNS
         found = [at for sign in signs if (at := body.content.find(sign, start, end)) >= 0]
         first = min(found, default=end)
@@ -214,10 +206,9 @@ class Format(ABC):
 
 
 class DecodedMessage:
-    """One raw message, or item, decoded once; what is asked of it is read from the decoded value when it is asked.
+    """One raw message, or item, decoded once. Its properties are computed on each access.
 
-    Text is looked at only where a plan is made, and content only where a message is counted for the first time, so
-    neither is read before.
+    Text is needed only to make a plan, and content only to count a message for the first time.
     """
 
     __slots__ = ("_format", "_raw", "_value")
@@ -232,15 +223,14 @@ class DecodedMessage:
 
     @property
     def structure(self) -> MessageStructure:
-        """Its structure. What cannot be read has the role "" and a flaw.
+        """The structure of the message. An unreadable one has the role "" and a flaw.
 
-        Flaws are strict, since they count only against what we wrote ourselves: whatever the client sent is the
-        upstream's to judge.
+        Flaws are strict, since they count only against messages that we wrote: the upstream judges the client's own.
         """
         value, raw = self._value, self._raw
         if not isinstance(value, dict):
             return MessageStructure("", flaws=("unreadable",))
-        # Most messages are a text, which need not be searched for a word that may be in it.
+        # Most messages are plain text, which need not be searched for the marker's name.
         if not (isinstance(value.get("content"), list) or value.get("tool_calls")):
             markers = tuple(find_markers(value)) if _MARKER in value else ()
         else:  # a name may be written with escapes
@@ -249,10 +239,10 @@ class DecodedMessage:
 
     @property
     def message(self) -> Message:
-        """What it says. What cannot be read, or is nested too deeply, is its own text.
+        """What the message says. If it is unreadable or nested too deeply, its text is the raw JSON.
 
-        Text is what a person would read: results of tools in any form, words of user and assistant, JSON where there is
-        nothing plainer. Reasoning is none, and media are described in words.
+        Text is what a person would read: results of tools in any form, words of user and assistant, else JSON. It does
+        not include reasoning, and media are described in words.
         """
         value = limit_depth(self._value, self._raw)
         if not isinstance(value, dict):
@@ -261,24 +251,24 @@ class DecodedMessage:
 
     @property
     def content(self) -> CountedContent:
-        """What of it costs tokens."""
+        """The parts of the message that cost tokens."""
         return read_counted_content(limit_depth(self._value, self._raw))
 
 
 def _say_json(body: SplitBody, leading: int) -> bool:
-    """Return whether one of the leading messages has the word that the output format wants said."""
+    """Return whether one of the leading messages has the word "json", which the JSON output format requires."""
     return any(b"json" in body.content[span.start : span.end].lower() for span in body.items[:leading])
 
 
 def _read_marked(body: SplitBody, name: str) -> tuple[str, ...]:
-    """Return the markers in a member, decoded only where there may be some: tools are long, and always there."""
+    """Return the cache markers in a member, which is decoded only if it may have some, because tools are long."""
     raw = body.member(name)
     # a name may be written with escapes
     return read_markers(_load(body, name)) if _MARKER.encode() in raw or b"\\u" in raw else ()
 
 
 def _load(body: SplitBody, name: str) -> object:
-    """Return a member's value; None where it is absent, null or unreadable, which is the upstream's to judge."""
+    """Return a member's value, or None if it is absent, null or unreadable. The upstream judges unreadable ones."""
     if name not in body.members:
         return None
     try:

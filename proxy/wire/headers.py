@@ -1,7 +1,7 @@
-"""Headers and targets: what is forwarded, what stays at one hop, what may be stored (PROTOCOL §6); rate limits.
+"""Headers and request targets: what is forwarded and what may be stored (PROTOCOL §6); rate limit headers.
 
-Everything is forwarded that is not hop-by-hop or ours; only what is listed is stored, so that a credential in a field
-nobody thought of is never at rest. Names are lower case throughout.
+Every header is forwarded unless it is hop-by-hop or ours. Only listed headers are stored, so that a credential in an
+unexpected header is never written to disk. Names are lower case throughout.
 """
 
 import ipaddress
@@ -83,14 +83,14 @@ _STORED_PREFIXES = (
 )
 
 
-# More names than any crowd of clients and servers uses.
+# More names than any mix of clients and servers uses.
 _MOST_VERDICTS = 1024
 
 _name_of = itemgetter(0)
 
 
 class _HeaderChoice(dict[bytes, bool]):
-    """A choice of headers by name. Every call has the same names, so each is judged once."""
+    """A filter of headers by name. Every call has the same names, so the verdict on each is cached."""
 
     def __init__(self, holds: Callable[[bytes], bool]) -> None:
         self._holds = holds
@@ -102,7 +102,7 @@ class _HeaderChoice(dict[bytes, bool]):
         return verdict
 
     def pick(self, headers: Headers) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the headers that are chosen, in order."""
+        """Yield the headers that pass the filter, in order."""
         return compress(headers, map(self.__getitem__, map(_name_of, headers)))
 
 
@@ -121,38 +121,38 @@ def find_header(headers: Headers, name: bytes) -> bytes:
 
 
 def forward_request(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """Return the client's headers that go upstream; Host and the length are the sender's to set."""
+    """Return the client's headers that go upstream. The sender sets Host and Content-Length."""
     return _forward(headers, _sent_up)
 
 
 def forward_response(headers: Headers) -> Headers:
-    """Return the upstream's headers that go to the client; Content-Length does, for the body goes on unchanged.
+    """Return the upstream's headers that go to the client, Content-Length included, for the body is not changed.
 
-    Ours do not: an upstream that is a palimpsest names its own sessions, which are none of this one's, and no upstream
-    may set the cookie that opens our pages.
+    `x-palimpsest-` headers are dropped: an upstream that is also a palimpsest names its own sessions, not ours. No
+    upstream may set the cookie that opens our pages.
     """
     fields = _forward(headers, _sent_down)
     if b"set-cookie" in map(_name_of, fields):
-        # a cookie without a name comes back as its value stands
+        # a browser sends a cookie without a name back as its bare value
         return tuple([(k, v) for k, v in fields if k != b"set-cookie" or not v.lstrip(b" \t=").startswith(OWN_COOKIE)])
     return tuple(fields)
 
 
 def allows_cross_origin(answered: Headers) -> bool:
-    """Return whether a response says which pages of other origins may read it."""
+    """Return whether a response has a CORS header that lets other origins read it."""
     return _ALLOW_ORIGIN in map(_name_of, answered)
 
 
 def restrict_cross_origin(asked: Headers, answered: Headers) -> Headers:
-    """Return a response's headers where no credential is needed: for the page that asked, if one did, not for all.
+    """Return a response's headers with CORS restricted to the requesting page, for requests that need no credential.
 
-    An upstream that lets every page read its answers (`*`) knows that none of them brings a credential to it; here they
-    need not, and a page of another origin may find the response in the browser's cache.
+    An upstream that lets every page read its responses (`*`) relies on the caller's credential. Here callers need none,
+    and a page of another origin could find the response in the browser's cache.
     """
     origin = find_header(asked, b"origin")
     if find_header(answered, _ALLOW_ORIGIN).strip() != b"*" and origin:
         return answered
-    left = (_ALLOW_ORIGIN, b"access-control-allow-credentials")  # with `*` it is void, and must not come into force
+    left = (_ALLOW_ORIGIN, b"access-control-allow-credentials")  # has no effect with `*`, and must not get one
     fields = [field for field in answered if field[0] not in left]
     if origin:
         fields += [(_ALLOW_ORIGIN, origin), (b"vary", b"origin")]
@@ -160,7 +160,7 @@ def restrict_cross_origin(asked: Headers, answered: Headers) -> Headers:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a name or address, in lower case and without brackets, is this machine's own and nobody else's."""
+    """Return whether a host name or address (lower case, without brackets) is a loopback one."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -170,7 +170,7 @@ def is_loopback(host: str) -> bool:
 
 
 def list_hops(headers: Headers) -> list[bytes]:
-    """Return the ids of the palimpsest servers that a request came through, the first one first."""
+    """Return the ids of the palimpsest servers that a request came through, in order."""
     if HOP not in map(_name_of, headers):
         return []
     values = b",".join([value for name, value in headers if name == HOP])
@@ -178,7 +178,7 @@ def list_hops(headers: Headers) -> list[bytes]:
 
 
 def accept_identity_only(headers: Headers) -> Headers:
-    """Return the same headers, but asking for a response without content-encoding: it is to be read as it passes."""
+    """Return the headers with `accept-encoding: identity`, so that the response can be read as it passes."""
     return (*[field for field in headers if field[0] != b"accept-encoding"], (b"accept-encoding", b"identity"))
 
 
@@ -188,15 +188,15 @@ def select_stored(headers: Headers) -> Headers:
 
 
 def select_for_model_list(headers: Headers) -> Headers:
-    """Return the headers with which a caller's upstream can be asked for its models: credentials and versions."""
+    """Return the headers to ask a caller's upstream for its models: credentials and versions."""
     kept = [field for field in headers if field[0] in _CREDENTIALS or field[0].startswith(_OF_PROVIDERS)]
     return (*kept, (b"accept", b"application/json"), (b"accept-encoding", b"identity"))
 
 
 def select_for_own_call(headers: Headers, *, is_same_upstream: bool = True) -> Headers:
-    """Return the headers of a call of our own to a caller's upstream, which is to look like the caller's.
+    """Return the headers of a call of our own to a caller's upstream, which should look like the caller's.
 
-    Not what was said of that one body. To any other server goes neither a credential nor anything else of the caller's.
+    Headers that describe the caller's body are left out. Any other upstream gets no header of the caller.
     """
     if not is_same_upstream:
         return _PLAIN_JSON
@@ -205,9 +205,9 @@ def select_for_own_call(headers: Headers, *, is_same_upstream: bool = True) -> H
 
 
 def list_credentials(headers: Headers, target: bytes = b"", fields: Iterable[bytes] = ()) -> tuple[bytes, ...]:
-    """Return the credentials a request presents, without their schemes: an upstream may echo them.
+    """Return all credentials of a request, without their schemes, because an upstream may echo them.
 
-    Those in the query and in cookies, too, and in the fields named, by which callers are told apart.
+    Includes those in the query and in cookies, and the values of the headers in `fields`, which identify callers.
     """
     found = [strip_scheme(value) for _, value in _secret.pick(headers)]
     for field in fields:
@@ -228,7 +228,7 @@ def is_credential(name: bytes) -> bool:
 
 
 def find_credential(headers: Headers) -> bytes:
-    """Return the credential a request presents, empty if none."""
+    """Return the credential of a request, empty if it has none."""
     for name in _CREDENTIALS:
         if value := find_header(headers, name):
             return value
@@ -236,7 +236,7 @@ def find_credential(headers: Headers) -> bytes:
 
 
 def _forward(headers: Headers, choice: _HeaderChoice) -> list[tuple[bytes, bytes]]:
-    """Return the headers that are chosen, without those that a Connection header names."""
+    """Return the headers that pass the filter, without those that a Connection header names."""
     fields = list(choice.pick(headers))
     if b"connection" not in map(_name_of, headers):
         return fields
@@ -251,7 +251,7 @@ def _read_names(value: bytes) -> frozenset[bytes]:
 
 
 def redact_target(target: bytes) -> str:
-    """Return path and query as they may be stored: the query's names, not its values, which may hold keys."""
+    """Return path and query as they may be stored: without the query's values, which may be keys."""
     path, mark, query = target.partition(b"?")
     names = b"&".join(part.partition(b"=")[0] for part in query.split(b"&")) if mark else b""
     return (path + mark + names).decode("latin-1")
@@ -276,36 +276,33 @@ _TOKENS_RESET = (
 )
 _REQUESTS_RESET = (b"x-ratelimit-reset-requests", b"anthropic-ratelimit-requests-reset", b"x-ratelimit-reset")
 _PAUSE, _PAUSE_MS = (b"retry-after",), (b"retry-after-ms",)
-# What is left tells enough: a time at which more comes means nothing alone.
+# A response has rate limits if it has one of these. A reset time means nothing alone.
 _TELLING = frozenset((*_TOKENS, *_REQUESTS, *_PAUSE, *_PAUSE_MS))
 _NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,9})?")
 _DURATION = re.compile(r"(?:\d{1,9}(?:\.\d{1,9})?(?:ms|s|m|h|d))+")
 _PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-# A number above it is no duration but a time: in seconds, and in milliseconds, since 1970.
+# A number from the first on is not a duration but a time since 1970, in seconds; from the second on in milliseconds.
 _LONGEST, _IN_MS = 1e8, 1e11
 
 
 class RateLimitHeaders(msgspec.Struct, frozen=True, gc=False):
-    """What is left of tokens and requests, and the seconds until more comes; None where nobody says.
+    """The rate limits that a response's headers state; None for each that they do not."""
 
-    `retry_after`: the seconds for which nothing is to be asked.
-    """
-
-    tokens: int | None = None
-    requests: int | None = None
-    tokens_reset: float | None = None
-    requests_reset: float | None = None
-    retry_after: float | None = None
+    tokens: int | None = None  # remaining
+    requests: int | None = None  # remaining
+    tokens_reset: float | None = None  # seconds until more tokens are available
+    requests_reset: float | None = None  # seconds until more requests are available
+    retry_after: float | None = None  # seconds to wait before the next request
 
 
 def has_rate_limits(headers: Headers) -> bool:
-    """Return whether headers tell rate limits; cheap, for every response is asked."""
+    """Return whether headers state rate limits. This is cheap, because it is called for every response."""
     return not _TELLING.isdisjoint(map(_name_of, headers))
 
 
 def read_rate_limits(headers: Headers, now_ms: int) -> RateLimitHeaders:
-    """Return the rate limits that headers tell. `now_ms` is the wall time, for headers that name one."""
+    """Return the rate limits that headers state. `now_ms` is the wall time, for headers with an absolute time."""
     pause = _read_seconds(headers, _PAUSE_MS, now_ms, unit=0.001)
     return RateLimitHeaders(
         _read_left(headers, _TOKENS),
@@ -317,7 +314,7 @@ def read_rate_limits(headers: Headers, now_ms: int) -> RateLimitHeaders:
 
 
 def _read_left(headers: Headers, names: tuple[bytes, ...]) -> int | None:
-    """Return the least that these headers say."""
+    """Return the smallest number among these headers."""
     texts = [find_header(headers, name).decode("latin-1").strip() for name in names]
     return min((int(float(text)) for text in texts if _NUMBER.fullmatch(text)), default=None)
 
@@ -331,7 +328,7 @@ def _read_seconds(headers: Headers, names: tuple[bytes, ...], now_ms: int, unit:
 
 
 def _read_time(text: str, now_ms: int, unit: float) -> float | None:
-    """Return the seconds from now: of a number, of a duration such as `6m0.5s`, or until a date."""
+    """Return the seconds from now, given as a number, a duration such as `6m0.5s`, or a date."""
     if _NUMBER.fullmatch(text):
         value = float(text) * unit
         if value < _LONGEST:
@@ -344,7 +341,7 @@ def _read_time(text: str, now_ms: int, unit: float) -> float | None:
 
 
 def _read_date(text: str) -> datetime | None:
-    """Return a date as RFC 3339 or RFC 9110 write it; of one without a zone it is UTC's."""
+    """Return a date in the format of RFC 3339 or RFC 9110; without a zone it is in UTC."""
     for read in (datetime.fromisoformat, parsedate_to_datetime):
         try:
             date = read(text)

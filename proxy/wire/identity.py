@@ -1,10 +1,9 @@
-"""The elements of a conversation as lineage sees them: what makes a message the same message when it comes back.
+"""Message identity: how a message is recognised when a client sends it again.
 
-The normal form survives every change that clients make to messages they echo (PROTOCOL §1) and no other. What counts
-is a closed list per format (its `_read_item`); text counts exactly, white space included, except at the end of a
-response on a wire where a client drops it. Forms are for comparing, never
-for sending. Reading is total: an element of another shape is known by its canonical JSON, and one that is no JSON by
-its bytes.
+The normal form is unchanged by every change that clients make to messages they echo (PROTOCOL §1), and by no other.
+Each format has a closed list of what participates (its `_read_item`). Text counts exactly, white space included, except
+at the end of a response in a format where a client drops it. Forms are compared, never sent. Every element has a form:
+an unknown shape is identified by its canonical JSON, and invalid JSON by its bytes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,8 +18,8 @@ from proxy.wire.json_values import JSON_ERRORS, encode_canonical, load_json, nor
 
 FORM_SIZE = 16
 
-# What roles are called elsewhere: OpenAI's newer name for system, and its older one for tool. The others are here so
-# that all messages have the same few objects: decoding makes one of 64 bytes for each.
+# Synonyms of roles: OpenAI's newer name for system, and its older one for tool. The other roles are listed so that all
+# messages share one string object per role: decoding makes a new one, of 64 bytes, for each.
 _ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system", "function": "tool"}
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -32,32 +31,29 @@ NormalPart = str | bytes | tuple[object, ...]
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
-    """One element of a conversation as lineage sees it.
+    """The identity of one element of a conversation.
 
-    `role` is system, user, assistant or tool, or what the client sent in place of these ("" for nothing): developer
-    messages are system, and whatever answers a tool call is tool, an Anthropic user message with a tool's result too.
-    `form` is the hash of the normal form, empty for an element that is no part of identity (Responses reasoning).
-    `calls` are the ids of the tool calls it makes, `results` of those it answers. `weight` counts characters of text
-    and arguments, to judge how much evidence it is. `reference` is the id a Responses `item_reference` refers to.
+    `role` is system (for developer messages, too), user, assistant or tool, or else what the client sent. Whatever has
+    a tool's result is tool, an Anthropic user message too.
     """
 
     role: str
-    form: bytes
-    calls: tuple[str, ...] = ()
-    results: tuple[str, ...] = ()
-    weight: int = 0
-    reference: str = ""
+    form: bytes  # hash of the normal form, empty for an element that does not participate (Responses reasoning)
+    calls: tuple[str, ...] = ()  # ids of the tool calls that it makes
+    results: tuple[str, ...] = ()  # ids of the tool calls that it answers
+    weight: int = 0  # characters of text and arguments: how strong the evidence is if the form matches
+    reference: str = ""  # the id that a Responses `item_reference` refers to
 
 
 class Part(msgspec.Struct, gc=False):
-    """A part of a message's content, as far as text goes."""
+    """A part of a message's content, of which only text is decoded."""
 
     type: str | None = None
     text: str | None = None
 
 
 class ItemPosition(msgspec.Struct, frozen=True, gc=False):
-    """Where an item stands, for the few that must be looked at as a whole."""
+    """The position of an item, to decode it as a whole in the rare cases that need it."""
 
     content: bytes
     span: ByteRange
@@ -68,7 +64,7 @@ class ItemPosition(msgspec.Struct, frozen=True, gc=False):
 
 
 def count_preamble(items: Iterable[Item]) -> int:
-    """Return how many items at the beginning are outside the chain: leading system and developer messages (B3)."""
+    """Return the number of leading system and developer messages, which are not part of the chain (B3)."""
     count = 0
     for item in items:
         if item.role != "system":
@@ -78,36 +74,37 @@ def count_preamble(items: Iterable[Item]) -> int:
 
 
 def name_role(role: str) -> str:
-    """Return a role by the name that an Item, or a MessageStructure, has for it."""
+    """Return a role by its name in Item and MessageStructure."""
     return _ROLES.get(role, role)
 
 
 def digest_form(form: tuple[object, ...]) -> bytes:
-    """Return the hash of a normal form: strings, bytes, None, True, tuples and lists; the wire's name comes first.
+    """Return the hash of a normal form, which begins with the format's name.
 
-    Tuples and lists hash alike, so where both may stand something else must tell them apart.
+    It consists of strings, bytes, None, True, tuples and lists. Tuples and lists hash alike, so where both are possible
+    something else must distinguish them.
     """
     try:
         packed = _pack(form)
     except UnicodeEncodeError:  # a lone surrogate
         packed = _UNUSED + ascii(form).encode()
-    # SHA-256 is the faster one here: processors have instructions for it (1.4 µs per KB, BLAKE2b 2.5).
+    # SHA-256 is faster here, since processors have instructions for it (1.4 µs per KB, BLAKE2b 2.5).
     return sha256(packed).digest()[:FORM_SIZE]
 
 
 def collapse(parts: list[NormalPart]) -> NormalPart | list[NormalPart] | None:
-    """Return the content that parts make: none is nothing, and a text alone is the same as the plain string."""
+    """Return the content that parts make: None for no parts, and the plain string for a single text part."""
     if not parts:
         return None
     return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts
 
 
 def normalize_values(values: object, texts: frozenset[str], dropped: frozenset[str] = frozenset()) -> list[NormalPart]:
-    """Return the parts in a list of decoded ones, or in a string: those of a type in `texts` as text, others whole."""
+    """Return the normal parts of decoded content: parts of a type in `texts` as text, all others whole."""
     if values is None or isinstance(values, str):
         return [values] if values else []
     if not isinstance(values, list):
-        return [("whole", encode_canonical(values))]  # not like a list of it
+        return [("whole", encode_canonical(values))]  # must differ from a list with this element
     parts: list[NormalPart] = []
     for value in values:
         kind = read_text(value.get("type")) if isinstance(value, dict) else ""
@@ -121,21 +118,21 @@ def normalize_values(values: object, texts: frozenset[str], dropped: frozenset[s
 def normalize_parts(
     parts: list[Part], source: ItemPosition, texts: frozenset[str], dropped: frozenset[str] = frozenset()
 ) -> list[NormalPart]:
-    """Return the parts under `content` of an item, which is decoded as a whole only if one of them is no text."""
+    """Return the normal parts of an item's `content`. Decode the item as a whole only if a part is not text."""
     if all(part.type in texts for part in parts):
         return [part.text for part in parts if part.text]
     return normalize_values(load_elements(source, "content"), texts, dropped)
 
 
 def load_elements(source: ItemPosition, name: str) -> list[object]:
-    """Return the decoded elements of a list in an item that was read as a struct with such a list."""
+    """Return the fully decoded elements of a list member of an item."""
     value = source.load()
     elements = value.get(name) if isinstance(value, dict) else None
     return elements if isinstance(elements, list) else []
 
 
 def weigh(normalized: object) -> int:
-    """Return the number of characters of text and arguments; these are the last member of a tuple."""
+    """Return the number of characters of text and arguments in a normal part. In a tuple they come last."""
     if isinstance(normalized, str | bytes):
         return len(normalized)
     if isinstance(normalized, list):
@@ -144,7 +141,7 @@ def weigh(normalized: object) -> int:
 
 
 class ItemReader(Generic[T]):
-    """Reads a format's items: `shape` is what counts of one, everything else is skipped while decoding."""
+    """A reader of a format's items. `shape` has the members that participate; decoding skips all others."""
 
     def __init__(self, wire: str, shape: type[T], read: Callable[[T, ItemPosition], Item]) -> None:
         self._wire = wire
@@ -157,7 +154,7 @@ class ItemReader(Generic[T]):
         """Return the items at these spans, in the order of the body."""
         if not spans:
             return []
-        try:  # together, which takes three quarters of the time
+        try:  # decoding all at once takes three quarters of the time
             shapes = self._list_decoder.decode(b"[%b]" % content[spans[0].start : spans[-1].end])
             read = self._read
             if len(shapes) == len(spans):
@@ -179,7 +176,7 @@ class ItemReader(Generic[T]):
         return self.read_item(_render(value))
 
     def _read_odd(self, source: ItemPosition) -> Item:
-        """Return the item in what msgspec refuses: legal JSON all the same, or of another shape, or none."""
+        """Return the item in a value that msgspec refuses: valid JSON even so, an unknown shape, or invalid JSON."""
         try:
             value = source.load()
         except JSON_ERRORS:
@@ -203,7 +200,7 @@ class ItemReader(Generic[T]):
 
 
 def _render(value: dict[str, object]) -> bytes:
-    """Return a value as JSON, by the fastest encoder that takes it; nothing if it is too deep for any reader."""
+    """Return a value as JSON, by the fastest encoder that accepts it; empty if it is nested too deeply."""
     try:
         return _encode(value)
     except (*JSON_ERRORS, msgspec.MsgspecError, OverflowError, TypeError):  # lone surrogates, integers of any size

@@ -1,8 +1,8 @@
-"""JSON that others sent: reading it whatever its shape, comparing it, and editing its raw bytes.
+"""JSON received from others: reading it whatever its shape, comparing it, and editing its raw bytes.
 
-Three kinds of functions. Parsing is total where it says so: what is not of the expected kind is None or empty, and
-nothing raises. The canonical encoding is equal for values that say the same and different for all others. Raw objects
-and arrays are edited member by member, so that what is not exchanged keeps its bytes.
+The `read_` functions never raise: a value of an unexpected kind becomes None or empty. The canonical encoding is equal
+for equivalent values and different for all others. Raw objects and arrays are edited member by member, so that all
+other bytes stay as they are.
 """
 
 import json
@@ -16,13 +16,13 @@ from proxy.wire.body import split_body
 JSON_ERRORS = (ValueError, RecursionError)
 """What `load_json` and `encode_canonical` raise for text that is not JSON, or nested too deeply."""
 
-# Deeper JSON is passed over: whoever renders a response recurses, and orjson gives up at 254.
+# Deeper JSON is not read, because rendering a response recurses, and orjson gives up at 254.
 MAX_DEPTH = 128
 
 _LARGEST_COUNT = 2**63 - 1  # of SQLite and PostgreSQL
-# Marks parts for a cache, and is moved about between requests.
+# Marks parts for a cache. Clients move it to other messages between requests.
 _MARKER = "cache_control"
-# Members whose inside is a tool's own: a marker or a null there is data.
+# Members whose content belongs to a tool: a marker or a null there is data.
 _OPAQUE = frozenset({"input", "arguments"})
 _GAP = b"{, \t\r\n"
 
@@ -36,7 +36,7 @@ Change = Callable[[str, bytes], bytes | None]
 
 
 def parse_number(literal: str) -> int | float | msgspec.Raw:
-    """Parse a number with a fraction or an exponent; an integer if it is one, for JavaScript writes 1.0 as 1."""
+    """Parse a number with a fraction or an exponent. Return an int for a whole one: JavaScript writes 1.0 as 1."""
     value = float(literal)
     if value.is_integer():
         return int(value)
@@ -47,9 +47,9 @@ _decode = msgspec.json.Decoder(float_hook=parse_number).decode
 
 
 def load_json(text: str | bytes) -> object:
-    """Return the value of a JSON text. Raises one of JSON_ERRORS where it has none.
+    """Return the value of a JSON text. Raises one of JSON_ERRORS if it is not valid.
 
-    Integers keep all their digits; numbers that no float holds are `msgspec.Raw`.
+    Integers keep all their digits. Numbers that do not fit a float are `msgspec.Raw`.
     """
     try:
         return _decode(text)
@@ -60,7 +60,7 @@ def load_json(text: str | bytes) -> object:
 
 
 def load_lenient(raw: bytes) -> object:
-    """Return the value of a JSON text; the text itself where it is none, or is nested too deeply."""
+    """Return the value of a JSON text, or the text itself if it is not valid or is nested too deeply."""
     try:
         value = load_json(raw)
     except JSON_ERRORS:
@@ -69,15 +69,15 @@ def load_lenient(raw: bytes) -> object:
 
 
 def limit_depth(value: object, raw: bytes) -> object:
-    """Return the value of a JSON text; the text itself where that is nested too deeply."""
-    # Brackets in strings count too, so only the few texts with many are walked.
+    """Return the value, or its JSON text if it is nested too deeply."""
+    # Counting brackets is cheap. It includes those in strings, so the few texts with many are walked.
     if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and not is_shallow(value):
         return raw.decode(errors="replace")
     return value
 
 
 def read_object(text: str) -> dict[str, object] | None:
-    """Return the JSON object in a text, every digit of its integers kept; None where there is none, or one too deep."""
+    """Return the JSON object in a text, with all digits of its integers, or None if there is none or it is too deep."""
     try:
         value = msgspec.json.decode(text)
     except JSON_ERRORS:
@@ -87,7 +87,7 @@ def read_object(text: str) -> dict[str, object] | None:
             return None
     if not isinstance(value, dict):
         return None
-    # Brackets inside strings count too, so only the few texts with many are walked.
+    # As in `limit_depth`.
     if text.count("{") + text.count("[") > MAX_DEPTH and not is_shallow(value):
         return None
     return value
@@ -105,17 +105,17 @@ def is_shallow(value: object) -> bool:
 
 
 def read_objects(value: object) -> list[dict[str, object]]:
-    """Return the objects in a list, none where it is no list."""
+    """Return the objects in a list; an empty list for anything else."""
     return [element for element in value if isinstance(element, dict)] if isinstance(value, list) else []
 
 
 def read_text(value: object) -> str:
-    """Return a string, an empty one in place of anything else."""
+    """Return a string; an empty one for anything else."""
     return value if isinstance(value, str) else ""
 
 
 def read_count(value: object) -> int | None:
-    """Return a number of tokens that a log can hold; None where it is none."""
+    """Return a count that a database can hold; None for anything else."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if type(value) is int and 0 <= value <= _LARGEST_COUNT else None
@@ -125,24 +125,24 @@ def read_count(value: object) -> int | None:
 
 
 def encode_canonical(value: object) -> bytes:
-    """Encode a value of `load_json` so that what a parse and a re-serialisation may change does not show.
+    """Encode a value of `load_json` canonically, so that parsing and re-serialising the JSON changes nothing.
 
-    That is key order, spaces, escapes and `1.0` for `1`, and nothing more: lone surrogates and numbers that no float
-    holds stay what they are. Raises one of JSON_ERRORS.
+    This evens out key order, spaces, escapes and `1.0` for `1`, and nothing more: lone surrogates and numbers that do
+    not fit a float stay distinct. Raises one of JSON_ERRORS.
     """
     try:
         encoded = _encode_sorted(value)
     except UnicodeEncodeError:
-        # Has a lone surrogate, which only this encoding can have; so the two never give the same bytes.
+        # It has a lone surrogate, which only this encoder accepts, so the two encoders never give the same bytes.
         encoded = json.dumps(value, sort_keys=True, separators=(",", ":"), default=_refuse).encode()
-    # A limit of our own, since the stack's depends on who calls. Brackets in strings count too, so few are walked.
+    # We set a limit, since that of the stack depends on the caller. The count of brackets is as in `limit_depth`.
     if encoded.count(b"{") + encoded.count(b"[") > MAX_DEPTH and not is_shallow(value):
         raise ValueError("too deep")
     return encoded
 
 
 def normalize_arguments(arguments: object) -> bytes | str:
-    """Return a tool call's arguments as canonical bytes; the string itself where it is not JSON. Nothing is `{}`."""
+    """Return a tool call's arguments as canonical bytes, or as the string if it is not JSON. Empty ones are `{}`."""
     if arguments is None or arguments == "":
         return b"{}"
     if not isinstance(arguments, str):
@@ -154,7 +154,7 @@ def normalize_arguments(arguments: object) -> bytes | str:
 
 
 def normalize_object(value: object, *dropped: str) -> bytes:
-    """Return the canonical bytes of a part or item as a whole, without the `dropped` members of its own."""
+    """Return the canonical bytes of a whole part or item, without its own `dropped` members."""
     pruned = drop_markers(value)
     if isinstance(pruned, dict):
         for name in dropped:
@@ -179,7 +179,7 @@ def drop_markers(value: object, depth: int = MAX_DEPTH) -> object:
 
 
 def _refuse(value: object) -> NoReturn:
-    # a number that no float holds beside a lone surrogate: no encoder here can write both
+    # a number that does not fit a float beside a lone surrogate: no encoder here can write both
     raise ValueError(f"no encoding for {value!r}")
 
 
@@ -200,12 +200,12 @@ def encode_text(text: str) -> bytes:
         return json.dumps(text).encode()
 
 
-# Editing raw bytes: only the white space between members and elements may go, and what cannot be split to the last byte
-# stays whole.
+# Editing raw bytes. Only white space between members and elements may be lost. What cannot be split to the last byte is
+# returned unchanged.
 
 
 def change_members(raw: bytes, change: Change) -> bytes:
-    """Return an object with the value that `change(name, value)` gives for each member; None leaves the member out."""
+    """Return an object with each member's value replaced by `change(name, value)`; None removes the member."""
     split = split_body(raw, "")
     if split is None:
         return raw
@@ -220,7 +220,7 @@ def change_members(raw: bytes, change: Change) -> bytes:
 
 
 def set_member(raw: bytes, name: str, value: bytes) -> bytes:
-    """Return an object with a member of this raw value, in its place or at the end."""
+    """Return an object with a member set to a raw value, in its place or at the end."""
     split = split_body(raw, "")
     if split is None:
         return raw
@@ -232,13 +232,13 @@ def set_member(raw: bytes, name: str, value: bytes) -> bytes:
 
 
 def read_member(raw: bytes, name: str) -> bytes:
-    """Return the raw value of a member, empty where there is none."""
+    """Return the raw value of a member, empty if there is none."""
     split = split_body(raw, "")
     return split.member(name) if split else b""
 
 
 def list_elements(raw: bytes) -> list[bytes]:
-    """Return the raw elements of an array, none where it is no array."""
+    """Return the raw elements of an array; an empty list for anything else."""
     split = split_body(b'{"":%b}' % raw, "", len(raw))
     return [split.content[span.start : span.end] for span in split.items] if split else []
 

@@ -1,7 +1,7 @@
-"""What messages say on any wire: text, media, roles, reasoning and cache markers, and what of it costs tokens.
+"""Reading messages of any format: text, media, roles, reasoning and cache markers, and what costs tokens.
 
-Total: what is of no known shape is its own text, names and numbers included, and base64 is never text. Of media only
-what a price depends on is read; what cannot be read is 0.
+Nothing here raises. An object of unknown shape is read as JSON text; base64 is never text. Of media, only the
+properties that a price depends on are read; an unreadable one is 0.
 """
 
 import base64
@@ -26,17 +26,17 @@ TEXTS = frozenset({"text", "input_text", "output_text"})
 THINKING = frozenset({"thinking", "redacted_thinking"})
 _REASONING = THINKING | {"reasoning", "reasoning_content"}
 _NO_DIGEST = b"unspelt"
-# What a plan has no use for in an object that is formatted as JSON.
+# Members to leave out when an object is formatted as JSON for a plan.
 _UNTOLD = frozenset({"type", "id", "call_id", "status", "cache_control", "encrypted_content"})
 
 
 def read_role(message: Mapping[str, object]) -> str:
-    """Return the role a message states, by the name its structure has for it."""
+    """Return the role of a message, by its name in MessageStructure."""
     return name_role(read_text(message.get("role")))
 
 
 def digest_reasoning(values: Sequence[object]) -> bytes:
-    """Return a digest of opaque values; nothing for none, and one and the same for those that have no encoding."""
+    """Return a digest of opaque values: empty for none, and a fixed one for values that cannot be encoded."""
     if not values:
         return b""
     try:
@@ -46,7 +46,7 @@ def digest_reasoning(values: Sequence[object]) -> bytes:
 
 
 def is_empty(content: object) -> bool:
-    """Return whether content says nothing, or has a text which does not."""
+    """Return whether content is empty or blank, or has an empty text part."""
     if isinstance(content, str):
         return not content or content.isspace()
     texts = [part.get("text") for part in read_objects(content) if read_text(part.get("type")) in TEXTS]
@@ -74,7 +74,7 @@ def read_markers(value: object) -> tuple[str, ...]:
 
 
 def find_markers(message: Mapping[str, object], depth: int = 2) -> Iterator[str]:
-    """Yield the retentions of a message: of its parts, inside a result, of its calls, and last its own."""
+    """Yield the retentions of a message's cache markers: in its parts, in results, in its calls, and last its own."""
     inner = (message.get("content"), message.get("tool_calls")) if depth else ()
     for part in chain.from_iterable(map(read_objects, inner)):
         yield from find_markers(part, depth - 1)
@@ -84,14 +84,14 @@ def find_markers(message: Mapping[str, object], depth: int = 2) -> Iterator[str]
 
 
 def format_arguments(arguments: object) -> str:
-    """Return a call's arguments as text, as JSON where they are none."""
+    """Return a call's arguments as text: a string as it is, anything else as JSON."""
     if isinstance(arguments, str):
         return arguments
     return "" if arguments is None else format_json(arguments)
 
 
 def read_content(content: object) -> tuple[str, tuple[str, ...]]:
-    """Return the text of a content of any form, and its media in words."""
+    """Return the text of content of any shape, and a description of each of its media."""
     if isinstance(content, str):
         return content, ()
     texts: list[str] = []
@@ -113,7 +113,7 @@ def read_content(content: object) -> tuple[str, tuple[str, ...]]:
 
 
 def _open(kind: str, part: Mapping[str, object], media: list[str]) -> tuple[object, ...]:
-    """Return what a part says; nothing for reasoning, nor for a medium, whose description is appended."""
+    """Return what a part contains. Return nothing for reasoning or a medium, whose description goes to `media`."""
     if kind == "refusal":
         return (part.get("refusal"),)
     if kind in _REASONING:
@@ -132,7 +132,7 @@ def _open(kind: str, part: Mapping[str, object], media: list[str]) -> tuple[obje
 
 
 def list_unknown(item: Mapping[str, object]) -> dict[str, object]:
-    """Return the members of an object of no known kind that say something."""
+    """Return the members of an object of unknown kind that are worth reading."""
     return {name: value for name, value in item.items() if name not in _UNTOLD}
 
 
@@ -159,7 +159,7 @@ _MOST_SIDE = 1 << 16
 
 
 def read_medium(part: Mapping[str, object]) -> Medium | None:
-    """Return the medium in a part of a message, None if it is none. A document given as text is none."""
+    """Return the medium in a part of a message, or None if there is none. A document given as text is not a medium."""
     kind = _KINDS.get(read_text(part.get("type")))
     if kind is None:
         return None
@@ -172,7 +172,7 @@ def read_medium(part: Mapping[str, object]) -> Medium | None:
 
 
 def format_medium(medium: Medium) -> str:
-    """Return a medium in a few words: `image 640x480`, `PDF, 3 pages`, `audio, 12 seconds`."""
+    """Return a short description of a medium: `image 640x480`, `PDF, 3 pages`, `audio, 12 seconds`."""
     if medium.width:
         return f"{medium.kind} {medium.width}x{medium.height}"
     if medium.pages:
@@ -238,7 +238,7 @@ def _read_jpeg(head: bytes) -> tuple[int, int]:
 
 
 def count_pages(content: bytes) -> int:
-    """Return the pages of a PDF: those it lists, or those its page tree counts; 0 where both are compressed."""
+    """Return the number of pages of a PDF, from its page objects or its page tree; 0 if both are compressed."""
     if not content.startswith(b"%PDF"):
         return 0
     listed = sum(1 for _ in _PAGE.finditer(content))
@@ -247,7 +247,7 @@ def count_pages(content: bytes) -> int:
 
 
 def read_seconds(head: bytes) -> float:
-    """Return how many seconds a WAV plays by its own word; 0 of any other format."""
+    """Return the duration of a WAV in seconds according to its header; 0 for any other format."""
     if not head.startswith(b"RIFF") or head[8:12] != b"WAVE" or len(head) < 44:
         return 0.0
     bytes_per_second = _little(head[28:32])
@@ -263,15 +263,15 @@ _MESSAGE_FRAME, _NAME_FRAME = 3, 1
 # The frames of a function, of its properties, of one property, of an enum's members, and of all functions (the same).
 _FUNCTION, _PROPERTIES, _PROPERTY, _ENUM, _MEMBER, _END = 7, 3, 3, -3, 3, 12
 
-# Members that steer and that a model does not read. Ids of calls count: some templates show them, and where one does
-# not, the ratio that its usage teaches says so.
+# Members that the model is not shown. Ids of calls count: some templates show them, and for the others the ratio that
+# is learned from usage corrects the count.
 _UNREAD = frozenset(["type", "cache_control", "signature", "status", "index", "is_error"])
 # Members whose objects a model reads as JSON.
 _JSON = frozenset(["input", "arguments", "action", "parameters", "input_schema", "schema"])
 
 
 def read_counted_content(value: object) -> CountedContent:
-    """Return what a decoded message of any wire costs tokens for."""
+    """Return the parts of a decoded message, of any format, that cost tokens."""
     texts: list[str] = []
     media: list[Medium] = []
     left = [value]
@@ -294,7 +294,7 @@ def read_counted_content(value: object) -> CountedContent:
 
 
 def _list_members(value: Mapping[str, object]) -> list[object]:
-    """Return what a model reads of an object, last first."""
+    """Return the members of an object that a model reads, in reverse order."""
     read = [(name, member) for name, member in value.items() if name not in _UNREAD]
     return [
         format_json(member) if name in _JSON and isinstance(member, dict) else member for name, member in reversed(read)
@@ -302,7 +302,7 @@ def _list_members(value: Mapping[str, object]) -> list[object]:
 
 
 def read_counted_tools(raw: bytes) -> CountedContent:
-    """Return what a `tools` array costs, by the rule OpenAI publishes; other providers send much the same text."""
+    """Return what a `tools` array costs, by OpenAI's published rule; other providers' prompts are much the same."""
     texts: list[str] = []
     frame = 0
     tools = read_objects(load_lenient(raw))
@@ -320,7 +320,7 @@ def read_counted_tools(raw: bytes) -> CountedContent:
 
 
 def _read_schema(schema: Mapping[str, object], texts: list[str]) -> int:
-    """Append the lines of a schema, and return the tokens of their frames. What is nested counts like what is not."""
+    """Append the lines of a schema to `texts`, and return the tokens of their frames. Nested schemas count alike."""
     frame = 0
     left: list[object] = [schema]
     while left:
@@ -338,7 +338,7 @@ def _read_schema(schema: Mapping[str, object], texts: list[str]) -> int:
 
 
 def _list_inner(schema: Mapping[str, object]) -> list[object]:
-    """Return the schemas inside one, its properties aside."""
+    """Return the schemas inside a schema, except its properties."""
     defined = schema.get("$defs")
     inner = [schema.get("items"), *(defined.values() if isinstance(defined, dict) else ())]
     for name in ("anyOf", "oneOf", "allOf", "prefixItems"):

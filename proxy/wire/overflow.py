@@ -1,7 +1,7 @@
 """Reading "too long" errors (PROTOCOL §5).
 
-Conservative: an error is an overflow where its code or its words say so in a known form; a limit of tokens per
-minute, or of the output alone, is none. The numbers are the upstream's own, and some upstreams print wrong ones.
+The reading is conservative: an error is an overflow only if its code or text says so in a known form. A limit of tokens
+per minute, or of the output alone, is not. The numbers are the upstream's, and some upstreams print wrong ones.
 """
 
 import re
@@ -19,7 +19,7 @@ from proxy.wire.streams import EVENT_END, ServerEvent, read_events, read_fields,
 StreamStart = Literal["overflow", "content", "undecided"]
 _Fields = Mapping[str, object]
 
-# 500 is how some local servers say it, 200 an error in place of a response.
+# Some local servers answer 500; with 200 the body is an error in place of a response.
 _STATUSES = frozenset({200, 400, 413, 422, 500})
 _TOO_LARGE, _RATE_LIMITED = 413, 429
 _MOST_READ = 64 * 1024
@@ -52,7 +52,7 @@ _FORMS = [
         rf"input length and `max_tokens` exceed context limit:\s+{_SENT} \+ {_OUTPUT} > {_WINDOW}",
         # Gemini.
         rf"input token count (?:{_SENT} )?exceeds the maximum number of tokens allowed {_WINDOW}",
-        # llama.cpp, and others by the words of their public threads: Mistral, xAI, Copilot, Moonshot, Bedrock.
+        # llama.cpp; and from public threads: Mistral, xAI, Copilot, Moonshot, Bedrock.
         rf"exceeds the available context size(?: {_WINDOW})?",
         rf"prompt contains {_SENT} tokens.{{0,40}} too large for model with {_WINDOW} maximum context length",
         rf"maximum prompt length is {_WINDOW} but the request contains {_SENT} tokens",
@@ -65,20 +65,20 @@ _ASKED = re.compile(r"(?P<output>\d{1,15}) in the (?:completion|output)")
 
 
 class Overflow(msgspec.Struct, frozen=True, gc=False):
-    """A refusal as too long: the window, the tokens of the input and those asked for as output, where it tells them."""
+    """A "too long" error. Each number is None if the error does not have it."""
 
     window: int | None = None
-    sent: int | None = None
-    output: int | None = None
+    sent: int | None = None  # input tokens
+    output: int | None = None  # requested output tokens
 
     @property
     def fits_with_less_output(self) -> bool:
-        """Whether a lower `max_tokens` alone is the cure."""
+        """Whether a lower `max_tokens` alone would make the request fit."""
         return bool(self.output) and self.window is not None and self.sent is not None and self.sent < self.window
 
 
 def read_overflow(status: int, headers: Headers, body: bytes) -> Overflow | None:
-    """Return the overflow that a response is; None where it is anything else. Of a stream the beginning is enough."""
+    """Return the overflow in a response, or None if it is anything else. The beginning of a stream is enough."""
     if status not in _STATUSES:
         return None
     try:
@@ -90,7 +90,7 @@ def read_overflow(status: int, headers: Headers, body: bytes) -> Overflow | None
     if content.lstrip().startswith(_STREAM_BEGINNINGS):
         return _read_events(read_events(content))[1]
     is_error = status >= 400
-    if not is_error and b"error" not in content:  # as nearly every answer, which costs nothing more then
+    if not is_error and b"error" not in content:  # so nearly all responses return here
         return None
     text = content.decode(errors="replace")
     errors = [error for value in _list_objects(text) for error in _list_errors(value, is_error=is_error)]
@@ -103,16 +103,16 @@ def read_overflow(status: int, headers: Headers, body: bytes) -> Overflow | None
 
 
 def read_stream_start(chunk: bytes) -> StreamStart:
-    """Return what the first events of a stream amount to; undecided while nothing was said yet.
+    """Return what a stream begins with: an overflow, content, or nothing that decides yet.
 
-    Comments, what only opens a response, and an event that has not come to its end decide nothing.
+    Comments, events that only open a response, and an incomplete event decide nothing.
     """
     end = max((match.end() for match in EVENT_END.finditer(chunk)), default=0)
     return _read_events(read_events(chunk[:end]))[0]
 
 
 def _read_events(events: Iterable[ServerEvent]) -> tuple[StreamStart, Overflow | None]:
-    """Return what the first event that says anything says."""
+    """Return the verdict of the first event that decides, and its overflow if it is one."""
     for event in events:
         sent = read_fields(event)
         if sent is None:
@@ -133,14 +133,14 @@ def _is_prelude(event: ServerEvent, sent: _Fields) -> bool:
 
 
 def _says_something(choice: _Fields) -> bool:
-    """Return whether there is more in a choice than whose it is."""
+    """Return whether a choice has more than a role."""
     delta = choice.get("delta")
     said = [value for name, value in delta.items() if name != "role"] if isinstance(delta, dict) else []
     return any(said) or any(choice.get(name) for name in ("finish_reason", "message", "text"))
 
 
 def _list_objects(text: str) -> list[dict[str, object]]:
-    """Return the object in a body, or those in the array that it is (Gemini)."""
+    """Return the object in a body, or the objects if the body is an array (Gemini)."""
     value = read_object(f'{{"all":{text}}}') or {}
     whole = value.get("all")
     return read_objects(whole if isinstance(whole, list) else [whole])
@@ -158,7 +158,7 @@ def _list_errors(value: _Fields, *, is_error: bool) -> Iterator[_Fields]:
 
 
 def _is_other_limit(error: _Fields) -> bool:
-    """Return whether an error speaks of a rate; such a one may speak of tokens and lengths too."""
+    """Return whether an error is about a rate limit, which may also mention tokens and lengths."""
     codes = [error.get(name) for name in ("code", "type", "status")]
     return _RATE_LIMITED in codes or any(_RATE.search(text) for text in (*map(read_text, codes), _read_words(error)))
 
@@ -179,7 +179,7 @@ def _read_error(error: _Fields) -> Overflow | None:
 
 
 def _read_words(error: _Fields) -> str:
-    """Return what an error says, what a gateway passes on of its provider's (OpenRouter), and FastAPI's detail."""
+    """Return an error's message, FastAPI's detail, and the provider's error that a gateway passes on (OpenRouter)."""
     metadata = error.get("metadata")
     raw = metadata.get("raw") if isinstance(metadata, dict) else ""
     return "\n".join(map(read_text, (error.get("message"), error.get("detail"), raw)))

@@ -1,9 +1,9 @@
-"""A plan's edits as raw messages, and the body with them in place of the client's.
+"""Rendering a plan's edits as raw messages, and replacing the client's messages in a body with them.
 
-What is kept has the client's bytes, and of what is replaced only the text is ours; what has no text on its wire
-stays as it is. Cache markers alone are taken off everywhere, for clients move them about from request to request while
-rendered messages stay: `place_marker` puts one back for all that this very request lost (PROTOCOL §3, 7), so that there
-are never more than the client sent.
+Kept messages have the client's bytes. In replaced ones only the text is ours; a message without text stays as it is.
+Cache markers are removed from all rendered messages, because clients move them from request to request while rendered
+messages stay. `place_marker` adds one for all that the current request lost (PROTOCOL §3, 7), so that there are never
+more than the client sent.
 """
 
 import re
@@ -31,7 +31,7 @@ Role = Literal["user", "assistant"]
 _MARKER = "cache_control"
 _MARKER_NAME = b'"cache_control"'
 _MARKED_LISTS = ("content", "tool_calls")
-# Text beside a tool's results may be the user's own words; longer than this (about 2,000 tokens) it is not.
+# Text beside a tool's results may be the user's own, unless it is longer than this (about 2,000 tokens).
 _MOST_BESIDE = 8_000
 _BESIDE = "[output pruned: see the first result of this message]"
 _OUTPUT_LISTS = ("function_call_output", "custom_tool_call_output")
@@ -47,9 +47,9 @@ _BEHIND = re.compile(rb"[ \t\r\n]*[,\]]")
 def render(
     form: Format, edits: Sequence[Edit], messages: Sequence[bytes], *, role: Role = "user", is_alternating: bool = False
 ) -> tuple[bytes, ...]:
-    """Return the raw messages for a plan's edits, one for each; `messages` are the client's behind the preamble.
+    """Return a raw message for each of a plan's edits. `messages` are the client's after the preamble.
 
-    `role` is that of the messages we write. `is_alternating`: a message of ours and the user's beside it become one.
+    `role` is that of the messages we write. If `is_alternating`, our messages are joined with adjacent user messages.
     """
     rendered = [_render_edit(form, edit, messages, role) for edit in edits]
     if not is_alternating:
@@ -60,7 +60,7 @@ def render(
 def reach_user(
     form: Format, edits: Sequence[Edit], through: int, messages: Sequence[bytes]
 ) -> tuple[tuple[Edit, ...], int]:
-    """Return the edits, and how many messages they cover, so that a last one of ours joins the user's next message."""
+    """Return the edits and how many messages they cover, extended so that a last one of ours joins a user message."""
     is_open = through < len(messages) and _ends_with_ours(form, edits, messages)
     if is_open and form.parse_structure(messages[through]).role == "user":
         return (*edits, Kept(through)), through + 1
@@ -68,7 +68,7 @@ def reach_user(
 
 
 def _ends_with_ours(form: Format, edits: Sequence[Edit], messages: Sequence[bytes]) -> bool:
-    """Return whether the last message is ours, or will be one with ours."""
+    """Return whether the last message is ours, or will be joined with ours."""
     for edit in reversed(edits):
         if isinstance(edit, Written):
             return True
@@ -78,7 +78,7 @@ def _ends_with_ours(form: Format, edits: Sequence[Edit], messages: Sequence[byte
 
 
 def place_marker(form: Format, rendered: tuple[bytes, ...], lost: Sequence[str]) -> tuple[bytes, ...]:
-    """Return the rendered messages with a cache marker at their end if the request lost any, of these retentions."""
+    """Return the rendered messages with a cache marker at their end if the request lost any; `lost` are retentions."""
     if not (lost and form.takes_markers):
         return rendered
     limit = b"" if lost[0] == "5m" else b',"ttl":%b' % encode_text(lost[0])
@@ -91,10 +91,10 @@ def place_marker(form: Format, rendered: tuple[bytes, ...], lost: Sequence[str])
 
 
 def apply(body: SplitBody, preamble: int, through: int, rendered: Sequence[bytes]) -> bytes:
-    """Return the body with these messages in place of the `through` items behind its preamble.
+    """Return the body with these messages in place of the `through` items after its preamble.
 
-    Raises ValueError where there is nothing to replace or nothing to replace it with, or where the items that would be
-    cut out are not between separators.
+    Raises ValueError if there is nothing to replace or nothing to replace it with, or if the items to cut out are not
+    between separators.
     """
     stop = preamble + through
     if not (rendered and preamble >= 0 < through and stop <= len(body.items)):
@@ -108,7 +108,7 @@ def apply(body: SplitBody, preamble: int, through: int, rendered: Sequence[bytes
 
 
 def strip_reasoning(body: SplitBody) -> bytes:
-    """Return the body without reasoning that a provider may have signed; a message of nothing else stays as it is."""
+    """Return the body without reasoning that a provider may have signed. A message with nothing else is kept."""
     pieces: list[bytes] = []
     at = 0
     for span in body.items:
@@ -139,7 +139,7 @@ def _strip(raw: bytes) -> bytes:
 
 
 def lower_output(body: SplitBody, tokens: int) -> bytes:
-    """Return the body asking for no more than so many tokens of output; as it is where thinking may take as many."""
+    """Return the body with its output limits lowered to `tokens`, or unchanged if its thinking budget is not below."""
     thinking = read_object(body.member("thinking").decode(errors="replace"))
     budget = thinking.get("budget_tokens") if thinking else None
     if isinstance(budget, int) and budget >= tokens:
@@ -190,7 +190,7 @@ def _replace_content(form: Format, raw: bytes, role: str, text: str) -> bytes:
 
 
 def _replace_arguments(raw: bytes, arguments: Mapping[str, str]) -> bytes:
-    """Return a message, or an item, with other arguments in its calls."""
+    """Return a message, or an item, with new arguments in its calls."""
 
     def change(name: str, value: bytes) -> bytes | None:
         if name in _MARKED_LISTS and value[:1] == b"[":
@@ -201,7 +201,7 @@ def _replace_arguments(raw: bytes, arguments: Mapping[str, str]) -> bytes:
 
 
 def _replace_call(raw: bytes, arguments: Mapping[str, str]) -> bytes:
-    """Return a call, or what may be one, with its new arguments, which stand in it or in a member of its own."""
+    """Return a call with its new arguments, which are in the call itself or in its `function` or `custom` member."""
     value = read_object(raw.decode(errors="replace")) or {}
     new = arguments.get(read_text(value.get("call_id")) or read_text(value.get("id")))
     if new is None:
@@ -213,7 +213,7 @@ def _replace_call(raw: bytes, arguments: Mapping[str, str]) -> bytes:
 
 
 def _set_arguments(raw: bytes, value: Mapping[str, object], new: str) -> bytes:
-    """Return what is called with other arguments: JSON where they are an object, else a string."""
+    """Return a called function with new arguments, as JSON if the old ones are an object, else as a string."""
     for name in _ARGUMENTS:
         if isinstance(value.get(name), str):
             return set_member(raw, name, encode_text(new))
@@ -228,14 +228,14 @@ def _read_kind(part: bytes) -> str:
 
 
 def _replace_texts(parts: Sequence[bytes], kinds: Sequence[str], text: bytes) -> list[bytes]:
-    """Return one text for all, where the first was; where there was none, before the calls. Anything else stays."""
+    """Replace all text parts with one, at the place of the first or else before the calls. Other parts stay."""
     place = next((i for i, kind in enumerate(kinds) if kind in TEXTS or kind == "tool_use"), len(parts))
     rest = [part for part, kind in zip(parts[place:], kinds[place:], strict=True) if kind not in TEXTS]
     return [*parts[:place], text, *rest]
 
 
 def _replace_results(parts: Sequence[bytes], kinds: Sequence[str], text: str) -> Iterator[bytes]:
-    """Yield all results with one text; of what stands beside them, short texts stay."""
+    """Yield the parts with the text in the first result and a note in the others. Short texts beside them stay."""
     left = text
     for part, kind in zip(parts, kinds, strict=True):
         if kind == "tool_result":
@@ -260,7 +260,7 @@ def _replace_output(form: Format, raw: bytes, kind: str, output: object, text: s
 
 
 def _unmark(raw: bytes, depth: int = 2) -> bytes:
-    """Return a message without cache markers, wherever a wire takes one; what is a tool's own input is left alone."""
+    """Return a message without cache markers, where a format allows them. A tool's input is not changed."""
     if _MARKER_NAME not in raw:
         return raw
 
@@ -275,7 +275,7 @@ def _unmark(raw: bytes, depth: int = 2) -> bytes:
 
 
 def _mark(raw: bytes, marker: bytes) -> bytes:
-    """Return a message with a marker at its last part; nothing where that takes none."""
+    """Return a message with a marker at its last part; empty if that part cannot have one."""
     content = read_member(raw, "content")
     if content[:1] == b'"' and content != b'""':
         part = set_member(_TEXT_PART % content, _MARKER, marker)
@@ -304,7 +304,7 @@ def _join_neighbours(form: Format, rendered: Sequence[bytes], are_ours: Sequence
 
 
 def _join(form: Format, first: bytes, second: bytes, *, keeps_first: bool) -> bytes:
-    """Return two messages of the user as one, which has the other members of the one that is kept."""
+    """Return two user messages as one. `keeps_first`: its other members are those of the first, else of the second."""
     parts = [*_list_parts(form, first), *_list_parts(form, second)]
     return set_member(first if keeps_first else second, "content", join_array(parts))
 

@@ -84,7 +84,7 @@ _USAGE = UsageNames(
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Where the text of some events belongs: `key` of the item, or of a part in the item's list `parts`."""
+    """The place of an event's text in the response: member `key` of the item, or of a part in its list `parts`."""
 
     key: str
     item_type: str
@@ -92,7 +92,7 @@ class _Slot:
     part_type: str = ""
 
 
-# By the event's type without its last word, `delta` or `done`.
+# By the event's type without its last component, `delta` or `done`.
 _SLOTS = {
     "response.output_text": _Slot("text", "message", "content", "output_text"),
     "response.refusal": _Slot("refusal", "message", "content", "refusal"),
@@ -113,7 +113,7 @@ _PART_INDEXES = {"content": "content_index", "summary": "summary_index"}
 
 
 class _Element(msgspec.Struct, gc=False):
-    """What counts of an item of the kinds that are known, for its identity."""
+    """The members of an item of a known kind that participate in its identity."""
 
     type: str | None = None
     role: str = ""
@@ -126,11 +126,11 @@ class _Element(msgspec.Struct, gc=False):
 
 
 def _read_item(element: _Element, source: ItemPosition) -> Item:
-    """Read the identity of an item: of a message role and parts, of calls and outputs call, name, arguments and output.
+    """Read the identity of an item.
 
-    Items of any other kind count as a whole; ids and states of items, annotations and log probabilities never do.
-    Reasoning has no form, since clients drop it or not as they like. An item without a type is a message if it has a
-    role.
+    A message is identified by its role and parts, a call by its id, name and arguments, an output by its call's id and
+    the output. Items of any other kind count as a whole. Ids and states of items, annotations and log probabilities
+    never count. Reasoning has no form, since clients may drop it. An item without a type is a message if it has a role.
     """
     kind = element.type
     calls = (element.call_id,) if element.call_id else ()
@@ -147,7 +147,7 @@ def _read_item(element: _Element, source: ItemPosition) -> Item:
         return Item("assistant", b"")
     if element.id and kind in ("item_reference", None):
         return Item("assistant", digest_form((_NAME, "item_reference", element.id)), reference=element.id)
-    # of a server's tool, or of a kind not known here: outputs answer a call, the rest is the model's
+    # an item of a server-side tool, or of an unknown kind: outputs answer a call, anything else is the model's
     whole = normalize_object(source.load(), "id", "status")
     form = digest_form((_NAME, "other", whole))
     if is_result(kind or ""):
@@ -165,7 +165,7 @@ def _read_message_item(element: _Element, source: ItemPosition) -> Item:
 
 
 class Responses(Format):
-    """OpenAI's newer wire, spoken by codex and the agents SDKs."""
+    """The Responses format, OpenAI's newer API, which codex and the agents SDKs use."""
 
     name = _NAME
     path_ending = "/responses"
@@ -193,19 +193,19 @@ class Responses(Format):
         )
 
     def read_events(self, events: Iterable[ServerEvent]) -> Answer:
-        """Return the response that a stream adds up to, in the shape of a non-streamed one."""
+        """Assemble the events of a stream into the shape of a non-streamed response."""
         return assemble(_ResponsesStream(), events, self.read_answer)
 
     def read_input(self, member: bytes) -> list[Item]:
-        """Return the one user message that a plain string is."""
+        """Return the one user message that a plain string stands for."""
         return [self.reader.read_item(b'{"role":"user","content":%b}' % member)] if member[:1] == b'"' else []
 
     def read_instructions(self, member: bytes) -> bytes:
-        """Return the form of a system message that says the same."""
+        """Return the form of a system message with the same content."""
         return self.reader.read_item(b'{"role":"system","content":%b}' % member).form
 
     def read_reply(self, value: Mapping[str, object]) -> tuple[tuple[Item, ...], ...]:
-        """Return the output items; nothing where there are none."""
+        """Return the output items as the one alternative; empty if there is no output."""
         if not isinstance(value.get("output"), list):
             return ()
         return (tuple(self.reader.read_value(item) for item in read_objects(value["output"])),)
@@ -256,7 +256,7 @@ class Responses(Format):
         return Message("assistant", text, (), (), media)
 
     def read_item_kind(self, item: Mapping[str, object]) -> str:
-        """Return the type of an item; one without a type is a message if it has a role."""
+        """Return the type of an item. Without a type it is a message if it has a role."""
         return read_text(item.get("type")) or ("message" if item.get("role") else "")
 
     def write_message(self, role: str, text: bytes) -> bytes:
@@ -265,14 +265,14 @@ class Responses(Format):
         return b'{"type":"message","role":"%b","content":[%b]}' % (role.encode(), part)
 
     def write_text_part(self, role: str, text: bytes) -> bytes:
-        """Return a part whose type says who speaks."""
+        """Return a text part, whose type depends on the role."""
         return b'{"type":"%b","text":%b}' % (b"output_text" if role == "assistant" else b"input_text", text)
 
 
 class _ResponsesStream:
-    """A streamed response. The object in the event that ends the stream is the response.
+    """A streamed response, which is the object in the event that ends the stream.
 
-    The smaller events repeat what it says, so they are put together only where it is missing.
+    The other events repeat its content, so they are assembled only if that event is missing.
     """
 
     def __init__(self) -> None:
@@ -299,7 +299,7 @@ class _ResponsesStream:
     def finish(self) -> dict[str, object]:
         """Return the object so far."""
         value: dict[str, object] = {"object": "response", "output": [], **self._response}
-        # ChatGPT's own backend ends with an empty `output`, the items having come before.
+        # ChatGPT's own backend ends with an empty `output`, because it sent the items before.
         if not (self.is_ended and value["output"]):
             value["output"] = [item.finish() for item in self._items.ordered()] or value["output"] or []
         return value
@@ -339,7 +339,7 @@ class _ResponsesStream:
         return item.find_part(slot, sent.get(_PART_INDEXES[slot.parts])) if slot.parts else item.value
 
     def _locate(self, sent: Mapping[str, object], item_id: str) -> int:
-        """Return the place of an item. Its index goes before its id, which GitHub Copilot changes with every event."""
+        """Return the place of an item, by its index if it has one: GitHub Copilot changes the id with every event."""
         index = sent.get("output_index")
         if type(index) is not int and item_id:
             index = self._places.get(item_id, self._items.locate(None) + 1)
@@ -350,18 +350,18 @@ class _ResponsesStream:
 
 
 class _Item:
-    """An output item. Its parts are kept aside once one of them is spoken of, since they come by index."""
+    """An output item. Its parts are kept separately as soon as an event refers to one by index."""
 
     def __init__(self, value: dict[str, object]) -> None:
         self.value = value
         self._parts: dict[str, IndexedSlots[dict[str, object]]] = {}
 
     def replace(self, value: dict[str, object]) -> None:
-        """Take the item as sent whole."""
+        """Replace the item by a complete one."""
         self.value, self._parts = value, {}
 
     def find_part(self, slot: _Slot, index: object) -> dict[str, object]:
-        """Return the part at an index, begun if need be."""
+        """Return the part at an index, or add an empty one."""
         parts = self._parts.get(slot.parts)
         if parts is None:
             parts = self._parts[slot.parts] = IndexedSlots()

@@ -1,8 +1,8 @@
-"""Streamed responses: server-sent events, and the response that they add up to.
+"""Streamed responses: parsing server-sent events, and assembling the response from them.
 
-Reading is lenient and total, because recorded bytes are evidence: any bytes give some events, and what is not
-understood is passed over. Events are read as WHATWG HTML says ("Interpreting an event stream"): CR, LF and CRLF end
-lines, comments and unknown fields are ignored, and a last event without its blank line counts.
+Reading is lenient and never raises, because recorded bytes must stay readable: what is not understood is skipped.
+Events are parsed as in WHATWG HTML ("Interpreting an event stream"): CR, LF and CRLF end lines, comments and unknown
+fields are ignored; but a last event without its blank line counts.
 """
 
 import re
@@ -15,20 +15,20 @@ import msgspec
 from proxy.model.exchange import Answer, Usage
 from proxy.wire.json_values import read_count, read_object, read_objects, read_text
 
-# Beginnings of a line, for end markers. The field's name stands before the look-behind, not after it, because only a
-# pattern that begins with letters lets `re` skip through a chunk: 0.3 µs instead of 5.8 for 326 bytes.
+# Beginnings of a line, for end markers. The field's name comes before the look-behind, because only a pattern that
+# begins with letters lets `re` skip through a chunk: 0.3 µs instead of 5.8 for 326 bytes.
 DATA_LINE = rb"data:(?<![^\r\n]data:) ?"
 EVENT_LINE = rb"event:(?<![^\r\n]event:) ?"
 TYPED_DATA_LINE = DATA_LINE + rb'\{[ \t]{0,4}"type"[ \t]{0,4}:[ \t]{0,4}"'
 
-# No end marker is longer, the line end before it included. Who searches a stream in pieces must put as many of the last
-# bytes before each piece, beginning with b"\n" before the first, and search from 1: at 0 any byte looks like a line's
-# first.
+# The most bytes of an end marker, the line end before it included. To search a stream in pieces, put this many of the
+# preceding bytes before each piece (b"\n" before the first), and search from 1: at 0 any byte looks like the first of a
+# line.
 MARKER_REACH = 64
 
 EVENT_END = re.compile(rb"\n\n|\r\r|\r\n\r\n|\n\r\n")
 
-# Identifying members come whole, and from some servers again with each fragment: the first that says anything stays.
+# Members that are not sent in fragments. Some servers repeat them in each fragment: the first value that is set stays.
 _FIXED = frozenset({"id", "type", "role", "name", "format"})
 _UNSAID = "error without a message"
 
@@ -36,14 +36,14 @@ T = TypeVar("T")
 
 
 class ServerEvent(msgspec.Struct, frozen=True, gc=False):
-    """One event: its `event:` name (empty if none) and its `data:` lines joined by newlines."""
+    """One event: its `event:` name (empty if none) and its `data:` lines joined with newlines."""
 
     name: str
     data: str
 
 
 def read_events(stream: bytes) -> list[ServerEvent]:
-    """Return the events of a stream; those without data are none."""
+    """Return the events of a stream, except those without data."""
     events: list[ServerEvent] = []
     name, data = "", list[str]()
     # Lines are split as bytes: `str.splitlines` would also split at U+2028, which JSON strings may contain.
@@ -64,19 +64,19 @@ def read_events(stream: bytes) -> list[ServerEvent]:
 
 
 def read_fields(event: ServerEvent) -> dict[str, object] | None:
-    """Return the object in an event's data; an `error` event's plain text becomes its message."""
+    """Return the object in an event's data. The plain text of an `error` event becomes the object's `message`."""
     sent = read_object(event.data)
     return {"message": event.data} if sent is None and event.name == "error" else sent
 
 
 def read_kind(event: ServerEvent, sent: Mapping[str, object]) -> str:
-    """Return an event's type on a wire whose events have types: its `type`, or the event's name."""
+    """Return the type of an event in a format with typed events: its `type`, or the event's name."""
     kind = sent.get("type")
     return kind if isinstance(kind, str) else event.name
 
 
 class Assembler(Protocol):
-    """A response in the making. A format has its own, made anew for each stream."""
+    """An assembler of a streamed response. Each format has its own class; an instance is used for one stream."""
 
     is_ended: bool
     error: str
@@ -93,14 +93,14 @@ class Assembler(Protocol):
 def assemble(
     begun: Assembler, events: Iterable[ServerEvent], read_answer: Callable[[Mapping[str, object]], Answer]
 ) -> Answer:
-    """Return the response that events add up to, read like a non-streamed one."""
+    """Assemble events into a response, and read that like a non-streamed one."""
     begun.take(events)
     answer = read_answer(begun.finish())
     return msgspec.structs.replace(answer, is_ended=begun.is_ended, error=begun.error or answer.error)
 
 
 class GrowingText:
-    """A string that grows."""
+    """A string to which fragments are appended."""
 
     __slots__ = ("fragments",)
 
@@ -109,7 +109,7 @@ class GrowingText:
 
 
 class GrowingList:
-    """A list that grows; elements of the same `index` and type are one element."""
+    """A list to which fragments are appended. Fragments of the same `index` and type make one element."""
 
     __slots__ = ("_placed", "items")
 
@@ -128,7 +128,7 @@ class GrowingList:
                 self.items.append(fragment)
 
     def add_text(self, text: str) -> None:
-        """Add a string where there was a list: content parts became plain text, as Mistral's do after its thinking."""
+        """Add plain text after content parts, as Mistral sends it after its thinking."""
         last = self.items[-1] if self.items else None
         if isinstance(last, dict) and last.get("type") == "text":
             merge(last, {"text": text})
@@ -147,7 +147,7 @@ class GrowingList:
 
 
 class IndexedSlots(Generic[T]):
-    """Things by index. A second thing put at an index stands behind the first and gets whatever comes next."""
+    """Values by index. A second value at an index comes after the first, and receives all later fragments."""
 
     def __init__(self) -> None:
         self._all: list[tuple[int, T]] = []
@@ -155,35 +155,35 @@ class IndexedSlots(Generic[T]):
         self._last = 0
 
     def locate(self, index: object) -> int:
-        """Return the index meant; one that is missing is the last one again."""
+        """Return the index, or the last one again if it is missing."""
         if type(index) is int:
             self._last = index
         return self._last
 
     def get(self, index: int) -> T | None:
-        """Return the newest thing at an index; None where there is none."""
+        """Return the newest value at an index, or None if there is none."""
         return self._newest.get(index)
 
     def put(self, index: int, thing: T) -> T:
-        """Put a thing at an index, and return it."""
+        """Put a value at an index, and return it."""
         self._all.append((index, thing))
         self._newest[index] = thing
         return thing
 
     def ordered(self) -> list[T]:
-        """Return all things, by index."""
+        """Return all values, sorted by index."""
         return [thing for _, thing in sorted(self._all, key=itemgetter(0))]
 
 
 def set_members(held: dict[str, object], fields: Mapping[str, object]) -> None:
-    """Set members of which the last counts, unless it says nothing (null, or empty) after one that did."""
+    """Set members to their latest values. A null or empty value does not replace one that is set."""
     for key, value in fields.items():
         if value or key not in held or isinstance(value, int | float):
             held[key] = value
 
 
 def merge(held: dict[str, object], fragment: Mapping[str, object]) -> None:
-    """Add a fragment: strings are continued, lists extended, objects merged; of anything else the last counts."""
+    """Merge a fragment into an object: append to strings and lists, merge objects, replace anything else."""
     for key, value in fragment.items():
         was = held.get(key)
         if was is None:
@@ -195,9 +195,9 @@ def merge(held: dict[str, object], fragment: Mapping[str, object]) -> None:
 
 
 def finish(value: object) -> object:
-    """Return the value as plain JSON, all fragments joined.
+    """Return the value as plain JSON, with all fragments joined.
 
-    They are gathered and joined once, because adding them one by one copies a long response for every token.
+    Joining them once at the end avoids copying a long response for every token.
     """
     if isinstance(value, GrowingText):
         return "".join(value.fragments)
@@ -214,7 +214,7 @@ def finish_object(held: Mapping[str, object]) -> dict[str, object]:
 
 
 def _begin(value: object) -> object:
-    # Merged into nothing rather than kept, since one fragment may hold several of the same index.
+    # Merged into an empty value, since one fragment may have several elements of the same index.
     if isinstance(value, dict):
         begun: dict[str, object] = {}
         merge(begun, value)
@@ -246,7 +246,7 @@ def _lengthen(was: GrowingList | list[object], value: object) -> GrowingList:
 
 
 class UsageNames:
-    """Where the servers of a format put their token counts: for each field of Usage its names, the first counts.
+    """The names of token counts in a format: for each field of Usage a list of names, of which the first found counts.
 
     A dot in a name leads into an inner object.
     """
@@ -255,7 +255,7 @@ class UsageNames:
         self._paths = [[_split_path(path) for path in names.get(field, ())] for field in Usage.__struct_fields__]
 
     def read(self, value: object) -> Usage | None:
-        """Return the counts in a usage object; None where it has none."""
+        """Return the counts in a usage object, or None if it has none."""
         if not isinstance(value, dict) or not value:
             return None
         usage = Usage(*[_find_count(value, paths) for paths in self._paths])
@@ -281,7 +281,7 @@ def _find_count(usage: Mapping[str, object], paths: Sequence[tuple[str, Sequence
 
 
 def read_error(value: Mapping[str, object], *, is_error: bool = False) -> str:
-    """Return the message in an error body, empty if it is none; `is_error`: the object is known to be one.
+    """Return the message in an error body, empty if it is not an error. `is_error`: the object is known to be one.
 
     Forms: `{"error": {…}}` or `{"error": "…"}` (OpenAI, Anthropic, most), the error itself with `object` or `type`
     "error" (vLLM, Responses events), `{"detail": …}` (FastAPI).
@@ -296,7 +296,7 @@ def read_error(value: Mapping[str, object], *, is_error: bool = False) -> str:
 
 
 def read_typed_error(kind: str, sent: Mapping[str, object]) -> str:
-    """Return the message in an event of a wire with typed events; other types may have an `error` of their own."""
+    """Return the error message in a typed event. Only error events count: others may have an `error` of their own."""
     if kind in ("error", "") or sent.get("object") == "error":
         return read_error(sent, is_error=kind == "error")
     return ""

@@ -1,7 +1,7 @@
 """Requests for a summary of a Chat Completions conversation, and reading the responses (BEHAVIOUR B28, B29).
 
-A warm call is the request that was sent last, byte for byte, with one instruction behind it, so that the prompt
-cache of the provider is read. Where that cannot be asked, it is not; there is a compact form that always can.
+A warm call is the last request, byte for byte, with one instruction appended, so that it reads the provider's prompt
+cache. If that request cannot be used so, the compact form, a small request of its own, always can.
 """
 
 import re
@@ -25,7 +25,7 @@ FORMAT = ChatCompletions()
 """The format in which models are asked for summaries."""
 
 _LIMITS = ("max_completion_tokens", "max_tokens")
-# Models that refuse `max_tokens`, for it never counted what they think.
+# Models that refuse `max_tokens`, because it never counted reasoning tokens.
 _NEWER_LIMIT = re.compile(r"(?:.*/)?(?:o\d|gpt-(?:[5-9]|\d\d))")
 _PLAIN_FORMATS = (b"", b"null")
 _FREE_CHOICES = (b"", b"null", b'"auto"', b'"none"')
@@ -33,31 +33,28 @@ _THOUGHT = re.compile(r"\A\s*<(think|thinking)>.*?(?:</\1>|\Z)", re.DOTALL)
 
 
 class OutputLimit(msgspec.Struct, frozen=True, gc=False):
-    """Tokens of a response: `visible` ones of text, `reasoning` ones besides, for models that think before."""
+    """The limit of a response in tokens: `visible` for its text, and `reasoning` for models that think first."""
 
     visible: int
     reasoning: int = 0
 
 
 class SummaryAnswer(msgspec.Struct, frozen=True, gc=False):
-    """The response to such a request; `said` are all its visible characters, spoken thoughts included.
+    """The response to a request for a summary."""
 
-    `refusal`: why the model would not; `is_tool_call`: it began a call.
-    """
-
-    text: str
+    text: str  # without thoughts at its beginning
     finish: str = ""
     usage: Usage | None = None
-    is_tool_call: bool = False
-    refusal: str = ""
-    said: str = ""
+    is_tool_call: bool = False  # whether the model began a tool call
+    refusal: str = ""  # the model's refusal, if any
+    said: str = ""  # all visible text, including thoughts
 
 
 def write_warm(body: SplitBody, instruction: str, room: OutputLimit, *, is_alternating: bool = False) -> bytes | None:
-    """Return the request that was sent last with an instruction of the user's behind it; None where that would not do.
+    """Return the last request with a user instruction appended, or None if it cannot be used so.
 
-    Other bytes than these stay: the limit of the response, where the request has one, and `n` is 1 where it has more.
-    `is_alternating`: two messages of the user's in a row are refused, tools' answers not counted.
+    All other bytes stay, except that the output limits are replaced if the request has any, and `n` becomes 1.
+    `is_alternating`: the upstream refuses two user messages in a row, not counting tool results.
     """
     message = _place(body, instruction, is_alternating=is_alternating) if _can_answer(body) else None
     if message is None:
@@ -73,7 +70,7 @@ def write_warm(body: SplitBody, instruction: str, room: OutputLimit, *, is_alter
 
 
 def write_compact(model: str, orders: str, text: str, room: OutputLimit) -> bytes:
-    """Return a small request of its own: what the model is told it is, and what it is asked."""
+    """Return a small request with a system prompt (`orders`) and one user message."""
     limit = _LIMITS[0] if _NEWER_LIMIT.match(model.strip().lower()) else _LIMITS[1]
     return b'{"model":%b,"messages":%b,"%b":%d,"stream":true,"stream_options":{"include_usage":true}}' % (
         encode_text(model),
@@ -84,7 +81,7 @@ def write_compact(model: str, orders: str, text: str, room: OutputLimit) -> byte
 
 
 def raise_output_limit(content: bytes, factor: int = 2) -> bytes | None:
-    """Return the same request with a higher limit of output; None where it has none, so that nothing would change."""
+    """Return the same request with its output limit multiplied, or None if it has none."""
     for name in _LIMITS:
         if (limit := read_number(read_member(content, name))) is not None:
             return set_member(content, name, b"%d" % (limit * factor))
@@ -92,7 +89,7 @@ def raise_output_limit(content: bytes, factor: int = 2) -> bytes | None:
 
 
 def read_summary(answer: Answer) -> SummaryAnswer:
-    """Return what a response, or as much of it as came, says, without thoughts that a model speaks aloud before."""
+    """Return the summary in a response, which may be incomplete, without thoughts that precede it in the text."""
     text = refusal = ""
     is_tool_call = False
     for choice in read_objects(answer.value.get("choices"))[:1]:
@@ -104,29 +101,29 @@ def read_summary(answer: Answer) -> SummaryAnswer:
 
 
 def begins_with_thoughts(begun: str) -> bool:
-    """Return whether a text that begins so begins with the model's thoughts."""
+    """Return whether a text, of which `begun` is the beginning, begins with the model's thoughts."""
     return _THOUGHT.match(begun) is not None
 
 
 def read_number(raw: bytes) -> int | None:
-    """Return a count in a raw member; None where it is none."""
+    """Return the count in a raw member, or None if it is not one."""
     return int(raw[:9]) if raw.isdigit() else None
 
 
 def _can_answer(body: SplitBody) -> bool:
-    """Return whether the model is free to answer in plain words: no call of a tool is demanded, no format, no voice."""
+    """Return whether the request allows a plain text response: it demands no tool call, output format or audio."""
     form, choice = body.member("response_format"), body.member("tool_choice")
     is_plain = form in _PLAIN_FORMATS or read_member(form, "type") == b'"text"'
     return bool(body.items) and is_plain and choice in _FREE_CHOICES and body.member("audio") in _PLAIN_FORMATS
 
 
 def _place(body: SplitBody, instruction: str, *, is_alternating: bool) -> tuple[int, int, bytes] | None:
-    """Return where the instruction goes, and as what: a message behind the last one, or the end of that."""
+    """Return the change that adds the instruction, as a new message or at the end of the last; None if impossible."""
     last = body.items[-1]
     raw = body.content[last.start : last.end]
     message = FORMAT.parse_structure(raw)
     if message.calls:
-        return None  # calls are answered before anything else is said
+        return None  # calls must be answered first
     if not is_alternating or _find_last_speaker(body) == "assistant":
         return last.end, last.end, b"," + _write_message("user", instruction)
     longer = _lengthen(raw, instruction) if message.role == "user" else None
@@ -139,11 +136,11 @@ def _find_last_speaker(body: SplitBody) -> str:
         message = FORMAT.parse_structure(body.content[span.start : span.end])
         if message.role == "user" or (message.role == "assistant" and not message.calls):
             return message.role
-    return "assistant"  # nobody spoke: the user begins
+    return "assistant"  # no message counts, so a user message may follow
 
 
 def _lengthen(raw: bytes, instruction: str) -> bytes | None:
-    """Return a message of the user's with more text at its end; None where its content is neither text nor parts."""
+    """Return a user message with text appended, or None if its content is neither text nor parts."""
     content = read_member(raw, "content")
     if content[:1] == b'"':
         return set_member(raw, "content", content[:-1] + b"\\n\\n" + encode_text(instruction)[1:])
@@ -154,7 +151,7 @@ def _lengthen(raw: bytes, instruction: str) -> bytes | None:
 
 
 def _list_limits(body: SplitBody, room: OutputLimit) -> list[tuple[int, int, bytes]]:
-    """Return the request's limits as they are to be, with their places. Thinking keeps what the request asks for."""
+    """Return the changes that set the request's output limits. At least its own thinking budget is added to them."""
     thinking = read_number(read_member(body.member("thinking") or b"{}", "budget_tokens")) or 0
     limit = b"%d" % (room.visible + max(room.reasoning, thinking))
     spans = [body.members[name] for name in _LIMITS if read_number(body.member(name)) is not None]

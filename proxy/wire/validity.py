@@ -1,8 +1,8 @@
-"""Whether a rewritten history is as valid as the client's own (PROTOCOL §3): the faults that only the rewriting has.
+"""Validity of a rewritten history (PROTOCOL §3): finding the faults that the client's own history does not have.
 
-The client's history is judged once and kept, run by run (`judge_history`, `extend_history`); a rewritten one shares its
-runs, so that only what was written anew, and the runs it cut into, is judged anew. A fault that the client sent itself
-is never reported, whatever it is: the upstream has the last word on it.
+The client's history is judged once, run by run, and kept (`judge_history`, `extend_history`). A rewritten history
+shares its runs, so that only new messages, and the runs that they cut into, are judged again. A fault that the client
+sent itself is never reported: the upstream decides about it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -18,51 +18,49 @@ from proxy.model.messages import MessageStructure, joins_run, list_run_starts
 MOST_MARKERS = 4
 
 Kind = Literal[
-    "flaw",  # a message of ours that is wrong by itself; the subject says how
-    "missing",  # a call without its result directly behind it
-    "misplaced",  # a result that is not directly behind its call
-    "unanswered",  # a call whose result is nowhere
-    "orphan",  # a result whose call is nowhere
+    "flaw",  # a message of ours that is wrong by itself, as the subject says
+    "missing",  # a call without its result directly after it
+    "misplaced",  # a result that is not directly after its call
+    "unanswered",  # a call without a result
+    "orphan",  # a result without a call
     "duplicate",  # an id of more than one call
-    "reasoning",  # reasoning of a kept message that is lost, changed or left alone
-    "instructions",  # a system message of ours, or one of the client's that is gone
-    "protected",  # a message that must stay as it is: pinned, or the newest of the user
+    "reasoning",  # reasoning of a kept message that is lost, changed or separated from its call
+    "instructions",  # a system message that we wrote, or one of the client's that is gone
+    "protected",  # a changed message that must stay as it is: pinned, or the newest of the user
     "userless",  # no user message at all
-    "beginning",  # it begins with an answer or a result
-    "prefill",  # it ends with words of the assistant, which a model would go on with
-    "alternation",  # two of a role in a row where a template refuses that
-    "markers",  # more cache markers than are taken, a longer retention behind a shorter one, or all of them lost
-    "json",  # the word that the output format wants said is gone
+    "beginning",  # the first message is the assistant's or a result
+    "prefill",  # the last message is the assistant's, which a model would continue
+    "alternation",  # two of a role in a row, if the upstream's template refuses that
+    "markers",  # too many cache markers, a longer retention after a shorter one, or all markers lost
+    "json",  # the word "json", which the output format requires, is gone
 ]
 NOWHERE = -1
 
 
 class RequestFault(msgspec.Struct, frozen=True, gc=False, order=True):
-    """A fault: what is wrong, with what (an id, or a word for it), and where in the client's list (NOWHERE: in all)."""
+    """A fault of a rewritten history."""
 
     kind: Kind
-    subject: str = ""
-    place: int = NOWHERE
+    subject: str = ""  # an id, or a word that describes what is wrong
+    place: int = NOWHERE  # in the client's messages; NOWHERE: in the whole history
 
 
 class Rules(msgspec.Struct, frozen=True, gc=False):
     """The demands that a format, an upstream and the rest of the request make on the messages.
 
-    `is_itemised`: calls, texts and reasoning are items of their own, so a run's calls are answered behind all of them.
-    `is_alternating`: the upstream's template refuses two of a role in a row. `needs_json`: the output format does.
-    `markers` are the cache markers that stand before the messages, in order.
+    `is_itemised`: calls, texts and reasoning are items of their own, so the results come after all calls of a run.
     """
 
     is_itemised: bool = False
-    is_alternating: bool = False
-    needs_json: bool = False
-    markers: tuple[str, ...] = ()
+    is_alternating: bool = False  # whether the upstream's template refuses two messages of a role in a row
+    needs_json: bool = False  # whether the output format requires the word "json"
+    markers: tuple[str, ...] = ()  # retentions of the cache markers before the messages, in order
 
 
 class Splice(msgspec.Struct, frozen=True, gc=False):
-    """The client's messages from `start` up to `stop`, and what is sent in their place.
+    """A replacement of the client's messages from `start` up to `stop`.
 
-    `whole` are the places of those among them that stand word for word within one of ours.
+    `whole` are the places of those among them that are contained verbatim in one of ours.
     """
 
     start: int
@@ -71,13 +69,13 @@ class Splice(msgspec.Struct, frozen=True, gc=False):
     whole: tuple[int, ...] = ()
 
     def find_place(self, index: int) -> int:
-        """Return the message of the client's that one of ours stands for; several for fewer stand for the first."""
+        """Return the place of the client's message that one of ours replaces; the first unless they map one to one."""
         is_one_for_one = len(self.structures) == self.stop - self.start
         return self.start + index if is_one_for_one else self.start
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):
-    """A run of messages with its faults: what was said in one go and the results behind it."""
+    """A run of messages (see `joins_run`) with its faults."""
 
     structures: tuple[MessageStructure, ...]
     places: Sequence[int]
@@ -91,27 +89,25 @@ class Run(msgspec.Struct, frozen=True, gc=False):
 
 
 class MessageRuns(msgspec.Struct, frozen=True, gc=False):
-    """A client's messages in runs; `starts` are the places where they begin.
+    """A client's messages in runs.
 
-    What a rewriting is judged by on every request is kept, so that it need not be looked for in all messages: the
-    places of messages that are `odd` (of the system, or wrong by themselves), the place of the user's newest message
-    (NOWHERE for none), and whether any has cache markers.
+    The last three fields are needed on every request, and kept so that the messages need not be searched.
     """
 
     count: int
     runs: list[Run]
-    starts: list[int]
+    starts: list[int]  # the places where the runs begin
     is_itemised: bool
-    odd: tuple[int, ...] = ()
-    newest_user: int = NOWHERE
-    has_markers: bool = False
+    odd: tuple[int, ...] = ()  # places of system messages and of messages with flaws
+    newest_user: int = NOWHERE  # place of the newest user message
+    has_markers: bool = False  # whether any message has cache markers
 
     def find_run(self, place: int) -> int:
-        """Return the index of the run that holds a message."""
+        """Return the index of the run that contains the message at `place`."""
         return bisect_right(self.starts, place) - 1
 
     def structure_at(self, place: int) -> MessageStructure:
-        """Return the structure of a message."""
+        """Return the structure of the message at `place`."""
         index = self.find_run(place)
         return self.runs[index].structures[place - self.starts[index]]
 
@@ -122,9 +118,9 @@ def judge_history(structures: Sequence[MessageStructure], *, is_itemised: bool =
 
 
 def extend_history(known: MessageRuns, count: int, structures: Sequence[MessageStructure]) -> MessageRuns:
-    """Judge a history that shares its first `count` messages with a known one and goes on with these.
+    """Judge a history that shares its first `count` messages with a known one and continues with these.
 
-    The run at the seam is judged again where it is cut, or what comes joins it; those before it are shared.
+    The run at the seam is judged again if it is cut or continued. The runs before it are shared.
     """
     kept = known.find_run(count - 1) if count else 0
     start = known.starts[kept] if count else 0
@@ -161,9 +157,10 @@ def _list_odd(runs: Iterable[Run]) -> tuple[int, ...]:
 def find_faults(
     history: MessageRuns, splices: Sequence[Splice], rules: Rules, protected: Iterable[int] = ()
 ) -> tuple[RequestFault, ...]:
-    """Return the faults of a history so rewritten that the client's own has not; splices in order, none over another.
+    """Return the faults of a rewritten history that the client's own does not have.
 
-    `protected` are the places of messages that must be sent as they are, beside those that always must.
+    The splices are in order and do not overlap. `protected` are the places of messages that must be sent unchanged, in
+    addition to the newest user message.
     """
     if not splices:
         return ()
@@ -181,7 +178,7 @@ def find_faults(
 
 
 class _Rewriting:
-    """Puts the runs of a rewritten history together: the client's own as they are, the others from loose messages."""
+    """A builder of the runs of a rewritten history. It reuses the client's runs, and judges new ones."""
 
     def __init__(self, history: MessageRuns) -> None:
         self.runs: list[Run] = []
@@ -191,7 +188,7 @@ class _Rewriting:
         self._places: list[int] = []
 
     def write(self, splices: Sequence[Splice]) -> None:
-        """Write everything. Raises ValueError where splices are not in order, or not of this history."""
+        """Make all runs. Raises ValueError if the splices are not in order, or not within this history."""
         at = 0
         for splice in splices:
             if not at <= splice.start <= splice.stop <= self._history.count:
@@ -203,7 +200,7 @@ class _Rewriting:
         self._settle()
 
     def _keep(self, start: int, stop: int) -> None:
-        """Keep the client's messages from `start` up to `stop`; of runs that are cut, the part that remains."""
+        """Keep the client's messages from `start` up to `stop`, and of runs that are cut the part in this range."""
         history = self._history
         first = bisect_left(history.starts, start)
         self._keep_loose(start, min(stop, self._start_of(first)))
@@ -235,7 +232,7 @@ class _Rewriting:
         self._places += places
 
     def _reopen(self) -> None:
-        """Take the last run apart: it goes on with what comes. It is one of the client's, or more would be loose."""
+        """Take the last run apart, because the next message continues it. It is always one of the client's."""
         run = self.runs.pop()
         self._shapes += run.structures
         self._places += run.places
@@ -271,7 +268,7 @@ def _judge_run(structures: tuple[MessageStructure, ...], places: Sequence[int], 
 def _judge_calls(
     structures: Sequence[MessageStructure], places: Sequence[int], is_itemised: bool
 ) -> Iterator[RequestFault]:
-    """Yield the faults of calls and results in a run: each call is answered directly behind it, and nothing else is."""
+    """Yield the faults of calls and results in a run: each call must be directly followed by its result."""
     waiting: dict[str, list[int]] = {}
     for structure, place in zip(structures, places, strict=True):
         if structure.role != "tool" and not is_itemised:
@@ -292,7 +289,7 @@ def _list_missing(waiting: Mapping[str, Sequence[int]]) -> Iterator[RequestFault
 
 
 def _judge_whole(runs: Sequence[Run], rules: Rules) -> set[RequestFault]:
-    """Return the faults that only the whole list shows. Comprehensions, for speed: it is asked on every request."""
+    """Return the faults that only the whole list shows. Uses comprehensions for speed: it runs on every request."""
     found: set[RequestFault] = set()
     calls = [call for run in runs if run.calls for call in run.calls]
     called, answered = set(calls), {result for run in runs if run.results for result in run.results}
@@ -330,7 +327,7 @@ def _judge_markers(markers: Sequence[str]) -> Iterator[RequestFault]:
 
 
 def _judge_turns(runs: Iterable[Run]) -> Iterator[RequestFault]:
-    """Yield faults of roles in turn as templates of the Mistral family count them: without calls and results."""
+    """Yield faults of alternating roles as templates of the Mistral family count them: without calls and results."""
     previous = "assistant"
     for run in runs:
         for structure, place in zip(run.structures, run.places, strict=True):
@@ -341,7 +338,7 @@ def _judge_turns(runs: Iterable[Run]) -> Iterator[RequestFault]:
 
 
 def _judge_reasoning(history: MessageRuns, fresh: Iterable[Run]) -> Iterator[RequestFault]:
-    """Yield where reasoning left the call it led to, or as an item of its own, what was said in one go with it."""
+    """Yield a fault for each kept message that lost reasoning of its run, or whose reasoning changed."""
     for run in fresh:
         for structure, place in zip(run.structures, run.places, strict=True):
             if (
@@ -358,7 +355,7 @@ def _is_bound_as_before(history: MessageRuns, run: Run, structure: MessageStruct
     known = history.runs[history.find_run(place)]
     if not (run.has_reasoning or known.has_reasoning):
         return True
-    # Runs that stood apart may have come to stand together; each must be there whole.
+    # Runs that were separate may now be one; each must be complete in it.
     now, before = _list_said(run), _list_said(known)
     return any(now[i : i + len(before)] == before for i in range(len(now)))
 
@@ -368,7 +365,7 @@ def _list_said(run: Run) -> list[tuple[bytes, tuple[str, ...]]]:
 
 
 def _judge_splices(history: MessageRuns, splices: Iterable[Splice], protected: Iterable[int]) -> Iterator[RequestFault]:
-    """Yield the faults that a rewriting has wherever it has them."""
+    """Yield the faults of the replacements by themselves, which the client's own history cannot excuse."""
     kept = sorted({*protected, history.newest_user})
     for splice in splices:
         odd = history.odd[bisect_left(history.odd, splice.start) : bisect_left(history.odd, splice.stop)]
@@ -387,28 +384,24 @@ def _judge_splices(history: MessageRuns, splices: Iterable[Splice], protected: I
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """The verdict that a history so rewritten has no fault that the client's own has not.
+    """The verdict that a rewritten history has no fault that the client's own does not have.
 
-    It lasts where what is new has nothing to do with what was replaced (no id of a call is in both): then whatever is
-    wrong with it is wrong in the client's own history too. Otherwise the history is judged as a whole.
-
-    `stop` is where its splices end. What was written, and the run that may join it, is told by the runs up to the
-    `seam`, the first that begins behind that, at index `first`. `newest` is the run at index `last` up to which what
-    follows was looked at, `newest_user` the place of the user's newest message. `ids` are as `list_replaced` has them.
+    It stays valid for later requests while new messages share no call id with the replaced ones: then whatever is wrong
+    with a new message is also wrong in the client's own history. Otherwise the whole history is judged again.
     """
 
     rules: Rules
-    ids: frozenset[str]
-    stop: int
-    first: int
-    seam: Run
-    last: int
-    newest: Run
-    newest_user: int
+    ids: frozenset[str]  # the result of `list_replaced`
+    stop: int  # the end of the splices
+    first: int  # the index of `seam`
+    seam: Run  # the first run that begins at or after `stop`; the verdict depends on the runs up to it
+    last: int  # the index of `newest`
+    newest: Run  # the last run that was checked for `ids`
+    newest_user: int  # the place of the newest user message
 
 
 def list_replaced(structures: Sequence[MessageStructure], splices: Iterable[Splice]) -> frozenset[str]:
-    """Return the ids of all calls and results that are replaced, or that replace; `structures` are the client's."""
+    """Return the ids of all calls and results that are replaced or added. `structures` are the client's."""
     ids: set[str] = set()
     for splice in splices:
         for structure in (*splice.structures, *structures[splice.start : splice.stop]):
@@ -419,8 +412,8 @@ def list_replaced(structures: Sequence[MessageStructure], splices: Iterable[Spli
 def make_verdict(
     history: MessageRuns, splices: Sequence[Splice], rules: Rules, replaced: frozenset[str]
 ) -> Verdict | None:
-    """Return the verdict on a history in which no fault was found; None where it would not last."""
-    # with words of ours in it the beginning of what is sent does not hang on what follows
+    """Return the verdict on a history in which no fault was found, or None if it would not stay valid."""
+    # if we wrote a message, the beginning of the history does not depend on later messages
     if not _may_last(history, rules) or all(
         structure.role == "system" for each in splices for structure in each.structures
     ):
@@ -433,7 +426,7 @@ def make_verdict(
 
 
 def extend_verdict(verdict: Verdict, history: MessageRuns, rules: Rules) -> Verdict | None:
-    """Return the verdict on another history with the same splices; None where it is not known to be the same."""
+    """Return the verdict on another history with the same splices, or None if it is not certain to be the same."""
     first, stop, runs = verdict.first, verdict.stop, history.runs
     if rules != verdict.rules or not _may_last(history, rules):
         return None
@@ -441,7 +434,7 @@ def extend_verdict(verdict: Verdict, history: MessageRuns, rules: Rules) -> Verd
         return None
     if history.newest_user < stop and history.newest_user != verdict.newest_user:
         return None
-    # histories that have a run in common have all before it, for they are extended at their end
+    # histories that share a run share all runs before it, because they only grow at their end
     is_known = verdict.last < len(runs) and runs[verdict.last] is verdict.newest
     if _has_any(history, 1 + (verdict.last if is_known else first), verdict.ids):
         return None
@@ -455,10 +448,10 @@ def _conclude(history: MessageRuns, rules: Rules, ids: frozenset[str], stop: int
 
 
 def _may_last(history: MessageRuns, rules: Rules) -> bool:
-    """Return whether each run can be judged without those that are not beside it."""
+    """Return whether each run can be judged with only its neighbours."""
     return not (history.has_markers or rules.markers or rules.needs_json or rules.is_alternating)
 
 
 def _has_any(history: MessageRuns, start: int, ids: frozenset[str]) -> bool:
-    """Return whether one of these ids is in the runs from one on."""
+    """Return whether one of these ids is in the runs from index `start` on."""
     return not ids.isdisjoint([id for run in history.runs[start:] for id in (*run.calls, *run.results)])

@@ -129,7 +129,7 @@ def _list_reference_ids(task: SummaryTask) -> tuple[str, ...]:
 
 
 def _find_fault(text: str, sections: Sections, task: SummaryTask, count: Callable[[str], int]) -> str:
-    """Return the reason why a text is no acceptable summary, empty for none."""
+    """Return the reason why a text is not an acceptable summary, or empty if it is."""
     if not text:
         return "empty"
     if len(text) >= _MOST_CHARACTERS * task.most:

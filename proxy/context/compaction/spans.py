@@ -1,4 +1,4 @@
-"""Which messages a summary is made of, when that is due, and which summaries are merged (FEATURES M9)."""
+"""Selection of the messages to summarize, of the time to do so, and of the summaries to merge (FEATURES M9)."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
@@ -23,14 +23,14 @@ class MessageRange(msgspec.Struct, frozen=True, gc=False):
 
 
 def compute_max_span(window: int, output: int) -> int:
-    """Return the most tokens of a span for a model with this window, which is to give so many."""
+    """Return the most tokens of a span for a model with this window, and a summary of `output` tokens."""
     return max(0, int(SPAN_SHARE * (window - output)))
 
 
 def choose_span(index: ConversationIndex, begin: int, most: int) -> MessageRange | None:
-    """Return the span that begins at a place and has at most so many tokens, None where there is too little.
+    """Return the span that begins at place `begin` and has at most `most` tokens, or None if it would be too short.
 
-    It has more only where its first three messages have: a transcript cuts what is too large.
+    It has more tokens only if its first three messages do: a transcript shortens what is too large.
     """
     first = next((i for i, step in enumerate(index.steps) if step.start >= begin), len(index.steps))
     reach = _find_reach(index, first, _find_span_end(index), most)
@@ -43,7 +43,7 @@ def choose_span(index: ConversationIndex, begin: int, most: int) -> MessageRange
 
 
 def _find_span_end(index: ConversationIndex) -> int:
-    """Return the step at which spans end: where the newest turns begin, or behind groups of calls that are in these."""
+    """Return the step at which spans end: at the newest turns, or later if these have calls before the tail."""
     tail = find_tail_step(index, RECENT_GROUPS)
     newest = _find_newest_turn(index)
     is_acting = any(step.has_calls for step in index.steps[newest:tail])
@@ -55,7 +55,7 @@ def _find_newest_turn(index: ConversationIndex) -> int:
 
 
 def _find_reach(index: ConversationIndex, first: int, limit: int, most: int) -> int:
-    """Return the step up to which there is room."""
+    """Return the step at which a span of at most `most` tokens ends, starting with step `first`."""
     tokens = messages = 0
     for i in range(first, limit):
         tokens += index.steps[i].tokens
@@ -66,7 +66,7 @@ def _find_reach(index: ConversationIndex, first: int, limit: int, most: int) -> 
 
 
 def _list_turns(index: ConversationIndex, first: int, reach: int) -> Iterator[int]:
-    """List the steps before which a turn ends that is older than the newest."""
+    """Yield the steps at which a turn begins, up to the newest turns."""
     for i in range(first + 1, min(reach, _find_newest_turn(index)) + 1):
         if i < len(index.steps) and index.steps[i].turn > index.steps[i - 1].turn:
             yield i
@@ -87,20 +87,20 @@ _LEAD_TIMES = 2
 
 
 class ConversationGrowth(msgspec.Struct, frozen=True, gc=False):
-    """The growth of a conversation: tokens that a call adds to it, and seconds between two, None where unknown."""
+    """The growth of a conversation: the tokens that a call adds, and the seconds between calls, None if unknown."""
 
     tokens: float
     seconds: float | None
 
     def find_time(self, left: int) -> float:
-        """Return the seconds until so many more tokens are there, if it goes on so."""
+        """Return the seconds until the conversation has `left` more tokens, at the same rate."""
         if self.seconds is None or left <= 0:
             return 0.0
         return left / self.tokens * self.seconds if self.tokens else inf
 
 
 def should_start_summary(left: int, pace: ConversationGrowth, takes: float, *, is_warm: bool) -> bool:
-    """Return whether it is time for a summary that `takes` so many seconds, `left` tokens before the high mark."""
+    """Return whether to start a summary that takes `takes` seconds now, `left` tokens before the high mark."""
     return is_warm or pace.find_time(left) < _LEAD_TIMES * takes
 
 
@@ -108,7 +108,10 @@ WITHOUT_MODEL: SummaryLevel = 3
 
 
 def list_live_summaries(summaries: Sequence[Summary]) -> list[Summary]:
-    """Those that stand for messages now, in their order; `summaries` are all that hold on a path, oldest first."""
+    """Return the summaries that are not replaced, in the order of their spans.
+
+    `summaries` are all that apply to a path, oldest first. Of overlapping ones the widest stays, else the newest.
+    """
     replaced = {id for each in summaries for id in (*each.supersedes, *each.parents)}
     standing = [(i, each) for i, each in enumerate(summaries) if each.id not in replaced]
     by_width = sorted(standing, key=lambda found: (found[1].start - found[1].stop, -found[0]))
@@ -120,12 +123,12 @@ def list_live_summaries(summaries: Sequence[Summary]) -> list[Summary]:
 
 
 def is_worth_sending(summary: Summary) -> bool:
-    """Return whether a summary says more than a ledger, so that it may be shown: whether a model wrote it."""
+    """Return whether a summary says more than a ledger: whether a model wrote it, or it merges others."""
     return summary.level < WITHOUT_MODEL or bool(summary.parents)
 
 
 def compute_ranks(summaries: Iterable[Summary]) -> dict[str, int]:
-    """Return how many rounds of condensation lie beneath each, 0 for leaves; parents come before their children."""
+    """Return the number of levels of condensation below each summary, 0 for leaves. Parents come before children."""
     ranks: dict[str, int] = {}
     for each in summaries:
         ranks[each.id] = 1 + max((ranks.get(id, 0) for id in each.parents), default=-1)
@@ -137,7 +140,7 @@ _EXTRA_DEPTH = 2
 
 
 class MergeCandidate(msgspec.Struct, frozen=True, gc=False):
-    """A live summary: its span, its tokens, its rank (0 for a leaf), and of how many leaves it is made."""
+    """A live summary with its span, tokens, rank (0 for a leaf) and the number of leaves that it is made of."""
 
     id: str
     start: int
@@ -148,7 +151,7 @@ class MergeCandidate(msgspec.Struct, frozen=True, gc=False):
 
 
 def list_merge_candidates(live: Sequence[Summary], known: Mapping[str, Summary]) -> list[MergeCandidate]:
-    """Return the live summaries as nodes; `known` are all of a session by their ids, oldest first."""
+    """Return the live summaries as candidates. `known` are all summaries of the session by id, oldest first."""
     ranks = compute_ranks(known.values())
     return [
         MergeCandidate(each.id, each.start, each.stop, each.tokens, ranks[each.id], _count_leaves(each, known))
@@ -157,13 +160,13 @@ def list_merge_candidates(live: Sequence[Summary], known: Mapping[str, Summary])
 
 
 def _count_leaves(summary: Summary, known: Mapping[str, Summary]) -> int:
-    """Of how many leaves it is made; one whose parents nobody knows counts as a leaf."""
+    """Return the number of leaves that a summary is made of. One whose parents are unknown counts as a leaf."""
     parents = [known[id] for id in summary.parents if id in known]
     return sum(_count_leaves(parent, known) for parent in parents) or 1
 
 
 def choose_merge(nodes: Sequence[MergeCandidate], room: int) -> Sequence[MergeCandidate]:
-    """Return the neighbours to merge next so that all fit into so many tokens; empty where none need to, or can."""
+    """Return the adjacent summaries to merge next so that all fit into `room` tokens; empty if none need to, or can."""
     if sum(node.tokens for node in nodes) <= room:
         return ()
     equals = [run for run in _list_runs(nodes, FAN_IN) if len({node.rank for node in run}) == 1]
@@ -174,7 +177,7 @@ def choose_merge(nodes: Sequence[MergeCandidate], room: int) -> Sequence[MergeCa
 
 
 def _list_runs(nodes: Sequence[MergeCandidate], size: int) -> Iterator[Sequence[MergeCandidate]]:
-    """So many neighbours without a gap, in every place."""
+    """Yield all runs of `size` adjacent summaries without a gap."""
     for i in range(len(nodes) - size + 1):
         run = nodes[i : i + size]
         if all(run[k].stop == run[k + 1].start for k in range(size - 1)):
@@ -186,11 +189,11 @@ def _compute_rank(run: Sequence[MergeCandidate]) -> int:
 
 
 def _is_shallow(run: Sequence[MergeCandidate]) -> bool:
-    """Return whether the merged node lies no deeper than log4 of its leaves, and two."""
+    """Return whether the rank of the merged summary is at most log4 of its leaves, plus two."""
     least: int = FAN_IN ** max(0, _compute_rank(run) - _EXTRA_DEPTH)
     return least <= sum(node.leaves for node in run)
 
 
 def is_merge_smaller(run: Sequence[MergeCandidate], tokens: int) -> bool:
-    """Return whether a summary of so many tokens is worth having in place of these."""
+    """Return whether a summary of `tokens` is smaller than the run that it would replace."""
     return tokens < sum(node.tokens for node in run)

@@ -1,4 +1,4 @@
-"""How long the path of a call is in our own code: `python -m benchmarks.path`, ten seconds.
+"""How long the path of a call is in our own code: `python benchmarks/path.py`, ten seconds.
 
 Counts the modules of `proxy` that one call enters, and the Python functions of `proxy` that it runs, in the event
 loop's thread of a real server: from before the request is sent until the server has been idle for a moment, so that
@@ -21,6 +21,9 @@ from collections import Counter
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+if not __package__:  # run as a file: its own folder is searched for packages, in place of the one above
+    sys.path[0] = str(Path(__file__).parents[1])
 
 from benchmarks.processes import Nursery
 from benchmarks.targets import HARNESS_CORE, Setting, start_mock, start_palimpsest

@@ -18,7 +18,7 @@ class StorePolicy:
 
     path: Path
     durability: Durability = "normal"  # acknowledged records survive a power cut ("full") or only a kill ("normal")
-    spool_bytes: int = 64 * 1024 * 1024  # of records in memory while the file cannot be written; at least one record's
+    spool_bytes: int = 64 * 1024 * 1024  # of records in memory while writes fail; must exceed the largest record
     max_bytes: int = 0  # of log.db, without its write-ahead log and journal (4 MiB); 0: no cap
     busy_ms: int = 200  # how long one attempt waits for another process's lock
     hold_ms: int = 500  # how long a record that is not urgent may wait for one that is

@@ -1,6 +1,6 @@
 """palimpsest: a transparent, OpenAI-compatible reverse proxy that records and manages an LLM agent's context.
 
-Rule: rooms import only what lies below them (ARCHITECTURE.md); the contracts in pyproject.toml hold it.
+Each layer imports only from the layers below it (ARCHITECTURE.md). The import contracts in pyproject.toml enforce this.
 """
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`python -m proxy` and the console script: joins the command line to the functions that it calls."""
+"""The entry point of `python -m proxy` and of the console script: connects the command line to what it calls."""
 
 from proxy.app import serve
 from proxy.assembly import ask_server, build_tally, find_link, measure, open_log

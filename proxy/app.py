@@ -1,4 +1,4 @@
-"""The server as a whole: its log lines, its start, and what is printed then. How it stops is in `proxy/shutdown`."""
+"""The server's start: logging, wiring, and the banner that it prints. `proxy/shutdown` describes how it stops."""
 
 import asyncio
 import contextlib
@@ -43,14 +43,14 @@ from proxy.worker.outlines import has_grammars
 
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
-_UVICORN_SECONDS = 3  # after the limit uvicorn would cancel what is left its own way; it never comes to that
+_UVICORN_SECONDS = 3  # uvicorn's own limit is this much later than ours, so that it is never reached
 _REPEATS_SECONDS = 60.0
 
 _log = logging.getLogger("palimpsest")
 
 
 class RepeatCountingStream(logging.StreamHandler[TextIO]):
-    """Writes the first of equal lines, and a minute later or at the end, in one line, how often it was repeated."""
+    """Writes the first of equal log lines and counts the others. A minute later or at exit one line gives the count."""
 
     def __init__(self, stream: TextIO, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stream)
@@ -59,7 +59,7 @@ class RepeatCountingStream(logging.StreamHandler[TextIO]):
         self._timer: threading.Timer | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, or count it where it was written before. Called with the handler's lock held."""
+        """Write a line, or count it if it has been written before. Called with the handler's lock held."""
         now = self._now()
         self._write_counts_before(now - _REPEATS_SECONDS)
         problem = repr(record.exc_info[1]) if record.exc_info else ""
@@ -76,7 +76,7 @@ class RepeatCountingStream(logging.StreamHandler[TextIO]):
             self._timer.start()
 
     def close(self) -> None:
-        """Write what was counted and not written yet; logging calls this when the process ends."""
+        """Write the counts that are still due. `logging` calls this when the process ends."""
         with self.lock or contextlib.nullcontext():
             if self._timer is not None:
                 self._timer.cancel()
@@ -89,7 +89,7 @@ class RepeatCountingStream(logging.StreamHandler[TextIO]):
             self._write_counts_before(math.inf)
 
     def _write_counts_before(self, time: float) -> None:
-        """Write how often each line that was first written before a time was repeated, and forget it."""
+        """Forget the lines first written before `time`, and write how often each of them was repeated."""
         while self._written and (line := next(iter(self._written.values()))).first <= time:
             del self._written[next(iter(self._written))]
             if line.count:
@@ -98,7 +98,7 @@ class RepeatCountingStream(logging.StreamHandler[TextIO]):
 
 @dataclass
 class _Line:
-    """A line that was written, and how often it was repeated since."""
+    """A line that was written, and how often it has been repeated since."""
 
     record: logging.LogRecord
     first: float
@@ -112,18 +112,18 @@ class _Line:
 
 
 class CannotListen(ProxyError):
-    """The address is taken, or none of this machine's."""
+    """The address is in use, or is not an address of this machine."""
 
 
 def serve(settings: Settings) -> int:
-    """Run the server until it is told to stop; return 0, or 1 if it could not start or has lost records."""
+    """Run the server until a signal stops it. Return 0, or 1 if it could not start or has lost records."""
     logging.basicConfig(
         handlers=[RepeatCountingStream(sys.stderr)],
         level=logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
     _log.setLevel(logging.INFO)
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # server/http11 says more of bad requests
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # server/http11 logs bad requests itself
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(settings))
@@ -167,7 +167,7 @@ async def _run(settings: Settings) -> None:
 
 
 async def _warm(engine: Engine, health: Health) -> None:
-    """Load what calls need beside the first of them; the server is ready then, even if it cannot be loaded."""
+    """Load what calls need while the first ones are served. The server is ready afterwards, even if loading failed."""
     try:
         await engine.warm()
     finally:
@@ -217,7 +217,7 @@ def _listen(policy: ServerPolicy) -> socket.socket:
 
 
 def _check_address(settings: Settings, address: str, port: int) -> None:
-    """Raise ConfigError where serving here would give a key away, or calls would come back for ever."""
+    """Raise ConfigError if listening here would expose a key, or if an upstream leads back to this server."""
     settings.check_network(address)
     what = "is where this server itself listens; name the provider's address, or choose another --port"
     problems = [
@@ -243,13 +243,13 @@ def _describe_settings(settings: Settings) -> tuple[tuple[str, str], ...]:
 
 
 def _describe_upstream(policy: UpstreamPolicy) -> str:
-    """Return an upstream's name and address, and those of its proxy without user and password."""
+    """Return an upstream's name and address, and the address of its proxy without user and password."""
     proxy = urlsplit(policy.proxy).netloc.rpartition("@")[2]
     return f"{policy.name}: {policy.base_url}" + (f" (through the proxy {proxy})" if proxy else "")
 
 
 def _describe_shortening(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield what is shortened of which formats and from where on, and which formats are only recorded."""
+    """Yield which formats are shortened, from how many tokens on, and which formats are only recorded."""
     if settings.mode == "manage":
         soft = make_budget(None, None, None, settings.budget_policy()).soft
         paths = ", ".join(FORMATS[wire].path_ending for wire in FORMATS if wire in MANAGED_WIRES)
@@ -260,7 +260,7 @@ def _describe_shortening(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def _describe_missing(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield what is done otherwise because an optional package is not installed."""
+    """Yield what works differently because an optional package is not installed."""
     if settings.mode == "manage" and settings.files.outline and not has_grammars():
         yield "outlines", "of Python, JSON and the like; those of other source code need the extra outlines (README.md)"
     if settings.mode != "bypass" and not has_encoder():
@@ -274,7 +274,7 @@ def _describe_ceiling(tokens: int | None) -> str:
 def _print_banner(settings: Settings, policy: ServerPolicy, port: int) -> None:
     host = f"[{policy.host}]" if ":" in policy.host else policy.host
     address = f"http://{host}:{port}"
-    # What is no terminal is kept by somebody: a file, a container's log, a journal.
+    # Only a terminal is shown the token: anything else (a file, a container's log, a journal) is stored.
     page = f"{address}/-/?token={quote(policy.admin_token, safe='')}" if sys.stderr.isatty() else f"{address}/-/"
     facts = [
         *_describe_settings(settings),

@@ -1,4 +1,4 @@
-"""The only place that builds the engine, its store and its upstreams. Nothing but wiring: everything is passed in."""
+"""The only place that builds the engine, its store and its upstreams. It contains wiring only."""
 
 import asyncio
 import contextlib
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
 _TOKEN_FILE = "admin-token"
 _ADDRESS_FILE = "address"
-# One message is weighed for so much of the cache, beside it: 65,536 as it is by default, 11 MB.
+# One token count is kept per this many bytes of the cache's size, in addition to it: by default 65,536 counts, 11 MB.
 _CACHE_FOR_A_WEIGHT = 1024
 _FINISH_SECONDS = 2.0
 
@@ -94,7 +94,7 @@ def find_admin_token(settings: Settings) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running engine. `hop_id` names it to itself, so that a loop of proxies is found (BEHAVIOUR B40)."""
+    """A running engine. It marks its calls with `hop_id`, so that it detects a loop of proxies (BEHAVIOUR B40)."""
 
     exchanges: ExchangeService
     archive: Archive
@@ -111,17 +111,17 @@ class Engine:
     hop_id: str
 
     def prepare(self) -> None:
-        """Load what would hold up other calls later. Blocks for 50 ms."""
+        """Load what would block calls if it were loaded later. Blocks for 50 ms."""
         self.tokenizer.prepare(COUNTED_IN)
 
     async def warm(self) -> None:
-        """Load, beside the first calls, what they need. What cannot be loaded is done without."""
+        """Load what calls need while the first ones are served. The engine works without what cannot be loaded."""
         await self.models.open()
         with contextlib.suppress(WorkerLost):
             await asyncio.gather(asyncio.to_thread(self.tokenizer.warm, COUNTED_IN), self.worker.start())
 
     async def close(self, seconds: float = math.inf) -> None:
-        """Finish tasks, those that the next start can do within `seconds`; write everything down and close the log."""
+        """Wait at most `seconds` for tasks, which the next start can resume; write what is pending, close the log."""
         await self.tasks.finish(min(_FINISH_SECONDS, seconds))
         await self.worker.close()
         for upstream in self.upstreams:
@@ -211,9 +211,9 @@ def build_controller(
     holdout: Holdout,
     hard_wait_seconds: float,
 ) -> ContextController:
-    """Wire what decides what is sent. `providers` are by the upstream's name.
+    """Build the controller that decides what is sent. The keys of `providers` are names of upstreams.
 
-    No call waits longer for its plan, and for a summary that is being made, than `hard_wait_seconds` together.
+    A call waits at most `hard_wait_seconds` for its plan and for a summary under way together.
     """
     calibrator = CacheCalibrator(models.counter, providers)
     bus.subscribe(AnswerRead, calibrator.note_answer)
@@ -303,7 +303,7 @@ def _build_compaction(
 def build_upstream(
     policy: UpstreamPolicy, tasks: TaskRunner, descriptors: Descriptors, hop_id: str
 ) -> "DirectClient | ProxiedClient":
-    """Return the client of an upstream. One behind a proxy is httpx's, which is imported for it only: 60 ms, 6 MB."""
+    """Return the client of an upstream. Only one behind a proxy needs httpx, whose import costs 60 ms and 6 MB."""
     if not policy.proxy:
         return DirectClient(policy, tasks.spawn, WriteBatcher(tasks.held), descriptors, hop_id=hop_id)
     from proxy.upstream.httpx_client import ProxiedClient  # noqa: PLC0415 - as said above
@@ -314,7 +314,7 @@ def build_upstream(
 def build_models(
     settings: Settings, tokenizer: CountingTokenizer, tasks: TaskRunner, worker: WorkerProcess | None = None
 ) -> Models:
-    """Build what is known of models. Neither the map nor an encoder is read before it is needed."""
+    """Build the catalog of models and the token counter. Their files are read when they are first needed."""
     clock = SystemClock()
     catalog = ModelCatalog(settings.stated_windows(), settings.stated_prices(), clock)
     counting = TokenCounter(tokenizer, settings.engine_policy().cache_bytes // _CACHE_FOR_A_WEIGHT, worker)
@@ -322,7 +322,7 @@ def build_models(
 
 
 def find_prompt_hook(settings: Settings) -> PromptHook | None:
-    """Return the function that may change instructions for summaries; None where none is set. Raises ConfigError."""
+    """Return the function that may change the prompts of summaries, or None if none is set. Raises ConfigError."""
     path = settings.compaction.prompt_hook
     if not path:
         return None
@@ -342,12 +342,12 @@ def find_prompt_hook(settings: Settings) -> PromptHook | None:
 
 
 def build_tally() -> Tally:
-    """Return what counts messages for commands. No encoder is read before it is needed."""
+    """Return the function that counts tokens for commands. An encoder is loaded when it is first needed."""
     return TokenCounter(CountingTokenizer()).count_messages
 
 
 async def measure(settings: Settings) -> SavingsInputs:
-    """Return what `palimpsest savings` prices sessions with. Reads the map of models."""
+    """Return the models and the budget with which `palimpsest savings` prices sessions. Reads the model catalog."""
     catalog = ModelCatalog(settings.stated_windows(), settings.stated_prices(), SystemClock())
     await catalog.open()
     return SavingsInputs(lambda upstream, model: catalog.find(LimitKey(upstream, model)), settings.budget_policy())
@@ -357,7 +357,7 @@ async def measure(settings: Settings) -> SavingsInputs:
 def note_address(settings: Settings, port: int) -> Iterator[None]:
     """Keep the running server's address in the data directory, for commands and for the container's health check.
 
-    Where it cannot be kept the server runs all the same; commands then go by the settings.
+    If the file cannot be written, the server runs all the same, and commands use the address in the settings.
     """
     path = settings.data / _ADDRESS_FILE
     try:
@@ -372,7 +372,7 @@ def note_address(settings: Settings, port: int) -> Iterator[None]:
 
 
 def find_address(settings: Settings) -> str:
-    """Return where the server is: at the port of the settings; if they name none, where the running server noted."""
+    """Return the server's address: from the settings if they name a port, else the one that the server has noted."""
     if not settings.server.port or "port" not in settings.server.model_fields_set:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if noted := (settings.data / _ADDRESS_FILE).read_text("ascii").strip():
@@ -381,14 +381,14 @@ def find_address(settings: Settings) -> str:
 
 
 def find_link(settings: Settings) -> str:
-    """Return the link to the server's page, with the admin token. Raises NotFound where there is no token yet."""
+    """Return the link to the server's page, with the admin token. Raises NotFound if there is no token yet."""
     return f"{find_address(settings)}/-/?token={quote(_read_token(settings), safe='')}"
 
 
 def ask_server(settings: Settings, path: str, body: bytes) -> tuple[int, bytes]:
-    """Send a request to the API of the running server; return status and body of the response.
+    """Send a request to the API of the running server. Return the status and body of the response.
 
-    Raises NotFound where there is no token to ask it with, and UpstreamUnreachable where it does not answer.
+    Raises NotFound if there is no admin token, and UpstreamUnreachable if the server does not respond.
     """
     address, token = find_address(settings), _read_token(settings)
     from proxy.upstream.httpx_client import AdminClient  # noqa: PLC0415 - other commands do without httpx
@@ -404,10 +404,10 @@ def _read_token(settings: Settings) -> str:
 
 
 def open_log(settings: Settings) -> SqliteReader:
-    """Open the log for reading, beside a server that may write it; its methods raise StoreUnavailable if it is none.
+    """Open the log for reading; a running server may write it at the same time.
 
-    Raises it itself where a write-ahead log of another file lies beside it.
-    Beside a server it may lack the last few milliseconds; what a killed server left in its journal is brought in first.
+    Recovers first what a killed server left in its journal. Of a running server, the last few milliseconds may be
+    missing. Raises StoreUnavailable if the write-ahead log belongs to another file; the methods do if it is no log.
     """
     policy = settings.store_policy()
     recover_log(policy)

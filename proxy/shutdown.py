@@ -2,12 +2,12 @@
 
 1. Before the server listens, SIGTERM cancels the start; the exit code is 0.
 2. The first signal begins the drain. `/-/ready` responds 503, no connection is accepted, idle connections are closed,
-   and those with a request under way are closed when it has its response.
-3. Shortly before `server.drain_seconds` are over, calls that are left are cancelled: each is recorded as aborted, and
-   its client gets 503 `shutting_down` where nothing was sent, else a broken connection.
-4. At the limit, connections whose clients take nothing of what they are still to get are aborted.
-5. Then the engine finishes its own tasks, writes everything down and closes the log (`Engine.close`). The exit code is
-   0, or 1 if records were lost.
+   and a connection with a request under way is closed after its response.
+3. Shortly before `server.drain_seconds` are over, the remaining calls are cancelled. Each is recorded as aborted. Its
+   client gets 503 `shutting_down` if nothing has been sent to it, else its connection is broken off.
+4. At the limit, connections whose clients do not read the rest of their responses are aborted.
+5. Then the engine finishes its own tasks, writes everything that is pending and closes the log (`Engine.close`). The
+   exit code is 0, or 1 if records were lost.
 
 A second signal goes to step 3 at once.
 """
@@ -25,16 +25,16 @@ from proxy.engine.runtime import TaskRunner
 from proxy.server.health import Health
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# What it takes to end a call that is left, to record it and to close its connections: 0.6 ms on a busy machine.
+# The time to cancel one call, to record it and to close its connections. Measured: 0.6 ms on a busy machine.
 _CUT_SECONDS_PER_CALL = 0.0015
 _CUT_SECONDS = 0.25
 _CUT_FRACTION = 2 / 3
 
 
 def cancel_start_on_sigterm() -> None:
-    """Cancel the task at hand on SIGTERM, until a `DrainingServer` takes the signals itself.
+    """Cancel the current task on SIGTERM, until a `DrainingServer` handles the signals itself.
 
-    In a container a signal that nobody handles does nothing. SIGINT is asyncio's to handle until then.
+    As process 1 of a container, a process ignores signals that it has no handler for. asyncio handles SIGINT.
     """
     starting = asyncio.current_task()
     assert starting is not None, "the start is a coroutine"
@@ -42,12 +42,12 @@ def cancel_start_on_sigterm() -> None:
 
 
 def compute_cut_seconds(calls: int, drain_seconds: float) -> float:
-    """Return how long before the limit so many calls that are left must be cancelled, to be done with at the limit."""
+    """Return how many seconds before the limit `calls` must be cancelled, so that all have ended at the limit."""
     return min(_CUT_SECONDS + calls * _CUT_SECONDS_PER_CALL, drain_seconds * _CUT_FRACTION)
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn's server, which drains as this module says; uvicorn's own limit is later, and is never reached."""
+    """uvicorn's server with the drain that this module describes. uvicorn's own limit is later and never reached."""
 
     def __init__(self, config: uvicorn.Config, health: Health, tasks: TaskRunner, drain_seconds: float) -> None:
         super().__init__(config)
@@ -60,12 +60,12 @@ class DrainingServer(uvicorn.Server):
 
     @property
     def seconds_left(self) -> float:
-        """Return what is left of the time that stopping may take."""
+        """Return how many seconds of the drain are left; infinite before it begins."""
         return self._ends_at - asyncio.get_running_loop().time()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Have the event loop handle signals; uvicorn would raise them again at the end, for another exit code."""
+        """Handle signals in the event loop. uvicorn would raise them again at the end, which changes the exit code."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._handle_signal)
@@ -83,11 +83,11 @@ class DrainingServer(uvicorn.Server):
         self._is_told_to_stop.set()
 
     async def main_loop(self) -> None:
-        """Wait for a signal; uvicorn's wakes up ten times a second, for a date header that we do not send."""
+        """Wait for a signal. uvicorn's loop wakes up ten times a second for a date header that we do not send."""
         await self._is_told_to_stop.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain: uvicorn closes the listener and idle connections, and waits for the others, which `_cut` bounds."""
+        """Drain: uvicorn closes the listener and idle connections; it waits for the others as long as `_cut` allows."""
         self._ends_at = asyncio.get_running_loop().time() + self._drain_seconds
         self._cut()
         try:
@@ -97,7 +97,7 @@ class DrainingServer(uvicorn.Server):
             self._timer.cancel()
 
     def _cut(self) -> None:
-        """Cancel what is left, as late as the limit allows. No call comes meanwhile, so that it never gets earlier."""
+        """Cancel the remaining calls as late as the limit allows. No new call comes, so this never gets earlier."""
         wait = self.seconds_left - compute_cut_seconds(len(self.server_state.tasks), self._drain_seconds)
         if wait > 0:
             self._timer = asyncio.get_running_loop().call_later(wait, self._cut)
@@ -108,7 +108,7 @@ class DrainingServer(uvicorn.Server):
     def _cancel_calls(self) -> None:
         self._tasks.cancel()
         for task in self.server_state.tasks:
-            if task not in self._tasks:  # its request is not whole yet
+            if task not in self._tasks:  # its request has not arrived completely
                 task.cancel()
 
     def _abort_all(self) -> None:

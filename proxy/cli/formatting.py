@@ -20,7 +20,7 @@ _TIP_DIGITS = 10
 
 
 def make_plain(text: str) -> str:
-    """Replace control characters, but for line breaks and tabs."""
+    """Replace control characters except line breaks and tabs."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
@@ -67,7 +67,7 @@ def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def format_plan(plan: Plan) -> Iterator[str]:
-    """Yield lines on what was decided for a round. A count that is not known has no line."""
+    """Yield lines that describe the plan of a round. An unknown count has no line."""
     epoch = f", epoch {plan.epoch}" if plan.epoch else ""
     yield f"sent as   {plan.rung}{epoch}; pressure {plan.pressure}"
     if plan.tokens_client is not None and plan.tokens_upstream is not None:

@@ -48,13 +48,13 @@ class Log(LogReader, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What the commands call.
+    """The functions that commands call.
 
-    `serve` runs the proxy until it is told to stop and returns the exit code. `open_log` opens the log for reading.
-    `count_tokens` counts messages. `load_savings_inputs` returns the prices and policy that `savings` compares with.
-    `ask_server` sends a POST request to the running server, given a path of its API and a body, and returns status and
-    body of the response; it raises ProxyError where no server runs. `find_link` returns the link to the server's page,
-    with the admin token.
+    `serve` runs the proxy until a signal stops it and returns the exit code. `open_log` opens the log for reading.
+    `count_tokens` counts the tokens of messages. `load_savings_inputs` returns the prices and policy for `savings`.
+    `ask_server` sends a POST request, given an API path and a body, to the running server. It returns the response's
+    status and body, and raises ProxyError if no server runs. `find_link` returns the link to the server's page, with
+    the admin token.
     """
 
     serve: Callable[[Settings], int]

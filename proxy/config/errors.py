@@ -1,4 +1,4 @@
-"""Errors in settings: which key, what is wrong, what to do, where it was set; not the value, which may be a secret."""
+"""Errors in settings. They name the key, the fault, the remedy and the source, but not the value: it may be secret."""
 
 import difflib
 import re
@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 Path = Sequence[str | int]
-# A tree of values from one source, and what names the place of a path in it.
+# A tree of values from one source, and a function that names the place of a path in it.
 Source = tuple[Any, Callable[[Path], str]]
 
 _MESSAGES = {
@@ -18,13 +18,13 @@ _MESSAGES = {
     "tuple_type": 'must be a list; in an environment variable as JSON, such as ["a", "b"]',
     "missing": "is required",
 }
-# What pydantic puts into a path for each kind of value that one key may have, such as `tuple[...]`.
+# The labels that pydantic adds to a path for the members of a union type, such as `tuple[...]`.
 _LABEL = re.compile(r"[a-z-]+\[.+\]", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing to correct. `key` is empty where no single key is wrong, `source` where it is plain."""
+    """One error to correct. `key` is empty if no single key is wrong, `source` if it is obvious."""
 
     key: str
     what: str
@@ -60,7 +60,7 @@ def list_problems(error: ValidationError, sources: Sequence[Source], known: Coll
 
 
 def describe_error(error: ErrorDetails, known: Collection[str]) -> str:
-    """Return what is wrong and what to do about it; of an unknown key the known one that is most like it."""
+    """Return what is wrong and what to do about it. For an unknown key, suggest the most similar known one."""
     if error["type"] != "extra_forbidden":
         return _MESSAGES.get(error["type"]) or error["msg"].replace("Input should", "must", 1)
     path = error["loc"]

@@ -83,18 +83,18 @@ class Environment(EnvSettingsSource):
 
 
 class DuplicateKey(yaml.MarkedYAMLError):
-    """A key stands twice in one mapping."""
+    """A mapping has the same key twice."""
 
 
 class InvalidScalar(yaml.MarkedYAMLError):
-    """A value has the form of a date or a number, or a tag that says so, and is none."""
+    """A value looks like, or is tagged as, a date or a number, but is not a valid one."""
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
-    """Plain YAML in which a key stands once in a mapping: SafeLoader would silently keep the last of two."""
+    """A SafeLoader that refuses duplicate keys, of which SafeLoader would silently keep the last."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Return a value as SafeLoader does, with an error of YAML where that would raise any other."""
+        """Return a value as SafeLoader does. Turn any error of it into a YAML error."""
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError):
@@ -116,7 +116,7 @@ def read_file(path: Path) -> dict[str, Any]:
         value = yaml.load(path.expanduser().read_text(encoding="utf-8"), Loader=UniqueKeyLoader)
     except RecursionError:
         raise ConfigError([Problem("", _TOO_DEEP, str(path))]) from None
-    except RuntimeError:  # how pathlib says that nobody has this name
+    except RuntimeError:  # pathlib does not know the user of `~name`
         raise ConfigError([Problem("", "begins with the name of a user who is not known", str(path))]) from None
     except OSError as error:
         raise ConfigError([Problem("", f"cannot be read: {error.strerror}; check the path", str(path))]) from None

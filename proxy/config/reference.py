@@ -1,4 +1,4 @@
-"""The reference of all settings, made from the tree itself: the list of keys and the commented example file."""
+"""The reference of all settings, generated from their classes: the list of keys and the commented example file."""
 
 import json
 import textwrap
@@ -24,7 +24,7 @@ _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 @dataclass(frozen=True, slots=True)
 class SettingKey:
-    """One key, or one section: `default` is as YAML would give it, None for a section."""
+    """One key or section. `default` is in YAML, or None for a section."""
 
     path: tuple[str, ...]
     default: Any
@@ -48,7 +48,7 @@ def name_keys() -> list[str]:
 
 
 def render_example() -> str:
-    """Return a YAML file that sets nothing as it is, and the defaults once every `#` before a key is removed."""
+    """Return a YAML file in which all keys are commented out; without the `#` before keys it sets the defaults."""
     lines = [line for paragraph in _HEAD.splitlines() for line in _comment(paragraph, "")]
     for key in list_keys():
         *sections, name = key.path

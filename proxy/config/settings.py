@@ -1,4 +1,4 @@
-"""The settings as one tree, the checks that concern several sections, and the policies that packages get of it."""
+"""The settings as one tree, checks that concern several sections, and the policies of the packages."""
 
 from pathlib import Path
 from typing import Self
@@ -126,12 +126,12 @@ class Settings(BaseSettings):
         return any(provider.has_own_key for provider in self.providers().values())
 
     def _list_tenant_keys(self) -> tuple[str, ...]:
-        """Return the keys of all tenants. A header that identifies tenants is no key, for anybody can send it."""
+        """Return the keys of all tenants. A header that identifies tenants is no key, since anybody can send it."""
         named = (known_by for known_by in self.tenants.values() if not isinstance(known_by, str))
         return tuple(key.get_secret_value() for keys in named for key in keys)
 
     def check_network(self, address: str) -> None:
-        """Raise ConfigError where everybody who reaches an address could use an upstream's api_key."""
+        """Raise ConfigError if anybody who can reach `address` could use an upstream's api_key."""
         server = self.server
         if not self._has_own_key or is_loopback(address) or server.require_tenant or server.open_to_network:
             return

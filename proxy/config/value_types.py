@@ -47,7 +47,7 @@ def _expand(value: Path) -> Path:
         is_path = b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:
         is_path = False
-    except RuntimeError:  # how pathlib says that nobody has this name
+    except RuntimeError:  # pathlib does not know the user of `~name`
         raise PydanticCustomError("path", "begins with the name of a user who is not known; write it out") from None
     if not is_path:
         raise PydanticCustomError("path", "must be a path; no path can have such a character")
@@ -98,7 +98,7 @@ def _check_proxy(value: SecretStr) -> SecretStr:
 
 
 def check_proxy_url(url: str) -> None:
-    """Raise PydanticCustomError where a URL names no HTTP proxy."""
+    """Raise PydanticCustomError unless a URL names an HTTP proxy."""
     try:
         parts = urlsplit(url)
         is_whole = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
@@ -116,10 +116,10 @@ def check_proxy_url(url: str) -> None:
 
 
 def find_environment_proxy(base_url: str) -> str:
-    """Return the URL of the proxy that the environment names for an address; empty where it names none.
+    """Return the URL of the proxy that the environment names for an address, or an empty string.
 
-    Read as curl does: HTTPS_PROXY or HTTP_PROXY by the address's scheme, else ALL_PROXY, in lower case first; none for
-    hosts in NO_PROXY. Loopback addresses are never asked of a proxy, for there they would be the proxy's own.
+    The rules are curl's: HTTPS_PROXY or HTTP_PROXY by the scheme, else ALL_PROXY, lower case first; none for hosts in
+    NO_PROXY. Loopback addresses never use a proxy, since there they would mean the proxy's own machine.
     """
     parts, proxies = urlsplit(base_url), getproxies_environment()
     if is_loopback(parts.hostname or "") or proxy_bypass_environment(parts.netloc, proxies):

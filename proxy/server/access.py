@@ -1,10 +1,10 @@
 """Who may see our own pages, and who may call the proxied paths.
 
-Everything under `/-/` but `live` and `ready` needs the admin token, a Host that is ours and an Origin that is the same.
-A proxied path refuses calls of foreign web pages (BEHAVIOUR B39) and calls that have passed through here (B40).
+Every path under `/-/` except `live` and `ready` requires the admin token, an allowed Host, and the same Origin if any.
+Proxied paths refuse calls of foreign web pages (BEHAVIOUR B39) and calls that have passed through here (B40).
 
-A web page in the user's browser can reach loopback addresses. The token keeps it from reading, the Host check from DNS
-rebinding, the Origin check from using the cookie or a key that it does not know.
+A web page in the user's browser can reach loopback addresses. The token keeps it from reading our pages, the Host check
+prevents DNS rebinding, and the Origin check keeps it from using the cookie or a key that it does not know.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class AccessRules:
         self._hop_id = policy.hop_id.encode()
 
     def check_host(self, headers: Headers) -> None:
-        """Raise Refused for a Host that is no IP address, not ours and not allowed."""
+        """Raise Refused unless the Host is an IP address, one of our own names or an allowed name."""
         name = _host_name(find_header(headers, b"host"))
         if "*" in self._hosts or name in self._hosts or _is_address(name):
             return
@@ -63,7 +63,7 @@ class AccessRules:
             raise Refused(401, "unauthorized", "only the keys of `tenants` are accepted (server.require_tenant)")
 
     def check_management(self, headers: Headers, query: bytes = b"") -> None:
-        """Raise Refused unless the request may see our pages; `query` is that of the start-up link, else empty."""
+        """Raise Refused unless the request may see our pages. `query` is empty unless it is the start-up link's."""
         self.check_host(headers)
         origin = find_header(headers, b"origin").decode("latin-1")
         if origin and origin.partition("://")[2] != find_header(headers, b"host").decode("latin-1"):
@@ -80,8 +80,8 @@ class AccessRules:
     def _check_page(self, headers: Headers) -> None:
         """Refuse a page of a foreign origin, unless it has a credential in a header.
 
-        A browser asks before it sends such a header, by a preflight, which has none and is refused here, too; cookies
-        and the query it sends without asking.
+        A browser sends such a header only after a preflight, which has no credential and is refused here, too. Cookies
+        and the query do not count as credentials, because a browser sends them without a preflight.
         """
         if not self._has_own_key and find_credential(headers):
             return
@@ -106,7 +106,7 @@ class AccessRules:
 
 
 class AccessMiddleware:
-    """Wraps an application that only the administrator may reach; its responses are shown in no frame."""
+    """Wraps an application that only the administrator may reach. Browsers show its responses in no frame."""
 
     def __init__(self, app: ASGIApp, rules: AccessRules, policy: ServerPolicy) -> None:
         self._app = app
@@ -133,7 +133,7 @@ class AccessMiddleware:
 
 
 def _tokens(headers: Headers, query: bytes) -> list[bytes]:
-    """Return the tokens that a request presents: bearer, cookie, and `?token=` of the start-up link."""
+    """Return the tokens that a request presents: as a bearer, in the cookie, and in `?token=` of the start-up link."""
     found = []
     scheme, _, token = find_header(headers, b"authorization").partition(b" ")
     if scheme.lower() == b"bearer":
@@ -148,7 +148,7 @@ def _tokens(headers: Headers, query: bytes) -> list[bytes]:
 
 
 def _digest(key: bytes) -> bytes:
-    """Return the digest that a key is looked up by, so that the time of the look-up tells nothing of the keys."""
+    """Return the digest by which a key is looked up, so that the time of the look-up reveals nothing of the keys."""
     return hashlib.sha256(key).digest()
 
 

@@ -1,6 +1,6 @@
-"""The client of one request that is passed on: reads the request's body, writes its response, notices it leaving.
+"""The client of one proxied request: reads the request body, writes the response, notices a disconnect.
 
-Also the budget of memory for request bodies. A response never ends cleanly unless the engine says so.
+Also the memory budget for request bodies. A response ends cleanly only if the engine has completed it.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ _RETRY_SECONDS = 2
 
 
 class BodyBudget:
-    """Bounds the memory of request bodies that are read whole; those that stream are held back by their upstream.
+    """Bounds the memory of request bodies that are read whole; for streamed ones, back-pressure of the upstream does.
 
-    `most` is their number of bytes; one body always has room if it is alone. Bodies of more than `SMALL_BYTES` may take
-    three quarters of the budget together, and wait in the order in which they came; the rest is left to small ones, so
-    that a few large uploads never keep everybody else waiting.
+    `most` is the number of bytes. A body that is alone always has room. Bodies above `SMALL_BYTES` may take three
+    quarters of the budget together, and wait in the order in which they came. The rest is reserved for small bodies, so
+    that a few large uploads never block all other calls.
     """
 
     def __init__(self, most: int) -> None:
@@ -37,21 +37,21 @@ class BodyBudget:
         self._waiting: dict[bool, deque[tuple[Share, int, asyncio.Future[bool]]]] = {False: deque(), True: deque()}
 
     def resize(self, share: "Share", size: int) -> bool:
-        """Let a share hold so many bytes; False where there is no room, or others of its kind wait for some."""
+        """Set the bytes that a share holds. Return False if there is no room, or others of its kind already wait."""
         if self._waiting[size > SMALL_BYTES] or not self._has_room(share, size):
             return False
         self._set(share, size)
         return True
 
     def queue(self, share: "Share", size: int) -> "asyncio.Future[bool]":
-        """Let a share wait for so many bytes. Resolve the future with False to give up."""
+        """Queue a share for `size` bytes. The caller resolves the future with False to give up."""
         granted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting[size > SMALL_BYTES].append((share, size, granted))
-        granted.add_done_callback(lambda _: self._grant())  # who gave up is not in the way of those behind
+        granted.add_done_callback(lambda _: self._grant())  # a waiter that gave up must not block those behind it
         return granted
 
     def release(self, share: "Share") -> None:
-        """Take back what a share holds, and let those in for whom there is room now."""
+        """Release the bytes that a share holds, and admit waiters for which there is room now."""
         if share.size:
             self.held -= share.size
             if share.size > SMALL_BYTES:
@@ -91,17 +91,17 @@ class Share:
 
 
 def read_request(scope: Scope, body: bytes = b"") -> ClientRequest:
-    """Return the request line and headers of an ASGI scope, raw, with a body that was read."""
+    """Return the raw request line and headers of an ASGI scope, with a body that was read."""
     target: bytes = scope["extensions"][RESPONSE].target
-    if not target.startswith(b"/"):  # absolute form, as sent to a proxy: whose host it names does not matter here
+    if not target.startswith(b"/"):  # absolute form, as sent to a proxy: the host that it names is ignored
         target = scope["raw_path"] + b"?" * bool(scope["query_string"]) + scope["query_string"]
     return ClientRequest(scope["method"], target, scope["headers"], body)
 
 
 def compute_patience(policy: ServerPolicy, received: int, waited: float) -> float:
-    """Return how many seconds to wait for more of a body of which so many bytes have come in so many seconds.
+    """Return how many seconds to wait for more of a body, given the bytes received and the seconds waited so far.
 
-    It may be silent for `body_timeout`, and be behind `body_min_rate` by that much in all.
+    A client may be silent for `body_timeout` at a time, and fall behind `body_min_rate` by that much in total.
     """
     if not policy.body_min_rate:
         return policy.body_timeout
@@ -132,9 +132,9 @@ class ServedClient:
     # --- the request -------------------------------------------------------------------------------------------------
 
     async def read_whole(self, budget: BodyBudget, share: Share) -> bytes:
-        """Return the whole body, once `share` has room for it: before it is read, where its length is announced.
+        """Return the whole body. If its length is announced, wait until `share` has room before reading it.
 
-        Raises TooLarge above the cap, early where the length is announced, and Refused.
+        Raises TooLarge above the cap, and Refused on a timeout, for lack of room, and if the client leaves.
         """
         response, cap = self._response, self._policy.max_body_bytes
         announced = find_header(self._headers, b"content-length")
@@ -151,14 +151,14 @@ class ServedClient:
             self._check_size(budget, share, size)
         pieces.append(response.take_body())
         self._is_body_ended = True
-        if (size := size + len(pieces[-1])) > share.size:  # else it was checked when it was announced
+        if (size := size + len(pieces[-1])) > share.size:  # else the announced length was checked
             self._check_size(budget, share, size)
         return b"".join(pieces)
 
     async def read(self) -> bytes:
         """Return the next bytes of the body, empty at its end.
 
-        Never returns when the client leaves or is too slow: the call is cancelled.
+        If the client leaves or is too slow, this does not return: the call is cancelled.
         """
         while not self._is_body_ended:
             try:
@@ -177,30 +177,30 @@ class ServedClient:
         self._is_body_ended = True
 
     def cancel_on_disconnect(self) -> None:
-        """Cancel the task at hand when the client leaves, at once if it has; until `ignore_disconnect`."""
+        """Cancel the current task when the client leaves, or at once if it has left; until `ignore_disconnect`."""
         task = asyncio.current_task()
         assert task is not None, "every request is served in a task"
         self._response.watch(task.cancel)
 
     def ignore_disconnect(self) -> None:
-        """End what `cancel_on_disconnect` began."""
+        """Undo `cancel_on_disconnect`."""
         self._response.on_disconnect = None
 
     # --- the response ------------------------------------------------------------------------------------------------
 
     def label(self, fields: Headers) -> None:
-        """Have the head of the response, our own errors included, bear these headers besides its own."""
+        """Add these headers to the head of the response, also to that of our own errors."""
         self._labels = fields
 
     def start(self, status: int, headers: Headers) -> None:
-        """Write the head; nothing if it has been written."""
+        """Write the head, unless it has been written."""
         if not self._response.is_started:
             if allows_cross_origin(headers) and (self._policy.has_own_key or not find_credential(self._headers)):
                 headers = restrict_cross_origin(self._headers, headers)
             self._response.start(status, (*headers, *self._labels))
 
     def write(self, content: bytes, *, is_last: bool = False) -> bool:
-        """Write body bytes; False: no more should come before `drain` returns."""
+        """Write body bytes. Return False if the caller should wait for `drain` before it writes more."""
         if self.is_finished or (not content and not is_last):
             return True
         self.is_finished = is_last
@@ -212,7 +212,7 @@ class ServedClient:
             await self._response.connection.drain()
 
     def fail(self, error: ProxyError) -> None:
-        """Respond with our own error, or break off."""
+        """Respond with our own error, or break off a response that has begun."""
         if self._response.is_started or self.is_finished:
             self.abort()
             return
@@ -223,11 +223,11 @@ class ServedClient:
             self._response.connection.closer.close_unless_read(self._response)
 
     def dismiss(self) -> None:
-        """Say that the server must stop where nothing was sent, else break off."""
+        """Respond that the server is shutting down, or break off a response that has begun."""
         self.fail(Refused(503, "shutting_down", "the server is shutting down; try again"))
 
     def abort(self) -> None:
-        """Break off; nothing after a whole response."""
+        """Break off the response, unless it is complete."""
         if not self.is_finished:
             self.is_finished = True
             self._response.break_off()
@@ -235,7 +235,7 @@ class ServedClient:
     def _check_size(self, budget: BodyBudget, share: Share, size: int) -> None:
         if size > self._policy.max_body_bytes:
             raise _too_large(self._policy.max_body_bytes)
-        # What was read already cannot wait, or all could wait for one another.
+        # A partly read body cannot wait: all such bodies could wait for one another.
         if size > share.size and not budget.resize(share, size):
             raise _no_room(self._policy)
 
@@ -259,7 +259,7 @@ class ServedClient:
             raise _client_left()
 
     async def _read_piece(self) -> bytes:
-        """Return the next bytes of the body, which may be none at its end. Raises Refused where they take too long."""
+        """Return the next bytes of the body; at its end perhaps none. Raises Refused on a timeout or a disconnect."""
         policy, loop = self._policy, asyncio.get_running_loop()
         asked_at, seconds = loop.time(), compute_patience(policy, self._received, self._waited)
         try:

@@ -1,6 +1,6 @@
-"""The API of managed context, under `/-/api`: originals, epochs, summaries, pins, and what was sent in place of what.
+"""The API of managed context under `/-/api`: originals, epochs, summaries, pins, and how sent requests differ.
 
-As in `server/sessions_api`; what changes anything takes POST or DELETE, and is in the log when its response is sent.
+It complements `server/sessions_api`. Changes need POST or DELETE, and are in the log before the response is sent.
 """
 
 from collections.abc import Sequence
@@ -41,21 +41,17 @@ _MAX_BODY_BYTES = 64 * 1024
 
 
 class CompactionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of a request to compact.
+    """The body of a request to compact a session."""
 
-    `model` is asked for the summary, by the instruction `prompt`, at `level`. `view` is the conversation's model where
-    a session has several, `branch` the tip of its branch.
-    """
-
-    model: str = ""
-    prompt: str = ""
+    model: str = ""  # writes the summary
+    prompt: str = ""  # the instruction for it
     level: SummaryLevel = 1
-    view: str = ""
-    branch: str = ""
+    view: str = ""  # the conversation's model, if the session has several
+    branch: str = ""  # the tip of the branch
 
 
 class ContextApi:
-    """Endpoints that show how sessions are managed, and that change it."""
+    """Endpoints that show and change the managed context of sessions."""
 
     def __init__(self, log: LogReader, epochs: EpochAdmin, compaction: ManualCompaction, tally: Tally) -> None:
         self._log = log
@@ -141,7 +137,7 @@ class ContextApi:
         return await self._list_pins(request)
 
     async def _find_message(self, request: Request) -> tuple[ExchangeRow, int | None]:
-        """Return the message that the parameters name: one of an exchange, or the newest of a branch."""
+        """Return the exchange and the place of the message that the parameters name; no place means its newest."""
         query, prefix = request.query_params, request.path_params["id"]
         place = None if "place" not in query else read_number(query["place"], "place")
         if "exchange" in query and not read_switch(request, "newest"):

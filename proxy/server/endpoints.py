@@ -1,7 +1,7 @@
-"""One path of the API: its methods and query parameters, and how it responds.
+"""One path of the API: its methods, its query parameters, and how it responds.
 
-A method or parameter that a path does not know is an error that names those it knows. No response can be shown as a
-page, for raw bodies are what others sent.
+A request with an unknown method or parameter gets an error that lists the known ones. The headers of responses keep
+browsers from rendering them as pages, since recorded bodies are untrusted.
 """
 
 from collections.abc import Awaitable, Callable
@@ -26,11 +26,11 @@ _LONGEST_NUMBER = 9
 
 Form = TypeVar("Form", bound=msgspec.Struct)
 Responder = Callable[[Request], Awaitable[object]]
-"""Returns a response, or a document that is sent as JSON."""
+"""A function that returns a response, or a document that is sent as JSON."""
 
 
 class Endpoint:
-    """An ASGI application for one path; `respond` is for GET and HEAD and takes the query parameters named."""
+    """An ASGI application for one path. `respond` serves GET and HEAD with the given query parameters."""
 
     def __init__(self, respond: Responder | None = None, *parameters: str) -> None:
         self._responders: dict[str, tuple[Responder, frozenset[str]]] = {}
@@ -38,12 +38,12 @@ class Endpoint:
             self.on("GET", respond, *parameters).on("HEAD", respond, *parameters)
 
     def on(self, method: str, respond: Responder, *parameters: str) -> Self:
-        """Take another method, with the query parameters named."""
+        """Add a method with its query parameters."""
         self._responders[method] = respond, frozenset(parameters)
         return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond to a request, by an error where one is raised."""
+        """Respond to a request; a ProxyError becomes an error response."""
         request = Request(scope, receive)
         try:
             response = await self._respond(request)
@@ -82,7 +82,7 @@ def read_limit(request: Request, default: int, most: int) -> int:
 
 
 def read_number(text: str, name: str) -> int:
-    """Parse a number from 0 on. Raises BadRequest with the name it is given here."""
+    """Parse a number that is not negative. Raises BadRequest, which mentions `name`."""
     if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER):
         raise BadRequest(f"{name} is a number from 0 on, not {text[:40]!r}")
     return int(text)
@@ -99,7 +99,7 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 def read_document(body: bytes, form: type[Form]) -> Form:
-    """Parse a JSON body, each of whose members may be left out, as all of it may. Raises BadRequest."""
+    """Parse a JSON body. An empty body means an empty object. Raises BadRequest."""
     try:
         return msgspec.json.decode(body or b"{}", type=form)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -107,7 +107,7 @@ def read_document(body: bytes, form: type[Form]) -> Form:
 
 
 def read_switch(request: Request, name: str) -> bool:
-    """Return a parameter that is true or false; False where it is absent. Raises BadRequest."""
+    """Return a boolean parameter, False if it is absent. Raises BadRequest."""
     text = request.query_params.get(name, "false").lower()
     if text not in ("true", "false"):
         raise BadRequest(f"{name} is true or false, not {text[:40]!r}")

@@ -7,7 +7,7 @@ import orjson
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers
 
-# Headers of every page and document of ours: it is shown in no frame, and its address is sent to nobody.
+# Headers of all our own pages and documents: browsers show them in no frame, and send no Referer from them.
 PAGE_GUARDS: Headers = ((b"referrer-policy", b"no-referrer"), (b"x-frame-options", b"DENY"))
 _ORIGIN = (b"x-palimpsest-error", b"true")
 
@@ -15,7 +15,7 @@ _ORIGIN = (b"x-palimpsest-error", b"true")
 class Refused(ProxyError):
     """A request refused before the engine sees it: access (401, 403), time (408), protocol (426), memory (503).
 
-    `retry_after`, in seconds, is sent to the client where it is not 0.
+    `retry_after` is in seconds; it is sent to the client if it is not 0.
     """
 
     def __init__(self, status: int, code: str, message: str, *, retry_after: int = 0) -> None:
@@ -26,7 +26,7 @@ class Refused(ProxyError):
 
 
 def render_error(error: ProxyError) -> tuple[int, Headers, bytes]:
-    """Return status, headers and body of a response that is ours and not the upstream's."""
+    """Return status, headers and body of a response for an error of our own."""
     body = render_body(error.code, str(error))
     headers = _make_headers(body)
     if isinstance(error, Refused) and error.retry_after:
@@ -41,7 +41,7 @@ def render_body(code: str, message: str) -> bytes:
 
 
 def render_plain(status: int, code: str, message: str) -> bytes:
-    """Return a whole HTTP/1.1 response that closes the connection, for what never became a request."""
+    """Return a whole HTTP/1.1 response that closes the connection, for bytes that are not a valid request."""
     body = render_body(code, message)
     head = b"HTTP/1.1 %d %s\r\n" % (status, http.HTTPStatus(status).phrase.encode())
     lines = b"".join(b"%s: %s\r\n" % header for header in _make_headers(body))

@@ -1,6 +1,6 @@
-"""What an operator asks of a running server: does it live, is it ready, and Prometheus metrics.
+"""Liveness, readiness and Prometheus metrics of a running server.
 
-Everything is answered from memory; nothing here waits.
+All responses come from memory; nothing here waits.
 """
 
 from bisect import bisect_left
@@ -56,7 +56,7 @@ class _Seconds:
         return family
 
 
-# What is exposed, in this order: the kind of metric, its name, what it tells, and its labels.
+# The metrics in the order of their output: kind, name, help text, labels.
 _METRICS: tuple[tuple[_Kind, str, str, tuple[str, ...]], ...] = (
     (
         "counter",
@@ -103,7 +103,7 @@ _METRICS: tuple[tuple[_Kind, str, str, tuple[str, ...]], ...] = (
 
 
 class Metrics(Collector):
-    """Counts events; reads the state of log and tasks when asked. The text format is made then, too."""
+    """Counts events. The state of the log and of tasks is read, and the text rendered, only for a scrape."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Metrics(Collector):
         self._health = health
         self._in_flight = in_flight
         self._shortages = shortages
-        # By the metric's name and the values of its labels; without labels it is there before anything has happened.
+        # By the metric's name and the values of its labels. A metric without labels is exposed from the start, as 0.
         self._values: dict[str, dict[tuple[str, ...], float]] = {
             name: {} if labels else {(): 0.0} for _, name, _, labels in _METRICS
         }
@@ -137,20 +137,20 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def subscribe(self, bus: EventBus) -> None:
-        """Count all events of a bus that there is a metric of."""
+        """Count all events of a bus that have a metric."""
         for kind, count in self._counters.items():
             bus.subscribe(kind, count)
 
     def count(self, event: Event) -> None:
-        """Count one event. Raises KeyError where there is no metric of its kind."""
+        """Count one event. Raises KeyError if its type has no metric."""
         self._counters[type(event)](event)
 
     def render(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        """Part of prometheus_client's Collector."""
+        """Yield the metrics; prometheus_client calls this."""
         health = self._health()
         for name, value in (
             ("palimpsest_tasks", self._in_flight()),
@@ -175,7 +175,7 @@ class Metrics(Collector):
         values[labels] = values.get(labels, 0.0) + count
 
     def _count_exchange(self, event: ExchangeRecorded) -> None:
-        """Count a client's call, by its final round; calls of our own are counted by `_count_auxiliary`."""
+        """Count a client's call at its final round. `_count_auxiliary` counts our own calls."""
         if not event.is_final or event.kind == "auxiliary":
             return
         labels = (event.kind, event.wire, event.upstream, str(event.status), event.completeness)
@@ -187,7 +187,7 @@ class Metrics(Collector):
         self._seconds["palimpsest_exchange_seconds"].add(event.total_s)
 
     def _count_plan(self, event: Planned) -> None:
-        """Count a decision. Tokens are those of requests of which both sides were counted."""
+        """Count a plan. Its tokens count only if both those of the client and those sent are known."""
         plan = event.plan
         self._add("palimpsest_planned_calls", plan.rung)
         self._add("palimpsest_saved_tokens", count=plan.saving or 0.0)
@@ -214,9 +214,9 @@ _REFUSING = "while this lasts, calls are refused, and no response is completed b
 class Health:
     """The endpoints `/-/live`, `/-/ready` and `/-/metrics`.
 
-    `problem` says why recording is not as promised (empty: it is). Degraded is still ready, since calls go on;
-    `refuses` says that they do not. Draining is not ready, nor is a server that `is_starting`: it takes calls, of which
-    the first would wait for what is still being loaded.
+    `problem` returns why recording does not keep its durability promise, or an empty text. Such a degraded server is
+    still ready, since calls go on, unless it `refuses` them. A draining server is not ready. Nor is one that
+    `is_starting`: it accepts calls, but the first would wait for what is still being loaded.
     """
 
     def __init__(self, problem: Callable[[], str], metrics: Metrics, *, refuses: bool) -> None:
@@ -231,7 +231,7 @@ class Health:
         return JSONResponse({"status": "live"})
 
     async def ready(self, request: Request) -> Response:
-        """Respond 200 while calls are served, with the reasons if the durability promise is suspended; else 503."""
+        """Respond 200 if calls are served, else 503; with the reasons if the durability promise is suspended."""
         reasons = [text for text in (self._problem(),) if text]
         if self.is_draining:
             return JSONResponse({"status": "draining", "reasons": ["shutting down", *reasons]}, 503)

@@ -1,8 +1,8 @@
-"""HTTP/1.1 as the server reads it: an asyncio protocol on httptools, which uvicorn runs as its `http` class.
+"""The server's HTTP/1.1 parser: an asyncio protocol on httptools, which uvicorn runs as its `http` class.
 
-What is not one well-formed request within the caps is refused with 400, 408 or 431 before anything else sees it, and
-the connection is closed. httptools refuses Content-Length beside Transfer-Encoding and folded headers; the size of the
-head, its time, Host and transfer codings are checked here.
+Bytes that are not one well-formed request within the limits are refused with 400, 408 or 431 before anything else sees
+them, and the connection is closed. httptools refuses Content-Length beside Transfer-Encoding and folded headers. This
+module checks the size and time of the head, Host and transfer codings.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ RESPONSE = "palimpsest.response"
 
 _READ_AHEAD = 1024 * 1024
 _CHECKED = frozenset({b"expect", b"transfer-encoding", b"upgrade"})
-# What nearly all requests have; the parser would say the same of it.
+# A path as nearly all requests have it; for these the URL parser is not needed.
 _PLAIN_PATH = re.compile(rb"/(?:[A-Za-z0-9_.-][A-Za-z0-9_./-]*)?")
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 
@@ -72,17 +72,17 @@ class Http11Protocol(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """True if every request has its response, and nothing of another has come."""
+        """True if every request has its response, and no byte of another request has come."""
         return not self._is_in_head and not self.connection.pipeline
 
     # --- asyncio.Protocol --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the time of the first head; refuse a client for which no file descriptor is left."""
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
+        """Start the timer of the first head. Refuse the client if hardly a file descriptor is left."""
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from it
         self._state.connections.add(self)  # type: ignore[arg-type]
         self._server = transport.get_extra_info("sockname")[:2]
-        self._client = (transport.get_extra_info("peername") or ("somebody", 0))[:2]  # who has left has no name
+        self._client = (transport.get_extra_info("peername") or ("somebody", 0))[:2]  # no name if it has left
         self.connection = Http11Connection(
             self._loop,
             self.transport,
@@ -103,11 +103,11 @@ class Http11Protocol(asyncio.Protocol):
         self._state.connections.discard(self)
         if self._head_timer is not None:
             self._head_timer.cancel()
-        self._parser = self._response = None  # the parser holds this protocol, too
+        self._parser = self._response = None  # the parser refers to this protocol: no reference cycle is left
         self.connection.lose()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, and see to the time and size of a head that is not whole."""
+        """Parse the data, and bound the time and size of an incomplete head."""
         if self._is_deaf:
             return
         connection = self.connection
@@ -126,7 +126,7 @@ class Http11Protocol(asyncio.Protocol):
         self._data = b""  # an idle connection holds nothing
         if self._is_deaf or self.transport.is_closing():
             return
-        # The parser keeps a header until it ends, so that an endless one would never be counted by `on_header`.
+        # The parser reports a header when it ends, so that `on_header` would never count an endless one.
         self._unparsed = 0 if self._has_progressed else self._unparsed + len(data)
         self._has_progressed = False
         if self._unparsed > self._most_head:
@@ -143,13 +143,13 @@ class Http11Protocol(asyncio.Protocol):
         self.connection.pause_writing()
 
     def resume_writing(self) -> None:
-        """Write on."""
+        """Resume writing."""
         self.connection.resume_writing()
 
     # --- uvicorn -----------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Close once the requests under way have their responses; at once where there is none."""
+        """Close once the requests under way have their responses, or at once if there are none."""
         self._writes.flush()
         if pipeline := self.connection.pipeline:
             pipeline[-1][0].keep_alive = False
@@ -159,7 +159,7 @@ class Http11Protocol(asyncio.Protocol):
     # --- httptools ---------------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """Forget the request before."""
+        """Reset the state for a new request."""
         self._url, self._upgrade = b"", None
         self._headers = []
         self._head_size = self._hosts = 0
@@ -175,7 +175,7 @@ class Http11Protocol(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header, or a trailer, which is no header of the request."""
+        """Take a header. A trailer only counts towards the size."""
         self._has_progressed = True
         self._head_size += len(name) + len(value) + 4
         if self._head_size > self._most_head:
@@ -206,7 +206,7 @@ class Http11Protocol(asyncio.Protocol):
             return
         path, query = self._url, b""
         if not _PLAIN_PATH.fullmatch(path):
-            parsed = httptools.parse_url(path)  # raises for what is no request target
+            parsed = httptools.parse_url(path)  # raises if it is not a request target
             path, query = parsed.path, parsed.query or b""
         method = parser.get_method().decode("ascii")
         is_http10 = version == "1.0"
@@ -235,14 +235,14 @@ class Http11Protocol(asyncio.Protocol):
             "extensions": {RESPONSE: response},
         }
         if not self.connection.add(response, scope):
-            # What comes is read and thrown away: left in the kernel, it would have the close reset the last responses.
+            # Further data is read and discarded: unread in the kernel, it would make the close a reset of responses.
             self._is_deaf = True
             self.connection.resume_reading()
             self._log_refusal("too many requests ahead of their responses")
             raise ValueError("what comes now is not parsed")
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of the body, and pause reading where much of it waits to be read."""
+        """Take a piece of the body. Pause reading if too much of it waits to be read."""
         self._has_progressed = True
         response = self._response
         if response is not None and not response.is_complete and response.put_body(body) > _READ_AHEAD:
@@ -258,14 +258,14 @@ class Http11Protocol(asyncio.Protocol):
     # --- refusing ----------------------------------------------------------------------------------------------------
 
     def refuse(self, cause: Exception | None = None) -> None:
-        """Close the connection, with an error for what never became a request where that can be the next response."""
+        """Close the connection; send an error for the invalid request first if no other response is due."""
         if self._is_deaf:
             return
         self._writes.flush()
         reason = self._refusal[2]
         if isinstance(cause, httptools.HttpParserError) and not isinstance(cause, httptools.HttpParserCallbackError):
             reason = f"{reason}: {cause}"
-        if self._has_begun or self._data or self._unparsed:  # else nothing came
+        if self._has_begun or self._data or self._unparsed:  # else the client has sent nothing
             self._log_refusal(reason)
         if self.connection.can_refuse:
             self.transport.write(render_plain(*self._refusal))
@@ -287,9 +287,9 @@ class Http11Protocol(asyncio.Protocol):
             self._refuse_head(400, "bad_request", "the only transfer coding supported is chunked")
 
     def _read_again(self, rest: bytes) -> None:
-        """Read a request again without its offer to upgrade (`h2c`), whose body the parser has skipped.
+        """Parse a request again without its Upgrade header (`h2c`), since the parser has skipped its body.
 
-        A websocket is for the application to refuse; any other offer is simply not taken up.
+        The application refuses a WebSocket upgrade; any other is ignored.
         """
         lines = b"".join([b"%s: %s\r\n" % header for header in self._headers if header[0] != b"upgrade"])
         head = b"%s %s HTTP/1.1\r\n%s\r\n" % (self._parser.get_method(), self._url, lines)
@@ -298,7 +298,7 @@ class Http11Protocol(asyncio.Protocol):
 
     def _make_parser(self) -> Any:
         parser = httptools.HttpRequestParser(self)
-        # A request behind one with `Connection: close` must not cost that one its response.
+        # After a request with `Connection: close`, further data must not prevent its response.
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
 
@@ -310,14 +310,14 @@ class Http11Protocol(asyncio.Protocol):
     def _end_head_time(self) -> None:
         self._head_timer = None
         if not self.connection.can_refuse:
-            self._start_head_timer()  # a response is on its way, which must not end for this
+            self._start_head_timer()  # a response is under way, which this must not end
             return
         self._refusal = 408, "head_timeout", "the head of the request took too long (server.header_timeout)"
         self.refuse()
 
 
 def close_idle(connections: Iterable[object]) -> int:
-    """Close client connections that carry no request; return how many there were."""
+    """Close client connections that carry no request. Return how many there were."""
     idle = [one for one in connections if isinstance(one, Http11Protocol) and one.is_idle]
     for one in idle:
         one.connection.closer.close()

@@ -1,7 +1,7 @@
-"""One client connection as its responses see it: what is written, in which order, when to stop reading, how it ends.
+"""The writing side of one client connection: responses, their order, flow control, and closing.
 
-A response is framed as its head announces and ends only when it is told to. Responses that are passed on are written by
-`start` and `write`; ASGI's `send`, which is for our own pages, would cost them 15 µs a chunk.
+A response is framed as its head announces, and ends only by an explicit last write. Proxied responses use `start` and
+`write`; ASGI's `send`, which our own pages use, would cost 15 µs per chunk.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _STATUS_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.en
 _LAST_CHUNK = b"0\r\n\r\n"
 _JOINED_BYTES = 64 * 1024
 _RESET = struct.pack("ii", 1, 0)
-# Requests ahead of their responses. More than this is no client but a flood: each takes memory before it is served.
+# The most pipelined requests: each takes memory before it is served, and no ordinary client sends so many.
 _MOST_PIPELINED = 64
 _LINGER_SECONDS = 1.0
 _PROBE_SECONDS = 1.0
@@ -34,9 +34,9 @@ _log = logging.getLogger("palimpsest.server")
 
 
 class ConnectionCloser:
-    """Closes a connection once what was written has left, for which the client has `seconds`, as for any other byte.
+    """Closes a connection after its pending data is sent; aborts it if the client takes no byte for `seconds`.
 
-    An object of its own, so that a response that waits to be closed does not keep its protocol alive.
+    It is a separate object, so that a connection that waits to be closed does not keep its protocol alive.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, seconds: float) -> None:
@@ -47,13 +47,13 @@ class ConnectionCloser:
         self._timer: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
-        """Close after what was written; may be called again."""
+        """Close after the pending data is sent. May be called again."""
         self._transport.close()
         if self._transport.get_write_buffer_size():
             self.start_timer()
 
     def close_unless_read(self, response: "Http11Response") -> None:
-        """Close soon if the rest of a refused body keeps coming; closing at once would reset the response away."""
+        """Close in a second unless the refused body has ended; at once, a reset could discard the response."""
 
         def close() -> None:
             if response.has_more_body:
@@ -62,19 +62,19 @@ class ConnectionCloser:
         self._loop.call_later(_LINGER_SECONDS, close)
 
     def start_timer(self) -> None:
-        """Abort the connection if the client takes none of what is written for `seconds` from now on."""
+        """Abort the connection if the client takes no byte for `seconds` from now on."""
         if self._timer is None:
             self._left = self._transport.get_write_buffer_size()
             self._timer = self._loop.call_later(self._seconds, self._give_up)
 
     def note_progress(self) -> None:
-        """Restart the time: the client has taken what was written, or most of it."""
+        """Stop the timer, as the client has taken most of the data; start it again if the connection is closing."""
         self.cancel()
         if self._transport.is_closing():
             self.start_timer()
 
     def cancel(self) -> None:
-        """Stop the time: the connection is closed, or need not be."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -90,8 +90,8 @@ class ConnectionCloser:
 class Http11Connection:
     """What the responses of one connection share: its transport, flow control both ways, and their order.
 
-    The oldest request that is not answered is being served; those behind it wait for it. `tasks` holds the tasks that
-    serve requests until they end.
+    The oldest request without a response is being served; those behind it wait. `tasks` holds the tasks that serve
+    requests until they end.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Http11Connection:
 
     @property
     def can_refuse(self) -> bool:
-        """True if an error of ours can be the next response: none is due, or the one whose body is bad is next."""
+        """True if our own error can be the next response: no other is due, except for the request that is invalid."""
         if not self.pipeline:
             return True
         response = self.pipeline[0][0]
@@ -129,7 +129,7 @@ class Http11Connection:
     # --- requests and their responses --------------------------------------------------------------------------------
 
     def add(self, response: "Http11Response", scope: Scope) -> bool:
-        """Serve a request, after those before it. False where these are too many: the last of them closes."""
+        """Serve a request after those before it. If these are too many, return False and close after their last."""
         pipeline = self.pipeline
         if len(pipeline) >= _MOST_PIPELINED:
             pipeline[-1][0].keep_alive = False
@@ -142,7 +142,7 @@ class Http11Connection:
         return True
 
     def finish_response(self) -> None:
-        """Serve the next request, or wait for it for as long as a connection may be idle."""
+        """Serve the next request. If there is none, close the connection after `keep_alive_seconds`."""
         self.pipeline.popleft()
         if self.transport.is_closing():
             return
@@ -154,13 +154,13 @@ class Http11Connection:
             self.keep_alive_timer = self.loop.call_later(self.keep_alive_seconds, self.closer.close)
 
     def disconnect(self) -> None:
-        """Have every response under way end without another byte."""
+        """End every response under way without another byte."""
         for response, _ in self.pipeline:
             response.is_disconnected = True
             response.notify()
 
     def lose(self) -> None:
-        """Let go of everything: the transport is closed."""
+        """Release everything, after the transport was closed."""
         self.is_lost = True
         for timer in (self.keep_alive_timer, self._probe, self.closer):
             if timer is not None:
@@ -183,7 +183,7 @@ class Http11Connection:
     # --- flow control ------------------------------------------------------------------------------------------------
 
     def pause_reading(self) -> None:
-        """Read no more for now, but notice a client that leaves."""
+        """Pause reading, but still notice when the client leaves."""
         if not self.is_reading_paused:
             self.is_reading_paused = True
             self.transport.pause_reading()
@@ -191,7 +191,7 @@ class Http11Connection:
             self._probe = self.loop.call_later(_PROBE_SECONDS, self._probe_client)
 
     def resume_reading(self) -> None:
-        """Read on."""
+        """Resume reading."""
         if self.is_reading_paused:
             self.is_reading_paused = False
             self.transport.resume_reading()
@@ -214,20 +214,20 @@ class Http11Connection:
             await self._writable.wait()
 
     def _probe_client(self) -> None:
-        """Ask the kernel now and then: while reading is paused asyncio does not notice that a client leaves."""
+        """Poll the kernel every second: while reading is paused, asyncio does not notice that a client leaves."""
         self._probe = None
         if not self.is_reading_paused or self.transport.is_closing():
             return
         poll = select.poll()
         poll.register(self.transport.get_extra_info("socket").fileno(), _HALF_CLOSED)
         if poll.poll(0):
-            self.transport.abort()  # it sends no more: once read, that would end the connection, too
+            self.transport.abort()  # the client has closed its side; reading that would end the connection, too
         else:
             self._probe = self.loop.call_later(_PROBE_SECONDS, self._probe_client)
 
 
 class Http11Response:
-    """The response to one request, and that request's body in the pieces it came in.
+    """The response to one request, and that request's body in pieces as received.
 
     `target` is the request target as the client wrote it. `on_disconnect` is called when the client has left.
     """
@@ -254,7 +254,7 @@ class Http11Response:
         self._pieces: list[bytes] = []
         self._waiting_bytes = 0
         self._has_news = False
-        self._news: asyncio.Event | None = None  # made when somebody waits: most bodies are there at once
+        self._news: asyncio.Event | None = None  # created on the first wait: most bodies arrive at once
         self._head = b""
         self._is_chunked = self._ends_with_connection = False
         self._left = 0
@@ -262,7 +262,7 @@ class Http11Response:
     # --- the request's body ------------------------------------------------------------------------------------------
 
     def put_body(self, piece: bytes) -> int:
-        """Take a piece of the body; return the number of bytes that wait to be read."""
+        """Take a piece of the body. Return the number of bytes that wait to be read."""
         self._pieces.append(piece)
         self._waiting_bytes += len(piece)
         self._has_news = True
@@ -276,13 +276,13 @@ class Http11Response:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def notify(self) -> None:
-        """Wake whoever waits for the body or for its client to leave."""
+        """Wake the task that waits in `wait_for_body`."""
         self._has_news = True
         if self._news is not None:
             self._news.set()
 
     async def wait_for_body(self) -> bool:
-        """Wait for more of the body, or its end; False once the client has left or the response is complete."""
+        """Wait for more of the body, or its end. Return False if the client has left or the response is complete."""
         if self._expects_continue and not self.connection.transport.is_closing():
             self.connection.writes.put(self.connection.transport, b"HTTP/1.1 100 Continue\r\n\r\n")
             self._expects_continue = False
@@ -297,19 +297,19 @@ class Http11Response:
         return not self.is_disconnected and not self.is_complete
 
     def watch(self, notify: Callable[[], object]) -> None:
-        """Call this when the client has left, at once if it has; set `on_disconnect` to None to end that."""
+        """Call `notify` when the client leaves, or at once if it has left. Set `on_disconnect` to None to undo this."""
         self.on_disconnect = notify
         if self.connection.is_lost:
             notify()
         elif self.connection.is_reading_paused and not self.has_more_body:
-            self.connection.resume_reading()  # or leaving would not be noticed
+            self.connection.resume_reading()  # else a disconnect would be noticed late
 
     # --- the response ------------------------------------------------------------------------------------------------
 
     def start(self, status: int, headers: Headers) -> None:
-        """Write the head, together with what of the body comes at once. Header names are lower case.
+        """Write the head, together with body bytes that follow at once. Header names are lower case.
 
-        A length or else chunks frame the body; for an HTTP/1.0 client without a length it ends with the connection.
+        Without a content-length the body is chunked; for an HTTP/1.0 client it ends with the connection.
         """
         if self.is_disconnected:
             return
@@ -320,7 +320,7 @@ class Http11Response:
         for name, value in headers:
             if name == b"content-length":
                 if status in _BODILESS:
-                    continue  # it describes a body that does not come (RFC 9110, 15.4.5)
+                    continue  # it describes a body that is not sent (RFC 9110, 15.4.5)
                 length = int(value)
             lines.append(b"%b: %b\r\n" % (name, value))
         if not self.keep_alive:
@@ -338,9 +338,9 @@ class Http11Response:
         self.connection.loop.call_soon(self._write_head)
 
     def write(self, content: bytes, *, is_last: bool) -> bool:
-        """Write body bytes; False: write no more until the connection has drained.
+        """Write body bytes. Return False if the caller should wait for `drain` before it writes more.
 
-        Raises ValueError where the body is not as long as announced.
+        Raises ValueError if the body is not as long as announced.
         """
         connection = self.connection
         if self.is_disconnected or self.is_complete:
@@ -354,7 +354,7 @@ class Http11Response:
             self._left -= len(content)
             if self._left < 0 or (is_last and self._left):
                 raise ValueError("the body is not as long as its head announces")
-        # Behind the head, if that is still here: one system call in place of two, of 15 µs each.
+        # Together with a head that is still pending: this saves a system call of 15 µs.
         head, self._head = self._head, b""
         if len(content) < _JOINED_BYTES:
             connection.writes.put(connection.transport, head + content)
@@ -372,12 +372,12 @@ class Http11Response:
         return not connection.is_writing_paused
 
     def break_off(self) -> None:
-        """End the connection after what was written, without ending this response; nothing where it has ended."""
+        """Close the connection after the pending data without ending this response cleanly."""
         connection = self.connection
         if not connection.transport.is_closing():
             self._write_head()
             connection.writes.flush()
-            if self._ends_with_connection and self.is_started:  # closing would be a clean end
+            if self._ends_with_connection and self.is_started:  # an orderly close would look like a clean end
                 connection.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
                 connection.transport.abort()
             else:
@@ -385,7 +385,7 @@ class Http11Response:
         connection.disconnect()
 
     def end_task(self, task: "asyncio.Task[None]") -> None:
-        """Answer for a task that has ended and left its response unfinished, by a fault of ours."""
+        """Log the error of a task that has failed, and end a response that the task has left unfinished."""
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("serving a request failed", exc_info=error)
         if self.is_complete or self.is_disconnected:
@@ -406,13 +406,13 @@ class Http11Response:
     # --- ASGI, for our own pages -------------------------------------------------------------------------------------
 
     async def receive(self) -> Message:
-        """Return the next part of the request's body, or that the client has left."""
+        """Return the next part of the request's body, or `http.disconnect` if the client has left."""
         if not await self.wait_for_body():
             return {"type": "http.disconnect"}
         return {"type": "http.request", "body": self.take_body(), "more_body": self.has_more_body}
 
     async def send(self, message: Message) -> None:
-        """Write the head or a part of the body. Raises ValueError for a header that would be more than one."""
+        """Write the head or a part of the body. Raises ValueError for a header with a line break or NUL."""
         if message["type"] == "http.response.start":
             headers: Iterable[tuple[bytes, bytes]] = message.get("headers", ())
             if any(b"\n" in part or b"\r" in part or b"\0" in part for header in headers for part in header):

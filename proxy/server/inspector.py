@@ -1,4 +1,4 @@
-"""Pages for people: the one at `/-/` that the start-up link opens, and the one that a browser at `/` gets."""
+"""Pages for people: the page at `/-/` that the start-up link opens, and the page that a browser gets at `/`."""
 
 import html
 import http
@@ -54,14 +54,14 @@ server answers {status} here. What went through is on <a href="/-/">the page of 
 
 
 class Inspector:
-    """The page at `/-/`; `facts` are its rows, as label and text."""
+    """The page at `/-/`. `facts` are its rows, as pairs of label and text."""
 
     def __init__(self, facts: tuple[tuple[str, str], ...]) -> None:
         rows = "".join(f"<dt>{html.escape(label)}</dt><dd>{html.escape(text)}</dd>" for label, text in facts)
         self._page = _INSPECTOR_PAGE.format(rows=rows)
 
     async def show(self, request: Request) -> Response:
-        """Return the page or, from the start-up link, a redirect to it with the token as a cookie."""
+        """Return the page. The start-up link gets a redirect to it that sets the token as a cookie."""
         token = request.query_params.get("token")
         if token is None:
             return HTMLResponse(self._page, headers={"content-security-policy": _CONTENT_POLICY})
@@ -72,7 +72,7 @@ class Inspector:
 
 
 class BrowserClient(ServedClient):
-    """A browser at `/`: in place of an error, whose bytes are for API clients, it gets a page that leads to ours."""
+    """A browser at `/`. In place of an upstream's error, which is meant for API clients, it gets a page of our own."""
 
     def __init__(self, scope: Scope, policy: ServerPolicy) -> None:
         super().__init__(scope, policy)
@@ -86,14 +86,14 @@ class BrowserClient(ServedClient):
         super().start(status, headers)
 
     def write(self, content: bytes, *, is_last: bool = False) -> bool:
-        """Write body bytes; of an error the page, once all of it has come."""
+        """Write body bytes; of an error, write the page instead once all of the error has come."""
         if self._page:
             content = self._page if is_last else b""
         return super().write(content, is_last=is_last)
 
 
 def is_browser_at_root(scope: Scope) -> bool:
-    """Return True if a person opens `/` in a browser; only on some addresses browsers say that they navigate."""
+    """Return True if a person opens `/` in a browser. Browsers send `sec-fetch-mode` to some addresses only."""
     if scope["raw_path"] != b"/" or scope["method"] != "GET":
         return False
     headers: Headers = scope["headers"]

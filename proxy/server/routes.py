@@ -1,4 +1,4 @@
-"""Which path is whose: calls of a wire format we read, our own pages under `/-/`, and everything else upstream."""
+"""Routing by path: calls in a wire format that we read, our own pages under `/-/`, and everything else upstream."""
 
 import asyncio
 import re
@@ -22,18 +22,18 @@ from proxy.server.policy import ServerPolicy
 from proxy.server.sessions_api import SessionsApi
 from proxy.wire import FORMATS
 
-# Clients put other prefixes before them, or none: Azure's `/openai/deployments/NAME`, `/api/v1`, `/v1beta/openai`.
+# Only the endings count, since clients use various prefixes: Azure's `/openai/deployments/NAME`, `/api/v1`, or none.
 _ENDINGS = {form.path_ending: form.name for form in FORMATS.values()}
 
-# Ours, too, are paths that may come to mean them, for whoever sends them has our token with them; and the target `*`,
-# which asks about the server itself.
+# Variants of `/-/` such as `//-/` are also ours and never go upstream, since such requests carry our token. So is the
+# target `*`, which is about the server itself.
 _OWN_PATH = re.compile(r"/+-(?:/|$)|[^/]")
 
 
 def find_wire(path: str) -> str:
-    """Return the wire format that a POST to a path is in, by how the path ends; empty where it is none of them.
+    """Return the wire format of a POST to a path by the path's ending, or an empty string.
 
-    Below `/threads/` the same words name something else, and below `/-/` are our own pages.
+    Below `/threads/` the same endings mean something else, and paths below `/-/` are our own pages.
     """
     for ending, wire in _ENDINGS.items():
         if path.endswith(ending):
@@ -44,8 +44,8 @@ def find_wire(path: str) -> str:
 class FastRouter:
     """The server's ASGI application.
 
-    Calls that are carried are dispatched here, for each route of starlette's that is tried costs 10 µs; only our own
-    pages go through its router. Who may not call is refused before anything is read or recorded.
+    It dispatches proxied calls itself, since each route that starlette tries costs 10 µs. Only our own pages use
+    starlette's router. A call without access is refused before anything is read or recorded.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class FastRouter:
         self._policy = policy
         self._bodies = BodyBudget(policy.max_buffered_bytes)
 
-    # No coroutine of its own: each would be entered again whenever a call goes on after waiting.
+    # Not itself a coroutine, since each coroutine on the stack is entered again whenever a call resumes.
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Return the coroutine that serves a request."""
         path: str = scope["path"]
@@ -76,7 +76,7 @@ class FastRouter:
         client.fail(error)
 
     async def _carry(self, scope: Scope, wire: str) -> None:
-        """Read the body of a call in a wire format, and have the engine carry it."""
+        """Read the whole body of a call in a wire format, and pass the call to the engine."""
         client, share = ServedClient(scope, self._policy), Share()
         try:
             if self._exchanges.read_mode(scope["headers"]) == "bypass":
@@ -87,13 +87,13 @@ class FastRouter:
         except ProxyError as error:
             client.fail(error)
         except asyncio.CancelledError:
-            client.dismiss()  # the server stops before the request is whole; else the call has seen to its end
+            client.dismiss()  # the server stops before the request is whole; later the engine ends the response
         finally:
             client.ignore_disconnect()
             self._bodies.release(share)
 
     async def _carry_unread(self, scope: Scope) -> None:
-        """Have the engine carry a request as it streams; the upstream is the one to judge it (BEHAVIOUR B35)."""
+        """Pass a request to the engine as a stream, unread and unchecked: the upstream judges it (BEHAVIOUR B35)."""
         client = (BrowserClient if is_browser_at_root(scope) else ServedClient)(scope, self._policy)
         body = client if client.has_body else None
         if body is None:
@@ -102,7 +102,7 @@ class FastRouter:
         try:
             await self._exchanges.carry_stream(read_request(scope), body, client)
         except asyncio.CancelledError:
-            pass  # the call has put its things in order, and this task ends with it
+            pass  # the engine has ended the call
         finally:
             client.ignore_disconnect()
 

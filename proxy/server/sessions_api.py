@@ -1,7 +1,7 @@
-"""The API of recorded sessions, under `/-/api`: it reads the log and changes nothing.
+"""The read-only API of recorded sessions under `/-/api`.
 
-Documents are those of the command line. A listing is bounded by its limit and has no bodies, an export comes in pieces;
-the bodies of one exchange at a time are in memory.
+Its documents are those of the command line. Memory is bounded: a listing has a limit and no bodies, and an export is
+streamed with the bodies of one exchange at a time in memory.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -28,7 +28,7 @@ _MEDIA: dict[Form, str] = {"json": JSON, "jsonl": "application/x-ndjson", "opena
 
 
 class SessionsApi:
-    """Endpoints that show sessions, exchanges and savings; what has been recorded is seen at once."""
+    """Endpoints that show sessions, exchanges and savings, including what was recorded last."""
 
     def __init__(self, log: LogReader, inputs: SavingsInputs) -> None:
         self._log = log

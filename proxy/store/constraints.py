@@ -1,7 +1,7 @@
-"""What a store may hold: texts and counts fitted to its columns, and summaries that stand for what they say.
+"""Constraints on stored values: texts and counts that fit their columns, and summaries that cover their spans.
 
-Model names, targets and counts come from outside: a lone surrogate has no UTF-8, 10**30 tokens have no column. Such a
-value is replaced here, so that it never costs the record that it is in.
+Model names, targets and counts come from outside: a lone surrogate has no UTF-8 form, and 10**30 tokens fit no column.
+Such values are replaced here, so that they never prevent a record from being stored.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def fit_text(text: str) -> str:
 
 
 def fit_usage(usage: Usage | None) -> Usage | None:
-    """Return the usage with every count held within 64 bits; None where it says nothing."""
+    """Return the usage with every count clamped to 64 bits, or None if it is empty."""
     if usage is None or usage == Usage():
         return None
     counts = (usage.input, usage.output, usage.cached, usage.written, usage.reasoning)
@@ -31,7 +31,7 @@ def fit_usage(usage: Usage | None) -> Usage | None:
 
 
 def fit_epoch(epoch: Epoch) -> Epoch:
-    """Return the epoch with the name of its view fitted: a model's name is the client's."""
+    """Return the epoch with its view fitted, which is a model name from the client."""
     return epoch if epoch.view.isascii() else replace(epoch, view=fit_text(epoch.view))
 
 
@@ -75,7 +75,7 @@ def span_of(summary: Summary) -> MessageSpan:
 
 
 class SummaryIdentity(NamedTuple):
-    """What must be the same where a summary is appended again under its id."""
+    """The values that must be equal if a summary is appended again under the same id."""
 
     span: MessageSpan
     last: bytes
@@ -87,9 +87,9 @@ class SummaryIdentity(NamedTuple):
 def find_summary_fault(
     kind: str, span: MessageSpan, messages: int, parents: Sequence[MessageSpan], superseded: Sequence[MessageSpan]
 ) -> str:
-    """Say what is wrong with a summary of so many messages and of these parents; empty where nothing is.
+    """Return what is wrong with a summary of `messages` messages and of these parents, or an empty text.
 
-    A leaf is made of all messages of its span and of nothing else, any other of parents that cover it without a gap.
+    A leaf is made of all messages of its span only; any other summary is made of parents that cover it without a gap.
     """
     if not 0 <= span.start < span.stop:
         return "it stands for no messages"

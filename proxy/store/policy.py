@@ -1,4 +1,4 @@
-"""The store's settings; units stand at the end of their names."""
+"""The store's settings. Their names end with their units."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,30 +9,21 @@ Durability = Literal["full", "normal"]
 
 @dataclass(frozen=True, slots=True)
 class StorePolicy:
-    """How the log is kept.
+    """How the log is stored.
 
-    `durability`: whether what is acknowledged survives a power cut ("full") or a kill only ("normal"), see
-    `engine/durability`. `spool_bytes`: records waiting in memory while the file cannot be written; must exceed the
-    largest single record. `max_bytes`: size of log.db, 0 for no cap; the write-ahead log and the journal (4 MiB) beside
-    it come on top. `busy_ms`: how long one attempt waits for another process's lock. `hold_ms`: how long a record that
-    is not urgent may wait for one that is. `journal_hold_ms`: how long one that is in the journal waits for others to
-    be committed with, urgent or not. A commit costs as much as writing four records or so, and the two threads drive
-    each other's code and data from the processor's cache: one client that never pauses took mostly 5 to 10 % less CPU a
-    call with 50 or 60 ms than with 10. Readers in other processes lag by it; a journal that is half full waits for
-    nobody. `lock_ms`: how long a start waits for another process that has the log open for writing: a command that
-    reads after a kill may. `look_ms`: how often a writer that has something to write looks whether the log is still
-    where it was opened. `close_ms`: how long closing may take. `must_write`: refuse a log that does not take what the
-    previous server left; else that waits, before all that comes.
+    A commit costs about as much as writing four records, and the two threads evict each other's code and data from the
+    processor's cache: a client that never pauses took mostly 5 to 10 % less CPU per call with a `journal_hold_ms` of 50
+    or 60 than with 10. Readers in other processes lag by that time.
     """
 
     path: Path
-    durability: Durability = "normal"
-    spool_bytes: int = 64 * 1024 * 1024
-    max_bytes: int = 0
-    busy_ms: int = 200
-    hold_ms: int = 500
-    journal_hold_ms: int = 50
-    lock_ms: int = 3000
-    look_ms: int = 1000
-    close_ms: int = 5000
-    must_write: bool = False
+    durability: Durability = "normal"  # acknowledged records survive a power cut ("full") or only a kill ("normal")
+    spool_bytes: int = 64 * 1024 * 1024  # of records in memory while writes fail; must exceed the largest record
+    max_bytes: int = 0  # of log.db, without its write-ahead log and journal (4 MiB); 0: no cap
+    busy_ms: int = 200  # how long one attempt waits for another process's lock
+    hold_ms: int = 500  # how long a record that is not urgent may wait for one that is
+    journal_hold_ms: int = 50  # how long any record in the journal waits for a common commit, until that is half full
+    lock_ms: int = 3000  # how long a start waits for another writer, which may be a command that reads after a kill
+    look_ms: int = 1000  # how often a writer with pending records checks that the log has not been replaced
+    close_ms: int = 5000  # how long closing may take
+    must_write: bool = False  # refuse a log that does not accept the previous server's journal, instead of retrying

@@ -1,4 +1,4 @@
-"""A secret of our own in a file of the data directory, made once and readable by its owner only."""
+"""A generated secret in a file of the data directory, readable by its owner only."""
 
 import os
 import secrets
@@ -19,7 +19,7 @@ def load_or_create_secret(path: Path) -> str:
 
 
 def read_secret(path: Path) -> str:
-    """Return the secret in a file; empty where there is none that can be read."""
+    """Return the secret in a file, or an empty text if it cannot be read."""
     try:
         return path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError):

@@ -1,1 +1,1 @@
-"""Clients of providers' servers, and what is known of their models: windows, prices, tokens, outlines of files."""
+"""Clients of upstreams, the catalog of their models (windows, prices), and token counting."""

@@ -1,8 +1,8 @@
-"""The client of one upstream, which pools its connections; every call passes it unless its upstream is behind a proxy.
+"""The pooling client of one upstream. All calls use it unless their upstream is behind a proxy.
 
-One client call is at most one call upstream. A pooled connection that has died is replaced before the request is sent;
-after that only where the upstream cannot have read the request (`HttpConnection.may_send_again`), and once. Pooled
-connections are no longer used when the upstream is about to close them. Redirects are passed on to the client.
+A client call makes at most one upstream call. A dead pooled connection is replaced before the request is sent. After
+that the request is repeated once, and only if the upstream cannot have read it (`HttpConnection.may_send_again`).
+Pooled connections are not used when the upstream is about to close them. Redirects are passed on to the client.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _RELIEF_SECONDS = 0.05
 _KEEP_SECONDS = 55.0
 _KEEP_MOST = 256
-# How long before the upstream closes an idle connection it is used for the last time, because a request takes some time
-# to arrive; a quarter of short keep-alive times.
+# A pooled connection is not used in this last part of the upstream's keep-alive time, because a request takes some time
+# to arrive. Of short keep-alive times it is a quarter.
 _MARGIN_SECONDS = 1.0
 _MARGIN_FRACTION = 0.25
 
@@ -67,12 +67,12 @@ class ClientResponse:
         return await self._connection.read()
 
     async def pump(self, take: Callable[[bytes], bool]) -> None:
-        """Pass what comes to `take` until that returns False or the whole response has come."""
+        """Pass received bytes to `take` until that returns False or the whole response has come."""
         assert self._connection is not None, "the response was closed"
         await self._connection.pump(take)
 
     def close(self) -> None:
-        """Return the connection to the pool, or close it inside a response."""
+        """Return the connection to the pool, or close it if the response is incomplete."""
         if self._connection is None:
             return
         if self._upload is not None and not self._upload.done():
@@ -85,10 +85,10 @@ class ClientResponse:
 
 
 class DirectClient:
-    """Sends requests to one upstream over connections of its own; implements the port `Upstream`.
+    """Sends requests to one upstream over its own connection pool; implements the port `Upstream`.
 
-    `spawn` starts the task that streams an upload while the response is awaited. `writes` gathers small writes of many
-    calls. `descriptors` is told when no file descriptor is free. `now` returns monotonic seconds. `hop_id` identifies
+    `spawn` starts the task that streams an upload while the response is awaited. `writes` batches small writes of many
+    calls. `descriptors` frees file descriptors when none is left. `now` returns monotonic seconds. `hop_id` identifies
     this server in `x-palimpsest-hop` (BEHAVIOUR B40), which is sent to near addresses only.
     """
 
@@ -210,8 +210,8 @@ class DirectClient:
 
     def _take_idle(self) -> HttpConnection | None:
         now = self._now()
-        # One that has been idle for longer shows that others were not closed for their idle time, but because the
-        # upstream was restarted or had too many.
+        # A connection that is still open after a longer idle time shows that the others were not closed for idleness,
+        # but because the upstream was restarted or had too many.
         if self._idle and now - self._idle[0].idle_since > self._closed_at and self._idle[0].is_fresh():
             self._closed_at = math.inf
         margin = min(_MARGIN_SECONDS, self._closed_at * _MARGIN_FRACTION)
@@ -264,7 +264,7 @@ def _discard(connection: HttpConnection) -> None:
 
 
 def _read_keep_alive(headers: Headers) -> float:
-    """Return for how many seconds an idle connection may be reused: one less than the server keeps it."""
+    """Return for how many seconds an idle connection may be reused: one less than the upstream keeps it open."""
     for part in find_header(headers, b"keep-alive").split(b","):
         name, _, value = part.strip().partition(b"=")
         if name.lower() == b"timeout" and value.isdigit():

@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection to an upstream, and the parser of its responses.
 
-Bytes are passed on as they come; nothing is decoded or repaired. A response that breaks off is an error after the bytes
-that came, never an end, and bytes behind a response are neither part of it nor of the next. httptools with asyncio's
-sockets and TLS adds 0.1 ms per call where aiohttp adds 0.2 and httpx 0.7 (benchmarks/upstream_clients.py).
+Bytes are passed on as they come; nothing is decoded or repaired. A response that breaks off yields its bytes, then an
+error, never an end. Bytes after a response belong neither to it nor to the next one. httptools with asyncio's sockets
+and TLS adds 0.1 ms per call; aiohttp adds 0.2 and httpx 0.7 (benchmarks/upstream_clients.py).
 """
 
 import asyncio
@@ -30,9 +30,9 @@ class InvalidResponse(Exception):
 
 
 class ResponseParser:
-    """Parses one response: `feed` it until `is_complete`, `take` body bytes out.
+    """Parses one response: `feed` it until `is_complete`, and `take` body bytes out.
 
-    `can_keep`: the connection may carry another request afterwards. `has_bytes`: something was fed.
+    `can_keep` is whether the connection may carry another request afterwards, `has_bytes` whether any byte has come.
     """
 
     def __init__(self, method: str) -> None:
@@ -71,7 +71,7 @@ class ResponseParser:
             raise InvalidResponse(_TOO_LARGE)
 
     def end(self) -> bool:
-        """Note that the connection ended. Return True if the response is complete: it may have no other end."""
+        """Note that the connection has ended. Return True if the response is complete, perhaps by that."""
         if self.has_head and self._ends_with_connection:
             self.is_complete = True
         return self.is_complete
@@ -104,7 +104,7 @@ class ResponseParser:
             self._fields.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Find out how the body ends."""
+        """Determine how the body ends."""
         status = self._parser.get_status_code()
         if status == 101 or not 100 <= status <= 599:
             raise ValueError(f"status {status} was not requested")
@@ -130,18 +130,17 @@ class ResponseParser:
         self.is_complete = self.has_head
 
 
-# What a connection without a request receives.
+# The parser of a connection without a request.
 _IDLE = ResponseParser("")
 
 
 class HttpConnection(asyncio.Protocol):
     """A connection that carries one request at a time: `begin`, `wait_for_head`, `read` until it is empty, `finish`.
 
-    `on_idle_close` is called when the upstream closes it between two requests. `may_send_again` is meant for a request
-    that failed: no byte of a response came, and the connection was reset or the request had not been sent whole, so
-    that it may be sent once more on another connection. After an orderly close behind a whole request it may not: the
-    upstream may have read and billed it. `is_near`: the peer is this machine or has an address outside the public
-    network.
+    `on_idle_close` is called when the upstream closes the connection between two requests. `may_send_again` tells if a
+    failed request may be sent once more on another connection: no byte of a response came, and the connection was reset
+    or the request was not sent completely. After an orderly close it may not if the request was sent completely: the
+    upstream may have read and billed it. `is_near` tells if the peer is this machine or has a non-public address.
     """
 
     def __init__(
@@ -153,7 +152,7 @@ class HttpConnection(asyncio.Protocol):
         self._loop = loop
         self._writes = writes
         self._on_idle_close = on_idle_close
-        self._turn = -1  # of `WriteBatcher`; the request is held there as long as this is its current turn
+        self._turn = -1  # of `WriteBatcher`, which has not written the request while this is its current turn
         self._transport: asyncio.Transport | None = None
         self._incoming = _IDLE
         self._error: tuple[str, bool] | None = None  # what is wrong, and whether the upstream was silent
@@ -202,7 +201,7 @@ class HttpConnection(asyncio.Protocol):
         return not (self._is_lost or transport is None or transport.is_closing() or self._ask_kernel(transport))
 
     def begin(self, method: str, head: bytes, body: bytes, idle_timeout: float) -> None:
-        """Send the head of a request, and its body unless that is streamed; `idle_timeout` in seconds."""
+        """Send the head of a request, and its body unless that is streamed. `idle_timeout` is in seconds."""
         self._incoming = ResponseParser(method)
         self._error = None
         self._idle_timeout = idle_timeout
@@ -220,7 +219,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.writelines((head, body))
 
     async def write(self, content: bytes) -> None:
-        """Send more of a streamed body; return when there is room for more."""
+        """Send a part of a streamed body. Return when there is room for more."""
         if self._transport is None or self._is_lost:
             return
         self._active = self._loop.time()
@@ -236,7 +235,7 @@ class HttpConnection(asyncio.Protocol):
             await self._wait()
 
     async def read(self) -> bytes:
-        """Return what has come, at least one byte; empty at the end.
+        """Return the received bytes, at least one; empty at the end.
 
         Raises UpstreamUnreachable after the last byte that came.
         """
@@ -248,9 +247,9 @@ class HttpConnection(asyncio.Protocol):
         return self._take()
 
     async def pump(self, take: Callable[[bytes], bool]) -> None:
-        """Pass what comes to `take` until that returns False or the whole response has come.
+        """Pass received bytes to `take` until that returns False or the whole response has come.
 
-        `take` is called from the transport's callback: waking a task for every chunk costs more than the chunk.
+        `take` is called from the transport's callback: waking a task for every chunk would cost more than the chunk.
 
         Raises UpstreamUnreachable after the last byte that came.
         """
@@ -269,7 +268,7 @@ class HttpConnection(asyncio.Protocol):
                 return
 
     def finish(self) -> bool:
-        """End the request. Return True if the connection can carry another one; else it is closed."""
+        """End the request. Return True if the connection can carry another one; else close it."""
         incoming, transport = self._incoming, self._transport
         is_kept = (
             incoming.is_complete
@@ -287,7 +286,7 @@ class HttpConnection(asyncio.Protocol):
         return is_kept
 
     def close(self) -> None:
-        """Close at once, discarding what was not read."""
+        """Close at once, and discard unread bytes."""
         self._stop_watching()
         if self._transport is not None and not self._is_lost:
             self._transport.abort()
@@ -300,7 +299,7 @@ class HttpConnection(asyncio.Protocol):
         self.is_near = _is_near(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came and pass it on; close a connection that sends what nobody requested."""
+        """Parse the data and pass it on. Close a connection that sends data without a request."""
         incoming = self._incoming
         if incoming is _IDLE or incoming.is_complete or self._turn == self._writes.turn:
             incoming.can_keep = False
@@ -325,10 +324,9 @@ class HttpConnection(asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> None:
-        """End a response that has no other end; any other request has failed.
+        """Complete a response that ends with the connection; otherwise fail the request.
 
-        An end that is followed by a reset came from an upstream that had closed before the request arrived, or left it
-        unread in its kernel.
+        If a reset follows the end, the upstream had closed before the request arrived, or left it unread in its kernel.
         """
         incoming = self._incoming
         if not incoming.end() and not incoming.has_bytes and self._transport is not None:
@@ -350,11 +348,11 @@ class HttpConnection(asyncio.Protocol):
         self._wake()
 
     def pause_writing(self) -> None:
-        """Have `write` wait."""
+        """Make `write` wait."""
         self._writable = self._loop.create_future()
 
     def resume_writing(self) -> None:
-        """Let `write` go on."""
+        """Let `write` continue."""
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
         self._writable = None
@@ -362,7 +360,7 @@ class HttpConnection(asyncio.Protocol):
     async def _wait(self) -> None:
         """Wait until something changes. Raises the error that ended the response."""
         if self._error is not None:
-            # a new one each time: the frames that it passes through refer to us, and hold the request
+            # a new error each time: its traceback refers to frames that hold this connection and the request
             message, was_silent = self._error
             raise UpstreamUnreachable(message, was_silent=was_silent)
         self._waiter = self._loop.create_future()
@@ -392,7 +390,7 @@ class HttpConnection(asyncio.Protocol):
         return found[0][1] if found else 0
 
     def _note_end(self, *, is_reset: bool) -> None:
-        """Decide whether the request may be sent again, as the upstream closed the connection; not if we did before."""
+        """Decide whether the request may be sent again after the upstream closed; keep an earlier error as it is."""
         if self._error is not None:
             return
         if self._incoming is _IDLE:
@@ -412,7 +410,7 @@ class HttpConnection(asyncio.Protocol):
             self._timer = None
 
     def _check_idle(self) -> None:
-        """Fail a silent upstream. One timer serves many calls: when it is due, it is set for the time that is left."""
+        """Fail the request if the upstream is silent. One timer serves many calls: it is set again if time is left."""
         self._timer = None
         if self._incoming is _IDLE or self._incoming.is_complete:
             return
@@ -428,7 +426,7 @@ class HttpConnection(asyncio.Protocol):
 
 
 def _is_near(transport: asyncio.BaseTransport) -> bool:
-    """Return whether the peer is this machine or has an address outside the public network."""
+    """Return whether the peer is this machine or has a non-public address."""
     peer, own = (transport.get_extra_info(name) for name in ("peername", "sockname"))
     if not peer or not own:  # the peer has closed already
         return False

@@ -1,7 +1,7 @@
-"""Clients that use httpx: of upstreams behind an HTTP proxy, and of our own server.
+"""Clients that use httpx: for upstreams behind an HTTP proxy, and for our own server.
 
-A call of 2 KB takes 0.47 ms of CPU through httpx and an HTTP proxy, and 0.05 ms through `client`; importing httpx takes
-60 ms and 6 MB. So this module is imported only where one of the two is needed, and other calls do not pass it.
+A call of 2 KB takes 0.47 ms of CPU through httpx and an HTTP proxy, and 0.05 ms through `client`. Importing httpx takes
+60 ms and 6 MB. So this module is imported only if one of its clients is needed.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from proxy.wire.headers import HOP, find_header, is_loopback, list_hops
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 _HIGH_WATER = 256 * 1024
-# An idle tunnel is checked before it is used again, but a close that is still on its way costs the call, which is sent
-# once only: so tunnels are kept for the pauses of an agent that uses tools, not for those of its user.
+# An idle tunnel is checked before reuse, but a close that is still on its way fails the call, which is sent only once.
+# So tunnels are kept for as long as an agent's tools run, not for the pauses of its user.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0)
 _MAX_ADMIN_BYTES = 16 * 1024 * 1024
-# One request to our own server may have it call models several times, for a minute each.
+# For one request our own server may call models several times, for a minute each.
 _ADMIN_TIMEOUT = httpx.Timeout(1800.0, connect=10.0)
 
 
 class ProxiedClient:
     """Sends requests to one upstream through an HTTP proxy; implements the port `Upstream`, as `DirectClient` does.
 
-    An https upstream is reached by CONNECT, an http one by requests with an absolute URL. A call is sent once: nothing
-    is tried again, no redirect followed, no cookie kept, no body decoded. `spawn` starts the task that receives a
-    response. `hop_id` identifies this server in `x-palimpsest-hop` (BEHAVIOUR B40), which is sent where the base URL
-    names a loopback or private address.
+    An https upstream is reached by CONNECT, an http one by requests with an absolute URL. A call is sent once, with no
+    retries, redirects, stored cookies or decoded bodies. `spawn` starts the task that receives a response. `hop_id`
+    identifies this server in `x-palimpsest-hop` (BEHAVIOUR B40), which is sent only if the base URL names a loopback or
+    private address.
     """
 
     def __init__(self, policy: UpstreamPolicy, spawn: Spawn, *, hop_id: str = "") -> None:
@@ -50,7 +50,7 @@ class ProxiedClient:
         self._transport: _Transport | None = None
 
     async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> UpstreamResponse:
-        """Send one request. A streamed body is sent whole before the response is read: httpx cannot do both at once."""
+        """Send one request. httpx sends all of a streamed body before it reads the response."""
         request = self._build_request(method, target, headers, body)
         transport = self._transport = self._transport or _Transport(self._policy.proxy, self._tls)
         transport.under_way += 1
@@ -68,7 +68,7 @@ class ProxiedClient:
                 raise UpstreamUnreachable(f"the upstream's status {response.status_code} was not requested")
         except BaseException as error:
             if connecting.when() is not None:
-                # httpcore 1.0.9 keeps a connection in its pool for good that failed in its TLS handshake.
+                # httpcore 1.0.9 never removes a connection from its pool whose TLS handshake has failed.
                 transport.is_retired = True
                 self._transport = None if self._transport is transport else self._transport
             self._release(transport)
@@ -133,8 +133,8 @@ class ProxiedClient:
 class ProxiedResponse:
     """A response through a proxy; implements the port `UpstreamResponse`.
 
-    A task of its own receives it: httpcore closes a connection when a read is cancelled, while readers of this class
-    may stop waiting and read again later.
+    A separate task receives it: httpcore closes a connection when a read is cancelled, but readers of this class may
+    stop waiting and read again later.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class ProxiedResponse:
         return self._take()
 
     async def pump(self, take: Callable[[bytes], bool]) -> None:
-        """Pass what comes to `take` until that returns False or the whole response has come."""
+        """Pass received bytes to `take` until that returns False or the whole response has come."""
         while not self.is_received:
             if not self._pieces:
                 await self._wait()
@@ -186,7 +186,7 @@ class ProxiedResponse:
             self._task.cancel()
 
     async def _wait(self) -> None:
-        """Return when the task has received all that came at once. Raises the error that ended the response."""
+        """Wait until the task has received something. Raises the error that ended the response."""
         if self._error is not None:
             raise self._error
         self._arrival = asyncio.get_running_loop().create_future()
@@ -231,10 +231,10 @@ class ProxiedResponse:
 
 
 class AdminClient:
-    """Sends requests of commands to our own server: only that process writes the log (BEHAVIOUR B32e).
+    """Sends requests of commands to our own server, since only that process writes the log (BEHAVIOUR B32e).
 
-    The token goes to the address of the settings and nowhere else: no proxy is used, no redirect followed. Responses
-    longer than `max_bytes` are refused.
+    The token is sent only to the configured address: no proxy is used, and no redirect is followed. Responses longer
+    than `max_bytes` are refused.
     """
 
     def __init__(self, address: str, token: str, max_bytes: int = _MAX_ADMIN_BYTES) -> None:
@@ -247,7 +247,7 @@ class AdminClient:
         self._max_bytes = max_bytes
 
     async def post(self, target: str, body: bytes) -> tuple[int, bytes]:
-        """Return status and body of the response. Raises UpstreamUnreachable where no server answers, and TooLarge."""
+        """Return status and body of the response. Raises TooLarge, and UpstreamUnreachable if no server responds."""
         # Our server speaks plain HTTP: `verify` only saves reading the system's certificates.
         client = httpx.AsyncClient(
             base_url=self._address, headers=self._headers, timeout=_ADMIN_TIMEOUT, trust_env=False, verify=False
@@ -266,7 +266,7 @@ class AdminClient:
 
 
 class _Transport(httpx.AsyncHTTPTransport):
-    """Connections through one proxy. `under_way` counts the calls on them; one that is retired gets no more."""
+    """Connections through one proxy. `under_way` counts the calls on them. A retired transport gets no new calls."""
 
     def __init__(self, proxy: str, tls: ssl.SSLContext) -> None:
         through = httpx.Proxy(proxy, ssl_context=tls if proxy.lower().startswith("https:") else None)
@@ -292,7 +292,7 @@ class _RawUrl(httpx.URL):
 
 
 class _UploadStream(httpx.AsyncByteStream):
-    """A streamed request body as httpx takes it."""
+    """A streamed request body in the form that httpx requires."""
 
     def __init__(self, body: RequestBody) -> None:
         self._body = body
@@ -308,7 +308,7 @@ def _resolve(future: "asyncio.Future[None] | None") -> None:
 
 
 def _is_near(host: str) -> bool:
-    """Return whether a host is this machine or an address outside the public network."""
+    """Return whether a host is this machine or a non-public address."""
     try:
         return is_loopback(host) or not ipaddress.ip_address(host).is_global
     except ValueError:

@@ -1,7 +1,7 @@
-"""What is known of models: windows, longest answers and prices, and who says so.
+"""The catalog of models: context windows, output limits and prices, each with its source.
 
-Looking up neither waits nor fails. What settings and upstreams say comes before the map that the package
-ships: `model_map.json`, with the date and the source that `scripts/model_map.py` made it from.
+A look-up neither waits nor fails. Settings and upstreams take precedence over the map that the package ships:
+`model_map.json`, which `scripts/model_map.py` made, and which names its source and date.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ MAP_PATH = Path(__file__).with_name("model_map.json")
 _MOST_LIMITS = 1024
 _NOTHING = Offer()
 
-# Per token: input, output, input read from the cache, input written to it. Only the first is always stated.
+# Prices per token: input, output, input read from the cache, input written to it. Only the first is always given.
 StatedRates = tuple[float, float | None, float | None, float | None]
 
 
 class ModelEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What the map states of a model; `tiers` are the prices of requests with more input tokens than the key."""
+    """A model's entry in the map. `tiers` are the prices of requests with more input tokens than the key."""
 
     window: int | None = None
     output: int | None = None
@@ -35,7 +35,7 @@ class ModelEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class _MapFile(msgspec.Struct, frozen=True, gc=False):
-    """The file: which version of what it was made from, and when."""
+    """The content of the map's file: its source with version, its date, and the models."""
 
     source: str
     date: str
@@ -43,7 +43,7 @@ class _MapFile(msgspec.Struct, frozen=True, gc=False):
 
 
 class ModelMap:
-    """The map, by names of models."""
+    """The map of models that the package ships."""
 
     def __init__(self, content: bytes) -> None:
         found = msgspec.json.decode(content, type=_MapFile)
@@ -51,7 +51,7 @@ class ModelMap:
         self._names = ModelNames(tuple(found.models))
 
     def find(self, model: str) -> Offer:
-        """Return what the map says of a model, by its name with or without a provider's; empty where it has none."""
+        """Return the map's offer of a model, with or without a provider in its name; empty if it is unknown."""
         return merge_offers([_make_offer(self.entries[name]) for name in self._names.find(model)])
 
 
@@ -61,9 +61,9 @@ def load_model_map() -> ModelMap:
 
 
 class ModelCatalog:
-    """Cards of models.
+    """Returns cards of models, which merge all sources.
 
-    The settings' offers are `stated` by upstream and `priced` by shell patterns of models, of which the first counts.
+    Of the settings, `stated` are offers by upstream, `priced` by shell pattern of models; the first match counts.
     """
 
     def __init__(
@@ -83,23 +83,23 @@ class ModelCatalog:
         self._limits: LruCache[LimitKey, Limit] = LruCache(_MOST_LIMITS)
 
     async def open(self) -> None:
-        """Load the map, once, in a thread; until then nothing is known from it."""
+        """Load the map once, in a thread. Until then look-ups do without it."""
         async with self._opening:
             if self._bundled is None:
                 self._bundled = await asyncio.to_thread(self._load)
 
     def note_listing(self, upstream: str, content: bytes) -> None:
-        """Take in an upstream's list of its models; one without any is ignored."""
+        """Remember an upstream's list of models. A list without models is ignored."""
         offers = read_listing(content)
         if offers:
             self._listed[upstream] = ModelNames(tuple(offers)), offers
 
     def note_limit(self, key: LimitKey, window: int, sent: int) -> None:
-        """Take in the window that an upstream named when it refused `sent` tokens."""
+        """Remember the window that an upstream named when it refused `sent` tokens."""
         self._limits.put(key, Limit(window, sent, self._clock.monotonic()))
 
     def find(self, key: LimitKey) -> Card:
-        """Return what is known of a model now."""
+        """Return the card of a model with what is known now."""
         names, offers = self._listed.get(key.upstream, (ModelNames(()), {}))
         priced = (offer for pattern, offer in self._priced.items() if fnmatchcase(key.model, pattern))
         said: tuple[SourcedOffer, ...] = (
@@ -120,7 +120,7 @@ def _make_offer(entry: ModelEntry) -> Offer:
 
 
 def _make_tier_rates(stated: StatedRates, base: Rates) -> Rates:
-    """Return a tier's rates; what it does not state is in the proportion of the base."""
+    """Return a tier's rates. Missing ones are the base rates, scaled as the input price is."""
     given, output, cached, written = stated
     scale = given / base.input
     return Rates(given, output or base.output * scale, cached or base.cached * scale, written or base.written * scale)

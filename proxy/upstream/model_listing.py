@@ -1,7 +1,7 @@
-"""Lists of models as upstreams of many kinds send them: windows, output limits and prices.
+"""Parsers of upstreams' lists of models: windows, output limits and prices.
 
-Total, and modest: of several numbers for one thing the smaller counts, for a server may have been started with
-less than its model can take. Read are `/v1/models` (vLLM, SGLang, llama.cpp, OpenRouter, Groq, Mistral, Together,
+Parsing never fails. Of several numbers for one limit the smallest counts, since a server may have been started with
+less than its model supports. Supported are `/v1/models` (vLLM, SGLang, llama.cpp, OpenRouter, Groq, Mistral, Together,
 Anthropic, Gemini), LM Studio's `/api/v0/models`, and Ollama's `/api/ps` and `/api/show`.
 """
 
@@ -31,7 +31,7 @@ _NUM_CTX = re.compile(r"(?m)^\s*num_ctx\s+(\d{1,9})\s*$")
 
 
 def read_listing(content: bytes) -> Mapping[str, Offer]:
-    """Return the models in a response that lists them, by name; those of which it says nothing are left out."""
+    """Return the models of a listing by name. Models without any known value are left out."""
     try:
         value = load_json(content)
     except JSON_ERRORS:
@@ -41,7 +41,7 @@ def read_listing(content: bytes) -> Mapping[str, Offer]:
 
 
 def read_offer(value: Mapping[str, object]) -> Offer:
-    """Return what the object of one model says."""
+    """Return the limits and prices in the JSON object of one model."""
     inner = [value, *(each for name in _INNER if isinstance(each := value.get(name), dict))]
     windows = [count for each in inner for count in _read_counts(each, _WINDOWS)]
     outputs = [count for each in inner for count in _read_counts(each, _OUTPUTS)]
@@ -71,7 +71,7 @@ def _read_ollama(value: Mapping[str, object]) -> list[int]:
 
 
 def _read_prices(value: object) -> Prices | None:
-    """Return OpenRouter's prices: dollars a token, as text."""
+    """Return prices in OpenRouter's form: dollars per token, as text."""
     if not isinstance(value, dict):
         return None
     return make_prices(*(read_price(value.get(name)) for name in _PRICES))
@@ -83,9 +83,9 @@ _PRICES = ("prompt", "completion", "input_cache_read", "input_cache_write")
 def make_prices(
     given: float | None, output: float | None, cached: float | None, written: float | None
 ) -> Prices | None:
-    """Return prices from those that were stated; None without an input price, from which missing or 0 ones follow.
+    """Return prices. Missing ones and zeros are derived from the input price; without that, return None.
 
-    A map that says 0 for cache writes means that they cost nothing more, and a free model's price tells nothing.
+    A price of 0 for cache writes means that there is no surcharge. The prices of a free model tell nothing.
     """
     if not given:
         return None
@@ -93,7 +93,7 @@ def make_prices(
 
 
 def read_price(value: object) -> float | None:
-    """Return a price as number or text; None unless it is one."""
+    """Parse a price that is a number or text. Return None if it is not a finite number, or negative."""
     try:
         price = float(value) if isinstance(value, int | float | str) else math.nan
     except (ValueError, OverflowError):

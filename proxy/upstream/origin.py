@@ -1,7 +1,7 @@
 """Where requests of an upstream go: its origin, the target for a client's path (BEHAVIOUR B35), and the headers.
 
-Targets are what an SDK would request with the same base URL. Paths that may mean another resource than they show are
-refused, because the upstream or a server before it may normalise them in another way.
+Targets are those that an SDK would request with the same base URL. Ambiguous paths are refused, because the upstream or
+a server in front of it may normalise them differently.
 """
 
 import ipaddress
@@ -47,7 +47,7 @@ class Origin:
 
 
 class UpstreamTarget(msgspec.Struct, frozen=True, gc=False):
-    """Path and query of a request. `is_under_base`: a configured key may be sent with it."""
+    """Path and query of a request. A configured key may be sent only if `is_under_base`."""
 
     path: bytes
     is_under_base: bool
@@ -75,7 +75,7 @@ def _hides_trick(path: bytes) -> bool:
 
 
 def map_target(base_path: bytes, target: bytes) -> UpstreamTarget:
-    """Return the upstream's path and query for the client's.
+    """Return the upstream's path and query for a client's target.
 
     `/v1/X` goes to base + `/X` where the base has a path (OpenAI's `/v1`, Gemini's `/v1beta/openai`); every other
     path goes to the origin unchanged. Raises BadRequest for ambiguous paths.
@@ -90,7 +90,7 @@ def map_target(base_path: bytes, target: bytes) -> UpstreamTarget:
 
 
 def make_key_header(policy: UpstreamPolicy) -> tuple[bytes, bytes] | None:
-    """Return the header that carries the key of the settings; None if they hold none."""
+    """Return the header that carries the configured key, or None if there is none."""
     key = policy.api_key.encode("latin-1")
     if not key or policy.auth == "none":
         return None
@@ -100,7 +100,7 @@ def make_key_header(policy: UpstreamPolicy) -> tuple[bytes, bytes] | None:
 def choose_headers(
     headers: Headers, key: tuple[bytes, bytes] | None, target: UpstreamTarget
 ) -> list[tuple[bytes, bytes]]:
-    """Return the client's headers that go upstream, with the key in place of its credentials where one may be sent."""
+    """Return the client's headers to send upstream. Under the base, a configured key replaces its credentials."""
     chosen = forward_request(headers)
     if key is not None and target.is_under_base:
         chosen = [header for header in chosen if not is_credential(header[0])]
@@ -109,7 +109,7 @@ def choose_headers(
 
 
 def make_tls_context() -> ssl.SSLContext:
-    """Return a context that trusts the system's roots and certifi's: some Python builds come with none of their own."""
+    """Return a context that trusts the system's root certificates and certifi's: some Python builds have none."""
     context = ssl.create_default_context()
     context.load_verify_locations(certifi.where())
     context.set_alpn_protocols(["http/1.1"])
@@ -117,15 +117,15 @@ def make_tls_context() -> ssl.SSLContext:
 
 
 def name_address(host: str, port: int) -> str:
-    """Return the URL at which our server is reached if it listens at a host and port."""
+    """Return the URL of our server for the host and port at which it listens."""
     found = _ANY_ADDRESS.get(host, host)
     return f"http://[{found}]:{port}" if ":" in found else f"http://{found}:{port}"
 
 
 def leads_back(base_url: str, address: str, port: int) -> bool:
-    """Return whether an upstream's host resolves to the address where this server listens; may block (BEHAVIOUR B40).
+    """Return whether an upstream's host resolves to the address where this server listens (BEHAVIOUR B40). May block.
 
-    Loops through other servers cannot be seen here; `x-palimpsest-hop` detects them.
+    This does not detect loops through other servers; `x-palimpsest-hop` does.
     """
     origin, _ = parse_base(base_url)
     if origin.port != port:

@@ -1,4 +1,4 @@
-"""How an upstream is reached."""
+"""The settings of one upstream."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -8,12 +8,11 @@ Auth = Literal["bearer", "x-api-key", "none"]
 
 @dataclass(frozen=True, slots=True)
 class UpstreamPolicy:
-    """One provider's server.
+    """One provider's server. Times are in seconds.
 
-    `base_url` is as an SDK takes it (usually ending in `/v1`). `api_key`, where set, replaces the client's own
-    credential, in the header that `auth` names, for paths under the base only. `models` are shell patterns of the model
-    names that are sent here; none means any. `proxy` is the URL of the HTTP proxy through which it is reached, perhaps
-    with a password; empty: none. Times in seconds.
+    `base_url` is in the form that SDKs use (usually ending in `/v1`). `api_key`, if set, replaces the client's own
+    credential for paths under the base, in the header that `auth` names. `models` are shell patterns of the model names
+    that are sent here; an empty tuple means all. `proxy` is the URL of the HTTP proxy to use, perhaps with a password.
     """
 
     name: str

@@ -1,1 +1,1 @@
-"""The worker process: what would hold the interpreter's lock of the serving process for long."""
+"""The worker process, for work that would hold the serving process's global interpreter lock for long."""

@@ -1,8 +1,8 @@
-"""Outlines of program text by tree-sitter's grammars: the program that `outlines.py` runs.
+"""The program that makes outlines of source code with tree-sitter's grammars. `outlines.py` runs it.
 
 It has a process of its own, since nested text makes some grammars overflow the stack (3,000 brackets are enough) and
 others take gigabytes. It imports nothing of this package, so that it can be run as a file. Each line of standard input
-is JSON, a grammar's name and a text; each line of standard output is its outline, a list of lines.
+is a JSON array: a grammar's name and a text. Each line of standard output is the outline, a JSON array of lines.
 """
 
 import json
@@ -23,7 +23,7 @@ _MEMORY_LIMIT = 1024**3  # bytes
 _CHUNK = 4096
 _LONGEST_NAME = 100
 
-# What the nodes that define something are called in these grammars, and what a reader calls that.
+# The types of nodes that define something in these grammars, and the word for each in an outline.
 _DEFINITIONS: Mapping[str, str] = {
     "class_declaration": "class", "abstract_class_declaration": "class", "class_definition": "class",
     "class_specifier": "class", "class": "class", "object_declaration": "object", "object_definition": "object",
@@ -43,19 +43,19 @@ _DEFINITIONS: Mapping[str, str] = {
     "init_declaration": "constructor",
     "macro_definition": "macro",
 }  # fmt: skip
-# Functions that are values of a name: `const f = () => …`.
+# Functions that are assigned to a name: `const f = () => …`.
 _NAMING = frozenset({"variable_declarator", "public_field_definition", "field_definition"})
 _FUNCTIONS = frozenset({"arrow_function", "function_expression", "generator_function"})
 _NAMES = ("name", "declarator", "property", "type")
 _WHOLE_NAMES = frozenset({"qualified_identifier", "user_type"})
 _IDENTIFIERS = frozenset({"simple_identifier", "type_identifier"})
-# Where a node of the same type is also a mention of what is defined elsewhere.
+# Without a body, a node of these types only mentions what is defined elsewhere.
 _WITH_BODY = frozenset({"class_specifier", "struct_specifier", "union_specifier", "enum_specifier"})
 _LEVELS_OF_A_LINE = 2
 
 
 class Definition(NamedTuple):
-    """Something that is defined."""
+    """A definition in source code: its kind, name, nesting depth, first and last line."""
 
     what: str
     name: str
@@ -65,7 +65,7 @@ class Definition(NamedTuple):
 
 
 def outline(text: str, grammar: str, now: Callable[[], float] = time.monotonic) -> list[str]:
-    """Return classes, functions and methods with their lines; empty where there are none, or parsing takes too long."""
+    """Return classes, functions and methods with their lines; an empty list if parsing takes too long."""
     content = text.encode(errors="replace")
     root = _parse(content, grammar, now)
     found = islice(_list_definitions(root, content), MOST_DEFINITIONS) if root is not None else ()
@@ -73,7 +73,7 @@ def outline(text: str, grammar: str, now: Callable[[], float] = time.monotonic) 
 
 
 def serve(source: Iterable[str], sink: IO[str]) -> None:
-    """Write an outline for each line, until there are no more."""
+    """Write an outline for each line of `source`."""
     for line in source:
         grammar, text = json.loads(line)
         sink.write(json.dumps(outline(text, grammar)) + "\n")
@@ -87,13 +87,13 @@ def _parse(content: bytes, grammar: str, now: Callable[[], float]) -> Node | Non
         tree = parser.parse(
             lambda start, _: content[start : start + _CHUNK], progress_callback=lambda *_: now() > deadline
         )
-    except ValueError:  # it was told to stop
+    except ValueError:  # the progress callback has stopped it
         return None
     return tree.root_node
 
 
 def _list_definitions(root: Node, content: bytes) -> Iterator[Definition]:
-    """Yield definitions in the order of the text. Below a node of one line only two levels are searched."""
+    """Yield definitions in the order of the text. Below a node of one line, search only two levels."""
     waiting = [(root, 0, 0, _LEVELS_OF_A_LINE)]
     while waiting:
         node, level, depth, levels_left = waiting.pop()
@@ -108,7 +108,7 @@ def _list_definitions(root: Node, content: bytes) -> Iterator[Definition]:
 
 
 def _classify(node: Node) -> str:
-    """Return what a node defines; empty for nothing."""
+    """Return the kind of definition that a node is, or an empty string."""
     if node.type in _NAMING:
         value = node.child_by_field_name("value")
         return "function" if value is not None and value.type in _FUNCTIONS else ""
@@ -118,7 +118,7 @@ def _classify(node: Node) -> str:
 
 
 def _read_name(node: Node, content: bytes) -> str:
-    """Return the name of what a node defines; a C function's stands inside its declarators."""
+    """Return the name that a node defines. That of a C function is nested in its declarators."""
     named: Node | None = node
     while named is not None and named.type not in _WHOLE_NAMES:
         node, named = named, _find_inner(named)
@@ -130,11 +130,11 @@ def _read_name(node: Node, content: bytes) -> str:
 
 
 def _find_inner(node: Node) -> Node | None:
-    """Return the node that has the name of another."""
+    """Return the child that holds a node's name, or None."""
     for field in _NAMES:
         if (child := node.child_by_field_name(field)) is not None:
             return child
-    if node.type in _DEFINITIONS:  # a grammar that names no fields
+    if node.type in _DEFINITIONS:  # this grammar does not name its fields
         return next((child for child in node.named_children if child.type in _IDENTIFIERS), None)
     return None
 

@@ -1,8 +1,8 @@
-"""Outlines of program text by tree-sitter's grammars, asked of `outline_program.py` in a process of its own.
+"""Outlines of source code, made by `outline_program.py` in a process of its own.
 
-The grammars are the extra `outlines`; without it every outline is empty. Whatever a text does to its parser, asking
-neither fails nor takes longer than a second: a process that dies or takes too long is ended, and the next text gets a
-new one. Asking blocks: call it in a thread.
+The optional dependencies `outlines` provide the grammars; without them every outline is empty. A request never fails
+and never takes longer than a second: a process that dies or takes too long is killed, and the next text gets a new one.
+A request blocks, so call it in a thread.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ TIME_LIMIT = 1.0  # seconds
 _LONGEST_TEXT = 200_000  # characters
 _PACKAGES = ("tree_sitter", "tree_sitter_language_pack")
 
-# The grammar of each kind; kinds are endings of paths.
+# The grammar of each kind. A kind is the extension of a file name.
 GRAMMARS: Mapping[str, str] = {
     "js": "javascript", "mjs": "javascript", "cjs": "javascript", "jsx": "javascript",
     "ts": "typescript", "mts": "typescript", "cts": "typescript", "tsx": "tsx",
@@ -30,12 +30,12 @@ GRAMMARS: Mapping[str, str] = {
 
 
 def has_grammars() -> bool:
-    """Return whether the extra `outlines` is installed. Imports nothing."""
+    """Return whether the optional dependencies `outlines` are installed, without importing them."""
     return all(importlib.util.find_spec(package) is not None for package in _PACKAGES)
 
 
 class Outliner:
-    """Asks the process, one text at a time; it is started when it is first needed."""
+    """Sends one text at a time to the process, which is started when it is first needed."""
 
     def __init__(self, program: Sequence[str] = PROGRAM, time_limit: float = TIME_LIMIT) -> None:
         self._program = tuple(program)
@@ -45,9 +45,9 @@ class Outliner:
         self._asking = threading.Lock()
 
     def outline(self, text: str, kind: str) -> list[str]:
-        """Return classes, functions and methods with their lines. `kind` is the ending of a path.
+        """Return classes, functions and methods with their lines. `kind` is the extension of a file name.
 
-        Empty where there are none, there is no grammar of that kind, or the text is too much for its parser.
+        The list is empty if there are none, if no grammar fits, or if the parser fails or takes too long.
         """
         if kind not in self._kinds or len(text) > _LONGEST_TEXT:
             return []
@@ -69,7 +69,7 @@ class Outliner:
             process.stdin.write(request + "\n")
             process.stdin.flush()
             found: list[str] = json.loads(process.stdout.readline())
-        except (OSError, ValueError):  # it died, perhaps of the text
+        except (OSError, ValueError):  # the process has died, perhaps because of the text
             self._end()
             return []
         finally:
@@ -85,8 +85,8 @@ class Outliner:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     encoding="utf-8",
-                    env={},  # nobody's keys
-                    start_new_session=True,  # a Ctrl-C is not for it
+                    env={},  # no API keys
+                    start_new_session=True,  # Ctrl-C must not reach it
                 )
             except OSError:
                 return None

@@ -1,4 +1,4 @@
-"""The worker process as the serving process has it: started when it is first needed, asked, and started again."""
+"""The worker process as seen from the serving process: starts it when needed, sends it jobs, restarts it."""
 
 import asyncio
 import logging
@@ -18,14 +18,14 @@ from proxy.model.errors import WorkerLost
 from proxy.worker.program import COUNTED_IN, LENGTH_BYTES, Result, WorkerSettings, make_frame
 
 PROGRAM = (sys.executable, "-P", "-m", "proxy.worker.program")
-# Seconds for one job, the start of the process included. The longest plans take one on an idle machine, and ten beside
-# eight busy loops on two cores; callers wait for less.
+# Seconds for one job, including the start of the process. The longest plans take 1 s on an idle machine and 10 s beside
+# eight busy loops on two cores. Callers wait for less.
 JOB_SECONDS = 20.0
-# Seconds that jobs are refused after the process was lost twice in a row, doubled each time up to the most.
+# For how many seconds jobs are refused after the process was lost twice in a row; doubled each time up to the maximum.
 LEAST_PAUSE, _MOST_PAUSE = 1.0, 60.0
-# Jobs that nobody waits for.
+# The most jobs in the queue of those made ahead, which no call waits for.
 _MOST_AHEAD = 8
-# Bytes of all jobs together: each holds a conversation in memory.
+# The most bytes of all jobs together: each job holds a conversation in memory.
 MOST_BYTES = 32 * 1024 * 1024
 _READ_BYTES = 1024 * 1024
 
@@ -40,7 +40,7 @@ _measured = msgspec.msgpack.Decoder(list[Measured])
 
 
 class _Waiting(msgspec.Struct, gc=False, eq=False):
-    """A job, where its result is waited for, and how that is decoded. The job is None once nobody needs it."""
+    """A queued job, the future for its result, and the result's decoder. `job` is None once nobody waits for it."""
 
     job: PlanJob | MeasureJob | None
     result: "asyncio.Future[Any]"
@@ -48,10 +48,10 @@ class _Waiting(msgspec.Struct, gc=False, eq=False):
 
 
 class WorkerProcess:
-    """Does one job at a time in a process of its own; jobs made ahead wait until there is no other.
+    """Does one job at a time in a process of its own. Jobs made ahead wait until there are no others.
 
-    A job whose process dies or takes longer than `job_seconds` raises WorkerLost, and the next one starts the process
-    again. So does one that would wait beside others of `most_bytes` together.
+    A job raises WorkerLost if the process dies or the job takes longer than `job_seconds`; the next job restarts the
+    process. A job also raises WorkerLost if all jobs together would exceed `most_bytes`.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class WorkerProcess:
         self._command = (*program, msgspec.json.encode(settings).decode())
         self._most_bytes = most_bytes
         self.job_seconds = job_seconds
-        self.bytes = 0  # of all jobs that wait or are done now
+        self.bytes = 0  # of all jobs that wait or are under way
         self._process: asyncio.subprocess.Process | None = None
         self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
         self._urgent: deque[_Waiting] = deque()
@@ -76,24 +76,24 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process; None while there is none."""
+        """The id of the process, or None while it does not run."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def start(self) -> None:
-        """Return when the process is ready for its first job. Raises WorkerLost."""
+        """Start the process and wait until it is ready for its first job. Raises WorkerLost."""
         await self.measure(MeasureJob(COUNTED_IN, ()))
 
     def plan(self, job: PlanJob, is_ahead: bool = False) -> "asyncio.Future[RenderedPlan]":
-        """Return the plan of a job. The future may have WorkerLost, and RuntimeError where planning has failed."""
+        """Return a future for the plan of a job. It raises WorkerLost, or RuntimeError if planning has failed."""
         return self._ask(job, self._ahead if is_ahead else self._urgent, _plans.decode)
 
     async def measure(self, job: MeasureJob) -> list[Measured]:
-        """Return what was measured of each content. Raises WorkerLost, and RuntimeError where measuring has failed."""
+        """Return the measurements of each content. Raises WorkerLost, or RuntimeError if measuring has failed."""
         measured: list[Measured] = await self._ask(job, self._urgent, _measured.decode)
         return measured
 
     async def close(self) -> None:
-        """End the process; jobs that wait raise WorkerLost."""
+        """End the process. Jobs that wait raise WorkerLost."""
         self._is_closed = True
         if self._serving is not None:
             self._serving.cancel()
@@ -118,11 +118,11 @@ class WorkerProcess:
             waiting.result.add_done_callback(partial(self._forget, waiting))
             queue.append(waiting)
             if self._serving is None or self._serving.done():
-                self._serving = loop.create_task(self._serve())  # no call of a client's: a stop does not wait for it
+                self._serving = loop.create_task(self._serve())  # not a client's call: a shutdown does not wait for it
         return waiting.result
 
     def _is_full(self, weight: int) -> bool:
-        """Return whether a job of so many bytes has to go elsewhere; one that is alone is always taken."""
+        """Return whether there is no room for a job of `weight` bytes. A job that is alone always has room."""
         return self.bytes > 0 and self.bytes + weight > self._most_bytes
 
     def _forget(self, waiting: _Waiting, _: object) -> None:
@@ -132,22 +132,22 @@ class WorkerProcess:
         waiting.job = None
 
     async def _serve(self) -> None:
-        """Do all jobs, until none waits. Whatever becomes of one, its caller hears of it."""
+        """Do jobs until none waits. Each caller gets a result or an error."""
         while queue := self._urgent or self._ahead:
             waiting, problems = queue.popleft(), list[Exception]()
             if asyncio.get_running_loop().time() < self._refused_until:
                 _fail(waiting, WorkerLost(_REFUSED))
-            if waiting.result.done():  # or its caller has gone
+            if waiting.result.done():  # it was refused, or its caller has gone
                 continue
             try:
                 await attempt(self._do(waiting), problems.append)
-                for problem in problems:  # a loop has errors of its own for a pipe that has closed
+                for problem in problems:  # of any type: each event loop has its own errors for a closed pipe
                     await self._lose(waiting, f"{type(problem).__name__}: {problem}")
             finally:
                 _fail(waiting, WorkerLost(_STOPPING))
 
     async def _do(self, waiting: _Waiting) -> None:
-        """Do a job. Raises any error of the process, or of the pipes to it."""
+        """Do one job. Raises any error of the process or of its pipes."""
         assert waiting.job is not None, "its result is not there"
         try:
             frame = make_frame(waiting.job)
@@ -167,7 +167,7 @@ class WorkerProcess:
             waiting.result.set_result(value)
 
     async def _exchange(self, frame: bytes) -> Result:
-        """Send the frame of a job and return its result; start the process where there is none."""
+        """Send the frame of a job and return its result. Start the process if it does not run."""
         if self._process is not None and self._process.returncode is not None:
             _log.warning("the worker process has ended (code %d) and is started again", self._process.returncode)
             self._process = None
@@ -184,17 +184,17 @@ class WorkerProcess:
             *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # nobody's keys
-            start_new_session=True,  # a Ctrl-C is not for it
+            env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # no API keys
+            start_new_session=True,  # Ctrl-C must not reach it
             limit=_READ_BYTES,
         )
         self._starting = asyncio.get_running_loop().create_task(starting)
-        await asyncio.wait((self._starting,))  # where this is cancelled `_end` ends what was started
+        await asyncio.wait((self._starting,))  # if this is cancelled, `_end` ends the process
         self._process, self._starting = self._starting.result(), None
         return self._process
 
     async def _lose(self, waiting: _Waiting, problem: str) -> None:
-        """End a process that does not do its jobs, and say so."""
+        """End a process that has failed, log the problem, and refuse jobs for a while if it fails repeatedly."""
         self._losses += 1
         if self._losses > 1:
             pause = min(_MOST_PAUSE, LEAST_PAUSE * 2 ** (self._losses - 2))

@@ -1,8 +1,8 @@
-"""The program of the worker process: it makes plans, measures long messages, and asks for outlines, one job at a time.
+"""The program of the worker process: makes plans, measures long messages, and requests outlines, one job at a time.
 
-Its standard input has jobs, its standard output their results, each a frame: four bytes of length, and MessagePack. It
-ends with its input. It has no keys: neither its environment nor its jobs hold any, but for the secret that makes
-references unguessable.
+It reads jobs from standard input and writes results to standard output. Each is a frame: four bytes of length, then
+MessagePack. It ends at the end of its input. Neither its environment nor its jobs contain API keys; the only secret it
+gets is the one that makes references unguessable.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from proxy.engine.token_counter import MeasureJob, measure
 from proxy.upstream.tokenizer import CountingTokenizer
 from proxy.worker.outlines import Outliner
 
-# What the builder writes itself is counted in the encoding of most models; it is counted again once it is sent.
+# Text that the builder writes is counted in the encoding of most models. It is counted again once it is sent.
 COUNTED_IN: Encoding = "o200k_base"
 
 LENGTH_BYTES = 4
@@ -31,21 +31,21 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
-    """The settings of a worker process: how plans are made, and how many bytes of features of messages it remembers."""
+    """The settings of a worker process: how plans are made, and the size of its cache of message features."""
 
     builder: BuilderPolicy
     cache_bytes: int
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):
-    """What became of a job: its result in MessagePack, or what went wrong."""
+    """The result of a job in MessagePack, or the problem if it failed."""
 
     content: bytes
     problem: str = ""
 
 
 class Jobs:
-    """Does jobs. What it remembers of messages saves time; no result depends on it."""
+    """Does jobs. Its cache of message features saves time; no result depends on it."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.tokenizer = CountingTokenizer()
@@ -56,7 +56,7 @@ class Jobs:
         )
 
     def do(self, job: PlanJob | MeasureJob) -> msgspec.Struct | list[msgspec.Struct]:
-        """Return the result of a job. Raises any error of it."""
+        """Return the result of a job. Raises any error that the job raises."""
         if isinstance(job, PlanJob):
             return compute_plan(job, self._builder)
         return [*measure(job, self.tokenizer)]
@@ -68,7 +68,7 @@ def count_text(tokenizer: CountingTokenizer, text: str) -> int:
 
 
 def serve(jobs: Jobs, source: BinaryIO, sink: BinaryIO) -> None:
-    """Do each job of the source, until it ends."""
+    """Read jobs from `source` and write their results to `sink` until `source` ends."""
     decoder, encoder = msgspec.msgpack.Decoder(PlanJob | MeasureJob), msgspec.msgpack.Encoder()
     while len(length := source.read(LENGTH_BYTES)) == LENGTH_BYTES:
         frame = source.read(int.from_bytes(length))
@@ -81,13 +81,13 @@ def serve(jobs: Jobs, source: BinaryIO, sink: BinaryIO) -> None:
 
 
 def make_frame(value: msgspec.Struct) -> bytes:
-    """Return the frame of a job or a result."""
+    """Return a job or a result as a frame."""
     content = msgspec.msgpack.encode(value)
     return len(content).to_bytes(LENGTH_BYTES) + content
 
 
 def end_with_parent() -> None:
-    """Have the system end this process with its parent, which may be killed while a job takes for ever. Linux only."""
+    """Have the kernel end this process with its parent, which may be killed while a job never ends. Linux only."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 

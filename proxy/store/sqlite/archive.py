@@ -1,4 +1,4 @@
-"""The log in one SQLite file, put together: lock, journal, write queue, writer thread, readers."""
+"""The log in one SQLite file, assembled of its lock, journal, write queue, writer thread and readers."""
 
 import asyncio
 import logging
@@ -22,16 +22,16 @@ from proxy.store.sqlite.writer import Writer, WriterInbox
 
 _log = logging.getLogger(__name__)
 
-# A commit takes milliseconds, under load some tens of them; a page that shows what was so far is better than none.
+# How long a read waits for pending records: a commit takes milliseconds, or tens of them under load.
 _MOST_LAG_SECONDS = 2.0
-# A client waits: a conversation that is found twice does no harm.
+# The same while a client waits: not finding an earlier conversation does no harm.
 _MOST_LAG_OF_A_CALL_SECONDS = 0.25
 
 
 class SqliteArchive(SqliteReader):
-    """The `Archive` port over log.db; made by `open_sqlite`. What was appended before is read, once it is written.
+    """The `Archive` port over log.db, made by `open_sqlite`. Reads wait a bounded time for records appended before.
 
-    `salt` are 32 random bytes, made with the log: what fingerprints of credentials are salted with.
+    `salt` are 32 random bytes, made with the log, which salt the fingerprints of credentials.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class SqliteArchive(SqliteReader):
         self._writer.start()
         self._reported_exposed = 1
         self._lost_at_stop = 0
-        self._read_before: set[str] = set()  # exchanges whose readings wait in the journal of the previous server
+        self._read_before: set[str] = set()  # exchanges whose readings are still in the previous server's journal
 
     @property
     def health(self) -> ArchiveHealth:
-        """Return how the log is doing now; cheap."""
+        """Return the current state of the log. This is cheap."""
         queue, problem = self._queue, self._writer.problem
         if problem:
             problem = f"{problem} Records wait in memory (store.spool_bytes)."
@@ -67,13 +67,13 @@ class SqliteArchive(SqliteReader):
         return ArchiveHealth(problem, *counts, self._lost_at_stop)
 
     def make_leases(self, clock: Clock) -> SqliteLeases:
-        """Return the leases that are kept in the log's file (see `Leases`)."""
+        """Return the leases, which are stored in the log's file (see `Leases`)."""
         return SqliteLeases(self._writer.put_task, clock)
 
     def append(self, *records: Record, is_urgent: bool = True) -> "asyncio.Future[bool]":
-        """Queue records, in order, to be stored together; True once durable, False once lost for good.
+        """Queue records to be stored together, in order. The future is True once durable, False once lost for good.
 
-        With a journal the future is True at once, as a rule; a record that the log then refuses is counted in `health`.
+        With a journal it is usually True at once. A record that the log refuses later is counted in `health`.
         """
         stored = self._queue.append(records, is_urgent)
         if self._writer.problem:
@@ -81,7 +81,7 @@ class SqliteArchive(SqliteReader):
         return stored
 
     def _report_exposed(self) -> None:
-        """Log how much a stop would lose, whenever that has doubled."""
+        """Log how many records a stop would lose, whenever the number has doubled."""
         exposed = self._queue.exposed
         self._reported_exposed = min(self._reported_exposed, max(1, exposed))
         if exposed >= 2 * self._reported_exposed:
@@ -89,23 +89,23 @@ class SqliteArchive(SqliteReader):
             self._reported_exposed = exposed
 
     def queue_recovered(self, rest: UnwrittenEntries) -> None:
-        """Queue, before anything is appended, what the journal of the previous server still holds."""
+        """Queue the entries left in the previous server's journal. Call it before anything is appended."""
         for entry in rest.entries:
             self._read_before.update(record.exchange for record in entry.records if isinstance(record, Reading))
-        self._writer.problem = rest.problem  # told at once, and nobody waits for what is not written soon
+        self._writer.problem = rest.problem  # reported at once, so that no reader waits for these records
         self._queue.queue_recovered(rest.entries)
 
     def flush(self) -> None:
-        """Let records that are not urgent wait no longer."""
+        """Write records that are not urgent without further delay."""
         self._queue.flush()
 
     async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> list[UnreadRow]:
-        """Return responses among the newest outcomes that nobody has read; newest first (see `Backlog`)."""
+        """Return the responses without a reading among the newest outcomes, newest first (see `Backlog`)."""
         rows = await super().list_unread(limit, most_bytes)
         return [row for row in rows if row.exchange not in self._read_before]
 
     async def close(self) -> None:
-        """Write what is pending, for `policy.close_ms` at most, and let go. May be called twice."""
+        """Write pending records for at most `policy.close_ms`, then release the log. May be called twice."""
         self._queue.close()
         await super().close()
         dropped = self._queue.dropped
@@ -116,7 +116,7 @@ class SqliteArchive(SqliteReader):
         if self._journal is not None:
             self._close_journal(self._journal)
             self._journal = None
-        if is_ended:  # else the thread may still write: the lock goes with the process
+        if is_ended:  # else the thread may still write, and the lock ends with the process
             self._lock.release()
 
     def _close_journal(self, journal: Journal) -> None:
@@ -140,9 +140,9 @@ class SqliteArchive(SqliteReader):
 def open_sqlite(
     policy: StorePolicy, loop: asyncio.AbstractEventLoop, connect: Connect = sqlite3.connect
 ) -> SqliteArchive:
-    """Open the log for writing, making it where there is none. Raises StoreUnavailable saying what to do.
+    """Open the log for writing, and create it if there is none. Raises StoreUnavailable, whose text says what to do.
 
-    Futures are resolved on `loop`. `connect` stands in for `sqlite3.connect` in tests of failing disks.
+    Futures are resolved on `loop`. Tests of failing disks replace `connect`.
     """
     try:
         policy.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -180,7 +180,7 @@ def _describe_unwritable(policy: StorePolicy, error: OSError) -> StoreUnavailabl
 
 
 def _report_unwritten(policy: StorePolicy, rest: UnwrittenEntries) -> None:
-    """Log what the log did not take. Raises StoreUnavailable where a log that takes no writes is not to be opened."""
+    """Report the entries that could not be written. Raises StoreUnavailable if `must_write` is set."""
     told = (
         f"{len(rest.entries)} appends that the previous server left in {journal_path(policy.path)} are not in the log"
         f" yet: {rest.problem} They are kept"
@@ -191,9 +191,9 @@ def _report_unwritten(policy: StorePolicy, rest: UnwrittenEntries) -> None:
 
 
 def _open_journal(policy: StorePolicy, connection: sqlite3.Connection, rest: UnwrittenEntries | None) -> Journal | None:
-    """Return the journal that the log names; None where durability asks for more, or it cannot be made.
+    """Return the journal that the log names, or None with full durability or if it cannot be created.
 
-    With a rest it is the one that holds this: the position stays, so that the next start finds all of it, in order.
+    If `rest` has a position, its journal is continued at this position, so that the next start finds all in order.
     """
     if policy.durability == "full":
         return None

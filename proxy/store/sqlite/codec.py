@@ -1,13 +1,13 @@
-"""How content, headers, recipes, lists and seals become bytes; what was written once is read for ever.
+"""Encodings of content, headers, recipes, lists and seals as bytes. All that were ever written stay readable.
 
 Codec 0 is the content itself, codec 2 Zstandard at level 1 with a preset dictionary of phrases that the wires repeat.
-Codec 1, which was written before, is raw deflate with the same dictionary: 2.4 times the time for the same size. A new
-way of packing is a new codec; none is changed. Packing costs 10 ns a byte: somebody waits for a request or an answer of
-1 KB, so that is kept as it is; nobody waits for what is not urgent, so that is packed from `TINY` bytes on.
+Codec 1, which is no longer written, is raw deflate with the same dictionary: 2.4 times the time for the same size. A
+codec never changes; a new kind of compression gets a new number. Compression takes 10 ns a byte. Calls wait for their
+bodies, so these are compressed from `SMALL` bytes on, and content that is not urgent from `TINY` bytes on.
 
-A recipe (see `model/manifest`) is stored as an envelope and a tip: what all calls with equal parameters share is one
-blob, the tip is the rest. The envelope is the position of the chain piece in decimal (nothing where there is none), a
-line feed, and a recipe of the other pieces. A recipe with several chains is kept as it is.
+A recipe (see `model/manifest`) is stored as an envelope and a tip. All calls with equal parameters share one envelope,
+which is a blob: the position of the chain piece in decimal (empty if there is none), a line feed, and a recipe of the
+other pieces. The tip is the link of the chain. A recipe with several chains is stored unchanged.
 """
 
 import threading
@@ -28,7 +28,7 @@ RAW, DEFLATED, PACKED = 0, 1, 2
 
 TINY, SMALL = 128, 1024
 
-# How a request continues its session, by the number that stands for it in the table.
+# How a request continues its session. The table stores the index in this tuple.
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
 
 _LEVEL = 1
@@ -36,7 +36,7 @@ _SEAL_SIZE = 16
 _NODE_SEAL_SIZE = 4
 _MARK_KEY_SIZE = 6
 
-# Most frequent phrases last: both codecs reach the end of a dictionary with the shortest distances.
+# The most frequent phrases are last: the end of a dictionary has the shortest distances in both codecs.
 _DICTIONARY = b"".join(
     (
         b'event: message_start\ndata: {"type":"message_start","message":{"id":"msg_01","type":"message","role":',
@@ -78,7 +78,7 @@ _PHRASES.precompute_compress(level=_LEVEL)
 
 
 class _Packers(threading.local):
-    """The library's objects that pack and unpack, which are for one thread each."""
+    """The compressor and decompressor of one thread. They must not be shared between threads."""
 
     def __init__(self) -> None:
         packer = zstandard.ZstdCompressor(_LEVEL, _PHRASES, write_checksum=False, write_dict_id=False)
@@ -90,7 +90,7 @@ _packers = _Packers()
 
 
 def pack(content: bytes, smallest: int = SMALL) -> tuple[int, bytes]:
-    """Return codec and bytes to store; the content itself below `smallest` bytes, or where not an eighth is saved."""
+    """Return codec and bytes to store. Content below `smallest` bytes, or that saves less than an eighth, stays raw."""
     size = len(content)
     if size < smallest:
         return RAW, content
@@ -99,7 +99,7 @@ def pack(content: bytes, smallest: int = SMALL) -> tuple[int, bytes]:
 
 
 def unpack(codec: int, stored: bytes) -> bytes:
-    """Reverse `pack`. Raises ValueError for what it did not make."""
+    """Reverse `pack`. Raises ValueError for damaged content or an unknown codec."""
     if codec == RAW:
         return stored
     if codec == PACKED:
@@ -112,7 +112,7 @@ def unpack(codec: int, stored: bytes) -> bytes:
 def _unpack(stored: bytes) -> bytes:
     try:
         return _packers.unpack(stored, read_across_frames=False, allow_extra_data=False)
-    except (zstandard.ZstdError, MemoryError) as error:  # damage may announce any size
+    except (zstandard.ZstdError, MemoryError) as error:  # a damaged header may announce any size
         raise ValueError("packed content is damaged") from error
 
 
@@ -128,12 +128,12 @@ def _inflate(stored: bytes) -> bytes:
 
 
 def encode_headers(headers: Headers) -> bytes:
-    """Return headers as JSON pairs, in order; Latin-1 keeps any byte."""
+    """Return headers as JSON pairs, in order. Latin-1 preserves every byte."""
     return orjson.dumps([(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers])
 
 
 def encode_changes(headers: Headers, base: Headers) -> bytes:
-    """Return the values that differ from those of `base`, which has the same names, by position; empty for none."""
+    """Return the values that differ from those of `base`, by position. `base` has the same names. Empty for none."""
     if headers == base:
         return b""
     changes = [
@@ -153,40 +153,40 @@ def decode_headers(base: bytes, changes: bytes) -> Headers:
 
 
 def seal_after(seal: bytes, row: tuple[object, ...]) -> bytes:
-    """Return the seal of a row behind the one sealed before: H(seal, row as JSON with digests in hex), 16 bytes."""
+    """Return the seal of a row after the previous seal: H(seal, row as JSON with digests in hex), 16 bytes."""
     return sha256(seal + orjson.dumps(row, default=bytes.hex)).digest()[:_SEAL_SIZE]
 
 
 def seal_node(seal: bytes, n: int, node: bytes, parent: bytes, *, is_answer: bool, exchange: int) -> bytes:
-    """Return the seal of a node behind the one of its session that was sealed before: 4 bytes of SHA-256."""
+    """Return the seal of a node after the previous one of its session: 4 bytes of SHA-256."""
     return sha256(b"%b%d:%b%b%d:%d" % (seal, n, node, parent, is_answer, exchange)).digest()[:_NODE_SEAL_SIZE]
 
 
 def compute_mark_key(name: str) -> bytes:
-    """Return what a mark is looked up by: the first bytes of the SHA-256 of its name."""
+    """Return the key by which a mark is looked up: the first bytes of the SHA-256 of its name."""
     return sha256(name.encode()).digest()[:_MARK_KEY_SIZE]
 
 
 def digest_epoch(rendered: Sequence[bytes], originals: Sequence[tuple[str, Original]]) -> bytes:
-    """Return the digest of what an epoch sends and names: digests of messages, originals with their sessions' keys."""
+    """Return the digest of an epoch's content: the digests of its messages, its originals with session keys."""
     named = [(key, each.id, each.wire, each.place, each.offset, each.digests) for key, each in originals]
     return compute_digest(orjson.dumps((rendered, named), default=bytes.hex))
 
 
 def digest_summary(messages: Sequence[bytes | None], parents: Sequence[str], superseded: Sequence[str]) -> bytes:
-    """Return the digest of what a summary was made of and replaces: digests of messages, ids of summaries."""
+    """Return the digest of what a summary was made of and supersedes: digests of messages, ids of summaries."""
     return compute_digest(orjson.dumps((messages, parents, superseded), default=bytes.hex))
 
 
 def encode_ids(ids: Iterable[int]) -> str:
-    """Return row ids as JSON, as a column or a parameter has them."""
+    """Return row ids as JSON, for a column or a parameter."""
     return orjson.dumps(list(ids)).decode()
 
 
 def split_recipe(recipe: bytes) -> tuple[bytes, bytes, tuple[Piece, ...]]:
-    """Return envelope, tip and all pieces of a recipe; the tip is empty where there is not just one chain.
+    """Return envelope, tip and all pieces of a recipe. The tip is empty unless there is exactly one chain.
 
-    Raises ValueError for what is no recipe.
+    Raises ValueError if it is not a recipe.
     """
     pieces = decode_recipe(recipe)
     chains = [(at, piece.link) for at, piece in enumerate(pieces) if isinstance(piece, ChainPiece)]
@@ -197,7 +197,7 @@ def split_recipe(recipe: bytes) -> tuple[bytes, bytes, tuple[Piece, ...]]:
 
 
 def join_recipe(envelope: bytes, tip: bytes) -> tuple[Piece, ...]:
-    """Return the pieces of a recipe. Raises ValueError for what `split_recipe` did not make."""
+    """Reverse `split_recipe`: return the pieces of a recipe. Raises ValueError for other content."""
     at, _, rest = envelope.partition(b"\n")
     pieces = decode_recipe(rest)
     return (*pieces[: int(at)], ChainPiece(tip), *pieces[int(at) :]) if at else pieces

@@ -1,8 +1,8 @@
-"""Opening log.db: the writer's lock, checks of the file, connections to write and to read, and what their errors mean.
+"""Opening log.db: the writer's lock, checks of the file, connections for writing and reading, texts for their errors.
 
-One process writes a file (BEHAVIOUR B32e). Its lock is taken before log.db is so much as opened, and is a file of its
-own: closing any descriptor of log.db would drop the locks that SQLite holds on it in this process. What is not a sound
-log is refused, never overwritten.
+Only one process writes a file (BEHAVIOUR B32e). It takes a lock before it opens log.db. The lock is a separate file,
+since closing any descriptor of log.db would release the locks that SQLite holds on it in this process. A file that is
+not a sound log is refused, never overwritten.
 """
 
 import fcntl
@@ -20,14 +20,14 @@ from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.codec import unpack
 from proxy.store.sqlite.schema import MIGRATIONS, migrate, read_applied
 
-# What a damaged file raises: names in its schema that are no text any more are met by Python, not by SQLite.
+# The errors of a damaged file. If names in its schema are no longer text, Python raises, not SQLite.
 FILE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 
 _OF_A_RECORD = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.NotSupportedError)
 
 _ROOM = 64 * 1024 * 1024
 
-# Whole, for SQLite writes a write-ahead log that is left beside a restored file over it, of whatever file it is.
+# All files must move: SQLite would write a remaining write-ahead log, whatever its origin, into a restored file.
 RESTORE = (
     "stop the server, move log.db, log.db-wal, log.db-shm and log.db.journal aside, put a backup in place as log.db and"
     " run `palimpsest verify`"
@@ -47,16 +47,16 @@ _ADVICE = {
 
 
 class LogReplaced(sqlite3.OperationalError):
-    """The log was deleted or replaced under its writer: a commit would succeed, and be nowhere."""
+    """The log was deleted or replaced while it was open: a commit would succeed, but its records would be lost."""
 
 
 def is_store_failing(error: Exception) -> bool:
-    """Return True where the file failed and trying again may help, False where the record itself is at fault."""
+    """Return True if the file failed and a retry may help, False if the record itself is at fault."""
     return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, _OF_A_RECORD)
 
 
 def describe_problem(error: Exception, policy: StorePolicy, verb: str = "written") -> str:
-    """Say what is wrong with the log and what to do, in whole sentences, for health and log lines."""
+    """Return what is wrong with the log and what to do, in whole sentences, for health and log lines."""
     if isinstance(error, LogReplaced):
         return (
             f"{policy.path} was deleted or replaced while the server runs; put it back, or restart the server, which"
@@ -72,7 +72,7 @@ def describe_problem(error: Exception, policy: StorePolicy, verb: str = "written
 
 
 def advise(error: Exception) -> str:
-    """Return an error met in a file, and what to do about it."""
+    """Return the text of an error in a file, and what to do about it."""
     if isinstance(error, UnicodeDecodeError):
         return f"a name in it is no text: {_DAMAGED}"
     name = str(getattr(error, "sqlite_errorname", ""))
@@ -81,7 +81,7 @@ def advise(error: Exception) -> str:
 
 
 def _is_at_cap(policy: StorePolicy) -> bool:
-    """Return True where the cap is set and the disk itself has room."""
+    """Return True if the cap is set and the disk itself has room."""
     return bool(policy.max_bytes) and shutil.disk_usage(policy.path.parent).free > _ROOM
 
 
@@ -91,7 +91,7 @@ _PAUSE_MS = 50
 class WriterLock:
     """The right to write a log, held from construction to `release`; the kernel releases it when the process ends.
 
-    Waits `wait_ms` for another process: a command that reads has the lock while it writes what a kill left.
+    Waits `wait_ms` for another process: a command that reads holds the lock while it recovers a journal.
     """
 
     def __init__(self, log: Path, wait_ms: int = 0, pause: Callable[[float], None] = time.sleep) -> None:
@@ -116,9 +116,9 @@ class WriterLock:
 
 
 def lock_for_reading(log: Path) -> int:
-    """Keep all others from writing a log while the descriptor returned is open; -1 where nobody ever wrote it here.
+    """Lock a log against writers while the returned descriptor is open; return -1 if it has no lock file.
 
-    Raises StoreUnavailable where somebody does, or that cannot be told.
+    Raises StoreUnavailable if another process writes it, or that cannot be determined.
     """
     try:
         file = os.open(log.with_name(log.name + ".lock"), os.O_RDONLY | os.O_CLOEXEC)
@@ -143,9 +143,9 @@ def _lock_file(file: int, pauses: int, pause: Callable[[float], None]) -> None:
 
 
 class FileIdentity:
-    """Whether log.db is still the file that was opened: what is written to one that was deleted is nowhere.
+    """Checks whether log.db is still the file that was opened: writes to a deleted file are lost.
 
-    Asked by path, every `every_ms`, and never by a descriptor: closing that would drop SQLite's locks.
+    It checks the path every `every_ms`, without a descriptor: closing one would release SQLite's locks.
     """
 
     def __init__(self, path: Path, every_ms: int, now: Callable[[], float] = time.monotonic) -> None:
@@ -157,7 +157,7 @@ class FileIdentity:
         self._due = now() + self._every_s
 
     def check(self) -> None:
-        """Raise LogReplaced where there is no file any more, or another one; again and again until it is back."""
+        """Raise LogReplaced if the file was deleted or replaced, at every call until it is back."""
         if self._now() < self._due:
             return
         if self._find() != self._opened:
@@ -169,7 +169,7 @@ class FileIdentity:
             found = self._path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except OSError:  # nobody can tell: what is wrong with the disk shows in the next commit
+        except OSError:  # unknown: the next commit reports what is wrong with the disk
             return self._opened
         return found.st_dev, found.st_ino
 
@@ -178,21 +178,21 @@ Connect = Callable[..., sqlite3.Connection]
 
 _OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
 _MAGIC = b"SQLite format 3\0"
-_VERSIONS = slice(18, 20)  # of the file's format, for who writes and who reads: 2 where it has a write-ahead log
+_VERSIONS = slice(18, 20)  # the file format's write and read version: 2 if it has a write-ahead log
 _NEVER_HAD_WAL = b"\1\1"
 _CHECKED_BYTES = 64 * 1024 * 1024  # 0.1 s
 # Beyond this SQLite checkpoints within a commit; the writer does it earlier, between commits (`Checkpoint`).
 _WAL_PAGES = 65_536
-# For every value that is not a str, an int or a float the sqlite3 module asks whether something turns it into one of
-# these, by three look-ups that fail with an error each: bytes and None that say at once that they stay what they are
-# take two fifths off a row (6.2 to 3.6 us). For the whole process, where it changes no value.
+# For each value that is not a str, int or float, the sqlite3 module looks for an adapter in three steps, each of which
+# fails with an exception. Identity adapters for bytes and None save two fifths of the time of a row (6.2 to 3.6 us).
+# They apply to the whole process, but change no value.
 _TAKEN_AS_THEY_ARE: tuple[tuple[type, Callable[[Any], Any]], ...] = ((bytes, bytes.__bytes__), (type(None), {}.get))
 
 
 def prepare_file(path: Path) -> None:
-    """Make sure that the file is there, ours alone to read (0600), and not something else. Raises StoreUnavailable.
+    """Create the file if it is missing, set its mode to 0600, and check that it is a database. Raises StoreUnavailable.
 
-    Only for the writer, and before SQLite opens the file in this process: see above.
+    Only for the writer, and only before SQLite opens the file in this process: closing a descriptor drops its locks.
     """
     refuse_emptied(path)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -210,9 +210,9 @@ def prepare_file(path: Path) -> None:
 
 
 def refuse_emptied(path: Path) -> None:
-    """Keep a new log from taking the place of one that lost its content. Raises StoreUnavailable, OSError.
+    """Refuse an empty file that was a log before, instead of beginning a new one. Raises StoreUnavailable, OSError.
 
-    A log has a journal or a write-ahead log only once there is something in it.
+    A journal or a write-ahead log beside it shows this: they exist only once a log has content.
     """
     log = path.resolve()
     if not log.exists() or log.stat().st_size:
@@ -226,14 +226,14 @@ def refuse_emptied(path: Path) -> None:
 
 
 def refuse_foreign_wal(path: Path) -> None:
-    """Keep a restored backup from a write-ahead log that another file left. Raises StoreUnavailable, OSError.
+    """Refuse a restored backup beside the write-ahead log of another file. Raises StoreUnavailable, OSError.
 
-    Only before SQLite opens the file in this process: see above. What `copy_log` writes says in its head that it never
-    had a write-ahead log, until the writer opens it; SQLite would not ask, and write the one beside it over it.
+    Only before SQLite opens the file in this process: closing a descriptor drops its locks. A file made by `copy_log`
+    says in its header that it never had a write-ahead log; SQLite ignores that and would apply the one beside it.
     """
     wal = path.resolve().with_name(path.resolve().name + "-wal")
     if not wal.exists() or not wal.stat().st_size:
-        return  # looked for first: the writer changes the head before it makes one
+        return  # checked before the header, which the writer changes before it creates a write-ahead log
     with path.open("rb") as file:
         head = file.read(_VERSIONS.stop)
     if head.startswith(_MAGIC) and head[_VERSIONS] == _NEVER_HAD_WAL:
@@ -244,12 +244,12 @@ def refuse_foreign_wal(path: Path) -> None:
 
 
 def connect_writer(policy: StorePolicy, connect: Connect = sqlite3.connect) -> sqlite3.Connection:
-    """Return the connection that writes: checked, migrated, in WAL mode. Raises StoreUnavailable."""
+    """Return the connection for writing: checked, migrated, in WAL mode. Raises StoreUnavailable."""
     if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
         raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; palimpsest needs 3.37 or newer")
     for kind, keep in _TAKEN_AS_THEY_ARE:
         sqlite3.register_adapter(kind, keep)
-    # Opened by the thread that starts the server, so that errors show at once; from then on used by the writer thread.
+    # The thread that starts the server opens it, so that errors show at once. Later only the writer thread uses it.
     try:
         connection = connect(policy.path, isolation_level=None, check_same_thread=False, timeout=policy.busy_ms / 1000)
         try:
@@ -270,8 +270,8 @@ def connect_writer(policy: StorePolicy, connect: Connect = sqlite3.connect) -> s
 def connect_reader(path: Path) -> sqlite3.Connection:
     """Return a connection that cannot write, with the SQL function `unpack(codec, bytes)`. Raises StoreUnavailable.
 
-    It needs no lock and may be handed to another thread. To read a log that nobody has open SQLite makes two files
-    beside it; where it cannot, the log is read as an immutable file, and locked against a writer.
+    It needs no lock and may be passed to another thread. To read a log that no process has open, SQLite creates two
+    files beside it. If it cannot, the log is read as an immutable file, and locked against writers.
     """
     try:
         if not path.is_file():
@@ -311,7 +311,7 @@ def _connect(path: Path, how: str, factory: type[sqlite3.Connection] = sqlite3.C
 
 
 def _needs_files(connection: sqlite3.Connection) -> bool:
-    """Return whether the log cannot be read because no file can be made beside it."""
+    """Return whether the log cannot be read because no file can be created beside it."""
     try:
         connection.execute("PRAGMA schema_version").fetchone()
     except sqlite3.Error as error:
@@ -320,7 +320,7 @@ def _needs_files(connection: sqlite3.Connection) -> bool:
 
 
 def _connect_immutable(path: Path) -> sqlite3.Connection:
-    """Return a connection to a log as it is. Raises StoreUnavailable where it may change, or is not all there is."""
+    """Return a connection to an immutable log. Raises StoreUnavailable if a writer or a write-ahead log exists."""
     wal = path.resolve().with_name(path.resolve().name + "-wal")
     lock = lock_for_reading(path.resolve())
     try:
@@ -340,7 +340,7 @@ def _connect_immutable(path: Path) -> sqlite3.Connection:
 
 
 def _unpack_or_none(codec: int | None, stored: bytes | None) -> bytes | None:
-    """Unpack content; NULL where the payload was erased."""
+    """Unpack content. Return NULL if the payload was erased."""
     return None if codec is None or stored is None else unpack(codec, stored)
 
 
@@ -363,7 +363,7 @@ def _set_up(connection: sqlite3.Connection, policy: StorePolicy) -> None:
 
 
 def _check_small(connection: sqlite3.Connection, path: Path) -> None:
-    """Look for damage in a log of 64 MiB or less; for a larger one there is `verify`, the start must not wait."""
+    """Check a log of 64 MiB or less for damage. A larger one would delay the start; `palimpsest verify` checks it."""
     if path.stat().st_size > _CHECKED_BYTES:
         return
     (result,) = connection.execute("PRAGMA integrity_check(1)").fetchone()

@@ -1,10 +1,10 @@
 """Queries on managed context: epochs, pins, originals behind references, and summaries.
 
-They are on the path of a request: each statement reads many contents by their numbers, each content is read once, and
-old epochs are not read. An epoch of which a part was erased is of no use any more, and left out.
+Requests wait for them: each statement reads many contents by their row ids, each content is read once, and old epochs
+are not read. An epoch of which a part was erased is useless, and left out.
 
-What a summary covers is found through its parents. Those are older than what was made of them, so that there is no
-cycle; their spans follow on each other, so that the leaves in the order of their spans are the messages in order.
+The messages that a summary covers are found through its parents. Parents are older than their summary, so there is no
+cycle. Their spans are adjacent, so the leaves in the order of their spans yield the messages in order.
 """
 
 import sqlite3
@@ -29,7 +29,7 @@ Row = tuple[Any, ...]
 
 @contextmanager
 def expect_sound() -> Iterator[None]:
-    """Turn what damaged rows lead to into StoreUnavailable: no JSON in a list, an original or a digest not there."""
+    """Raise StoreUnavailable for errors of damaged rows: invalid JSON in a list, a missing original or digest."""
     try:
         yield
     except (ValueError, KeyError) as error:
@@ -45,21 +45,21 @@ def find_session(connection: sqlite3.Connection, session: str) -> int:
 
 
 def load_digests(connection: sqlite3.Connection, blobs: Iterable[int]) -> Mapping[int, bytes]:
-    """Return digests of shared content, by blob number."""
+    """Return digests of shared content by row id of the blob."""
     return {blob: digest for blob, digest in fetch(connection, _DIGESTS, blobs)}
 
 
 def load_contents(connection: sqlite3.Connection, blobs: Iterable[int]) -> Mapping[int, bytes]:
-    """Return shared content, by blob number; what was erased is left out."""
+    """Return shared content by row id of the blob. Erased content is left out."""
     return {blob: unpack(codec, stored) for blob, codec, stored in fetch(connection, _CONTENTS, blobs)}
 
 
 def fetch(connection: sqlite3.Connection, query: str, ids: Iterable[int]) -> Sequence[Row]:
-    """Return the rows of a query whose parameter is a list of numbers."""
+    """Return the rows of a query whose only parameter is a list of row ids."""
     return connection.execute(query, (encode_ids(ids),)).fetchall()
 
 
-# the session and those it goes on from, the nearest first
+# the session and those that it continues, the nearest first
 _LINE = f"""
     WITH RECURSIVE line(id) AS (
         SELECT id FROM session WHERE key = ?
@@ -72,7 +72,7 @@ _EPOCHS = """
     FROM epoch x JOIN session s ON s.id = x.session
     LEFT JOIN epoch before ON before.seq = x.parent LEFT JOIN exchange e ON e.seq = x.exchange
     WHERE x.seq IN ({chosen}) ORDER BY x.seq"""
-# Content is deflated, and 1 MB of it takes 10 ms: of a long line of epochs most are behind the request's own by now.
+# Not all epochs are read, since unpacking 1 MB of content takes 10 ms, and most of many epochs are no longer in use.
 _IN_USE = _EPOCHS.format(
     chosen=f"""
         WITH line AS MATERIALIZED (
@@ -93,13 +93,13 @@ _ORIGINAL = """
     SELECT s.key, o.id, o.name, o.wire, o.place, o.start, o.messages
     FROM original o JOIN session s ON s.id = o.session WHERE o.name = ?"""
 
-# of each node the newest
+# the newest pin of each node
 _PINS = """
     SELECT s.key, p.node, p.is_on, p.at_ms FROM pin p JOIN session s ON s.id = p.session
     WHERE p.seq IN (SELECT max(seq) FROM pin WHERE session IN (SELECT value FROM json_each(?)) GROUP BY session, node)
     ORDER BY p.seq"""
 
-# from one view to the next, so that it matters little how many decisions there are
+# steps from one view to the next, so that the time hardly depends on the number of decisions
 _OWED = """
     WITH RECURSIVE seen(view) AS (
         SELECT min(view) FROM decision WHERE session = ?1
@@ -127,7 +127,7 @@ def load_context(connection: sqlite3.Connection, session: str) -> StoredContext:
     named = (encode_ids(line),)
     pins = [Pin(key, node, bool(is_on), at_ms) for key, node, is_on, at_ms in connection.execute(_PINS, named)]
     owed: dict[str, float] = {}
-    for row in reversed(line):  # its own come last, and count
+    for row in reversed(line):  # the session's own values come last, and override the others
         owed.update(connection.execute(_OWED, (row,)).fetchall())
     epochs = tuple(_load_epochs(connection, _IN_USE, named))
     unsent = tuple(id for (id,) in connection.execute(_UNSENT, named))
@@ -169,7 +169,7 @@ def load_original(connection: sqlite3.Connection, reference: str) -> StoredOrigi
 
 
 def _load_epochs(connection: sqlite3.Connection, query: str, key: tuple[object, ...]) -> list[Epoch]:
-    """Load epochs with their content, but for those of which a part was erased."""
+    """Load epochs with their content. Those of which a part was erased are left out."""
     rows = connection.execute(query, key).fetchall()
     needed = [[row[11], *orjson.loads(row[12])] for row in rows]
     contents = load_contents(connection, {blob for blobs in needed for blob in blobs})
@@ -242,16 +242,16 @@ def list_summaries(connection: sqlite3.Connection, session: str) -> list[Summary
 
 
 def load_live_summaries(connection: sqlite3.Connection, line: Iterable[int]) -> list[Summary]:
-    """Return those of sessions, by row id, that may still be of use, oldest first (see `LogReader.load_context`)."""
+    """Return the summaries of sessions, by row id, that may still be used, oldest first (`LogReader.load_context`)."""
     return [
         summary for summary in _load_summaries(connection, fetch(connection, _LIVE_SUMMARIES, line)) if summary.text
     ]
 
 
 def find_covered(connection: sqlite3.Connection, name: str) -> Row | None:
-    """Return what the summary with this id covers, as a row of `original` with its session's key before it.
+    """Return what the summary with this id covers, as a row of `original` with the session key before it.
 
-    Raises ValueError where its leaves do not make up its span.
+    Raises ValueError if its leaves do not cover its span exactly.
     """
     row = connection.execute(_FIND_SUMMARY, (name,)).fetchone()
     if row is None:

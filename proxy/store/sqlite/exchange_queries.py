@@ -1,9 +1,8 @@
-"""Queries on exchanges: sessions and sums over them, single calls and their bodies, and responses not read yet.
+"""Queries on exchanges: sessions and sums over them, single calls and their bodies, and responses without a reading.
 
-Our own calls are counted beside the client's, not among them. A long listing takes no more statements than a short one.
-A body is put together from its pieces, every byte, or there is an error that says what is missing. Of answers that
-nobody has read only the newest are looked at, however many there are: a killed server leaves some, and those that
-nobody can read are found again at each start.
+Our own calls are counted separately from the client's. The number of statements does not depend on the length of a
+listing. A body is rebuilt byte for byte, or an error says what is missing. Of responses without a reading, only the
+newest are returned: a killed server leaves some, and unreadable ones are found again at each start.
 """
 
 import sqlite3
@@ -22,7 +21,7 @@ from proxy.store.constraints import fit_text
 from proxy.store.sqlite.codec import RELATIONS, decode_headers, join_recipe
 from proxy.store.sqlite.context_queries import Row
 
-# The longest chain that is followed: beyond any body that fits in memory, and an end where a fault made a ring.
+# The longest chain that is followed: longer than any body that fits in memory, and an end if a fault made a cycle.
 _LONGEST = 4_000_000
 
 _WALK = f"""
@@ -63,7 +62,7 @@ _TRAILERS = "SELECT received FROM trailer WHERE exchange = ? AND k = ? ORDER BY 
 
 
 def count_links(connection: sqlite3.Connection, links: Sequence[bytes]) -> int:
-    """Count the links of a chain, in its order, that are stored: where one is, all before it are."""
+    """Return how many links of a chain are stored. If one is, so are all links before it."""
     return bisect_left(links, True, key=lambda link: connection.execute(_HAS_LINK, (link,)).fetchone() is None)
 
 
@@ -83,13 +82,13 @@ def load_received(connection: sqlite3.Connection, exchange: str, k: int) -> byte
     """Return what `LogReader.load_received` does."""
     missing = f"there is no answer to round {k} of exchange {exchange}"
     received, whole, seq = _expect(connection, _RECEIVED, (exchange, k), missing)
-    # behind a capped body there is a gap, so nothing that came later may be joined to it
+    # after a capped body there is a gap, so trailers must not be appended to it
     trailers = [] if whole else connection.execute(_TRAILERS, (seq, k)).fetchall()
     return b"".join([_load_payload(connection, payload) for payload in (received, *[row[0] for row in trailers])])
 
 
 def _load_body(connection: sqlite3.Connection, tenant: int, envelope: int, tip: bytes) -> bytes:
-    """Return the body that an envelope and the tip of a chain stand for. Raises NotFound where a part was erased."""
+    """Return the body that an envelope and a tip describe. Raises NotFound if a part was erased."""
     recipe = _load_payload(connection, envelope)
     try:
         pieces = join_recipe(recipe, tip)
@@ -121,7 +120,7 @@ def _load_chain(connection: sqlite3.Connection, tenant: int, tip: bytes) -> byte
 
 
 def _load_payload(connection: sqlite3.Connection, payload: int) -> bytes:
-    """Return content by number. Raises NotFound where it was erased."""
+    """Return content by row id. Raises NotFound if it was erased."""
     return _expect_content(connection.execute(_PAYLOAD, (payload,)).fetchone())
 
 
@@ -138,18 +137,18 @@ def _expect(connection: sqlite3.Connection, query: str, key: tuple[object, ...],
     return row
 
 
-# Two ways to the latest exchange of the sessions with the newest activity, which is in order of seq, for the wall clock
-# may jump. Of few sessions, the last exchange of each is one step in an index; of many (a client that names none makes
-# one with every call), the newest exchanges that have no successor in their session are soon as many as are asked for.
+# There are two queries for the sessions with the newest activity. The order is that of `seq`, since the wall clock may
+# jump. With few sessions, an index yields the last exchange of each. With many (a client without session names makes
+# one per call), the newest exchanges without a successor in their session soon reach the limit.
 FEW_SESSIONS = 1000
-# Statuses by which an upstream turns away what it does not take for a call: nobody it knows, nothing it has.
+# Statuses with which an upstream rejects a request as no valid call: unknown credential, path or method.
 TURNED_AWAY = frozenset({401, 403, 404, 405})
 _COUNT_SESSIONS = "SELECT ifnull(max(id), 0) FROM session"
 _IDS = "SELECT key FROM session WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
 _HAS_SESSION = "SELECT 1 FROM session WHERE key = ?"
 _TURNED_AWAY = ", ".join(map(str, sorted(TURNED_AWAY)))
-# What is listed has an exchange that became a call. Of what is passed on unread a call is what was answered well, and
-# bears a session's name or has a body to post.
+# A listed session has at least one exchange that counts as a call. A passthrough counts if its status was 2xx and it
+# names a session or is a POST.
 _CALLED = f"""
     EXISTS (SELECT 1 FROM exchange x JOIN session y ON y.id = x.session WHERE x.session = {{session}} AND (
         x.kind = 'auxiliary'
@@ -170,9 +169,9 @@ _CHOSEN_BY = {
     name: f"s.{name} <> '' AND s.{name} >= :{name} AND s.{name} < :{name}_end" for name in ("family", "parent")
 }
 _LAST_CHARACTER = "\U0010ffff"
-# `forked`: sessions that are more than one chain of nodes from the first to the last; of the others nothing but whether
-# a request ended there has to be known. `inner`: nodes with a tip behind them (see `lineage_queries`).
-# `spent`: all calls, those of our own too, for the index that leads to them does not tell them apart; `aside`: these.
+# `forked`: sessions whose nodes are more than one chain; others have one branch if any request ended in them.
+# `inner`: nodes with a tip below them (see `lineage_queries`). `spent`: all calls including our own, since the index
+# does not distinguish them. `aside`: our own calls.
 _SESSIONS = """
     WITH RECURSIVE latest AS MATERIALIZED ({latest}),
     forked AS MATERIALIZED (
@@ -246,7 +245,7 @@ Query = tuple[str, dict[str, object]]
 def list_sessions(
     connection: sqlite3.Connection, limit: int, selection: Selection, few: int = FEW_SESSIONS
 ) -> list[SessionRow]:
-    """Return what `LogReader.list_sessions` does; a log with more than `few` sessions has many."""
+    """Return what `LogReader.list_sessions` does. A log with more than `few` sessions uses the other query."""
     (count,) = connection.execute(_COUNT_SESSIONS).fetchone()
     query = select_sessions(selection, limit, is_many=count > few)
     return [SessionRow(*row) for row in connection.execute(*query)]
@@ -272,7 +271,7 @@ def find_key(connection: sqlite3.Connection, session: str) -> SessionKey:
 
 
 def select_sessions(selection: Selection, limit: int, *, is_many: bool) -> Query:
-    """Return the query for sessions, newest activity first; `is_many`: the log has more than `FEW_SESSIONS`."""
+    """Return the query for sessions, newest activity first. `is_many` if the log has more than `FEW_SESSIONS`."""
     chosen, key = _choose(selection)
     if is_many and not chosen:
         latest = _LATEST_OF_MANY.format(chosen=_CALLED.format(session="e.session"))
@@ -304,7 +303,7 @@ def list_bills(connection: sqlite3.Connection, after: int = 0, limit: int = 1000
 
 
 def _choose(selection: Selection) -> tuple[str, dict[str, object]]:
-    """Return a condition that chooses sessions, empty for all of them, and its parameters."""
+    """Return an SQL condition on sessions, empty for all of them, and its parameters."""
     beginnings = {"family": fit_text(selection.family), "parent": fit_text(selection.parent)}
     chosen = {name: text for name, text in beginnings.items() if text}
     ends = {f"{name}_end": text + _LAST_CHARACTER for name, text in chosen.items()}
@@ -371,7 +370,7 @@ _EXCHANGES = """
     LEFT JOIN payload ge ON ge.id = g.error
     WHERE s.key = ?1 AND e.n > ?2 AND e.n <= ?2 + ?3 ORDER BY e.n, r.k"""
 
-# The columns of a decision are named as the fields of `Plan`, behind the exchange and the number of the round.
+# The columns of a decision have the names of the fields of `Plan` after the exchange and the round number.
 _DECISION = Plan.__struct_fields__[2:]
 
 _CALLS = _EXCHANGES.replace("unpack(ga.codec, ga.bytes) AS answer", "NULL AS answer")
@@ -443,5 +442,5 @@ def _make_headers(base: bytes | None, changes: bytes | None) -> Headers:
 
 
 def _digest_recipe(envelope: bytes | None, tip: bytes) -> bytes:
-    """Return the digest of a recipe; empty where it was erased."""
+    """Return the digest of a recipe, empty if it was erased."""
     return b"" if envelope is None else compute_digest(encode_recipe(join_recipe(envelope, tip)))

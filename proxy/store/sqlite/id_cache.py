@@ -1,6 +1,6 @@
-"""Row ids, links, counters and seals that the writer knows without a query, and the rows of one transaction.
+"""The writer's cache of row ids, links, counters and seals, and the rows of one transaction.
 
-Entries are put in while a transaction is built, before it is committed. That is safe only because `forget` follows
+Entries are added while a transaction is built, before it is committed. That is safe only because `forget` follows
 every failed commit, and because no other process writes to the file.
 """
 
@@ -35,7 +35,7 @@ _LINK = bytes(LINK_SIZE)
 _BEFORE_LINK = encode_recipe((ChainPiece(_LINK),))[:-LINK_SIZE]
 _LONGEST_CACHED_RECIPE = 4096
 
-# The number of an erased payload is not given again: records go on naming it.
+# The id of an erased payload is not used again, since records still refer to it.
 _LAST = {
     "tenant": "SELECT ifnull(max(id), 0) FROM tenant",
     "session": "SELECT ifnull(max(id), 0) FROM session",
@@ -55,7 +55,7 @@ _FIND_EXCHANGE = """
 
 
 Value = int | float | str | bytes | None
-# What a row refers to: the id that stands in the column, and the digest or name that the seal commits to.
+# What a row refers to: the id in its column, and the digest or name that the seal commits to.
 Reference = tuple[int, str | bytes]
 
 
@@ -92,7 +92,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class HeaderBase:
-    """Stored headers that others with the same names are described by."""
+    """Stored headers. Others with the same names are stored as differences from them."""
 
     blob: Reference
     headers: Headers
@@ -107,9 +107,9 @@ class SealHead:
 
 
 class GenerationCache(Generic[K, V]):
-    """A cache of two generations: a look-up is one or two dictionary reads, where an exact LRU would reorder.
+    """A cache of two generations. A look-up is one or two dictionary reads, without the reordering of an exact LRU.
 
-    Entries stay until `age`, so that a transaction under way finds all it added itself, whatever the limit.
+    Entries stay until `age`, so that a transaction finds all entries that it has added, whatever the limit.
     """
 
     def __init__(self, limit: int) -> None:
@@ -131,7 +131,7 @@ class GenerationCache(Generic[K, V]):
         self._young[key] = value
 
     def age(self) -> None:
-        """Drop the old generation where the young one has reached the limit."""
+        """Drop the old generation if the young one has reached the limit."""
         if len(self._young) >= self._limit:
             self._old = self._young
             self._young = {}
@@ -151,10 +151,10 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
 
 
 class EnvelopeCache(GenerationCache[tuple[bytes, bytes], Envelope]):
-    """Envelopes by what is before and behind the chain in their recipes: the next call of a client has the same."""
+    """Envelopes by the bytes before and after the chain in a recipe. A client's next call usually has the same."""
 
     def split(self, recipe: bytes) -> tuple[Envelope, bytes, tuple[bytes, ...]]:
-        """Return envelope, tip, and the links of all chains of a recipe. Raises ValueError for what is none."""
+        """Return envelope, tip, and the links of all chains of a recipe. Raises ValueError if it is not a recipe."""
         at = recipe.find(_BEFORE_LINK) if len(recipe) <= _LONGEST_CACHED_RECIPE else -1
         start = at + len(_BEFORE_LINK)
         end = start + LINK_SIZE
@@ -172,7 +172,7 @@ class EnvelopeCache(GenerationCache[tuple[bytes, bytes], Envelope]):
 
 
 def _are_pieces(beginning: bytes) -> bool:
-    """Return whether a beginning ends between two pieces: else what looked like a chain stands in a literal."""
+    """Return whether a beginning ends between two pieces. If not, what looked like a chain is part of a literal."""
     try:
         decode_recipe(beginning)
     except ValueError:
@@ -181,7 +181,7 @@ def _are_pieces(beginning: bytes) -> bool:
 
 
 class RowIdCache:
-    """Look-ups of ids and links, bounded in memory, and the last number and seal of each table."""
+    """Look-ups of ids and links with bounded memory, and the last id and seal of each table."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -197,7 +197,7 @@ class RowIdCache:
         self._is_loaded = False
         self._last: dict[str, int] = {}
         self.heads: dict[str, SealHead] = {}
-        self.tallies: dict[str, int] = {}  # of the tables in `TALLIED`, what their rows come to
+        self.tallies: dict[str, int] = {}  # by table of `TALLIED`, the sum over its rows
         self._noted_heads: dict[str, int] = {}
         self._noted_tallies: dict[str, int] = {}
 
@@ -226,19 +226,19 @@ class RowIdCache:
                 self._noted_tallies[table] = tally
 
     def forget(self) -> None:
-        """Trust nothing any more: what was put in may not have been committed."""
+        """Drop everything, because some entries may not have been committed."""
         self._is_loaded = False
         self._noted_heads.clear()
         for cache in self._caches:
             cache.clear()
 
     def age(self) -> None:
-        """Let go of what has not been used for long; only between two transactions."""
+        """Drop entries that have not been used for long. Call it between two transactions only."""
         for cache in self._caches:
             cache.age()
 
     def next_id(self, table: str) -> int:
-        """Return a new row id of tenant, session, original or payload; blobs are numbered as their payloads."""
+        """Return a new row id for tenant, session, original or payload. A blob has the id of its payload."""
         self._last[table] += 1
         return self._last[table]
 
@@ -285,7 +285,7 @@ class RowIdCache:
         return added
 
     def find_session(self, key: str) -> Session | None:
-        """Return the session with this key; its `n` is counted in place."""
+        """Return the session with this key. The caller counts its `n` in place."""
         found = self.sessions.get(key)
         if found is None:
             row = self._connection.execute(_FIND_SESSION, (key,)).fetchone()
@@ -318,7 +318,7 @@ class RowIdCache:
 
 
 class RowBuffer:
-    """The rows of one transaction by table, in the order in which `inserts` has the statements: parents come first."""
+    """The rows of one transaction by table, in the order of `inserts`, in which parents come first."""
 
     def __init__(self, ids: RowIdCache, inserts: Mapping[str, str]) -> None:
         self._ids = ids
@@ -334,7 +334,7 @@ class RowBuffer:
     def add_sealed(
         self, table: str, references: Sequence[Reference | tuple[None, None]], values: tuple[Value, ...]
     ) -> int:
-        """Add a row to a sealed table and return its number. The seal commits to what the references name."""
+        """Add a row to a sealed table and return its id. The seal commits to the references' names, not their ids."""
         head = self._ids.heads[table]
         seq = head.seq + 1
         ids, names = zip(*references, strict=True) if references else ((), ())
@@ -344,7 +344,7 @@ class RowBuffer:
         return seq
 
     def add_blob(self, tenant: Tenant, digest: bytes, content: bytes) -> Reference:
-        """Store content once under its digest; return how a row refers to it."""
+        """Store content once under its digest. Return how a row refers to it."""
         blob = self._ids.find_blob(tenant, digest)
         if blob is None:
             blob = self.add_payload(content)
@@ -353,13 +353,13 @@ class RowBuffer:
         return blob, digest
 
     def add_payload(self, content: bytes, smallest: int = SMALL) -> int:
-        """Store content that is not expected again, packed if it has `smallest` bytes; return its number."""
+        """Store content without deduplication, packed from `smallest` bytes on. Return its id."""
         payload = self._ids.next_id("payload")
         self._rows["payload"].append((payload, *pack(content, smallest)))
         return payload
 
     def write(self, connection: sqlite3.Connection) -> int:
-        """Insert everything, and begin anew. Return the number of rows."""
+        """Insert all rows and clear the buffer. Return the number of rows."""
         count = 0
         for table, insert in self._inserts.items():
             rows = self._rows[table]
@@ -370,6 +370,6 @@ class RowBuffer:
         return count
 
     def clear(self) -> None:
-        """Drop what was added."""
+        """Drop all rows."""
         for rows in self._rows.values():
             rows.clear()

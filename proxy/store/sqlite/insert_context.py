@@ -1,9 +1,9 @@
-"""Records of managed context turned into rows: epochs, decisions, pins and summaries.
+"""Turns records of managed context into rows: epochs, decisions, pins and summaries.
 
-What stands in an epoch or was made into a summary is in the log, or the record is refused. A reference may come again
-with a later epoch, also with one of a session that goes on from another: it stands for the same then, and the row that
-it has is named again. A condensed summary may have parents of a session that its own goes on from, and replace some: an
-id cannot be guessed, so that whoever names one has read it.
+The messages that an epoch or a summary refers to must be in the log, or the record is refused. A later epoch may name a
+reference again, also in a session that continues another: it must mean the same, and its row is reused. A condensed
+summary may have, and replace, parents of a session that its own continues. Their ids need no access check: they cannot
+be guessed, so that only a reader can name them.
 """
 
 import sqlite3
@@ -27,7 +27,7 @@ from proxy.store.constraints import (
 from proxy.store.sqlite.codec import TINY, digest_epoch, digest_summary, encode_ids
 from proxy.store.sqlite.id_cache import DanglingReference, GenerationCache, RowBuffer, RowIdCache, Session
 
-# parents before children; in a sealed table seq, seal, references, then values as they are sealed
+# Parents come before children. The columns of a sealed table are seq, seal, references, then the values as sealed.
 INSERTS = {
     "original": "INSERT INTO original(id, name, session, wire, place, start, messages) VALUES (?, ?, ?, ?, ?, ?, ?)",
     "epoch": """INSERT INTO epoch(
@@ -57,7 +57,7 @@ _FIND_SUMMARY = """
 
 @dataclass(frozen=True, slots=True)
 class StoredReference:
-    """The row id of an original, the key of the session that it was first named in, and what it stands for."""
+    """The row id of an original, the key of the session that first named it, and the original itself."""
 
     id: int
     session: str
@@ -65,14 +65,14 @@ class StoredReference:
 
 
 class SummaryRow(NamedTuple):
-    """The row id of a summary, and what it stands for."""
+    """The row id and the identity of a summary."""
 
     seq: int
     identity: SummaryIdentity
 
 
 class ContextInserter:
-    """Turns records of managed context into rows, and knows the ids that it has met last."""
+    """Turns records of managed context into rows, and caches their ids."""
 
     def __init__(self, connection: sqlite3.Connection, ids: RowIdCache, rows: RowBuffer) -> None:
         self._connection = connection
@@ -83,19 +83,19 @@ class ContextInserter:
         self._summaries: GenerationCache[str, SummaryRow] = GenerationCache(4096)
 
     def forget(self) -> None:
-        """Trust nothing any more: the transaction was not committed."""
+        """Drop everything, because the transaction was not committed."""
         self._epochs.clear()
         self._references.clear()
         self._summaries.clear()
 
     def age(self) -> None:
-        """Let go of what has not been used for long: the transaction was committed."""
+        """Drop entries that have not been used for long, after the transaction was committed."""
         self._epochs.age()
         self._references.age()
         self._summaries.age()
 
     def add_epoch(self, epoch: Epoch) -> None:
-        """Add an epoch. Raises DanglingReference, and ValueError for a reference that stands for something else."""
+        """Add an epoch. Raises DanglingReference, and ValueError if a reference already names something else."""
         epoch = fit_epoch(epoch)
         session, reference = self._ids.expect_session(epoch.session)
         parent = self._find_epoch(epoch.parent)
@@ -127,7 +127,7 @@ class ContextInserter:
         self._epochs.put(epoch.id, seq)
 
     def add_plan(self, plan: Plan) -> None:
-        """Add what was decided for a round. Raises DanglingReference."""
+        """Add the decision for a round. Raises DanglingReference."""
         plan = fit_plan(plan)
         exchange = self._ids.expect_exchange(plan.exchange)
         _, session = self._ids.expect_session(exchange.session)
@@ -153,13 +153,13 @@ class ContextInserter:
     def add_pin(self, pin: Pin) -> None:
         """Add a pin. Raises DanglingReference."""
         _, session = self._ids.expect_session(pin.session)
-        # int: the seal is made of what is read back
+        # int: a seal is checked against the values as SQLite returns them
         self._rows.add_sealed("pin", (session,), (pin.node, int(pin.is_on), pin.at_ms))
 
     def add_summary(self, summary: Summary) -> None:
-        """Add a summary; the same again is passed over.
+        """Add a summary, unless the same one is stored already.
 
-        Raises DanglingReference, and ValueError for one that does not cover its span or whose id stands for another.
+        Raises DanglingReference, and ValueError if it does not cover its span or its id belongs to another summary.
         """
         summary = fit_summary(summary)
         text, span = summary.text.encode(), span_of(summary)
@@ -225,7 +225,7 @@ class ContextInserter:
         return added
 
     def _find_epoch(self, epoch: str) -> int | None:
-        """Return the row id of an epoch; None where none is named. Raises DanglingReference."""
+        """Return the row id of an epoch, or None for an empty id. Raises DanglingReference."""
         if not epoch:
             return None
         found = self._epochs.get(epoch)

@@ -1,8 +1,8 @@
-"""Records of lineage turned into rows of a session's tree; what the log has already is passed over.
+"""Turns records of lineage into rows of a session's tree. Nodes and marks that the log already has are skipped.
 
-The engine's memory may forget, and then brings nodes and marks again. What hangs on a node that is not in the log is
-refused, as is a record of an exchange or a session that is not there. A chain hangs on a node of its own session, on
-the root of its upstream's chains, or, where the client continues an answer by its id alone, on a node of any session.
+They may come again, since the engine's memory is bounded. A record is refused if its exchange, its session or a parent
+node is not in the log. The parent of a chain is a node of its own session, the root of its upstream's chains or, if
+the client continues a response by its id alone, a node of any session.
 """
 
 import sqlite3
@@ -18,7 +18,7 @@ from proxy.store.sqlite.id_cache import DanglingReference, GenerationCache, RowB
 _RELATION_NUMBERS = {relation: number for number, relation in enumerate(RELATIONS)}
 _LONG_AGO = -1
 
-# parents before children
+# Parents come before children.
 INSERTS = {
     "node": """INSERT INTO node(session, n, hash, parent, outer, is_answer, exchange, seal)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?)""",
@@ -34,8 +34,8 @@ _FIND_TREE = """
     FROM session s LEFT JOIN node last
         ON last.session = s.id AND last.n = (SELECT max(x.n) FROM node x WHERE x.session = s.id)
     WHERE s.key = ?"""
-# INDEXED BY: the planner would rather go through the whole session
-# the place of a node is its first row; a second row says that it is also an answer
+# INDEXED BY, because the query planner would scan the whole session. The place of a node is its first row; a second row
+# says that it is also an answer.
 _FIND_NODE = """
     SELECT min(n), max(is_answer) FROM node INDEXED BY node_hash
     WHERE substr(hash, 1, 6) = substr(?1, 1, 6) AND is_answer IN (0, 1) AND session = ?2 AND hash = ?1"""
@@ -47,10 +47,10 @@ _FIND_ADOPTION = "SELECT 1 FROM adoption WHERE session = ? AND source = ? AND no
 
 @dataclass(slots=True)
 class SessionTree:
-    """A session's row id, the root of its chains, and how many rows of each table it has; counted in place.
+    """A session's row id, the root of its chains, and its number of rows in each table, which is counted in place.
 
-    `born` is the transaction that the session is new in: the tables have nothing of it yet. `is_plain`: every chain of
-    it is known to begin at the root, so that a node has no child with a lower number than its own.
+    `born` is the transaction in which the session is new, so that the tables have no row of it. `is_plain` if all its
+    chains are known to begin at the root, so that no node has a child with a lower number than its own.
     """
 
     session: int
@@ -71,7 +71,7 @@ class NodePlace(NamedTuple):
 
 
 class LineageInserter:
-    """Turns records of lineage into rows, and knows the trees that it has met last."""
+    """Turns records of lineage into rows, and caches sessions' trees."""
 
     def __init__(self, connection: sqlite3.Connection, ids: RowIdCache, rows: RowBuffer) -> None:
         self._connection = connection
@@ -80,19 +80,19 @@ class LineageInserter:
         self._trees: GenerationCache[str, SessionTree] = GenerationCache(4096)
         self._places: GenerationCache[tuple[int, bytes], NodePlace] = GenerationCache(8192)
         self._transaction = 0
-        # of the transaction under way, whose rows no query finds yet
+        # Of the current transaction, whose rows no query finds yet.
         self._nodes: set[bytes] = set()
         self._marks: set[tuple[int, str]] = set()
         self._adoptions: set[tuple[int, int, int]] = set()
 
     def forget(self) -> None:
-        """Trust nothing any more: the transaction was not committed."""
+        """Drop everything, because the transaction was not committed."""
         self._end_transaction()
         self._trees.clear()
         self._places.clear()
 
     def age(self) -> None:
-        """Let go of what has not been used for long: the transaction was committed."""
+        """Drop entries that have not been used for long, after the transaction was committed."""
         self._end_transaction()
         self._trees.age()
         self._places.age()
@@ -102,7 +102,7 @@ class LineageInserter:
         self._trees.put(key, SessionTree(session, compute_chain_root(upstream), self._transaction, 0, b"", 0, 0, True))
 
     def add_step(self, step: Step) -> None:
-        """Add where a request stands. Raises DanglingReference."""
+        """Add the place of a request in its session. Raises DanglingReference."""
         exchange = self._ids.expect_exchange(step.exchange)
         tree = self._expect_tree(exchange.session)
         self._add_nodes(tree, exchange.n, step.nodes)
@@ -116,14 +116,14 @@ class LineageInserter:
         self._rows.add("step", row)
 
     def add_reply(self, reply: Reply) -> None:
-        """Add where an answer stands. Raises DanglingReference."""
+        """Add the place of a response in its session. Raises DanglingReference."""
         exchange = self._ids.expect_exchange(reply.exchange)
         tree = self._expect_tree(exchange.session)
         self._add_nodes(tree, exchange.n, reply.nodes)
         self._add_marks(tree, reply.marks)
 
     def add_adoption(self, adoption: Adoption) -> None:
-        """Add where a session goes on from another. Raises DanglingReference."""
+        """Add where a session continues another. Raises DanglingReference."""
         tree, source = self._expect_tree(adoption.session), self._expect_tree(adoption.source)
         entry = (tree.session, source.session, self._expect_place(source, adoption.node).n)
         if entry in self._adoptions or self._connection.execute(_FIND_ADOPTION, entry).fetchone():
@@ -135,7 +135,7 @@ class LineageInserter:
     def _add_nodes(self, tree: SessionTree, exchange: int, nodes: Sequence[NodeRow]) -> None:
         for row in nodes:
             parent = self._find_place(tree, row.parent)
-            # the last node has no child, so what comes behind it is new: most calls need no look-up
+            # The last node has no child, so its child is new: most calls need no look-up.
             is_new = parent is not None and parent.n == tree.nodes and tree.is_plain
             known = None if is_new else self._find_place(tree, row.node)
             if known is None or (row.is_answer and not known.is_answer):
@@ -181,7 +181,7 @@ class LineageInserter:
         return found
 
     def _find_place(self, tree: SessionTree, node: bytes) -> NodePlace | None:
-        """Return the place of a node in the session."""
+        """Return the place of a node in the session, or None."""
         found = self._places.get((tree.session, node))
         if found is None and tree.born != self._transaction:
             n, is_answer = self._connection.execute(_FIND_NODE, (node, tree.session)).fetchone()
@@ -197,7 +197,7 @@ class LineageInserter:
         return place
 
     def _expect_outer(self, tree: SessionTree, node: bytes) -> None:
-        """Refuse a chain that hangs on a node which is in no session."""
+        """Raise DanglingReference if the parent of a chain is in no session."""
         if node == tree.root or node in self._nodes:
             return
         if self._connection.execute(_FIND_ANYWHERE, (node,)).fetchone() is None:

@@ -1,15 +1,15 @@
-"""Records in a mapped file that outlives the process, beside SQLite's write-ahead log.
+"""The journal: records in a memory-mapped file that survives the process, in addition to SQLite's write-ahead log.
 
-Pages of a shared mapping belong to the system's page cache, so a copy of some bytes is safe from kill -9 as soon as it
-is made, without a system call. It is not safe from a power cut: `durability: full` has no journal. The next start, or
-the next command that reads the log, writes what is only here into the log (`recovery`). `engine/durability` says what
-is durable when.
+Pages of a shared mapping belong to the system's page cache, so bytes copied there survive kill -9 at once, without a
+system call. They do not survive a power cut: with `durability: full` there is no journal. The next start, or the next
+command that reads the log, writes the entries that only the journal has into the log (`recovery`). `engine/durability`
+says what is durable when.
 
-The log names its journal by a nonce, and notes its position in the transaction that writes the entries before it: a
-file that lies beside the wrong log, or is of another day, never fits, and no entry is written twice.
+The log names its journal by a nonce. Each transaction stores the journal position up to which it has written entries.
+So a file beside the wrong log, or an older one, is never used, and no entry is written twice.
 
-The file has room for every byte before it is mapped, for a page that found none would end the process (SIGBUS). Its
-bytes stay in the file until they are written over: whatever erases content from the log must clear them too.
+The file's space is allocated before it is mapped, since a page without disk space would end the process (SIGBUS). Old
+entries stay in the file until they are overwritten: erasing content from the log must clear them, too.
 """
 
 import mmap
@@ -31,21 +31,21 @@ _NUMBER_SIZE = 8
 
 @dataclass(frozen=True, slots=True)
 class JournalPosition:
-    """The journal that belongs to a log (0: none does), and the place in it up to which all entries are in the log."""
+    """The nonce of a log's journal (0: it has none), and the place in it up to which all entries are in the log."""
 
     nonce: int = 0
     place: int = 0
 
 
 def read_journal_position(connection: sqlite3.Connection) -> JournalPosition:
-    """Return the log's journal, and how far it is in the log."""
+    """Return the log's journal and its position."""
     query = "SELECT key, value FROM meta WHERE key IN (?, ?)"
     found = {key: int.from_bytes(value, "little") for key, value in connection.execute(query, (_NONCE, _PLACE))}
     return JournalPosition(found.get(_NONCE, 0), found.get(_PLACE, 0))
 
 
 def store_journal_position(connection: sqlite3.Connection, position: JournalPosition) -> None:
-    """Tie the log to a journal, in a transaction of its own."""
+    """Store the log's journal and its position, in a separate transaction."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         for key, value in ((_NONCE, position.nonce), (_PLACE, position.place)):
@@ -61,12 +61,12 @@ def store_journal_position(connection: sqlite3.Connection, position: JournalPosi
 
 
 def advance_journal_position(connection: sqlite3.Connection, place: int) -> None:
-    """Note, in the transaction under way, that all entries up to the place are in the log."""
+    """Store in the current transaction that all entries up to `place` are in the log."""
     connection.execute("UPDATE meta SET value = ? WHERE key = ?", (place.to_bytes(_NUMBER_SIZE, "little"), _PLACE))
 
 
-# nonce of the journal, end of the entry before, size of the payload, CRC-32 of the payload that begins with that end's
-# lower 32 bits
+# Nonce of the journal, end of the previous entry, size of the payload, CRC-32 of the payload with the lower 32 bits of
+# that end as its initial value.
 _HEADER = struct.Struct("<QQII")
 _HEADER_SIZE = _HEADER.size
 _ALIGNMENT = 8
@@ -74,14 +74,13 @@ _OVERHEAD = _HEADER_SIZE + _ALIGNMENT - 1
 
 
 class RingBuffer:
-    """Entries in an area of memory that may be left torn at any moment; what is read is what was added, in order.
+    """A ring buffer in memory that a kill may interrupt at any moment; complete entries are read back in order.
 
-    Entries are added at the `end`, and freed from the front up to `freed`. The size of the area is a multiple of 8
-    bytes. Places are counted from the beginning and never start over: the byte of a place is its remainder. An entry
-    says where the one before it ended, so that entries are one chain; what an earlier turn or an earlier journal left
-    behind says something else, and half an entry does not have its checksum. Entries are not split: one that would not
-    fit before the end of the area begins at its front. So does one that finds the buffer empty: a log that keeps up
-    uses the same few pages over and over, and the rest of the area is never touched.
+    Entries are added at `end`, and freed from the front up to `freed`. The size of the area is a multiple of 8 bytes. A
+    place is a count of bytes that never wraps; its offset in the area is the remainder. Each entry has the place where
+    the previous one ended, so that entries form a chain. Remains of an earlier turn or journal do not continue it, and
+    a half-written entry fails its checksum. Entries are not split: one that would not fit before the end of the area
+    begins at its front. So does one that finds the buffer empty, so that a log that keeps up uses the same few pages.
     """
 
     def __init__(self, area: memoryview, nonce: int) -> None:
@@ -92,7 +91,7 @@ class RingBuffer:
         self.end = 0
 
     def add(self, payload: bytes) -> int:
-        """Write an entry; return the place where it ends, or 0 where there is no room for it."""
+        """Write an entry. Return the place where it ends, or 0 if there is no room for it."""
         area, length, whole = self._area, len(payload), self._size
         start = before = self.end
         freed = self.freed
@@ -104,7 +103,7 @@ class RingBuffer:
             freed = start
         if start + size - freed > whole:
             return 0
-        # The header goes last. A kill in between leaves the payload behind a header of other days.
+        # The header is written last: after a kill in between, the old header does not match the payload.
         front = at + _HEADER_SIZE
         area[front : front + length] = payload
         _HEADER.pack_into(area, at, self._nonce, before, length, crc32(payload, before))
@@ -113,7 +112,7 @@ class RingBuffer:
         return end
 
     def resume(self, place: int) -> None:
-        """Go on behind the entries that are there already and follow on the place, instead of beginning anew."""
+        """Continue after the existing entries that follow `place`, instead of starting empty."""
         self.freed = self.end = place
         for payload, end in read_entries(self._area, self._nonce, place):
             if self.end == place:  # the first need not begin where the one before it ended
@@ -126,7 +125,7 @@ class RingBuffer:
 
 
 def read_entries(area: memoryview, nonce: int, place: int) -> Iterator[tuple[bytes, int]]:
-    """Yield the entries that follow on the place where one ended (0: the beginning), each with its own end."""
+    """Yield the entries after `place`, where an entry ended (0: the beginning), each with its own end."""
     size = len(area)
     while True:
         for start in (place, _next_front(place, size)):
@@ -140,7 +139,7 @@ def read_entries(area: memoryview, nonce: int, place: int) -> Iterator[tuple[byt
 
 
 def has_entry_behind(area: memoryview, nonce: int, place: int) -> bool:
-    """Return True where the entry at the front was written after the place had been passed."""
+    """Return True if the entry at the front of the area was written after `place`."""
     its_nonce, its_before, _, _ = _HEADER.unpack_from(area, 0)
     return bool(its_nonce == nonce and its_before > place)
 
@@ -163,9 +162,9 @@ def _next_front(place: int, size: int) -> int:
     return -(-place // size) * size
 
 
-# 4 MiB hold what comes in during a commit that takes its time: 100 ms at 40 MB/s. All of it may count as our memory.
+# 4 MiB hold what arrives during a slow commit: 100 ms at 40 MB/s. All of it may count as resident memory.
 JOURNAL_SIZE = 4 * 1024 * 1024
-# One large record must not take the room of a thousand small ones, nor hold up the event loop: 0.1 ms to copy and sum.
+# One large record must neither take the room of a thousand small ones nor block the event loop: 0.1 ms to copy and sum.
 _LARGEST_ENTRY = 256 * 1024
 # The last byte is the version of the layout, records included.
 _MAGIC = b"PALJRNL\x01"
@@ -175,12 +174,12 @@ Records = tuple[Record, ...]
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Records)
-# What the encoder makes of lone surrogates, and of integers beyond 64 bits.
+# The encoder's errors for lone surrogates and for integers beyond 64 bits.
 _NOT_ENCODED = (UnicodeEncodeError, OverflowError, msgspec.MsgspecError)
 
 
 def journal_path(log: Path) -> Path:
-    """Return where the journal of a log is; the same for every name of the log."""
+    """Return the path of a log's journal, which is the same for every name of the log."""
     log = log.resolve()
     return log.with_name(log.name + ".journal")
 
@@ -188,13 +187,13 @@ def journal_path(log: Path) -> Path:
 class Journal:
     """The journal of a log that is being written. Raises OSError.
 
-    Replaces the file of one that was there; with a position it goes on behind what that one holds and the log does not.
+    It replaces an existing file. With a position, it continues that file after the entries which the log does not have.
     """
 
-    # What it is for (`benchmarks/durability`, one to eight agents): an exchange of 2 KB spends 15 to 110 us in its
-    # appends, against 0.5 to 6 ms where each waits for its commit, and 0.4 to 1.7 ms where only the outcome waits; of
-    # 100 KB 0.1 to 0.3 ms, against 14 to 79 and 0.6 to 66. The others take 1.1 to 2.7 times the CPU with one to four
-    # agents whose upstream responds within 20 ms; with 250 ms each exchange has commits of its own in any case.
+    # The benefit (`benchmarks/durability`, one to eight agents): an exchange of 2 KB spends 15 to 110 us in appends,
+    # 0.5 to 6 ms if each waits for its commit, and 0.4 to 1.7 ms if only the outcome waits. One of 100 KB spends 0.1 to
+    # 0.3 ms, 14 to 79 ms and 0.6 to 66 ms. The alternatives take 1.1 to 2.7 times the CPU with one to four agents whose
+    # upstream responds within 20 ms; if it takes 250 ms, each exchange has its own commits in any case.
 
     def __init__(self, path: Path, size: int = JOURNAL_SIZE, position: JournalPosition | None = None) -> None:
         self._path = path
@@ -203,7 +202,7 @@ class Journal:
         self._half = len(self._map) // 2
         self._area = memoryview(self._map)[_HEAD.size :]
         self._ring = RingBuffer(self._area, self.nonce)
-        # Frees what is in the log by now, up to and including the entry with this place.
+        # Frees the entries up to and including the one with this place, which are in the log.
         self.free: Callable[[int], None] = self._ring.free
         if position:
             self._ring.resume(position.place)
@@ -217,11 +216,11 @@ class Journal:
 
     @property
     def is_filling(self) -> bool:
-        """Return True where more than half is in use: then entries should not wait for others to be committed with."""
+        """Return True if more than half is in use, so that entries should not wait for a common commit."""
         return self._ring.end - self._ring.freed > self._half
 
     def add(self, records: Records) -> int:
-        """Write the records of one append; return the place to `free` later, or 0 where it cannot take them."""
+        """Write the records of one append. Return the place to `free` later, or 0 if there is no room for them."""
         try:
             payload = _encoder.encode(records)
         except _NOT_ENCODED:
@@ -229,12 +228,12 @@ class Journal:
         return self._ring.add(payload) if len(payload) <= _LARGEST_ENTRY else 0
 
     def close(self) -> None:
-        """Let go of the file, which stays. Nothing may be added afterwards."""
+        """Unmap the file and keep it. Nothing may be added afterwards."""
         self._area.release()
         self._map.close()
 
     def remove(self) -> None:
-        """Delete the file, all of which is in the log."""
+        """Delete the file. All its entries must be in the log."""
         self.close()
         self._path.unlink(missing_ok=True)
 
@@ -263,7 +262,7 @@ def _map_old(path: Path) -> mmap.mmap:
 
 
 class JournalContent:
-    """What is in a journal's file, whoever left it. Nothing in it is believed before it has been checked."""
+    """The content of a journal's file. It is not trusted: everything is checked before use."""
 
     def __init__(self, content: bytes) -> None:
         self._area = memoryview(content)[_HEAD.size :]
@@ -272,15 +271,15 @@ class JournalContent:
 
     @property
     def is_blank(self) -> bool:
-        """Return True where nothing was ever added."""
+        """Return True if nothing was ever added."""
         return not any(self._area[: _HEAD.size])
 
     def has_more(self, place: int) -> bool:
-        """Return True where an entry is behind the place that does not follow on it: what was between is gone."""
+        """Return True if there is an entry after `place` that does not follow it, so that entries are missing."""
         return has_entry_behind(self._area, self.nonce, place)
 
     def read(self, place: int) -> Iterator[tuple[Records | None, int]]:
-        """Yield what was added behind the place, in order; None in place of records that cannot be decoded."""
+        """Yield the entries after `place` in order, with None in place of records that cannot be decoded."""
         for payload, end in read_entries(self._area, self.nonce, place):
             try:
                 yield _decoder.decode(payload), end

@@ -1,16 +1,15 @@
 """Queries on the trees of sessions: which sessions a request may continue, and the branches of one session.
 
-Recall is on the path of a request, so that the number of its steps is bounded. A node's parents are stored before it,
-and a tenant that has a node has those before it: of a request's chain some beginning is there and the rest is not, so
-that binary search finds its end. Sessions of one tenant that hold something are found by intersecting two lists in
-descending order, those that hold it and those of the tenant: each tells how far to skip in the other, so that it
-matters little how many sessions of others hold the same. Where the two take turns without end the look-up is given up;
-each look-up has its share of the steps, so that one that goes on without end takes none that the others need.
+Requests wait for recall, so its number of steps is bounded. A node's parents are stored before it, and a tenant that
+has a node has its parents. So of a request's chain a prefix is stored, and binary search finds its end. The sessions of
+a tenant that contain something are found by intersecting two lists in descending order: the sessions that contain it,
+and those of the tenant. Each list tells how far to skip in the other, so that it matters little how many sessions of
+others contain the same. Each look-up has its own share of the steps and ends when they are used up.
 
-A tip is a node at which a request ended. A branch is a tip with no other tip behind it. Its path is the nodes from the
-start of the chain to that tip; its exchanges are those whose requests ended on the path, a retry included.
-Where a path forks, the branch goes on to the side where a request went first; every other side begins a branch there,
-which is younger, and has only what is behind the fork as its own: a history edited over and over is not copied.
+A tip is a node at which a request ended. A branch is a tip with no other tip below it. Its path is the nodes from the
+start of the chain to that tip. Its exchanges are those whose requests ended on the path, including retries.
+Where a path forks, the branch continues on the side to which a request went first. Every other side begins a younger
+branch, which owns only the nodes after the fork, so that a history edited over and over is not copied.
 """
 
 import sqlite3
@@ -27,7 +26,7 @@ from proxy.model.log import BranchRow, Call
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite.codec import RELATIONS, compute_mark_key
 
-# The one that the request is taken to belong to, and the newest in which its deepest answer stands.
+# The session that the request is assumed to belong to, and the newest that contains its deepest answer.
 _OF_ANY_SIZE = 2
 
 _T = TypeVar("_T")
@@ -40,7 +39,7 @@ _WITH_ANSWER = f"""
 _WITH_KEY = "SELECT id, tenant FROM session WHERE key = ?"
 _TENANT = "SELECT id FROM tenant WHERE fingerprint = ?"
 
-# the newest session not newer than the last parameter: that holds something, and of a tenant
+# The newest session not newer than the last parameter: one that contains something, and one of a tenant.
 _NEXT_WITH_ANSWER = """
     SELECT session FROM node INDEXED BY node_hash
     WHERE substr(hash, 1, 6) = substr(?1, 1, 6) AND is_answer = 1 AND hash = ?1 AND session <= ?2
@@ -53,7 +52,7 @@ _NEXT_OWN = "SELECT id FROM session INDEXED BY session_tenant WHERE tenant = ? A
 _NEWEST = 2**63 - 1
 # 13 us each: for the end of the tenant's own, for its answers, for its marks, and (7 us) for the answers of others.
 _STEPS_TO_END, _STEPS_TO_ANSWER, _STEPS_TO_MARKS, _STEPS_TO_OTHERS = 128, 256, 384, 256
-_PARTS = 4  # of the steps that are left: so much for one node
+_PARTS = 4  # one look-up of a node may take this fraction (a fourth) of the remaining steps
 
 _KEY = """
     SELECT s.key, t.fingerprint, s.upstream, s.family, s.parent
@@ -61,7 +60,7 @@ _KEY = """
 _NODES = "SELECT hash, parent, outer, is_answer FROM node WHERE session = ? ORDER BY n"
 _TIPS = "SELECT tip, outer FROM step WHERE session = ? ORDER BY n"
 _MARKS = "SELECT name, node, form FROM mark WHERE session = ? ORDER BY n"
-# as `Tree.weight` counts in memory
+# the same count as `Tree.weight` in memory
 _WEIGHT = "SELECT " + " + ".join(
     f"(SELECT ifnull(max(n), 0) FROM {table} WHERE session = ?1)" for table in ("node", "mark", "step")
 )
@@ -92,25 +91,25 @@ def has_sessions(connection: sqlite3.Connection) -> bool:
 
 
 class _TenantSessions:
-    """Look-ups of the sessions of one tenant, by their row ids; the newest first."""
+    """Look-ups of the sessions of one tenant. They return row ids of sessions, the newest first."""
 
     def __init__(self, connection: sqlite3.Connection, tenant: bytes) -> None:
         self._connection = connection
         self._tenant = self._fetch(_TENANT, tenant)
 
     def list_named(self, session: str) -> list[int]:
-        """Return the one with this id, if it is the tenant's."""
+        """Return the session with this id if it is the tenant's, else an empty list."""
         rows = self._connection.execute(_WITH_KEY, (fit_text(session),))
         return [row for row, tenant in rows if tenant == self._tenant]
 
     def find_answered(self, nodes: Sequence[bytes]) -> list[int]:
-        """Return those in which the deepest of the nodes that is a recorded answer in any of them is one."""
+        """Find the deepest node that is a recorded answer in any session. Return the sessions where it is one."""
         to_end, steps = iter(range(_STEPS_TO_END)), iter(range(_STEPS_TO_ANSWER))
         held = nodes[: _count_known(nodes, lambda node: self._has_node(node, to_end))]
         return _find_answered(held, lambda node: self._intersect(_share(steps, _PARTS), _NEXT_WITH_ANSWER, node))
 
     def find_bearing(self, names: Sequence[str]) -> list[int]:
-        """Return those that have a mark of one of these names."""
+        """Return the sessions that have a mark with one of these names."""
         steps = iter(range(_STEPS_TO_MARKS))
         found: set[int] = set()
         for i, name in enumerate(names):
@@ -119,14 +118,14 @@ class _TenantSessions:
         return sorted(found, reverse=True)
 
     def _has_node(self, node: bytes, steps: Iterator[int]) -> bool:
-        """Return whether one of them has it, as far as the steps go."""
+        """Return whether a session has the node; False if the steps are used up."""
         lookups = (_NEXT_WITH_ANSWER, _NEXT_WITH_NODE)
         return any(self._intersect(_share(steps, _PARTS), lookup, node, most=1) for lookup in lookups)
 
     def _intersect(
         self, steps: Iterator[int], holding: str, *what: bytes | str, most: int = MOST_RECALLED
     ) -> list[int]:
-        """Return those of the tenant's that hold something, as far as the steps go."""
+        """Return the tenant's sessions that the query `holding` finds, as far as the steps suffice."""
         found: list[int] = []
         limit = _NEWEST
         for _ in steps:
@@ -140,18 +139,18 @@ class _TenantSessions:
         return found
 
     def _fetch(self, query: str, *parameters: bytes | str | int) -> int:
-        """Return a row id; 0 where there is none."""
+        """Return a row id, or 0 if there is none."""
         row = self._connection.execute(query, parameters).fetchone()
         return int(row[0]) if row else 0
 
 
 def _share(steps: Iterator[int], parts: int) -> Iterator[int]:
-    """Return one of so many parts of the steps that are left; what is not taken of it stays with them."""
+    """Return one of `parts` equal shares of the remaining steps. Steps of it that are not used remain."""
     return islice(steps, length_hint(steps) // parts)
 
 
 def _count_known(nodes: Sequence[bytes], is_known: Callable[[bytes], bool]) -> int:
-    """Count the nodes that are known: a beginning of them, very often all."""
+    """Count the nodes that are known. They are a prefix, very often all of them."""
     if nodes and is_known(nodes[-1]):
         return len(nodes)
     known, unknown = 0, len(nodes)
@@ -165,7 +164,7 @@ def _count_known(nodes: Sequence[bytes], is_known: Callable[[bytes], bool]) -> i
 
 
 def _find_answered(nodes: Sequence[bytes], list_answered: Callable[[bytes], list[int]]) -> list[int]:
-    """Return sessions in which the deepest of the nodes that is an answer in any of them is one."""
+    """Find the deepest node that is an answer in any session. Return the sessions where it is one."""
     return next(filter(None, map(list_answered, reversed(nodes))), [])
 
 
@@ -187,7 +186,7 @@ def load_nodes(connection: sqlite3.Connection, session: int) -> list[NodeRow]:
 
 
 def choose_recalled(found: Iterable[_T], weigh: Callable[[_T], int]) -> list[_T]:
-    """Return which of the sessions found are recalled; they are in the order in which they count (see `Ancestry`)."""
+    """Return the sessions to recall of those found, which are in order of preference (see `Ancestry`)."""
     each_once = list(dict.fromkeys(found))[:MOST_RECALLED]
     chosen, left = each_once[:_OF_ANY_SIZE], MOST_RECALLED_ROWS
     for session in each_once[_OF_ANY_SIZE:]:
@@ -205,7 +204,7 @@ _POSITIONS = """
 
 
 class ExchangePosition(NamedTuple):
-    """The node at which the n-th exchange of a session ended; `tip` may be no node of the session."""
+    """The node at which the n-th exchange of a session ended. `tip` may be a node of another session."""
 
     n: int
     exchange: str
@@ -239,7 +238,7 @@ def load_positions(connection: sqlite3.Connection, session: str) -> tuple[dict[b
 
 
 def find_parent(parents: Mapping[bytes, bytes], row: NodeRow) -> bytes:
-    """Return the node before one, empty where a chain begins: a parent that comes later in the log changes nothing."""
+    """Return the parent of a node, empty at the start of a chain. A parent that the log has later does not count."""
     return row.parent if row.parent in parents else b""
 
 
@@ -264,7 +263,7 @@ def find_branches(parents: Mapping[bytes, bytes], positions: Sequence[ExchangePo
 
 
 def _find_first(parents: Mapping[bytes, bytes], positions: Sequence[ExchangePosition]) -> dict[bytes, int]:
-    """Return the number of the first exchange that ended at a node or behind it; only nodes that have one."""
+    """Return, by node, the number of the first exchange that ended at it or below it, if there is one."""
     first: dict[bytes, int] = {}
     for position in positions:
         if position.tip in parents:
@@ -277,7 +276,7 @@ def _find_first(parents: Mapping[bytes, bytes], positions: Sequence[ExchangePosi
 
 
 def _find_successors(parents: Mapping[bytes, bytes], first: Mapping[bytes, int]) -> dict[bytes, bytes]:
-    """Return the node in which the branch of a node goes on."""
+    """Return, by node, the child with which its branch continues."""
     successors: dict[bytes, bytes] = {}
     for node, number in first.items():
         parent = parents[node]

@@ -1,4 +1,4 @@
-"""What is done with the log's file beside recording: backups, checkpoints of the write-ahead log, and leases."""
+"""Work on the log's file other than recording: backups, checkpoints of the write-ahead log, and leases."""
 
 import asyncio
 import logging
@@ -14,15 +14,15 @@ from proxy.store.sqlite.connection import FILE_ERRORS, advise, connect_reader
 
 
 def copy_log(path: Path, target: Path) -> None:
-    """Write the log as it stands to `target` (mode 0600). Raises Conflict where that exists, StoreUnavailable else.
+    """Copy the current log to `target` (mode 0600). Raises Conflict if that exists, StoreUnavailable on other errors.
 
-    VACUUM INTO reads one snapshot, does not hold up the writer, and leaves out the pages of erased content.
+    VACUUM INTO reads one snapshot, does not block the writer, and leaves out the pages of erased content.
     """
     connection = connect_reader(path)
     try:
         _reserve(target)
         try:
-            connection.execute("PRAGMA query_only = OFF")  # the file is open for reading only all the same
+            connection.execute("PRAGMA query_only = OFF")  # the file itself is still opened read-only
             connection.execute("VACUUM INTO ?", (str(target),))
             _sync(target)
         except BaseException:
@@ -52,18 +52,18 @@ def _sync(target: Path) -> None:
 
 
 _PAGE = 4096
-# Below this a short pause is not used: a few pages are not worth two fsyncs.
+# Fewer pages are not copied in a short pause, since they are not worth two fsyncs.
 _WORTHWHILE = 256
-# 8 MB: a copy of as much takes some 10 ms; a larger one would not be faster by the page, only longer.
+# 8 MB, whose copy takes some 10 ms. A larger one would take longer, but no less per page.
 _TOO_LARGE = 2048
 _PAUSE_S = 0.02
 _REST_S = 2.0
 
 
 class Checkpoint:
-    """Copies the write-ahead log into log.db in idle moments; under load only where it would grow too large.
+    """Copies the write-ahead log into log.db in idle moments; under load only if it would grow too large.
 
-    SQLite would do it inside a commit, and so hold up whoever waits for that commit.
+    SQLite itself would do this within a commit, and so delay everything that waits for that commit.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -73,23 +73,23 @@ class Checkpoint:
 
     @property
     def due_s(self) -> float | None:
-        """Return after how many idle seconds `run` should be called; None where there is nothing to do."""
+        """Return after how many idle seconds `run` should be called, or None if there is nothing to do."""
         if self._pages >= _WORTHWHILE:
             return _PAUSE_S
         return None if self._is_empty else _REST_S
 
     @property
     def is_overdue(self) -> bool:
-        """Return True where the write-ahead log is so large that the next commit must wait."""
+        """Return True if the write-ahead log is so large that the next commit must wait."""
         return self._pages >= _TOO_LARGE
 
     def count(self, rows: int, content: int) -> None:
-        """Count the pages of a commit: a row touches about one, and content fills its own."""
+        """Estimate and add the pages of a commit: about one per row, and those that the content fills."""
         self._pages += rows + content // _PAGE
         self._is_empty = False
 
     def run(self) -> None:
-        """Copy what no reader keeps back; where that is not worth while any more, empty the file as well."""
+        """Copy all pages that no reader holds back. If little remains, empty the file as well."""
         if self._pages >= _WORTHWHILE:
             self._pages = 0
             self._copy("PASSIVE")
@@ -97,7 +97,7 @@ class Checkpoint:
             self.finish()
 
     def finish(self) -> None:
-        """Copy everything and empty the file, unless a reader is in the way."""
+        """Copy everything and empty the file, unless a reader prevents it."""
         self._pages, self._is_empty = 0, True
         (wait_ms,) = self._connection.execute("PRAGMA busy_timeout").fetchone()
         self._connection.execute("PRAGMA busy_timeout = 0")
@@ -120,17 +120,17 @@ _RENEW = "UPDATE lease SET until_ms = :until WHERE key = :key AND owner = :owner
 _END = "DELETE FROM lease"
 _RELEASE = "DELETE FROM lease WHERE key = :key AND owner = :owner"
 
-# What comes before it in the thread is a commit, or a disk that fails: nobody works on what nobody may.
+# How long a lease waits for the writer thread, which may be in a commit or blocked by a failing disk.
 _MOST_SECONDS = 2.0
 
 WriterTask = Callable[[sqlite3.Connection], None]
 
 
 class SqliteLeases:
-    """The `Leases` port in the log's file; whoever gets no response in time has no lease.
+    """The `Leases` port in the log's file. A caller that gets no response in time does not have the lease.
 
-    `run` has a task done in the writer's thread, between two commits, and is False where it never will be. Leases end
-    with the process, for one alone writes the file (BEHAVIOUR B32e): those of a killed one are ended at the next start.
+    `run` queues a task for the writer thread, and returns False if it will never run. Leases end with the process:
+    only one process writes the file (BEHAVIOUR B32e). The next start ends those of a killed process.
     """
 
     def __init__(self, run: Callable[[WriterTask], bool], clock: Clock, most_seconds: float = _MOST_SECONDS) -> None:
@@ -139,19 +139,19 @@ class SqliteLeases:
         self._most_seconds = most_seconds
 
     async def acquire(self, key: str, owner: str, seconds: float) -> bool:
-        """Take the lease for so long from now; True where nobody else has it, or its time is over."""
+        """Take the lease for `seconds` from now. Return True unless another owner holds it and it has not expired."""
         return await self._change(_ACQUIRE, key, owner, seconds)
 
     async def renew(self, key: str, owner: str, seconds: float) -> bool:
-        """Keep it for so long from now; False where its owner is another, or its time is over."""
+        """Extend the lease to `seconds` from now. Return False if it has another owner or has expired."""
         return await self._change(_RENEW, key, owner, seconds)
 
     async def release(self, key: str, owner: str) -> None:
-        """Give it up; do nothing where the owner does not have it."""
+        """Release the lease, if the owner holds it."""
         await self._change(_RELEASE, key, owner)
 
     async def _change(self, statement: str, key: str, owner: str, seconds: float = 0.0) -> bool:
-        """Run a statement in the writer's thread; return whether it changed a lease."""
+        """Run a statement in the writer thread. Return whether it changed a lease."""
         now = self._clock.now_ms()
         named = {"key": fit_text(key), "owner": fit_text(owner), "until": now + round(seconds * 1000)}
         loop = asyncio.get_running_loop()
@@ -170,7 +170,7 @@ class SqliteLeases:
 
 
 def end_leases(connection: sqlite3.Connection) -> None:
-    """End all leases; for whoever has the file's lock, and so knows that their owner has ended."""
+    """End all leases. The caller holds the file's lock, so that their owner has ended."""
     try:
         connection.execute(_END)
     except sqlite3.Error as error:

@@ -1,4 +1,4 @@
-"""Reading the log over connections of its own, which cannot write, whether or not a server is writing it."""
+"""Reads the log over its own read-only connections, whether or not a server is writing it."""
 
 import asyncio
 import sqlite3
@@ -21,9 +21,9 @@ T = TypeVar("T")
 
 
 class ReaderThread:
-    """One connection and its thread, both made with the first query; one query at a time.
+    """One connection and its thread, both created for the first query. It runs one query at a time.
 
-    To go back to the event loop after each statement would take longer than most of them.
+    A query runs in the thread as a whole: returning to the event loop after each statement would take longer than most.
     """
 
     def __init__(self, path: Path, connect: Callable[[Path], sqlite3.Connection]) -> None:
@@ -34,7 +34,7 @@ class ReaderThread:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="palimpsest-reader")
 
     async def run(self, query: Callable[[sqlite3.Connection], T]) -> T:
-        """Return what a query finds in one snapshot. Raises StoreUnavailable. One that is cancelled is not begun."""
+        """Run a query in one snapshot. Raises StoreUnavailable. A query that is cancelled while it waits is not run."""
         self._expect_open()
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, query)
 
@@ -50,7 +50,7 @@ class ReaderThread:
             raise StoreUnavailable("the log is closed")
 
     def _run(self, query: Callable[[sqlite3.Connection], T]) -> T:
-        self._expect_open()  # it may have waited
+        self._expect_open()  # it may have been closed while this waited
         if self._connection is None:
             self._connection = self._connect(self._path)
         try:
@@ -71,7 +71,7 @@ class ReaderThread:
 def _make_method(
     query: Callable[Concatenate[sqlite3.Connection, P], T], *, is_call: bool = False
 ) -> "Callable[Concatenate[SqliteReader, P], Coroutine[Any, Any, T]]":
-    """Return a method of the reader that runs a query; `is_call`: a request waits for it."""
+    """Return a method of the reader that runs a query. `is_call` if a request waits for it."""
 
     async def ask(self: "SqliteReader", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._ask(lambda log: query(log, *args, **kwargs), is_call=is_call)
@@ -80,9 +80,9 @@ def _make_method(
 
 
 class SqliteReader:
-    """The `LogReader`, `Ancestry` and `Backlog` ports over log.db; the queries say what they return.
+    """The `LogReader`, `Ancestry` and `Backlog` ports over log.db. The ports document the methods.
 
-    What requests wait for is asked over a connection of its own, so that it never waits behind a report.
+    Queries that requests wait for have a separate connection, so that they never wait for a report.
     """
 
     def __init__(
@@ -152,4 +152,4 @@ class SqliteReader:
         return await (self._calls if is_call else self._reports).run(query)
 
     async def _catch_up(self, *, is_call: bool) -> None:
-        """Wait until the log has what this process appended before: a mere reader appends nothing."""
+        """Wait until the log has what this process has appended. A reader alone appends nothing."""

@@ -1,8 +1,8 @@
-"""What a killed server left in its journal, written into the log: each entry once, what cannot be read is kept.
+"""Recovery: writes a killed server's journal into the log, each entry once. Unreadable entries are kept.
 
-The log notes which journal is its own and how much of it is there already, with every transaction, so that recovery may
-itself be killed at any moment. What the log does not take stays in the journal, and the next server goes on behind it
-in the same file: there is one journal at any time, in the order in which things happened.
+With every transaction the log stores which journal is its own and how much of it has been written, so that recovery may
+itself be killed at any moment. Entries that cannot be written stay in the journal, and the next server continues the
+same file. So there is always one journal, in chronological order.
 """
 
 import logging
@@ -26,9 +26,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class UnwrittenEntries:
-    """What the log did not take: entries in order, and what is wrong.
+    """The entries that could not be written into the log, in order, and the problem.
 
-    `position` is that of the journal which holds them and can go on behind them; None where it is damaged behind them.
+    `position` is that of their journal, which can be continued after them, or None if it is damaged there.
     """
 
     entries: list[QueuedWrite]
@@ -37,10 +37,10 @@ class UnwrittenEntries:
 
 
 def recover_journal(connection: sqlite3.Connection, policy: StorePolicy) -> UnwrittenEntries | None:
-    """Write what is only in the journal, then delete the file; the lock is held. Raises StoreUnavailable, OSError.
+    """Write the journal's remaining entries, then delete it. Raises StoreUnavailable, OSError.
 
-    Where the log takes no writes the journal is kept, and what is left of it returned. A journal that is not this log's
-    is renamed.
+    The caller holds the lock. If the log cannot be written, keep the journal and return the remaining entries. Rename
+    the journal of another log.
     """
     path = journal_path(policy.path)
     if not path.exists():
@@ -71,7 +71,7 @@ def recover_journal(connection: sqlite3.Connection, policy: StorePolicy) -> Unwr
 
 
 def _name_aside(path: Path) -> Path:
-    """Return a new name for a journal: never that of another, which may hold all there is of some calls."""
+    """Return an unused name for a journal. Never overwrite another one: it may be the only copy of some calls."""
     aside = path.with_name(path.name + ".aside")
     numbers = count(2)
     while aside.exists():
@@ -80,13 +80,13 @@ def _name_aside(path: Path) -> Path:
 
 
 def recover_log(policy: StorePolicy) -> None:
-    """Write what a kill left in the journal, before a log is read without its server.
+    """Write a killed server's journal into the log, before the log is read without a server.
 
-    Does nothing beside a running server, and no more than a warning where it cannot be done. Raises StoreUnavailable
-    where reading would do harm (see `refuse_foreign_wal`, `refuse_emptied`).
+    Does nothing while a server runs, and only warns if it fails. Raises StoreUnavailable if even reading would do harm
+    (see `refuse_foreign_wal`, `refuse_emptied`).
     """
     path = journal_path(policy.path)
-    with suppress(OSError):  # reading tells what is wrong
+    with suppress(OSError):  # the reader will report what is wrong
         refuse_emptied(policy.path)
         refuse_foreign_wal(policy.path)
     try:
@@ -94,7 +94,7 @@ def recover_log(policy: StorePolicy) -> None:
             return
         lock = WriterLock(policy.path.resolve())
     except StoreUnavailable:
-        return  # a server holds it, and writes its journal itself
+        return  # a running server holds the lock, and writes its journal itself
     except OSError as error:
         _warn(path, error)
         return
@@ -113,7 +113,7 @@ def recover_log(policy: StorePolicy) -> None:
 
 
 def _list_entries(content: JournalContent, place: int) -> tuple[list[QueuedWrite], int]:
-    """Return the entries that follow on the place, and where they end."""
+    """Return the entries after `place`, and where they end."""
     entries: list[QueuedWrite] = []
     for records, end in content.read(place):
         place = end
@@ -125,7 +125,7 @@ def _list_entries(content: JournalContent, place: int) -> tuple[list[QueuedWrite
 
 
 def _write(connection: sqlite3.Connection, policy: StorePolicy, entries: list[QueuedWrite]) -> tuple[int, str]:
-    """Write entries in order; return how many were written or refused, and why no more were."""
+    """Write entries in order. Return how many were written or refused, and why the rest were not."""
     stored: list[bool] = []
     inbox: WriterInbox = queue.SimpleQueue()
     writer = Writer(connection, policy, lambda done, is_stored: stored.extend([is_stored] * len(done)), inbox)

@@ -1,29 +1,27 @@
 """The tables of log.db, as migrations. A released migration is never edited; a change is the next one.
 
-`payload` is the only place with content, so that an erasure deletes there and nowhere else. `blob` names content
-that repeats (slices, large members, headers, envelopes) by digest, once per tenant. Answers never repeat, so they have
-no row there but their digest beside the reference: one random page write less for each.
-`raw` is the byte chain; its key is the link itself, which commits to tenant, parent, gap and content.
-A recipe is an envelope (a blob, the same for all calls with equal parameters) and the tip of its chain; headers are
-those of an earlier call (a blob) and the values that differ (`changes`, not content). `exchange`, `round`, `outcome`,
-`trailer` and `reading` are the record: contiguous `seq`, and `seal` = H(seal before, row), so that `verify` sees a
-removed or altered row.
-`epoch`, `decision` (a `Plan`) and `pin` are how a session is managed, sealed in the same way. What an epoch sends is
-content, under its digest like a slice, for most of it is one; `rendered` and `original.messages` are lists of blob ids
-as JSON, `originals` one of rows of `original`, each of which several epochs may name. The digest of an epoch commits to
-all that these lists stand for. `summary` is as `epoch`: its text and its `notes` (reason and files, as JSON) are
-content, `messages` those of a leaf; `summary_edge` has what it was made of and what it stands in place of, in order,
-and its digest commits to both. (`plan` and `round.plan` of the first migration were never filled; they stay empty.)
-`node`, `step`, `mark` and `adoption` are lineage: derived from the record, numbered by `n` within each session. A
-node's `seal` commits to those before it in its session; of four bytes, for there is one with every message.
+- Content: only `payload` has it, so that an erasure deletes rows of this table only. `blob` names repeated content
+  (slices, large members, headers, envelopes) by digest, once per tenant. Responses never repeat, so they have no row in
+  `blob`, which saves one random page write for each; their digest is beside the reference.
+- `raw` is the byte chain. Its key is the link itself, which commits to tenant, parent, gap and content.
+- A recipe is an envelope (a blob, shared by all calls with equal parameters) and the tip of its chain. Headers are
+  those of an earlier call (a blob) and the values that differ (`changes`, not content).
+- The record: `exchange`, `round`, `outcome`, `trailer` and `reading`. `seq` is contiguous, and `seal` is H(previous
+  seal, row), so that `verify` detects a removed or altered row.
+- Managed context: `epoch`, `decision` (a `Plan`), `pin`, `summary`, sealed in the same way. `rendered` and `messages`
+  are JSON lists of blob ids, `originals` one of ids in `original`, whose rows several epochs may name. The digest of an
+  epoch commits to all that its lists name. `summary.notes` is reason and files as JSON; `messages` are those of a leaf.
+  `summary_edge` has what a summary was made of and what it supersedes, in order; its digest commits to both.
+  (`plan` and `round.plan` of the first migration were never used; they stay empty.)
+- Lineage: `node`, `step`, `mark` and `adoption`, derived from the record and numbered by `n` within each session. A
+  node's `seal` commits to the earlier nodes of its session. It has four bytes only, since every message has one.
+- `session`, `step`, `mark` and `adoption` have no seals. `meta` has a tally for each of these tables.
 
-The rows of `session`, `step`, `mark` and `adoption` have no seals of their own but a tally for each table, in `meta`.
-
-Triggers: UPDATE and DELETE abort. An INSERT whose key exists aborts too, for REPLACE deletes without firing delete
-triggers on connections that did not set `recursive_triggers`. Mutable are `meta`, `permit` and `lease`; a
-payload may be deleted while `permit` holds a row.
-Foreign keys are declared among record tables only: they make SQLite refuse an outcome whose round was lost. References
-to content are made by the writer in the same transaction and checked by `verify`; a key would cost a look-up each.
+Triggers abort UPDATE, DELETE, and an INSERT whose key exists, since REPLACE deletes without firing delete triggers on
+connections that did not set `recursive_triggers`. Mutable are `meta`, `permit` and `lease`; a payload may be deleted
+while `permit` has a row. Foreign keys exist among record tables only, so that SQLite refuses an outcome whose round was
+lost. References to content have no foreign keys, each of which would cost a look-up: the writer makes them in the same
+transaction, and `verify` checks them.
 """
 
 import os
@@ -77,7 +75,7 @@ _TABLES = (
         seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, exchange INTEGER NOT NULL, k INTEGER NOT NULL, i INTEGER NOT NULL,
         received INTEGER NOT NULL, digest BLOB NOT NULL, size INTEGER NOT NULL,
         UNIQUE(exchange, k, i), FOREIGN KEY(exchange, k) REFERENCES outcome(exchange, k)) STRICT""",
-    # error is content: a provider's message may quote what the client said, and must be erasable
+    # `error` is content: a provider's message may quote the client's messages, and must be erasable.
     """CREATE TABLE reading(
         seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, exchange INTEGER NOT NULL, k INTEGER NOT NULL,
         answer INTEGER NOT NULL, digest BLOB NOT NULL, error INTEGER, error_digest BLOB, input INTEGER, output INTEGER,
@@ -91,7 +89,7 @@ _TABLES = (
     "CREATE TABLE permit(token TEXT PRIMARY KEY) STRICT",
 )
 
-# every key of every append-only table, as the condition under which a row with it exists
+# every key of every append-only table, as an SQL condition that a row with this key exists
 _KEYS = {
     "tenant": ("id = NEW.id", "fingerprint = NEW.fingerprint"),
     "blob": ("id = NEW.id", "tenant = NEW.tenant AND digest = NEW.digest"),
@@ -113,7 +111,7 @@ _KEYS = {
 
 
 def m001_record(connection: sqlite3.Connection) -> None:
-    """Make the tables of exchanges, with places for plans and erasures that later steps fill."""
+    """Create the tables of exchanges, with places for plans and erasures."""
     for statement in _TABLES:
         connection.execute(statement)
     for table, keys in _KEYS.items():
@@ -121,20 +119,20 @@ def m001_record(connection: sqlite3.Connection) -> None:
     connection.execute("INSERT INTO meta(key, value) VALUES ('salt', ?)", (os.urandom(_SALT_SIZE),))
 
 
-# The key begins with the session and counts within it: the rows of a session lie together, for they are read together.
-# An index holds six bytes of a hash: with ten million nodes one look-up in ten million meets a stranger, and goes on.
+# The key begins with the session and counts within it, so that rows which are read together are stored together. An
+# index holds six bytes of a hash: with ten million nodes, one look-up in ten million hits another node and continues.
 _TREE_TABLES = (
     "ALTER TABLE session ADD COLUMN parent TEXT NOT NULL DEFAULT ''",
     "CREATE INDEX session_tenant ON session(tenant)",
     "CREATE INDEX session_family ON session(family) WHERE family <> ''",
     "CREATE INDEX session_parent ON session(parent) WHERE parent <> ''",
-    # parent: n of the node before it, 0 at the start of a chain, where `outer` is the hash that it hangs on
+    # parent: n of the previous node, or 0 at the start of a chain, where `outer` is the hash of its parent
     """CREATE TABLE node(
         session INTEGER NOT NULL, n INTEGER NOT NULL, hash BLOB NOT NULL, parent INTEGER NOT NULL, outer BLOB,
         is_answer INTEGER NOT NULL, exchange INTEGER NOT NULL, seal BLOB NOT NULL,
         PRIMARY KEY(session, n)) STRICT, WITHOUT ROWID""",
     "CREATE INDEX node_hash ON node(substr(hash, 1, 6), is_answer, session)",
-    # n is that of the exchange; tip: n of the node, 0 for none of this session, where `outer` is its hash
+    # n: that of the exchange; tip: n of the node, or 0 if it is not of this session, where `outer` is its hash
     """CREATE TABLE step(
         session INTEGER NOT NULL, n INTEGER NOT NULL, tip INTEGER NOT NULL, outer BLOB, depth INTEGER NOT NULL,
         base INTEGER NOT NULL, relation INTEGER NOT NULL, is_side INTEGER NOT NULL,
@@ -153,7 +151,7 @@ _TREE_TABLES = (
 
 
 def m002_lineage(connection: sqlite3.Connection) -> None:
-    """Make the tables of lineage: the tree of each session, and the marks by which its messages are known again."""
+    """Create the tables of lineage: the tree of each session, and the marks that identify its messages."""
     for statement in _TREE_TABLES:
         connection.execute(statement)
     for table in ("node", "step", "mark", "adoption"):
@@ -195,7 +193,7 @@ _MANAGED_KEYS = {
 
 
 def m003_managed(connection: sqlite3.Connection) -> None:
-    """Make the tables of managed context: epochs and originals, a decision for each round, pins."""
+    """Create the tables of managed context: epochs and originals, a decision for each round, pins."""
     for statement in _MANAGED_TABLES:
         connection.execute(statement)
     for table, keys in _MANAGED_KEYS.items():
@@ -226,14 +224,14 @@ _SUMMARY_KEYS = {
 
 
 def m004_summaries(connection: sqlite3.Connection) -> None:
-    """Make the tables of summaries and leases, and an index of auxiliary calls."""
+    """Create the tables of summaries and leases, and an index of auxiliary calls."""
     for statement in _SUMMARY_TABLES:
         connection.execute(statement)
     for table, keys in _SUMMARY_KEYS.items():
         _guard(connection, table, keys)
 
 
-# The tables whose rows have no seal each, and whose rows nothing else commits to: they are counted together.
+# The tables whose rows have no seals, and to whose rows nothing else commits. A tally covers all rows of a table.
 TALLIED = {
     "session": "SELECT id, key, tenant, upstream, family, created_ms, parent FROM session",
     "step": "SELECT session, n, tip, outer, depth, base, relation, is_side FROM step",
@@ -244,28 +242,28 @@ _TALLY_SIZE = 16
 
 
 def m005_tallies(connection: sqlite3.Connection) -> None:
-    """Note tallies of the rows of lineage and of sessions, so that one that was altered or removed is missed."""
+    """Store tallies of the rows of lineage and of sessions, so that `verify` detects altered and removed rows."""
     for table in TALLIED:
         note_tally(connection, table, tally_rows(connection, table))
 
 
 def weigh_row(row: Sequence[Any]) -> int:
-    """Return what a row adds to the tally of its table; the order of rows does not matter to their sum."""
+    """Return what a row adds to the tally of its table, a sum that does not depend on the order of rows."""
     return int.from_bytes(seal_after(b"", tuple(row)), "big")
 
 
 def tally_rows(connection: sqlite3.Connection, table: str) -> int:
-    """Compute the tally of the rows that are in a table."""
+    """Compute the tally of a table from its rows."""
     return sum(map(weigh_row, connection.execute(TALLIED[table]))) % (1 << 8 * _TALLY_SIZE)
 
 
 def note_tally(connection: sqlite3.Connection, table: str, tally: int) -> None:
-    """Note the tally that a table should have, in the transaction under way."""
+    """Store the tally that a table should have, in the current transaction."""
     _note_value(connection, f"tally:{table}", (tally % (1 << 8 * _TALLY_SIZE)).to_bytes(_TALLY_SIZE, "big"))
 
 
 def read_tally(connection: sqlite3.Connection, table: str) -> int | None:
-    """Return the tally that a table should have; None where that is not noted."""
+    """Return the stored tally of a table, or None if there is none."""
     value = _read_value(connection, f"tally:{table}")
     return int.from_bytes(value, "big") if value else None
 
@@ -274,28 +272,28 @@ _SEQ_SIZE = 8
 
 
 def note_seal_head(connection: sqlite3.Connection, table: str, seq: int, seal: bytes) -> None:
-    """Note the last row of a sealed table, in the transaction that adds it.
+    """Store the last row of a sealed table, in the transaction that adds it.
 
-    A seal commits to the rows before it; that rows behind the last one were removed is found by this note. Whoever
-    alters a log on purpose can alter the note, too: this finds loss, not forgery.
+    A seal commits only to earlier rows, so this value is needed to detect that the last rows were removed. It detects
+    loss, not forgery: whoever alters a log on purpose can alter this value, too.
     """
     _note_value(connection, f"end:{table}", seq.to_bytes(_SEQ_SIZE, "big") + seal)
 
 
 def read_seal_head(connection: sqlite3.Connection, table: str) -> tuple[int, bytes] | None:
-    """Return number and seal of the last row of a table as it was noted; None where it never was."""
+    """Return the stored number and seal of the last row of a table, or None if there are none."""
     value = _read_value(connection, f"end:{table}")
     return (int.from_bytes(value[:_SEQ_SIZE], "big"), value[_SEQ_SIZE:]) if value else None
 
 
 def _note_value(connection: sqlite3.Connection, key: str, value: bytes) -> None:
-    """Note a value about the log itself, in the transaction under way."""
+    """Store a value about the log itself, in the current transaction."""
     statement = "INSERT INTO meta(key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
     connection.execute(statement, (key, value))
 
 
 def _read_value(connection: sqlite3.Connection, key: str) -> bytes:
-    """Return what `_note_value` noted; empty where it never did."""
+    """Return the value that `_note_value` stored, or empty bytes."""
     row = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
     return bytes(row[0]) if row else b""
 
@@ -306,7 +304,7 @@ MIGRATIONS: tuple[Migration, ...] = (m001_record, m002_lineage, m003_managed, m0
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-    """Bring a log up to date, in one transaction. Raises StoreUnavailable for what is not a log of this version."""
+    """Apply missing migrations in one transaction. Raises StoreUnavailable for a foreign or newer database."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         applied = read_applied(connection)
@@ -340,12 +338,12 @@ def read_applied(connection: sqlite3.Connection) -> list[str]:
 
 
 def read_salt(connection: sqlite3.Connection) -> bytes:
-    """Return the random bytes made with the log, which fingerprints of credentials are salted with."""
+    """Return the random bytes, made with the log, that salt the fingerprints of credentials."""
     return _read_value(connection, "salt")
 
 
 def _guard(connection: sqlite3.Connection, table: str, keys: tuple[str, ...]) -> None:
-    # part of m001 to m004: its text is fixed for good, as that of every migration
+    # Part of m001 to m004, so this text must never change.
     refuse = f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
     exists = " OR ".join(f"EXISTS (SELECT 1 FROM {table} WHERE {key})" for key in keys)
     permitted = "WHEN NOT EXISTS (SELECT 1 FROM permit)" if table == "payload" else ""

@@ -1,8 +1,8 @@
 """One transaction of the writer: records turned into rows, inserted and committed together.
 
-Content comes before what refers to it, and nothing refers to what is not stored: a record of a chain or blob that the
-log lacks is refused with `DanglingReference`. The engine, which believed that the log had it, forgets what it believed
-when it sees the archive's `generation` change, and sends everything with its next request.
+Content is stored before what refers to it. A record that refers to a missing chain or blob is refused with
+`DanglingReference`. The engine, which assumed that the log had it, drops its assumptions when the `generation` of the
+archive changes, and its next request brings all content again.
 """
 
 import sqlite3
@@ -34,7 +34,7 @@ _NOTHING = (None, None)
 
 _name_of = itemgetter(0)
 
-# parents before children; in a sealed table seq, seal, references, then values as they are sealed
+# Parents come before children. The columns of a sealed table are seq, seal, references, then the values as sealed.
 INSERTS = {
     "tenant": "INSERT INTO tenant(id, fingerprint) VALUES (?, ?)",
     "blob": "INSERT INTO blob(id, tenant, digest, size) VALUES (?, ?, ?, ?)",
@@ -59,7 +59,7 @@ INSERTS = {
 
 
 class TransactionWriter:
-    """Writes records to the log, one transaction after another, over the only connection that may."""
+    """Writes records to the log, one transaction after another, over the only connection for writing."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -85,8 +85,8 @@ class TransactionWriter:
     def commit(self, appends: Iterable[Iterable[Record]], journal_end: int = 0) -> int:
         """Store the records of some appends, all or none, and return the number of rows.
 
-        `journal_end`: all journal entries up to there are in the log with this transaction; 0 for none. Raises
-        DanglingReference, ValueError and the like for a record that cannot be stored, sqlite3.Error for a file.
+        With this transaction all journal entries up to `journal_end` are in the log (0: no journal). Raises
+        DanglingReference, ValueError and others if a record cannot be stored, sqlite3.Error if the file fails.
         """
         connection = self._connection
         if connection.in_transaction:
@@ -114,7 +114,7 @@ class TransactionWriter:
         return count
 
     def forget(self) -> None:
-        """Look everything up in the log again."""
+        """Clear all caches, so that everything is looked up in the log again."""
         self._rows.clear()
         self._ids.forget()
         self._lineage.forget()
@@ -267,8 +267,8 @@ class TransactionWriter:
         return self._rows.add_blob(tenant, envelope.digest, envelope.content), tip
 
     def _extend_chain(self, tenant: Tenant, slices: tuple[Slice, ...]) -> None:
-        # A link that is stored has all its ancestors stored: of a history sent again, only the tail is looked at, and
-        # most often the first that may be new is, so that all are.
+        # If a link is stored, so are all its ancestors. So only the tail of a repeated history is looked up. Usually
+        # the first link that may be new is, and thus all are.
         ids = self._ids
         first = len(slices) if ids.has_link(slices[0].link) else 0
         while first and not ids.has_link(slices[first - 1].link):

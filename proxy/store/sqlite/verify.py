@@ -1,13 +1,13 @@
-"""Verification of a log: everything that can be derived from what is stored is derived again, and compared.
+"""Verification of a log: derives everything again that can be derived from stored data, and compares it.
 
-By induction no body need be put together: contents match their digests, links commit to contents and parents, recipes
-name links and blobs that exist, seals commit to recipes. A payload may be missing where an erasure names it. The form
-of a node is not stored, so that its hash cannot be made again: its seal shows that it was altered. The seal of an epoch
-or summary commits to its digest, and its digest to all that it names; what a summary names is older than itself, so
-that there is no cycle, and by induction every one leads to its messages.
+No body is rebuilt, by induction: contents match their digests, links commit to contents and parents, recipes name links
+and blobs that exist, seals commit to recipes. A payload may be missing if an erasure names it. A node's form is not
+stored, so its hash cannot be computed again, but its seal shows an alteration. The seal of an epoch or summary commits
+to its digest, and the digest to all that it names. A summary names only older ones, so there is no cycle, and by
+induction every summary leads to its messages.
 
-Rows are streamed, so that memory does not grow with the log: of nodes, one session at a time is in memory, of epochs
-and summaries one at a time. All is read in one snapshot: a server may go on writing, and its write-ahead log grows
+Rows are streamed, so that memory does not grow with the log: the nodes of one session at a time are in memory, and one
+epoch or summary at a time. All is read in one snapshot: a server may write meanwhile, and its write-ahead log grows
 until the end.
 """
 
@@ -39,7 +39,7 @@ from proxy.store.sqlite.schema import TALLIED, migrate, read_seal_head, read_tal
 
 _MOST_FAULTS = 1000
 
-# seq, seal, then what the seal commits to: names of what the row refers to, and its values
+# seq, seal, then what the seal commits to: the names of the row's references, and its values
 _SEALED = {
     "exchange": """
         SELECT x.seq, x.seal, s.key, h.digest, v.digest, x.id, x.n, x.kind, x.wire, x.mode, x.model, x.method, x.target,
@@ -77,7 +77,7 @@ _SEALED = {
 }
 
 
-# what names content: where, payload, digest, expected size (NULL: unknown), then the stored content
+# The references to content: where, payload, digest, expected size (NULL: unknown), then the stored content.
 _CONTENTS = (
     """SELECT 'blob ' || x.id, x.id, x.digest, x.size, p.codec, p.bytes
         FROM blob x LEFT JOIN payload p ON p.id = x.id ORDER BY x.id""",
@@ -121,7 +121,7 @@ _COUNTED = {"exchange": "exchanges", "round": "rounds", "blob": "blobs", "raw": 
 
 
 def verify_log(path: Path) -> Verification:
-    """Check a whole log. Raises StoreUnavailable where it cannot be opened."""
+    """Check a whole log. Raises StoreUnavailable if it cannot be opened."""
     connection = connect_reader(path)
     try:
         connection.execute("BEGIN")
@@ -170,7 +170,7 @@ class _Inspection:
             self._faults.append(LogFault("file", f"cannot be read on: {error}"))
 
     def _count(self, table: str) -> Iterator[LogFault]:
-        """Count the rows of a table; where that fails there are none, and a fault says so."""
+        """Count the rows of a table. If that fails, yield a fault."""
         name = _COUNTED[table]
         try:
             (self._counts[name],) = self._connection.execute(f"SELECT count(*) FROM {table}").fetchone()
@@ -367,7 +367,7 @@ def _check_marks(connection: sqlite3.Connection) -> Iterator[LogFault]:
 
 
 def _may_hang_on(connection: sqlite3.Connection, upstream: str | None, node: bytes | None) -> bool:
-    """Return whether a chain may begin behind it: the root of the upstream's chains, or a node of any session."""
+    """Return whether a chain may have this parent: the root of the upstream's chains, or a node of any session."""
     if upstream is None or node is None:
         return False
     return node == compute_chain_root(upstream) or connection.execute(_HAS_NODE, (node,)).fetchone() is not None
@@ -410,7 +410,7 @@ def _find_epoch_fault(connection: sqlite3.Connection, tenant: int, lists: tuple[
 
 
 def _list_digests(connection: sqlite3.Connection, blobs: str, tenant: int) -> tuple[bytes, ...]:
-    """Return the digest of each; None for one that the tenant does not have."""
+    """Return the digest of each blob, None for one that the tenant does not have."""
     return tuple(digest for (digest,) in connection.execute(_OWN_DIGESTS, (blobs, tenant)))
 
 

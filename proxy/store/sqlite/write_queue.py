@@ -1,10 +1,9 @@
-"""Records on their way to the writer thread: on the event loop, never waiting, always bounded.
+"""The queue of records for the writer thread. It runs on the event loop, never blocks, and is bounded.
 
-With a journal, records are safe from a kill as soon as they are in it: their future is done at once, and they wait for
-others to be committed with before they wake the thread. What the journal does not take waits for its commit. So does
-all that comes behind, until that commit: a record that is said to be durable never refers to one that may be lost. Who
-runs far ahead of the writer waits for it, too, though safe: memory is bounded, and commits stay large while the writer
-catches up.
+With a journal, records survive a kill as soon as they are in it. Their future is done at once, and they wait for a
+common commit before they wake the thread. Records for which the journal has no room wait for their commit. So do all
+later ones until that commit, so that a durable record never refers to one that may be lost. If the queue is far ahead
+of the writer, journaled records wait, too: this bounds memory, and keeps commits large while the writer catches up.
 """
 
 import asyncio
@@ -18,20 +17,20 @@ from proxy.store.sqlite.journal import Journal
 
 _log = logging.getLogger(__name__)
 
-# Records by which answers may run ahead of the writer; beyond, they wait until half of these are left. 64 clients that
-# never pause with 128 / 512 / 1,024: 2,480 / 2,590 / 3,050 calls a second, 99th percentile 57 / 40 / 40 ms (2,800 and
-# 33 without a journal). With several thousand the writer starves, for no more calls a second. When each waited for its
-# own commit instead, most of those clients did, a commit held 5 calls in place of 26, and there were a seventh fewer.
+# The most pending records before responses wait; they wait until half of these are left. Measured with 64 clients that
+# never pause, for 128 / 512 / 1,024: 2,480 / 2,590 / 3,050 calls a second, 99th percentile 57 / 40 / 40 ms (2,800 and
+# 33 without a journal). With several thousand the writer starves, without more calls a second. If each waits for its
+# own commit instead, a commit has 5 calls in place of 26, and there are a seventh fewer calls a second.
 _MOST_AHEAD = 1024
 _RELIEVED = _MOST_AHEAD // 2
 
 
 @dataclass(slots=True, eq=False)
 class QueuedWrite:
-    """The records of one append: stored together, at worst without those that are derived, or not at all.
+    """The records of one append. They are stored together, or without the derived ones, or not at all.
 
-    `stored` is the future of whoever waits. `place` is where the journal ended behind this entry, 0 where that was
-    empty; `is_journaled` tells whether the entry itself is there. `refused` derived records were left out.
+    `stored` is the future of the caller. `place` is the end of the journal after this entry (0: empty); `is_journaled`
+    tells whether the journal has the entry itself. `refused` is the number of derived records that were left out.
     """
 
     records: tuple[Record, ...]
@@ -43,7 +42,7 @@ class QueuedWrite:
 
 
 class WriteQueue:
-    """Counts what is under way, and tells each append how it ended."""
+    """Queues and counts pending records, and resolves the future of each append."""
 
     def __init__(
         self,
@@ -62,8 +61,8 @@ class WriteQueue:
         self._timer: asyncio.TimerHandle | None = None
         self._is_due_soon = False
         self._is_closed = False
-        self._unjournaled = 0  # entries under way that are not in the journal
-        self.exposed = 0  # their records
+        self._unjournaled = 0  # pending entries that are not in the journal
+        self.exposed = 0  # the number of their records
         self._safe: asyncio.Future[bool] = loop.create_future()
         self._safe.set_result(True)
         self._relief = self._safe
@@ -73,9 +72,9 @@ class WriteQueue:
         self.generation = 0
 
     def append(self, records: tuple[Record, ...], is_urgent: bool) -> "asyncio.Future[bool]":
-        """Queue records; the future turns False at once where there is no room for them.
+        """Queue records. The future is False at once if there is no room for them.
 
-        Where there is room but for those that are derived, these alone are lost.
+        If there is room for all but the derived records, only these are lost.
         """
         weight = weigh_records(records)
         if self.pending_bytes + weight > self._most_bytes:
@@ -97,12 +96,12 @@ class WriteQueue:
         self.exposed += len(records)
         self._last = QueuedWrite(records, weight, stored, journal.end if journal is not None else 0)
         self._held.append(self._last)
-        # beside a journal this is what it could not take: nothing is journaled until it is written
+        # with a journal this is an entry that it has no room for: nothing is journaled until this is written
         self._schedule(is_urgent or journal is not None)
         return stored
 
     def queue_recovered(self, entries: list[QueuedWrite]) -> None:
-        """Queue, before all others, what a journal held at the start: it is there still, and nobody waits for it."""
+        """Queue the entries that the journal had at the start, before all others. They stay in the journal."""
         for entry in entries:
             self.pending += len(entry.records) + entry.refused
             self.pending_bytes += entry.weight
@@ -111,7 +110,7 @@ class WriteQueue:
         self._hand_over()
 
     def _leave_derived(self, records: tuple[Record, ...]) -> tuple[tuple[Record, ...], int]:
-        """Return what is not derived, with its weight, where there is room for that; count the rest as lost."""
+        """Return the records that are not derived, and their weight, if there is room. Count the rest as lost."""
         kept = drop_derived(records)
         weight = weigh_records(kept)
         if self.pending_bytes + weight > self._most_bytes:
@@ -120,7 +119,7 @@ class WriteQueue:
         return kept, weight
 
     def flush(self) -> None:
-        """Let nothing wait for urgent records any more; what is in the journal still waits `journal_hold_ms`."""
+        """Stop waiting for urgent records. Journaled entries still wait `journal_hold_ms`."""
         if self._unjournaled or self._journal is None or self._journal.is_filling:
             self._hand_over()
         elif self._held and not self._is_due_soon:
@@ -130,7 +129,7 @@ class WriteQueue:
             self._is_due_soon = True
 
     def drain(self) -> "asyncio.Future[bool] | None":
-        """Hand everything over; return a future that is done when that is in the log, or lost. None: nothing waits."""
+        """Hand everything over. Return a future that is done once that is in the log or lost, or None if all is."""
         self._hand_over()
         if self._last is None or self._is_closed:
             return None
@@ -139,16 +138,16 @@ class WriteQueue:
         return self._last.stored
 
     def close(self) -> None:
-        """Hand over what is held and take nothing more."""
+        """Hand over what is held, and refuse further records."""
         self._hand_over()
         self._is_closed = True
-        self._most_bytes = -1  # there is room for nothing: each append is refused, and counted as lost
+        self._most_bytes = -1  # no append has room: each is refused, and counted as lost
 
     def settle_soon(self, entries: Sequence[QueuedWrite], is_stored: bool) -> None:
         """Settle on the event loop; called by the writer thread, once per commit."""
         try:
             self._loop.call_soon_threadsafe(self.settle, entries, is_stored)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed, so nothing waits for the entries
             _log.debug("the event loop ended before the log did")
 
     def settle(self, entries: Sequence[QueuedWrite], is_stored: bool) -> None:
@@ -167,7 +166,7 @@ class WriteQueue:
             if entry.stored is not None and not entry.stored.done():
                 entry.stored.set_result(is_stored)
         if is_stored and self._journal is not None:
-            # What was refused is freed with the next that is stored: until then the log's position is before it.
+            # A refused entry is freed with the next stored one: until then the log's position is before it.
             self._journal.free(place)
         if not self.pending:
             self._last = None
@@ -177,14 +176,14 @@ class WriteQueue:
                 self._relief.set_result(True)
 
     def _wait_for_relief(self) -> "asyncio.Future[bool]":
-        """Return what those wait for who ran too far ahead: safe as they are, they let the writer catch up."""
+        """Return the future for which journaled records wait while the writer catches up."""
         if self._relief.done():
             self._relief = self._make_future()
             self._hand_over()
         return self._relief
 
     def _schedule(self, is_urgent: bool) -> None:
-        """Hand over what is urgent soon; what is not is held here, so that it never wakes the thread alone."""
+        """Hand over urgent records soon. Hold others for `hold_ms`, so that they do not wake the thread alone."""
         if is_urgent or (self._journal is not None and self._journal.is_filling):
             self.flush()
         elif self._timer is None:
@@ -208,5 +207,5 @@ class WriteQueue:
     def _drop(self, count: int) -> None:
         self.dropped += count
         self.generation += 1
-        if self.generation & (self.generation - 1) == 0:  # at 1, 2, 4, 8 ...: loud, but never a flood
+        if self.generation & (self.generation - 1) == 0:  # at 1, 2, 4, 8 ..., to limit the number of log lines
             _log.error("the log has lost records, %d so far", self.dropped)

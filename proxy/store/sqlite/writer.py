@@ -1,9 +1,9 @@
-"""The one thread that writes; nothing leaves the queue before it is committed or known to be unstorable.
+"""The only thread that writes. An entry leaves the queue once it is committed or known to be unstorable.
 
-Group commit: what was queued during one transaction makes the next. A store that fails keeps its records, in order, and
-is tried again until it works; a record that fails by itself is found by writing its batch one append at a time. Each
-transaction takes the journal's position along, to the last of its entries that is in the journal. Between two
-transactions the thread runs tasks: what somebody wants done on the one connection that may write.
+Group commit: entries queued during one transaction form the next. If the file fails, entries are kept in order and
+retried until it works. If a record itself is at fault, its batch is written one append at a time to find it. Each
+transaction also stores the journal's position up to the last of its entries there. Between two transactions the thread
+runs tasks that need the connection for writing.
 """
 
 import logging
@@ -58,7 +58,7 @@ class Writer:
         self._identity = FileIdentity(policy.path, policy.look_ms)
         self._is_stopping = threading.Event()
         self._give_up_at = 0.0
-        # A daemon: a disk that hangs must not keep the process from ending.
+        # A daemon thread, so that a disk that hangs does not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self.problem = ""
 
@@ -67,21 +67,21 @@ class Writer:
         self._thread.start()
 
     def put_task(self, task: WriterTask) -> bool:
-        """Have a task run in the thread; False where the writer is stopping. It must not raise."""
+        """Queue a task for the thread. It must not raise. Return False if the writer is stopping."""
         if self._is_stopping.is_set():
             return False
         self._queue.put(task)
         return True
 
     def write_now(self, entries: list[QueuedWrite]) -> str:
-        """Write entries in the calling thread, instead of `start`; return what is wrong where not all are written."""
+        """Write entries in the calling thread, instead of `start`. Return the problem if not all were written."""
         self._pending.extend(entries)
         while self._pending and not self.problem:
             self._write_some()
         return self.problem
 
     def stop(self, within_s: float) -> bool:
-        """Write what is queued, then end; blocks for about `within_s` at most. False: the thread hangs in the disk."""
+        """Write what is queued, then end, within about `within_s`. Return False if the thread hangs in the disk."""
         self._give_up_at = time.monotonic() + within_s
         self._is_stopping.set()
         self._queue.put(None)
@@ -102,7 +102,7 @@ class Writer:
         self._connection.close()
 
     def _gather(self) -> None:
-        """Take what is queued; with nothing to do, wait."""
+        """Take queued entries and tasks. Wait if there is nothing to do."""
         try:
             if not self._pending:
                 self._take(self._queue.get(timeout=self._checkpoint.due_s))
@@ -137,7 +137,7 @@ class Writer:
             self._run_checkpoint()
 
     def _choose(self) -> list[QueuedWrite]:
-        """Return the longest prefix of what is pending that makes a transaction of reasonable size."""
+        """Return the longest prefix of the pending entries that fits into one transaction."""
         if self._one_by_one:
             return [self._pending[0]]
         entries: list[QueuedWrite] = []
@@ -162,7 +162,7 @@ class Writer:
         entry = entries[0]
         kept = drop_derived(entry.records)
         refused = len(entry.records) - len(kept) if kept else 0
-        # no text of the error: it may quote what was to be stored
+        # without the error's text, which may quote the content
         names = ", ".join(type(record).__name__ for record in entry.records)
         code = getattr(error, "sqlite_errorname", "")
         _log.error("the log could not take %s: %s %s", names, type(error).__name__, code)
@@ -186,7 +186,7 @@ class Writer:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Close though the store still fails: what waits is lost, unless it is in the journal."""
+        """Close although the file still fails. Pending entries are lost unless they are in the journal."""
         while not self._queue.empty():
             self._take(self._queue.get_nowait())
         self._pending = deque(entry for entry in self._pending if not entry.is_journaled)

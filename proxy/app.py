@@ -163,7 +163,9 @@ async def _run(settings: Settings) -> None:
         finally:
             await engine.close(seconds_left)
         if lost := engine.archive.health.lost_at_stop:
-            raise StoreUnavailable(f"{lost} records were lost with this stop, for the log took no writes")
+            raise StoreUnavailable(
+                f"{lost} records were lost, because the log could not be written; see the errors above"
+            )
 
 
 async def _warm(engine: Engine, health: Health) -> None:

@@ -98,7 +98,7 @@ _METRICS: tuple[tuple[_Kind, str, str, tuple[str, ...]], ...] = (
     ("gauge", "palimpsest_log_pending_records", "Records not yet in log.db.", ()),
     ("gauge", "palimpsest_log_pending_bytes", "Bytes of those records.", ()),
     ("counter", "palimpsest_log_dropped_records", "Records lost for good.", ()),
-    ("gauge", "palimpsest_log_degraded", "1 while the log does not keep its promise.", ()),
+    ("gauge", "palimpsest_log_degraded", "1 while responses do not wait until their record is durable.", ()),
 )
 
 

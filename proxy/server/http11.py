@@ -238,7 +238,7 @@ class Http11Protocol(asyncio.Protocol):
             # Further data is read and discarded: unread in the kernel, it would make the close a reset of responses.
             self._is_deaf = True
             self.connection.resume_reading()
-            self._log_refusal("too many requests ahead of their responses")
+            self._log_refusal("too many pipelined requests")
             raise ValueError("what comes now is not parsed")
 
     def on_body(self, body: bytes) -> None:

@@ -107,7 +107,7 @@ class ResponseParser:
         """Determine how the body ends."""
         status = self._parser.get_status_code()
         if status == 101 or not 100 <= status <= 599:
-            raise ValueError(f"status {status} was not requested")
+            raise ValueError(f"the status {status} is unexpected")
         if status < 200:
             self._fields.clear()
             return

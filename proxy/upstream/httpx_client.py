@@ -65,7 +65,7 @@ class ProxiedClient:
                 response = await transport.handle_async_request(request)
             if response.status_code >= 600:
                 await response.aclose()
-                raise UpstreamUnreachable(f"the upstream's status {response.status_code} was not requested")
+                raise UpstreamUnreachable(f"the upstream sent the unexpected status {response.status_code}")
         except BaseException as error:
             if connecting.when() is not None:
                 # httpcore 1.0.9 never removes a connection from its pool whose TLS handshake has failed.

@@ -31,7 +31,7 @@ _READ_BYTES = 1024 * 1024
 
 _STOPPING = "the server is stopping"
 _REFUSED = "the worker process was lost several times; it is started again later"
-_BUSY = "the worker process has too much to do"
+_BUSY = "too many jobs wait for the worker process"
 
 _log = logging.getLogger("palimpsest.worker")
 _results = msgspec.msgpack.Decoder(Result)

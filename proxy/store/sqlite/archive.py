@@ -182,8 +182,8 @@ def _describe_unwritable(policy: StorePolicy, error: OSError) -> StoreUnavailabl
 def _report_unwritten(policy: StorePolicy, rest: UnwrittenEntries) -> None:
     """Report the entries that could not be written. Raises StoreUnavailable if `must_write` is set."""
     told = (
-        f"{len(rest.entries)} appends that the previous server left in {journal_path(policy.path)} are not in the log"
-        f" yet: {rest.problem} They are kept"
+        f"{len(rest.entries)} groups of records that the previous server left in {journal_path(policy.path)} are not in"
+        f" the log yet: {rest.problem} They are kept"
     )
     if policy.must_write:
         raise StoreUnavailable(f"{told}; start again once that is repaired.")

@@ -186,6 +186,6 @@ def _change_lease(connection: sqlite3.Connection, now: int, statement: str, name
         count = connection.execute(statement, named).rowcount
         connection.execute("COMMIT")
     except sqlite3.Error as error:
-        _log.warning("a lease could not be taken: %s", advise(error))
+        _log.warning("no summary is made now: its lease could not be stored: %s", advise(error))
         return False
     return count == 1

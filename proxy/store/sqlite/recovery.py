@@ -65,7 +65,7 @@ def recover_journal(connection: sqlite3.Connection, policy: StorePolicy) -> Unwr
         path.unlink()
     else:
         aside = _name_aside(path)
-        _log.warning("%s does not follow on this log, or is damaged: it was put aside as %s", path, aside.name)
+        _log.warning("the journal %s belongs to another log, or is damaged; it was renamed to %s", path, aside.name)
         path.replace(aside)
     return None
 
@@ -118,7 +118,7 @@ def _list_entries(content: JournalContent, place: int) -> tuple[list[QueuedWrite
     for records, end in content.read(place):
         place = end
         if records is None:
-            _log.error("an entry of the journal could not be decoded; it is lost")
+            _log.error("an entry of the journal could not be decoded; its records are lost")
         else:
             entries.append(QueuedWrite(records, weigh_records(records), None, end, True))
     return entries, place
@@ -132,7 +132,9 @@ def _write(connection: sqlite3.Connection, policy: StorePolicy, entries: list[Qu
     problem = writer.write_now(entries)
     if stored:
         _log.warning(
-            "%d appends of a killed server were written to the log, %d refused", sum(stored), stored.count(False)
+            "%d groups of records of a killed server were written to the log, %d could not be",
+            sum(stored),
+            stored.count(False),
         )
     return len(stored), problem
 

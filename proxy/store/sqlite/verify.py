@@ -190,11 +190,11 @@ class _Inspection:
         found = dict(self._connection.execute(_SCHEMA))
         for name in sorted(expected.keys() | found.keys()):
             if name not in found:
-                yield LogFault(name, "is missing: what it kept from happening may have happened")
+                yield LogFault(name, "is missing: rows may have been changed or deleted since")
             elif name not in expected:
                 yield LogFault(name, "is no part of a log")
             elif found[name] != expected[name]:
-                yield LogFault(name, "is not as it was made")
+                yield LogFault(name, "differs from the schema of this version")
 
     def _check_tallies(self) -> Iterator[LogFault]:
         for table in TALLIED:

@@ -208,4 +208,7 @@ class WriteQueue:
         self.dropped += count
         self.generation += 1
         if self.generation & (self.generation - 1) == 0:  # at 1, 2, 4, 8 ..., to limit the number of log lines
-            _log.error("the log has lost records, %d so far", self.dropped)
+            _log.error(
+                "%d records are lost so far: the log cannot be written fast enough, or not at all (see /-/ready)",
+                self.dropped,
+            )

@@ -121,7 +121,7 @@ async def test_after_kill_9_all_that_was_acknowledged_is_there_exactly_once(
     assert read_ids(policy.path) == ([f"e{i}" for i in range(30)] if moment == "after the commit" else [])
     archive = open_archive(durability=durability)
     await check_all_there(archive)
-    assert "could not take" not in caplog.text, "nothing was tried a second time"
+    assert "could not be stored" not in caplog.text, "nothing was tried a second time"
     assert path.exists() == (durability == "normal")
     assert await archive.append(make_opening("e30"))
     await archive.close()
@@ -139,7 +139,7 @@ async def test_a_replay_that_is_killed_goes_on_where_it_was(
         path.write_bytes(content)
     archive = open_archive()
     await check_all_there(archive)
-    assert "could not take" not in caplog.text
+    assert "could not be stored" not in caplog.text
     await archive.close()
 
 
@@ -230,7 +230,7 @@ async def test_a_log_that_takes_no_writes_is_not_opened_and_the_journal_is_kept(
 ) -> None:
     path = await asyncio.to_thread(crash, policy, (make_opening("e1"),), (make_opening("e2"),))
     disk.fail("INSERT INTO exchange", error)
-    told = rf"2 appends .*log\.db\.journal are not in the log yet: .*{error}\)\. They are kept; start again"
+    told = rf"2 groups of records .*log\.db\.journal are not in the log yet: .*{error}\)\. They are kept; start again"
     with pytest.raises(StoreUnavailable, match=told):
         open_archive(must_write=True)
     assert path.exists()
@@ -246,8 +246,8 @@ def test_records_the_log_refuses_are_named_and_passed_over(
     path = crash(policy, first, (make_outcome("e1", k=7),), (make_opening("e1"),), good)
     recover_log(policy)
     assert read_ids(policy.path) == ["e1", "e2"]
-    assert "could not take Outcome: IntegrityError" in caplog.text
-    assert "2 appends of a killed server were written to the log, 2 refused" in caplog.text
+    assert "kinds Outcome could not be stored and are lost: IntegrityError" in caplog.text
+    assert "2 groups of records of a killed server were written to the log, 2 could not be" in caplog.text
     assert not path.exists()
 
 
@@ -277,7 +277,7 @@ def test_a_journal_that_is_not_the_logs_is_put_aside_and_never_read(
     assert read_ids(policy.path) == []
     assert not path.exists()
     assert path.with_name("log.db.journal.aside").read_bytes() == content
-    assert "does not follow on this log, or is damaged" in caplog.text
+    assert "belongs to another log, or is damaged" in caplog.text
 
 
 def test_a_journal_is_not_put_aside_in_the_place_of_another(policy: StorePolicy) -> None:

@@ -165,7 +165,7 @@ class Writer:
         # without the error's text, which may quote the content
         names = ", ".join(type(record).__name__ for record in entry.records)
         code = getattr(error, "sqlite_errorname", "")
-        _log.error("records of the kinds %s could not be stored and are lost: %s %s", names, type(error).__name__, code)
+        _log.error("records of the kinds %s could not be stored: %s %s", names, type(error).__name__, code)
         if not refused:
             self._finish(entries, False)
             return

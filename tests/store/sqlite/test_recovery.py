@@ -246,7 +246,7 @@ def test_records_the_log_refuses_are_named_and_passed_over(
     path = crash(policy, first, (make_outcome("e1", k=7),), (make_opening("e1"),), good)
     recover_log(policy)
     assert read_ids(policy.path) == ["e1", "e2"]
-    assert "kinds Outcome could not be stored and are lost: IntegrityError" in caplog.text
+    assert "kinds Outcome could not be stored: IntegrityError" in caplog.text
     assert "2 groups of records of a killed server were written to the log, 2 could not be" in caplog.text
     assert not path.exists()
 

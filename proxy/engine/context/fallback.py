@@ -107,8 +107,8 @@ class FallbackChain:
     async def open_by_hand(self, state: RequestState, goal: Budget, commit: Commit, name: str) -> Epoch | None:
         """Open the epoch that a user asks for, with a ledger for the budget `goal`. Its plan has no time limit.
 
-        Return None if nothing gets shorter. Raises Conflict if another epoch was opened meanwhile, StoreUnavailable, and
-        ValueError if the result is invalid.
+        Return None if nothing gets shorter. Raises Conflict if another epoch was opened meanwhile, ValueError if the
+        result is invalid, and StoreUnavailable.
         """
         context, inputs = state.context, msgspec.structs.replace(self._list_inputs(state, "manual"), goal=goal)
         draft = await self._planner.draft(state.request, state.history, inputs)

@@ -336,7 +336,7 @@ _BLANK_WEIGHT = _BLANK.weight
 
 
 class SessionContexts:
-    """The contexts used last. Above `most_bytes` the least recently used are dropped, then the last one's old epochs."""
+    """The contexts used last. Above `most_bytes` the least recently used are dropped, then old epochs of the last."""
 
     def __init__(self, archive: Archive, most_bytes: int) -> None:
         self._archive = archive

@@ -1,7 +1,7 @@
-"""Request bodies seen lately, so that a repeated history costs a comparison of bytes and is stored once.
+"""A cache of recent request bodies, so that a repeated history costs only a comparison of bytes and is stored once.
 
-To compare takes 0.1 ms per 800 KB. This is a cache in memory only. A dropped entry costs time, never correctness: links
-and digests are derived from content, so a manifest built without the cache names the same objects.
+Comparing 800 KB takes 0.1 ms. The cache is in memory only. A dropped entry costs time, never correctness: links and
+digests are derived from content, so a manifest built without the cache names the same objects.
 """
 
 from collections import OrderedDict
@@ -34,12 +34,12 @@ _TAIL = 64
 _NAMED_KEPT = 4
 _UNNAMED_KEPT = 32
 _WORTH_REMEMBERING = 4 * 1024
-# The share of the cap for the head of a message above it; the rest is for what else a call brings.
+# The share of the record cap for the head of a message larger than the cap; the rest is for the call's other content.
 _HEAD_SHARE = 0.75
 
 
 class BodySource(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """The client's body that another was made of: its items, which are in it unchanged from `start` on, at `at`."""
+    """The client's body that another was made from. Its items from `start` on are in the other, from index `at` on."""
 
     items: Sequence[ByteRange]
     start: int
@@ -47,10 +47,10 @@ class BodySource(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 
 class CachedBody(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """A body that was seen: its split, the link of each item, the digest of each large member, its messages.
+    """A cached body: its split, the link of each item, the digest of each large member, and its messages.
 
-    There are fewer links than items where the last ones did not fit under the record cap. `source` is None but for one
-    that was made of a client's.
+    There are fewer links than items if the last ones did not fit under the record cap. `source` is set only for a body
+    that was made from a client's.
     """
 
     split: SplitBody
@@ -78,16 +78,16 @@ Key = tuple[bytes, str, str]
 
 
 class BodyCache:
-    """Recently seen bodies by (tenant, wire, family), the least recently used dropped above `cache_bytes`."""
+    """Recent bodies by (tenant, wire, family). The least recently used are dropped above `cache_bytes`."""
 
     def __init__(self, cache_bytes: int) -> None:
         self._cache_bytes = cache_bytes
         self._seen: OrderedDict[Key, list[CachedBody]] = OrderedDict()
         self._weight = 0
-        self.losses = 0  # how often all was dropped: what was found before is invalid then
+        self.losses = 0  # how often all was dropped, which invalidates earlier results of `find`
 
     def find(self, key: Key, content: bytes) -> tuple[CachedBody | None, int]:
-        """Return the cached body that shares most items with `content`, and how many; (None, 0) if none does."""
+        """Return the cached body that shares most items with `content`, and their number, or (None, 0)."""
         best: CachedBody | None = None
         most = 0
         for cached in reversed(self._seen.get(key, ())):
@@ -106,7 +106,7 @@ class BodyCache:
         return entries[-1] if entries else None
 
     def remember(self, key: Key, cached: CachedBody, known: CachedBody | None) -> None:
-        """Keep a body, in place of the one it continues."""
+        """Add a body, replacing the one that it continues."""
         if len(cached.split.content) < _WORTH_REMEMBERING or cached.weight > self._cache_bytes:
             return
         entries = self._seen.setdefault(key, [])
@@ -122,7 +122,7 @@ class BodyCache:
             self._drop_oldest()
 
     def clear(self) -> None:
-        """Forget everything: the log lost a record that later manifests would lean on."""
+        """Forget everything, because the log has lost a record that later manifests would refer to."""
         self.losses += 1
         self._seen.clear()
         self._weight = 0
@@ -135,7 +135,7 @@ class BodyCache:
 
 
 def _may_extend(cached: CachedBody, content: bytes, *, is_named: bool) -> bool:
-    """Compare the end of the cached items only; with a named family return True without a look."""
+    """Return whether `content` may extend a cached body, by comparing the end of its items; True for a named family."""
     if is_named:
         return True
     end = cached.split.items[-1].end
@@ -143,16 +143,16 @@ def _may_extend(cached: CachedBody, content: bytes, *, is_named: bool) -> bool:
 
 
 def split_known(content: bytes, items_key: str, known: CachedBody | None, shared: int) -> SplitBody | None:
-    """Split a body, leaving out what it shares with a remembered one."""
+    """Split a body, reusing the split of the part that it shares with a cached one."""
     split = split_after(content, items_key, known.split, shared) if known is not None and shared else None
     return split if split is not None else split_body(content, items_key)
 
 
 class Holding(msgspec.Struct, frozen=True, gc=False):
-    """The part of a body larger than the record cap that the log has and gets.
+    """The part that the log keeps of a body larger than the record cap.
 
-    `links` are those of its first items, which it has. It gets those up to item `stop`, as many as fit under the cap;
-    an item that is larger by itself is kept as its head. `lent` are items whose content it has from another chain.
+    The log already has the first items, whose links are `links`. It gets the items up to `stop`, as many as fit under
+    the cap. An item larger than the cap is kept as its head. `lent` are items whose content it has from another chain.
     """
 
     cap: int
@@ -161,23 +161,23 @@ class Holding(msgspec.Struct, frozen=True, gc=False):
     lent: range = range(0)
 
     def list_unkept(self, items: Sequence[ByteRange]) -> frozenset[int]:
-        """Return the indexes of the items that are not kept whole."""
+        """Return the indexes of items that are not kept whole."""
         return frozenset(i for i, span in enumerate(items) if i >= self.stop or span.end - span.start > self.cap)
 
     def cut(self, item: bytes) -> bytes:
-        """Return what is kept of an item that is among those the log gets."""
+        """Return what is kept of an item that goes to the log."""
         return item[: weigh_item(len(item), self.cap)]
 
 
 def weigh_item(size: int, cap: int) -> int:
-    """Return how many bytes are kept of an item with so many: the same each time that it is sent."""
+    """Return how many bytes are kept of an item of `size` bytes. This is the same each time that it is sent."""
     return size if size <= cap else int(cap * _HEAD_SHARE)
 
 
 def hold(
     split: SplitBody, cap: int, links: Sequence[bytes], known: CachedBody | None = None, lent: range = range(0)
 ) -> Holding:
-    """Compute how much of a body is kept where the log has these links, and the members of the `known` body."""
+    """Compute how much of a body is kept if the log already has these links and the members of the `known` body."""
     stop, count = len(links), len(split.items)
     room = cap - _weigh_new_members(split, known)
     at = split.gap_before(stop) if stop < count else 0
@@ -191,14 +191,14 @@ def hold(
 
 
 def list_links(known: CachedBody | None, shared: int) -> Sequence[bytes]:
-    """Return the links of the items that a cached body shares, as far as these are in the log."""
+    """Return the links of the first `shared` items of a cached body, as far as these are in the log."""
     if known is None:
         return ()
     return known.links if len(known.links) <= shared else known.links[:shared]
 
 
 def link_items(tenant: bytes, split: SplitBody, cap: int, links: Sequence[bytes]) -> list[bytes]:
-    """Return the links of all items, of which `links` are the first. Blocks: all the others are hashed."""
+    """Return the links of all items, of which `links` are the first. Blocks while it hashes the others."""
     parent = links[-1] if links else compute_root_link(tenant)
     elements = _elements(split, len(links), len(split.items), cap)
     return [*links, *[each.link for each in chain_slices(parent, elements)]]
@@ -214,9 +214,9 @@ def build_manifest(
     source: BodySource | None = None,
     holding: Holding | None = None,
 ) -> tuple[Manifest, CachedBody | None]:
-    """Build the manifest of a split body, without what the `known` one has; return it, and the body to cache.
+    """Build the manifest of a split body, without what the `known` one has. Return it, and the body to cache.
 
-    With a `holding` no more of the body is kept than that says, without one all.
+    A `holding` limits what is kept of the body. Without one all of it is kept.
     """
     if holding is not None and _weigh_new_members(split, known) > holding.cap:
         return make_capped_manifest(split.content, holding.cap), None
@@ -248,7 +248,7 @@ def _elements(split: SplitBody, start: int, stop: int, cap: int) -> list[tuple[b
 
 
 def _weigh_new_members(split: SplitBody, known: CachedBody | None) -> int:
-    """Return how many bytes of a body, beside its items, the `known` one does not have."""
+    """Return the size of a body's members other than its items that the `known` one does not have, in bytes."""
     items = split.items[-1].end - split.gap_before(0) if split.items else 0
     names = known.digests if known is not None else ()
     seen = [len(value) for name in names if _known_digest(known, name, value := split.member(name))]
@@ -264,7 +264,7 @@ def _keep_members(
 ) -> tuple[Manifest, dict[str, bytes]]:
     """Build the manifest: literals, a blob per large member, the chain in place of the items.
 
-    Where the last item is not kept whole, nothing behind it is kept: what is kept is the body's beginning.
+    If the last item is not kept whole, nothing after it is kept, so that the kept part is the body's beginning.
     """
     content = split.content
     marks: list[tuple[int, int, Piece]] = []

@@ -2,9 +2,9 @@
 
 `Archive.append` returns a future that turns True when its records are durable. The first byte of a response is held
 until the request's record is, its last byte until the response's record is; each wait takes `store.commit_wait_ms`
-(250) at most. Once one was late, nothing waits until that record has come: the server is degraded, `/-/ready` says so,
-and records wait in memory, up to `store.spool_bytes`. With `store.on_failure: refuse` nothing is released that is not
-durable. What is derived from recorded bytes (readings, lineage) is not waited for, and is made again where it is lost.
+(250) at most. After a late record nothing waits until that record is durable: the server is degraded, `/-/ready` says
+so, and records wait in memory, up to `store.spool_bytes`. With `store.on_failure: refuse` nothing is released that is
+not durable. Records derived from recorded bytes (readings, lineage) are not waited for, and are made again if lost.
 
 With `store.durability: normal` (default) records are durable once they are copied into the journal, a mapped file
 beside log.db (`store/sqlite/journal`): about 20 us for 2 KB. They are committed to log.db within 50 ms of a record that
@@ -13,13 +13,13 @@ somebody waits for, else within 500 ms.
   writes what is only in the journal into the log (`store/sqlite/recovery`).
 * A power cut loses what was committed since the last checkpoint, most often the last 2 seconds: SQLite writes its
   write-ahead log without waiting for the disk (synchronous NORMAL). log.db itself is never corrupt.
-* Records wait for their commit instead where the journal cannot take them: one append of more than 256 KB, 4 MB that
-  are not committed yet, a disk without room for the file. So do all behind them until that commit, so that a durable
-  record never refers to one that may be lost; and all while more than 1,024 records wait to be committed.
+* If the journal cannot take records, they wait for their commit instead: an append of more than 256 KB, 4 MB that are
+  not committed yet, a full disk. All later records then wait for that commit too, so that a durable record never refers
+  to one that may be lost. The same holds while more than 1,024 records wait to be committed.
 
-With `full` there is no journal: records are durable once the transaction that has them is committed and synced to the
-disk (synchronous FULL), 0.2 ms on an idle disk, some 4 ms on a busy one. What is queued during one commit makes the
-next. A power cut loses nothing that was durable.
+With `full` there is no journal: records are durable once their transaction is committed and synced to the disk
+(synchronous FULL), which takes 0.2 ms on an idle disk, some 4 ms on a busy one. Records that are queued during one
+commit form the next. A power cut loses nothing that was durable.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ import asyncio
 from proxy.engine.ports import Archive
 from proxy.model.errors import StoreUnavailable
 
-# An answer is there and paid for: while nothing is known to be wrong with the log it waits for so many times as long.
+# How many waits a strict waiter makes while the log reports no problem: the response has arrived and is paid for.
 _PATIENCE = 20
 
 
 class DurabilityWaiter:
-    """Waits for commits, at most `commit_wait_ms` each; once one was late, not at all until that has come.
+    """Waits for commits, at most `commit_wait_ms` each. After a late one it does not wait until that is done.
 
-    A strict one lets nothing pass that is not durable.
+    A strict waiter releases nothing that is not durable.
     """
 
     def __init__(self, archive: Archive, commit_wait_ms: int, *, is_strict: bool = False) -> None:
@@ -44,9 +44,9 @@ class DurabilityWaiter:
         self._is_late = False
 
     async def pass_on(self, commit: "asyncio.Future[bool]") -> None:
-        """Return when what waits for the commit may be released.
+        """Return when the bytes that wait for the commit may be released.
 
-        Raises StoreUnavailable where it may not: the waiter is strict, and the log has not taken it.
+        Raises StoreUnavailable if the waiter is strict and the commit is not durable.
         """
         if self._is_strict:
             await self._insist(commit)
@@ -77,9 +77,9 @@ class DurabilityWaiter:
         self._note_late(commit)
 
     async def confirm(self, commit: "asyncio.Future[bool]", seconds: float = 0.0) -> bool:
-        """Return whether the commit is durable, after a wait as `wait` does it.
+        """Wait as `wait` does, and return whether the commit is durable.
 
-        What is needed is waited for longer: `seconds`, also while the log is behind, unless it is known to fail.
+        `seconds` adds a longer wait for a needed commit, also after a late one, unless the log is known to fail.
         """
         if seconds and not commit.done() and not self._archive.health.problem:
             await asyncio.wait((commit,), timeout=seconds)
@@ -88,7 +88,7 @@ class DurabilityWaiter:
 
     @property
     def problem(self) -> str:
-        """The reason why the durability promise is suspended; empty while it holds."""
+        """The reason why the durability promise is suspended, or an empty string while it holds."""
         if problem := self._archive.health.problem:
             return problem
         if self._is_late:
@@ -100,5 +100,5 @@ class DurabilityWaiter:
         commit.add_done_callback(self._catch_up)
 
     def _catch_up(self, commit: "asyncio.Future[bool]") -> None:
-        """Wait for commits again: a late one has come, and the next one shows whether the log is in time."""
+        """Wait for commits again, since a late one is done. The next one shows whether the log keeps up."""
         self._is_late = False

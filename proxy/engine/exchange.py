@@ -24,12 +24,12 @@ from proxy.wire.headers import accept_identity_only, find_header, list_credentia
 
 _MODES = ("manage", "observe", "bypass")
 _LONGEST_NUMBER = 9
-# The values of reserved request headers that ask for what is done anyway (BEHAVIOUR B38).
+# The accepted values of reserved request headers: those that ask for the default behaviour (BEHAVIOUR B38).
 _SERVED = {b"x-palimpsest-strategy": ("epochs",), b"x-palimpsest-history": (), b"x-palimpsest-source": ("direct",)}
 
 
 class ExchangeService:
-    """Carries client calls. `formats` are by name. A TaskRunner holds every call until its record is complete."""
+    """Carries client calls. A TaskRunner holds every call until its record is complete."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class ExchangeService:
         self._tenant_headers = tuple(name.lower().encode("latin-1") for name in named)
 
     def read_mode(self, headers: Headers) -> Mode:
-        """Return the mode that a request asks for, else the configured one.
+        """Return the mode that a request asks for, or the configured one.
 
-        Raises BadRequest, also where it asks for what this version does not serve.
+        Raises BadRequest for an unknown mode, and for reserved headers that this version does not serve.
         """
         _check_reserved(headers)
         asked = find_header(headers, b"x-palimpsest-mode").decode("latin-1").strip().lower()
@@ -64,20 +64,20 @@ class ExchangeService:
         return cast(Mode, asked)
 
     def carry(self, incoming: ClientRequest, wire: str, client: Client) -> Coroutine[Any, Any, None]:
-        """Return what carries a request whose body is at hand, in the wire format named.
+        """Return a coroutine that carries a request whose whole body is in memory, in the wire format named `wire`.
 
-        Cancelled when the client has left, it leaves the record of an aborted call.
+        If it is cancelled because the client disconnected, the call is recorded as aborted.
         """
         return self._hold(self._carry(incoming, self._formats[wire], client), client)
 
     def carry_stream(
         self, incoming: ClientRequest, body: RequestBody | None, client: Client
     ) -> Coroutine[Any, Any, None]:
-        """Return what carries a request whose body, if any, streams through unread; to be cancelled as `carry`."""
+        """Return a coroutine that carries a request whose body, if any, streams through unread. See also `carry`."""
         return self._hold(self._carry_stream(incoming, body, client), client)
 
     async def _hold(self, carrying: Coroutine[Any, Any, None], client: Client) -> None:
-        """Hold the task at hand until the call has ended; tell the client what goes wrong."""
+        """Register the current task until the call has ended. Report errors to the client."""
         task = asyncio.current_task()
         assert task is not None, "every call is carried in a task"
         self._tasks.held.add(task)
@@ -95,21 +95,21 @@ class ExchangeService:
     async def _carry(self, incoming: ClientRequest, form: Format, client: Client) -> None:
         self._check_log()
         mode, ceiling = self.read_mode(incoming.headers), read_ceiling(incoming.headers)
-        # its session, its upstream, what of it is new
+        # adds its session, its upstream, and which of its messages are new
         request, build = await self._resolver.resolve(incoming, form, mode, ceiling)
         _tell(client, request)
         exchange = self._open(request, form, client)
         outgoing = self._controller.decide_at_once(request)
         exchange.make_records = partial(self._list_records, request, build, outgoing)
         if outgoing is None:
-            exchange.record_opening()  # later requests lean on it, and may come while this one is decided
+            exchange.record_opening()  # a later request may refer to it, and arrive before this one is decided
             outgoing = await self._decide(exchange, request)
         exchange.is_urgent = request.is_stream
         self._prepare(request, exchange, outgoing)
         await self._relay.carry(exchange, _bind(request, exchange), outgoing.body)
 
     async def _decide(self, exchange: OpenExchange, request: ResolvedRequest) -> OutgoingRequest:
-        """Decide what is sent where that takes the log, a count of many tokens, or a plan; record what is decided."""
+        """Decide what is sent if that needs the log, a count of many tokens, or a plan. Record the decision."""
         assert isinstance(request, ManagedRequest), "what is not understood is decided at once"
         try:
             outgoing = await self._controller.decide(request, partial(self._commit, exchange))
@@ -121,7 +121,7 @@ class ExchangeService:
         return outgoing
 
     def _prepare(self, request: ResolvedRequest, exchange: OpenExchange, outgoing: OutgoingRequest) -> None:
-        """Set what is done once the request is on its way, and what follows a refusal."""
+        """Set what is done after the request was sent, and after a refusal."""
         if outgoing.uncounted is not None or outgoing.state is not None:
             exchange.after_send.append(partial(self._follow, exchange, request, outgoing))
         if outgoing.is_managed and isinstance(request, ManagedRequest):
@@ -138,7 +138,7 @@ class ExchangeService:
             _tell(exchange.client, request, outgoing.labels)
 
     def _follow(self, exchange: OpenExchange, request: ResolvedRequest, outgoing: OutgoingRequest) -> None:
-        """Count, charge, record and report what did not have to be known before sending; plan the next epoch."""
+        """Do what sending need not wait for: count, charge and record the request, and plan the next epoch."""
         if outgoing.uncounted is not None:
             outgoing = self._account(exchange, request, outgoing)
         self._controller.draft_ahead(outgoing)
@@ -153,13 +153,13 @@ class ExchangeService:
     def _list_records(
         self, request: ResolvedRequest, build: BuildManifest, outgoing: OutgoingRequest | None
     ) -> tuple[Opening, *tuple[Record, ...]]:
-        """List the first records of an exchange; without the round while it is not decided what is sent."""
+        """List the first records of an exchange, without the round if `outgoing` is not decided yet."""
         opening = self._resolver.make_opening(request, build)
         sent = self._list_round(request, outgoing) if outgoing is not None else ()
         return (opening, *sent) if request.step is None else (opening, *sent, request.step)
 
     def _list_round(self, request: ResolvedRequest, outgoing: OutgoingRequest) -> list[Record]:
-        """List the records of what is sent: the round, its plan where that is known already, and a pin."""
+        """List the records of what is sent: the round, its plan if that is known already, and a pin."""
         manifest = None
         if isinstance(request, ManagedRequest) and outgoing.rung != "original":
             manifest = self._controller.build_manifest(request, outgoing)
@@ -171,9 +171,9 @@ class ExchangeService:
         return records
 
     async def _commit(self, exchange: OpenExchange, epoch: Epoch) -> bool:
-        """Have the log keep an epoch behind the opening of its exchange; return whether it has.
+        """Write an epoch to the log after the opening of its exchange. Return whether it is durable.
 
-        One that keeps the ceiling is waited for longer: without it the request goes out above that (BEHAVIOUR B8b).
+        The wait is longer for an epoch that the ceiling needs: without it the request is sent above that (B8b).
         """
         exchange.record(epoch)
         seconds = self._policy.hard_wait_seconds if epoch.why in ("hard", "overflow") else 0.0
@@ -194,7 +194,7 @@ class ExchangeService:
         await self._relay.carry(exchange, _bind(request, exchange), content)
 
     def _check_log(self) -> None:
-        """Raise StoreUnavailable where calls are not to be carried unrecorded."""
+        """Raise StoreUnavailable if calls cannot be recorded and must not be carried unrecorded."""
         if self._policy.on_failure == "refuse" and (problem := self._relay.problem):
             raise StoreUnavailable(f"calls are refused while they cannot be recorded (store.on_failure): {problem}")
 
@@ -213,7 +213,7 @@ class ExchangeService:
 
 
 class CapturedBody:
-    """A streaming request body that is kept as it passes; its end records the opening."""
+    """A streaming request body that is kept as it passes. Its end records the opening."""
 
     def __init__(self, body: RequestBody, passed: CappedBuffer, exchange: OpenExchange) -> None:
         self._body = body
@@ -242,7 +242,7 @@ def _check_reserved(headers: Headers) -> None:
 
 
 def read_ceiling(headers: Headers) -> int | None:
-    """Return the ceiling that a request asks for, in tokens; None where it does not. Raises BadRequest."""
+    """Return the ceiling that a request asks for, in tokens, or None. Raises BadRequest."""
     asked = find_header(headers, b"x-palimpsest-ceiling").strip()
     if not asked:
         return None
@@ -252,16 +252,16 @@ def read_ceiling(headers: Headers) -> int | None:
 
 
 def _bind(request: ResolvedRequest, exchange: OpenExchange) -> Send:
-    """Return what sends a body with all else that the client asked for.
+    """Return a function that sends a body with the method, target and headers of the client's request.
 
-    A response that may be held back must be readable: no content-encoding is asked for.
+    A response that may be held back must be readable, so its request asks for no content-encoding.
     """
     headers = accept_identity_only(request.headers) if exchange.is_guarded else request.headers
     return partial(request.upstream.send, request.method, request.target, headers)
 
 
 def _tell(client: Client, request: ResolvedRequest, labels: Headers = ()) -> None:
-    """Tell the client by response headers where its call is in the log, and what was done with it."""
+    """Add response headers with the session and exchange of the call in the log, and with the labels."""
     if request.mode != "bypass":
         session, exchange = request.session.id.encode(), request.exchange.encode()
         client.label(((b"x-palimpsest-session", session), (b"x-palimpsest-exchange", exchange), *labels))

@@ -1,7 +1,7 @@
-"""Models that calls go to: their limits, prices, token ratios, and how their providers' caches behave.
+"""The models to which calls go: their limits, prices, token ratios, and how their providers' caches behave.
 
-Looking up never waits. What can be found out is found out beside the calls; where that fails, nothing is known, which
-is no error.
+Looking up never waits. Missing facts are fetched in the background. If that fails, they stay unknown, which is no
+error.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _ASK_AGAIN_SECONDS = 3600.0
 _PATIENCE_SECONDS = 5.0
 _MOST_BYTES = 8 * 1024 * 1024
 _LISTED = 200
-# Finding a card takes 50 µs, a budget 10; what was learned too long ago to be believed goes so much later.
+# How long cards and budgets are cached: finding a card takes 50 µs, a budget 10. Learned facts expire so much later.
 _CARD_SECONDS = 60.0
 _MOST_CARDS = 1024
 _UNKNOWN = Card()
@@ -66,12 +66,12 @@ class Models:
         self._budgets: dict[tuple[LimitKey, int | None, int | None], tuple[Budget, float]] = {}
 
     async def open(self) -> None:
-        """Read what comes with the installation."""
+        """Read the catalog that comes with the installation."""
         await self._catalog.open()
         self._forget()
 
     def card(self, upstream: str, model: str, *, beta: str = "", tenant: bytes = b"") -> Card:
-        """Return what is known of a model now; limits as they were learned for these beta headers and this tenant."""
+        """Return what is known of a model now. Learned limits are those for these beta headers and this tenant."""
         key, now = LimitKey(upstream, model, beta, tenant), self._clock.monotonic()
         card, until = self._cards.get(key, (_UNKNOWN, now))
         if now < until:
@@ -83,7 +83,7 @@ class Models:
         return card
 
     def budget(self, key: LimitKey, asked_output: int | None = None, ceiling: int | None = None) -> Budget:
-        """Return how much a request may send; a `ceiling` of its own takes the place of the configured one."""
+        """Return how much a request may send. A `ceiling` of the request replaces the configured one."""
         asked, now = (key, asked_output, ceiling), self._clock.monotonic()
         known = self._budgets.get(asked)
         if known is not None and now < known[1]:
@@ -97,22 +97,22 @@ class Models:
         return budget
 
     def note_limit(self, key: LimitKey, window: int, sent: int) -> None:
-        """Take in the window that an upstream named when it refused `sent` tokens."""
+        """Learn the window that an upstream named when it refused `sent` tokens."""
         self._catalog.note_limit(key, window, sent)
         self._forget()
 
     def ask(self, upstream: Upstream, headers: Headers) -> None:
-        """Have an upstream asked for its models with the credential of a call, at most once an hour."""
+        """Fetch an upstream's list of models with the credential of a call, in the background, at most once an hour."""
         now = self._clock.monotonic()
         if now - self._asked.get(upstream.name, -_ASK_AGAIN_SECONDS) < _ASK_AGAIN_SECONDS:
             return
         if is_subscription(headers):
-            return  # nothing is asked with it that its owner did not ask (BEHAVIOUR B31)
+            return  # this credential is used only for what its owner sends (BEHAVIOUR B31)
         self._asked[upstream.name] = now
         self._spawn(self._ask(upstream, select_for_model_list(headers)))
 
     def _forget(self) -> None:
-        """Clear cards and budgets, since something new is known."""
+        """Clear cached cards and budgets, since something new is known."""
         self._cards.clear()
         self._budgets.clear()
 
@@ -128,7 +128,7 @@ class Models:
 
 
 async def _fetch(upstream: Upstream, headers: Headers) -> bytes:
-    """Fetch the upstream's list of models. Raises ValueError where it gives none."""
+    """Fetch the upstream's list of models. Raises ValueError if it gives none."""
     answer = await upstream.send("GET", _LISTING, headers, b"")
     try:
         content = bytearray()
@@ -145,10 +145,10 @@ async def _fetch(upstream: Upstream, headers: Headers) -> bytes:
 
 
 class ExpectedUsage(msgspec.Struct, frozen=True, gc=False):
-    """The expected usage of a request, to be compared with what its response reports; in tokens as we count them.
+    """The expected usage of a request, to compare with what its response reports. Tokens are in the proxy's own count.
 
-    `expected` are those that should be read from the cache; of the first request of an epoch, `stable` are those that
-    stand before its first edit.
+    `expected` tokens should be read from the cache. `stable` is set for the first request of an epoch: the tokens
+    before its first edit.
     """
 
     upstream: str
@@ -159,7 +159,7 @@ class ExpectedUsage(msgspec.Struct, frozen=True, gc=False):
 
 
 class CacheCalibrator:
-    """Calibrations of each model of each upstream; above the limit those updated least recently are dropped."""
+    """Calibrations of each model of each upstream. Above the limit, those updated least recently are dropped."""
 
     def __init__(self, counter: TokenCounter, providers: Mapping[str, Provider]) -> None:
         self._counter = counter
@@ -169,7 +169,7 @@ class CacheCalibrator:
         self._tariffs: OrderedDict[tuple[str, str], tuple[_Basis, Tariff]] = OrderedDict()
 
     def find_tariff(self, upstream: str, model: str, card: Card, markers: Sequence[str]) -> Tariff:
-        """Return the prices of a model's input; `markers` are the retentions of the request's cache markers."""
+        """Return the prices of a model's input. `markers` are the retentions of the request's cache markers."""
         key, provider = (upstream, model), self._providers.get(upstream, _UNKNOWN_PROVIDER)
         learned, known = self._learned.get(key), self._tariffs.get(key)
         basis = card, tuple(markers), _list_tariff_inputs(learned, provider)
@@ -210,7 +210,7 @@ class CacheCalibrator:
 
 
 def _list_tariff_inputs(learned: Calibration | None, provider: Provider) -> _LearnedInputs | None:
-    """Return what of a calibration a tariff depends on: seconds, which always differ, only where time is the price."""
+    """Return the inputs of a tariff from a calibration: seconds, which always differ, only if time is the price."""
     if learned is None:
         return None
     return learned.read, learned.survival, learned.cached_ratio if provider.cache == "local" else 0.0

@@ -1,7 +1,7 @@
 """An exchange in progress: one client call, its records on their way to the log, and the state of its response.
 
-An exchange has one opening, and one round for each request that is sent for it: a second or third only where the
-upstream refuses what we made of the client's request (BEHAVIOUR B8, B8a, B20a).
+An exchange has one opening, and one round for each request that is sent for it. There is a second or third round only
+if the upstream refuses what the proxy made of the client's request (BEHAVIOUR B8, B8a, B20a).
 """
 
 import asyncio
@@ -27,7 +27,7 @@ Start = Literal["overflow", "content", "undecided"]
 
 
 class CappedBuffer:
-    """Collects the pieces of one body: the first `cap` bytes, beyond these a count and a SHA-256 of everything."""
+    """Collects the pieces of one body: its first `cap` bytes, and the size and SHA-256 of all of it."""
 
     __slots__ = ("_hash", "_kept", "_pieces", "cap", "size")
 
@@ -67,15 +67,15 @@ class CappedBuffer:
 
     @property
     def whole_digest(self) -> bytes:
-        """SHA-256 of everything that passed, where not all of it was kept; else empty."""
+        """SHA-256 of everything that passed, or empty if all of it was kept."""
         return self._hash.digest() if self._hash is not None else b""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A response that may refuse what was sent, as too long or because it was rewritten; its content is as it came.
+    """A response that may refuse what was sent, as too long or because it was rewritten.
 
-    At most `REFUSAL_BYTES` long: a longer response is not a refusal.
+    `content` is as received and has at most `REFUSAL_BYTES`: a longer response is not a refusal.
     """
 
     status: int
@@ -87,7 +87,7 @@ class Refusal:
 class Retry:
     """The body to send in place of the refused one, and the records of that round.
 
-    Everything else that the round refers to, an epoch above all, is in the log already.
+    Everything else that the round refers to, such as an epoch, is in the log already.
     """
 
     body: bytes
@@ -99,67 +99,59 @@ class RetrySource(Protocol):
     """Decides what is sent after a refusal. No method raises: an error inside means that nothing else is sent."""
 
     def read_start(self, content: bytes) -> Start:
-        """Classify the events at the beginning of a stream, of which the last may be incomplete.
+        """Classify the events at the beginning of a stream. The last event may be incomplete.
 
-        Comments at the very beginning may be missing. Called for each chunk: it must not take long.
+        Comments at the very beginning may be missing. Called for each chunk, so it must be fast.
         """
         ...
 
     async def find_retry(self, refusal: Refusal) -> Retry | None:
-        """Return what to send in place of what was refused; None where the refusal goes to the client as it came.
+        """Return what to send in place of what was refused, or None to relay the refusal unchanged to the client.
 
-        Cancelled when the client has left.
+        Cancelled when the client disconnects.
         """
         ...
 
     async def accept(self) -> None:
-        """Note that the upstream accepted the retry: its response begins. It must not take long."""
+        """Note that the upstream accepted the retry, when its response begins. It must be fast."""
         ...
 
 
 @dataclass(slots=True)
 class OpenExchange:
-    """One client call under way. Times are seconds on the monotonic clock.
-
-    `make_records` gives the opening and what is recorded with it; it is called once, when the request is on its way,
-    and None before it is known what that is, and afterwards.
-    An urgent record is committed at once: the first byte of a stream waits for `commit`. Another may wait a few
-    milliseconds, so that a response that is there by then shares its commit.
-    `secrets` are credentials that a response may echo. `after_send` is what is done, in order and once, while the
-    upstream works on the request: by `run_after_send`, before the response's head goes to the client. `has_body`: the
-    request's body is at hand; else it streams through, and its end records the opening.
-    `make_retries` is called with the first response that may be a refusal, None where nothing else could be sent;
-    `is_guarded`: the next response is held back until its content has begun though its status says success.
-    The rest is the round's: `k` is its number; `is_final`: no other round follows; `is_head_sent`: the client has the
-    head of a response; `ended_at`, where the round did not end just now.
-    """
+    """One client call under way. Times are seconds on the monotonic clock."""
 
     id: str
     archive: Archive
+    # Makes the opening and what is recorded with it. Called once, after the request was sent. None before it is known
+    # what is sent, and after the call.
     make_records: Callable[[], tuple[Opening, *tuple[Record, ...]]] | None
     format: Format | None
     upstream: str
     client: Client
     buffer: CappedBuffer
-    secrets: tuple[bytes, ...]
+    secrets: tuple[bytes, ...]  # credentials that a response may echo
+    # Commit the opening at once, since the first byte of a stream waits for it. Otherwise it may wait a few
+    # milliseconds, so that a quick response shares its commit.
     is_urgent: bool = False
-    has_body: bool = True
-    make_retries: Callable[[], RetrySource] | None = None
+    has_body: bool = True  # the whole body is in memory; otherwise it streams through, and its end records the opening
+    make_retries: Callable[[], RetrySource] | None = None  # None if nothing else could be sent after a refusal
     retries: RetrySource | None = None
-    is_guarded: bool = False
-    after_send: list[Callable[[], None]] = field(default_factory=list)
+    is_guarded: bool = False  # hold the next response back until its content begins, even if its status says success
+    after_send: list[Callable[[], None]] = field(default_factory=list)  # for `run_after_send`
     opening: Opening | None = None
     commit: "asyncio.Future[bool] | None" = None
+    # The state of the current round, `k` being its number.
     k: int = 0
     began: float = 0.0
     head_at: float = 0.0
     first_at: float = 0.0
-    ended_at: float = 0.0
-    is_head_sent: bool = False
-    is_final: bool = True
+    ended_at: float = 0.0  # set if the round ended earlier than it is recorded
+    is_head_sent: bool = False  # the client has the head of a response
+    is_final: bool = True  # no other round follows
 
     def record_opening(self) -> Opening:
-        """Queue the opening, if that has not been done; what is kept of it here has only the size of a long body."""
+        """Queue the opening unless it is queued already. The copy kept here has only the size of a long body."""
         if self.opening is None:
             assert self.make_records is not None, "it is made once"
             records = self.make_records()
@@ -172,7 +164,7 @@ class OpenExchange:
         return self.opening
 
     def record(self, *records: Record, is_urgent: bool = False) -> None:
-        """Queue more records of this exchange; what is released from here on waits for these and all before them."""
+        """Queue more records of this exchange. Bytes that are released later wait for these and all earlier records."""
         self.record_opening()
         self.commit = self.archive.append(*records, is_urgent=is_urgent)
 
@@ -182,7 +174,7 @@ class OpenExchange:
         return self.commit is not None and self.commit.done()
 
     def run_after_send(self) -> None:
-        """Do what was put off until the request was on its way, if that has not been done."""
+        """Run the work deferred until after sending, once and in order, before the client gets a response head."""
         while self.after_send:
             self.after_send.pop(0)()
 
@@ -193,7 +185,7 @@ class OpenExchange:
         self.buffer.add(piece)
 
     def begin_round(self, k: int) -> None:
-        """Go on to the next round."""
+        """Begin the next round."""
         self.k = k
         self.buffer = CappedBuffer(self.buffer.cap)
         self.head_at = self.first_at = self.ended_at = 0.0

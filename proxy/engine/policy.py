@@ -13,7 +13,7 @@ CacheKind = Literal["prefix", "breakpoints", "units", "local"]
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A tenant by name: a caller with one of `keys`, or, with `header`, one with the same value in that header."""
+    """A named tenant: callers with one of `keys`, or, if `header` is set, callers with one value in that header."""
 
     keys: tuple[str, ...] = field(default=(), repr=False)
     header: str = ""
@@ -21,42 +21,30 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """The facts about an upstream that managing needs: its host, how its cache works (None: as known of `host`).
-
-    `summary_role` is the role of the messages that replace older ones. With `strict_alternation` two messages of one
-    role never follow each other, and it is the user. `has_own_key`: requests carry a key of the settings, whoever
-    calls.
-    """
+    """The facts about an upstream that context management needs."""
 
     host: str = ""
-    cache: CacheKind | None = None
-    summary_role: Literal["user", "assistant"] = "user"
-    strict_alternation: bool = False
-    has_own_key: bool = False
+    cache: CacheKind | None = None  # how its cache works; None means as known for `host`
+    summary_role: Literal["user", "assistant"] = "user"  # the role of the messages that replace older ones
+    strict_alternation: bool = False  # no two adjacent messages have the same role; `summary_role` is then the user
+    has_own_key: bool = False  # requests are sent with a key of the settings, whoever calls
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePolicy:
-    """Defaults of every exchange.
-
-    `commit_wait_ms` bounds both waits for durability (BEHAVIOUR B32b). `record_cap_bytes` is what one body may bring to
-    the log; it decides nothing else.
-    `on_failure`: what happens to calls while the log takes no writes. `session_headers` are request headers, besides
-    the known ones, that name a conversation; `infer`: whether those without a name are recognised by their content.
-    `cache_bytes` bounds what is remembered of conversations: half of it bodies, by which repeated histories are
-    recognised, an eighth nodes, an eighth findings, a quarter all else that managing knows; what messages count takes a
-    sixth of it on top, what waits for the worker process half. `principals` are tenants by name. `own_keys` are the
-    upstreams' keys, which are never recorded. A call waits `hard_wait_seconds` at most for what only the log knows of
-    its session, as long for its plan and a summary that is being made, and as long until its epoch is in the log.
-    """
+    """Defaults of every exchange."""
 
     mode: Mode = "manage"
-    commit_wait_ms: int = 250
-    record_cap_bytes: int = RECORD_CAP_BYTES
-    on_failure: Literal["forward", "refuse"] = "forward"
-    session_headers: tuple[str, ...] = ()
-    infer: bool = True
+    commit_wait_ms: int = 250  # bounds both waits for durability (BEHAVIOUR B32b)
+    record_cap_bytes: int = RECORD_CAP_BYTES  # the most that is recorded of one body; has no other effect
+    on_failure: Literal["forward", "refuse"] = "forward"  # what happens to calls while the log takes no writes
+    session_headers: tuple[str, ...] = ()  # request headers, besides the known ones, that name a conversation
+    infer: bool = True  # whether conversations without a name are recognised by their content
+    # Bounds the memory for conversations: half of it for bodies, an eighth for nodes, an eighth for message features, a
+    # quarter for all else that managing needs. On top come a sixth for token counts and half for the worker's queue.
     cache_bytes: int = 64 * 1024 * 1024
-    principals: Mapping[str, Principal] = field(default_factory=dict)
-    own_keys: tuple[bytes, ...] = field(default=(), repr=False)
+    principals: Mapping[str, Principal] = field(default_factory=dict)  # tenants by name
+    own_keys: tuple[bytes, ...] = field(default=(), repr=False)  # keys for upstreams, which are never recorded
+    # Bounds each of three waits of a call: for its session in the log, for a running summary and the plan together, and
+    # until its epoch is in the log.
     hard_wait_seconds: float = 2.0

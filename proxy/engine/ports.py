@@ -1,4 +1,4 @@
-"""The engine's ports: what it needs of upstreams, clients, the log and the machine, each as a Protocol."""
+"""The engine's ports: Protocols for upstreams, clients, the log and the machine."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ ALL_SESSIONS = Selection()
 
 
 class UpstreamResponse(Protocol):
-    """A response in progress. Body bytes are as they came: no decoding of any content-encoding."""
+    """A response in progress. Body bytes are as received: no content-encoding is decoded."""
 
     @property
     def status(self) -> int:
@@ -60,21 +60,21 @@ class UpstreamResponse(Protocol):
         ...
 
     async def read(self) -> bytes:
-        """Return all bytes that have come since the last call, at least one; empty at the end.
+        """Return all bytes that have arrived since the last call, at least one, or b"" at the end.
 
-        Raises UpstreamUnreachable when the response breaks off, is garbled, or is silent for the idle time.
+        Raises UpstreamUnreachable if the response breaks off, is malformed, or is silent for the idle time.
         """
         ...
 
     async def pump(self, take: Callable[[bytes], bool]) -> None:
-        """Hand on what comes, the moment it comes, until `take` returns False or the whole response has arrived.
+        """Pass each piece to `take` as it arrives, until `take` returns False or the whole response has arrived.
 
-        The piece that came together with the end is left to `read`. Raises as `read` does, after the pieces that came.
+        The piece that arrives together with the end is left to `read`. Raises as `read` does, after the pieces so far.
         """
         ...
 
     def close(self) -> None:
-        """Release the response; a connection in the middle of a response is closed."""
+        """Release the response. If it is not complete, its connection is closed."""
         ...
 
 
@@ -95,20 +95,20 @@ class Upstream(Protocol):
         ...
 
     async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> UpstreamResponse:
-        """Send one request; return when the response's head has arrived.
+        """Send one request. Return when the response's head has arrived.
 
         `target` is the client's path and query; `headers` are the client's. The upstream maps the path, and sets
-        hop-by-hop headers, Host, length and a configured key. Raises BadRequest for a path that must not be forwarded
-        and UpstreamUnreachable when no response came.
+        hop-by-hop headers, Host, length and a configured key. Raises BadRequest for a path that must not be forwarded,
+        and UpstreamUnreachable if no response came.
         """
         ...
 
 
 class Client(Protocol):
-    """The caller's side of an exchange. Every method may be called after the client has left; it then does nothing."""
+    """The client's side of an exchange. After the client has disconnected, every method does nothing."""
 
     def label(self, fields: Headers) -> None:
-        """Add headers to the head of the response, our own errors included."""
+        """Add headers to the head of the response, also of an error response of the proxy."""
         ...
 
     def start(self, status: int, headers: Headers) -> None:
@@ -116,28 +116,28 @@ class Client(Protocol):
         ...
 
     def write(self, content: bytes, *, is_last: bool = False) -> bool:
-        """Send body bytes; `is_last` ends the response cleanly.
+        """Send body bytes. `is_last` ends the response cleanly.
 
-        False: the client is slow, write no more before `drain` returns.
+        Return False if the client is slow: write no more before `drain` returns.
         """
         ...
 
     async def drain(self) -> None:
-        """Return when the client's side can take more."""
+        """Return when the client can take more bytes."""
         ...
 
     def fail(self, error: ProxyError) -> None:
-        """Respond with this error as JSON; once the response has started, the same as `abort`."""
+        """Respond with this error as JSON. Once the response has started, do the same as `abort`."""
         ...
 
     def dismiss(self) -> None:
-        """End a cancelled call: where nothing was sent and the client is still there, tell it to try again."""
+        """End a cancelled call. If nothing was sent and the client is still connected, tell it to try again."""
         ...
 
     def abort(self) -> None:
-        """Break the response off visibly after delivering what was written: never a clean end.
+        """Break the response off after the bytes written so far, so that the client does not see a clean end.
 
-        Does nothing after a whole response.
+        Do nothing after a complete response.
         """
         ...
 
@@ -146,10 +146,10 @@ class LogReader(Protocol):
     """Read access to the log."""
 
     async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
-        """Return sessions, newest activity first; `limit` bounds what is in memory at once.
+        """Return sessions, newest activity first. `limit` bounds what is in memory at once.
 
-        Unless a family is named, only those that hold a call: what an upstream turned away (401, 403, 404, 405), or
-        what was passed on without a name or a body, is in the log and found by its id, and is no conversation.
+        Unless a family is named, return only sessions with a call that is part of a conversation. Requests that the
+        upstream rejected (401, 403, 404, 405), or that had neither a name nor a body, are found only by their id.
         """
         ...
 
@@ -158,26 +158,26 @@ class LogReader(Protocol):
         ...
 
     async def list_ids(self, prefix: str, limit: int) -> Sequence[str]:
-        """Return the ids of sessions that begin so, in order, so that a whole id comes before longer ones."""
+        """Return the ids of sessions with this prefix, in order, so that an exact match comes first."""
         ...
 
     async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
-        """Return the exchanges of a session behind number `after`, oldest first. Raises NotFound."""
+        """Return the exchanges of a session after number `after`, oldest first. Raises NotFound."""
         ...
 
     async def list_calls(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
-        """Return what `list_exchanges` does, with every `answer` empty: pages do not depend on what was answered."""
+        """Return what `list_exchanges` does with every `answer` empty: responses do not affect the size of a page."""
         ...
 
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
-        """Return the branches of a session in the order in which they began; none of calls without a `Step`.
+        """Return the branches of a session in the order in which they began. Calls without a `Step` are in none.
 
         Raises NotFound for an unknown session.
         """
         ...
 
     async def load_request(self, exchange: str) -> bytes:
-        """Return the client's body, byte for byte (its head, where it was capped). Raises NotFound."""
+        """Return the client's body, byte for byte, or its head if it was capped. Raises NotFound."""
         ...
 
     async def load_sent(self, exchange: str, k: int) -> bytes:
@@ -189,47 +189,47 @@ class LogReader(Protocol):
         ...
 
     async def load_context(self, session: str) -> StoredContext:
-        """Return how a session is managed: its epochs, pins, accounts and summaries; empty if nothing is known.
+        """Return how a session is managed: its epochs, pins, accounts and summaries. Empty if nothing is known.
 
-        Where it goes on from others (`Adoption`), what is known of these is there too, of `MOST_SOURCES` at most; its
-        own accounts go before theirs. Of each view's epochs those are there that may still be of use: the newest
-        `NEWEST_EPOCHS`, and before them those that no other follows, `MOST_EPOCHS` at most; what an erasure touched is
-        not. A `parent` may name one that is not there. Of each node of a session the newest pin is there. Of summaries
-        those are there that no other one of these sessions, which holds wherever they do, was made of or stands in
-        place of: `MOST_SUMMARIES` at most, first the newest of those that no other has anything to do with, for the
-        rest is for branches that leave a longer one's messages; one whose text was erased is not.
+        If it continues other sessions (`Adoption`), the data of at most `MOST_SOURCES` of these is included; its own
+        accounts take precedence. The result has, without anything erased:
+        * of each view's epochs, those that may still be used: the newest `NEWEST_EPOCHS`, and of the older ones those
+          without a successor, `MOST_EPOCHS` at most. A `parent` may name an epoch that is not included.
+        * the newest pin of each node of a session.
+        * the summaries that no other one with the same last message replaces or was made from, `MOST_SUMMARIES` at
+          most: first the newest of those that none replaces at all; the rest serve branches that diverge earlier.
         """
         ...
 
     async def load_original(self, reference: str) -> StoredOriginal:
-        """Return what a reference replaces, given by its id without `ref:`. Raises NotFound, also where it was erased.
+        """Return what a reference replaces, given by its id without `ref:`. Raises NotFound, also if it was erased.
 
-        The id of a summary stands for the messages it covers: a condensed one for those of all its leaves, in order.
+        The id of a summary stands for the messages that it covers: for a condensed one, those of its leaves in order.
         """
         ...
 
     async def list_summaries(self, session: str) -> Sequence[Summary]:
         """Return all summaries of a session, oldest first. Raises NotFound.
 
-        One that was erased has no `text`, `files` and `reason`.
+        An erased summary has no `text`, `files` or `reason`.
         """
         ...
 
     async def sum_auxiliary(self, since_ms: int) -> Sequence[AuxiliaryUsage]:
-        """Sum up the auxiliary calls opened since then, a row for each session, upstream and model, in this order."""
+        """Sum up the auxiliary calls opened since then, one row per session, upstream and model, in this order."""
         ...
 
     async def list_bills(self, after: int = 0, limit: int = 1000) -> Sequence[Bill]:
-        """Return all rounds of the first exchanges behind number `after` (their `seq`), oldest first; then empty.
+        """Return all rounds of at most `limit` exchanges after number `after` (their `seq`), oldest first.
 
-        Of those, `limit` at most, that have rounds, are in mode manage, and were not passed on unread.
+        Only exchanges count that have rounds, are in mode manage, and were not passed on unread. Empty at the end.
         """
         ...
 
     async def list_epochs(self, session: str) -> Sequence[Epoch]:
-        """Return all epochs of a session in the order in which they were opened, `rendered` empty. Raises NotFound.
+        """Return all epochs of a session in the order in which they were opened, without `rendered`. Raises NotFound.
 
-        `edits` are empty where they were erased.
+        `edits` is empty if it was erased.
         """
         ...
 
@@ -242,32 +242,32 @@ class LogReader(Protocol):
         ...
 
     async def close(self) -> None:
-        """Release the log; an archive first writes what is pending, for a bounded time."""
+        """Release the log. An archive first writes pending records, for a bounded time."""
         ...
 
 
 class Ancestry(Protocol):
-    """Lookups in the log that tell where a request belongs."""
+    """Lookups in the log from which the session of a request is recognised."""
 
     async def recall(
         self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
     ) -> Sequence[StoredSession]:
-        """Return sessions that may hold what a request continues; newest last, `MOST_RECALLED` at most.
+        """Return sessions that a request may continue, newest last, `MOST_RECALLED` at most.
 
-        `nodes` are those of the request's chain, the first message's first; `session` is the one that the request is
-        taken to belong to, and whose it is. They are, of this tenant: that session; those in which the deepest of the
-        nodes that is a recorded answer of the tenant's stands as an answer. Where the tenant has no such answer: those
-        that bear one of the marks (named by `name_mark`), of each the newest `MOST_BEARING`; and those of the others in
-        which the deepest answer of anyone stands as one. Where there are too many, what is named first here counts, and
-        then the newest; of too many marks the last `MOST_MARKS`, each of which is a look-up of its own. The first two
-        are there whatever their size; another is left out where it does not fit into `MOST_RECALLED_ROWS` nodes, marks
-        and requests beside those before it. A store may give up a look-up that others' sessions make long: what it
-        would find is then missing.
+        `nodes` is the request's chain, first message first. `session` is the presumed session, with the tenant. In the
+        order of their precedence, and then the newest first, the candidates are:
+        1. that session, and the tenant's sessions that have the deepest node which is a recorded answer of the tenant;
+        2. if there is no such answer, the tenant's sessions with one of the marks (named by `name_mark`), the newest
+           `MOST_BEARING` of each mark, for the last `MOST_MARKS` marks, since each takes a lookup;
+        3. in the same case, other tenants' sessions that have the deepest node which is anyone's recorded answer.
+        The first two sessions are returned whatever their size. Others are left out if they do not fit into
+        `MOST_RECALLED_ROWS` nodes, marks and requests in total. A store may give up a lookup that other sessions make
+        slow; its result is then missing.
         """
         ...
 
     async def count_links(self, links: Sequence[bytes]) -> int:
-        """Count the links of a chain, in its order, that are in the log: where one is, all before it are."""
+        """Count the links of a chain, in its order, that are in the log. If it has one, it has all before that."""
         ...
 
     async def find_key(self, session: str) -> SessionKey:
@@ -275,18 +275,18 @@ class Ancestry(Protocol):
         ...
 
     async def has_sessions(self) -> bool:
-        """Return False while the log has none: there is nothing to recall."""
+        """Return False while the log has no session, so that there is nothing to recall."""
         ...
 
 
 class Backlog(Protocol):
-    """Recorded responses that still have to be read."""
+    """Recorded responses that were not read yet."""
 
     async def list_unread(self, limit: int = MOST_UNREAD, most_bytes: int = MOST_UNREAD_BYTES) -> Sequence[UnreadRow]:
         """Return the newest responses that have bytes, a wire format and no reading, among `limit` outcomes.
 
-        The newest is first. One that does not fit in `most_bytes` beside those that are newer is left out, as is one
-        that was erased.
+        The newest is first. A response is left out if it was erased, or does not fit in `most_bytes` with the newer
+        ones.
         """
         ...
 
@@ -296,49 +296,49 @@ class Archive(LogReader, Ancestry, Backlog, Protocol):
 
     @property
     def health(self) -> ArchiveHealth:
-        """The state of the log now; cheap to ask."""
+        """The current state of the log. Cheap to read."""
         ...
 
     def append(self, *records: Record, is_urgent: bool = True) -> "asyncio.Future[bool]":
-        """Queue records, in order, behind everything queued before; never blocks, never raises.
+        """Queue records, in order, after everything queued before. Never blocks, never raises.
 
-        The future turns True once they (and all before them) are durable, False if they were dropped for want of room.
-        A store may learn later that it cannot take what is durable (a duplicate, what refers to nothing): then `health`
-        counts it. Records of lineage and of managed context may be refused without those they came with: to
-        know that one is stored, append it alone.
-        Records that are not urgent may wait for the next ones that are, for `flush`, or a second at most.
+        The future turns True once they and all before them are durable, False if they were dropped for lack of room.
+        The store may later reject a durable record (a duplicate, or a reference to nothing); `health` then counts it.
+        Records of lineage and of managed context may be rejected separately from others of the same call: to know that
+        one is stored, append it alone. Records that are not urgent wait for the next urgent one, for `flush`, or for a
+        second at most.
         """
         ...
 
     def flush(self) -> None:
-        """Let records that are not urgent wait no longer."""
+        """Write records that are not urgent now."""
         ...
 
 
 class Leases(Protocol):
-    """Leases on work that only one process may do at a time. Nobody holds one for longer than it was asked for.
+    """Leases on work that only one process may do at a time. A lease ends after the time for which it was acquired.
 
-    Where the store cannot be asked, no lease is given: what needs one can wait.
+    If the store is unavailable, no lease is given: the work can wait.
     """
 
     async def acquire(self, key: str, owner: str, seconds: float) -> bool:
-        """Take the lease for `seconds` from now; True where no other owner has it, or its time is over."""
+        """Take the lease for `seconds` from now. Return False if another owner holds it and it has not expired."""
         ...
 
     async def renew(self, key: str, owner: str, seconds: float) -> bool:
-        """Extend the lease to `seconds` from now; False where its owner is another, or its time is over."""
+        """Extend the lease to `seconds` from now. Return False if another owner holds it, or it has expired."""
         ...
 
     async def release(self, key: str, owner: str) -> None:
-        """Release the lease; do nothing where the owner does not hold it."""
+        """Release the lease. Do nothing if the owner does not hold it."""
         ...
 
 
 class Clock(Protocol):
-    """Time: wall time is for records only, order and limits use the monotonic clock."""
+    """Wall time, for records only, and monotonic time, for order and time limits."""
 
     def now_ms(self) -> int:
-        """Return milliseconds since the epoch."""
+        """Return milliseconds since the Unix epoch."""
         ...
 
     def monotonic(self) -> float:
@@ -347,14 +347,14 @@ class Clock(Protocol):
 
 
 class Tokenizer(Protocol):
-    """Counts text; never fails."""
+    """Counts the tokens of texts. Never fails."""
 
     def is_ready(self, encoding: Encoding) -> bool:
-        """Return whether the next count by this encoding takes no longer than its text does: nothing is loaded."""
+        """Return whether this encoding is loaded, so that the next count need not load it."""
         ...
 
     def count(self, text: str, encoding: Encoding) -> tuple[int, bool]:
-        """Count the tokens of a text; return also whether they are but an estimate. Blocks."""
+        """Count the tokens of a text. Return also whether the count is an estimate. Blocks."""
         ...
 
 
@@ -362,15 +362,15 @@ class Catalog(Protocol):
     """A catalog of the upstreams' models. Looking up never waits and never fails."""
 
     async def open(self) -> None:
-        """Read what comes with the installation; until then nothing is known from it."""
+        """Read the data that comes with the installation. Until then none of it is known."""
         ...
 
     def note_listing(self, upstream: str, content: bytes) -> None:
-        """Take in an upstream's answer that lists its models; one that says nothing changes nothing. May block."""
+        """Learn from an upstream's list of its models. An empty list changes nothing. May block."""
         ...
 
     def note_limit(self, key: LimitKey, window: int, sent: int) -> None:
-        """Take in the window that an upstream named when it refused `sent` tokens."""
+        """Learn the window that an upstream named when it refused `sent` tokens."""
         ...
 
     def find(self, key: LimitKey) -> Card:
@@ -382,5 +382,5 @@ class Ids(Protocol):
     """A source of unique ids."""
 
     def next_exchange(self) -> str:
-        """Return a new id, unique, sortable by time."""
+        """Return a new unique id that sorts by time."""
         ...

@@ -1,7 +1,7 @@
 """Relaying a response to the client, and its record to the log.
 
-Bytes pass at once, but for two: the first waits until the request is durable, and the one that completes the response
-until the response is (BEHAVIOUR B32b). What breaks off upstream breaks off at the client, and is recorded as it was.
+Bytes are passed on at once, with two exceptions: the first byte waits until the request is durable, the last one until
+the response is (BEHAVIOUR B32b). A response that breaks off upstream breaks off at the client and is recorded as such.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from proxy.wire.headers import forward_response, has_rate_limits, select_stored
 Send = Callable[[bytes | RequestBody], Awaitable[UpstreamResponse]]
 """Sends a body upstream, with everything else that belongs to the request."""
 
-# Seconds that a record waits for others to share its commit, and that deferred work waits for a quick response.
+# Seconds that a record waits to share its commit with others, and that deferred work waits for a quick response.
 _COMPANY_SECONDS = 0.003
 _ERROR, _TOO_MANY = 400, 429
 
@@ -54,13 +54,13 @@ class Relay:
 
     @property
     def problem(self) -> str:
-        """The reason why calls cannot be recorded as promised; empty while they can."""
+        """The reason why calls cannot be recorded as promised, or an empty string while they can."""
         return self._durability.problem
 
     async def confirm(self, exchange: OpenExchange, seconds: float = 0.0) -> bool:
-        """Return whether all that was queued of an exchange is in the log.
+        """Wait for all queued records of an exchange, as a response does, and return whether they are in the log.
 
-        Waits for it as long as a response waits; for what is needed so many `seconds`, unless the log is known to fail.
+        `seconds` adds a longer wait for a needed record, unless the log is known to fail.
         """
         if exchange.commit is None:
             return False
@@ -68,14 +68,14 @@ class Relay:
         return await self._durability.confirm(exchange.commit, seconds)
 
     def abandon(self, exchange: OpenExchange) -> None:
-        """Record a round that was given up before anything was sent."""
+        """Record a round that was cancelled before anything was sent."""
         exchange.began = self._clock.monotonic()
         self._end_round(exchange, None, "aborted")
 
     async def carry(self, exchange: OpenExchange, send: Send, body: bytes | RequestBody) -> None:
-        """Send the body and relay the response; where it is refused and there is a retry, the response to that.
+        """Send the body and relay the response. If it is refused and there is a retry, relay the response to the retry.
 
-        Raises ProxyError where no response came; a cancelled call is recorded as aborted.
+        Raises ProxyError if no response came. A cancelled call is recorded as aborted.
         """
         try:
             retry = await self._carry_round(exchange, send(body))
@@ -84,10 +84,10 @@ class Relay:
                 exchange.record(*[record for record in (retry.round, retry.plan) if record is not None])
                 retry = await self._carry_round(exchange, send(retry.body))
         finally:
-            exchange.retries = None  # they refer to the exchange, and hold the request: a cycle would keep it for long
+            exchange.retries = None  # breaks a reference cycle, which would keep the request in memory
 
     async def _carry_round(self, exchange: OpenExchange, sending: Awaitable[UpstreamResponse]) -> Retry | None:
-        """Carry one round; return a retry in place of a response of which nothing was passed on."""
+        """Carry one round. Return a retry if the response was refused and nothing of it was passed on."""
         response = await self._await_head(exchange, sending)
         try:
             begun, status = b"", response.status
@@ -130,13 +130,13 @@ class Relay:
         return response
 
     def _flush_early(self, exchange: OpenExchange) -> None:
-        """Run what was put off and have the records committed, since no response has come at once."""
+        """Run the deferred work and commit the records, since no response came at once."""
         exchange.run_after_send()
         if not exchange.is_durable:
             self.archive.flush()
 
     async def _find_retry(self, exchange: OpenExchange, response: UpstreamResponse, hold: ResponseHold) -> Retry | None:
-        """Hold the response back as long as it may be a refusal; return what to send instead, where that is to be."""
+        """Hold the response back while it may be a refusal. Return what to send instead, or None."""
         assert exchange.retries is not None, "a response is held only where something else could be sent"
         completeness: Completeness = "aborted"
         try:
@@ -158,7 +158,7 @@ class Relay:
         return retry
 
     async def _wait_until_durable(self, exchange: OpenExchange) -> None:
-        """Wait for what the first byte waits for."""
+        """Wait for the records that the first byte of a response waits for."""
         exchange.run_after_send()
         commit = exchange.commit
         if commit is not None and not (commit.done() and commit.result()):
@@ -167,7 +167,7 @@ class Relay:
             await self._durability.pass_on(commit)
 
     async def _relay(self, exchange: OpenExchange, response: UpstreamResponse, begun: bytes) -> None:
-        """Relay a response of which `begun` was read and held back."""
+        """Relay a response whose beginning `begun` was read and held back."""
         held, is_ended, break_off = b"", False, None
         try:
             try:
@@ -185,17 +185,17 @@ class Relay:
             return
         outcome, recorded = self._record(exchange, response, "complete", kept=kept)
         try:
-            if not (recorded.done() and recorded.result()):  # nearly always it is: in the journal
+            if not (recorded.done() and recorded.result()):  # usually it is, since the journal has it
                 await self._durability.pass_on(recorded)
             exchange.client.start(response.status, forward_response(response.headers))
             exchange.client.write(held, is_last=is_ended)
         finally:
-            self._announce(exchange, outcome)  # behind the writing, which nothing can come between
+            self._announce(exchange, outcome)  # after the last byte is written, to not delay it
         if not is_ended:
             await self._pass_trailers(exchange, response)
 
     async def _pass_on(self, exchange: OpenExchange, response: UpstreamResponse, begun: bytes) -> tuple[bytes, bool]:
-        """Pass on all but the bytes that complete the response; return those, and whether the body ends with them."""
+        """Pass on all but the last bytes of the response. Return those, and whether the body ends with them."""
         if exchange.is_head_sent and not is_open_stream(response.headers):
             return await self._embed(exchange, response), True
         if response.is_received:
@@ -218,13 +218,13 @@ class Relay:
         return content
 
     async def _embed(self, exchange: OpenExchange, response: UpstreamResponse) -> bytes:
-        """Read a response that is no stream; return it as an event of the stream that the client is reading already."""
+        """Read a response that is no stream. Return it as an event of the stream that the client already reads."""
         while not response.is_ended:
             await self._read(exchange, response)
         return spell_in_stream(response.headers, exchange.buffer.content)
 
     async def _pass_trailers(self, exchange: OpenExchange, response: UpstreamResponse) -> None:
-        """Pass on what comes behind a stream's end marker, recorded as trailers up to the cap."""
+        """Pass on what follows a stream's end marker, and record it as trailers up to the cap."""
         i = 0
         try:
             while not response.is_ended:
@@ -240,7 +240,7 @@ class Relay:
             exchange.client.abort()
 
     async def _redact(self, exchange: OpenExchange, response: UpstreamResponse) -> bytes:
-        """Return what of a response may rest in the log; what takes long to search is searched in a thread."""
+        """Return a response's bytes with credentials redacted, for the log. Search long ones in a thread."""
         content, headers, status = exchange.buffer.content, response.headers, response.status
         kept = redact_quickly(content, headers, status, exchange.secrets)
         if kept is None:
@@ -249,7 +249,7 @@ class Relay:
         return kept
 
     async def _redact_anyway(self, exchange: OpenExchange, response: UpstreamResponse) -> bytes:
-        """Do the same for a cancelled call; nothing is kept where it is cancelled once more, which is in a hurry."""
+        """Do the same for a cancelled call. Keep nothing if it is cancelled again, since that is urgent."""
         try:
             return await self._redact(exchange, response)
         except asyncio.CancelledError:
@@ -263,7 +263,7 @@ class Relay:
         problem: str = "",
         kept: bytes = b"",
     ) -> None:
-        """Record and announce the outcome of a round of which nothing more goes to the client."""
+        """Record and announce the outcome of a round from which the client gets nothing more."""
         outcome, _ = self._record(exchange, response, completeness, problem, kept)
         self._announce(exchange, outcome)
 
@@ -275,20 +275,20 @@ class Relay:
         problem: str = "",
         kept: bytes = b"",
     ) -> tuple[Outcome, "asyncio.Future[bool]"]:
-        """Queue the outcome of a round, `response` None where none came; the future is done when it is in the log."""
+        """Queue the outcome of a round. The future is done when it is durable. `response` is None if none came."""
         exchange.record_opening()
         status, headers = (response.status, response.headers) if response is not None else (0, ())
         buffer, secrets = exchange.buffer, exchange.secrets
         size, digest = len(kept), b""
         if buffer.is_capped:
             size, digest = buffer.size, buffer.whole_digest
-        elif not kept and buffer.size:  # what was not searched for credentials is not kept
+        elif not kept and buffer.size:  # bytes that were not searched for credentials are not kept
             size, digest = buffer.size, compute_digest(buffer.content)
         began, moments = (
             exchange.began,
             (exchange.head_at, exchange.first_at, exchange.ended_at or self._clock.monotonic()),
         )
-        # to the microsecond; 0 for what has not happened
+        # milliseconds with microsecond precision; 0 if it has not happened
         timings = Timings(*[int((at - began) * 1_000_000) / 1000 if at else 0.0 for at in moments])
         outcome = Outcome(
             exchange.id,
@@ -305,11 +305,11 @@ class Relay:
         return outcome, self.archive.append(outcome)
 
     def _announce(self, exchange: OpenExchange, outcome: Outcome) -> None:
-        """Publish the end of a round, and have its response read."""
+        """Publish the end of a round, and queue its response for reading."""
         exchange.run_after_send()
         opening = exchange.opening
         assert opening is not None, "the opening is recorded with the outcome at the latest"
-        if outcome.completeness not in ("complete", "aborted"):  # no body, query value or credential is in the line
+        if outcome.completeness not in ("complete", "aborted"):  # the line contains no body, query value or credential
             reason = outcome.error or "unknown reason"
             told = (exchange.id, exchange.upstream, outcome.completeness, outcome.status, reason)
             _log.warning("exchange %s (%s): %s, status %d: %s", *told)

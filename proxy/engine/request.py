@@ -1,4 +1,4 @@
-"""A client's request as it was resolved: its session, its upstream, and its messages as managing needs them."""
+"""A resolved client request: its session, its upstream, and its messages in the form that context management needs."""
 
 from collections.abc import Sequence
 
@@ -12,68 +12,61 @@ from proxy.wire.body import SplitBody
 
 
 class ResolvedRequest(ClientRequest, frozen=True, gc=False, kw_only=True):
-    """A client's request with what was resolved from it: the exchange that it begins, its session, its upstream.
-
-    `wire` is the name of its format, empty where its body streams through unread. `ceiling` is the one that it asks
-    for, in the model's tokens. `step` is its place in the session, None where that is not known. `is_stream`: a
-    streamed response is asked for.
-    """
+    """A client's request with the exchange that it begins, its session and its upstream."""
 
     exchange: str
     session: SessionKey
     upstream: Upstream
     mode: Mode
     kind: Kind
-    wire: str
+    wire: str  # the name of its format; empty if its body streams through unread
     opened_ms: int
     model: str = ""
-    ceiling: int | None = None
-    is_stream: bool = False
-    step: Step | None = None
+    ceiling: int | None = None  # the one that it asks for, in the model's tokens
+    is_stream: bool = False  # it asks for a streamed response
+    step: Step | None = None  # its place in the session, if known
 
 
 class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
-    """A request whose body was split, with its place in a session: what managing needs. `items_key` is its format's.
+    """A request whose body was split, with its place in a session.
 
-    `step` is None while the upstream has not accepted its credential: what is known of the session may not be used then
-    (BEHAVIOUR B2). `is_new`: it is the first of its session, and continues no other. `most_output` is the limit it asks
-    for, 0 where it does not say. `holding` tells how much of its body the log has, None where that is all of it.
-    `until` is when, on the monotonic clock, it has waited for the log for long enough. `is_certain` is as in `lineage`.
+    `step` is None while the upstream has not accepted its credential. What is known of the session must not be used
+    then (BEHAVIOUR B2).
     """
 
-    items_key: str
+    items_key: str  # as in its format
     split: SplitBody
     chain: Chain
-    most_output: int = 0
-    is_new: bool = False
-    holding: Holding | None = None
-    until: float = 0.0
-    is_certain: bool = True
+    most_output: int = 0  # the output limit that it asks for; 0 if none
+    is_new: bool = False  # it is the first of its session, and continues no other
+    holding: Holding | None = None  # how much of its body the log has; None means all
+    until: float = 0.0  # the end of its waits for the log, on the monotonic clock
+    is_certain: bool = True  # as in `lineage.resolver.Placement`
 
     @property
     def nodes(self) -> Sequence[bytes]:
-        """The nodes of its messages behind the preamble."""
+        """The nodes of its messages after the preamble."""
         return self.chain.nodes
 
     @property
     def is_side(self) -> bool:
-        """True if it is beside the conversation."""
+        """True if it is a side call, which is no part of the conversation (a title, for example)."""
         return self.step is not None and self.step.is_side
 
     def list_raws(self, start: int = 0) -> list[bytes]:
-        """Return the raw messages behind the preamble, from one index on."""
+        """Return the raw messages after the preamble, from one index on."""
         content = self.split.content
         return [content[span.start : span.end] for span in self.split.items[self.chain.preamble.count + start :]]
 
     def list_unkept(self) -> frozenset[int]:
-        """Return the indexes of messages that the log has not whole: nothing may replace them (BEHAVIOUR B32c)."""
+        """Return the indexes of messages that the log does not have whole and nothing may replace (BEHAVIOUR B32c)."""
         if self.holding is None:
             return frozenset()
         first = self.chain.preamble.count
         return frozenset(i - first for i in self.holding.list_unkept(self.split.items) if i >= first)
 
     def list_digests(self, start: int, stop: int) -> tuple[bytes, ...]:
-        """Return the digests under which the log has the messages from one index up to another."""
+        """Return the digests under which the log stores the messages from `start` up to `stop`."""
         first, content = self.chain.preamble.count, self.split.content
         raws = [content[span.start : span.end] for span in self.split.items[first + start : first + stop]]
         return tuple([compute_digest(raw if self.holding is None else self.holding.cut(raw)) for raw in raws])

@@ -36,7 +36,7 @@ from proxy.wire.body import SplitBody
 from proxy.wire.format import Format
 from proxy.wire.headers import redact_target, select_stored
 
-# A body of that size is counted in any case.
+# A larger body without a cached part is not examined: it is counted in any case.
 _MOST_LOOKED_AT = 256 * 1024
 _NONE = (b"", b"[]", b"null")
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -48,18 +48,18 @@ _log = logging.getLogger("palimpsest.requests")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An upstream and the shell patterns of the models that go to it; without patterns it takes what none claims."""
+    """An upstream and the shell patterns of its models. Without patterns it gets the models that no other claims."""
 
     upstream: Upstream
     models: tuple[str, ...] = ()
 
     def claims(self, model: str) -> bool:
-        """Return whether a model of this name goes to it by its patterns."""
+        """Return whether a pattern matches this model's name."""
         return any(fnmatchcase(model, pattern) for pattern in self.models)
 
 
 class _Remembered(NamedTuple):
-    """The cached body that a request shares most items with, how many, and how often the cache was cleared by then."""
+    """The cached body that shares most items with a request, their number, and the cache's `losses` at that time."""
 
     known: CachedBody | None
     shared: int
@@ -69,7 +69,7 @@ class _Remembered(NamedTuple):
 class RequestResolver:
     """Resolves each request: its tenant, its session, what of it is new, and its upstream.
 
-    It never fails a call: a body that cannot be read message by message is kept whole and goes to the first upstream.
+    It never fails a call. A body that cannot be read message by message is kept whole and goes to the first upstream.
     """
 
     def __init__(
@@ -94,11 +94,10 @@ class RequestResolver:
     async def resolve(
         self, request: ClientRequest, form: Format, mode: Mode, ceiling: int | None = None
     ) -> tuple[ResolvedRequest, BuildManifest]:
-        """Resolve a request whose body is at hand; return it with what builds the manifest of its body.
+        """Resolve a request whose body is in memory. Return it with a function that builds the manifest of its body.
 
-        It is a `ManagedRequest` where the body was understood and has a place. Waits for the log where memory does not
-        know its history. The manifest is to be built once, and before another request is resolved: later bodies refer
-        to it.
+        It is a `ManagedRequest` if the body was understood and has a place in a session. Wait for the log if memory
+        lacks its history. Build the manifest once, before another request is resolved: later bodies refer to it.
         """
         exchange = self._ids.next_exchange()
         caller = self._lineage.tenants.identify(request.headers)
@@ -118,12 +117,13 @@ class RequestResolver:
         return self._resolve_unread(request, mode, caller, self._ids.next_exchange())
 
     def make_opening(self, request: ResolvedRequest, build: BuildManifest) -> Opening:
-        """Make the first record of an exchange. Building the manifest is a tenth of a short call: do it once the
-        request is on its way.
+        """Make the first record of an exchange.
+
+        Building the manifest takes a tenth of a short call's time, so call this after the request was sent.
         """
         try:
             body = build()
-        except Exception:  # noqa: BLE001 - a boundary: what cannot be told from earlier bodies is kept whole
+        except Exception:  # noqa: BLE001 - a boundary: a body that cannot be related to earlier ones is kept whole
             _log.exception("a request was not understood; it is carried and kept whole")
             body = self._keep_whole(request.body)
         return Opening(
@@ -143,12 +143,12 @@ class RequestResolver:
     async def _resolve(
         self, request: ClientRequest, form: Format, caller: Credential, exchange: str, asked: tuple[Mode, int | None]
     ) -> tuple[ResolvedRequest, BuildManifest] | None:
-        """Resolve a body that can be read message by message; None of any other. `asked` are its mode and ceiling."""
+        """Resolve a body that can be read message by message, else return None. `asked` has its mode and ceiling."""
         content, until = request.body, self._clock.monotonic() + self._policy.hard_wait_seconds
         named = self._naming.read(request.headers)
         key = (caller.tenant, form.name, named.family)
         if self._lineage.forget_lost():
-            self._histories.clear()  # manifests lean on what earlier ones brought to the log
+            self._histories.clear()  # manifests refer to what earlier ones added to the log
         known, shared = self._histories.find(key, content)
         remembered = _Remembered(known, shared, self._histories.losses)
         if (split := split_known(content, form.items_key, known, shared)) is None:
@@ -177,7 +177,7 @@ class RequestResolver:
         is_large = len(content) > self._policy.record_cap_bytes
         holding = await self._hold(caller.tenant, split, remembered, until) if is_large else None
         place = await self._place(query) if session.family or self._policy.infer else None
-        # From here on nothing waits: what is remembered is in the log with the opening, before any later request's.
+        # Nothing awaits from here on: the opening, with what the cache refers to, is logged before any later request's.
         resolved = ResolvedRequest(
             request.method,
             request.target,
@@ -200,17 +200,17 @@ class RequestResolver:
         return resolved, partial(self._build_body, key, split, chain, remembered, holding)
 
     async def _find_root(self, form: Format, session: SessionKey, previous: str, until: float) -> bytes:
-        """Return the root of a request's chain: the stored answer that it continues, else the upstream's root."""
+        """Return the root of a request's chain: the stored response that it continues, or the upstream's root."""
         root = compute_chain_root(session.upstream)
         if form.previous_key:
             for exchange in self._lineage.list_unread_of(session.tenant):
-                await self._reader.hurry(exchange)  # a request may refer to any of them by an id
+                await self._reader.hurry(exchange)  # a request may refer by id to any of them
         return await self._lineage.find_response(session, previous, until) or root if previous else root
 
     async def _read_chain(
         self, form: Format, session: SessionKey, split: SplitBody, remembered: _Remembered, *, root: bytes, until: float
     ) -> Chain:
-        """Read the messages of a body, with what they refer to in the log."""
+        """Read the messages of a body, and resolve their references to stored items."""
         known, shared, _ = remembered
         before = known.chain if known is not None else None
         messages = await self._lineage.resolve_references(
@@ -224,7 +224,7 @@ class RequestResolver:
         return await self._lineage.place(query)
 
     async def _hold(self, tenant: bytes, split: SplitBody, remembered: "_Remembered", until: float) -> Holding:
-        """Compute how much of a body above the cap goes to the log; ask what is there where much is not known."""
+        """Compute how much of a body above the cap goes to the log. Ask the log what it has if much is not cached."""
         cap, known = self._policy.record_cap_bytes, remembered.known
         links = list_links(known, remembered.shared)
         holding = hold(split, cap, links, known)
@@ -237,7 +237,7 @@ class RequestResolver:
     def _build_body(
         self, key: Key, split: SplitBody, chain: Chain, remembered: "_Remembered", holding: Holding | None
     ) -> Manifest:
-        """Build the manifest of a body, which refers to a cached one only if nothing was lost since."""
+        """Build the manifest of a body. It refers to a cached one only if nothing was lost since."""
         if self._lineage.forget_lost():
             self._histories.clear()
         known, shared, losses = remembered
@@ -252,7 +252,7 @@ class RequestResolver:
     def _resolve_unread(
         self, request: ClientRequest, mode: Mode, caller: Credential, exchange: str, wire: str = ""
     ) -> ResolvedRequest:
-        """Resolve a body that is not understood, or not read: to the first upstream, in the session of its headers."""
+        """Resolve a body that is not read or not understood, to the first upstream and the session in its headers."""
         upstream = self._choose("")
         return ResolvedRequest(
             request.method,
@@ -283,7 +283,7 @@ class RequestResolver:
 
 
 def _is_plain(content: bytes, known: CachedBody | None, shared: int) -> bool:
-    """Return whether a body has no more tokens than bytes; what repeats was checked before, and much at once is not."""
+    """Return whether a body is known to have no more tokens than bytes, examining only the part that is not cached."""
     if known is None or not shared:
         return len(content) <= _MOST_LOOKED_AT and has_token_bound(content)
     return known.chain.is_plain and has_token_bound(content[known.split.items[shared - 1].end :])
@@ -327,7 +327,7 @@ def _make_managed(
 
 
 def read_output_limit(split: SplitBody) -> int:
-    """Return how many tokens the response may have; 0 where the request does not say."""
+    """Return how many tokens the response may have, or 0 if the request does not say."""
     for name in _OUTPUT_LIMITS:
         if name in split.members and (raw := split.member(name)).isdigit():
             return int(raw[:9])

@@ -1,6 +1,6 @@
 """Reading recorded responses: their messages, usage and stop reasons.
 
-All of it is derived from bytes that are already recorded: after any failure the reading is just missing.
+All of it is derived from recorded bytes. After a failure only the reading is missing.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from proxy.wire.json_values import read_object
 from proxy.wire.streams import read_events
 
 _INLINE_BYTES = 64 * 1024
-# As much as one worker relays in two seconds; waiting responses must not take more memory than that.
+# About as many responses as one process relays in two seconds: a limit for the memory of the queue.
 _MOST_WAITING = 4096
 _MOST_WAITING_BYTES = 32 * 1024 * 1024
 GATHER_SECONDS = 0.05
-# The most that are read in one turn of the event loop; with 64 clients that never pause, some thirty come in it.
+# The most that are read in one loop iteration. With 64 clients that never pause, about thirty arrive in one.
 _MOST_AT_ONCE = 64
 
 _MOST_SECONDS = 0.5
@@ -38,9 +38,9 @@ _log = logging.getLogger("palimpsest.responses")
 
 
 class UnreadAnswer(msgspec.Struct, frozen=True, gc=False):
-    """A recorded response that waits to be read; its first byte came after `first_byte_s` seconds, 0 where unknown.
+    """A recorded response that waits to be read. Its first byte came after `first_byte_s` seconds, 0 if unknown.
 
-    `secrets` are credentials that it may echo, in pieces so far.
+    `secrets` are credentials that it may echo, possibly split over several events.
     """
 
     exchange: str
@@ -53,9 +53,9 @@ class UnreadAnswer(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_received(form: Format, headers: Headers, content: bytes, cap: int) -> tuple[Answer, bytes]:
-    """Parse an upstream's body, decoded to at most `cap` bytes; return the answer, and the same as JSON.
+    """Parse an upstream's body, decoded to at most `cap` bytes. Return the answer, and the same as JSON.
 
-    The body may be a stream. Raises ValueError where the bytes hold no answer.
+    The body may be a stream. Raises ValueError if the bytes contain no answer.
     """
     plain = decode_content(content, find_header(headers, b"content-encoding").decode("latin-1"), cap)
     if is_event_stream(headers) and not plain.startswith(b"{"):  # an error may be labelled as a stream
@@ -80,10 +80,10 @@ def is_event_stream(headers: Headers) -> bool:
 
 
 class ResponseReader:
-    """Reads recorded responses one after another, outside the calls, the long ones in a thread.
+    """Reads recorded responses one after another, outside of calls, the long ones in a thread.
 
-    They are gathered for a moment, so that reading one does not delay the call that comes right behind it. `own_keys`
-    are the credentials that are known also of responses which a killed process left.
+    It waits a moment before reading, so that reading one does not delay the next call. `own_keys` are credentials that
+    even responses of a killed process are searched for.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class ResponseReader:
         self._running: asyncio.Task[None] | None = None
 
     def submit(self, received: UnreadAnswer) -> None:
-        """Queue a response for reading; above a limit the oldest are left unread (they can be read at any time)."""
+        """Queue a response for reading. Above a limit the oldest are left unread; they can be read at any time."""
         self._waiting[received.exchange] = received
         self._waiting_bytes += len(received.content)
         while self._is_too_much:
@@ -118,13 +118,13 @@ class ResponseReader:
             self._running = self._tasks.spawn(self._run())
 
     def read_refusal(self, received: UnreadAnswer) -> None:
-        """Read at once a short answer that the client never gets: it has no place in a conversation."""
+        """Read at once a short refusal that the client never gets. It is no part of a conversation."""
         outcome = _try_to_read(received, _INLINE_BYTES)
         if not isinstance(outcome, Exception):
             self._archive.append(self._make_reading(received, *outcome), is_urgent=False)
 
     async def hurry(self, exchange: str) -> None:
-        """Read an answer now, if it still waits: a request shows it already."""
+        """Read an answer now if it still waits, since a request already contains it."""
         received = self._waiting.get(exchange)
         if received is None:
             return
@@ -149,9 +149,9 @@ class ResponseReader:
         self._archive.flush()
 
     def _count_due(self) -> int:
-        """Return how many to read now: one, since calls have priority, but more once half of the queue is full.
+        """Return how many to read now: one, since calls have priority, but more once the queue is half full.
 
-        When it was one in any case, 7,800 of 13,000 calls that came without a pause were left unread.
+        When it was always one, 7,800 of 13,000 calls that came without a pause were left unread.
         """
         fullness = max(len(self._waiting) / _MOST_WAITING, self._waiting_bytes / _MOST_WAITING_BYTES)
         return 1 + int(max(0.0, 2 * fullness - 1) * _MOST_AT_ONCE)
@@ -179,7 +179,7 @@ class ResponseReader:
             self._bus.publish(AnswerRead(received.exchange, received.k, answer.usage, received.first_byte_s))
 
     def _make_reading(self, received: UnreadAnswer, answer: Answer, rendered: bytes) -> Reading:
-        """Build the reading for the log: put together, the pieces of a stream may be a credential."""
+        """Build the reading for the log, and redact it again: joined events of a stream may contain a credential."""
         secrets = received.secrets or self._own_keys
         error = answer.error.encode("utf-8", "surrogatepass")
         redacted = redact(rendered, secrets, is_error=bool(error))
@@ -195,7 +195,7 @@ def _try_to_read(received: UnreadAnswer, cap: int) -> tuple[Answer, bytes] | Exc
 
 
 class UnreadResponses:
-    """Queues, at the start, the responses that an earlier process left unread."""
+    """Queues the responses that an earlier process left unread, at the start."""
 
     def __init__(
         self,
@@ -215,15 +215,15 @@ class UnreadResponses:
         self._formats = formats
 
     async def read(self, most_seconds: float = _MOST_SECONDS) -> None:
-        """Read what was left; what takes longer is read while calls are taken."""
+        """Read what was left, for at most `most_seconds`. The rest is read while calls are served."""
         await asyncio.wait((self._tasks.spawn(self._read()),), timeout=most_seconds)
 
     async def take_up(self) -> set[str]:
-        """Let them wait to be read, as what this process records does; the newest first. The exchanges they are of."""
+        """Queue the responses, newest first, as if this process had recorded them. Return their exchanges."""
         taken: set[str] = set()
         for row in await self._archive.list_unread():
             form = self._formats.get(row.wire)
-            if form is None or row.exchange in taken:  # of several rounds the last is what the client saw
+            if form is None or row.exchange in taken:  # the client saw only the last of several rounds
                 continue
             if row.tip and not await self._lineage.reopen(row.exchange, row.session, row.tip):
                 continue

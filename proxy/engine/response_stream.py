@@ -1,7 +1,7 @@
-"""Reading a response as it comes: passing it on up to its end, or holding it back while it may be a refusal.
+"""Reading a response as it arrives: passing it on up to its end, or holding it back while it may be a refusal.
 
-Bytes are held, never changed (BEHAVIOUR B8, B8a, B20a, B32b). Comments at the beginning of a stream are not held, and a
-client that waits long gets one of ours: with it the head is sent, and a retry continues in the same stream.
+Bytes are held, never changed (BEHAVIOUR B8, B8a, B20a, B32b). Comments at the beginning of a stream are not held. A
+client that waits long gets a comment of ours, with the head before it. A retry then continues in the same stream.
 """
 
 import asyncio
@@ -17,19 +17,19 @@ from proxy.wire.body import decode_content
 from proxy.wire.headers import find_header, forward_response
 from proxy.wire.streams import EVENT_END, MARKER_REACH
 
-# How long the end of the body is waited for behind the last event of a stream, and how long for that event's own end.
+# Seconds to wait for the end of the body after the last event of a stream, and for the end of that event itself.
 _LINGER_SECONDS = 0.05
 _LAST_EVENT_SECONDS = 2.0
 # Well below the time after which clients give up on a silent server.
 HOLD_SECONDS = 5.0
 _WAITING = b": waiting\n\n"
 _COMMENTS = re.compile(rb"(?:[\r\n]*:[^\r\n]*[\r\n]+)+")
-REFUSED = frozenset({*range(400, 500), 500})  # 500 is how some local servers say it
+REFUSED = frozenset({*range(400, 500), 500})  # some local servers refuse with 500
 SUCCESS = range(200, 300)
 
 
 class StreamRelay:
-    """Passes the pieces of a response on, and holds what begins with the stream's end marker in `held`."""
+    """Passes the pieces of a response on, and holds the bytes from the stream's end marker on in `held`."""
 
     def __init__(self, exchange: OpenExchange, headers: Headers, clock: Clock) -> None:
         self._exchange = exchange
@@ -40,12 +40,12 @@ class StreamRelay:
         self.held = b""
 
     def take(self, piece: bytes) -> bool:
-        """Keep a piece for the record and pass it on; False where it is held from here on, or the client is slow."""
+        """Record a piece and pass it on. Return False once bytes are held, or if the client is slow."""
         self._exchange.keep_piece(piece, self._clock)
         return self.pass_on(piece)
 
     def pass_on(self, piece: bytes) -> bool:
-        """Pass on what is kept already; returns as `take` does."""
+        """Pass on a piece that is recorded already. Return as `take` does."""
         if self._marker is None:
             return self._write(piece)
         window = self._carry + piece
@@ -54,7 +54,7 @@ class StreamRelay:
         found = self._marker.search(window, 1)
         if found is None:
             return self._write(piece)
-        cut = max(0, found.start() - known)  # the marker may begin in the piece before
+        cut = max(0, found.start() - known)  # the marker may begin in the previous piece
         if cut:
             self._write(piece[:cut])
         self.held = piece[cut:]
@@ -62,14 +62,14 @@ class StreamRelay:
 
 
 def is_plain_stream(headers: Headers) -> bool:
-    """Return whether a body is a stream of events that is not encoded, so that it can be read as it passes."""
+    """Return whether a body is an event stream without content-encoding, which can be read as it passes."""
     return is_event_stream(headers) and find_header(headers, b"content-encoding") in (b"", b"identity")
 
 
 async def read_final_event(response: UpstreamResponse, buffer: CappedBuffer, held: bytes) -> tuple[bytes, bool]:
-    """Read the rest of the event that ends a stream, and wait a moment for the body to end behind it.
+    """Read the rest of the event that ends a stream, and wait a moment for the end of the body after it.
 
-    Returns the bytes and whether the body ended with them. What still comes in that moment does not prolong it.
+    Return the bytes, and whether the body ended with them. Bytes that arrive in that moment do not prolong it.
     """
     is_whole = False
     try:
@@ -82,14 +82,14 @@ async def read_final_event(response: UpstreamResponse, buffer: CappedBuffer, hel
                 buffer.add(chunk)
                 held += chunk
     except (TimeoutError, UpstreamUnreachable):
-        pass  # what comes later is passed on later; a break shows again at the next read
+        pass  # later bytes are passed on later, and the next read raises a broken connection again
     return held, response.is_ended
 
 
 def find_hold(
     exchange: OpenExchange, make_retries: Callable[[], RetrySource], response: UpstreamResponse, clock: Clock
 ) -> "ResponseHold | None":
-    """Return what holds back a response that may be a refusal; None where it cannot be read as it comes."""
+    """Return what holds back a response that may be a refusal, or None if it cannot be read as it arrives."""
     if response.status in SUCCESS and is_event_stream(response.headers) and not is_plain_stream(response.headers):
         return None
     if exchange.retries is None:
@@ -98,12 +98,12 @@ def find_hold(
 
 
 def is_open_stream(headers: Headers) -> bool:
-    """Return whether a response is a stream of events to which we can add: it has no length."""
+    """Return whether a response is an event stream to which the proxy can add, since it has no content-length."""
     return is_plain_stream(headers) and not find_header(headers, b"content-length")
 
 
 class ResponseHold:
-    """Holds the beginning of one response; `held` is what the client has not been sent."""
+    """Holds the beginning of one response while it may be a refusal."""
 
     def __init__(self, exchange: OpenExchange, retries: RetrySource, response: UpstreamResponse, clock: Clock) -> None:
         self._exchange = exchange
@@ -115,34 +115,34 @@ class ResponseHold:
 
     @property
     def held(self) -> bytes:
-        """The bytes that came and were not passed on."""
+        """The bytes that were read and not passed on."""
         return bytes(self._pieces)
 
     async def hold(self) -> Refusal | None:
-        """Wait until it is known whether this may be a refusal; return it, or None for what goes to the client."""
+        """Wait until it is known whether this may be a refusal. Return it, or None if it goes to the client."""
         is_stream = self._response.status in SUCCESS and is_open_stream(self._response.headers)
         try:
             is_suspect = await (self._hold_events() if is_stream else self._hold_whole())
         except UpstreamUnreachable:
-            return None  # it shows again at the next read, behind what came
+            return None  # the next read raises it again, after the bytes that came
         if not is_suspect or len(self._pieces) > REFUSAL_BYTES:
             return None
         status, headers = self._response.status, self._response.headers
         return Refusal(status, headers, self.held)
 
     async def _hold_whole(self) -> bool:
-        """Hold a body that makes sense as a whole only; True if all of it is here."""
+        """Hold a body that can be read only as a whole. Return True if all of it has arrived."""
         response = self._response
         try:
             async with asyncio.timeout(HOLD_SECONDS):
                 while not response.is_ended and len(self._pieces) <= REFUSAL_BYTES:
                     self._keep(await response.read())
         except TimeoutError:
-            pass  # a slow response goes on as it comes
+            pass  # a slow response is passed on as it arrives
         return response.is_ended
 
     async def _hold_events(self) -> bool:
-        """Hold a stream until its first content; True if it is a refusal, or has ended without any."""
+        """Hold a stream until its first content. Return True if it is a refusal, or ended without content."""
         response = self._response
         while self._start == "undecided" and not response.is_received:
             try:
@@ -157,7 +157,7 @@ class ResponseHold:
         return self._start != "content"
 
     def _take(self, piece: bytes) -> bool:
-        """Hold a piece of a stream; False when what it begins with is known."""
+        """Hold a piece of a stream. Return False once it is known how the stream begins."""
         self._keep(piece)
         held = self._pieces
         if not self._response.is_received and (comments := _COMMENTS.match(held)):
@@ -182,7 +182,7 @@ class ResponseHold:
 
 
 def spell_in_stream(headers: Headers, content: bytes) -> bytes:
-    """Format a body that is no stream as an event of a stream that has begun; all clients take it for an error."""
+    """Format a body that is no stream as an event of a stream that has begun. All clients treat it as an error."""
     try:
         plain = decode_content(content, find_header(headers, b"content-encoding").decode("latin-1"), REFUSAL_BYTES)
     except ValueError:

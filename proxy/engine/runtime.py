@@ -27,7 +27,7 @@ _RESERVE_FRACTION = 8
 
 _descriptor_log = logging.getLogger("palimpsest.descriptors")
 
-# Below, there is nothing to batch, and a callback at the turn's end costs the loop another round.
+# With fewer calls there is nothing to batch, and a callback would cost the loop another iteration.
 _MANY_CALLS = 8
 _LONGEST_SECONDS = 0.001
 
@@ -35,8 +35,7 @@ _LONGEST_SECONDS = 0.001
 class TaskRunner:
     """Owns tasks: starts them, keeps them alive, reports what they raise, ends them.
 
-    `held` are those under way; whoever serves a call in a task of its own puts that in meanwhile, one task less per
-    call.
+    `held` are the running tasks. A call that already runs in a task adds that task, which saves one task per call.
     """
 
     def __init__(self) -> None:
@@ -56,16 +55,16 @@ class TaskRunner:
         return task
 
     def cancel(self) -> None:
-        """Tell every task to end."""
+        """Cancel every task."""
         for task in tuple(self.held):
             task.cancel()
 
     async def finish(self, seconds: float) -> bool:
-        """Wait for all tasks, then cancel what is left and wait for that; True if nothing had to be cancelled."""
-        await asyncio.sleep(0)  # a task that never took a step could not put its things in order
+        """Wait for all tasks, then cancel the rest and wait for those. Return True if none had to be cancelled."""
+        await asyncio.sleep(0)  # a task that was cancelled before its first step could not clean up
         deadline = asyncio.get_running_loop().time() + seconds
         while self.held and (left_s := deadline - asyncio.get_running_loop().time()) > 0:
-            await asyncio.wait(tuple(self.held), timeout=left_s)  # what they start meanwhile is waited for, too
+            await asyncio.wait(tuple(self.held), timeout=left_s)  # also waits for tasks that these start meanwhile
         left = tuple(self.held)
         self.cancel()
         if left:
@@ -79,7 +78,7 @@ class TaskRunner:
 
 
 class EventBus:
-    """Hands each event to the subscribers of its type and to those of all, in order of subscription."""
+    """Passes each event to the subscribers of its type and of all types, in order of subscription."""
 
     def __init__(self, tasks: TaskRunner) -> None:
         self._tasks = tasks
@@ -104,7 +103,7 @@ class EventBus:
         self._gathered.clear()
 
     def publish(self, event: Event) -> None:
-        """Call the subscribers; an asynchronous one gets a task of its own."""
+        """Call the subscribers. An asynchronous one runs in its own task."""
         for subscriber in self._gathered.get(type(event)) or self._gather(type(event)):
             try:
                 waiting = subscriber(event)
@@ -128,24 +127,24 @@ class SystemClock:
     """The machine's clocks."""
 
     def now_ms(self) -> int:
-        """Return milliseconds since the epoch; may jump."""
+        """Return milliseconds since the Unix epoch. The value may jump."""
         return time.time_ns() // 1_000_000
 
-    # Seconds, never backwards. The function itself: it is asked seven times a call.
+    # Seconds, never decreasing. The function itself without a wrapper, since each call uses it seven times.
     monotonic = staticmethod(time.monotonic)
 
 
 class SystemIds:
     """Exchange ids: 48 bits of wall time in milliseconds, then 48 random bits, in hexadecimal.
 
-    They name, they do not protect: the random bits come from a generator that the system seeds once.
+    Ids are names, not secrets: the random bits come from a generator that the system seeds once.
     """
 
     def __init__(self) -> None:
         self._random = random.Random(os.urandom(32))
 
     def next_exchange(self) -> str:
-        """Return a new id; ids of later milliseconds sort behind earlier ones."""
+        """Return a new id. Ids of later milliseconds sort after earlier ones."""
         return f"{time.time_ns() // 1_000_000:012x}{self._random.getrandbits(48):012x}"
 
 
@@ -155,7 +154,7 @@ def read_descriptor_limit() -> int:
 
 
 class Descriptors:
-    """The file descriptors of the process: when they are scarce, and who can close some. `shortages` counts."""
+    """The file descriptors of the process: when they are scarce, and who can close some. `shortages` is a counter."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -164,7 +163,7 @@ class Descriptors:
         self.shortages = 0
 
     def add_holder(self, let_go: Callable[[], int]) -> None:
-        """Register a function to be called when they are scarce; it returns how many connections it has closed."""
+        """Register a function to call when descriptors are scarce. It returns how many connections it closed."""
         self._holders.append(let_go)
 
     def is_scarce(self, newest: int) -> bool:
@@ -172,7 +171,7 @@ class Descriptors:
         return newest >= self._most
 
     def relieve(self) -> int:
-        """Have connections closed that carry nothing; return how many there were."""
+        """Close idle connections. Return how many there were."""
         self.shortages += 1
         count = sum([let_go() for let_go in self._holders])
         _descriptor_log.warning(
@@ -184,9 +183,9 @@ class Descriptors:
 
 
 class WriteBatcher:
-    """Gathers the writes to many transports; of those that are closing nothing more is written.
+    """Batches the writes to many transports. Nothing more is written to transports that are closing.
 
-    `calls` are those under way, about; `now` is in seconds and never goes back.
+    The size of `calls` is about the number of running calls. `now` returns monotonic seconds.
     """
 
     def __init__(self, calls: Sized, now: Callable[[], float] = monotonic) -> None:
@@ -198,7 +197,7 @@ class WriteBatcher:
         self.turn = 0
 
     def put(self, transport: asyncio.WriteTransport, content: bytes) -> int:
-        """Write, now or when the turn is over; it has been done once `turn` is greater than what this returns."""
+        """Write now, or at the end of this loop iteration. It is done once `turn` is greater than the result."""
         turn = self.turn
         if self._is_under_way:
             self._held.append((transport, content))
@@ -213,7 +212,7 @@ class WriteBatcher:
         return turn - 1
 
     def flush(self) -> None:
-        """Write what is held. The turn goes on."""
+        """Write what is held now. The loop iteration continues."""
         if self._held:
             held, self._held = self._held, []
             self.turn += 1
@@ -229,10 +228,10 @@ class WriteBatcher:
 
 @types.coroutine
 def call_after_first_step(work: Awaitable[T], then: Callable[[], object]) -> Generator[Any, Any, T]:
-    """Await `work`; call `then` as soon as it waits for the first time, or has ended without waiting.
+    """Await `work`, and call `then` as soon as it suspends for the first time, or ends without suspending.
 
-    Nothing else of the event loop runs between that step and `then`, which does not raise: what an upstream is asked is
-    written in the step, and what is done behind it costs the call no time. Where the step fails `then` is not called.
+    Nothing else runs on the event loop in between: the first step writes the request to the upstream, so that `then`
+    costs the call no time. `then` must not raise. If the first step raises, `then` is not called.
     """
     steps = work.__await__()
     try:
@@ -255,9 +254,9 @@ def call_after_first_step(work: Awaitable[T], then: Callable[[], object]) -> Gen
 
 
 async def attempt(work: Awaitable[T], note: Callable[[Exception], None]) -> T | None:
-    """Return the result of `work`; None where it raised an exception, which is passed to `note`.
+    """Return the result of `work`, or None if it raised an exception, which is passed to `note`.
 
-    For work beside the calls, which must not fail of it.
+    For background work, whose errors must not fail a call.
     """
     try:
         return await work

@@ -1,9 +1,8 @@
 """Counting the tokens of messages.
 
-A message is counted once, off the event loop where that takes longer than going there, and known by its hash from then
-on; nothing of a request is counted twice, whichever model asks. What families of other tokenizers count is ours times a
-ratio learned from their usage, applied where counts are compared with theirs (`find_ratio`): a sum of ours stays true
-when the ratio moves.
+A message is counted once, off the event loop if it is long, and cached by its hash. Models with one encoding share the
+count. For other tokenizers our count is multiplied by a ratio learned from their reported usage. The ratio is applied
+only when counts are compared with theirs (`find_ratio`), so that a cached sum stays valid when the ratio changes.
 """
 
 import asyncio
@@ -24,27 +23,26 @@ from proxy.wire.json_values import load_lenient
 from proxy.wire.messages import read_counted_content, read_counted_tools
 
 _MOST_RATIOS = 1024
-# Bytes that are counted on the event loop: a step of an agent. Handing work to a thread and back costs the event loop
-# 0.1 ms and the call 0.3 beside it; 8 KB of code are counted in 0.3, and in 0.6 what is hardest to count.
+# Bytes that are counted on the event loop: a step of an agent. Using a thread costs the event loop 0.1 ms, and the call
+# 0.3 ms more. 8 KB of code are counted in 0.3 ms, and the worst text in 0.6 ms.
 _COUNT_HERE = 8192
-# Bytes from which on the worker process counts. A thread of this process holds the interpreter's lock now and then, but
-# is not kept waiting by a plan that is being made.
+# Bytes from which on the worker process counts. A thread of this process sometimes holds the interpreter's lock, but
+# does not wait for a running plan.
 _COUNT_APART = 64 * 1024
-# Seconds that the worker process has for that; a thread counts then.
+# Seconds that the worker process has for that. After them a thread counts.
 APART_SECONDS = 1.0
-# What may become of a job in another process beside its result: some content, such as half a character, has no form in
-# what goes there and comes back.
+# The errors of a job in another process. Some content, such as a lone surrogate, cannot be encoded for transfer.
 _FAILURES_APART = (WorkerLost, TimeoutError, RuntimeError, TypeError, ValueError, OverflowError)
-# The prefix of a hash in the key of a weight; none for the first encoding, which most use.
+# The prefix of a hash in the key of a weight. The first encoding, which most models use, has none.
 _BEFORE: Mapping[Encoding, bytes] = {"o200k_base": b"", "cl100k_base": b"cl100k"}
-# The vendor whose tools have a published formula; most templates of others contain them as JSON.
+# The vendor with a published formula for counting tools. Most chat templates of others contain tools as JSON.
 _FORMULAIC = "openai"
 
 
 class Piece(NamedTuple):
     """A message of a request, or its tools: a hash of its bytes, and the bytes.
 
-    `is_spelt`: it counts as the JSON that it is. `decoded` is a message that was decoded already.
+    `is_spelt`: count its JSON text as it is. `decoded` is the decoded message, if it was decoded already.
     """
 
     digest: bytes
@@ -55,7 +53,7 @@ class Piece(NamedTuple):
 
 
 class MeasureJob(msgspec.Struct, frozen=True, gc=False, tag="measure"):
-    """Content to measure, as values: each the raw bytes and what they are. `wire` is that of messages to be parsed."""
+    """Contents to measure, each with its raw bytes and kind. `wire` is the format of messages that are to be parsed."""
 
     encoding: Encoding
     contents: Sequence[tuple[bytes, Literal["message", "tools", "text"]]]
@@ -68,17 +66,17 @@ class MeasureJob(msgspec.Struct, frozen=True, gc=False, tag="measure"):
 
 
 class Measured(msgspec.Struct, frozen=True, gc=False):
-    """What was measured of one content: its weight, and the structure where it is a message of a wire."""
+    """The result for one content: its weight and, for a message of a wire, its structure."""
 
     weight: TokenWeight
     structure: MessageStructure | None = None
 
 
 class MeasuringWorker(Protocol):
-    """Measures in another process. Raises WorkerLost, and RuntimeError or ValueError for what cannot go there."""
+    """Measures in another process. Raises WorkerLost, and RuntimeError or ValueError for content it cannot transfer."""
 
     async def measure(self, job: MeasureJob) -> Sequence[Measured]:
-        """Return what was measured of each content, in order."""
+        """Return the result for each content, in order."""
         ...
 
 
@@ -100,14 +98,14 @@ def _weigh(content: CountedContent, encoding: Encoding, tokenizer: Tokenizer) ->
 
 
 class Count(NamedTuple):
-    """Tokens of each piece by our encodings, and whether any is but an estimate of the text's."""
+    """Tokens of each piece in our encodings, and whether any of them is only an estimate."""
 
     tokens: tuple[int, ...]
     is_estimate: bool
 
 
 class _CountJob(NamedTuple):
-    """One call to count: its pieces, those of them that are new, and the weights of the others."""
+    """The state of one `count`: its pieces, those that are new, and the known weights of the others."""
 
     model: str
     family: Family
@@ -117,9 +115,9 @@ class _CountJob(NamedTuple):
 
 
 class TokenCounter:
-    """Weights of messages, the newest `most` of them (180 bytes each), and each model's ratio.
+    """Caches the weights of messages, the newest `most` of them (180 bytes each), and has each model's ratio.
 
-    `worker` measures what is long; without one a thread does.
+    `worker` measures long contents; without one a thread does.
     """
 
     def __init__(self, tokenizer: Tokenizer, most: int = 65_536, worker: MeasuringWorker | None = None) -> None:
@@ -130,7 +128,7 @@ class TokenCounter:
         self._ratios: dict[tuple[str, str], TokenRatio] = {}
 
     async def count(self, model: str, pieces: Sequence[Piece]) -> Count:
-        """Return the tokens of each piece; only pieces that are new cost anything."""
+        """Return the tokens of each piece. Only new pieces are counted."""
         job = self._open(model, pieces)
         found: Sequence[TokenWeight] = ()
         if job.fresh:
@@ -145,7 +143,7 @@ class TokenCounter:
     async def measure(
         self, wire: str, model: str, raws: Sequence[bytes]
     ) -> tuple[list[MessageStructure], tuple[int, ...]]:
-        """Return the structures and the tokens of long messages of a wire, of which no hash is at hand."""
+        """Return the structures and the tokens of long messages of a wire, whose hashes are not known."""
         family = identify_family(model)
         job = MeasureJob(family.encoding, [(raw, "message") for raw in raws], wire)
         structures, tokens = [], []
@@ -158,17 +156,17 @@ class TokenCounter:
         return structures, tuple(tokens)
 
     async def _measure(self, job: MeasureJob) -> Sequence[Measured]:
-        """Measure in the worker process what is long; in a thread what is not, and what that has not done in time."""
+        """Measure long contents in the worker process. Use a thread for others, and if the worker fails or is late."""
         if self._worker is not None and job.weight >= _COUNT_APART:
             try:
                 async with asyncio.timeout(APART_SECONDS):
                     return await self._worker.measure(job)
             except _FAILURES_APART:
-                pass  # where it is the content's fault, it fails in the thread, too
+                pass  # if the content is the cause, the thread raises the error, too
         return await asyncio.to_thread(measure, job, self._tokenizer)
 
     def count_now(self, model: str, pieces: Sequence[Piece]) -> Count:
-        """Return what `count` does without waiting, for what `is_quick`. Blocks."""
+        """Return what `count` does, synchronously. Blocks, so use it only if `is_quick`."""
         family = identify_family(model)
         pieces = _spell_for(family, pieces)
         weights = [self._weigh_now(family, piece) for piece in pieces]
@@ -176,19 +174,19 @@ class TokenCounter:
         return Count(tokens, any([each.is_estimate for each in weights]))
 
     def is_quick(self, model: str, raws: Sequence[bytes]) -> bool:
-        """Return whether so little is counted on the event loop, since handing it to a thread would take longer."""
+        """Return whether this is counted on the event loop, since handing it to a thread would take longer."""
         return sum(map(len, raws)) <= _COUNT_HERE and self._tokenizer.is_ready(identify_family(model).encoding)
 
     async def count_messages(self, model: str, raws: Sequence[bytes]) -> tuple[int, ...]:
-        """Count messages of which no hash is at hand."""
+        """Count messages whose hashes are not known."""
         return (await self.count(model, [Piece(compute_digest(raw), raw) for raw in raws])).tokens
 
     def find_ratio(self, upstream: str, model: str) -> TokenRatio:
-        """Return how many tokens the model counts for each of ours."""
+        """Return how many tokens the model counts for each token of our count."""
         return self._ratios.get((upstream, model)) or guess_ratio(identify_family(model))
 
     def learn(self, upstream: str, model: str, ours: int, theirs: int) -> None:
-        """Update a model's ratio from one request's input, in tokens as `count` summed and as the provider did."""
+        """Update a model's ratio from the input tokens of one request, in our count and in the provider's."""
         ratio = self.find_ratio(upstream, model)
         self._ratios.pop((upstream, model), None)
         self._ratios[upstream, model] = ratio.learn(ours, theirs)
@@ -203,7 +201,7 @@ class TokenCounter:
         return _CountJob(model, family, pieces, fresh, known)
 
     def _make_count(self, job: "_CountJob", found: Sequence[TokenWeight]) -> Count:
-        """Return the count, with the weights found of what was new, which are known from now on."""
+        """Return the count, and cache the weights that were found for new pieces."""
         weights = job.known
         for digest, weight in zip(job.fresh, found, strict=True):
             weights[digest] = weight
@@ -212,7 +210,7 @@ class TokenCounter:
         return Count(tokens, any(weight.is_estimate for weight in weights.values()))
 
     def _weigh_now(self, family: Family, piece: Piece) -> TokenWeight:
-        """Return a weight that is known, or found; the newest from now on."""
+        """Return a cached weight, or compute it, and make it the newest."""
         weight = self._weights.pop(_BEFORE[family.encoding] + piece.digest, None)
         if weight is None:
             weight = _weigh(_read(piece), family.encoding, self._tokenizer)
@@ -220,7 +218,7 @@ class TokenCounter:
         return weight
 
     def _recall(self, family: Family, digest: bytes) -> TokenWeight:
-        """Return a known weight, which is the newest from now on."""
+        """Return a cached weight, and make it the newest."""
         weight = self._weights.pop(_BEFORE[family.encoding] + digest)
         self._remember(family, digest, weight)
         return weight
@@ -231,7 +229,7 @@ class TokenCounter:
 
 
 def _spell_for(family: Family, pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """Return what is counted of pieces by the rules of a family."""
+    """Return the pieces in the form in which the rules of a family count them."""
     if family.vendor == _FORMULAIC:
         return pieces
     return [

@@ -1,4 +1,4 @@
-"""The credentials with which a session's upstream may be asked: those of its newest accepted request (BEHAVIOUR B2).
+"""The credentials for background calls to a session's upstream: those of its newest accepted request (BEHAVIOUR B2).
 
 They are kept in memory only, for half an hour, and are never in a log, a record, or the `repr` of an object.
 """
@@ -24,7 +24,7 @@ _unpack = msgspec.msgpack.Decoder(tuple[bytes, Headers]).decode
 
 @dataclass(frozen=True, slots=True)
 class CallCredential:
-    """Where the newest request of a branch went, and its headers."""
+    """The upstream, target and headers of the newest request of a branch."""
 
     upstream: Upstream
     target: bytes = field(repr=False)
@@ -33,9 +33,9 @@ class CallCredential:
 
 @dataclass(frozen=True, slots=True)
 class _PackedCredential:
-    """A credential as it is kept: target and headers in one piece, of 0.5 KB where its objects have 2.
+    """A credential with target and headers packed in one bytes object: 0.5 KB instead of 2 KB.
 
-    These were made in the midst of all that a call needs for a moment; kept, they would keep its place in memory.
+    The original objects lie between short-lived objects of a call. Keeping them would fragment memory.
     """
 
     upstream: Upstream
@@ -46,7 +46,7 @@ class _PackedCredential:
 class CredentialCache:
     """The newest credential of each branch, by its session and its tip.
 
-    A session may hold several conversations that began alike, and the headers of one are not another's.
+    A session may have several conversations with the same beginning, and the headers of one must not serve another.
     """
 
     def __init__(self, clock: Clock, call_later: CallLater) -> None:
@@ -67,7 +67,7 @@ class CredentialCache:
             self._sweep_later()
 
     def find(self, session: str, tip: bytes) -> CallCredential | None:
-        """Return the credential of the branch that ends at this node; None where that is too long ago."""
+        """Return the credential of the branch that ends at this node, or None if it has expired."""
         packed = self._packed.peek((session, tip))
         if packed is None or self._clock.monotonic() >= packed.until:
             return None
@@ -79,7 +79,7 @@ class CredentialCache:
         self._call_later(max(0.0, oldest.until - self._clock.monotonic()), self._sweep)
 
     def _sweep(self) -> None:
-        """Forget the expired credentials; the oldest stands first."""
+        """Forget the expired credentials. The oldest is first."""
         now, self._is_sweep_due = self._clock.monotonic(), False
         while self._packed and next(self._packed.values()).until <= now:
             self._packed.pop_oldest()

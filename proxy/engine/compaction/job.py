@@ -1,4 +1,4 @@
-"""What a summary is made of: a request that was sent, a span of its messages, and what a person asked for."""
+"""The input of a summary: a request that was sent, a span of its messages, and the options of a manual request."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -13,20 +13,20 @@ from proxy.context.references import make_reference
 from proxy.engine.context.request_state import RequestState
 from proxy.model.epoch import Epoch, Summary, SummaryKind, SummaryLevel
 
-# A summary is asked to be no longer than this part of the usable budget.
+# The requested length of a summary, as a share of the usable budget.
 _TARGET_SHARE = 0.02
 _LEAST_TARGET_TOKENS = 300
-# How many times as long as it was asked to be a summary may be and still be taken.
+# A summary is accepted up to this multiple of its requested length.
 _TOLERANCE = 2
-# Clients wrap in such what they say themselves in the user's role.
+# Clients wrap their own text in the user's role in such a tag.
 _REMINDER = "<system-reminder"
 
 
 class SentRequest(msgspec.Struct, frozen=True, gc=False):
     """The request of a branch that was sent last: its state when it was planned, and the bytes that went upstream.
 
-    `opened` is the epoch that opened with it, None where it was sent under the one before. `interval` are the seconds
-    since the request that it extends, None where that is not known.
+    `opened` is the epoch that opened with it, None if it was sent under an earlier one. `interval` is the number of
+    seconds since the request that it extends, None if unknown.
     """
 
     state: RequestState
@@ -59,7 +59,7 @@ class SentRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class ManualOptions(msgspec.Struct, frozen=True, gc=False):
-    """What a person who asks for a summary may choose: the model, the instruction, and the level to begin with."""
+    """The options of a manual compaction: the model, the instruction, and the level to begin with."""
 
     model: str = ""
     prompt: str = ""
@@ -67,25 +67,20 @@ class ManualOptions(msgspec.Struct, frozen=True, gc=False):
 
 
 class SummaryJob(msgspec.Struct, frozen=True, gc=False):
-    """A summary to be made: of the messages of a span, or of the summaries `parents`, which cover it.
-
-    `supersedes` is the provisional summary that it replaces. `references` are the ids of what is elided in the span,
-    the newest last; `foreign` the places of messages in the user's role that are not the user's words. `options` are
-    set where a person asked for it.
-    """
+    """A summary to be made: of the messages of a span, or of the summaries `parents`, which cover it."""
 
     request: SentRequest
     index: ConversationIndex
     span: MessageRange
-    references: tuple[str, ...] = ()
-    foreign: frozenset[int] = frozenset()
+    references: tuple[str, ...] = ()  # ids of what is elided in the span, the newest last
+    foreign: frozenset[int] = frozenset()  # indexes of messages in the user's role that are not the user's words
     parents: tuple[Summary, ...] = ()
-    supersedes: tuple[str, ...] = ()
-    options: ManualOptions | None = None
+    supersedes: tuple[str, ...] = ()  # the provisional summary that it replaces
+    options: ManualOptions | None = None  # set for a manual compaction
 
     @property
     def level(self) -> SummaryLevel:
-        """Return the level to begin with, which is the best that may come of it."""
+        """Return the level to begin with, which is the best possible result."""
         return 1 if self.options is None else self.options.level
 
     @property
@@ -95,26 +90,26 @@ class SummaryJob(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def covered(self) -> int:
-        """Return the tokens of what the summary replaces."""
+        """Return the number of tokens that the summary replaces."""
         return sum(parent.tokens for parent in self.parents) if self.parents else self.span.tokens
 
     def compute_target(self, level: SummaryLevel, most: int) -> int:
-        """Return the tokens that a summary is asked for, in proportion to the budget; at most `most`."""
+        """Return the requested tokens of a summary, in proportion to the budget, at most `most`."""
         share = int(_TARGET_SHARE * self.request.state.budget.usable) // level
         return max(1, min(most, max(_LEAST_TARGET_TOKENS, share), self.covered - 1))
 
     def compute_limit(self, level: SummaryLevel, most: int) -> int:
-        """Return the tokens above which a summary is rejected; at most `most`."""
+        """Return the tokens above which a summary is rejected, at most `most`."""
         return min(most, _TOLERANCE * self.compute_target(level, most))
 
     def make_id(self, secret: bytes, level: SummaryLevel, now_ms: int) -> str:
-        """Return the id of the summary, which only who knows the secret can compute."""
+        """Return the id of the summary, which cannot be computed without the secret."""
         span = f"{self.span.start}:{self.span.stop}:{self.kind}:{level}:{now_ms}".encode()
         last = self.request.nodes[self.span.stop - 1]
         return make_reference(secret, self.request.session, sha256(b"summary" + last + span).digest())
 
     def count_hidden(self) -> int:
-        """Return how many messages at the span's beginning the request showed in a ledger only."""
+        """Return how many messages at the span's beginning the request showed only in a ledger."""
         epoch = self.request.epoch
         return 0 if epoch is None else max(0, min(epoch.depth, self.span.stop) - self.span.start)
 
@@ -126,9 +121,9 @@ class SummaryJob(msgspec.Struct, frozen=True, gc=False):
 
 
 class JobResult:
-    """What came of a person's request: the summaries in the order in which they were made, all calls, their cost.
+    """The result of a manual compaction: the summaries in the order in which they were made, all calls, their cost.
 
-    `problems` say, each once, why the result is no better. With `is_refused` another worker has the branch.
+    `problems` says, without duplicates, why the result is no better. `is_refused`: another worker has the branch.
     """
 
     def __init__(self) -> None:
@@ -139,14 +134,14 @@ class JobResult:
         self.cost = Cost()
 
     def add(self, summary: Summary, *, is_kept: bool) -> None:
-        """Record a summary that was made, its calls and its problems; it stands only if `is_kept`."""
+        """Record the calls and problems of a summary, and the summary itself if `is_kept`."""
         if is_kept:
             self.summaries.append(summary)
         self.calls += summary.calls
         self.add_problem(summary.reason)
 
     def add_problem(self, problem: str) -> None:
-        """Record a problem; an empty one is none."""
+        """Record a problem, unless it is empty."""
         if problem and problem not in self.problems:
             self.problems.append(problem)
 
@@ -178,7 +173,7 @@ def list_references(request: SentRequest, span: MessageRange) -> tuple[str, ...]
 
 
 def find_foreign_messages(request: SentRequest, index: ConversationIndex) -> frozenset[int]:
-    """Return the places of messages in the user's role that are not the user's words (BEHAVIOUR B32).
+    """Return the indexes of messages in the user's role that are not the user's words (BEHAVIOUR B32).
 
     These are the prompts of subagents, and reminders that a client writes.
     """

@@ -1,7 +1,7 @@
-"""Compaction that a person asks for: a session's newest conversation is summarised, and sent in short from then on.
+"""Manual compaction: a session's newest conversation is summarised, and sent shortened from then on.
 
-No client's call is needed for it, nor a credential: where no model can be asked, the summary is put together without
-one (BEHAVIOUR B10). Summary and epoch are in the log before they are used.
+It needs no client call and no credential: if no model can be asked, the summary is made without one (BEHAVIOUR B10).
+Summary and epoch are in the log before they are used.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ _NOTHING = (
 
 @dataclass(kw_only=True, eq=False)
 class ManualCompaction:
-    """Compacts sessions of the log. `routes` are all upstreams there are."""
+    """Compacts sessions of the log. `routes` has all upstreams."""
 
     archive: Archive
     gate: DurabilityWaiter
@@ -57,9 +57,9 @@ class ManualCompaction:
     async def compact(self, session: str, options: ManualOptions, view: str = "", branch: str = "") -> Compaction:
         """Compact the newest conversation of a session, or the newest with the model `view`.
 
-        With `branch` it is the one to that tip, given in hexadecimal digits, or by how these begin.
+        `branch` selects a branch by its tip, in hexadecimal digits, or a prefix of these.
 
-        Raises NotFound, StoreUnavailable, and Conflict where there is nothing to be had.
+        Raises NotFound, StoreUnavailable, and Conflict if there is nothing to compact.
         """
         began = self.clock.monotonic()
         row = await self.find_newest(session, view, branch)
@@ -93,7 +93,7 @@ class ManualCompaction:
         )
 
     async def find_newest(self, session: str, view: str = "", branch: str = "") -> ExchangeRow:
-        """Return the newest call of a conversation that was answered and is no side call. Raises Conflict."""
+        """Return the newest answered call of a conversation that is no side call. Raises Conflict."""
         rows = read_back(self.archive, session)
         if branch:
             rows = read_branch_back(
@@ -112,7 +112,7 @@ class ManualCompaction:
         return self._make_request(await self._compute_state(await self._load(row)))
 
     async def _load(self, row: ExchangeRow) -> ManagedRequest:
-        """Return the request of a call in its place before its response, but of no exchange."""
+        """Return the request of a call with its place in the session, but without an exchange of its own."""
         key = await self.archive.find_key(row.session)
         split, chain = await load_chain(self.archive, row, key.upstream)
         return ManagedRequest(
@@ -151,13 +151,13 @@ class ManualCompaction:
         return await states.read(request, context, context.find(request.model, request, is_next=True), budget)
 
     def _make_request(self, state: RequestState) -> SentRequest:
-        """Return the request as it would be sent; its budget limits a summary to what befits its size."""
+        """Return the request as it would be sent, with a budget that limits a summary in proportion to its size."""
         sent = self.chain.keep(state)
         body = state.request.split.content if sent is None else sent.body
         return SentRequest(replace(state, budget=state.budget.limit(max(state.tokens, _LEAST_BUDGET))), body)
 
     async def _open_epoch(self, state: RequestState) -> Epoch | None:
-        """Open an epoch that leaves what it must, with a ledger as befits a conversation of this size."""
+        """Open an epoch that keeps only what must stay, with a ledger in proportion to the conversation's size."""
         goal = state.budget.limit(state.tokens)
         try:
             return await self.chain.open_by_hand(state, goal, self.commit, self.ids.next_exchange())
@@ -165,12 +165,12 @@ class ManualCompaction:
             raise Conflict(f"what would be sent is not as valid as what the client sent: {error}") from error
 
     async def commit(self, epoch: Epoch) -> bool:
-        """Have the log take an epoch; return False where it did not in time."""
+        """Write an epoch to the log. Return False if that was not done in time."""
         return await self.gate.confirm(self.archive.append(epoch))
 
 
 def _check_managed(row: ExchangeRow) -> None:
-    """Raise Conflict where nothing is ever sent under an epoch, so that none is of use."""
+    """Raise Conflict if calls like this one are never sent under an epoch, so that none is of use."""
     if row.wire not in MANAGED_WIRES:
         raise Conflict("calls of this wire are recorded, not managed; only /v1/chat/completions can be compacted")
     if row.mode != "manage":
@@ -178,7 +178,7 @@ def _check_managed(row: ExchangeRow) -> None:
 
 
 def _check_unmanaged_by_client(state: RequestState) -> None:
-    """Raise Conflict where the client manages its context itself; under an epoch of ours signs of that are echoes."""
+    """Raise Conflict if the client manages its context itself. Under an epoch of ours, signs of that are echoes."""
     split = state.request.split
     if managing := FORMATS[state.request.wire].find_management(split, 0 if state.epoch is None else len(split.items)):
         raise Conflict(f"the conversation is managed already: {managing}")

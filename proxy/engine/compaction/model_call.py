@@ -1,4 +1,4 @@
-"""One call to a model for a summary, from end to end: in the log an exchange of kind `auxiliary` in its session."""
+"""One call to a model for a summary, from end to end. The log has it as an `auxiliary` exchange of its session."""
 
 import asyncio
 from collections.abc import Callable
@@ -35,33 +35,29 @@ _SUCCESS = range(200, 300)
 _INLINE_BYTES = 64 * 1024
 _EMPTY_BY_LENGTH = ("", "length")
 
-# No event is longer, and no response that is not a stream.
+# The longest event, and the longest response that is not a stream.
 _MOST_BUFFERED = 1024 * 1024
 _BEGINNING_CHARACTERS = 64
-# Reasoning in the text is part of it, so that there is more text.
+# Some models write their reasoning into the text, which is then longer.
 _THINKING_FACTOR = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """What is sent to a model, for which session, and the usage that it will probably have.
-
-    `credential` is the session's. `most_characters` bounds the visible text of the response. `extends` is the client's
-    request that was sent last, where the body repeats it; in the log it is stored as what is new to that.
-    """
+    """A call to be made to a model, for a session, with its expected usage."""
 
     session: SessionKey
-    credential: CallCredential
+    credential: CallCredential  # the session's
     upstream: Upstream
     model: str
     body: bytes = field(repr=False)
-    most_characters: int
+    most_characters: int  # limit of the visible text of the response
     expected: Usage
-    extends: ManagedRequest | None = None
+    extends: ManagedRequest | None = None  # the client's last request, if the body repeats it; only the rest is logged
 
     @property
     def is_at_home(self) -> bool:
-        """Return whether it goes where the session's own calls go."""
+        """Return whether it goes to the upstream of the session's own calls."""
         return self.upstream.name == self.session.upstream
 
     @property
@@ -71,13 +67,13 @@ class ModelCall:
 
     @property
     def headers(self) -> Headers:
-        """Return the headers; no other upstream gets any of the client's."""
+        """Return the headers. Another upstream than the session's gets none of the client's."""
         return select_for_own_call(self.credential.headers, is_same_upstream=self.is_at_home)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelResponse:
-    """A response that came to its end, or began a tool call and was left there. `seconds` since the call began."""
+    """A response that is complete, or was stopped at a tool call. `seconds` is the duration of the call."""
 
     text: str
     finish: str
@@ -89,15 +85,15 @@ class ModelResponse:
 
     @property
     def has_no_room_left(self) -> bool:
-        """Return whether reasoning took all its tokens, so that it is worth asking again with more (B29)."""
+        """Return whether reasoning used all tokens, so that it is worth asking again with more (B29)."""
         return (self.text, self.finish) == _EMPTY_BY_LENGTH
 
 
 @dataclass(frozen=True, slots=True)
 class FailedCall:
-    """No response came, or none that can be used; `exchange` is empty where nothing was sent.
+    """A call without a usable response. `exchange` is empty if nothing was sent.
 
-    `retry_after` in seconds, where the upstream said so. `is_too_long`: the body does not fit into the model's window.
+    `retry_after` is in seconds, if the upstream sent it. `is_too_long`: the body does not fit into the model's window.
     """
 
     reason: str
@@ -108,10 +104,10 @@ class FailedCall:
 
 
 class SummaryResponseReader:
-    """The client of a call for a summary: reads events as the relay passes them, to stop what will not be used.
+    """The client of a call for a summary. It reads events as they are relayed, and stops responses that are of no use.
 
-    A response that begins a tool call, has more than `most_characters` of visible text, or has ended while its
-    connection stays open, is not waited for: `stop` ends the call. Bytes are not kept here; the record has them.
+    `stop` ends the call if the response begins a tool call, has more than `most_characters` of visible text, or has
+    ended while its connection stays open. Bytes are not kept here; the record has them.
     """
 
     def __init__(self, form: Format, most_characters: int, stop: Callable[[], object]) -> None:
@@ -129,7 +125,7 @@ class SummaryResponseReader:
         self.verdict: Literal["", "tool_call", "too_long"] = ""
 
     def label(self, fields: Headers) -> None:
-        """Drop the headers of ours that a client would get."""
+        """Ignore the response headers that the proxy adds for clients."""
 
     def start(self, status: int, headers: Headers) -> None:
         """Take the head of the response."""
@@ -146,20 +142,20 @@ class SummaryResponseReader:
         return True
 
     async def drain(self) -> None:
-        """Return at once: nothing is buffered for anybody."""
+        """Return at once, since nothing is buffered."""
 
     def fail(self, error: ProxyError) -> None:
         """Record that no response came."""
         self.error = error
 
     def dismiss(self) -> None:
-        """Do nothing: who cancels the call knows why."""
+        """Do nothing, since only our own code cancels the call."""
 
     def abort(self) -> None:
-        """Do nothing: what broke off is not whole."""
+        """Do nothing: a response that broke off stays incomplete."""
 
     def _read(self, content: bytes, *, is_last: bool) -> None:
-        """Read the events that are complete, each once; the end of the stream completes the last one."""
+        """Read each complete event once. The end of the stream completes the last one."""
         held = self._buffered + content
         end = len(held) if is_last else max((match.end() for match in EVENT_END.finditer(held)), default=0)
         self._buffered = held[end:]
@@ -177,10 +173,10 @@ class SummaryResponseReader:
 
 @dataclass(kw_only=True, eq=False)
 class ModelCaller:
-    """Makes calls for summaries. `form` is the wire of them all.
+    """Makes calls for summaries. `form` is the wire format of all of them.
 
-    Nothing here raises but a cancellation, and nothing is sent that could not be recorded. A call has a time limit,
-    ends when what comes is of no use, and leaves its record however it ends.
+    Only cancellation raises, and nothing is sent that could not be recorded. A call has a time limit, ends early if its
+    response is of no use, and is recorded however it ends.
     """
 
     policy: EnginePolicy
@@ -195,7 +191,7 @@ class ModelCaller:
     time_limit_seconds: float
 
     async def call(self, asked: ModelCall) -> ModelResponse | FailedCall:
-        """Send a call, and wait for its response until the time is up."""
+        """Send a call, and wait for its response up to the time limit."""
         if problem := self.relay.problem:
             return FailedCall(f"nothing is asked that cannot be recorded: {problem}")
         budget, session = self.health.budget, asked.session.id
@@ -262,7 +258,7 @@ class ModelCaller:
         )
 
     async def _conclude(self, call: "_RunningCall") -> ModelResponse | FailedCall:
-        """Return what came of a call that has ended."""
+        """Return the result of a call that has ended."""
         reader = call.reader
         if reader.verdict == "tool_call":
             seconds = self.clock.monotonic() - call.began
@@ -304,7 +300,7 @@ class ModelCaller:
         )
 
     def _settle(self, call: "_RunningCall", outcome: ModelResponse | FailedCall | None, expected: Cost) -> None:
-        """Account for a call that has ended; without a reported usage it costs what was expected."""
+        """Account for a call that has ended. Without a reported usage it costs what was expected."""
         asked, seconds, budget = call.asked, self.clock.monotonic() - call.began, self.health.budget
         upstream, model, cost = asked.upstream.name, asked.model, expected
         if isinstance(outcome, ModelResponse) and not outcome.is_tool_call:
@@ -333,12 +329,12 @@ class _RunningCall:
 
     @property
     def is_billed(self) -> bool:
-        """Return whether it may have cost something: the upstream has not refused it."""
+        """Return whether it may have cost something, since the upstream has not refused it."""
         status = self.reader.status
         return self.reader.error is None and (not status or status in _SUCCESS)
 
     def stop(self) -> None:
-        """Wait for no more of the response."""
+        """Stop waiting for the response."""
         if not self.is_stopped and self.task is not None:
             self.is_stopped = True
             self.task.cancel()

@@ -19,11 +19,11 @@ from proxy.wire.headers import read_rate_limits
 
 _MOST_MODELS = 1024
 
-# Failures in a row that open a circuit, and the seconds that it stays open.
+# Consecutive failures that open a circuit, and the seconds that it stays open.
 _MOST_FAILURES = 2
 _FIRST_PAUSE, _LONGEST_PAUSE = 30.0, 900.0
 
-# A call that repeats a cached prefix misses the cache where less than this share of it was read from there.
+# A call that repeats a cached prefix counts as a miss if less than this share of it was read from the cache.
 _LEAST_HIT_SHARE = 0.8
 _MOST_MISSES = 2
 _MOST_SAMPLES = 64
@@ -31,17 +31,17 @@ _PERCENTILE = 0.95
 
 _TOO_MANY_REQUESTS = 429
 _PAUSE_SECONDS = 60.0
-# Limits are mostly by the minute; one without a reset time is believed for one.
+# Most limits are per minute, so one without a reset time is trusted for a minute.
 _RESET_SECONDS = 60.0
-# A call is made only where what is left of the limits would take it so many times: the rest is the clients'.
+# A call is made only if the remaining limits would allow it this many times: the rest is for the clients.
 _RESERVE = 2
 
 
 class CircuitBreaker(msgspec.Struct, frozen=True, gc=False):
-    """The failures in a row so far, and when the next call may be tried, in monotonic seconds.
+    """The number of consecutive failures, and when the next call may be tried, in monotonic seconds.
 
     Two failures open the circuit. After each pause one call may probe, and each failed probe makes the next pause
-    longer. A probe of which nothing is heard counts as under way for one more pause, then another may begin.
+    longer. A probe without a result counts as running for one more pause; then another may begin.
     """
 
     failures: int = 0
@@ -49,7 +49,7 @@ class CircuitBreaker(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def pause(self) -> float:
-        """Return for how many seconds the model is not asked; 0 while the circuit is closed."""
+        """Return for how many seconds the model is not asked, or 0 while the circuit is closed."""
         if self.failures < _MOST_FAILURES:
             return 0.0
         return min(_FIRST_PAUSE * 2.0 ** min(self.failures - _MOST_FAILURES, 10), _LONGEST_PAUSE)
@@ -59,7 +59,7 @@ class CircuitBreaker(msgspec.Struct, frozen=True, gc=False):
         return now >= self.until
 
     def begin(self, now: float) -> "CircuitBreaker":
-        """Return the state while a call is tried: where it is a probe, no other may begin for a pause."""
+        """Return the state while a call is tried. If it is a probe, no other may begin for one pause."""
         return CircuitBreaker(self.failures, now + self.pause)
 
     def fail(self, now: float) -> "CircuitBreaker":
@@ -89,35 +89,35 @@ class CircuitBreakers:
         self._breakers.put((upstream, model), self.get(upstream, model).begin(now))
 
     def record_success(self, upstream: str, model: str) -> None:
-        """Record that a call gave what was asked for; this closes the circuit."""
+        """Record that a call succeeded, which closes the circuit."""
         self._breakers.pop((upstream, model))
 
     def record_failure(self, upstream: str, model: str, now: float) -> None:
-        """Record that a call failed, or gave nothing of use."""
+        """Record that a call failed, or that its response was of no use."""
         self._breakers.put((upstream, model), self.get(upstream, model).fail(now))
 
 
 @dataclass(slots=True)
 class _CallHistory:
-    """Cache misses in a row, and the seconds that the newest calls took."""
+    """The number of consecutive cache misses, and the durations of the newest calls in seconds."""
 
     misses: int = 0
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_SAMPLES))
 
 
 class CacheHitTracker:
-    """Whether calls that repeat a cached prefix are read from the cache, and how long calls take (BEHAVIOUR B28).
+    """Tracks whether repeated prefixes are read from the cache, and how long calls take (BEHAVIOUR B28).
 
-    In memory only: after a start each model is taken to read its cache again.
+    In memory only: after a start each model is assumed to read its cache.
     """
 
     def __init__(self) -> None:
         self._histories = LruCache[tuple[str, str], _CallHistory](_MOST_MODELS)
 
     def record_call(self, upstream: str, model: str, seconds: float, warm_usage: Usage | None = None) -> None:
-        """Record a call that took so many seconds; `warm_usage` is the usage of one that repeats a cached prefix.
+        """Record the duration of a call. `warm_usage` is the usage of a call that repeats a cached prefix.
 
-        After two misses in a row the model is cold from then on. What the provider did not report counts as nothing.
+        After two consecutive misses the model stays cold. Unreported cache reads count as neither hit nor miss.
         """
         history = self._histories.get((upstream, model)) or _CallHistory()
         self._histories.put((upstream, model), history)
@@ -128,12 +128,12 @@ class CacheHitTracker:
         history.misses = history.misses + 1 if is_miss else 0
 
     def is_cold(self, upstream: str, model: str) -> bool:
-        """Return whether a repeated prefix would cost its full price, so that a transcript is the cheaper request."""
+        """Return whether a repeated prefix would cost its full price, so that a transcript is cheaper."""
         history = self._histories.get((upstream, model))
         return history is not None and history.misses >= _MOST_MISSES
 
     def compute_p95_seconds(self, upstream: str, model: str) -> float | None:
-        """Return the seconds in which 95 % of the newest calls were answered; None before the first."""
+        """Return the seconds in which 95 % of the newest calls were answered, or None before the first."""
         history = self._histories.get((upstream, model))
         if history is None:
             return None
@@ -144,7 +144,7 @@ class CacheHitTracker:
 class _ReportedLimits(msgspec.Struct, frozen=True, gc=False):
     """The headers in which a provider reported its limits, and when, in wall time and in monotonic seconds.
 
-    They are parsed when somebody asks: for few calls anybody does.
+    They are parsed only when needed, which is rare.
     """
 
     headers: Headers
@@ -152,7 +152,7 @@ class _ReportedLimits(msgspec.Struct, frozen=True, gc=False):
     at: float
 
     def find_shortage(self, tokens: int, now: float) -> str:
-        """Return what is lacking for a call of so many tokens, in a few words; empty for nothing."""
+        """Return in a few words what is lacking for a call of `tokens`, or an empty string if nothing is."""
         age, allowance = now - self.at, read_rate_limits(self.headers, self.now_ms)
         for name, left, reset, need in (
             ("tokens", allowance.tokens, allowance.tokens_reset, _RESERVE * tokens),
@@ -165,9 +165,9 @@ class _ReportedLimits(msgspec.Struct, frozen=True, gc=False):
 
 
 class RateLimits:
-    """The rate limits that providers reported, which are left to the clients (BEHAVIOUR B30).
+    """The rate limits that providers reported, whose remainder is left to the clients (BEHAVIOUR B30).
 
-    `owned` are the upstreams that are asked with an API key of the settings, whose limits all tenants share.
+    `owned` are the upstreams that are called with an API key of the settings, whose limits all tenants share.
     """
 
     def __init__(self, clock: Clock, owned: Collection[str] = ()) -> None:
@@ -177,7 +177,7 @@ class RateLimits:
         self._pauses = LruCache[tuple[str, bytes], float](_MOST_MODELS)
 
     def record(self, event: LimitsTold) -> None:
-        """Record what a response reported; a subscriber of the bus."""
+        """Record the limits that a response reported. Subscribed to the bus."""
         tenant = b"" if event.upstream in self._owned else event.tenant
         reported = _ReportedLimits(event.headers, self._clock.now_ms(), self._clock.monotonic())
         self._reported.put((event.upstream, tenant, event.model), reported)
@@ -187,7 +187,7 @@ class RateLimits:
             self._pauses.put((event.upstream, tenant), until)
 
     def find_objection(self, upstream: str, tenant: bytes, model: str, tokens: int) -> str:
-        """Return why a model is not to be asked something of so many tokens now; empty where it may be."""
+        """Return why a call of `tokens` must not be made now, or an empty string if it may."""
         now, tenant = self._clock.monotonic(), b"" if upstream in self._owned else tenant
         if (left := (self._pauses.get((upstream, tenant)) or now) - now) > 0:
             return f"the provider said that there were too many requests; it is asked nothing for {left:.0f} s"
@@ -196,9 +196,9 @@ class RateLimits:
 
 
 class ModelHealth:
-    """All that is known of the models that may be asked, and the decision whether one is asked now.
+    """All that is known of the models that may be asked, and the decision whether one may be asked now.
 
-    `owned` are the upstreams that are asked with an API key of the settings.
+    `owned` are the upstreams that are called with an API key of the settings.
     """
 
     def __init__(
@@ -222,9 +222,9 @@ class ModelHealth:
         expected: Usage,
         is_manual: bool = False,
     ) -> str:
-        """Return why a call with this expected usage is not to be made, in words for people; empty where it may be.
+        """Return why a call with this expected usage must not be made, as readable text, or "" if it may.
 
-        One that a person asked for may take more than the session's share, but not more than the day's.
+        A manual call may exceed the session's share, but not the daily cap.
         """
         if upstream not in self._owned:
             if upstream != session.upstream:

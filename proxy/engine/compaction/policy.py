@@ -9,19 +9,19 @@ PromptHook = Callable[[str, int], str]
 
 @dataclass(frozen=True, slots=True)
 class CompactionPolicy:
-    """Who writes summaries, of what, and at what cost; each field has a setting of the same name."""
+    """Who writes summaries, of what, and at what cost. Each field has a setting of the same name."""
 
     # Whether summaries are made in the background.
     auto: bool = True
-    # The model that is asked, where empty the conversation's own; the fallbacks, in their order, where that fails. They
-    # are asked at the conversation's upstream, or at one that `may_receive` names.
+    # The model that is asked (empty: the conversation's own), and the fallbacks if it fails, in order. They are asked
+    # at the conversation's upstream, or at one that `may_receive` names.
     model: str = ""
     fallback_models: tuple[str, ...] = ()
     may_receive: tuple[str, ...] = ()
-    # Stands in place of the built-in instruction; the hook is the dotted path of a function that may change it.
+    # Replaces the built-in instruction. The hook is the dotted path of a function that may change the instruction.
     prompt: str = ""
     prompt_hook: str = ""
-    # Whether a short form is asked for where a summary was rejected.
+    # Whether a short form is asked for if a summary was rejected.
     level2: bool = True
     # Whether summaries are merged, and in how many rounds at most.
     condensation: bool = True
@@ -30,17 +30,17 @@ class CompactionPolicy:
     hard_wait_seconds: float = 2.0
     # The user's newest turns that are never part of a summary.
     protect_turns: int = 2
-    # The part of a model's window that a request for a summary takes at most.
+    # The largest share of a model's window that a request for a summary may take.
     input_fraction: float = 0.75
-    # Spending is bounded by a part of what a session's own calls cost, and by an amount of money for all sessions in a
-    # day of UTC; 0 is no cap.
+    # Spending is bounded by a share of the cost of a session's own calls, and by an amount of money for all sessions
+    # per UTC day (0: no cap).
     spend_fraction: float = 0.05
     spend_per_day: float = 0.0
-    # The part of all sessions that is not managed at all, to compare with.
+    # The share of all sessions that is not managed at all, for comparison.
     holdout_fraction: float = 0.0
     # Whether credentials of people's subscriptions may be used.
     subscription_calls: bool = False
-    # When a call for a summary ends at the latest.
+    # The time limit of a call for a summary.
     time_limit_seconds: float = 60.0
-    # Tokens that a model may think beside what it writes.
+    # Tokens that a model may use for reasoning, besides the summary itself.
     reasoning_tokens: int = 8192

@@ -1,4 +1,4 @@
-"""When a summary is made and which models are asked for it; which branches are worked on (BEHAVIOUR B27, B30, B31)."""
+"""When a summary is made, which models are asked, and which branches are worked on (BEHAVIOUR B27, B30, B31)."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ def list_summary_models(
 ) -> Iterator[SummaryModel]:
     """Yield the models to ask about a conversation with `model` at `home`, in order.
 
-    What a conversation says goes to its own upstream; to another only where the settings name that.
+    A conversation's content goes to its own upstream, and to another one only if the settings name that.
     """
     for name in dict.fromkeys((policy.model or model, *policy.fallback_models)):
         claiming = next((route.upstream for route in routes if name != model and route.claims(name)), home)
@@ -47,11 +47,11 @@ def is_summary_due(
 ) -> bool:
     """Return whether a branch above its soft mark is summarised now, or only when its high mark is near.
 
-    What was seen of the upstream decides: whether its cache is read, and how long summaries took so far. Before the
-    first one they are taken to last as long as they may.
+    This depends on whether the upstream's cache is read, and on how long summaries took so far. Before the first one
+    they are assumed to take the full time limit.
     """
     state, managed = request.state, request.state.request
-    if state.tariff.cache.kind == "local":  # is asked when it is idle: to wait would save nothing (B30)
+    if state.tariff.cache.kind == "local":  # it is asked only when idle, so waiting saves nothing (B30)
         return True
     is_read = state.tariff.estimate_cached(request.tokens) > 0
     is_warm = is_read and not cache_hits.is_cold(managed.session.upstream, state.view)
@@ -64,7 +64,7 @@ def is_summary_due(
 
 
 class RunningJob:
-    """The work on the branch of a request, under a lease; calls of `upstream` cancel it, unless that is empty.
+    """The work on the branch of a request, under a lease. Calls to `upstream` cancel it, unless that is empty.
 
     `claims` are the spans that it has begun to summarise.
     """
@@ -80,7 +80,7 @@ class RunningJob:
 
 
 class _Postponed(msgspec.Struct, frozen=True, gc=False):
-    """A branch, by the tip and the depth of a request, that is left alone until it has so many tokens."""
+    """A branch, given by the tip and depth of a request, that is postponed until it has `tokens`."""
 
     tip: bytes
     depth: int
@@ -92,9 +92,9 @@ class _Postponed(msgspec.Struct, frozen=True, gc=False):
 
 
 class JobSchedule:
-    """The branches that are being summarised, and those that were tried in vain not long ago.
+    """The branches that are being summarised, and those for which that failed recently.
 
-    Two requests are of one branch where one extends the other. In memory only, and bounded: to forget a failed try
+    Two requests are of one branch if one extends the other. In memory only, and bounded: forgetting a failed attempt
     costs one more.
     """
 
@@ -117,8 +117,8 @@ class JobSchedule:
     def name_lease(self, request: SentRequest) -> str:
         """Return the name of a branch's lease.
 
-        It names the first message that has no summary, or that no other branch here shares. Other processes compute
-        the same name, unless their branch leaves this one behind that message.
+        It identifies the first message that has no summary, or that no other branch here shares. Other processes derive
+        the same name, unless their branch diverges from this one after that message.
         """
         live = request.state.context.list_summaries(request.nodes)
         shared = [count_shared(job.nodes, request.nodes) for job in self._running.get(request.session, ())]
@@ -138,14 +138,14 @@ class JobSchedule:
             self._running.pop(session, None)
 
     def claim(self, session: str, job: RunningJob, span: SpanKey) -> bool:
-        """Take a span for a branch; return False where another branch is working on it."""
+        """Claim a span for a branch. Return False if another branch is working on it."""
         if any(span in each.claims for each in self._running[session] if each is not job):
             return False
         job.claims.add(span)
         return True
 
     def postpone(self, request: SentRequest, tokens: int) -> None:
-        """Leave a branch alone until its conversation has so many tokens."""
+        """Postpone a branch until its conversation has `tokens`."""
         others = [each for each in self._postponed.get(request.session) or () if not each.is_behind(request)]
         postponed = [*others, _Postponed(request.nodes[-1], len(request.nodes), tokens)]
         self._postponed.put(request.session, postponed[-_MOST_POSTPONED:])

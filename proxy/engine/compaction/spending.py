@@ -1,4 +1,4 @@
-"""What clients' calls cost, and what may be spent on summaries beside them (BEHAVIOUR B27; FEATURES P19)."""
+"""The cost of clients' calls, and what may be spent on summaries in addition (BEHAVIOUR B27; FEATURES P19)."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,10 +26,10 @@ _Call = tuple[str, str, Usage]
 
 @dataclass(slots=True)
 class _Balance:
-    """The costs of a session: of its own calls, of its summaries, and what is reserved for summaries under way.
+    """The costs of a session: of its own calls, of its summaries, and what is reserved for running summary calls.
 
-    Own calls wait in `unpriced` until somebody asks: of most sessions nobody does. Those in `expected` have no reported
-    usage, yet or at all.
+    Own calls stay in `unpriced` until their cost is needed, which is rare. Calls in `expected` have no reported usage,
+    either not yet or never.
     """
 
     main: Cost = field(default_factory=Cost)
@@ -40,9 +40,9 @@ class _Balance:
 
 
 class SpendBudget:
-    """Keeps account of what was spent; a summary is paid for only where its expected cost fits with all of that.
+    """Keeps account of what was spent. A summary is made only if its expected cost still fits the limits.
 
-    What was spent today is read from the log after a start. The share of a session counts from the start on, for its
+    The amount spent today is read from the log after a start. The share of a session counts from the start on, for its
     own calls and for its summaries. `find_card` returns what is known of a model of an upstream.
     """
 
@@ -61,9 +61,9 @@ class SpendBudget:
         self.is_loaded = not policy.spend_per_day
 
     async def load_today(self, sum_auxiliary: Callable[[int], Awaitable[Sequence[AuxiliaryUsage]]]) -> None:
-        """Read what was spent today; before, a cap on it allows no call. Raises StoreUnavailable.
+        """Read what was spent today. Until then a daily cap allows no call. Raises StoreUnavailable.
 
-        `sum_auxiliary` is that of the log (`LogReader`).
+        `sum_auxiliary` is `LogReader.sum_auxiliary`.
         """
         day = self._clock.now_ms() // _DAY_MS
         spent = await sum_auxiliary(day * _DAY_MS)
@@ -73,11 +73,11 @@ class SpendBudget:
         self.is_loaded = True
 
     def record_estimate(self, exchange: str, expected: Usage) -> None:
-        """Record the usage that a client's call will probably have: in many streams none is reported."""
+        """Record the expected usage of a client's call, since many streams report none."""
         self._estimates.put(exchange, expected)
 
     def record_exchange(self, event: ExchangeRecorded) -> None:
-        """Record that a client's call has ended, whose response will be read; a subscriber of the bus."""
+        """Record that a client's call has ended, whose response will be read. Subscribed to the bus."""
         estimate = self._estimates.pop(event.exchange)
         if event.kind != "managed" or not event.is_readable or not event.is_final:
             return
@@ -86,22 +86,22 @@ class SpendBudget:
             return
         balance = self._get_balance(event.session)
         balance.expected[event.exchange] = event.upstream, event.model, estimate
-        if len(balance.expected) > _MOST_UNPRICED:  # the oldest counts as it was expected to, for good
+        if len(balance.expected) > _MOST_UNPRICED:  # the oldest keeps its expected cost for good
             oldest = next(iter(balance.expected))
             self._waiting.pop(oldest)
             self._add_own_call(balance, balance.expected.pop(oldest))
 
     def record_answer(self, event: AnswerRead) -> None:
-        """Record the usage that a client's call was reported with; a subscriber of the bus."""
+        """Record the reported usage of a client's call. Subscribed to the bus."""
         if event.usage.input is not None and (call := self._waiting.pop(event.exchange)) is not None:
             balance = self._get_balance(call.session)
             balance.expected.pop(event.exchange, None)
             self._add_own_call(balance, (call.upstream, call.model, event.usage))
 
     def find_objection(self, session: str, expected: Cost, *, is_manual: bool = False) -> str:
-        """Return why a call that will probably cost so much is not to be made; empty where it may be.
+        """Return why a call with this expected cost must not be made, or an empty string if it may.
 
-        What a person asked for may take more than the share of its session.
+        A manual call may exceed the share of its session.
         """
         policy, balance = self._policy, self._get_balance(session)
         if policy.spend_per_day and (objection := self._find_daily_objection(expected)):
@@ -124,12 +124,12 @@ class SpendBudget:
         return price_usage(usage, self._find_card(upstream, model))
 
     def reserve(self, session: str, expected: Cost) -> None:
-        """Reserve the expected cost of a call that begins; `settle` is called once with the same."""
+        """Reserve the expected cost of a call that begins. Call `settle` once with the same amount."""
         self._get_balance(session).reserved += expected
         self._reserved += expected
 
     def settle(self, session: str, exchange: str, expected: Cost, cost: Cost) -> None:
-        """Replace a reservation by what the call cost."""
+        """Replace a reservation by the cost of the call."""
         balance = self._get_balance(session)
         balance.reserved = _release(balance.reserved, expected)
         self._reserved = _release(self._reserved, expected)
@@ -139,7 +139,7 @@ class SpendBudget:
         self._calls.put(exchange, cost)
 
     def record_waste(self, session: str, calls: Sequence[str]) -> Cost:
-        """Record that the summary these exchanges made will never be used; return their cost, as far as it is known."""
+        """Record that the summary made by these exchanges will never be used. Return their cost, as far as known."""
         wasted = Cost()
         for exchange in calls:
             wasted += self._calls.pop(exchange) or Cost()
@@ -168,7 +168,7 @@ class SpendBudget:
         return ""
 
     def _begin_day(self) -> None:
-        """Start from nothing where a new day has begun."""
+        """Reset the daily sums if a new day has begun."""
         day = self._clock.now_ms() // _DAY_MS
         if day != self._day:
             self._day, self._today = day, Cost()
@@ -182,6 +182,6 @@ class SpendBudget:
 
 
 def _release(reserved: Cost, expected: Cost) -> Cost:
-    """Return what is still reserved: nothing at all where the last was released, whatever rounding left."""
+    """Return what is still reserved: exactly zero after the last release, without rounding errors."""
     left = reserved - expected
     return left if left.tokens > 1e-6 else Cost()

@@ -1,4 +1,4 @@
-"""Writing one summary: models are asked in their order, level by level; else it is put together without a model."""
+"""Writing one summary: models are asked in order, level by level. If all fail, it is assembled without a model."""
 
 import asyncio
 import logging
@@ -46,16 +46,16 @@ from proxy.wire.format import Format
 from proxy.wire.headers import select_stored
 from proxy.wire.summary_request import OutputLimit, raise_output_limit, write_compact, write_warm
 
-# The window of a model of which none is known.
+# The assumed window of a model whose window is unknown.
 _ASSUMED_WINDOW = 32_768
-# A response is cut off where it has so many times the characters that it may have.
+# A response is cut off above this multiple of its allowed characters.
 _SLACK = 1.5
 _CHARACTERS_PER_TOKEN = 6
 _FRAME_TOKENS = 600
 
 _MODEL_LEVELS: tuple[SummaryLevel, ...] = (1, 2)
 _ANY = Provider()
-# Statuses that may be due to the body of a request, and not to the state of the upstream.
+# Statuses that the body of a request may have caused, not the state of the upstream.
 _DUE_TO_REQUEST = frozenset({200, 400, 413, 422})
 _NO_CREDENTIAL = "no model was asked: no call of this session was accepted in the last half hour, or since the start"
 
@@ -68,7 +68,7 @@ _log = logging.getLogger("palimpsest.compaction")
 class SummaryPrompt(msgspec.Struct, frozen=True, gc=False):
     """The body of a call, the tokens and characters that its response may have, and its expected usage.
 
-    A warm one repeats the request that was sent last, and so reads what that left in the provider's cache.
+    A warm one repeats the request that was sent last, and so reads its prefix from the provider's cache.
     """
 
     body: bytes
@@ -90,7 +90,7 @@ class PromptBuilder:
         self._hook = hook
 
     def write_warm(self, job: SummaryJob, level: SummaryLevel, *, is_alternating: bool) -> SummaryPrompt | None:
-        """Return the last request with an instruction behind it; None where it cannot be extended, or for a merge."""
+        """Return the last request with an instruction appended, or None if it cannot be extended, or for a merge."""
         state = job.request.state
         split = split_body(job.request.body, state.request.items_key)
         if job.parents or split is None:
@@ -107,7 +107,7 @@ class PromptBuilder:
     def write_compact(
         self, job: SummaryJob, level: SummaryLevel, model: str, window: int | None
     ) -> SummaryPrompt | None:
-        """Return a request of its own, with a transcript; None where the model's window is too small for one."""
+        """Return a separate request with a transcript, or None if the model's window is too small for one."""
         order = self._make_order(job, level)
         room = self.compute_room(window, order.most)
         if room < MIN_MESSAGES:
@@ -125,7 +125,7 @@ class PromptBuilder:
         return _make_prompt(body, job, level, expected, is_warm=False)
 
     def compute_room(self, window: int | None, most: int) -> int:
-        """Return the tokens that a transcript may have for a model with this window, which may answer with `most`."""
+        """Return the tokens that a transcript may have for a model with this window and `most` output tokens."""
         known = _ASSUMED_WINDOW if window is None else window
         scaled = known * self._policy.input_fraction / 0.75
         return min(compute_max_span(int(scaled), most), known - most - _FRAME_TOKENS)
@@ -144,9 +144,9 @@ def _make_prompt(body: bytes, job: SummaryJob, level: SummaryLevel, expected: Us
 
 @dataclass(slots=True)
 class SummaryAttempts:
-    """What was tried for a summary: the calls, and what was wrong with each, or why none was made.
+    """The attempts at a summary: the calls, and what was wrong with each, or why none was made.
 
-    `is_speechless`: a model wrote no text twice; a shorter form would not help that (B29). `is_lost`: the lease is.
+    `is_speechless`: a model twice wrote no text; a shorter form would not help (B29). `is_lost`: the lease is lost.
     """
 
     calls: list[str] = field(default_factory=list)
@@ -156,14 +156,14 @@ class SummaryAttempts:
 
     @property
     def reason(self) -> str:
-        """Return all problems, each once."""
+        """Return all problems without duplicates."""
         return "; ".join(dict.fromkeys(self.problems))
 
 
 class _Attempt(msgspec.Struct, frozen=True, gc=False):
-    """A summary that is asked for on one level and from one model; `attempts` is what was tried so far.
+    """A summary to be asked for on one level and from one model. `attempts` has the attempts so far.
 
-    `keeps_lease` is asked before each call. `is_custom`: the instruction is a person's own.
+    `keeps_lease` is called before each model call. `is_custom`: the instruction is the user's own.
     """
 
     job: SummaryJob
@@ -181,24 +181,24 @@ class _Attempt(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def skill(self) -> tuple[str, str]:
-        """Return what a circuit breaker holds against the model: one that merges badly may summarise well.
+        """Return the upstream and the name under which a circuit breaker counts the failures of this kind of task.
 
-        What comes of a person's own instruction says something of that, and of the session it is used in, at most.
+        A model that merges badly may summarise well. Results of a user's own instruction count only for its session.
         """
         upstream, model = self.names
         skill = f"{model}, merging" if self.job.parents else model
         return upstream, f"{skill}, as asked in {self.job.request.session}" if self.is_custom else skill
 
     def add_problem(self, problem: str) -> None:
-        """Record what is wrong with the model's response, or with asking it."""
+        """Record what is wrong with the model's response, or why it was not asked."""
         self.attempts.problems.append(f"{self.target.model}: {problem}")
 
 
 @dataclass(kw_only=True, eq=False)
 class Summarizer:
-    """Writes summaries, and never fails: what models give is validated, and what is missing is done without them.
+    """Writes summaries, and never fails: responses of models are validated, and summaries can be made without a model.
 
-    `secret` makes the ids of summaries unguessable, `providers` are by the upstream's name.
+    `secret` makes the ids of summaries unguessable. The keys of `providers` are upstream names.
     """
 
     policy: CompactionPolicy
@@ -215,9 +215,9 @@ class Summarizer:
     async def summarize(
         self, job: SummaryJob, credential: CallCredential | None, keeps_lease: KeepsLease, *, is_needed: bool = False
     ) -> Summary | None:
-        """Return the summary; None where the lease was lost.
+        """Return the summary, or None if the lease was lost.
 
-        Also None where no model could be asked, unless the summary is needed: a ledger says as much meanwhile.
+        Return None also if no model could be asked, unless `is_needed`: a ledger says as much meanwhile.
         """
         attempts = SummaryAttempts()
         for each in self._list_attempts(job, credential, attempts, keeps_lease):
@@ -238,9 +238,9 @@ class Summarizer:
     def _list_attempts(
         self, job: SummaryJob, credential: CallCredential | None, attempts: SummaryAttempts, keeps_lease: KeepsLease
     ) -> Iterator[_Attempt]:
-        """Yield what to try next while there is no summary.
+        """Yield the next attempt while there is no summary.
 
-        Without a credential only upstreams are asked for which the settings have an API key.
+        Without a credential, only upstreams with an API key in the settings are asked.
         """
         policy, options, request = self.policy, job.options, job.request
         levels = [level for level in _MODEL_LEVELS if level >= job.level]
@@ -252,7 +252,7 @@ class Summarizer:
         used = credential or _make_bare_credential(job)
         for level in levels:
             if attempts.is_speechless or (level > levels[0] and not attempts.calls):
-                return  # a shorter form is for what was rejected, not for what was not to be asked
+                return  # a shorter form helps only if a response was rejected, not if no call was allowed
             for target in list_summary_models(policy, used.upstream, request.state.view, self.routes):
                 each = _Attempt(job, used, target, level, attempts, keeps_lease, is_custom)
                 if credential is None and not self.providers.get(target.upstream.name, _ANY).has_own_key:
@@ -264,7 +264,7 @@ class Summarizer:
                     each.add_problem(f"its {what} were rejected lately; it is not asked for them for a while")
 
     async def _try(self, each: _Attempt) -> Summary | None:
-        """Return what a model gives; None where that is no summary of this level."""
+        """Return the summary of a model, or None if its response is no summary of this level."""
         for is_warm in (True, False):
             if is_warm and not self._may_be_warm(each):
                 continue
@@ -276,7 +276,7 @@ class Summarizer:
                 return await self._judge(each, prompt, response)
             if response is None:
                 return None
-            # What was too long in full, or led to a tool call, may be asked with a transcript.
+            # If the warm request was too long, or led to a tool call, a transcript may still succeed.
             is_other_way = response.is_too_long if isinstance(response, FailedCall) else response.is_tool_call
             if not (is_warm and is_other_way):
                 return None
@@ -295,7 +295,7 @@ class Summarizer:
         return self.prompts.write_compact(each.job, each.level, model, self.models.card(upstream, model).window)
 
     async def _call(self, each: _Attempt, prompt: SummaryPrompt) -> ModelResponse | FailedCall | None:
-        """Send a prompt, and once more with more room where reasoning took all of it (B29); None where not allowed."""
+        """Send a prompt, and again with more output tokens if reasoning used all (B29). Return None if not allowed."""
         health, session = self.health, each.job.request.state.request.session
         is_manual, body, response = each.job.options is not None, prompt.body, None
         for is_first in (True, False):
@@ -321,7 +321,7 @@ class Summarizer:
         return response
 
     def _record_failure(self, each: _Attempt, response: ModelResponse | FailedCall | None) -> None:
-        """Record that nothing came of a call, if so; what may be due to the prompt is not held against every use."""
+        """Record the failure of a call, if it failed. One that the prompt may have caused counts for this task only."""
         if isinstance(response, FailedCall):
             problem, is_due_to_prompt = response.reason, response.status in _DUE_TO_REQUEST
         elif response is not None and response.is_tool_call:
@@ -336,7 +336,7 @@ class Summarizer:
         self.health.breakers.record_failure(*failed, self.clock.monotonic())
 
     async def _judge(self, each: _Attempt, prompt: SummaryPrompt, response: ModelResponse) -> Summary | None:
-        """Return the summary that a response is; None where it is rejected."""
+        """Return the summary in a response, or None if it is rejected."""
         job, level, model, breakers = each.job, each.level, each.target.model, self.health.breakers
         now_ms = self.clock.now_ms()
         id = job.make_id(self.secret, level, now_ms)
@@ -366,7 +366,7 @@ class Summarizer:
         )
 
     def write_without_model(self, job: SummaryJob, attempts: SummaryAttempts | None = None) -> Summary:
-        """Return a summary that is put together from the messages. Blocks; never fails."""
+        """Return a summary that is assembled from the messages. Blocks; never fails."""
         now_ms = self.clock.now_ms()
         id = job.make_id(self.secret, WITHOUT_MODEL, now_ms)
         frame = SummaryFrame(id, "", format_date(now_ms))
@@ -438,7 +438,7 @@ def build_summarizer(
 
 
 def _make_bare_credential(job: SummaryJob) -> CallCredential:
-    """Return where a session's calls go, without a credential, for upstreams that are asked with a key of ours."""
+    """Return a session's upstream and target without a credential, for upstreams with a key in the settings."""
     managed = job.request.state.request
     return CallCredential(managed.upstream, managed.target, select_stored(managed.headers))
 

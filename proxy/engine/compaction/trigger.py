@@ -1,6 +1,6 @@
-"""When the summary worker is started: after a call that was sent above the soft mark and accepted (BEHAVIOUR B27, B30).
+"""Starting the summary worker after a call that was sent above the soft mark and accepted (BEHAVIOUR B27, B30).
 
-`build_trigger` puts the trigger and its worker together.
+`build_trigger` builds the trigger and its worker.
 """
 
 import ipaddress
@@ -36,14 +36,14 @@ _MOST_CALLS = 1024
 _IDLE_SECONDS = 5.0
 _ACCEPTED = range(200, 300)
 _ANY = Provider()
-# Suffixes of names in one's own network, beside names without a dot: `ollama`, `host.docker.internal`.
+# Suffixes of host names in a local network (`host.docker.internal`). Names without a dot (`ollama`) are local, too.
 _NEAR = (".localhost", ".local", ".internal", ".lan")
 
 _log = logging.getLogger("palimpsest.compaction")
 
 
 class _OpenCall(msgspec.Struct, gc=False):
-    """A managed call whose response has not ended; `sent` is set where it may be summarised then."""
+    """A managed call whose response has not ended. `sent` is set if it may be summarised afterwards."""
 
     tip: bytes
     credential: CallCredential
@@ -52,10 +52,10 @@ class _OpenCall(msgspec.Struct, gc=False):
 
 @dataclass(kw_only=True, eq=False)
 class CompactionTrigger:
-    """Follows the clients' calls, and starts the worker after those that call for a summary. Nothing here waits.
+    """Follows the clients' calls, and starts the worker after those that need a summary. Nothing here waits.
 
-    `providers` are by the upstream's name. `models` knows which models have a price: a server of one's own without
-    prices serves one request at a time.
+    The keys of `providers` are upstream names. `models` knows which models have a price: a local server without prices
+    is assumed to serve one request at a time.
     """
 
     policy: CompactionPolicy
@@ -72,7 +72,7 @@ class CompactionTrigger:
         self._near = {name for name, provider in self.providers.items() if is_near(provider.host)}
 
     def note_arrival(self, request: ManagedRequest) -> None:
-        """Record that a call has come, managed or not; it has precedence on a local server."""
+        """Record that a call has arrived, managed or not. On a local server it has precedence over summaries."""
         upstream = request.upstream.name
         if self._is_local(upstream, request.model):
             self._newest[upstream] = request.exchange
@@ -84,7 +84,7 @@ class CompactionTrigger:
         self.open_calls.put(request.exchange, _OpenCall(request.chain.tip, credential))
 
     def note_sent(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> None:
-        """Record what was sent for a call, and the state in which that was decided."""
+        """Record what was sent for a call, and the state from which that was decided."""
         read = state.tariff.estimate_cached(find_matching(state, outgoing))
         expected = Usage(state.to_model_tokens(outgoing.tokens), 0, state.to_model_tokens(read))
         self.budget.record_estimate(state.request.exchange, expected)
@@ -97,11 +97,11 @@ class CompactionTrigger:
                 call.sent = SentRequest(state, outgoing.body, opened, interval)
 
     async def wait(self, request: ManagedRequest) -> None:
-        """Return when no summary is being made for a call's branch, or it has waited for long enough."""
+        """Wait for a running summary of the call's branch, for a bounded time."""
         await self.worker.wait(request)
 
     def note_exchange(self, event: ExchangeRecorded) -> None:
-        """Record that a call has ended, or a round after which another body is sent; a subscriber of the bus."""
+        """Record that a call has ended, or a round that is followed by another. Subscribed to the bus."""
         call = self.open_calls.pop(event.exchange) if event.is_final else self.open_calls.peek(event.exchange)
         if call is None:
             return
@@ -116,7 +116,7 @@ class CompactionTrigger:
             return
         if not self._is_local(event.upstream, request.state.request.model):
             self.worker.start(request)
-        elif self.policy.model:  # a server that does one thing at a time summarises only where a model is set for that
+        elif self.policy.model:  # a server with one request at a time summarises only if a model is set
             self.call_later(_IDLE_SECONDS, lambda: self._start_if_idle(event, request))
 
     def _start_if_idle(self, event: ExchangeRecorded, request: SentRequest) -> None:
@@ -124,7 +124,7 @@ class CompactionTrigger:
             self.worker.start(request)
 
     def _is_local(self, upstream: str, model: str) -> bool:
-        """Return whether one engine serves one request at a time there: declared, or to be expected (BEHAVIOUR B30)."""
+        """Return whether the upstream serves one request at a time, as declared or as assumed (BEHAVIOUR B30)."""
         provider = self.providers.get(upstream, _ANY)
         if provider.cache is not None or upstream not in self._near:
             return provider.cache == "local"
@@ -132,7 +132,7 @@ class CompactionTrigger:
 
 
 def is_near(host: str) -> bool:
-    """Return whether a host is this machine, or one of its own network."""
+    """Return whether a host is this machine, or in its local network."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

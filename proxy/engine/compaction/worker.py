@@ -1,7 +1,7 @@
-"""The background worker, which has branches above their soft mark summarised (BEHAVIOUR B27, B30, B32a).
+"""The background worker, which summarises branches above their soft mark (BEHAVIOUR B27, B30, B32a).
 
-It makes one summary at a time for each branch, under a lease, beside the clients' calls; these wait for it above the
-high mark only. A summary is in the log before it is used.
+It makes one summary at a time for each branch, under a lease. Clients' calls wait for it only above the high mark. A
+summary is in the log before it is used.
 """
 
 import asyncio
@@ -39,18 +39,18 @@ from proxy.model.epoch import Summary
 from proxy.model.errors import Conflict
 from proxy.model.events import SummaryAdded
 
-# The part of the usable budget that a span must have to be worth a call; the same where a ledger lists it already.
+# The share of the usable budget that a span must have to be worth a call, and the same if a ledger lists it already.
 WORTH = 0.5
 _WORTH_IN_LEDGERS = 1.0
-# The tokens that a span must have where a person asks for a summary: one of less would be no shorter.
+# The tokens that a span must have for a manual summary: the summary of a shorter span would be no shorter.
 LEAST = 600
-# A person has a conversation summarised in so many spans at most, where one does not hold all of it.
+# The most spans into which a manual compaction divides a conversation that does not fit into one.
 _MOST_MANUAL_SPANS = 8
-# The part of the usable budget by which a conversation must grow before a failed try is repeated.
+# The share of the usable budget by which a conversation must grow before a failed attempt is repeated.
 _GROWTH = 0.15
-# A request above the high mark waits so long for a summary: its plan, made afterwards, has the rest (BEHAVIOUR B8b).
+# The share of its waiting time that a request above the high mark waits for a summary; its plan has the rest (B8b).
 _WAIT_SHARE = 0.75
-# A lease is renewed before each call and so outlasts it: after a kill it is held no longer than two calls take.
+# The duration of a lease, in calls. It is renewed before each call. After a kill it expires within two calls' time.
 _LEASE_CALLS = 2
 _ASSUMED_WINDOW = 128_000
 
@@ -83,24 +83,24 @@ class SummaryWorker:
     schedule: JobSchedule = field(default_factory=JobSchedule, init=False)
 
     def start(self, request: SentRequest) -> None:
-        """Have the branch of a request worked on, unless it is or there is nothing to do."""
+        """Start work on the branch of a request, unless it is running or there is nothing to do."""
         if self.schedule.find(request.session, request.nodes) is None and self._is_worth_it(request):
             lease = self.schedule.name_lease(request)
             work = self._run(request, lease)
             self._spawn(request, lease, request.state.request.session.upstream, work)
 
     def stop_at(self, upstream: str) -> None:
-        """Cancel the jobs at a server that does one thing at a time: a client's call has come to it."""
+        """Cancel the jobs at a server that serves one request at a time, since a client's call has arrived for it."""
         for job in self.schedule.list_at(upstream):
             job.task.cancel()
 
     async def wait(self, request: ManagedRequest) -> None:
-        """Return when nothing is being made for a request's branch, or it has waited for long enough."""
+        """Wait for the running job on a request's branch, for a bounded time."""
         if self.policy.hard_wait_seconds:
             await self.wait_out(request, _WAIT_SHARE * self.policy.hard_wait_seconds)
 
     async def wait_out(self, request: ManagedRequest, seconds: float) -> bool:
-        """Wait for the job on a request's branch, at most so long; return whether there was one."""
+        """Wait at most `seconds` for the job on a request's branch. Return whether there was one."""
         job = self.schedule.find(request.session.id, request.nodes)
         if job is None:
             return False
@@ -108,9 +108,9 @@ class SummaryWorker:
         return True
 
     async def compact(self, request: SentRequest, options: ManualOptions) -> JobResult:
-        """Summarise all that may go, because a person asks for it; to the end, even if nobody waits for it any more.
+        """Summarise all that may be replaced, for a manual compaction. It continues even if the caller is cancelled.
 
-        Raises Conflict where the branch is being worked on.
+        Raises Conflict if there is a running job on the branch.
         """
         result, session, budget = JobResult(), request.session, self.summarizer.health.budget
         if self.schedule.find(session, request.nodes) is not None:
@@ -124,7 +124,7 @@ class SummaryWorker:
         return result
 
     async def index_conversation(self, request: SentRequest) -> ConversationIndex:
-        """Return the index of a conversation, made in a thread."""
+        """Return the index of a conversation, built in a thread."""
         state = request.state
         inputs = PlanInputs(state.budget, None, state.context.list_pinned(request.nodes))
         return await asyncio.to_thread(self.index_request, request, inputs)
@@ -132,7 +132,7 @@ class SummaryWorker:
     def choose_job(
         self, request: SentRequest, index: ConversationIndex, live: Sequence[Summary], *, is_needed: bool = False
     ) -> SummaryJob | None:
-        """Return the job of what has no summary yet, where that is worth one."""
+        """Return the job for the messages without a summary, or None if these are not worth one."""
         budget = request.state.budget
         begin = live[-1].stop if live else 0
         span = choose_span(index, begin, int(self.policy.input_fraction * (budget.window or _ASSUMED_WINDOW)))
@@ -143,7 +143,7 @@ class SummaryWorker:
     async def choose_repeat(
         self, request: SentRequest, index: ConversationIndex, live: Sequence[Summary]
     ) -> SummaryJob | None:
-        """Return the job of the oldest summary that is to be made again."""
+        """Return the job for the oldest summary that is to be made again, or None."""
         again = next(filter(_is_unfinished, live), None)
         if again is None:
             return None
@@ -155,9 +155,9 @@ class SummaryWorker:
         return make_merge_job(request, index, [known[id] for id in again.parents], (again.id,))
 
     async def summarize(self, job: SummaryJob, *, is_needed: bool = False) -> Summary | None:
-        """Return a summary that was made under the branch's lease; None also where that is lost.
+        """Return a summary that was made under the branch's lease, or None.
 
-        None, too, where another branch is at the same span.
+        Return None also if the lease was lost, or if another branch is working on the same span.
         """
         request = job.request
         running = self.schedule.find(request.session, request.nodes)
@@ -169,7 +169,7 @@ class SummaryWorker:
         return await self.summarizer.summarize(job, credential, keeps_lease, is_needed=is_needed)
 
     async def keep(self, job: SummaryJob, summary: Summary) -> bool:
-        """Have the log take a summary, and use it from then on; return False where the log did not take it."""
+        """Write a summary to the log, and use it from then on. Return False if the log did not accept it."""
         context = job.request.state.context
         if not await self.gate.confirm(self.archive.append(summary)):
             _log.warning("session %s: %s", summary.session, _NOT_KEPT)
@@ -180,7 +180,7 @@ class SummaryWorker:
                 if replaced is not None and replaced.calls:  # paid for, and nothing was ever sent under it
                     self.summarizer.health.budget.record_waste(replaced.session, replaced.calls)
         context.add_summary(summary)
-        self.memory.contexts.add_summary(summary)  # which may have another context of the session by now
+        self.memory.contexts.add_summary(summary)  # the cache may have a new context of the session by now
         made = (summary.id, summary.session, summary.exchange, summary.kind, summary.level)
         self.bus.publish(SummaryAdded(*made, summary.covered, summary.tokens))
         return True
@@ -195,10 +195,10 @@ class SummaryWorker:
         return job
 
     def _is_worth_it(self, request: SentRequest) -> bool:
-        """Return whether there may be something to do, as far as that is seen without reading the messages.
+        """Return whether there may be something to do, without reading the messages.
 
-        What was sent in a ledger counts less, as a summary of it says little that the ledger does not. It counts
-        because all of a conversation is in ledgers by now where each epoch opens as soon as the soft mark is passed.
+        Messages in a ledger count less, since a summary adds little to the ledger. They count at all because the whole
+        conversation is in ledgers if each epoch opens as soon as the soft mark is passed.
         """
         state, count = request.state, len(request.nodes)
         if self.schedule.is_postponed(request):
@@ -213,12 +213,12 @@ class SummaryWorker:
         return is_summary_due(request, self.policy, self.summarizer.health.cache_hits, self.summarizer.routes)
 
     def _postpone(self, request: SentRequest) -> None:
-        """Leave a branch of which nothing came alone until its conversation has grown."""
+        """Postpone a branch without a result until its conversation has grown."""
         state = request.state
         self.schedule.postpone(request, state.history.tokens + int(_GROWTH * state.budget.usable))
 
     async def _run_leased(self, lease: str, work: Callable[[], Awaitable[None]]) -> bool:
-        """Do work under a lease; return False where another process holds it."""
+        """Do work under a lease. Return False if another process holds it."""
         if not await self.leases.acquire(lease, self.owner, self._lease_seconds):
             return False
         try:
@@ -228,7 +228,7 @@ class SummaryWorker:
         return True
 
     async def _run(self, request: SentRequest, lease: str) -> None:
-        """Work on a branch in the background; a failure is logged."""
+        """Work on a branch in the background. A failure is logged."""
 
         def note(problem: Exception) -> None:
             _log.error("session %s: a summary could not be made", request.session, exc_info=problem)
@@ -237,7 +237,7 @@ class SummaryWorker:
         await attempt(self._run_leased(lease, partial(self._work, request)), note)
 
     async def _run_manually(self, request: SentRequest, lease: str, options: ManualOptions, result: JobResult) -> None:
-        """Work on a branch because a person asks for it; a failure is logged, and told in the result."""
+        """Work on a branch for a manual compaction. A failure is logged, and reported in the result."""
 
         def note(problem: Exception) -> None:
             _log.error("session %s: a summary could not be made", request.session, exc_info=problem)
@@ -247,7 +247,7 @@ class SummaryWorker:
         result.is_refused = await attempt(self._run_leased(lease, work), note) is False
 
     async def _work(self, request: SentRequest) -> None:
-        """Make the next summary of a branch; where there is nothing new, make one again that may be better."""
+        """Make the next summary of a branch. If there is nothing new, improve an earlier one."""
         index = await self.index_conversation(request)
         live = request.state.context.list_summaries(request.nodes)
         job = self.choose_job(request, index, live) or await self.choose_repeat(request, index, live)
@@ -258,7 +258,7 @@ class SummaryWorker:
             await self.condense(request, index)
 
     async def _work_manually(self, request: SentRequest, options: ManualOptions, result: JobResult) -> None:
-        """Summarise what has no summary; where models can be asked, make one again that is not as it should be."""
+        """Summarise all messages without a summary. If models can be asked, improve an unfinished summary."""
         context, nodes, index = request.state.context, request.nodes, await self.index_conversation(request)
         for _ in range(_MOST_MANUAL_SPANS):
             job = self.choose_job(request, index, context.list_summaries(nodes), is_needed=True)
@@ -273,7 +273,7 @@ class SummaryWorker:
                 result.add(merged, is_kept=True)
 
     async def _summarize_manually(self, job: SummaryJob, result: JobResult) -> bool:
-        """Make one summary of several; return whether it is there, so that there may be a next one."""
+        """Make one of several summaries. Return whether it was made, so that the next one may follow."""
         summary = await self.summarize(job, is_needed=True)
         if summary is None:
             result.add_problem(_LOST)
@@ -289,7 +289,7 @@ class SummaryWorker:
     async def condense(
         self, request: SentRequest, index: ConversationIndex, options: ManualOptions | None = None
     ) -> list[Summary]:
-        """Merge summaries that take too much room, round by round while that makes them smaller; return the new ones.
+        """Merge summaries that take too much room, in rounds while they get smaller. Return the new ones.
 
         A summary that is not shown takes no room, and stays as it is until a model has made it again.
         """
@@ -311,17 +311,17 @@ class SummaryWorker:
         return merged
 
     async def _load_summaries(self, live: Sequence[Summary]) -> dict[str, Summary]:
-        """Return these and all that they were made of, those first; some may be of sessions that this one extends."""
+        """Return these and all they were made from, which come first. Some may be of sessions that this one extends."""
         sessions = dict.fromkeys(each.session for each in live)
         stored = [each for session in sessions for each in await self.archive.list_summaries(session)]
         return {each.id: each for each in sorted((*stored, *live), key=lambda each: each.made_ms)}
 
 
 def _is_in_vain(job: SummaryJob, summary: Summary) -> bool:
-    """Return whether a summary that was to be better than another is not."""
+    """Return whether a summary that should improve another one does not."""
     return bool(job.supersedes) and summary.level == WITHOUT_MODEL
 
 
 def _is_unfinished(summary: Summary) -> bool:
-    """Return whether a summary is to be made again: until a model has written it, and once more where it was poor."""
+    """Return whether a summary is to be made again: until a model has written it, and once more if it was poor."""
     return summary.is_provisional and (summary.level == WITHOUT_MODEL or not summary.supersedes)

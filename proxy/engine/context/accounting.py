@@ -1,4 +1,4 @@
-"""Accounting for sent requests: what each costs and saves, and what its response shows of the provider's cache."""
+"""Accounting for sent requests: what each costs and saves, and what its response tells about the provider's cache."""
 
 import logging
 from typing import Protocol
@@ -36,10 +36,10 @@ def list_labels(plan: Plan, epoch: Epoch | None, *, is_opened: bool) -> Headers:
 
 
 class SentObserver(Protocol):
-    """An observer of calls, which may start work beside them: compaction does."""
+    """An observer of calls that may start background work, as compaction does."""
 
     def note_arrival(self, request: ManagedRequest) -> None:
-        """Note that a call has come, managed or not."""
+        """Note that a call has arrived, managed or not."""
         ...
 
     def note_managed(self, request: ManagedRequest) -> None:
@@ -47,11 +47,11 @@ class SentObserver(Protocol):
         ...
 
     def note_sent(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> None:
-        """Note how a request stood, and what was sent for it."""
+        """Note the state of a request, and what was sent for it."""
         ...
 
     async def wait(self, request: ManagedRequest) -> None:
-        """Wait until nothing is being made for the branch of a call, or for long enough."""
+        """Wait for the running work on the branch of a call, for a bounded time."""
         ...
 
 
@@ -72,9 +72,9 @@ class NoObserver:
 
 
 class UsageAccounting:
-    """Charges requests to the account of their epoch, and has their responses teach what the cache keeps.
+    """Charges requests to the account of their epoch, and registers what their responses should show of the cache.
 
-    Nothing here changes what is sent: it may be done while the upstream works on the request.
+    Nothing here changes what is sent, so it may run while the upstream works on the request.
     """
 
     def __init__(self, sent: SentBodies, calibrator: CacheCalibrator, observer: SentObserver) -> None:
@@ -83,7 +83,7 @@ class UsageAccounting:
         self._observer = observer
 
     def build_manifest(self, request: ManagedRequest, outgoing: OutgoingRequest) -> Manifest:
-        """Build the manifest of a rewritten body. At worst the body is kept whole."""
+        """Build the manifest of a rewritten body. If that fails, the body is kept whole."""
         depth = outgoing.epoch.depth if outgoing.epoch is not None else 0
         try:
             return self._sent.keep(request, outgoing.body, depth)
@@ -94,7 +94,7 @@ class UsageAccounting:
             return self._sent.keep_apart(outgoing.body)
 
     def account(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> OutgoingRequest:
-        """Charge a request; return it with its plan and labels."""
+        """Charge a request. Return it with its plan and labels."""
         request, epoch = state.request, outgoing.epoch
         saving, matching = _estimate_saving(state, outgoing), find_matching(state, outgoing)
         expected = ExpectedUsage(
@@ -130,7 +130,7 @@ class UsageAccounting:
 
 
 def _charge(state: RequestState, outgoing: OutgoingRequest) -> CacheCostAccount:
-    """Charge a request to the account of the epoch that it is sent under; return the account."""
+    """Charge a request to the account of the epoch that it is sent under. Return the account."""
     epoch_account = state.find_account(outgoing.epoch)
     if state.request.is_side:
         epoch_account.account = record_use(epoch_account.account, state.now)
@@ -151,7 +151,7 @@ def find_matching(state: RequestState, outgoing: OutgoingRequest) -> int:
 
 
 def _estimate_saving(state: RequestState, outgoing: OutgoingRequest) -> float | None:
-    """Estimate what a request saves against the client's own, as far as the cache is known before it is answered."""
+    """Estimate what a request saves against the client's own, from what is known of the cache before the response."""
     before = state.epoch_account.before
     if before is None:
         return None

@@ -1,7 +1,7 @@
-"""The decision what is sent for a request: its own bytes, or an epoch in place of the beginning of its history.
+"""Decides what is sent for a request: its own bytes, or an epoch in place of the beginning of its history.
 
-Below the soft mark nothing is rewritten on the proxy's own initiative, and while a request's size in bytes proves that
-it is below, nothing is counted. No error here fails a call: the request is then sent as the client sent it.
+Below the soft mark the proxy rewrites nothing on its own initiative. It counts no tokens while the size in bytes proves
+that a request is below that mark. No error here fails a call: the request is then sent as the client sent it.
 """
 
 import asyncio
@@ -40,14 +40,14 @@ from proxy.model.manifest import Manifest
 from proxy.wire import FORMATS, MANAGED_WIRES
 from proxy.wire.headers import find_header
 
-# The part of a budget that pins may take together (BEHAVIOUR B13).
+# The share of a budget that all pins together may take (BEHAVIOUR B13).
 _PINNED_SHARE = 0.1
 _PIN_HEADER = b"x-palimpsest-pin"
 # A body of fewer bytes is below any soft mark that is worth managing.
 _LARGE_BYTES = 64 * 1024
-# Text and JSON have about as many in every language that uses Latin letters; a header needs no better estimate.
+# An average for text and JSON in languages with Latin letters; precise enough for a response header.
 _BYTES_OF_A_TOKEN = 4
-# No model has a window of fewer tokens; a request of so many bytes has fewer tokens than bytes.
+# No model has a window of fewer tokens, and a request has fewer tokens than bytes: below this size it always fits.
 _SAFE_BYTES = 4096
 
 # Reasons why a request is sent as the client sent it.
@@ -61,7 +61,7 @@ _log = logging.getLogger("palimpsest.context")
 
 
 class ContextController:
-    """Decides for each request what is sent. Compaction, which opens epochs too, shares `states` and `chain`."""
+    """Decides what is sent for each request. Compaction also opens epochs, so it shares `states` and `chain`."""
 
     def __init__(
         self,
@@ -80,24 +80,24 @@ class ContextController:
         self._clock = states.clock
 
     def decide_at_once(self, request: ResolvedRequest) -> OutgoingRequest | None:
-        """Return what is sent where that is known without waiting; None where `decide` has to find out.
+        """Return what is sent if that is known without waiting. Return None if `decide` is needed.
 
-        So it is for most calls: short ones of sessions in which nothing was ever managed, and those that keep their
-        epoch whatever their new messages count.
+        Most calls are decided here: short requests of sessions in which nothing was ever managed, and requests that
+        keep their epoch however many tokens their new messages have.
         """
         if not isinstance(request, ManagedRequest):
             is_labelled = request.mode == "manage" and len(request.body) >= _LARGE_BYTES
             return OutgoingRequest("original", request.body, labels=_UNREADABLE if is_labelled else ())
         try:
             return self._decide_at_once(request)
-        except Exception:  # noqa: BLE001 - a boundary: a call goes on without what is done beside it
+        except Exception:  # noqa: BLE001 - a boundary: `decide` tries again
             _log.exception("exchange %s: the request could not be decided at once", request.exchange)
             return None
 
     async def decide(self, request: ManagedRequest, commit: Commit) -> OutgoingRequest:
-        """Return what is sent; waits for the log, for counts and for a plan, each for a bounded time.
+        """Return what is sent. Wait for the log, for token counts and for a plan, each for a bounded time.
 
-        `commit` has the log keep an epoch. Never fails: what cannot be managed goes as the client sent it.
+        `commit` writes an epoch to the log. Never raises: a request that cannot be managed is sent as it came.
         """
         pin: Pin | None = None
         labels: Headers = ()
@@ -116,7 +116,7 @@ class ContextController:
         return outgoing.add(labels, pin)
 
     def account(self, outgoing: OutgoingRequest) -> OutgoingRequest:
-        """Count and charge a request that was sent before it was counted; return it with its plan and labels."""
+        """Count and charge a request that was sent uncounted. Return it with its plan and labels."""
         assert outgoing.uncounted is not None, "it was counted before"
         request = outgoing.uncounted.state.request
         try:
@@ -132,8 +132,8 @@ class ContextController:
         return counted
 
     def draft_ahead(self, outgoing: OutgoingRequest) -> None:
-        """Have the next epoch planned behind a request that was sent above its soft mark."""
-        if outgoing.state is not None and not outgoing.is_opened:  # by the loop: an error is no matter of this call
+        """Plan the next epoch in the background if the request was sent above its soft mark."""
+        if outgoing.state is not None and not outgoing.is_opened:  # in a callback: an error must not fail this call
             asyncio.get_running_loop().call_soon(self.chain.draft_ahead, outgoing.state, outgoing.tokens)
 
     def build_manifest(self, request: ManagedRequest, outgoing: OutgoingRequest) -> Manifest:
@@ -149,9 +149,9 @@ class ContextController:
         add_labels: Callable[[Headers], None],
         run_after_send: Callable[[], None],
     ) -> RetrySource:
-        """Return what decides how a request is sent again, should the upstream refuse it.
+        """Return the object that decides what is sent if the upstream refuses the request.
 
-        `add_labels` adds headers to the response; `run_after_send` does what was put off until the request was sent.
+        `add_labels` adds headers to the response. `run_after_send` runs the work that was deferred until after sending.
         """
         return RefusalRetry(
             self.states,
@@ -183,14 +183,14 @@ class ContextController:
         return outgoing
 
     def _pass_blank(self, request: ManagedRequest) -> OutgoingRequest | None:
-        """Return the request itself where its bytes prove that it is short; nothing is looked up for it."""
+        """Return the unchanged request if its size in bytes proves that it is short. Nothing is looked up."""
         content, budget = request.split.content, self.states.find_budget(request)
         if not (request.chain.is_plain and is_below_soft_mark(budget, len(content))) or _find_mark(request):
             return None
         return OutgoingRequest("original", content, is_managed=True, is_guarded=_is_risky(budget, request))
 
     def _pass_known(self, request: ManagedRequest) -> OutgoingRequest | None:
-        """Return what is sent of a session in memory, where it does not depend on what the new messages count."""
+        """Return what is sent if the session is in memory and the tokens of the new messages make no difference."""
         self._caches.forget_lost()
         context = self._caches.contexts.find_known(request)
         if context is None or _find_mark(request):
@@ -215,9 +215,10 @@ class ContextController:
     def _keep_epoch(
         self, request: ManagedRequest, context: SessionContext, epoch: Epoch, budget: Budget
     ) -> OutgoingRequest | None:
-        """Return what goes on under its epoch whatever its new messages count; they are counted once it is on its way.
+        """Return the request under its active epoch if that holds for any token count of the new messages.
 
-        None where it depends on their count, or where they are so much that they are counted in a thread.
+        They are counted after sending. Return None if the decision depends on their count, or if they are so long that
+        they are counted in a thread.
         """
         uncounted = self.states.read_uncounted(request, context, epoch, budget)
         if uncounted is None or not _is_kept(uncounted.state):
@@ -239,7 +240,7 @@ class ContextController:
         )
 
     async def _find_exemption(self, request: ManagedRequest) -> str:
-        """Return why a request is not managed; empty where it is."""
+        """Return why a request is not managed, or an empty string if it is."""
         if request.wire not in MANAGED_WIRES:
             return _RECORDED_ONLY
         if request.mode != "manage":
@@ -254,7 +255,7 @@ class ContextController:
         return self._hold_out(request) if reason == HELD_OUT else self._stand_aside(request, reason)
 
     def _give_up(self, request: ManagedRequest, error: Exception) -> OutgoingRequest:
-        """Return the client's own request after a fault of ours."""
+        """Return the client's own request after an error of the proxy."""
         _log.error(
             "exchange %s: the request could not be managed and is sent as it came", request.exchange, exc_info=error
         )
@@ -264,7 +265,7 @@ class ContextController:
         return OutgoingRequest("original", request.split.content, plan=plan, labels=_label_observed(NOT_CUT))
 
     async def _take_pin(self, request: ManagedRequest) -> tuple[Pin | None, Headers]:
-        """Pin a request's newest message if it asks for that; return the pin, or the labels that say why not."""
+        """Pin the newest message if the request asks for it. Return the pin, or labels that say why it was refused."""
         if not is_pinning(request):
             return None, ()
         if not request.nodes:
@@ -284,7 +285,7 @@ class ContextController:
         return pin, ()
 
     async def _is_held_out(self, request: ManagedRequest) -> bool:
-        """Return whether the session is only observed: no epoch was opened in it before, as far as that is known."""
+        """Return whether the session is held out. One that is known to have an epoch stays managed."""
         if not self.states.holdout.has(request.session.id):
             return False
         self._caches.forget_lost()
@@ -292,9 +293,9 @@ class ContextController:
         return context.is_known and not context.epochs
 
     def _hold_out(self, request: ManagedRequest) -> OutgoingRequest:
-        """Return the request itself, which would be managed in another session.
+        """Return the unchanged request of a held-out session, with a plan.
 
-        Its tokens are in the provider's usage; what they are to be compared with is known here.
+        The provider's usage reports its tokens; the plan records the budget to compare them with.
         """
         budget = self.states.find_budget(request)
         if not self.states.is_below(request, budget) and (exemption := self._find_sign(request)):
@@ -323,7 +324,7 @@ class ContextController:
         return self._label_excess(state, outgoing.add(_label_own(state, outgoing, decision)), decision)
 
     async def _run_chain(self, state: RequestState, decision: Decision, commit: Commit) -> OutgoingRequest:
-        """Return what the request is sent as; above the ceiling it waits for a running summary and its plan (B8b)."""
+        """Run the fallback levels. A request above the ceiling first waits for a running summary (B8b)."""
         if decision.why != "hard":
             return await self.chain.run(state, decision.why, commit)
         began = self._clock.monotonic()
@@ -332,7 +333,7 @@ class ContextController:
         return await self.chain.run(state, decision.why, commit, seconds=max(0.0, left))
 
     def _label_excess(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> OutgoingRequest:
-        """Say by header, event and plan that a request is sent above its ceiling, if so."""
+        """If a request is sent above its ceiling, say so in a header, an event and the plan."""
         if not state.budget.usable or outgoing.tokens <= state.budget.usable or outgoing.plan is None:
             return outgoing
         reason = decision.reason or (MUST_STAY if outgoing.is_opened or _is_tried(state) else NOT_CUT)
@@ -344,7 +345,7 @@ class ContextController:
         return replace(outgoing, plan=replace(outgoing.plan, reason=notice)).add(labels)
 
     def _label_unmanaged(self, request: ManagedRequest) -> Headers:
-        """Label a large request on a wire that is not managed; its bytes tell its size."""
+        """Label a large request on a wire that is not managed. Its size is estimated from its bytes."""
         if request.mode != "manage":
             return ()
         budget = self.states.find_budget(request)
@@ -352,16 +353,17 @@ class ContextController:
         return ((b"x-palimpsest-mode", b"observe; recorded-only"),) if is_large else ()
 
     def _find_sign(self, request: ManagedRequest) -> str:
-        """Find what in the messages says that they are managed already; messages managed before are not searched.
+        """Find a sign in the new messages that the client or provider manages the context already.
 
-        Not asked under an epoch of ours: what looks like one there is an echo, and as it came it would be too long.
+        Not used while an epoch of ours applies: a sign is then an echo of our own text, and the unchanged request would
+        be too long.
         """
         known, shared = self._caches.histories.find(request)
         seen = request.chain.preamble.count + shared if known is not None else 0
         return FORMATS[request.wire].find_management(request.split, seen)
 
     def _stand_aside(self, request: ManagedRequest, reason: str) -> OutgoingRequest:
-        """Return the request as it is though its session may be managed; its plan tells what that costs."""
+        """Return the unchanged request of a session that may be managed. Its plan records what that costs."""
         content = request.split.content
         is_labelled = request.mode == "manage" and not self.states.is_below(request, self.states.find_budget(request))
         labels = _label_observed(reason) if is_labelled else ()
@@ -383,12 +385,12 @@ class ContextController:
 
 
 def is_pinning(request: ManagedRequest) -> bool:
-    """Return whether a request asks that its newest message stay."""
+    """Return whether a request asks to pin its newest message."""
     return find_header(request.headers, _PIN_HEADER).strip().lower() == b"true"
 
 
 def find_objection(tokens: int, usable: int) -> str:
-    """Return why pins of so many tokens together are refused (BEHAVIOUR B13); empty where they are not."""
+    """Return why pins with `tokens` in total are refused, or an empty string if they are accepted (BEHAVIOUR B13)."""
     most = int(_PINNED_SHARE * usable)
     if tokens <= most:
         return ""
@@ -399,19 +401,18 @@ def find_objection(tokens: int, usable: int) -> str:
 
 
 def _refuse_pin(request: ManagedRequest, reason: str) -> Headers:
-    """Label a pin that is not taken; nothing where the request asks for none."""
+    """Return labels for a refused pin, or none if the request asks for no pin."""
     if not is_pinning(request):
         return ()
     return ((b"x-palimpsest-notice", f"not pinned: {reason}".encode("ascii", "replace")),)
 
 
 def _is_kept(state: RequestState) -> bool:
-    """Return whether no epoch opens, however little the new messages count.
+    """Return whether no epoch opens, however few tokens the new messages have.
 
-    Where none opens at the most that they may count, none opens at less.
-
-    Not told where an epoch was in vain: what must stay is then estimated by what is counted. Nor where size or price
-    ask for one that does not open: response headers say so, with the tokens.
+    `state` has the upper bound of their tokens: if no epoch opens at that, none opens below it. Return False if an
+    earlier epoch was ineffective, since the tokens that must stay are then estimated from counts; also if an epoch is
+    due but something prevents it, since response headers then report it with exact tokens.
     """
     if state.account.ineffective or state.budget.is_ceiling_unreachable(state.protected):
         return False
@@ -420,25 +421,25 @@ def _is_kept(state: RequestState) -> bool:
 
 
 def _is_tried(state: RequestState) -> bool:
-    """Return whether a plan was made for this very request that makes it no shorter."""
+    """Return whether a plan for this very request was made before and did not shorten it."""
     return state.facts.is_tried
 
 
 def _choose(state: RequestState, outgoing: OutgoingRequest) -> None:
-    """Send this history, and what goes on from it, so from now on."""
+    """Remember the epoch that this history was sent under, so that it is sent under the same one again."""
     state.context.choose(state.view, state.request, outgoing.epoch.id if outgoing.epoch is not None else "")
     if outgoing.epoch is not None:
         state.context.cover(outgoing.epoch, state.request.chain.items)
 
 
 def _label_observed(reason: str) -> Headers:
-    """Label a request that is not managed though it otherwise could be."""
+    """Label a request that could be managed but is not."""
     shown = reason if reason == HELD_OUT else f"stood-down:{reason}"
     return ((b"x-palimpsest-mode", f"observe; {shown}".encode("ascii", "replace")),)
 
 
 def _label_own(state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> Headers:
-    """Label a request that is sent as it came though it is above the soft mark, and not for its price."""
+    """Label a request above the soft mark that is sent unchanged for a reason other than its price."""
     if outgoing.rung != "original" or decision.pressure == "none":
         return ()
     if decision.why is None:
@@ -447,10 +448,10 @@ def _label_own(state: RequestState, outgoing: OutgoingRequest, decision: Decisio
 
 
 def _find_mark(request: ManagedRequest) -> str:
-    """Find what in the members beside the messages says that the request is managed already; empty for nothing."""
+    """Find a sign outside the messages that the context is managed already. Return an empty string if there is none."""
     return FORMATS[request.wire].find_management(request.split, len(request.split.items))
 
 
 def _is_risky(budget: Budget, request: ManagedRequest) -> bool:
-    """Return whether the upstream may refuse a request as too long that is below the soft mark of its budget."""
+    """Return whether the upstream may refuse a request below the soft mark as too long: its window is unknown."""
     return budget.window is None and len(request.split.content) >= _SAFE_BYTES

@@ -1,6 +1,6 @@
-"""Reverting epochs and pinning messages of a managed session by request of a user (BEHAVIOUR B13, B19).
+"""Reverting epochs and pinning messages of a managed session on a user's request (BEHAVIOUR B13, B19).
 
-What cannot be done is refused, never ignored; what is granted is in the log first.
+What cannot be done raises an error. What is done is in the log before it takes effect.
 """
 
 from collections.abc import Collection, Sequence
@@ -24,7 +24,7 @@ from proxy.model.log import BranchRow, ExchangeRow, Record
 
 
 class EpochAdmin:
-    """Reverts epochs and pins messages. Sessions and exchanges must be in the log: the caller has found them there."""
+    """Reverts epochs and pins messages. Sessions and exchanges must be in the log: the caller checks that."""
 
     def __init__(
         self, states: StateReader, archive: Archive, durability: DurabilityWaiter, bus: EventBus, ids: Ids
@@ -42,7 +42,7 @@ class EpochAdmin:
         return await self._plan_reversion(session, reverted, await self._states.caches.contexts.load(session))
 
     async def revert(self, session: str, n: int) -> Reversion:
-        """Go back before the n-th epoch of a session, until the high mark. Raises NotFound, Conflict."""
+        """Go back before the n-th epoch of a session, until the high mark is reached. Raises NotFound, Conflict."""
         reverted = await self._archive.load_epoch(session, n)
         context = await self._states.caches.contexts.load(session)
         async with context.opening:
@@ -54,9 +54,9 @@ class EpochAdmin:
         return reversion
 
     async def pin(self, row: ExchangeRow, place: int | None) -> Pinned:
-        """Have a message of a request stay, by its place behind the preamble; None: its newest.
+        """Pin a message of a request, given by its index after the preamble, or its newest message for None.
 
-        Raises NotFound, and Conflict where all that is pinned in that conversation would be too much.
+        Raises NotFound, and Conflict if the pins of that conversation would be too large together.
         """
         history = await load_history(self._archive, row)
         place = _find_place(history, place)
@@ -70,19 +70,19 @@ class EpochAdmin:
         return Pinned(history.nodes[place], row, place, history.raws[place], counted[place])
 
     async def unpin(self, row: ExchangeRow, place: int | None) -> None:
-        """Let a message go that was pinned. Raises NotFound."""
+        """Unpin a message, given as in `pin`. Raises NotFound."""
         history = await load_history(self._archive, row)
         await self.unpin_node(row.session, history.nodes[_find_place(history, place)])
 
     async def unpin_node(self, session: str, node: bytes) -> None:
-        """Unpin a message that is given by its node. Raises NotFound."""
+        """Unpin a message, given by its node. Raises NotFound."""
         context = await self._states.caches.contexts.load(session)
         if node not in context.pinned:
             raise NotFound("this message is not pinned; GET /-/api/sessions/SESSION/pins lists those that are")
         await self._note(context, session, node, is_on=False)
 
     async def list_pins(self, session: str, branches: Sequence[BranchRow]) -> list[Pinned]:
-        """Return what is pinned in a session, each message as it is in the newest of the branches that has it."""
+        """Return the pinned messages of a session, each from the newest branch that has it."""
         left = set((await self._states.caches.contexts.load(session)).pinned)
         found: list[Pinned] = []
         for branch in reversed(branches):
@@ -98,7 +98,7 @@ class EpochAdmin:
             (row,) = await self._archive.list_exchanges(session, max(branch.own).n - 1, 1)
             history = await load_history(self._archive, row)
         except (NotFound, ValueError):
-            return []  # erased, or not read: what is pinned there has no place
+            return []  # erased or unreadable: its pins are listed without their messages
         places = [place for place, node in enumerate(history.nodes) if node in nodes]
         tokens = await self._count(history, places)
         return [
@@ -148,7 +148,7 @@ class EpochAdmin:
         return None
 
     async def _count(self, history: MessageList, places: Collection[int]) -> list[int]:
-        """Count messages as the model does; return tokens in the order of their indexes."""
+        """Return the model's token counts of messages, in the order of their indexes."""
         row, models = history.row, self._states.models
         counted = await models.counter.count_messages(row.model, [history.raws[place] for place in sorted(places)])
         ratio = models.counter.find_ratio((await self._archive.find_session(row.session)).upstream, row.model)
@@ -177,7 +177,7 @@ def _find_place(history: MessageList, place: int | None) -> int:
 
 
 def _sends_same(holding: Epoch, target: Epoch | None) -> bool:
-    """Return whether an epoch sends what another does; None sends all as it came."""
+    """Return whether two epochs send the same. None stands for the unchanged request."""
     if target is None:
         return not holding.depth
     return (holding.through, holding.rendered) == (target.through, target.rendered)

@@ -1,4 +1,4 @@
-"""Drafting an epoch: a plan of what replaces which messages, rendered as the bytes that will be sent."""
+"""Drafting an epoch: a plan of what replaces which messages, rendered to the bytes that will be sent."""
 
 import asyncio
 import threading
@@ -39,12 +39,12 @@ class RenderedPlan(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def weight(self) -> int:
-        """Bytes of memory, roughly: what is written is in the plan and in what is sent."""
+        """Bytes of memory, roughly. Written text is counted twice: in the plan and in what is rendered."""
         return 2 * sum(map(len, self.rendered)) + _EDIT_WEIGHT * (len(self.plan.edits) + len(self.plan.references))
 
 
 class EarlierPlan(msgspec.Struct, frozen=True, gc=False):
-    """A plan that a later request may use, made for an earlier one of a model, with these nodes and so many tokens.
+    """A plan that a later request may use, with the model, nodes and tokens of the request it was made for.
 
     That request itself is not kept: many sessions have such a plan, and each would hold a whole body.
     """
@@ -63,7 +63,7 @@ class EarlierPlan(msgspec.Struct, frozen=True, gc=False):
         return nodes + drafting.result().weight
 
     def serves(self, request: ManagedRequest) -> bool:
-        """Return whether the plan is made, and a request has all messages that it replaces."""
+        """Return whether the plan is ready, and a request has all messages that it replaces."""
         if not self.drafting.done() or self.drafting.cancelled():
             return False
         needed = 1 if self.drafting.exception() else self.drafting.result().plan.through
@@ -71,35 +71,30 @@ class EarlierPlan(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlanInputs(msgspec.Struct, frozen=True, gc=False):
-    """The inputs of a draft beside the conversation: the epoch that applies, the indexes that are pinned, summaries.
-
-    `goal`, `depth` and `must_fit` are as a plan request has them.
-    """
+    """The inputs of a draft besides the conversation. `goal`, `depth` and `must_fit` are as in `PlanRequest`."""
 
     budget: Budget
-    frozen: Epoch | None = None
-    pinned: frozenset[int] = frozenset()
-    reports: Sequence[LiveSummary] = ()
+    frozen: Epoch | None = None  # the epoch that applies
+    pinned: frozenset[int] = frozenset()  # indexes of messages
+    reports: Sequence[LiveSummary] = ()  # summaries that the plan may show
     goal: Budget | None = None
     depth: int = 0
     must_fit: bool = False
 
 
 class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
-    """All that a plan depends on, as values: it can be made in another process.
+    """All that a plan depends on, as values, so that another process can make it.
 
-    `raws` are the client's messages behind the preamble, `nodes` their nodes, `tokens` their tokens. `session` and
-    `secret` make the ids of references. `needs_json`: the upstream refuses the request without the word "JSON" in it.
-    `is_minimal`: the plan is to be made in time linear in the messages' text. The rest is as in `PlanRequest`.
+    Fields without a comment are as in `PlanRequest`.
     """
 
     wire: str
-    raws: list[bytes]
-    nodes: list[bytes]
-    tokens: list[int]
+    raws: list[bytes]  # the client's messages after the preamble
+    nodes: list[bytes]  # of these messages
+    tokens: list[int]  # of each of these messages
     head: int
     budget: Budget
-    session: str
+    session: str  # `session` and `secret` make the ids of references
     secret: bytes
     provider: Provider
     pinned: frozenset[int] = frozenset()
@@ -110,8 +105,8 @@ class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
     sent: int | None = None
     depth: int = 0
     must_fit: bool = False
-    needs_json: bool = False
-    is_minimal: bool = False
+    needs_json: bool = False  # the upstream refuses the request without the word "JSON" in it
+    is_minimal: bool = False  # make the plan in time linear in the messages' text
 
     @property
     def weight(self) -> int:
@@ -119,13 +114,13 @@ class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
         return sum(map(len, self.raws)) + _NODE_WEIGHT * len(self.raws)
 
     def name_reference(self, start: int, stop: int, offset: int) -> str:
-        """Derive the id of a reference: the node of the last message names all before it."""
+        """Derive the id of a reference. The node of the last message identifies all messages before it."""
         named = b"%b%d:%d" % (self.nodes[stop - 1], stop - start, offset)
         return make_reference(self.secret, self.session, sha256(named).digest())
 
 
 def compute_plan(job: PlanJob, builder: ContextBuilder) -> RenderedPlan:
-    """Plan and render what is sent in place of the beginning of a history. Raises any error of planning."""
+    """Plan and render what replaces the beginning of a history. Any error of planning propagates."""
     form, raws, provider = FORMATS[job.wire], job.raws, job.provider
     request = make_plan_request(job)
     structures = [each.structure for each in request.messages]
@@ -138,13 +133,13 @@ def compute_plan(job: PlanJob, builder: ContextBuilder) -> RenderedPlan:
     if job.needs_json:
         plan = msgspec.structs.replace(plan, edits=_require_json_word(plan, structures))
     is_alternating = provider.strict_alternation
-    # the words of users that stay can be joined with ours beside them, those of the assistant's own cannot
+    # our messages can be joined with adjacent user messages that stay, but not with the assistant's
     role = "user" if is_alternating else provider.summary_role
     return RenderedPlan(plan, tuple(render(form, plan.edits, raws, role=role, is_alternating=is_alternating)))
 
 
 def make_plan_request(job: PlanJob) -> PlanRequest:
-    """Return the conversation of a job as the plan builder takes it. Raises any error of reading it."""
+    """Return a job as input for the plan builder. Any error of decoding its messages propagates."""
     decoded = map(FORMATS[job.wire].decode_message, job.raws)
     return PlanRequest(
         [
@@ -183,21 +178,21 @@ class EpochPlanner:
     def draft(
         self, request: ManagedRequest, history: MeasuredHistory, inputs: PlanInputs, *, is_ahead: bool = False
     ) -> "asyncio.Future[RenderedPlan]":
-        """Draft what would be sent in place of the beginning of a request's history.
+        """Start to draft what would replace the beginning of a request's history.
 
-        The future may have any error of planning. `is_ahead`: nobody waits for it, so that other work goes first.
+        The future may hold any error of planning. If `is_ahead`, nobody waits for it, and other jobs take precedence.
         """
         return self._compute(self.make_job(request, history, inputs), is_ahead)
 
     async def draft_minimal(
         self, request: ManagedRequest, history: MeasuredHistory, inputs: PlanInputs
     ) -> RenderedPlan:
-        """Draft the least that can be sent, in a thread of this process: that the worker process failed may be why."""
+        """Draft a minimal plan in a thread of this process, since the worker process may be what has failed."""
         job = msgspec.structs.replace(self.make_job(request, history, inputs), is_minimal=True)
         return await asyncio.to_thread(compute_plan, job, self._builder)
 
     def make_job(self, request: ManagedRequest, history: MeasuredHistory, inputs: PlanInputs) -> PlanJob:
-        """Return the job of a plan for a request."""
+        """Return the job that makes a plan for a request."""
         rules = FORMATS[request.wire].read_rules(request.split, request.chain.preamble.count)
         return PlanJob(
             request.wire,
@@ -222,22 +217,22 @@ class EpochPlanner:
 
 
 def list_originals(plan: ContextPlan, request: ManagedRequest, known: Mapping[str, Original]) -> tuple[Original, ...]:
-    """Return what the references of a plan stand for.
+    """Return the original messages for the references of a plan.
 
-    `known` are references that have their originals, by id: what one stands for stays the same though the client may
-    spell its messages otherwise by now.
+    `known` has the originals of earlier references by id. They stay the same even if the client now serializes these
+    messages differently.
     """
     return tuple([known.get(each.id) or _keep_original(request, each) for each in plan.references])
 
 
 def _find_sent(request: ManagedRequest) -> int | None:
-    """Count the messages that were sent before; None unless the rest was appended to them: elsewhere all may be old."""
+    """Count the messages that were sent before. Return None unless the rest was appended: then all may be old."""
     step = request.step
     return step.base if step is not None and step.base and step.relation == "append" else None
 
 
 def read_plan(epoch: Epoch) -> ContextPlan:
-    """Parse the plan that an epoch was made of, as far as it is kept. Raises ValueError."""
+    """Parse the plan of an epoch, as far as the epoch keeps it. Raises ValueError."""
     references = tuple(
         Reference(each.id, each.place, each.place + len(each.digests), each.offset) for each in epoch.originals
     )
@@ -245,7 +240,7 @@ def read_plan(epoch: Epoch) -> ContextPlan:
 
 
 def _lead_with_user(edits: tuple[Edit, ...], structures: Sequence[MessageStructure]) -> tuple[Edit, ...]:
-    """Put the user's first message before an assistant message of ours, which no list may begin with."""
+    """Move the user's first message before our assistant message, since no list of messages may begin with one."""
     at = next((i for i, edit in enumerate(edits) if not isinstance(edit, Written)), 0)
     match edits[at : at + 1]:
         case (Kept() | Replaced() as first,) if structures[first.place].role == "user":
@@ -254,9 +249,9 @@ def _lead_with_user(edits: tuple[Edit, ...], structures: Sequence[MessageStructu
 
 
 def _require_json_word(plan: ContextPlan, structures: Sequence[MessageStructure]) -> tuple[Edit, ...]:
-    """Add the word "JSON" to the last ledger, if all messages of the client's that had it are replaced.
+    """Add the word "JSON" to the last ledger if all client messages that had it are replaced.
 
-    Providers refuse a JSON output format without the word. Where the client did not have it, it is not added.
+    Providers refuse a JSON output format without the word. It is not added if the client never had it.
     """
     ours = [(i, edit) for i, edit in enumerate(plan.edits) if isinstance(edit, Written) and not edit.report]
     if not ours or _has_json_word(plan, structures) or not any(structure.says_json for structure in structures):
@@ -266,7 +261,7 @@ def _require_json_word(plan: ContextPlan, structures: Sequence[MessageStructure]
 
 
 def _has_json_word(plan: ContextPlan, structures: Sequence[MessageStructure]) -> bool:
-    """Return whether anything that is sent under a plan has the word."""
+    """Return whether anything that is sent under a plan has the word "JSON"."""
     kept = [structures[edit.place] for edit in plan.edits if isinstance(edit, Kept)]
     if any(structure.says_json for structure in (*kept, *structures[plan.through :])):
         return True
@@ -279,7 +274,7 @@ def _keep_original(request: ManagedRequest, reference: Reference) -> Original:
 
 
 class FeatureCache:
-    """The features of the messages analysed last, of `most_bytes` together."""
+    """The features of the messages analysed last, up to `most_bytes` in total."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
@@ -308,7 +303,7 @@ class FeatureCache:
 
 
 def _weigh(message: Message, findings: MessageFeatures) -> int:
-    """Estimate bytes of memory: the message, and the words that were found in it."""
+    """Estimate the bytes of memory of a message and the words that were found in it."""
     said = len(message.text) + sum(len(call.arguments) for call in message.calls)
     words = sum(len(word) + _WORD_WEIGHT for word in findings.words)
     return _MESSAGE_WEIGHT + said + words

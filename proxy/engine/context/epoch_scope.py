@@ -1,4 +1,4 @@
-"""The scope of an epoch: the requests that continue its messages and keep enough behind them.
+"""The scope of an epoch: the requests that begin with its messages and have enough messages after them.
 
 BEHAVIOUR B3, B6, B13, B14.
 """
@@ -26,7 +26,7 @@ _EPOCH_WEIGHT = 1000
 _ORIGINAL_WEIGHT = 400
 _NODE_WEIGHT = 60
 _MOST_COVERED = 4
-# What clients leave of an output is a line that says so, as in "[Old tool result content cleared]".
+# Clients replace a cleared output by a short notice, such as "[Old tool result content cleared]".
 _LITTLE = 200
 _SAYS_SO = re.compile(
     r"clear|prun|truncat|omit|remov|elid|mask|hidden|collaps|compact|trim|drop|delet|discard|evict|snip|\.\.\.|…",
@@ -37,7 +37,7 @@ _Key = tuple[bytes, str, str, bytes]
 
 
 class EpochReaches:
-    """The number of messages of the requests that the epochs of a session were opened for, as far as that is known."""
+    """The reaches of a session's epochs: how many messages the request had for which each was opened, if known."""
 
     __slots__ = ("_known",)
 
@@ -45,7 +45,7 @@ class EpochReaches:
         self._known: dict[str, int] = {}
 
     def note(self, epoch: str, reach: int | None) -> None:
-        """Set the reach of an epoch, given by its id; None where it is unknown."""
+        """Set the reach of an epoch, given by its id. None means unknown."""
         if reach is not None:
             self._known[epoch] = reach
 
@@ -54,9 +54,9 @@ class EpochReaches:
         self._known.pop(epoch, None)
 
     def choose(self, epochs: Sequence[Epoch], known: Sequence[Epoch], request: ManagedRequest) -> Epoch | None:
-        """Return the newest of the epochs on a request's history that applies to it; `known` are all of its session.
+        """Return the newest epoch that applies to a request. `epochs` are on its history, `known` all of its session.
 
-        An older epoch that keeps no more messages than a newer one that does not apply is skipped: the newer one may
+        If a newer epoch does not apply, an older one is skipped unless it replaces fewer messages: the newer one may
         have reverted it.
         """
         most = len(request.nodes) + 1
@@ -68,7 +68,7 @@ class EpochReaches:
         return None
 
     def _find(self, epoch: Epoch, known: Sequence[Epoch]) -> int | None:
-        """Return the reach of an epoch; a reversion has that of the one which it goes back to."""
+        """Return the reach of an epoch. A reversion has that of the epoch to which it returns."""
         if not epoch.is_reversion:
             return self._known.get(epoch.id)
         same = (each.id for each in known if (each.through, each.edits) == (epoch.through, epoch.edits))
@@ -78,8 +78,8 @@ class EpochReaches:
 def holds(epoch: Epoch, reach: int | None, request: ManagedRequest) -> bool:
     """Return whether an epoch may be sent for a request that has its messages.
 
-    `reach` is how many messages the request had that it was opened for, None where that is unknown. A history that was
-    sent before it was as long was sent under an earlier epoch or none (B5).
+    `reach` is the number of messages of the request for which it was opened, or None if unknown. A shorter history may
+    have been sent before, under an earlier epoch or none, and stays so (B5).
     """
     items = request.chain.items
     if not epoch.depth or (reach is not None and len(items) >= reach):
@@ -91,9 +91,9 @@ def holds(epoch: Epoch, reach: int | None, request: ManagedRequest) -> bool:
 
 
 def keeps_tail(epoch: Epoch, items: Sequence[Item], groups: int = RECENT_GROUPS, turns: int = RECENT_TURNS) -> bool:
-    """Return whether what has to stay word for word (`context/verbatim`) is sent unchanged under an epoch.
+    """Return whether the messages that must stay verbatim (`context/verbatim`) are sent unchanged under an epoch.
 
-    Pins are left out: a later one is for the next epoch.
+    Pins are not considered: a pin takes effect in the next epoch.
     """
     kept = {edit.place for edit in read_plan(epoch).edits if isinstance(edit, Kept)}
     verbatim = find_verbatim(iterate_groups(items), find_unanswered(items), groups, turns)
@@ -102,7 +102,7 @@ def keeps_tail(epoch: Epoch, items: Sequence[Item], groups: int = RECENT_GROUPS,
 
 
 class ClearedOutputDetector:
-    """The messages replaced by the epochs that were sent last, to recognise them once a client cleared outputs."""
+    """Recognises the messages that recent epochs replace after the client has cleared tool outputs in them."""
 
     __slots__ = ("_items",)
 
@@ -113,7 +113,7 @@ class ClearedOutputDetector:
         return sum(map(len, self._items.values()))
 
     def note(self, epoch: Epoch, items: Sequence[Item]) -> None:
-        """Remember what an epoch stands for; `items` begin with that."""
+        """Remember the messages that an epoch replaces: the first ones of `items`."""
         if epoch.id in self._items or not epoch.depth or epoch.is_reversion:
             return
         self._items[epoch.id] = tuple(items[: epoch.depth])
@@ -121,13 +121,13 @@ class ClearedOutputDetector:
             self._items.popitem(last=False)
 
     def is_cleared(self, epoch: Epoch, request: ManagedRequest) -> bool:
-        """Return whether a request begins with what an epoch replaces, but for outputs that the client has cleared."""
+        """Return whether a request begins with the messages of an epoch, except for outputs that the client cleared."""
         items = self._items.get(epoch.id)
         return items is not None and is_cleared(items, request)
 
 
 def is_cleared(before: Sequence[Item], request: ManagedRequest) -> bool:
-    """Return whether a request begins with these messages, some of whose tool outputs became a short notice."""
+    """Return whether a request begins with these messages, except for tool outputs that became a short notice."""
     now = request.chain.items
     if len(now) < len(before):
         return False
@@ -138,7 +138,7 @@ def is_cleared(before: Sequence[Item], request: ManagedRequest) -> bool:
 
 
 def _are_outputs(old: Item, new: Item) -> bool:
-    """Return whether these are outputs of the same calls, the newer of which is a short notice."""
+    """Return whether both are outputs of the same calls, and the newer one is short."""
     return old.role == new.role == "tool" and bool(old.results) and old.results == new.results and new.weight <= _LITTLE
 
 
@@ -149,7 +149,7 @@ def _says_so(request: ManagedRequest, place: int) -> bool:
 
 
 class AnonymousEpochCache:
-    """The epochs of unnamed sessions that were opened last, the oldest dropped above `most_bytes`."""
+    """The epochs that were opened last in unnamed sessions. The oldest are dropped above `most_bytes`."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
@@ -157,7 +157,7 @@ class AnonymousEpochCache:
         self._known: OrderedDict[_Key, tuple[Epoch, int]] = OrderedDict()
 
     def note(self, request: ManagedRequest, epoch: Epoch) -> None:
-        """Add an epoch that was opened for a request. One with a summary, which belongs to its session, is left out."""
+        """Add an epoch that was opened for a request, unless it has a summary, which belongs to its session."""
         edits = read_plan(epoch).edits
         if request.session.family or any(isinstance(edit, Written) and edit.report for edit in edits):
             return
@@ -170,14 +170,14 @@ class AnonymousEpochCache:
             self._weight -= weigh_epoch(dropped[0])
 
     def find(self, request: ManagedRequest) -> Epoch | None:
-        """Return the epoch of another unnamed session that replaces most of a request's history and keeps enough."""
+        """Return the epoch of another unnamed session that applies to a request and replaces most of its history."""
         if request.session.family or not self._known:
             return None
         known = (self._known.get(_key_of(request, node)) for node in reversed(request.nodes))
         return next((each[0] for each in known if each is not None and holds(*each, request)), None)
 
     def clear(self) -> None:
-        """Forget everything: the log has lost a record."""
+        """Forget everything, because the log has lost a record."""
         self._known.clear()
         self._weight = 0
 
@@ -187,7 +187,7 @@ def _key_of(request: ManagedRequest, node: bytes) -> _Key:
 
 
 def weigh_epoch(epoch: Epoch) -> int:
-    """Estimate bytes of memory."""
+    """Estimate the bytes of memory of an epoch."""
     originals = _ORIGINAL_WEIGHT * len(epoch.originals) + _NODE_WEIGHT * sum(
         len(each.digests) for each in epoch.originals
     )

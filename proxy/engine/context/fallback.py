@@ -1,7 +1,7 @@
-"""Fallback levels for what is sent where something fails, tried in order (BEHAVIOUR B8).
+"""The levels that are tried in order until one yields a request to send (BEHAVIOUR B8).
 
 The levels are a new epoch, the active epoch, a minimal new epoch, and the client's own bytes. An epoch is in the log
-before anything is sent under it, and one that the log does not take changes nothing.
+before anything is sent under it. If the log does not accept it, it changes nothing.
 """
 
 import asyncio
@@ -23,19 +23,19 @@ from proxy.model.errors import Conflict, StoreUnavailable
 from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
 
 Commit = Callable[[Epoch], Awaitable[bool]]
-"""Has the log keep an epoch, and with it what it refers to; whether that is done."""
+"""Writes an epoch, and what it refers to, to the log. Returns whether that succeeded."""
 
 _NEEDED: tuple[EpochReason, ...] = ("hard", "overflow")
-# Seconds that a call waits for its plan where it need not: below its ceiling, or while there is an earlier plan to use.
+# Seconds that a call waits for a plan that it can do without: below its ceiling, or if an earlier plan can be used.
 SOFT_WAIT = 0.25
-# The part of what is usable by which a request grows between plans made ahead.
+# The growth of a request between two plans that are made ahead, as a share of the usable tokens.
 _AHEAD_SHARE = 0.05
 
 _log = logging.getLogger("palimpsest.context")
 
 
 class _EpochRequest(msgspec.Struct, frozen=True, gc=False):
-    """An epoch that is to open: why, what records it, its id, and how many seconds its plan may take."""
+    """An epoch that is to open. `name` is its id; `seconds` is how long its plan may take."""
 
     why: EpochReason
     commit: Commit
@@ -44,7 +44,7 @@ class _EpochRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class FallbackChain:
-    """Finds the first level that works. Whether an epoch should open is decided before (`context/epoch_decision`)."""
+    """Finds the first level that works. `context/epoch_decision` has decided before whether an epoch should open."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class FallbackChain:
         self._rewriter = rewriter
         self._bus = bus
         self._clock = clock
-        self.seconds = hard_wait_seconds  # the most that a request waits for its plan, and for a summary before that
+        self.seconds = hard_wait_seconds  # how long a request waits at most for a summary and then its plan, together
 
     async def run(
         self,
@@ -74,9 +74,9 @@ class FallbackChain:
         *,
         seconds: float | None = None,
     ) -> OutgoingRequest:
-        """Return what the request is sent as. `why` an epoch should open, None where none should; `name` is its id.
+        """Return what is sent. `why` is the reason to open an epoch, or None to open none; `name` is its id.
 
-        `seconds` is how long its plan may take, where that is less than usual. Raises nothing that a level did wrong.
+        `seconds` limits the time for its plan; None means the usual limit. An error of a level is never raised.
         """
         opened = None
         if why is not None:
@@ -89,7 +89,7 @@ class FallbackChain:
         return self.keep(state) or OutgoingRequest("original", state.request.split.content, state.client_tokens)
 
     def keep(self, state: RequestState) -> OutgoingRequest | None:
-        """Return the request under its active epoch; None where there is none, or where the result is not valid."""
+        """Return the request under its active epoch, or None if there is none or the result is invalid."""
         epoch = state.epoch
         if epoch is None:
             return None
@@ -97,7 +97,7 @@ class FallbackChain:
             return OutgoingRequest("original", state.request.split.content, state.client_tokens, epoch)
         is_opened = epoch.id in state.context.unsent
         is_unsigned = state.is_unsigned(epoch)
-        try:  # a later pin is for the next epoch
+        try:  # without pins: a pin takes effect in the next epoch
             body = self._rewriter.rewrite(state.request, state.history, epoch, is_unsigned=is_unsigned)
         except Exception as error:  # noqa: BLE001 - a boundary: the next level is tried
             self._note_failure(state, "epoch", error)
@@ -105,10 +105,10 @@ class FallbackChain:
         return OutgoingRequest("epoch", body, state.tokens, epoch, is_opened=is_opened)
 
     async def open_by_hand(self, state: RequestState, goal: Budget, commit: Commit, name: str) -> Epoch | None:
-        """Open the epoch that a user asks for, with a ledger for the budget `goal`, however long its plan takes.
+        """Open the epoch that a user asks for, with a ledger for the budget `goal`. Its plan has no time limit.
 
-        None where nothing gets shorter by it. Raises Conflict where another was opened meanwhile, StoreUnavailable, and
-        ValueError where what comes of it is not valid.
+        Return None if nothing gets shorter. Raises Conflict if another epoch was opened meanwhile, ValueError if the
+        result is invalid, and StoreUnavailable.
         """
         context, inputs = state.context, msgspec.structs.replace(self._list_inputs(state, "manual"), goal=goal)
         draft = await self._planner.draft(state.request, state.history, inputs)
@@ -119,13 +119,13 @@ class FallbackChain:
             outgoing = await self._open_planned(state, draft, wanted, "plan") if _makes_progress(state, draft) else None
             if outgoing is None or outgoing.epoch is None:
                 return None
-            if not context.was_sent(state.view, state.request):  # a history that was sent at once is sent so again (B5)
+            if not context.was_sent(state.view, state.request):  # the same history stays under the same epoch (B5)
                 context.choose(state.view, state.request, state.epoch.id if state.epoch is not None else "")
             context.unsent.add(outgoing.epoch.id)
             return outgoing.epoch
 
     async def _open(self, state: RequestState, wanted: _EpochRequest) -> OutgoingRequest | None:
-        """Open an epoch, or take one that another request has opened meanwhile; None where the active one will do."""
+        """Open an epoch, or use one that another request opened meanwhile. Return None to use the next level."""
         async with state.context.opening:
             found = state.context.find(state.view, state.request)
             if found is not None and found is not state.epoch:
@@ -135,12 +135,12 @@ class FallbackChain:
                     return self.keep(state)
             if taken := await self._adopt(state, wanted):
                 return taken
-            # What is above the ceiling, and so all that does not fit, is cut though its plan is late or faulty (B8b).
+            # A request above the ceiling is cut even if its plan is late or fails (B8b).
             is_needed = wanted.why in _NEEDED or state.tokens >= state.budget.high
             rungs: tuple[Rung, ...] = ("plan", "minimal") if is_needed else ("plan",)
             for rung in rungs:
                 opened, error = await self._try(state, rung, self._plan_and_open(state, wanted, rung))
-                # A plan that makes nothing shorter leaves nothing to a minimal one, and no log takes that either.
+                # If a plan makes nothing shorter, or the log is unavailable, a minimal plan cannot help either.
                 if error is None or isinstance(error, StoreUnavailable):
                     return opened
             return None
@@ -148,7 +148,7 @@ class FallbackChain:
     async def _try(
         self, state: RequestState, rung: Rung, work: Awaitable[OutgoingRequest | None]
     ) -> tuple[OutgoingRequest | None, Exception | None]:
-        """Return what comes of a level, and what went wrong with it."""
+        """Return the result of a level, and its error."""
         try:
             return await work, None
         except Exception as error:  # noqa: BLE001 - a boundary: the next level is tried
@@ -156,7 +156,7 @@ class FallbackChain:
             return None, error
 
     async def _adopt(self, state: RequestState, wanted: _EpochRequest) -> OutgoingRequest | None:
-        """Take the epoch of the same messages from another unnamed session; None where it is not short enough."""
+        """Use the epoch of the same messages from another unnamed session. Return None if it is not short enough."""
         adopted = self._find_anonymous(state)
         if adopted is None:
             return None
@@ -181,7 +181,7 @@ class FallbackChain:
         return await self._open_planned(state, draft, wanted, rung)
 
     async def _plan(self, state: RequestState, wanted: _EpochRequest) -> RenderedPlan:
-        """Return a plan in time. Raises TimeoutError; the plan that comes too late is kept for the next request."""
+        """Return a plan within the time limit. Raises TimeoutError; a late plan is kept for the next request."""
         context, request, seconds = state.context, state.request, wanted.seconds
         deadline = asyncio.get_running_loop().time() + seconds
         if context.late is not None:
@@ -208,10 +208,10 @@ class FallbackChain:
         raise TimeoutError(f"planning took more than {seconds:g} s")
 
     def draft_ahead(self, state: RequestState, tokens: int) -> None:
-        """Plan the next epoch of a request that was sent in so many tokens, above its soft mark, before it opens (B8b).
+        """Plan the next epoch in advance if a request was sent with `tokens` above its soft mark (B8b).
 
-        The plan is used where the one for the request that opens it is late; that is made sooner, since the worker
-        process has the features of most messages by then.
+        This plan is used if the one for the request that opens the epoch is late. It also makes that one faster, since
+        the worker process then has the features of most messages.
         """
         context = state.context
         is_due = state.budget.compute_pressure(tokens) == "soft" and not (state.request.is_side or state.is_bound)
@@ -223,11 +223,11 @@ class FallbackChain:
         self._weigh_when_done(state.request.session.id, drafting)
 
     def _weigh_when_done(self, session: str, drafting: "asyncio.Future[RenderedPlan]") -> None:
-        """Weigh what a session holds once a plan that it keeps is made: there may be no other call of it."""
+        """Update the memory size of a session when a plan is done: there may be no later call that does it."""
         drafting.add_done_callback(lambda _: self._contexts.weigh(session))
 
     async def _is_enough(self, state: RequestState, draft: RenderedPlan) -> bool:
-        """Return whether a plan made for an earlier request leaves this one below its ceiling, and shorter."""
+        """Return whether a plan for an earlier request makes this one shorter, and leaves it below its ceiling."""
         frozen = await self._histories.count_messages(state.request, draft.rendered)
         tokens = state.history.tokens - state.history.count_to(draft.plan.through) + frozen
         return tokens < min(state.budget.high, state.tokens)
@@ -253,7 +253,7 @@ class FallbackChain:
     async def _open_planned(
         self, state: RequestState, draft: RenderedPlan, wanted: _EpochRequest, rung: Rung
     ) -> OutgoingRequest | None:
-        """Record an epoch and make it active; None where it makes nothing shorter."""
+        """Record an epoch and make it active. Return None if it makes nothing shorter."""
         plan, history = draft.plan, state.history
         frozen = await self._histories.count_messages(state.request, draft.rendered)
         tokens = history.tokens - history.count_to(plan.through) + frozen
@@ -283,7 +283,7 @@ class FallbackChain:
         return OutgoingRequest(rung, body, tokens, epoch, is_opened=True)
 
     def _report_unreachable(self, state: RequestState, protected: int) -> None:
-        """Tell once that not all has room that should stay, until an epoch has."""
+        """Report that there is no room for all that should stay, once until an epoch has room again."""
         if not protected:
             state.context.reported.discard(state.view)
         if not protected or state.view in state.context.reported:
@@ -305,7 +305,7 @@ class FallbackChain:
 
 
 def _makes_progress(state: RequestState, draft: RenderedPlan) -> bool:
-    """Return whether a plan is of more than the epoch that holds, or has a summary that is not in that."""
+    """Return whether a plan replaces more messages than the active epoch, or has a summary which that does not have."""
     depth, edits = (state.epoch.depth, state.epoch.edits) if state.epoch is not None else (0, b"")
     reports = [edit.report for edit in draft.plan.edits if isinstance(edit, Written) and edit.report]
     return draft.plan.through > depth or any(report.encode() not in edits for report in reports)

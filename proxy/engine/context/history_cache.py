@@ -19,9 +19,9 @@ from proxy.wire.validity import MessageRuns, extend_history, judge_history
 _HISTORIES_PER_VIEW = 4
 _HISTORY_WEIGHT = 500
 _MESSAGE_WEIGHT = 700
-# Bytes; more are decoded in the worker process, since other calls would wait.
+# Bytes that are decoded here. More are decoded in the worker process, to not delay other calls.
 _READ_HERE = 64 * 1024
-# Ids are some forty characters long. A message with more characters of ids weighs more than `_MESSAGE_WEIGHT`.
+# Ids have about forty characters. A message with more characters of ids takes more memory than `_MESSAGE_WEIGHT`.
 _MOST_NAMED = 2048
 _NOTHING = (b"", b"[]", b"null")
 
@@ -29,7 +29,7 @@ Key = tuple[str, str]
 
 
 class PromptPrefix(msgspec.Struct, frozen=True, gc=False):
-    """The part of a prompt before the messages: its tokens, and the raw members it was counted from."""
+    """The part of a prompt before the messages: its tokens, and the raw members from which they were counted."""
 
     leading: bytes
     members: tuple[bytes, ...]
@@ -37,32 +37,28 @@ class PromptPrefix(msgspec.Struct, frozen=True, gc=False):
 
 
 class MeasuredHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """The messages up to a node, behind the preamble. `sums` are tokens up to the end of each, without the head's.
-
-    `marked` are the indexes of messages with cache markers, `signed` those of messages with signed reasoning. `items`
-    are the byte ranges of all items in the body that they were read from; the messages are those from index `first` on.
-    """
+    """The messages of a request after its preamble, with their structures and token counts."""
 
     nodes: Sequence[bytes]
     structures: Sequence[MessageStructure]
-    sums: Sequence[int]
+    sums: Sequence[int]  # tokens up to the end of each message, without the head's
     runs: MessageRuns
     head: PromptPrefix
-    items: Sequence[ByteRange]
-    first: int
-    marked: tuple[int, ...] = ()
-    signed: tuple[int, ...] = ()
+    items: Sequence[ByteRange]  # of all items in the body that they were read from
+    first: int  # index of the first message in `items`
+    marked: tuple[int, ...] = ()  # indexes of messages with cache markers
+    signed: tuple[int, ...] = ()  # indexes of messages with signed reasoning
 
     def count(self, start: int, stop: int) -> int:
         """Return the tokens of the messages from `start` up to `stop`."""
         return self.count_to(stop) - self.count_to(start)
 
     def count_to(self, stop: int) -> int:
-        """Return the tokens of the first messages."""
+        """Return the tokens of the first `stop` messages."""
         return self.sums[stop - 1] if stop else 0
 
     def list_markers(self, stop: int | None = None) -> list[str]:
-        """Return the retentions of the cache markers in the first messages, or in all of them."""
+        """Return the retentions of the cache markers in the first `stop` messages, or in all."""
         places = self.marked if stop is None else [place for place in self.marked if place < stop]
         return [marker for place in places for marker in self.structures[place].markers]
 
@@ -81,7 +77,7 @@ class MeasuredHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
         return count_shared(other.nodes, self.nodes) == len(other.nodes)
 
     def count_alike(self, request: ManagedRequest) -> int:
-        """Count the messages of a request that are those of this history, and have the same lengths in bytes."""
+        """Count the first messages of a request that are the same in this history, with the same lengths in bytes."""
         shared = count_shared(self.nodes, request.nodes)
         items, first = request.split.items, request.chain.preamble.count
         same = count_common(self.items, items) - first if first == self.first else 0
@@ -94,9 +90,9 @@ class MeasuredHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 
 class PartialHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """A history whose newest messages, which are `pieces`, are not counted: `sums` have their bytes, which are more.
+    """A history whose newest messages, `pieces`, are not counted yet: `sums` has their bytes, an upper bound.
 
-    `most` is how many tokens too many these may be.
+    `most` is the largest possible excess of that bound, in tokens.
     """
 
     history: MeasuredHistory
@@ -105,7 +101,7 @@ class PartialHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 
 class HistoryCache:
-    """The histories used last, the least recently used dropped above `most_bytes`."""
+    """The histories used last. The least recently used are dropped above `most_bytes`."""
 
     def __init__(self, counter: TokenCounter, most_bytes: int) -> None:
         self._counter = counter
@@ -119,7 +115,7 @@ class HistoryCache:
         return self._weight
 
     def find(self, request: ManagedRequest) -> tuple[MeasuredHistory | None, int]:
-        """Return the cached history that shares most messages with a request's, and how many; else (None, 0)."""
+        """Return the cached history that shares most messages with a request, and their number, or (None, 0)."""
         best, most = None, 0
         for history in reversed(self._seen.get(_name(request), ())):
             shared = history.count_alike(request)
@@ -130,7 +126,7 @@ class HistoryCache:
         return best, most
 
     async def follow(self, request: ManagedRequest) -> MeasuredHistory:
-        """Measure the history of a request; only messages that are new are read and counted."""
+        """Measure the history of a request. Only new messages are read and counted."""
         known, shared = self.find(request)
         head = await self._count_head(request, known)
         if known is not None and shared == len(request.nodes) == len(known.nodes):
@@ -144,10 +140,10 @@ class HistoryCache:
         return history
 
     def begin(self, request: ManagedRequest) -> "PartialHistory | None":
-        """Return the history of a request as far as it is known without counter what is new; `finish` counts that.
+        """Return the history of a request with its new messages uncounted, for `finish` to count.
 
-        None where no history is cached, or what is new is too long, or of a kind that bytes do not bound: use `follow`
-        then.
+        Return None if no history is cached, or if the new messages are too long or their tokens not bounded by their
+        bytes: use `follow` then.
         """
         known, shared = self.find(request)
         if known is None or not is_head_of(known.head, request):
@@ -165,7 +161,7 @@ class HistoryCache:
         )
 
     def finish(self, request: ManagedRequest, begun: "PartialHistory") -> MeasuredHistory:
-        """Count the new messages of a history that was begun. Blocks as long as that takes."""
+        """Count the new messages of a history from `begin`. This blocks the event loop."""
         tokens = self._counter.count_now(request.model, begun.pieces).tokens
         history, shared = begun.history, len(begun.history.sums) - len(tokens)
         sums = extend_shared(history.sums, shared, _sum_tokens(history.count_to(shared), tokens))
@@ -226,7 +222,7 @@ class HistoryCache:
 
 
 def count_shared(known: Sequence[bytes], nodes: Sequence[bytes]) -> int:
-    """Count the nodes that two chains share: each names all before it, so none is behind the first difference."""
+    """Count the nodes that two chains share. A node identifies all before it, so none is shared after a difference."""
     low, high = 0, min(len(known), len(nodes))
     if high and known[high - 1] == nodes[high - 1]:
         return high
@@ -240,7 +236,7 @@ def count_shared(known: Sequence[bytes], nodes: Sequence[bytes]) -> int:
 
 
 def list_members(request: ManagedRequest) -> tuple[bytes, bytes]:
-    """Return the raw members before the messages: tools, and instructions on wires that have them; empty for none."""
+    """Return the raw members before the messages: tools and, on wires that have them, instructions. Empty if absent."""
     tools = request.split.member("tools")
     return (b"" if tools in _NOTHING else tools), request.chain.preamble.instructions
 

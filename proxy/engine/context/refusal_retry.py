@@ -1,9 +1,9 @@
-"""Retrying a refused request once more in another form (BEHAVIOUR B8, B8a, B18, B20a).
+"""Retrying a refused request in another form (BEHAVIOUR B8, B8a, B18, B20a).
 
-One that was too long is cut: the limit is learned from what the upstream says, and fewer tokens of output are asked for
-where that is all it takes. One that was rewritten, and refused for another reason, is sent without signed reasoning,
-then as the client sent it; if that is accepted, its view is not rewritten for a day. Where there is nothing else to
-send, the upstream's own response is relayed.
+A request that was too long is cut, and the limit is learned from the upstream's error. If asking for fewer output
+tokens is enough, only that is changed. A rewritten request that was refused for another reason is sent without signed
+reasoning, then as the client sent it. If that is accepted, its view is not rewritten for a day. If nothing else is left
+to send, the upstream's own response is relayed.
 """
 
 import logging
@@ -28,14 +28,14 @@ from proxy.wire import rendering
 from proxy.wire.body import split_body
 from proxy.wire.overflow import Overflow, read_overflow, read_stream_start
 
-# The size of the retry where the upstream does not say how much it takes, as a share of the refused request's.
+# The size of the retry, as a share of the refused request, if the upstream does not name its limit.
 _BLIND_SHARE = 0.7
-# Our count may be lower than the upstream's, by which it has refused: this share of the room is used.
+# The share of the room that is used, since our count may be lower than the upstream's.
 _CAUTION = 0.9
 # The largest share of the window that is reserved for output: more would leave too little for the context.
 _MOST_RESERVED = 0.75
 
-# Statuses about who asks, and how often, not about the request's form.
+# Statuses about credentials and rates, not about the request's form.
 _NOT_ITS_FORM = frozenset({401, 402, 403, 407, 408, 425, 429})
 _FORM = range(400, 500)
 
@@ -46,7 +46,7 @@ _log = logging.getLogger("palimpsest.context")
 
 
 class RefusalRetry:
-    """Decides what is sent after a refusal of one call (`open_exchange.RetrySource`)."""
+    """Decides what is sent after the upstream refused one call (`open_exchange.RetrySource`)."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class RefusalRetry:
         return read_stream_start(content)
 
     async def find_retry(self, refusal: Refusal) -> Retry | None:
-        """Return what to send in place of what was sent last; None for no refusal, or where nothing else is left."""
+        """Return what to send next, or None if this is no refusal or nothing else is left to send."""
         overflow = read_overflow(refusal.status, refusal.headers, refusal.content)
         if overflow is not None:
             work = None if self._is_cut else self._cut(overflow)
@@ -103,7 +103,7 @@ class RefusalRetry:
         return retry
 
     async def accept(self) -> None:
-        """Keep to the form that was accepted in place of a refused one."""
+        """Remember the form that was accepted in place of a refused one, for later requests of the view."""
         if self._level is None:
             return
         try:
@@ -116,11 +116,11 @@ class RefusalRetry:
         return self._body != self._request.split.content
 
     async def _retry_rewritten(self, refusal: Refusal) -> Retry | None:
-        """Retry without signed reasoning, then with the client's bytes, or a minimal plan where those do not fit."""
+        """Retry without signed reasoning, then with the client's bytes, or with a minimal plan if those do not fit."""
         state = await self._read_sent_state()
         self._refused = state.epoch.id if state.epoch is not None else ""
         said = f"the upstream refused the rewritten request with {refusal.status}"
-        # Not what it said: that may quote a credential, or the conversation. The record has it.
+        # The upstream's message is not logged: it may quote a credential or the conversation. The record has it.
         _log.warning("exchange %s: %s; sending it in another form", self._request.exchange, said)
         if self._level is None and (content := self._strip(self._body)) != self._body:
             return self._send("unsigned", content, self._make_plan(state, "epoch", state.tokens, said))
@@ -180,14 +180,14 @@ class RefusalRetry:
         self._add_labels(((b"x-palimpsest-notice", notice),))
 
     def _publish_excess(self) -> None:
-        """Publish that the client's own request is above the ceiling, if so."""
+        """Publish an event if the client's own request is above the ceiling."""
         request, plan = self._request, self._plan
         if plan is not None and plan.tokens_upstream is not None and plan.tokens_upstream > plan.usable:
             named = request.exchange, request.session.id, request.model
             self._bus.publish(CeilingExceeded(*named, plan.tokens_upstream, plan.usable, plan.reason))
 
     async def _record_refusal(self, context: SessionContext) -> None:
-        """Send the view as its client does from now on; an epoch that takes back the refused one says so."""
+        """Record an epoch that takes back the refused one: the view is then sent as its client sends it."""
         request, refused = self._request, context.get_epoch(self._refused)
         if refused is None or self._plan is None:
             return
@@ -233,7 +233,7 @@ class RefusalRetry:
         return self._keep(outgoing.body, plan)
 
     async def _read_sent_state(self) -> RequestState:
-        """Read the state of the request that was refused, under the epoch that it was sent under."""
+        """Read the state of the refused request, under the epoch with which it was sent."""
         request, states, plan = self._request, self._states, self._plan
         context = await states.caches.contexts.open(request)
         epoch = context.get_epoch(plan.epoch) if plan is not None else None
@@ -249,7 +249,7 @@ class RefusalRetry:
         return overflow.window if overflow.window == known else None
 
     def _limit_budget(self, state: RequestState, window: int | None, sent: int) -> Budget:
-        """Compute the budget of the retry, in our tokens, which the upstream counts as `sent` for so many of ours."""
+        """Compute the budget of the retry in our tokens. The upstream counted the refused request as `sent` tokens."""
         budget = self._states.find_budget(self._request)
         room = int(state.tokens * _BLIND_SHARE)
         if window is not None:
@@ -259,7 +259,7 @@ class RefusalRetry:
         return budget.limit(min(room, int(state.tokens * _CAUTION)))
 
     def _lower_output(self, window: int, sent: int) -> Retry | None:
-        """Return the same body with fewer tokens of output asked for, where the rest fits (B18)."""
+        """Return the same body asking for fewer output tokens, or None if that is not enough (B18)."""
         limit = self._request.most_output
         fitting = lower_output(limit, window, sent) if limit else None
         body = split_body(self._body, self._request.items_key)

@@ -1,4 +1,4 @@
-"""The state of a request when it is decided what to send: its epoch, its history, its tokens, its budget."""
+"""The state of a request that the decision what to send is made from: epoch, history, tokens and budget."""
 
 from collections.abc import Sequence
 
@@ -21,42 +21,38 @@ from proxy.model.exchange import Headers
 from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange
 
-# Reasons for which an epoch opens in spite of signed reasoning: the user's request, or the window.
+# Reasons that open an epoch in spite of signed reasoning: the user's request, or the window.
 _OVER_SIGNED: tuple[EpochReason, ...] = ("overflow", "manual")
 
 _NO_HOLDOUT = Holdout()
-# Milliseconds after a refusal in which no epoch opens in a view (BEHAVIOUR B8a).
+# Milliseconds after a refusal during which no epoch opens in the view (BEHAVIOUR B8a).
 _REFUSED_MS = 24 * 60 * 60 * 1000
 
 
 class RequestState(msgspec.Struct, frozen=True, gc=False):
-    """The state of one request. Tokens are as we count them, the budget's too; `ratio` converts them to the model's.
+    """The state of one request.
 
-    `epoch` is the one that applies, None where none does, and `epoch_account` the account of the view under it;
-    `frozen` are the tokens of what is sent for it. `kept` are the tokens at the request's beginning that were sent
-    before, None where it continues the last request. `protected` are those that no epoch may replace, as the last
-    plan found them. `now` is in monotonic seconds. `may_be_held_out`: its session is only observed where the log has
-    no epoch of it; `is_refused`: the upstream refused the epoch of late.
+    All tokens, also the budget's, are in the proxy's own count. `ratio` converts them to the model's.
     """
 
     request: ManagedRequest
     context: SessionContext
-    epoch: Epoch | None
-    epoch_account: EpochAccount
-    frozen: int
+    epoch: Epoch | None  # the one that applies
+    epoch_account: EpochAccount  # of the view under `epoch`
+    frozen: int  # tokens of the messages that are sent for `epoch`
     history: MeasuredHistory
-    kept: int | None
+    kept: int | None  # tokens at the beginning that were sent before; None if it continues the last request
     budget: Budget
     tariff: Tariff
     ratio: TokenRatio
-    protected: int
-    now: float
-    may_be_held_out: bool = False
-    is_refused: bool = False
+    protected: int  # tokens that no epoch may replace, according to the last plan
+    now: float  # monotonic seconds
+    may_be_held_out: bool = False  # the session is only observed if the log has no epoch of it
+    is_refused: bool = False  # the upstream refused the epoch within the last day
 
     @property
     def view(self) -> str:
-        """The model asked for."""
+        """The requested model."""
         return self.request.model
 
     @property
@@ -77,7 +73,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def facts(self) -> RequestFacts:
-        """The facts of this request that the decision about an epoch depends on."""
+        """The facts of this request on which the decision about an epoch depends."""
         request, context = self.request, self.context
         unread = UNREAD if not context.is_known else "" if request.is_certain else LATE
         in_vain, tip = context.in_vain.get(self.view, (0, b""))
@@ -103,8 +99,8 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     def is_unsigned(self, epoch: Epoch) -> bool:
         """Return whether signed reasoning is removed from what is sent under an epoch (B37).
 
-        A signature covers what came before it, so it is removed where the client's beginning is replaced, or the
-        upstream has refused it.
+        A signature covers what came before it. It is removed if the client's beginning is replaced, or if the upstream
+        has refused it.
         """
         if self.view in self.context.unsigned:
             return bool(self.history.signed)
@@ -112,7 +108,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_bound(self) -> bool:
-        """True if its messages have signed reasoning that is valid only behind the unchanged beginning."""
+        """True if its messages have signed reasoning that is valid only after the unchanged beginning."""
         return bool(self.history.signed) and may_bind_reasoning(self.view)
 
     def find_account(self, epoch: Epoch | None) -> EpochAccount:
@@ -131,10 +127,10 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
 
 
 def find_kept(history: MeasuredHistory, before: Sequence[bytes] | None, frozen: int, depth: int) -> int | None:
-    """Count the tokens at a request's beginning that were sent before; None where all of the last request is there.
+    """Count the tokens at a request's beginning that were sent before. Return None if it has all of the last request.
 
-    `before` are the nodes of the last request under the same epoch, which replaces the first `depth` messages: these
-    are in both.
+    `before` has the nodes of the last request under the same epoch. That epoch replaces the first `depth` messages,
+    which both requests have.
     """
     if before is None:
         return None
@@ -145,9 +141,9 @@ def find_kept(history: MeasuredHistory, before: Sequence[bytes] | None, frozen: 
 
 
 def estimate_protected(history: MeasuredHistory, pinned: frozenset[int] = frozenset()) -> int:
-    """Estimate the tokens that no epoch may replace: the prompt's beginning, and what has to stay word for word.
+    """Estimate the tokens that no epoch may replace: the prompt's beginning, and the messages that stay verbatim.
 
-    `pinned` are the places of messages that must stay for another reason.
+    `pinned` has the indexes of messages that must stay for another reason.
     """
     structures = history.structures
     verbatim = find_verbatim(iterate_groups(structures), find_unanswered(structures), pinned=pinned)
@@ -156,45 +152,37 @@ def estimate_protected(history: MeasuredHistory, pinned: frozenset[int] = frozen
 
 
 class UncountedState(msgspec.Struct, frozen=True, gc=False):
-    """A state in which the new messages are not counted: in its history each has its bytes, which are more."""
+    """A state whose new messages are not counted yet: its history has their bytes, an upper bound of their tokens."""
 
     state: RequestState
     begun: PartialHistory
 
 
 class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
-    """The form of a request that is sent upstream, with its plan and labels.
+    """What is sent upstream for a request, with its plan and labels."""
 
-    `rung` is the fallback level, `tokens` are those of `body` as we count them, under `epoch`; `is_opened`: no call was
-    sent under that before. `plan` is None where nothing was to be decided. `labels` are response headers. `is_managed`:
-    another form may be sent where the upstream refuses it; `is_guarded`: a refusal is likely, so that the head of the
-    response waits for what comes (BEHAVIOUR B20a). `pin` is of a
-    message that is pinned with this call. `uncounted` is the state of a request that is counted once it was sent: its
-    plan and labels have no tokens yet. `state` is the one it was decided in, None where nothing was counted.
-    """
-
-    rung: Rung
+    rung: Rung  # the fallback level
     body: bytes
-    tokens: int = 0
+    tokens: int = 0  # of `body`, in the proxy's own count
     epoch: Epoch | None = None
-    is_opened: bool = False
-    plan: Plan | None = None
-    labels: Headers = ()
-    is_managed: bool = False
-    is_guarded: bool = False
-    pin: Pin | None = None
-    uncounted: UncountedState | None = None
-    state: RequestState | None = None
+    is_opened: bool = False  # no call was sent under `epoch` before
+    plan: Plan | None = None  # None if there was nothing to decide
+    labels: Headers = ()  # response headers
+    is_managed: bool = False  # another form may be sent if the upstream refuses this one
+    is_guarded: bool = False  # a refusal is likely: the head of the response waits for its content (BEHAVIOUR B20a)
+    pin: Pin | None = None  # pins a message with this call
+    uncounted: UncountedState | None = None  # set if it is counted after sending; until then `plan` has no tokens
+    state: RequestState | None = None  # what it was decided from; None if nothing was counted
 
     def add(self, labels: Headers, pin: Pin | None = None) -> "OutgoingRequest":
-        """Return the same with more labels, and with a pin."""
+        """Return a copy with more labels, and with a pin."""
         return msgspec.structs.replace(self, labels=(*self.labels, *labels), pin=pin) if labels or pin else self
 
 
 class StateReader:
-    """Reads the states of requests. Tokens are as we count them, budgets too; `caches` have the earlier ones.
+    """Reads the states of requests. Tokens and budgets are in the proxy's own count.
 
-    `holdout` are the sessions that are only observed.
+    `holdout` selects the sessions that are only observed.
     """
 
     def __init__(
@@ -212,11 +200,11 @@ class StateReader:
         self.clock = clock
 
     def find_ratio(self, request: ManagedRequest) -> TokenRatio:
-        """Return how many tokens the model counts for each of ours."""
+        """Return how many tokens the model counts for each token that the proxy counts."""
         return self.models.counter.find_ratio(request.session.upstream, request.model)
 
     def find_budget(self, request: ManagedRequest) -> Budget:
-        """Return the budget of a request; the ceiling that it asks for takes the place of the configured one."""
+        """Return the budget of a request. A ceiling that the request asks for replaces the configured one."""
         budget = self.models.budget(find_key(request), request.most_output or None, request.ceiling)
         return budget.scale(self.find_ratio(request).value)
 
@@ -227,11 +215,11 @@ class StateReader:
         return self._calibrator.find_tariff(key.upstream, key.model, card, history.list_markers())
 
     def find_tariff_of(self, upstream: str, model: str) -> Tariff:
-        """Return the prices of a model's input where no request is at hand."""
+        """Return the prices of a model's input when there is no request."""
         return self._calibrator.find_tariff(upstream, model, self.models.card(upstream, model), ())
 
     def is_below(self, request: ManagedRequest, budget: Budget) -> bool:
-        """Return whether bytes prove that a request is below the soft mark, given what of it was counted before."""
+        """Return whether cached counts and the bytes of the rest prove that a request is below the soft mark."""
         known, shared = self.caches.histories.find(request)
         if known is None or not is_head_of(known.head, request):
             return is_surely_below_soft_mark(budget, request.split.content)
@@ -242,7 +230,7 @@ class StateReader:
     async def read(
         self, request: ManagedRequest, context: SessionContext, epoch: Epoch | None, budget: Budget
     ) -> RequestState:
-        """Return how a request stands; its new messages are counted."""
+        """Return the state of a request, with its new messages counted."""
         history = await self.caches.histories.follow(request)
         frozen = await self._weigh(request, context, epoch) if epoch is not None else 0
         return self._make(request, context, epoch, budget, history=history, frozen=frozen)
@@ -250,7 +238,7 @@ class StateReader:
     def read_uncounted(
         self, request: ManagedRequest, context: SessionContext, epoch: Epoch, budget: Budget
     ) -> UncountedState | None:
-        """Return how a request with few new messages stands before these are counted; None for any other."""
+        """Return the state of a request before its few new messages are counted, or None for any other request."""
         frozen = context.sizes.get(epoch.id)
         begun = self.caches.histories.begin(request) if frozen is not None else None
         if frozen is None or begun is None:
@@ -258,7 +246,7 @@ class StateReader:
         return UncountedState(self._make(request, context, epoch, budget, history=begun.history, frozen=frozen), begun)
 
     def count(self, uncounted: UncountedState) -> RequestState:
-        """Count the new messages of a state. Blocks as long as that takes."""
+        """Count the new messages of a state. This blocks the event loop."""
         return msgspec.structs.replace(
             uncounted.state, history=self.caches.histories.finish(uncounted.state.request, uncounted.begun)
         )
@@ -277,7 +265,7 @@ class StateReader:
         epoch_account = context.get_account(model, epoch.id if epoch is not None else "", budget)
         kept = find_kept(history, epoch_account.before, frozen, epoch.depth if epoch is not None else 0)
         if epoch_account.head not in (None, history.head):
-            kept = 0  # a provider reads from its cache what is alike from the very beginning
+            kept = 0  # a provider's cache matches only from the very beginning
         return RequestState(
             request=request,
             context=context,
@@ -298,7 +286,7 @@ class StateReader:
         )
 
     async def _weigh(self, request: ManagedRequest, context: SessionContext, epoch: Epoch) -> int:
-        """Count the tokens of what is sent for an epoch, once."""
+        """Count the tokens of what is sent for an epoch, and keep the count."""
         tokens = context.sizes.get(epoch.id)
         if tokens is None:
             tokens = context.sizes[epoch.id] = await self.caches.histories.count_messages(request, epoch.rendered)
@@ -312,7 +300,7 @@ def _find_protected(
     budget: Budget,
     account: CacheCostAccount,
 ) -> int:
-    """Return what the last plan had to keep; if that was too much, no more than has to stay now (BEHAVIOUR B12)."""
+    """Return the tokens that the last plan had to keep; if those were too many, at most what must stay now (B12)."""
     known = context.protected.get(request.model, 0)
     if not account.ineffective and not budget.is_ceiling_unreachable(known):
         return known
@@ -320,7 +308,7 @@ def _find_protected(
 
 
 def _list_uncounted(request: ManagedRequest, shared: int) -> bytes:
-    """Return the bytes of a request beside its preamble, its tools, and the first messages behind the preamble."""
+    """Return the bytes of a request without its preamble, its tools, and the first `shared` messages."""
     split = request.split
     counted = [ByteRange(split.items[0].start, split.items[request.chain.preamble.count + shared - 1].end)]
     counted += [split.members["tools"]] if "tools" in split.members else []
@@ -332,7 +320,7 @@ def _list_uncounted(request: ManagedRequest, shared: int) -> bytes:
 
 
 def find_key(request: ManagedRequest) -> LimitKey:
-    """Return the key of a limit that is learned from a request (BEHAVIOUR B18)."""
+    """Return the key under which a limit is learned from a request (BEHAVIOUR B18)."""
     limiting = FORMATS[request.wire].limit_headers
     beta = b",".join(value for name, value in request.headers if name in limiting)
     return LimitKey(request.session.upstream, request.model, beta.decode("latin-1"), request.session.tenant)

@@ -1,6 +1,6 @@
 """Rewriting a request's body with an epoch, and checking the result.
 
-What is not as valid as the client's own request is never sent (PROTOCOL §3).
+A rewritten request with a fault that the client's own request does not have is never sent (PROTOCOL §3).
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ class Invalid(ValueError):
 
 
 class _CheckedSplices:
-    """The splices of an epoch, and the problem found in the last request with them."""
+    """The splices of an epoch, and the verdict on the last request that was rewritten with them."""
 
     __slots__ = ("ids", "splices", "verdict")
 
@@ -49,7 +49,7 @@ class _CheckedSplices:
 
 
 class Rewriter:
-    """Rewrites bodies. The splices of an epoch are computed once, and what was checked is not checked again."""
+    """Rewrites bodies. The splices of an epoch are computed once, and checked messages are not checked again."""
 
     def __init__(self, providers: Mapping[str, Provider]) -> None:
         self._providers = providers
@@ -66,7 +66,7 @@ class Rewriter:
     ) -> bytes:
         """Return the body under an epoch, with the pinned messages unchanged.
 
-        `is_unsigned`: signed reasoning is removed. Raises Invalid, and ValueError where the epoch does not belong to
+        If `is_unsigned`, signed reasoning is removed. Raises Invalid, and ValueError if the epoch does not belong to
         this request.
         """
         provider = self._providers.get(request.session.upstream, _ANY)
@@ -90,7 +90,7 @@ class Rewriter:
         return strip_reasoning(split)
 
     def _find_judged(self, request: ManagedRequest, history: MeasuredHistory, epoch: Epoch) -> _CheckedSplices:
-        key = epoch.id, hash(epoch.edits)  # a plan that failed leaves its epoch's id to a minimal one
+        key = epoch.id, hash(epoch.edits)  # after a failed plan, a minimal one has the same epoch id
         judged = self._judged.get(key)
         if judged is None:
             edits = _edits.decode(epoch.edits)
@@ -106,8 +106,8 @@ def list_splices(
 ) -> tuple[Splice, ...]:
     """Compute the runs of messages that edits replace, each with the structures of what replaces it.
 
-    `structures` are the client's. Where there are fewer messages than edits, ours were joined with the user's beside
-    them, whose text they contain whole. Raises ValueError where the messages that stay are not in the client's order.
+    `structures` are the client's. If there are fewer messages than edits, messages of ours were joined with adjacent
+    user messages, whose whole text they contain. Raises ValueError if kept messages are not in the client's order.
     """
     splicing = _Splicing()
     for group, raw in _pair(edits, rendered, structures):
@@ -123,10 +123,10 @@ def find_problem(
     *,
     is_marked: bool = False,
 ) -> str:
-    """Describe in a few words what is wrong with a rewritten history and was not with the client's; empty for nothing.
+    """Describe in a few words a fault of a rewritten history that the client's does not have; empty if there is none.
 
-    `is_marked`: a cache marker replaces those that went with the messages. The members beside the messages are the
-    client's own, so they are not checked.
+    If `is_marked`, a cache marker stands for those that were removed with their messages. The members outside the
+    messages are the client's own, so they are not checked.
     """
     for fault in find_faults(history.runs, splices, rules, protected):
         if not (is_marked and fault == _MARKERS_LOST):
@@ -135,7 +135,7 @@ def find_problem(
 
 
 class _Splicing:
-    """Splices in the making. `_at` is the first message not accounted for, `_reached` the end of those in ours."""
+    """Builds splices. `_at` is the first message not yet in a splice, `_reached` the end of those in the open one."""
 
     def __init__(self) -> None:
         self._splices: list[Splice] = []
@@ -144,7 +144,7 @@ class _Splicing:
         self._at = self._reached = 0
 
     def take(self, group: Sequence[Edit], structure: MessageStructure) -> None:
-        """Add the next message, and the edits that it renders."""
+        """Add the next message, given by its structure and the edits that it renders."""
         only = group[0] if len(group) == 1 else None
         if isinstance(only, Kept | Replaced):
             self._close(only.place)
@@ -161,7 +161,7 @@ class _Splicing:
                 self._whole.append(edit.place)
 
     def finish(self, through: int) -> tuple[Splice, ...]:
-        """Return all splices, where they replace the first `through` messages."""
+        """Return all splices, which together replace the first `through` messages."""
         self._close(through)
         return tuple(self._splices)
 
@@ -180,7 +180,7 @@ class _Splicing:
 def _pair(
     edits: Sequence[Edit], rendered: Sequence[bytes], structures: Sequence[MessageStructure]
 ) -> Iterator[tuple[Sequence[Edit], bytes]]:
-    """Yield each raw message with the edits that it renders (`wire/rendering` joins what may not be separate)."""
+    """Yield each raw message with the edits that it renders (`wire/rendering` joins what must not be separate)."""
     is_joined = len(rendered) < len(edits)
     groups = _join(edits, structures) if is_joined else ([edit] for edit in edits)
     return zip(groups, rendered, strict=True)

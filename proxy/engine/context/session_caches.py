@@ -1,4 +1,4 @@
-"""The memory of managed sessions, a cache of the log: a dropped entry costs time or bytes, never correctness."""
+"""Caches of the log for managed sessions: a dropped entry costs time or bytes, never correctness."""
 
 from proxy.engine.body_cache import BodyCache, BodySource, CachedBody, build_manifest, hold, list_links, split_known
 from proxy.engine.context.epoch_scope import AnonymousEpochCache
@@ -14,9 +14,9 @@ from proxy.wire.body import ByteRange, SplitBody
 
 
 class SentBodies:
-    """Builds manifests of rewritten bodies, each relative to the one before it in its session and view.
+    """Builds manifests of rewritten bodies, each relative to the previous one of its session and view.
 
-    No more than `record_cap` bytes of a larger body are kept.
+    At most `record_cap` bytes of a larger body are kept.
     """
 
     def __init__(self, cache_bytes: int, record_cap: int = RECORD_CAP_BYTES) -> None:
@@ -26,7 +26,7 @@ class SentBodies:
     def keep(self, request: ManagedRequest, content: bytes, depth: int = 0) -> Manifest:
         """Build the manifest of a body whose first `depth` messages were replaced and whose rest is the client's.
 
-        Where only the end of it is new, nothing else is looked for.
+        If the body only extends the previous one, nothing else is compared.
         """
         key = (request.session.tenant, request.wire, f"{request.session.id}\0{request.model}")
         newest = self._bodies.find_newest(key) if depth else None
@@ -50,21 +50,21 @@ class SentBodies:
         return manifest
 
     def keep_apart(self, content: bytes) -> Manifest:
-        """Build the manifest of a body that refers to no other, up to the cap."""
+        """Build the manifest of a body without reference to another, up to the cap."""
         return make_capped_manifest(content, self._cap)
 
     def clear(self) -> None:
-        """Forget everything: the log has lost a record that later manifests would lean on."""
+        """Forget everything, because the log has lost a record that later manifests would refer to."""
         self._bodies.clear()
 
 
 def _grow(
     request: ManagedRequest, content: bytes, depth: int, known: CachedBody
 ) -> tuple[SplitBody, int, BodySource] | None:
-    """Split a body after the known one; return the split, how many items they share, and its source, or None.
+    """Split a body that continues the known one. Return the split, the number of shared items, and its source.
 
-    None where the body does not continue the known one. What the client's requests share was compared when they came:
-    then their byte ranges are in one sequence.
+    Return None if the body does not continue the known one. What the client's requests share was compared when they
+    arrived: their byte ranges are then in one shared sequence.
     """
     source, client, start = known.source, request.split, request.chain.preamble.count + depth
     if source is None or source.start != start:
@@ -84,7 +84,7 @@ def _grow(
 
 
 def _find_source(request: ManagedRequest, split: SplitBody, depth: int) -> BodySource | None:
-    """Return the client's body as the source of another, where only the first `depth` messages were replaced."""
+    """Return the client's body as the source of a rewritten one, or None if more than `depth` messages differ."""
     client, start = request.split, request.chain.preamble.count + depth
     at = len(split.items) - (len(client.items) - start)
     is_so = split.content.endswith(client.content[client.items[start - 1].end :])
@@ -92,7 +92,7 @@ def _find_source(request: ManagedRequest, split: SplitBody, depth: int) -> BodyS
 
 
 def _find_lent(request: ManagedRequest, split: SplitBody) -> range:
-    """Return the items at a body's end that are the client's own: where the log has those, it has these."""
+    """Return the range of items at a body's end that the log already has, since they are the client's own."""
     ours, theirs, client = split.items, request.split.items, request.split.content
     same = 0
     for own, other in zip(reversed(ours), reversed(theirs), strict=False):
@@ -104,12 +104,12 @@ def _find_lent(request: ManagedRequest, split: SplitBody) -> range:
 
 
 def _move(span: ByteRange, at: int, by: int) -> ByteRange:
-    """Return the range of a member in a body where what is before `at` has another length."""
+    """Shift a member's range by `by` bytes from the position `at` on."""
     return ByteRange(span.start if span.start < at else span.start + by, span.end if span.end <= at else span.end + by)
 
 
 class ContextCaches:
-    """Contexts, histories, sent bodies and anonymous epochs; each has a share of `most_bytes`."""
+    """Contexts, histories, sent bodies and anonymous epochs, each with a share of `most_bytes`."""
 
     def __init__(
         self, archive: Archive, counter: TokenCounter, most_bytes: int, record_cap: int = RECORD_CAP_BYTES
@@ -122,7 +122,7 @@ class ContextCaches:
         self.anonymous_epochs = AnonymousEpochCache(most_bytes // 16)
 
     def forget_lost(self) -> None:
-        """Forget what leans on records that the log has lost since this was called last."""
+        """Forget what refers to records that the log has lost since the last call."""
         generation = self._archive.health.generation
         if generation != self._generation:
             self._generation = generation

@@ -1,4 +1,4 @@
-"""Managed sessions: their epochs, pins, accounts and summaries, in memory, as a cache of the log.
+"""An in-memory cache of the log for managed sessions: their epochs, pins, accounts and summaries.
 
 BEHAVIOUR B3, B4, B6.
 """
@@ -31,14 +31,14 @@ _CHOSEN_WEIGHT = 350
 _NODE_WEIGHT = 60
 _ITEM_WEIGHT = 250
 
-# Seconds to wait for the log in any case, also where a call has waited for something else before.
+# The least number of seconds to wait for the log, even if the call has used up its waiting time.
 LOAD_SECONDS = 0.25
 
 
 class EpochAccount:
     """The account of one view of a session under one epoch, or under none.
 
-    `before` are the nodes of the last request that was charged to `account`, `head` the prefix before its messages.
+    `before` has the nodes of the last request charged to `account`; `head` is the prefix before its messages.
     """
 
     __slots__ = ("account", "before", "head")
@@ -50,21 +50,15 @@ class EpochAccount:
 
 
 def _look_at_error(drafting: "asyncio.Future[RenderedPlan]") -> None:
-    """Take note of an error, or asyncio would log it: a plan that nobody needs may fail."""
+    """Retrieve the error of a plan that nobody may need, so that asyncio does not log it."""
     if not drafting.cancelled():
         drafting.exception()
 
 
 class SessionContext:
-    """The context of one session. `is_known`: all that the log knows of it was loaded.
+    """The context of one session.
 
-    `reaches` are the lengths of the requests that epochs were opened for. `sizes` are the tokens of epochs' rendered
-    messages by id, as we count them; `protected` those that the last plan of a view had to keep; `reported` the views
-    of which it was published that more should stay than there is room for; `in_vain` the tokens and the last node of
-    a request that no plan made shorter; `unsent` those epochs that were opened beside the calls, and that none was sent
-    under yet; `unsigned` the views whose rewritten requests are sent without signed reasoning, since the upstream has
-    refused it. Summaries are those that may still be of use. One epoch opens at a time: a request that waited for
-    `opening` looks first whether there is a new one.
+    One epoch opens at a time: a request that waited for `opening` first checks whether there is a new epoch.
     """
 
     __slots__ = (
@@ -102,13 +96,13 @@ class SessionContext:
         self._opening: asyncio.Lock | None = None
         self._summaries: dict[str, Summary] = {}
         self.reaches = EpochReaches()
-        self.sizes: dict[str, int] = {}
-        self.protected: dict[str, int] = {}
-        self.reported: set[str] = set()
-        self.in_vain: dict[str, tuple[int, bytes]] = {}
-        self.unsent: set[str] = set()
-        self.unsigned: set[str] = set()
-        self.is_known = False
+        self.sizes: dict[str, int] = {}  # tokens of an epoch's rendered messages, in our count, by epoch id
+        self.protected: dict[str, int] = {}  # tokens that the last plan of a view had to keep
+        self.reported: set[str] = set()  # views for which CeilingUnreachable was published
+        self.in_vain: dict[str, tuple[int, bytes]] = {}  # tokens and last node of a view's request no plan made shorter
+        self.unsent: set[str] = set()  # epochs that were opened outside of calls, and not sent yet
+        self.unsigned: set[str] = set()  # views sent without signed reasoning, since the upstream refused it
+        self.is_known = False  # all that the log has of this session was loaded
 
     @property
     def weight(self) -> int:
@@ -133,21 +127,21 @@ class SessionContext:
 
     @property
     def is_drafting(self) -> bool:
-        """True while a plan that came too late for its request is still being made."""
+        """True while a plan that was too late for its request is still being made."""
         return self._late is not None and not self._late.drafting.done()
 
     @property
     def late(self) -> "asyncio.Future[RenderedPlan] | None":
-        """The plan that came too late for its request, if it was not used since."""
+        """The plan that was too late for its request, unless it was used since."""
         return self._late.drafting if self._late is not None else None
 
     def note_late(self, request: ManagedRequest, drafting: "asyncio.Future[RenderedPlan]") -> None:
-        """Keep a plan that is still being made: the next request may use it."""
+        """Keep a plan that is still being made, for the next request."""
         drafting.add_done_callback(_look_at_error)
         self._late = EarlierPlan(request.model, request.nodes, drafting)
 
     def take_late(self, request: ManagedRequest) -> RenderedPlan | None:
-        """Return the plan that came too late for an earlier request, if this one continues that. Raises its error."""
+        """Return the late plan of an earlier request if this one continues that request. Raises the plan's error."""
         if self._late is None or not self._late.serves(request):
             return None
         drafting, self._late = self._late.drafting, None
@@ -155,25 +149,25 @@ class SessionContext:
         return draft if draft.plan.through else None
 
     def is_ahead_due(self, tokens: int, growth: float) -> bool:
-        """Return whether a request of so many tokens has grown enough since the last plan that was made ahead."""
+        """Return whether a request of `tokens` has grown by `growth` since the last plan that was made ahead."""
         if self._ahead is None:
             return True
         return self._ahead.drafting.done() and not self._ahead.tokens <= tokens < self._ahead.tokens + growth
 
     def note_ahead(self, request: ManagedRequest, drafting: "asyncio.Future[RenderedPlan]", tokens: int) -> None:
-        """Keep a plan that is made ahead, of a request of so many tokens."""
+        """Keep a plan that is made ahead from a request of `tokens`."""
         drafting.add_done_callback(_look_at_error)
         self._ahead = EarlierPlan(request.model, request.nodes, drafting, tokens)
 
     def take_ahead(self, request: ManagedRequest) -> RenderedPlan | None:
-        """Return the plan that was made ahead, if this request continues the one it was made for."""
+        """Return the plan that was made ahead if this request continues the one it was made for."""
         if self._ahead is None or not self._ahead.serves(request):
             return None
         drafting, self._ahead = self._ahead.drafting, None
         return drafting.result() if drafting.exception() is None and drafting.result().plan.through else None
 
     def absorb(self, stored: StoredContext) -> None:
-        """Take what the log knows, beside what happened before it was asked."""
+        """Merge what the log has with what happened before it was loaded."""
         self.is_known = True
         later, self._epochs, self._epochs_weight = self._epochs, [], 0
         known = {epoch.id for epoch in later}
@@ -187,7 +181,7 @@ class SessionContext:
             self._restore_owed(view, newest.get(view, ""), owed)
 
     def _restore_owed(self, view: str, epoch: str, owed: float) -> None:
-        """Set what was owed last, which was under the newest epoch of the view as far as the log tells."""
+        """Restore the amount owed, which the log attributes to the newest epoch of the view."""
         account = self._accounts.get((view, epoch))
         if account is None:
             self._owed[view, epoch] = owed
@@ -195,9 +189,9 @@ class SessionContext:
             account.account = replace(account.account, owed=account.account.owed + owed)
 
     def add(self, epoch: Epoch, reach: int | None = None) -> None:
-        """Add an epoch, which applies from now on; a reversion also to histories that were sent under those it reverts.
+        """Add an epoch. A reversion also applies to histories that were sent under the epochs it reverts.
 
-        `reach` is how many messages the request has that it is opened for, None where that is unknown.
+        `reach` is the number of messages of the request for which it is opened, or None if unknown.
         """
         self._epochs.append(epoch)
         self.reaches.note(epoch.id, reach)
@@ -213,7 +207,7 @@ class SessionContext:
         return frozenset(node for node, is_on in self._pins.items() if is_on)
 
     def drop_oldest(self) -> bool:
-        """Forget the oldest epoch, if there is a newer one; whether that was so."""
+        """Forget the oldest epoch if there is a newer one. Return whether one was forgotten."""
         if len(self._epochs) < 2:
             return False
         epoch = self._epochs.pop(0)
@@ -237,7 +231,7 @@ class SessionContext:
         self._summaries[summary.id] = summary
 
     def get_summary(self, id: str) -> Summary | None:
-        """Return the summary with this id, as far as memory has it."""
+        """Return the summary with this id, or None if it is not in memory."""
         return self._summaries.get(id)
 
     def list_summaries(self, nodes: Sequence[bytes]) -> list[Summary]:
@@ -246,12 +240,12 @@ class SessionContext:
         return list_live_summaries(holding)
 
     def list_reports(self, nodes: Sequence[bytes]) -> list[LiveSummary]:
-        """Return those summaries of a chain that a plan may show."""
+        """Return the summaries of a chain that a plan may show."""
         shown = filter(is_worth_sending, self.list_summaries(nodes))
         return [LiveSummary(each.id, each.text, each.start, each.stop, each.tokens) for each in shown]
 
     def get_account(self, view: str, epoch: str, budget: Budget) -> EpochAccount:
-        """Return the account of a view under an epoch, empty for none; restored from the log if memory has none."""
+        """Return the account of a view under an epoch ("" for none). If memory has none, restore it from the log."""
         account = self._accounts.get((view, epoch))
         if account is None:
             owed = self._owed.pop((view, epoch), 0.0)
@@ -261,7 +255,7 @@ class SessionContext:
         return account
 
     def _drop_oldest_account(self) -> None:
-        """Drop the least recently used account above the limit: a client may name models without end."""
+        """Drop the least recently used account above the limit: a client may send any number of model names."""
         if len(self._accounts) > _MOST_ACCOUNTS:
             (view, _), _ = self._accounts.popitem(last=False)
             if not any(named == view for named, _ in self._accounts):
@@ -277,7 +271,7 @@ class SessionContext:
     def find(self, view: str, request: ManagedRequest, *, is_next: bool = False) -> Epoch | None:
         """Return the epoch that applies to a request: the one this very history was sent under before, else the newest.
 
-        None also where it was sent under none. `is_next`: the one that will apply to what continues the request.
+        Return None also if it was sent under none. If `is_next`, return the one that will apply to the next request.
         """
         if not self._epochs:
             return None
@@ -292,11 +286,11 @@ class SessionContext:
         return sent or self.reaches.choose(holding, self._epochs, request)
 
     def cover(self, epoch: Epoch, items: Sequence[Item]) -> None:
-        """Remember what an epoch stands for, to know it again when the client has cleared some of it."""
+        """Remember the messages that an epoch replaces, to recognise them after the client has cleared outputs."""
         self._covered.note(epoch, items)
 
     def was_sent(self, view: str, request: ManagedRequest) -> bool:
-        """Return whether this very history was sent before, as far as memory tells."""
+        """Return whether this very history was sent before, as far as memory has it."""
         return (view, request.chain.tip) in self._chosen
 
     def choose(self, view: str, request: ManagedRequest, epoch: str) -> None:
@@ -308,11 +302,11 @@ class SessionContext:
             self._chosen.popitem(last=False)
 
     def find_newest(self, epoch: str) -> Epoch | None:
-        """Return the newest epoch that descends from this one, or itself; None where it is not known."""
+        """Return the newest epoch that descends from this one, or itself, or None if it is unknown."""
         return next((each for each in reversed(self._epochs) if any(e.id == epoch for e in self.trace(each.id))), None)
 
     def sum_cut(self, epoch: str) -> int:
-        """Return by how many tokens what is sent under an epoch is shorter than what the client sends."""
+        """Return how many tokens an epoch and its ancestors remove from the client's request."""
         return sum(each.tokens_before - each.tokens_after for each in self.trace(epoch))
 
     def trace(self, epoch: str) -> list[Epoch]:
@@ -325,7 +319,7 @@ class SessionContext:
         return traced
 
     def _is_in_chain(self, epoch: Epoch, nodes: Sequence[bytes]) -> bool:
-        """Return whether an epoch belongs to a chain; a reversion does where the epoch that it reverts does."""
+        """Return whether an epoch belongs to a chain. A reversion belongs where the epoch that it reverts does."""
         while epoch.is_reversion and (reverted := self.get_epoch(epoch.parent)) is not None:
             epoch = reverted
         return not epoch.depth or (epoch.depth <= len(nodes) and nodes[epoch.depth - 1] == epoch.through)
@@ -336,13 +330,13 @@ def is_in_chain(summary: Summary, nodes: Sequence[bytes]) -> bool:
     return summary.stop <= len(nodes) and nodes[summary.stop - 1] == summary.last
 
 
-# Shared by all sessions for which the log has nothing to load; never written to.
+# Shared by all sessions for which the log has nothing to load. Never modified.
 _BLANK = SessionContext()
 _BLANK_WEIGHT = _BLANK.weight
 
 
 class SessionContexts:
-    """The contexts used last, the least recently used dropped above `most_bytes`; of one alone, its oldest epochs."""
+    """The contexts used last. Above `most_bytes` the least recently used are dropped, then old epochs of the last."""
 
     def __init__(self, archive: Archive, most_bytes: int) -> None:
         self._archive = archive
@@ -356,16 +350,16 @@ class SessionContexts:
 
     @property
     def weight(self) -> int:
-        """Bytes of memory, roughly; of each context as it was when it was last asked for."""
+        """Bytes of memory, roughly. Each context counts with its size at its last use."""
         return self._weight
 
     def get(self, session: str) -> SessionContext | None:
-        """Return the context in memory; None where it is empty or missing."""
+        """Return the context in memory, or None if it is empty or missing."""
         context = self._contexts.get(session)
         return None if context is _BLANK else context
 
     def is_blank(self, request: ManagedRequest) -> bool:
-        """Return whether nothing was ever managed in a request's session, as far as memory tells."""
+        """Return whether memory shows that nothing was ever managed in a request's session."""
         session = request.session.id
         context = self._contexts.get(session)
         if context is None:
@@ -381,7 +375,7 @@ class SessionContexts:
     async def open(self, request: ManagedRequest, seconds: float = 0.0) -> SessionContext:
         """Return the context of a request's session, loaded from the log if memory does not have it.
 
-        Loading may take `seconds`, or a little longer; a context that could not be loaded is empty.
+        Loading may take `seconds`, but at least LOAD_SECONDS. A context that could not be loaded is empty.
         """
         session = request.session.id
         context = self._enter(session)
@@ -392,12 +386,12 @@ class SessionContexts:
                 async with asyncio.timeout(max(seconds, LOAD_SECONDS)):
                     await self._load(session, context)
             except (StoreUnavailable, TimeoutError):
-                return context  # asked again with the next request; this one is sent as its own bytes tell
+                return context  # the next request tries again; this one is decided without the log
             await self._load_reach(context)
         return context
 
     def find_known(self, request: ManagedRequest) -> SessionContext | None:
-        """Return the context of a request's session, as far as memory has all that the log knows of it."""
+        """Return the context of a request's session, or None unless memory has all that the log has of it."""
         context = self._contexts.get(request.session.id)
         if context is None or context is _BLANK or not context.is_known:
             return None
@@ -424,18 +418,18 @@ class SessionContexts:
         self._settle(summary.session, context)
 
     def weigh(self, session: str) -> None:
-        """Weigh a session's context again: it has grown beside the calls. What is above the limit is dropped."""
+        """Update the size of a session's context that grew outside of calls, and drop what is above the limit."""
         if (context := self.get(session)) is not None:
             self._settle(session, context)
 
     def clear(self) -> None:
-        """Forget everything: the log has lost a record."""
+        """Forget everything, because the log has lost a record."""
         self._contexts.clear()
         self._weights.clear()
         self._weight = 0
 
     def _enter(self, session: str) -> SessionContext:
-        """Return the context in memory, made if it is not there; now the most recently used."""
+        """Return the context in memory, creating it if missing, and make it the most recently used."""
         context = self._contexts.get(session)
         if context is None or context is _BLANK:
             is_known = context is _BLANK
@@ -447,13 +441,13 @@ class SessionContexts:
 
     async def _load(self, session: str, context: SessionContext) -> None:
         stored = await self._archive.load_context(session)
-        if not context.is_known:  # else another request has waited for the same
+        if not context.is_known:  # else another request has loaded it meanwhile
             context.absorb(stored)
         if self._contexts.get(session) is context:
             self._settle(session, context)
 
     async def _load_reach(self, context: SessionContext) -> None:
-        """Load the reaches of a context's epochs, for a bounded time: they help, but are not needed."""
+        """Load the reaches of a context's epochs, for a bounded time. They help, but are not needed."""
         opened = {epoch.exchange: epoch.id for epoch in context.epochs if epoch.exchange}
         try:
             async with asyncio.timeout(LOAD_SECONDS):
@@ -462,10 +456,10 @@ class SessionContexts:
                     for call in [call for branch in branches for call in branch.own if call.exchange in opened]:
                         context.reaches.note(opened[call.exchange], call.depth)
         except (StoreUnavailable, NotFound, TimeoutError):
-            pass  # what can be told of the epochs themselves has to do
+            pass  # `epoch_scope.holds` has a rule for unknown reaches
 
     def _settle(self, session: str, context: SessionContext) -> None:
-        """Update the weight of a context, which has grown since it was last used, and drop what is above the limit."""
+        """Update the weight of a context, which may have grown, and drop what is above the limit."""
         self._reckon(session, context)
         self._shrink()
         while self._weight > self._most and context.drop_oldest():

@@ -1,4 +1,4 @@
-"""A request's messages as a chain of nodes; what was read of the bytes that repeat is not read again."""
+"""A request's messages as a chain of nodes. Repeated bytes are not read again."""
 
 from collections.abc import Sequence
 from hashlib import sha256
@@ -17,9 +17,9 @@ _get_form = attrgetter("form")
 
 
 class Preamble(msgspec.Struct, frozen=True, gc=False):
-    """What tells the model who it is; it is outside the chain, for it holds dates and folders.
+    """The instructions to the model. They are outside the chain, since they contain dates and folders.
 
-    It is the first `count` messages, of which `leading` is the digest, and on wires that have one the raw member
+    The preamble is the first `count` messages, whose digest is `leading`, and, on wires that have it, the raw member
     `instructions`. `system` is the digest of both.
     """
 
@@ -30,10 +30,10 @@ class Preamble(msgspec.Struct, frozen=True, gc=False):
 
 
 class Chain(msgspec.Struct, frozen=True, gc=False):
-    """The nodes of a body, one for each message behind the preamble.
+    """The nodes of a body, one for each message after the preamble.
 
-    `root` is the parent of the first node; `tip` the last node, the root where there is none. `items` are the messages
-    as they were read. `is_plain`: it is known that the body has no more tokens than bytes (`context/budget`).
+    `root` is the parent of the first node. `tip` is the last node, or the root if there is none. `items` are the parsed
+    messages. `is_plain`: the body is known to have no more tokens than bytes (`context/budget`).
     """
 
     root: bytes
@@ -45,7 +45,7 @@ class Chain(msgspec.Struct, frozen=True, gc=False):
 
 
 class Messages(msgspec.Struct, frozen=True, gc=False):
-    """What of a conversation had to be read: the messages from `start` on, counted behind the preamble."""
+    """The part of a conversation that had to be read: the messages from index `start` on, after the preamble."""
 
     start: int
     preamble: Preamble
@@ -60,7 +60,7 @@ _NO_PREAMBLE = Preamble(0, _digest(()), b"", _digest(()))
 
 
 def read_messages(form: Format, split: SplitBody, known: Chain | None, shared: int, root: bytes) -> Messages:
-    """Read a body, leaving out its first `shared` items where `known` is their chain, from the same root."""
+    """Read a body, except its first `shared` items if `known` is their chain and has the same root."""
     if known is not None and known.root == root and known.preamble.count < shared <= len(split.items):
         preamble, start = known.preamble, shared - known.preamble.count
         fresh = form.read_items(split.content, split.items[shared:])
@@ -77,7 +77,7 @@ def read_messages(form: Format, split: SplitBody, known: Chain | None, shared: i
     instructions = split.member(form.instructions_key) if form.instructions_key else b""
     if instructions in _NOTHING:
         instructions = b""
-    if instructions != preamble.instructions:  # they are read only where they are not the ones that are known
+    if instructions != preamble.instructions:  # parsed only if they have changed
         leading = preamble.leading
         system = _digest([leading, form.read_instructions(instructions)]) if instructions else leading
         preamble = Preamble(preamble.count, leading, instructions, system)
@@ -85,7 +85,7 @@ def read_messages(form: Format, split: SplitBody, known: Chain | None, shared: i
 
 
 def make_chain(messages: Messages, known: Chain | None, root: bytes, *, is_plain: bool = False) -> Chain:
-    """Return the chain of a body, of which `known` has the first `messages.start` nodes."""
+    """Return the chain of a body, whose first `messages.start` nodes are in `known`."""
     start, fresh = messages.start, messages.fresh
     forms = map(_get_form, fresh)
     if known is None or not start:

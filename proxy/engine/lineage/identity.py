@@ -1,4 +1,4 @@
-"""Who calls, and what a client calls its conversation (BEHAVIOUR B2; PROTOCOL §2, rules 0 and 1)."""
+"""The identity of the caller, and the client's name for its conversation (BEHAVIOUR B2; PROTOCOL §2, rules 0 and 1)."""
 
 import hashlib
 import hmac
@@ -31,9 +31,9 @@ _UNSAID = (b"", b"null", b'""')
 
 
 class ClientId(msgspec.Struct, frozen=True, gc=False):
-    """The id that a client gives its conversation, and that of the agent that started it; empty where it gives none.
+    """The id that a client gives its conversation, and that of the agent that started it. Empty if it gives none.
 
-    `is_weak`: it comes from headers that one client sends with all its requests; an id in the body goes before.
+    `is_weak`: it comes from headers that one client sends with all its requests, so an id in the body takes precedence.
     """
 
     family: str = ""
@@ -45,10 +45,10 @@ _NO_ID = ClientId()
 
 
 class ClientIdReader:
-    """Reads the id of a conversation from headers. `session_headers` are further headers that hold one.
+    """Reads the id of a conversation from headers. `session_headers` are further headers that contain one.
 
-    An id names a family of sessions within its tenant and upstream, never more. Ids that several conversations of one
-    client share (`user`, `safety_identifier`, `prompt_cache_key`) are not read.
+    An id names a family of sessions only within its tenant and upstream. Ids that several conversations of one client
+    share (`user`, `safety_identifier`, `prompt_cache_key`) are not read.
     """
 
     def __init__(self, session_headers: tuple[str, ...] = ()) -> None:
@@ -56,7 +56,7 @@ class ClientIdReader:
         self._names = frozenset((_OWN, *self._headers, *_PARENTS.values(), *_OF_CLIENTS))
 
     def read(self, headers: Headers) -> ClientId:
-        """Return the id in the headers; of a header that is there twice, the first counts."""
+        """Return the id in the headers. If a header is repeated, the first one counts."""
         values: dict[bytes, bytes] = {}
         for name, value in headers:
             if name in self._names:
@@ -74,13 +74,13 @@ class ClientIdReader:
 
 
 def read_body_id(found: ClientId, body: SplitBody) -> ClientId:
-    """Return the id of a conversation whose headers have the one that was found, and which has this body."""
+    """Return the id in the body if `found`, the id in the headers, is empty or weak. Otherwise return `found`."""
     if found.family and not found.is_weak:
         return found
     for name in _BODY_MEMBERS:
         if (raw := body.member(name)) and (value := parse_json_string(raw)):
             return ClientId(_shorten(f"{name}:{value}"))
-    # Responses: `conversation`, an id or an object with one, names a history that the upstream holds.
+    # Responses API: `conversation`, an id or an object with one, names a history that the upstream stores.
     raw = body.member("conversation")
     if raw[:1] == b"{":
         try:
@@ -93,7 +93,7 @@ def read_body_id(found: ClientId, body: SplitBody) -> ClientId:
 
 
 def make_session(tenant: bytes, upstream: str, client_id: ClientId, exchange: str) -> SessionKey:
-    """Return the session of a client's id, else of the exchange alone; its own id is the same in every process."""
+    """Return the session of a client's id, or of the exchange alone. Every process derives the same session id."""
     family = client_id.family
     seed = b"%s\0%s\0" % (tenant, upstream.encode())
     if not family:
@@ -108,7 +108,7 @@ def _derive(seed: bytes, family: str) -> str:
 
 
 def parse_json_string(raw: bytes) -> str:
-    """Return the value of a JSON string; empty for anything else."""
+    """Return the value of a JSON string, or an empty string for anything else."""
     if raw[:1] != b'"':
         return ""
     try:
@@ -137,16 +137,16 @@ def _name(prefix: str, value: bytes) -> str:
 
 
 def _shorten(family: str) -> str:
-    """Return an id, or its digest where it is long: ids of any length and alphabet are accepted."""
+    """Return an id, or its digest if it is long, since ids of any length and alphabet are accepted."""
     if len(family) <= _LONGEST:
         return family
     return "sha256:" + hashlib.sha256(family.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class Credential(msgspec.Struct, frozen=True, gc=False):
-    """Who calls: 16 bytes for the tenant, 16 for the very credential.
+    """The caller: hashes of 16 bytes of the tenant and of the credential itself.
 
-    `is_claimed`: the tenant is what the request says, not what the credential is or what the settings say of it.
+    `is_claimed`: the tenant is what the request claims, and follows neither from the credential nor from the settings.
     """
 
     tenant: bytes
@@ -155,11 +155,11 @@ class Credential(msgspec.Struct, frozen=True, gc=False):
 
 
 class Tenants:
-    """Tells tenants apart: a principal of the settings, else a JWT's subject, else the credential itself.
+    """Identifies tenants: by a principal of the settings, else by a JWT's subject, else by the credential itself.
 
-    Tenants are known by keyed hashes, `salt` being the installation's secret; credentials are kept in memory only, as
-    hashes, until they have been idle for half an hour. A JWT is not verified here: a token that the upstream has not
-    accepted has proven nothing.
+    Tenants are known by keyed hashes, whose key `salt` is the installation's secret. Credentials are kept in memory
+    only, as hashes, until they have been idle for half an hour. A JWT is not verified here: it proves nothing until the
+    upstream has accepted it.
     """
 
     def __init__(self, salt: bytes, clock: Clock, principals: Mapping[str, Principal] | None = None) -> None:
@@ -178,7 +178,7 @@ class Tenants:
         self._proven: OrderedDict[bytes, float] = OrderedDict()
 
     def identify(self, headers: Headers) -> Credential:
-        """Return whose a request with these headers is."""
+        """Return the caller of a request with these headers."""
         presented = find_credential(headers)
         token = self._hash(presented)
         for header, name in self._by_header:
@@ -190,7 +190,7 @@ class Tenants:
         return Credential(subject or token, token, is_claimed=bool(subject))
 
     def prove(self, token: bytes) -> None:
-        """Record that the upstream has answered 2xx to this very credential."""
+        """Record that the upstream responded with 2xx to this credential."""
         now = self._clock.monotonic()
         if now - self._proven.get(token, -math.inf) < _LATELY_SECONDS:
             return
@@ -200,16 +200,16 @@ class Tenants:
             self._proven.popitem(last=False)
 
     def is_proven(self, token: bytes) -> bool:
-        """Return whether the upstream has accepted this very credential of late."""
+        """Return whether the upstream has accepted this credential recently."""
         at = self._proven.get(token)
         return at is not None and self._clock.monotonic() - at <= _IDLE_SECONDS
 
     def trusts(self, caller: Credential) -> bool:
-        """Return whether what is known of the tenant may be used: a claim has to be confirmed by the upstream first."""
+        """Return whether data of the tenant may be used: the upstream must confirm a claimed tenant first."""
         return not caller.is_claimed or self.is_proven(caller.token)
 
     def _hash_subject(self, presented: bytes) -> bytes:
-        """Return the HMAC of issuer, subject and audience, the same for a renewed token; empty for what is no JWT."""
+        """Return the HMAC of issuer, subject and audience, which a renewed token shares, or b"" if this is no JWT."""
         claims = read_claims(strip_scheme(presented))
         if not claims or any(bytes(claims.get(name, b"")) in _UNSAID for name in ("iss", "sub")):
             return b""
@@ -217,5 +217,5 @@ class Tenants:
         return hmac.new(self._salt, b"jwt\0" + named, hashlib.sha256).digest()[:16]
 
     def _hash(self, content: bytes, kind: bytes = b"") -> bytes:
-        """Return BLAKE2b keyed with the salt (RFC 7693), 16 bytes; by kind, so that no credential is a principal."""
+        """Return 16 bytes of BLAKE2b keyed with the salt (RFC 7693). `kind` separates credentials from principals."""
         return hashlib.blake2b(content, key=self._salt, digest_size=16, person=kind).digest()

@@ -1,8 +1,8 @@
 """How a session is recognised, and how a request extends what is known of it (PROTOCOL §2, BEHAVIOUR B1).
 
-An id that the client sends names the session. Without one, a recorded answer in the request's own chain of messages has
-to prove where it belongs; or, after a client's own compaction, one that it shows elsewhere. A request that nothing
-proves begins a session: a conversation that is found twice does no harm, one that is given to another does.
+An id that the client sends names the session. Without one, a recorded answer in the request's own chain of messages
+must prove where it belongs or, after a client's own compaction, an answer that it contains elsewhere. A request without
+proof begins a session: splitting a conversation in two does no harm, mixing two conversations does.
 """
 
 import re
@@ -19,10 +19,10 @@ from proxy.model.lineage import CallFingerprint, NodeRow, Relation, Step, name_m
 from proxy.model.lru import LruCache
 from proxy.wire.identity import Item
 
-# Ids that some servers count up instead of drawing them, so that any two conversations are certain to have equal ones:
-# `name:0` and `functions.name:3` (BEHAVIOUR B1), and just so `call_1`, `read_file_2` and `12`.
+# Call ids that some servers number instead of drawing them at random, so that any two conversations have equal ones:
+# `name:0` and `functions.name:3` (BEHAVIOUR B1), also `call_1`, `read_file_2` and `12`.
 _COUNTED = re.compile(r"[\w.-]*:\d+|(?:(?:[A-Za-z]+[_.-])+|call|tool)?\d{1,4}")
-# An answer with so much text is evidence by itself; one with a call is by the call's id.
+# An answer with this much text is evidence by itself. An answer with a tool call is evidence by the call's id.
 _TELLING_CHARACTERS = 40
 _LONG_CHARACTERS = 500
 _SMALL_OUTPUT_TOKENS = 64
@@ -38,42 +38,38 @@ Likeness = tuple[bytes, bytes, bytes, str]
 
 
 class LineageQuery(msgspec.Struct, frozen=True, gc=False):
-    """A request as lineage sees it.
+    """The parts of a request from which its session is recognised.
 
-    `session` is the one its id names, or its own where it has none; `token` is its very credential, hashed.
-    `is_trusted`: it may use what is known of the tenant (BEHAVIOUR B2). `previous` is the id of the stored answer that
-    it extends, known or not. `until` is when, on the monotonic clock, it has waited for the log for long enough.
-
-    `nodes` and `items` have one element for each message behind the preamble; `root` is the parent of the first node.
+    `nodes` and `items` have one element for each message after the preamble.
     """
 
     exchange: str
-    session: SessionKey
-    token: bytes
+    session: SessionKey  # the one that its id names, or a new one if it has no id
+    token: bytes  # hash of its credential
     traits: Traits
-    root: bytes
+    root: bytes  # the parent of the first node
     nodes: Sequence[bytes]
     items: Sequence[Item]
     most_output: int = 0
-    previous: str = ""
-    is_trusted: bool = True
-    until: float = 0.0
+    previous: str = ""  # id of the stored answer that it extends, known or not
+    is_trusted: bool = True  # it may use what is known of the tenant (BEHAVIOUR B2)
+    until: float = 0.0  # the end of its waits for the log, on the monotonic clock
 
     @property
     def likeness(self) -> Likeness:
-        """Return what a request and its retry have in common; the same messages under other orders are another call."""
+        """Return what a request and its retry have in common. The same messages with another preamble differ."""
         tip = self.nodes[-1] if self.nodes else self.root
         return self.session.tenant, tip, self.traits.system, self.previous
 
     def node_at(self, depth: int) -> bytes:
-        """Return the node of the message at this depth, counted from 1; the root at 0."""
+        """Return the node of the message at this depth, counted from 1. Depth 0 is the root."""
         return self.nodes[depth - 1] if depth else self.root
 
 
 class Proof(NamedTuple):
-    """What a request's own chain proves: the session that it belongs to, where that is known.
+    """The result of a request's own chain as proof: the session that it belongs to, if known.
 
-    Else `source` is the session of another credential that it extends, and the node up to which it does.
+    Otherwise `source` may name a session of another credential that it extends, and the last node that it shares.
     """
 
     known: SessionNodes | None
@@ -81,10 +77,10 @@ class Proof(NamedTuple):
 
 
 class Placement(msgspec.Struct, frozen=True, gc=False):
-    """Where a request belongs. `known` is what memory has of the session; `source` is as in `Proof`.
+    """The place of a request in its session. `known` is what memory has of the session; `source` is as in `Proof`.
 
-    `step` is None for a request that is not trusted: `record_request` makes it when the upstream has accepted it.
-    `is_new`: it is the first of its session. `is_certain`: the log has said, or need not say, what it knows of it.
+    `step` is None for a request that is not trusted: `record_request` makes it once the upstream has accepted it.
+    `is_new`: it is the first of its session. `is_certain`: the log was asked about it, or need not be.
     """
 
     session: SessionKey
@@ -96,9 +92,9 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
 
 
 class UnknownHistories:
-    """Histories of which the log has said that it knows nothing, so that it need not be asked again.
+    """Histories that are not in the log, so that it need not be asked for them again.
 
-    That stays so until an answer is recorded that one of them shows: what is merely sent again proves nothing.
+    A history stays here until an answer that it contains is recorded. A repeated request proves nothing.
     """
 
     def __init__(self) -> None:
@@ -111,14 +107,14 @@ class UnknownHistories:
         return self._shown.peek(history) is not None
 
     def add(self, history: bytes, shown: tuple[bytes | str, ...]) -> None:
-        """Record that nothing is known of a history, nor of what it shows: the nodes and names of answers."""
+        """Record that the log has neither a history nor the answers it contains, given by their nodes and names."""
         self._remove(history)
         for each in shown:
             self._showing.setdefault(each, set()).add(history)
         self._shown.put(history, shown)
 
     def record_answer(self, nodes: Iterable[NodeRow], marks: Iterable[CallFingerprint]) -> None:
-        """Have the log asked again for histories that show an answer which was recorded now."""
+        """Remove the histories that contain an answer which was just recorded."""
         if not self._showing:
             return
         answered: list[bytes | str] = [*(row.node for row in nodes), *(mark.name for mark in marks)]
@@ -127,7 +123,7 @@ class UnknownHistories:
                 self._remove(history)
 
     def clear(self) -> None:
-        """Have the log asked again for all of them."""
+        """Remove all histories."""
         self._shown.clear()
         self._showing.clear()
 
@@ -145,7 +141,7 @@ class UnknownHistories:
 
 
 class SessionResolver:
-    """Decides from what is in memory; `needs_log` tells whether the log has to be asked first."""
+    """Decides from what is in memory. `needs_log` tells whether the log must be asked first."""
 
     def __init__(self, index: SessionIndex) -> None:
         self._index = index
@@ -155,7 +151,7 @@ class SessionResolver:
         self._losses = self._resets = 0
 
     def prove(self, query: LineageQuery) -> Proof:
-        """Return the caller's session whose recorded answer is deepest in the chain; or another's that it extends."""
+        """Return the caller's session whose recorded answer is deepest in the chain, or another caller's session."""
         index, nodes = self._index, query.nodes
         sessions, depth = index.find_answered(query.session.tenant, nodes, query.root)
         if sessions:
@@ -169,9 +165,9 @@ class SessionResolver:
         return Proof(None, (known.key.id, query.node_at(depth)) if is_enough else None)
 
     def needs_log(self, query: LineageQuery, proof: Proof) -> bool:
-        """Return whether memory lacks the session that is named, or does not know where an assistant's message is from.
+        """Return whether memory lacks the named session, or the origin of an assistant's message.
 
-        A named session is asked for when it is met first, with what it is to extend.
+        The log is asked for a named session at its first request, together with what it may extend.
         """
         index, tenant = self._index, query.session.tenant
         if index.is_complete:
@@ -182,7 +178,7 @@ class SessionResolver:
         last = _find_last_assistant(query, 0)
         if not last or self._is_unknown(tenant + last):
             return False
-        # A request that extends a session with a name may also extend one without, which goes before.
+        # A request that extends a named session may also extend an unnamed one, which takes precedence.
         if proof.known is not None and not proof.known.key.family:
             last = _find_last_assistant(query, proof.known.measure(query.nodes))
             if not last:
@@ -190,15 +186,15 @@ class SessionResolver:
         return tenant + last not in self._recalled or self._losses != index.losses
 
     def is_unproven(self, query: LineageQuery) -> bool:
-        """Return whether the request shows answers, none of which is known to be one in its own chain."""
+        """Return whether the request contains answers, but none in its own chain is known."""
         is_shown = not query.session.family and bool(_find_last_assistant(query, 0))
         return is_shown and self.prove(query).known is None
 
     def list_undecided(self, query: LineageQuery) -> Sequence[bytes]:
-        """Return the nodes behind which another answer might decide where the request belongs, the deepest first.
+        """Return the nodes after which another answer might decide where the request belongs, the deepest first.
 
-        These are the ones behind its deepest known answer, and that at which this was given: another session may have
-        it, too.
+        These are the nodes after its deepest known answer, and the node to which that was given, since another session
+        may have the same answer.
         """
         found: list[bytes] = []
         find_own, is_answered = self._index.find_own, False
@@ -212,24 +208,24 @@ class SessionResolver:
         return found
 
     def record_recall(self, query: LineageQuery) -> None:
-        """Record that the log has been asked, and has said all it knows."""
+        """Record that the log has returned all that it has for this query."""
         if self._losses != self._index.losses:  # what was recalled before may have been dropped since
             self._losses = self._index.losses
             self._recalled.clear()
         if named := self._index.get(query.session.id):
             named.is_partial = False
         if last := _find_last_assistant(query, 0):
-            history = query.session.tenant + last  # the log speaks of what is the asking tenant's
+            history = query.session.tenant + last  # the log's result depends on the tenant
             self._recalled.put(history, True)
             if self.prove(query) == _NO_PROOF and not self._find_witnesses(query):
                 self._unknown.add(history, _list_shown(query))
 
     def record_answer(self, nodes: Iterable[NodeRow], marks: Iterable[CallFingerprint]) -> None:
-        """Record that an answer is in the log, which somebody may show."""
+        """Record that an answer is in the log, which later requests may contain."""
         self._unknown.record_answer(nodes, marks)
 
     def place(self, query: LineageQuery, proof: Proof, *, is_certain: bool = True) -> Placement:
-        """Decide where a request belongs. Not `is_certain`: the log may know of another session."""
+        """Decide where a request belongs. Without `is_certain` the log may have another session for it."""
         index, session, source = self._index, query.session, proof.source
         if session.family or not is_certain:
             known = index.open(session)
@@ -245,7 +241,7 @@ class SessionResolver:
         return Placement(known.key, known, step, source, is_new, is_certain)
 
     def record_request(self, query: LineageQuery, known: SessionNodes) -> Step:
-        """Return how a request extends its session, which has it from now on."""
+        """Add a request to its session. Return how it extends that."""
         nodes, base = query.nodes, known.measure(query.nodes)
         depth = len(nodes)
         is_side = _is_side(query, known, base)
@@ -269,12 +265,12 @@ class SessionResolver:
         return step
 
     def record_unanswered(self, known: SessionNodes, likeness: Likeness) -> None:
-        """Record that a first request got no answer: the next one like it is a retry, not another conversation."""
+        """Record that a first request got no answer, so that the next one like it is a retry, no new conversation."""
         if not known.key.family and known.tips == {likeness[1]}:
             self._unanswered.put(likeness, known.key.id)
 
     def _join(self, query: LineageQuery) -> SessionNodes | None:
-        """Return the session of a request without an answer, of which this is the retry."""
+        """Return the session of an unanswered request of which this one is the retry."""
         if not len(self._unanswered):
             return None
         likeness = query.likeness
@@ -282,22 +278,22 @@ class SessionResolver:
         return known if known is not None and known.tips == {likeness[1]} else None
 
     def _is_unknown(self, history: bytes) -> bool:
-        """Return whether the log has said that it knows nothing of a history."""
+        """Return whether a history is known not to be in the log."""
         if self._resets != self._index.resets:
             self._resets = self._index.resets
             self._unknown.clear()
         return history in self._unknown
 
     def _recognise(self, query: LineageQuery) -> SessionNodes | None:
-        """Return the one session that made the calls or gave the answers which this request shows out of its chain."""
+        """Return the one session that gave the answers or tool calls which this request contains, outside its chain."""
         last = _find_last_assistant(query, 0)
         if not last or self._is_unknown(query.session.tenant + last):
-            return None  # of an unknown one, some sessions that showed the same may have been dropped
+            return None  # other sessions with the same answer may have been dropped from memory
         found = self._find_witnesses(query)
         return next(iter(found.values())) if len(found) == 1 else None
 
     def _find_witnesses(self, query: LineageQuery) -> dict[str, SessionNodes]:
-        """Return the sessions that gave, each alone, something of what a request shows, by their ids."""
+        """Return, by id, the sessions that are the only source of an answer which a request contains."""
         found: dict[str, SessionNodes] = {}
         session = query.session
         for item in query.items:
@@ -313,12 +309,12 @@ _NO_PROOF = Proof(None)
 
 
 def list_proving_nodes(query: LineageQuery) -> Sequence[bytes]:
-    """Return the nodes by which the log may know where a request comes from: none where it shows no answer."""
+    """Return the nodes by which the log may recognise a request, or none if it contains no answer."""
     return query.nodes if _find_last_assistant(query, 0) else ()
 
 
 def list_shown_marks(query: LineageQuery) -> list[str]:
-    """Return the names by which the log may know what a request shows, the newest last."""
+    """Return the mark names by which the log may recognise the answers in a request, the newest last."""
     names: list[str] = []
     for item in reversed(query.items):
         names[:0] = _name_item(item)
@@ -328,18 +324,18 @@ def list_shown_marks(query: LineageQuery) -> list[str]:
 
 
 def name_answer(item: Item, own_id: str, session: SessionKey) -> Sequence[str]:
-    """Return the names by which a message of an answer may be known again; the upstream stores it under `own_id`.
+    """Return the names by which a message of an answer may be recognised. The upstream stores it under `own_id`.
 
-    What was said in a session that its client names is known by calls alone: nobody asks for its text.
+    In a session that its client names, answers are recognised by their calls only, never by text.
     """
     names = _name_calls(item) if session.family else _name_item(item)
     return [*names, name_mark(f"item:{own_id}")] if own_id else names
 
 
 def _choose_namesake(namesakes: Sequence[SessionNodes], query: LineageQuery, depth: int) -> SessionNodes:
-    """Return which of the sessions that gave the same answer a request extends.
+    """Return the session that a request extends, of several that gave the same answer.
 
-    One without a name goes before; of these the newest that went the same way, else the newest that went no way yet.
+    Unnamed sessions take precedence. Prefer the newest with the same continuation, then the newest with none yet.
     """
     left = [known for known in namesakes if not known.key.family] or namesakes
     for node in reversed(query.nodes[depth:]):
@@ -350,10 +346,7 @@ def _choose_namesake(namesakes: Sequence[SessionNodes], query: LineageQuery, dep
 
 
 def _find_last_assistant(query: LineageQuery, base: int) -> bytes:
-    """Return the deepest node of an assistant's message behind the first `base`, which stands for all before it.
-
-    Empty where there is none.
-    """
+    """Return the deepest node of an assistant's message after the first `base` messages, or b"" if there is none."""
     for item, node in zip(reversed(query.items), islice(reversed(query.nodes), len(query.nodes) - base), strict=False):
         if item.role == "assistant" and item.form:
             return node
@@ -361,14 +354,14 @@ def _find_last_assistant(query: LineageQuery, base: int) -> bytes:
 
 
 def _list_shown(query: LineageQuery) -> tuple[bytes | str, ...]:
-    """Return the nodes and names of all answers that a request shows; the root, too, may be one."""
+    """Return the nodes and names of all answers that a request contains, and the root, which may be one."""
     pairs = [(item, node) for item, node in zip(query.items, query.nodes, strict=True) if item.role == "assistant"]
     names = [name for item, _ in pairs for name in _name_item(item)]
     return tuple(dict.fromkeys([query.root, *(node for _, node in pairs), *names]))
 
 
 def _name_item(item: Item) -> Sequence[str]:
-    """Return the names of an assistant's message: of its calls, else of its text where that is long enough."""
+    """Return the names of an assistant's message: of its calls, or of its text if that is long enough."""
     if item.calls or item.weight < _TELLING_CHARACTERS or item.role != "assistant" or not item.form:
         return _name_calls(item)
     return [f"form:{item.form.hex()}"]
@@ -381,7 +374,7 @@ def _name_calls(item: Item) -> Sequence[str]:
 
 
 def _list_brought(query: LineageQuery, base: int) -> tuple[CallFingerprint, ...]:
-    """Return the calls behind the first `base` that were not recorded as answers, the newest of very many."""
+    """Return the calls after the first `base` messages, which the client brought; the newest if there are very many."""
     marks: list[CallFingerprint] = []
     fresh = islice(reversed(query.nodes), len(query.nodes) - base)
     for item, node in zip(reversed(query.items), fresh, strict=False):
@@ -407,9 +400,9 @@ def _relate(query: LineageQuery, known: SessionNodes, base: int, *, is_side: boo
 def _is_compacted(query: LineageQuery, known: SessionNodes, base: int) -> bool:
     """Return whether a shorter history is a client's own compaction.
 
-    That has a long new text, and shares nothing with the old one but perhaps its beginning. Some clients keep what the
-    user said first (codex, cline). Then what was answered there is gone, and the user goes on at once; behind an edit
-    or a rewind the answer before it is still there, for it is the user's word that changes.
+    A compaction has a long new text, and shares at most the beginning of the old history: some clients (codex, cline)
+    keep the user's first messages. The answer to these is then missing, and a user message follows directly. After an
+    edit or a rewind the answer before the changed user message is still there.
     """
     fresh = query.items[base:]
     if base and (query.node_at(base) not in known.tips or fresh[0].role != "user"):
@@ -418,17 +411,17 @@ def _is_compacted(query: LineageQuery, known: SessionNodes, base: int) -> bool:
 
 
 def _is_side(query: LineageQuery, known: SessionNodes, base: int) -> bool:
-    """Return whether a call stands beside its conversation (a title, a summary, a commit message; PROTOCOL §2).
+    """Return whether a call is a side call of its conversation (a title, a summary, a commit message; PROTOCOL §2).
 
-    It has no tools where the conversation has them, or two lesser signs, of which a tiny answer is one. What extends
-    the conversation may lack tools (its client was told so this time); beside it is what also asks another model or
-    under other orders. A session's first call is the conversation, as far as anybody can tell then, unless all signs
-    that there can be say otherwise: its client names a conversation, of which this has no tools, a message or two, and
-    a tiny answer. If it was a title all the same, the first call with tools takes its place. Where a client goes on
-    from the answer to a side call, that has become a conversation.
+    A side call lacks the tools of the conversation, or has two lesser signs: another model or preamble, no stream,
+    few messages, a small output limit. A call that extends the conversation may lack tools for once: it is a side call
+    only if it also has another model or preamble. The first call of a session is a side call only if all possible signs
+    agree: its client names a conversation, and it has no tools, few messages and a small output limit. If a first call
+    was a side call all the same, the first call with tools takes its place. If a client continues from the answer to a
+    side call, that has become a conversation.
     """
     before, now = known.traits, query.traits
-    # The request from whose answer this one goes on is compared with, where memory knows it; else the conversation.
+    # Compare with the request whose answer this one continues, if it is in memory, or else with the conversation.
     for depth in range(base - 1, 0, -1):
         traits = known.get_traits(query.nodes[depth - 1])
         if traits is not None and known.is_answer(query.nodes[depth]):

@@ -1,7 +1,7 @@
 """The sessions in memory, and the indexes by which they are found: by id, by node, and by mark.
 
-A node leads to a session only if a recorded answer of that session stands at it or before it. Beginnings that many
-conversations share (equal first messages, canned examples) prove nothing and are not indexed.
+A node is indexed for a session only if a recorded answer of that session is at the node or before it. Beginnings that
+many conversations share (equal first messages, canned examples) prove nothing and are not indexed.
 """
 
 from collections import OrderedDict
@@ -14,22 +14,22 @@ import msgspec
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import CallFingerprint, NodeRow, StoredSession
 
-# Bytes that an entry takes, with its part of the indexes.
+# Bytes that an entry takes, with its share of the indexes.
 _SESSION_WEIGHT = 1000
 _NODE_WEIGHT = 600
 _MARK_WEIGHT = 500
 
-# What a node is to its session: brought by a client; the same behind a recorded answer; a recorded answer.
+# The levels of a node in its session: sent by a client; sent by a client after a recorded answer; a recorded answer.
 PLAIN, PROVEN, ANSWER = 0, 1, 2
 
-# Of sessions with the same beginning (workers that begin alike), the newest this many are told apart.
+# How many sessions with the same beginning (such as parallel workers) are distinguished: the newest.
 _NAMESAKES = 64
 
 K = TypeVar("K", bound=Hashable)
 
 
 class Traits(msgspec.Struct, frozen=True, gc=False):
-    """What the calls of one conversation have in common; a call that differs may be a side call."""
+    """What the calls of one conversation have in common. A call that differs may be a side call."""
 
     model: str
     has_tools: bool
@@ -38,11 +38,11 @@ class Traits(msgspec.Struct, frozen=True, gc=False):
 
 
 class SessionNodes:
-    """The nodes of a session, which of them prove that a request belongs to it, and which have something behind them.
+    """The nodes of a session, which of them prove that a request belongs to it, and which have successors.
 
-    `levels` are by node: PLAIN, PROVEN or ANSWER. `tips` are the nodes at which requests ended, `depth` is the number
-    of messages of the newest. `adopted` are the sessions of other credentials that this one extends. `is_partial`: the
-    log may have more of the session, but could not be asked.
+    `levels` maps each node to PLAIN, PROVEN or ANSWER. `tips` are the nodes at which requests ended; `depth` is the
+    number of messages of the newest request. `adopted` are the sessions of other credentials that this one extends.
+    `is_partial`: the log may have more of the session, but could not be asked.
     """
 
     __slots__ = (
@@ -64,7 +64,7 @@ class SessionNodes:
         self._tip_traits: dict[bytes, Traits] = {}
 
     def record_traits(self, tip: bytes, traits: Traits, *, is_side: bool) -> None:
-        """Record what a request that ended at this node was like; at one node the conversation goes before a side call.
+        """Record the traits of a request that ended at this node. A side call never replaces those of the conversation.
 
         Equal traits are kept as one object.
         """
@@ -72,11 +72,11 @@ class SessionNodes:
             self._tip_traits[tip] = self.traits if self.traits is not None and self.traits == traits else traits
 
     def get_traits(self, tip: bytes) -> Traits | None:
-        """Return what a request that ended at this node was like, as far as memory tells."""
+        """Return the traits of a request that ended at this node, or None if they are not in memory."""
         return self._tip_traits.get(tip)
 
     def add_node(self, row: NodeRow) -> bool:
-        """Add a node; return whether it proves something, and did not before."""
+        """Add a node. Return whether it is newly a proof that a request belongs to this session."""
         levels, node = self.levels, row.node
         before = levels.get(node, -1)
         level = ANSWER if row.is_answer else min(PROVEN, levels.get(row.parent, PLAIN))
@@ -89,21 +89,21 @@ class SessionNodes:
         return before < PROVEN <= level
 
     def add_mark(self, mark: CallFingerprint) -> None:
-        """Add a mark, unless there is one of its name."""
+        """Add a mark, unless there is one with its name."""
         if mark.name not in self.marks:
             self.weight += _MARK_WEIGHT
             self.marks[mark.name] = mark
 
     def is_answer(self, node: bytes) -> bool:
-        """Return whether an answer that was recorded here ends at the node."""
+        """Return whether a recorded answer of this session ends at the node."""
         return self.levels.get(node) == ANSWER
 
     def is_leaf(self, node: bytes) -> bool:
-        """Return whether nothing is known behind the node."""
+        """Return whether the node has no known successor."""
         return node not in self._parents
 
     def measure(self, nodes: Sequence[bytes]) -> int:
-        """Return how many nodes of a chain, from its beginning, this session has had."""
+        """Return how many nodes of a chain, from its beginning, this session has."""
         levels = self.levels
         count = len(nodes)
         for node in reversed(nodes):
@@ -113,12 +113,12 @@ class SessionNodes:
         return 0
 
 
-# Nearly always one session has a key, so it stands there itself; a list, the newest last, where there are several.
+# Nearly always a key has one session, which is then stored without a list. Several are a list, the newest last.
 _Index = dict[K, SessionNodes | list[SessionNodes]]
 
 
 class _TenantIndex:
-    """What leads to the sessions of one tenant: what one tenant sends never hides what another has."""
+    """The indexes of one tenant's sessions. They are separate so that one tenant never hides sessions of another."""
 
     __slots__ = ("by_mark", "by_node")
 
@@ -128,11 +128,11 @@ class _TenantIndex:
 
 
 class SessionIndex:
-    """The sessions in memory, of which the least recently used are dropped.
+    """The sessions in memory. The least recently used are dropped.
 
-    `is_complete`: the log has no session that is not here, with all its nodes. `weight` is above `most_bytes` until
-    `shrink` is called. `losses` counts how often something was dropped: what the log was asked before may no longer be
-    here. `resets` counts how often everything was.
+    `is_complete`: all sessions of the log are here, with all their nodes. `weight` may be above `most_bytes` until
+    `shrink` is called. `losses` counts how often something was dropped, after which earlier results of the log may be
+    missing here. `resets` counts how often everything was dropped.
     """
 
     def __init__(self, most_bytes: int, *, is_complete: bool) -> None:
@@ -152,9 +152,9 @@ class SessionIndex:
         return self.sessions.get(session)
 
     def find_answered(self, tenant: bytes, nodes: Sequence[bytes], root: bytes) -> tuple[Sequence[SessionNodes], int]:
-        """Return the tenant's sessions with a recorded answer at the deepest node of a chain, and the node's depth.
+        """Return the tenant's sessions with a recorded answer at the deepest possible node of a chain, and its depth.
 
-        The newest stands last; depth 0 is the root. Of a chain that proves nothing there are no sessions.
+        The newest session is last. Depth 0 is the root. There are no sessions for a chain that proves nothing.
         """
         own = self.by_tenant.get(tenant)
         if own is None:
@@ -172,7 +172,7 @@ class SessionIndex:
         return (), 0
 
     def find_shared(self, nodes: Sequence[bytes], least_depth: int) -> tuple[SessionNodes, int] | None:
-        """Return whoever's newest session in which the deepest possible node proves something, and the node's depth."""
+        """Return any tenant's newest session in which the deepest possible node is a proof, and the node's depth."""
         depth = len(nodes)
         for node in islice(reversed(nodes), max(0, depth - least_depth + 1)):
             if found := _find(self.by_node, node):
@@ -181,18 +181,18 @@ class SessionIndex:
         return None
 
     def find_own(self, tenant: bytes, node: bytes) -> Sequence[SessionNodes]:
-        """Return the tenant's sessions in which this node proves something, the newest last."""
+        """Return the tenant's sessions in which this node is a proof, the newest last."""
         own = self.by_tenant.get(tenant)
         return _find(own.by_node, node) if own is not None else ()
 
     def find_by_mark(self, tenant: bytes, upstream: str, name: str) -> Sequence[SessionNodes]:
-        """Return the tenant's sessions at an upstream that have a mark of this name; none where they are too many."""
+        """Return the tenant's sessions at an upstream that have a mark of this name, or none if they are too many."""
         own = self.by_tenant.get(tenant)
         bearers = _find(own.by_mark, name) if own is not None else ()
         return [known for known in bearers if known.key.upstream == upstream] if len(bearers) < _NAMESAKES else ()
 
     def open(self, key: SessionKey) -> SessionNodes:
-        """Return the session, made if it is not here; it is the most recently used one from now on."""
+        """Return the session, creating it if missing, and make it the most recently used one."""
         known = self.sessions.get(key.id)
         if known is None:
             known = self.sessions[key.id] = SessionNodes(key)
@@ -202,7 +202,7 @@ class SessionIndex:
         return known
 
     def add(self, session: str, nodes: Iterable[NodeRow], marks: Sequence[CallFingerprint]) -> None:
-        """Add what a session has gained, parents first. Of a session that was dropped meanwhile the log has it all."""
+        """Add new nodes, parents first, and marks to a session. If it was dropped meanwhile, only the log has them."""
         known = self.sessions.get(session)
         if known is None:
             self._record_loss()
@@ -227,7 +227,7 @@ class SessionIndex:
     def absorb(self, stored: StoredSession) -> SessionNodes:
         """Add a session as the log has it.
 
-        While the log could not be asked, a call that the client brought may have taken the place of the recorded one.
+        Its marks replace those that a client brought while the log could not be asked.
         """
         known = self.open(stored.key)
         known.tips.update(stored.tips)
@@ -236,7 +236,7 @@ class SessionIndex:
         return known
 
     def clear(self) -> None:
-        """Forget everything: the log has lost a record, so that what is here may not be there."""
+        """Forget everything, because the log has lost a record and may lack what is here."""
         self.sessions.clear()
         self.by_node.clear()
         self.by_tenant.clear()
@@ -245,7 +245,7 @@ class SessionIndex:
         self._record_loss()
 
     def shrink(self) -> None:
-        """Drop the least recently used sessions while they are too much; the last one used stays."""
+        """Drop the least recently used sessions until the rest fits. The last one used stays."""
         while self.weight > self.most_bytes and len(self.sessions) > 1:
             _, known = self.sessions.popitem(last=False)
             self.weight -= known.weight
@@ -277,7 +277,7 @@ def _find(index: _Index[K], key: K) -> Sequence[SessionNodes]:
 
 
 def _append(index: _Index[K], key: K, known: SessionNodes) -> None:
-    """Add a session to a key that another one has."""
+    """Add a session to a key that another one already has."""
     found = index[key]
     if not isinstance(found, list):
         index[key] = [found, known]

@@ -1,8 +1,8 @@
-"""Lineage as the engine uses it: requests are placed, answers become nodes, the log is asked for what memory lacks.
+"""Lineage as the engine uses it: it places requests, turns answers into nodes, and asks the log for what memory lacks.
 
-All of it runs on the event loop, and waits for nothing but the log; for that only where a request shows an answer, or
-names a conversation or a stored item, that memory does not know, and no longer than the request says. What is derived
-here may be missing; it never fails a call.
+All of it runs on the event loop and waits only for the log. It waits only if a request contains an answer, or names a
+conversation or stored item, that memory does not have, and no longer than the request allows. What is derived here may
+be missing; that never fails a call.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from proxy.wire.format import Format
 from proxy.wire.identity import Item
 from proxy.wire.json_values import read_text
 
-# For so long the log is waited for in any case, also behind a wait for something else of the same call.
+# The least number of seconds to wait for the log, even if the call has used up its waiting time.
 RECALL_SECONDS = 0.25
 _SUCCESS = range(200, 300)
 
@@ -43,7 +43,7 @@ _log = logging.getLogger("palimpsest.lineage")
 
 
 class _OpenExchange(msgspec.Struct, gc=False):
-    """Where an exchange stands until its answer is read; `untrusted` is its query until the upstream accepts it."""
+    """An exchange whose answer was not read yet. `untrusted` is its query until the upstream accepts it."""
 
     known: SessionNodes
     tip: bytes
@@ -54,10 +54,10 @@ class _OpenExchange(msgspec.Struct, gc=False):
 
 
 class LineageTracker:
-    """Places requests. `most_bytes` bounds the nodes in memory; `is_fresh`: the log holds no session yet.
+    """Places requests. `most_bytes` bounds the nodes in memory; `is_fresh`: the log has no session yet.
 
-    `open_exchanges` are those whose answers have not become nodes yet; `unread` those of them whose answers wait to be
-    read, by the node that they answer.
+    `open_exchanges` are those whose answers have not become nodes yet. `unread` has those of them whose answers wait to
+    be read, by the node that they answer.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class LineageTracker:
         self._generation = archive.health.generation
 
     def forget_lost(self) -> bool:
-        """Return whether the log has lost records since the last call: nothing in memory is certain then, or kept."""
+        """Forget everything if the log has lost records since the last call. Return whether that was so."""
         generation = self._archive.health.generation
         if generation == self._generation:
             return False
@@ -82,14 +82,14 @@ class LineageTracker:
         return True
 
     async def find_response(self, session: SessionKey, response: str, until: float = 0.0) -> bytes:
-        """Return the node of a stored Responses answer of this tenant and upstream; empty unless there is just one."""
+        """Return the node of a stored Responses answer of this tenant and upstream, or b"" unless there is just one."""
         name = name_mark(f"response:{response}")
         await self._recall_marks(session, [name], until)
         nodes = {mark.node for mark in self._list_marks(session, name)}
         return nodes.pop() if len(nodes) == 1 else b""
 
     async def resolve_references(self, session: SessionKey, messages: Messages, until: float = 0.0) -> Messages:
-        """Return messages in which references to stored items have the items' forms, which count in their place."""
+        """Return the messages with the forms of stored items in place of the references to them."""
         names: list[str] = []
         for item in messages.fresh:
             if item.reference:
@@ -100,7 +100,7 @@ class LineageTracker:
         return replace(messages, fresh=[self._resolve_reference(session, item) for item in messages.fresh])
 
     async def count_links(self, links: Sequence[bytes], until: float = 0.0) -> int:
-        """Return how many of the links of a body are in the log, as far as that can be told in time."""
+        """Return how many links of a body are in the log, as far as the log responds in time."""
         try:
             async with self._limit(until):
                 return await self._archive.count_links(links)
@@ -108,11 +108,11 @@ class LineageTracker:
             return 0
 
     def list_unread(self, query: LineageQuery) -> Iterator[str]:
-        """Yield the exchanges whose answers this request may show, and which have not been read yet.
+        """Yield the exchanges with unread answers that this request may contain.
 
-        Not those of its own tip, behind which it shows nothing, nor those before its deepest known answer, which prove
-        less than that. To be read one by one as they come: where those in its own chain prove nothing, it may show any
-        of the tenant's.
+        Answers to its own tip are left out, since it has no messages after that, and so are answers before its deepest
+        known one, which prove less. Read each answer before taking the next exchange: if those in the request's own
+        chain prove nothing, it may contain any of the tenant's.
         """
         if not self.unread:
             return
@@ -144,7 +144,7 @@ class LineageTracker:
         return placement
 
     def note_outcome(self, event: ExchangeRecorded) -> None:
-        """Record that an answer is in the log, whole or broken, or that none came; what counts is the last round."""
+        """Record that an answer is in the log, whole or broken, or that none came. Only the last round counts."""
         exchange = self.open_exchanges.get(event.exchange)
         if exchange is None or not event.is_final:
             return
@@ -153,7 +153,7 @@ class LineageTracker:
             self.tenants.prove(exchange.token)
             if exchange.untrusted is not None or exchange.source is not None:
                 self._accept(exchange)
-        elif exchange.untrusted is not None:  # whoever it was has not become part of the conversation
+        elif exchange.untrusted is not None:  # a rejected caller's request does not become part of the conversation
             self.close(event.exchange)
             return
         if not is_accepted or event.completeness != "complete":
@@ -164,7 +164,7 @@ class LineageTracker:
             self.close(event.exchange)
 
     async def reopen(self, exchange: str, session: SessionKey, tip: bytes) -> bool:
-        """Expect an answer that another process recorded; return False where the log does not say what goes before."""
+        """Expect an answer that another process recorded. Return False if the log does not have what precedes it."""
         if self.index.get(session.id) is None and not await self._ask((), (), session):
             return False
         self.open_exchanges[exchange] = _OpenExchange(self.index.open(session), tip)
@@ -173,7 +173,7 @@ class LineageTracker:
         return True
 
     def note_answer(self, exchange: str, k: int, form: Format, value: Mapping[str, object]) -> Reply | None:
-        """Return the nodes of an answer that has been read, a chain for each alternative: a client will show them."""
+        """Return the nodes of an answer that was read, one chain for each alternative that a client may continue."""
         place = self.open_exchanges.get(exchange)
         self.close(exchange)
         if place is None:
@@ -201,7 +201,7 @@ class LineageTracker:
         self._resolver.record_answer(rows, marks)
         if self.index.weight > self.index.most_bytes:
             self.index.shrink()
-        # Each once: alternatives may be equal, or begin alike.
+        # Remove duplicates: alternatives may be equal, or begin alike.
         return Reply(exchange, k, tuple(dict.fromkeys(rows)), tuple(dict.fromkeys(marks)))
 
     def note_unread(self, event: ReadingFailed) -> None:
@@ -209,7 +209,7 @@ class LineageTracker:
         self.close(event.exchange)
 
     def close(self, exchange: str) -> None:
-        """Expect no answer of this exchange (any more)."""
+        """Stop expecting an answer of this exchange."""
         place = self.open_exchanges.pop(exchange, None)
         if place is None:
             return
@@ -220,7 +220,7 @@ class LineageTracker:
                 del self.unread[place.tip]
 
     def _accept(self, exchange: _OpenExchange) -> None:
-        """Record where an accepted request stands, and whose session it extends."""
+        """Record an accepted request in its session, and the session of another credential that it extends."""
         if exchange.untrusted is not None:
             known = self.index.open(exchange.known.key)
             self._archive.append(self._resolver.record_request(exchange.untrusted, known), is_urgent=False)
@@ -241,17 +241,17 @@ class LineageTracker:
         return replace(item, form=forms.pop()) if len(forms) == 1 else item
 
     async def _recall_marks(self, session: SessionKey, names: Sequence[str], until: float) -> None:
-        """Have the sessions in memory that have these marks."""
+        """Load the sessions that have these marks."""
         unknown = [name for name in names if not self._list_marks(session, name)]
         if unknown and not self.index.is_complete:
             await self._ask((), unknown, session, until)
 
     def _limit(self, until: float) -> asyncio.Timeout:
-        """Return the end of a wait for the log: then, or a little later where that is near or over."""
+        """Return a time limit for a wait for the log: `until`, but at least RECALL_SECONDS from now."""
         return asyncio.timeout(max(until - self._clock.monotonic(), RECALL_SECONDS))
 
     async def _recall(self, query: LineageQuery) -> bool:
-        """Have the sessions in memory that a request may extend; return False where the log did not answer in time."""
+        """Load the sessions that a request may extend. Return False if the log did not respond in time."""
         is_answered = await self._ask(list_proving_nodes(query), list_shown_marks(query), query.session, query.until)
         if is_answered:
             self._resolver.record_recall(query)
@@ -264,12 +264,12 @@ class LineageTracker:
         return is_answered
 
     async def _ask(self, nodes: Sequence[bytes], names: Sequence[str], session: SessionKey, until: float = 0.0) -> bool:
-        """Ask the log for sessions; return whether it has answered."""
+        """Load sessions from the log. Return whether it responded."""
         try:
             async with self._limit(until):
                 found = await self._archive.recall(nodes, names, session)
         except (StoreUnavailable, TimeoutError):
-            return False  # a conversation that is found twice does no harm
+            return False  # splitting a conversation in two does no harm
         for stored in found:
             self.index.absorb(stored)
         return True

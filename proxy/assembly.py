@@ -168,7 +168,7 @@ async def build_engine(settings: Settings) -> Engine:
         form=summary_request.FORMAT,
         routes=routes,
         planner=planner,
-        study=features.find,
+        extract=features.find,
         count=count,
     )
     controller = build_controller(
@@ -262,7 +262,7 @@ def _build_compaction(
     form: Format,
     routes: Sequence[Route],
     planner: EpochPlanner,
-    study: FeatureExtractor,
+    extract: FeatureExtractor,
     count: Callable[[str], int],
 ) -> CompactionTrigger:
     clock = SystemClock()
@@ -294,7 +294,7 @@ def _build_compaction(
         bus=bus,
         planner=planner,
         builder_policy=settings.builder_policy(),
-        study=study,
+        extract=extract,
         owner=SystemIds().next_exchange(),
         call_later=asyncio.get_running_loop().call_later,
     )

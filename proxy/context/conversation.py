@@ -316,10 +316,10 @@ class ConversationIndex(msgspec.Struct, frozen=True, gc=False):
         return self.steps[step].start if step < len(self.steps) else len(self.messages)
 
 
-def index_conversation(view: PlanRequest, policy: BuilderPolicy, study: FeatureExtractor) -> ConversationIndex:
-    """Index a conversation; `study` returns the features of a message."""
+def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: FeatureExtractor) -> ConversationIndex:
+    """Index a conversation; `extract` returns the features of a message."""
     messages = view.messages
-    found = [study(seen.message) for seen in messages]
+    found = [extract(seen.message) for seen in messages]
     structures = [seen.structure for seen in messages]
     steps = list(_list_steps(messages, found, split_groups(structures, _find_machine_messages(messages))))
     users = tuple(i for i, step in enumerate(steps) if step.kind == "user")

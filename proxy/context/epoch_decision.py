@@ -167,8 +167,8 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     is_repeat: bool = False  # the same history was sent before, according to memory
     is_retry: bool = False  # the same, according to the log (B5)
     is_refused: bool = False  # the upstream refused the last epoch recently (B8a)
-    in_vain: int = 0  # tokens of the last request whose plan was no shorter, 0 if there was none
-    is_tried: bool = False  # that request was this one
+    unshortened: int = 0  # tokens of the last request whose plan was no shorter, 0 if there was none
+    is_unshortened: bool = False  # that request was this one
 
     @property
     def low(self) -> int:
@@ -244,8 +244,8 @@ def _find_obstacle(facts: RequestFacts, why: EpochReason) -> str:
         return SENT_BEFORE
     if facts.is_refused:
         return REFUSED
-    is_in_vain = facts.is_tried if why == "hard" else facts.in_vain <= facts.tokens < facts.in_vain * _GROWN
-    return MUST_STAY if is_in_vain else ""
+    is_near = facts.unshortened <= facts.tokens < facts.unshortened * _GROWN
+    return MUST_STAY if (facts.is_unshortened if why == "hard" else is_near) else ""
 
 
 def _decide_by_price(account: CacheCostAccount, facts: RequestFacts, pressure: Pressure) -> Decision:

@@ -97,7 +97,7 @@ class ExchangeService:
         mode, ceiling = self.read_mode(incoming.headers), read_ceiling(incoming.headers)
         # adds its session, its upstream, and which of its messages are new
         request, build = await self._resolver.resolve(incoming, form, mode, ceiling)
-        _tell(client, request)
+        _add_labels(client, request)
         exchange = self._open(request, form, client)
         outgoing = self._controller.decide_at_once(request)
         exchange.make_records = partial(self._list_records, request, build, outgoing)
@@ -131,11 +131,11 @@ class ExchangeService:
                 request,
                 outgoing,
                 commit=partial(self._commit, exchange),
-                add_labels=partial(_tell, exchange.client, request),
+                add_labels=partial(_add_labels, exchange.client, request),
                 run_after_send=exchange.run_after_send,
             )
         if outgoing.labels:
-            _tell(exchange.client, request, outgoing.labels)
+            _add_labels(exchange.client, request, outgoing.labels)
 
     def _follow(self, exchange: OpenExchange, request: ResolvedRequest, outgoing: OutgoingRequest) -> None:
         """Do what sending need not wait for: count, charge and record the request, and plan the next epoch."""
@@ -145,7 +145,7 @@ class ExchangeService:
 
     def _account(self, exchange: OpenExchange, request: ResolvedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:
         counted = self._controller.account(outgoing)
-        _tell(exchange.client, request, tuple(dict.fromkeys((*outgoing.labels, *counted.labels))))
+        _add_labels(exchange.client, request, tuple(dict.fromkeys((*outgoing.labels, *counted.labels))))
         if counted.plan is not None:
             exchange.record(counted.plan, is_urgent=request.is_stream)
         return counted
@@ -182,7 +182,7 @@ class ExchangeService:
     async def _carry_stream(self, incoming: ClientRequest, body: RequestBody | None, client: Client) -> None:
         self._check_log()
         request = self._resolver.resolve_stream(incoming, self.read_mode(incoming.headers))
-        _tell(client, request)
+        _add_labels(client, request)
         exchange, passed = self._open(request, None, client), CappedBuffer(self._policy.record_cap_bytes)
 
         def make_records() -> tuple[Opening, *tuple[Record, ...]]:
@@ -260,7 +260,7 @@ def _bind(request: ResolvedRequest, exchange: OpenExchange) -> Send:
     return partial(request.upstream.send, request.method, request.target, headers)
 
 
-def _tell(client: Client, request: ResolvedRequest, labels: Headers = ()) -> None:
+def _add_labels(client: Client, request: ResolvedRequest, labels: Headers = ()) -> None:
     """Add response headers with the session and exchange of the call in the log, and with the labels."""
     if request.mode != "bypass":
         session, exchange = request.session.id.encode(), request.exchange.encode()

@@ -204,7 +204,7 @@ class RequestResolver:
         root = compute_chain_root(session.upstream)
         if form.previous_key:
             for exchange in self._lineage.list_unread_of(session.tenant):
-                await self._reader.hurry(exchange)  # a request may refer by id to any of them
+                await self._reader.read_now(exchange)  # a request may refer by id to any of them
         return await self._lineage.find_response(session, previous, until) or root if previous else root
 
     async def _read_chain(
@@ -220,7 +220,7 @@ class RequestResolver:
 
     async def _place(self, query: LineageQuery) -> Placement:
         for exchange in self._lineage.list_unread(query):
-            await self._reader.hurry(exchange)
+            await self._reader.read_now(exchange)
         return await self._lineage.place(query)
 
     async def _hold(self, tenant: bytes, split: SplitBody, remembered: "_Remembered", until: float) -> Holding:

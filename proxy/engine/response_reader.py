@@ -123,7 +123,7 @@ class ResponseReader:
         if not isinstance(outcome, Exception):
             self._archive.append(self._make_reading(received, *outcome), is_urgent=False)
 
-    async def hurry(self, exchange: str) -> None:
+    async def read_now(self, exchange: str) -> None:
         """Read an answer now if it still waits, since a request already contains it."""
         received = self._waiting.get(exchange)
         if received is None:
@@ -144,7 +144,7 @@ class ResponseReader:
         await asyncio.sleep(GATHER_SECONDS)
         while self._waiting:
             for exchange in tuple(islice(self._waiting, self._count_due())):
-                await self.hurry(exchange)
+                await self.read_now(exchange)
             await asyncio.sleep(0)
         self._archive.flush()
 

@@ -65,7 +65,8 @@ class Http11Protocol(asyncio.Protocol):
         self._head_size = self._unparsed = self._hosts = 0
         self._upgrade: bytes | None = None
         self._is_in_head = True
-        self._has_begun = self._expects_continue = self._is_read_again = self._has_progressed = self._is_deaf = False
+        self._has_begun = self._has_progressed = self._expects_continue = False
+        self._is_reparsed = self._discards_input = False
         self._data = b""
         self._refusal = (400, "bad_request", "this is not a valid HTTP/1.1 request")
         self._head_timer: asyncio.TimerHandle | None = None
@@ -94,7 +95,7 @@ class Http11Protocol(asyncio.Protocol):
         )
         self._start_head_timer()
         if self._descriptors.is_scarce(transport.get_extra_info("socket").fileno()) and not self._descriptors.relieve():
-            self._is_deaf = True
+            self._discards_input = True
             self.transport.write(render_plain(503, "too_many_connections", "no file descriptor is free; try again"))
             self.connection.closer.close()
 
@@ -108,7 +109,7 @@ class Http11Protocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse the data, and bound the time and size of an incomplete head."""
-        if self._is_deaf:
+        if self._discards_input:
             return
         connection = self.connection
         if connection.keep_alive_timer is not None:
@@ -120,11 +121,11 @@ class Http11Protocol(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self.refuse(error)
         except httptools.HttpParserUpgrade as error:
-            if self._is_read_again:
+            if self._is_reparsed:
                 self._read_again(data[error.args[0] :])
                 return
         self._data = b""  # an idle connection holds nothing
-        if self._is_deaf or self.transport.is_closing():
+        if self._discards_input or self.transport.is_closing():
             return
         # The parser reports a header when it ends, so that `on_header` would never count an endless one.
         self._unparsed = 0 if self._has_progressed else self._unparsed + len(data)
@@ -164,7 +165,7 @@ class Http11Protocol(asyncio.Protocol):
         self._headers = []
         self._head_size = self._hosts = 0
         self._has_begun = self._is_in_head = self._has_progressed = True
-        self._expects_continue = self._is_read_again = False
+        self._expects_continue = self._is_reparsed = False
 
     def on_url(self, url: bytes) -> None:
         """Take a part of the request target."""
@@ -202,7 +203,7 @@ class Http11Protocol(asyncio.Protocol):
         if self._hosts != 1 and (self._hosts or version != "1.0"):
             self._refuse_head(400, "bad_request", "a request has exactly one Host header")
         if self._upgrade not in (None, b"websocket") and parser.should_upgrade():
-            self._is_read_again = True
+            self._is_reparsed = True
             return
         path, query = self._url, b""
         if not _PLAIN_PATH.fullmatch(path):
@@ -236,7 +237,7 @@ class Http11Protocol(asyncio.Protocol):
         }
         if not self.connection.add(response, scope):
             # Further data is read and discarded: unread in the kernel, it would make the close a reset of responses.
-            self._is_deaf = True
+            self._discards_input = True
             self.connection.resume_reading()
             self._log_refusal("too many pipelined requests")
             raise ValueError("what comes now is not parsed")
@@ -250,7 +251,7 @@ class Http11Protocol(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Note the end of the body."""
-        if (response := self._response) is not None and not self._is_read_again:
+        if (response := self._response) is not None and not self._is_reparsed:
             response.has_more_body = False
             response.notify()
             self._response = None
@@ -259,7 +260,7 @@ class Http11Protocol(asyncio.Protocol):
 
     def refuse(self, cause: Exception | None = None) -> None:
         """Close the connection; send an error for the invalid request first if no other response is due."""
-        if self._is_deaf:
+        if self._discards_input:
             return
         self._writes.flush()
         reason = self._refusal[2]

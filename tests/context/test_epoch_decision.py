@@ -367,10 +367,10 @@ def test_either_one_opens_or_there_is_a_reason(
         ({"is_repeat": True}, SENT_BEFORE, SENT_BEFORE),
         ({"is_retry": True}, SENT_BEFORE, ""),
         ({"is_refused": True}, REFUSED, REFUSED),
-        ({"in_vain": SOFT}, MUST_STAY, ""),
-        ({"in_vain": SOFT + 1}, "", ""),
-        ({"in_vain": int(SOFT / 1.06)}, "", ""),
-        ({"in_vain": HIGH, "is_tried": True}, "", MUST_STAY),
+        ({"unshortened": SOFT}, MUST_STAY, ""),
+        ({"unshortened": SOFT + 1}, "", ""),
+        ({"unshortened": int(SOFT / 1.06)}, "", ""),
+        ({"unshortened": HIGH, "is_unshortened": True}, "", MUST_STAY),
     ],
 )
 def test_obstacles_hold_below_the_ceiling_and_fewer_of_them_above_it(

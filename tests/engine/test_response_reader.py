@@ -178,7 +178,7 @@ async def test_a_huge_answer_is_read_in_a_thread_and_a_small_one_here(size: int,
 async def test_an_answer_in_a_hurry_is_read_where_it_delays_nobody_else(size: int, is_here: bool) -> None:
     setup, form = Setup(), ThreadTelling()
     setup.readings.submit(UnreadAnswer("x1", 0, form, JSON, b'{"a":"' + b"x" * size + b'"}'))
-    await asyncio.gather(setup.readings.hurry("x1"), setup.readings.hurry("x1"))
+    await asyncio.gather(setup.readings.read_now("x1"), setup.readings.read_now("x1"))
     assert (form.thread is threading.current_thread()) == is_here
     assert len(setup.archive.of(Reading)) == 1
     assert len(await setup.finish()) == 1

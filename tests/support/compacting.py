@@ -146,7 +146,7 @@ class Workshop(Engine):
         )  # fmt: skip
         self.trigger = build_trigger(
             policy, self.summarizer, archive=log, gate=self.gate, leases=self.leases, memory=self.memory,
-            tasks=self.tasks, bus=self.bus, planner=planner, builder_policy=BuilderPolicy(), study=extract_features,
+            tasks=self.tasks, bus=self.bus, planner=planner, builder_policy=BuilderPolicy(), extract=extract_features,
             owner="me",
             call_later=lambda seconds, work: self.later.append(work),
         )  # fmt: skip

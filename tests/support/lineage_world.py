@@ -222,7 +222,7 @@ class World:
         self.check_memory()
 
     async def _read(self, call: Call) -> None:
-        await self.engine.readings.hurry(call.exchange)
+        await self.engine.readings.read_now(call.exchange)
         call.state = "read"
         tree = self.trees[call.session]
         for said in call.saids:

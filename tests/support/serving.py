@@ -79,7 +79,7 @@ class Served:
     async def read_answer(self, number: int) -> None:
         """Have the answer to the call of this number, counted from 1, read now and not when a pause has passed."""
         await self.archive.wait_for(Outcome, number)
-        await self.readings.hurry(self.archive.of(Opening)[number - 1].exchange)
+        await self.readings.read_now(self.archive.of(Opening)[number - 1].exchange)
 
     async def drained(self) -> None:
         """Return when no request is being served any more; fails if one goes on."""

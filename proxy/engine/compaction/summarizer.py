@@ -180,14 +180,14 @@ class _Attempt(msgspec.Struct, frozen=True, gc=False):
         return self.target.upstream.name, self.target.model
 
     @property
-    def skill(self) -> tuple[str, str]:
+    def breaker_key(self) -> tuple[str, str]:
         """Return the upstream and the name under which a circuit breaker counts the failures of this kind of task.
 
         A model that merges badly may summarise well. Results of a user's own instruction count only for its session.
         """
         upstream, model = self.names
-        skill = f"{model}, merging" if self.job.parents else model
-        return upstream, f"{skill}, as asked in {self.job.request.session}" if self.is_custom else skill
+        task = f"{model}, merging" if self.job.parents else model
+        return upstream, f"{task}, as asked in {self.job.request.session}" if self.is_custom else task
 
     def add_problem(self, problem: str) -> None:
         """Record what is wrong with the model's response, or why it was not asked."""
@@ -229,9 +229,8 @@ class Summarizer:
         if not await keeps_lease():
             return None
         if not (attempts.calls or is_needed):
-            _log.info(
-                "session %s: no summary for now: %s", job.request.session, attempts.reason or "there is no model to ask"
-            )
+            why = attempts.reason or "there is no model to ask"
+            _log.info("session %s: no summary for now: %s", job.request.session, why)
             return None
         return await asyncio.to_thread(self.write_without_model, job, attempts)
 
@@ -257,11 +256,14 @@ class Summarizer:
                 each = _Attempt(job, used, target, level, attempts, keeps_lease, is_custom)
                 if credential is None and not self.providers.get(target.upstream.name, _ANY).has_own_key:
                     attempts.problems.append(_NO_CREDENTIAL)
-                elif each.skill == each.names or self.health.breakers.allows(*each.skill, self.clock.monotonic()):
+                elif self._is_allowed(each):
                     yield each
                 else:
                     what = "merged summaries" if job.parents else "summaries by this instruction"
                     each.add_problem(f"its {what} were rejected lately; it is not asked for them for a while")
+
+    def _is_allowed(self, each: _Attempt) -> bool:
+        return each.breaker_key == each.names or self.health.breakers.allows(*each.breaker_key, self.clock.monotonic())
 
     async def _try(self, each: _Attempt) -> Summary | None:
         """Return the summary of a model, or None if its response is no summary of this level."""
@@ -332,7 +334,7 @@ class Summarizer:
         else:
             return
         each.add_problem(problem)
-        failed = each.skill if is_due_to_prompt and each.is_custom else each.names
+        failed = each.breaker_key if is_due_to_prompt and each.is_custom else each.names
         self.health.breakers.record_failure(*failed, self.clock.monotonic())
 
     async def _judge(self, each: _Attempt, prompt: SummaryPrompt, response: ModelResponse) -> Summary | None:
@@ -348,10 +350,10 @@ class Summarizer:
             found = await asyncio.to_thread(check_summary, response.text, task, frame, self.count)
         if isinstance(found, RejectedSummary):
             each.add_problem(f"level {level}: {found.reason}")
-            breakers.record_failure(*each.skill, self.clock.monotonic())
+            breakers.record_failure(*each.breaker_key, self.clock.monotonic())
             return None
         breakers.record_success(*each.names)
-        breakers.record_success(*each.skill)
+        breakers.record_success(*each.breaker_key)
         if found.missed:
             each.add_problem(f"left out {found.missed}")
         return _make_summary(

@@ -152,7 +152,7 @@ def build_trigger(
     bus: EventBus,
     planner: EpochPlanner,
     builder_policy: BuilderPolicy,
-    study: FeatureExtractor,
+    extract: FeatureExtractor,
     owner: str,
     call_later: CallLater,
 ) -> CompactionTrigger:
@@ -165,7 +165,7 @@ def build_trigger(
 
     def index_request(request: SentRequest, inputs: PlanInputs) -> ConversationIndex:
         job = planner.make_job(request.state.request, request.state.history, inputs)
-        return index_conversation(make_plan_request(job), span_policy, study)
+        return index_conversation(make_plan_request(job), span_policy, extract)
 
     worker = SummaryWorker(
         policy=policy,

@@ -336,7 +336,7 @@ class ContextController:
         """If a request is sent above its ceiling, say so in a header, an event and the plan."""
         if not state.budget.usable or outgoing.tokens <= state.budget.usable or outgoing.plan is None:
             return outgoing
-        reason = decision.reason or (MUST_STAY if outgoing.is_opened or _is_tried(state) else NOT_CUT)
+        reason = decision.reason or (MUST_STAY if outgoing.is_opened or _is_unshortened(state) else NOT_CUT)
         tokens, usable = state.to_model_tokens(outgoing.tokens), state.to_model_tokens(state.budget.usable)
         request = state.request
         self._bus.publish(CeilingExceeded(request.exchange, request.session.id, state.view, tokens, usable, reason))
@@ -420,9 +420,9 @@ def _is_kept(state: RequestState) -> bool:
     return decision.why is None and decision.reason not in OBSTACLES
 
 
-def _is_tried(state: RequestState) -> bool:
+def _is_unshortened(state: RequestState) -> bool:
     """Return whether a plan for this very request was made before and did not shorten it."""
-    return state.facts.is_tried
+    return state.facts.is_unshortened
 
 
 def _choose(state: RequestState, outgoing: OutgoingRequest) -> None:
@@ -444,7 +444,7 @@ def _label_own(state: RequestState, outgoing: OutgoingRequest, decision: Decisio
         return ()
     if decision.why is None:
         return _label_observed(decision.reason) if decision.reason in _STOOD_DOWN else ()
-    return () if _is_tried(state) else _label_observed(NOT_CUT)
+    return () if _is_unshortened(state) else _label_observed(NOT_CUT)
 
 
 def _find_mark(request: ManagedRequest) -> str:

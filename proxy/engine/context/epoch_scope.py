@@ -62,7 +62,7 @@ class EpochReaches:
         most = len(request.nodes) + 1
         for epoch in reversed(epochs):
             if epoch.depth < most:
-                if holds(epoch, self._find(epoch, known), request):
+                if epoch_applies(epoch, self._find(epoch, known), request):
                     return epoch
                 most = epoch.depth
         return None
@@ -75,7 +75,7 @@ class EpochReaches:
         return next((self._known[id] for id in same if id in self._known), None)
 
 
-def holds(epoch: Epoch, reach: int | None, request: ManagedRequest) -> bool:
+def epoch_applies(epoch: Epoch, reach: int | None, request: ManagedRequest) -> bool:
     """Return whether an epoch may be sent for a request that has its messages.
 
     `reach` is the number of messages of the request for which it was opened, or None if unknown. A shorter history may
@@ -85,12 +85,14 @@ def holds(epoch: Epoch, reach: int | None, request: ManagedRequest) -> bool:
     if not epoch.depth or (reach is not None and len(items) >= reach):
         return True
     if reach is None:
-        return keeps_tail(epoch, items, MIN_GROUPS, 0)
+        return keeps_recent_turns(epoch, items, MIN_GROUPS, 0)
     is_retry = request.step is not None and request.step.relation == "retry"
-    return not is_retry and keeps_tail(epoch, items)
+    return not is_retry and keeps_recent_turns(epoch, items)
 
 
-def keeps_tail(epoch: Epoch, items: Sequence[Item], groups: int = RECENT_GROUPS, turns: int = RECENT_TURNS) -> bool:
+def keeps_recent_turns(
+    epoch: Epoch, items: Sequence[Item], groups: int = RECENT_GROUPS, turns: int = RECENT_TURNS
+) -> bool:
     """Return whether the messages that must stay verbatim (`context/verbatim`) are sent unchanged under an epoch.
 
     Pins are not considered: a pin takes effect in the next epoch.
@@ -174,7 +176,7 @@ class AnonymousEpochCache:
         if request.session.family or not self._known:
             return None
         known = (self._known.get(_key_of(request, node)) for node in reversed(request.nodes))
-        return next((each[0] for each in known if each is not None and holds(*each, request)), None)
+        return next((each[0] for each in known if each is not None and epoch_applies(*each, request)), None)
 
     def clear(self) -> None:
         """Forget everything, because the log has lost a record."""

@@ -176,7 +176,7 @@ class FallbackChain:
             draft = await self._plan(state, wanted)
         self._report_unreachable(state, draft.plan.beyond)
         if not draft.plan.through:
-            self._note_in_vain(state)
+            self._note_unshortened(state)
             return None
         return await self._open_planned(state, draft, wanted, rung)
 
@@ -232,8 +232,8 @@ class FallbackChain:
         tokens = state.history.tokens - state.history.count_to(draft.plan.through) + frozen
         return tokens < min(state.budget.high, state.tokens)
 
-    def _note_in_vain(self, state: RequestState) -> None:
-        state.context.in_vain[state.view] = state.tokens, state.request.chain.tip
+    def _note_unshortened(self, state: RequestState) -> None:
+        state.context.unshortened[state.view] = state.tokens, state.request.chain.tip
 
     def _list_inputs(self, state: RequestState, why: EpochReason) -> PlanInputs:
         context, nodes, frozen = state.context, state.request.nodes, state.epoch or self._find_anonymous(state)
@@ -260,7 +260,7 @@ class FallbackChain:
         protected = history.head.tokens + plan.protected
         state.context.protected[state.view] = protected
         if tokens >= state.tokens:
-            self._note_in_vain(state)
+            self._note_unshortened(state)
             return None
         epochs = [*state.context.epochs, *filter(None, (self._find_anonymous(state),))]
         known = {original.id: original for epoch in epochs for original in epoch.originals}

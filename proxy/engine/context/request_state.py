@@ -76,7 +76,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
         """The facts of this request on which the decision about an epoch depends."""
         request, context = self.request, self.context
         unread = UNREAD if not context.is_known else "" if request.is_certain else LATE
-        in_vain, tip = context.in_vain.get(self.view, (0, b""))
+        unshortened, tip = context.unshortened.get(self.view, (0, b""))
         return RequestFacts(
             self.tokens,
             self.budget,
@@ -92,8 +92,8 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             is_repeat=context.was_sent(self.view, request),
             is_retry=request.step is not None and request.step.relation == "retry",
             is_refused=self.is_refused,
-            in_vain=in_vain,
-            is_tried=(in_vain, tip) == (self.tokens, request.chain.tip),
+            unshortened=unshortened,
+            is_unshortened=(unshortened, tip) == (self.tokens, request.chain.tip),
         )
 
     def is_unsigned(self, epoch: Epoch) -> bool:

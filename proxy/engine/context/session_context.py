@@ -73,13 +73,13 @@ class SessionContext:
         "_owed",
         "_pins",
         "_summaries",
-        "in_vain",
         "is_known",
         "protected",
         "reaches",
         "reported",
         "sizes",
         "unsent",
+        "unshortened",
         "unsigned",
     )
 
@@ -99,7 +99,8 @@ class SessionContext:
         self.sizes: dict[str, int] = {}  # tokens of an epoch's rendered messages, in our count, by epoch id
         self.protected: dict[str, int] = {}  # tokens that the last plan of a view had to keep
         self.reported: set[str] = set()  # views for which CeilingUnreachable was published
-        self.in_vain: dict[str, tuple[int, bytes]] = {}  # tokens and last node of a view's request no plan made shorter
+        # Tokens and last node of a view's request that no plan made shorter.
+        self.unshortened: dict[str, tuple[int, bytes]] = {}
         self.unsent: set[str] = set()  # epochs that were opened outside of calls, and not sent yet
         self.unsigned: set[str] = set()  # views sent without signed reasoning, since the upstream refused it
         self.is_known = False  # all that the log has of this session was loaded
@@ -262,7 +263,7 @@ class SessionContext:
                 self.protected.pop(view, None)
                 self.reported.discard(view)
                 self.unsigned.discard(view)
-                self.in_vain.pop(view, None)
+                self.unshortened.pop(view, None)
 
     def get_epoch(self, epoch: str) -> Epoch | None:
         """Return the epoch with this id."""

@@ -193,10 +193,10 @@ async def test_where_no_epoch_would_open_nobody_waits(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(shop.worker, "wait", wait)
     case = (await shop.read_state(until(HARD))).state
-    shop.context.in_vain["gpt-4o"] = case.tokens, case.request.chain.tip
+    shop.context.unshortened["gpt-4o"] = case.tokens, case.request.chain.tip
     await shop.ask(until(HARD))
     assert waited == []
-    shop.context.in_vain.clear()
+    shop.context.unshortened.clear()
     await shop.ask(until(HARD + 1))
     assert waited == [shop.session]
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from proxy.engine.context.epoch_scope import EpochReaches, holds, keeps_tail
+from proxy.engine.context.epoch_scope import EpochReaches, epoch_applies, keeps_recent_turns
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Written
 from tests.support.contexts import HISTORY, ask, make_epoch
@@ -35,74 +35,74 @@ def repeat(subject: ManagedRequest) -> ManagedRequest:
 @pytest.mark.parametrize(("groups", "is_enough"), [(0, False), (1, False), (2, False), (3, True), (4, True)])
 def test_three_groups_behind_it_are_enough(groups: int, *, is_enough: bool) -> None:
     epoch, items = stand_for(5, Kept(0)), ask(6 + 2 * groups).chain.items
-    assert keeps_tail(epoch, items) is is_enough
-    assert keeps_tail(epoch, items, 1, 0) is (groups > 0)
+    assert keeps_recent_turns(epoch, items) is is_enough
+    assert keeps_recent_turns(epoch, items, 1, 0) is (groups > 0)
 
 
 def test_a_group_that_stands_in_its_messages_is_as_good_as_one_behind_it() -> None:
     items = ask(10).chain.items  # four groups, of which two are behind it
-    assert keeps_tail(stand_for(5, Kept(0), Kept(3), Kept(4)), items)
-    assert not keeps_tail(stand_for(5, Kept(0), Kept(3), Replaced(4, "gone", "tombstone")), items)
+    assert keeps_recent_turns(stand_for(5, Kept(0), Kept(3), Kept(4)), items)
+    assert not keeps_recent_turns(stand_for(5, Kept(0), Kept(3), Replaced(4, "gone", "tombstone")), items)
 
 
 def test_where_the_history_has_fewer_groups_none_is_missed() -> None:
     items = ask(6).chain.items  # the task and two groups
-    assert keeps_tail(stand_for(1, Kept(0)), items)
-    assert not keeps_tail(stand_for(1), items)
+    assert keeps_recent_turns(stand_for(1, Kept(0)), items)
+    assert not keeps_recent_turns(stand_for(1), items)
     talk = make_subject([{"role": role, "content": "so"} for role in ("user", "assistant") * 4][:7]).chain.items
-    assert keeps_tail(stand_for(4), talk)
-    assert not keeps_tail(stand_for(5), talk)
-    assert keeps_tail(stand_for(5, Kept(4)), talk)
+    assert keeps_recent_turns(stand_for(4), talk)
+    assert not keeps_recent_turns(stand_for(5), talk)
+    assert keeps_recent_turns(stand_for(5, Kept(4)), talk)
 
 
 def test_the_users_two_newest_turns_stay_whole() -> None:
     items = make_subject(TURNS).chain.items
-    assert keeps_tail(stand_for(7), items)
-    assert not keeps_tail(stand_for(12, Kept(10)), items, 1)
-    assert keeps_tail(stand_for(12, Kept(10), Kept(11)), items, 1)
+    assert keeps_recent_turns(stand_for(7), items)
+    assert not keeps_recent_turns(stand_for(12, Kept(10)), items, 1)
+    assert keeps_recent_turns(stand_for(12, Kept(10), Kept(11)), items, 1)
 
 
 def test_calls_that_were_made_together_are_one_group() -> None:
     """Also where each is a message of its own: three groups stay as the builder of plans counts them."""
     items = ask(10).chain.items  # the task and four groups
     together = [*items[:3], *items[3::2], *items[4::2]]  # the last three calls, then their results
-    assert keeps_tail(stand_for(3, Kept(0)), items)
-    assert not keeps_tail(stand_for(3, Kept(0)), together)
-    assert keeps_tail(stand_for(3, Kept(0), Kept(1), Kept(2)), together)
+    assert keeps_recent_turns(stand_for(3, Kept(0)), items)
+    assert not keeps_recent_turns(stand_for(3, Kept(0)), together)
+    assert keeps_recent_turns(stand_for(3, Kept(0), Kept(1), Kept(2)), together)
 
 
 def test_all_that_no_model_has_answered_stays() -> None:
     talk = make_subject([{"role": role, "content": "so"} for role in ("user", "assistant", "user", "user")]).chain.items
-    assert keeps_tail(stand_for(2), talk, 1, 0)
-    assert not keeps_tail(stand_for(3), talk, 1, 0)
+    assert keeps_recent_turns(stand_for(2), talk, 1, 0)
+    assert not keeps_recent_turns(stand_for(3), talk, 1, 0)
     begun = make_subject([{"role": role, "content": "so"} for role in ("user", "assistant") * 2]).chain.items
-    assert keeps_tail(stand_for(2), begun, 1, 0)
-    assert not keeps_tail(stand_for(3), begun, 1, 0)  # the model is to go on with the last message
+    assert keeps_recent_turns(stand_for(2), begun, 1, 0)
+    assert not keeps_recent_turns(stand_for(3), begun, 1, 0)  # the model is to go on with the last message
 
 
 def test_what_goes_on_from_its_request_goes_on_under_it() -> None:
     """Also where three groups did not fit."""
     epoch = stand_for(7, Kept(0))
-    assert holds(epoch, 9, ask(10))
-    assert holds(epoch, 9, repeat(ask(10)))
-    assert holds(epoch, 7, ask(8))
-    assert not holds(epoch, 9, ask(8))
+    assert epoch_applies(epoch, 9, ask(10))
+    assert epoch_applies(epoch, 9, repeat(ask(10)))
+    assert epoch_applies(epoch, 7, ask(8))
+    assert not epoch_applies(epoch, 9, ask(8))
 
 
 def test_what_goes_back_behind_it_holds_as_far_as_enough_is_left() -> None:
     epoch = stand_for(3, Kept(0))
-    assert holds(epoch, 11, ask(10))
-    assert not holds(epoch, 11, repeat(ask(10)))
-    assert not holds(epoch, 11, ask(8))
+    assert epoch_applies(epoch, 11, ask(10))
+    assert not epoch_applies(epoch, 11, repeat(ask(10)))
+    assert not epoch_applies(epoch, 11, ask(8))
 
 
 def test_where_nobody_knows_how_far_its_request_went_one_group_is_enough() -> None:
     epoch = stand_for(3)
-    assert [holds(epoch, None, ask(count)) for count in (4, 5, 6)] == [False, True, True]
+    assert [epoch_applies(epoch, None, ask(count)) for count in (4, 5, 6)] == [False, True, True]
 
 
 def test_one_that_stands_for_nothing_holds_for_anything() -> None:
-    assert holds(make_epoch("r", 0, why="revert"), 9, make_subject([]))
+    assert epoch_applies(make_epoch("r", 0, why="revert"), 9, make_subject([]))
 
 
 def test_of_those_that_hold_it_is_the_newest() -> None:

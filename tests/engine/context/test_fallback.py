@@ -249,11 +249,11 @@ async def test_a_late_plan_that_failed_is_told_with_the_next_request() -> None:
 async def test_a_plan_in_vain_is_a_fact_of_that_request_and_of_those_that_follow(act: Any) -> None:
     setup = Setup(act)
     case = await setup.read_state(LONG)
-    assert (case.facts.in_vain, case.facts.is_tried) == (0, False)
+    assert (case.facts.unshortened, case.facts.is_unshortened) == (0, False)
     assert (await setup.run_chain(case)).rung == "original"
-    assert (case.facts.in_vain, case.facts.is_tried) == (case.tokens, True)
+    assert (case.facts.unshortened, case.facts.is_unshortened) == (case.tokens, True)
     longer = await setup.read_state([*LONG, {"role": "user", "content": "."}])
-    assert (longer.facts.in_vain, longer.facts.is_tried) == (case.tokens, False)
+    assert (longer.facts.unshortened, longer.facts.is_unshortened) == (case.tokens, False)
     assert (await setup.run_chain(longer)).rung == "plan"
 
 

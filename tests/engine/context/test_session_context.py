@@ -205,9 +205,9 @@ def test_of_models_without_end_those_used_last_stand(monkeypatch: pytest.MonkeyP
     for view in ("a", "b", "c", "a", "d"):
         context.protected[view] = 1
         context.reported.add(view)
-        context.in_vain[view] = (1, b"")
+        context.unshortened[view] = (1, b"")
         context.get_account(view, "", BUDGET).before = ()
-    assert set(context.protected) == context.reported == set(context.in_vain) == {"a", "c", "d"}
+    assert set(context.protected) == context.reported == set(context.unshortened) == {"a", "c", "d"}
     assert context.get_account("a", "", BUDGET).before == ()
     assert context.get_account("b", "", BUDGET).before is None
 

@@ -46,10 +46,8 @@ from proxy.wire.format import Format
 from proxy.wire.headers import select_stored
 from proxy.wire.summary_request import OutputLimit, raise_output_limit, write_compact, write_warm
 
-# The assumed window of a model whose window is unknown.
-_ASSUMED_WINDOW = 32_768
-# A response is cut off above this multiple of its allowed characters.
-_SLACK = 1.5
+_ASSUMED_WINDOW = 32_768  # of a model whose window is unknown
+_SLACK = 1.5  # a response is cut off above this multiple of its allowed characters
 _CHARACTERS_PER_TOKEN = 6
 _FRAME_TOKENS = 600
 

@@ -308,6 +308,19 @@ _flags = (st.booleans(), st.booleans())
 @example(
     [("calls", [(("list", "lines"), 20_000)]), ("user", 0.4), ("user", 0.4), ("user", 0.4)], 5632, 880, True, True, 1
 )
+@example(
+    [
+        ("said", 5),
+        ("user", 5),
+        ("calls", [(("edits", "braces"), 5), (("edits", "lines"), 900), (("edits", "lines"), 900)]),
+        ("user", 0.4),
+    ],
+    4000,
+    0,
+    False,
+    False,
+    0,
+)
 def test_no_state_is_a_dead_end(
     steps: list[tuple[str, object]], usable: int, head: int, is_minimal: bool, must_fit: bool, depth: int
 ) -> None:

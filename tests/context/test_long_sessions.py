@@ -31,9 +31,9 @@ from tests.support.views import RawMessage, act, call, count, render, result, sa
 BUILDER = ContextBuilder(BuilderPolicy(), count)
 INSTRUCTIONS = "\n".join(f"Instruction {i}: do the thing with the number {i} as it was always done." for i in range(14))
 MARGIN = 0.97
-LEAST_LEDGER, LEAST_BLOCK, LEAST_TURN = 450, 600, 140
-"""Tokens of a ledger that says the least, with the calls of what was not answered; of the block of an output; of the
-first 400 characters of the second newest turn and a reference."""
+LEAST_LEDGER, LEAST_CALL, LEAST_BLOCK, LEAST_TURN = 310, 140, 600, 140
+"""Tokens of a ledger that says the least; of a call that no model has answered, with trimmed arguments; of the block of
+an output; of the first 400 characters of the second newest turn and a reference."""
 
 
 def paste(tokens: int, number: int) -> str:
@@ -256,7 +256,8 @@ def is_ceiling_unreachable(messages: list[RawMessage], head: int, usable: int, *
     answered = max((place for place, each in enumerate(messages) if each["role"] == "assistant"), default=-1)
     outputs = [see(each).tokens for each in messages[answered + 1 :] if each["role"] == "tool"]
     fresh = sum(min(LEAST_BLOCK, tokens) for tokens in outputs) if must_fit else sum(outputs)
-    return head + sum(newest) + fresh + LEAST_LEDGER > usable
+    calls = len(messages[answered].get("tool_calls", ())) if outputs else 0
+    return head + sum(newest) + fresh + LEAST_LEDGER + LEAST_CALL * calls > usable
 
 
 def check_rendered(messages: list[RawMessage], plan: ContextPlan) -> None:

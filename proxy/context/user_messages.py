@@ -32,7 +32,6 @@ _MOST_PASTED, _PASTED_SHARE = 2000, 0.05
 # everything behind it, so that several turns are shortened at once.
 _FILL_SHARE = 0.6
 _LEDGER_LEVEL = 1 + len(_HEAD_LENGTHS)
-_LINE_END = "\n"
 
 Count = Callable[[str], int]
 
@@ -259,7 +258,8 @@ def _remove_pasted(view: PlanRequest, place: int, message: Message, count: Count
         head = rendered.index(message.text)
         parts = list_part_references(view, place, head + start, head + stop)
         names = " ".join(f"ref:{each.id}" for each in parts)
-        note = f"{block.count(_LINE_END) + 1:,} lines that the user pasted, {tokens:,} tokens, left out"
+        lines = block.count("\n") + 1
+        note = f"{lines:,} lines that the user pasted, {tokens:,} tokens, left out"
         before = message.text[at:start]
         named += [before, f"[… {note} by palimpsest, intact: {names} …]"]
         text += [before, f"[… {note} …]" if len(rendered) <= PAGE else f"[… {note}: {names} …]"]

@@ -8,6 +8,8 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import NamedTuple
 
+from msgspec.structs import asdict
+
 from proxy.context.budget import has_token_bound
 from proxy.engine.body_cache import (
     BodyCache,
@@ -300,21 +302,7 @@ def _make_managed(
     holding: Holding | None,
 ) -> ManagedRequest:
     return ManagedRequest(
-        request.method,
-        request.target,
-        request.headers,
-        request.body,
-        exchange=request.exchange,
-        session=request.session,
-        upstream=request.upstream,
-        mode=request.mode,
-        kind=request.kind,
-        wire=request.wire,
-        opened_ms=request.opened_ms,
-        model=request.model,
-        ceiling=request.ceiling,
-        is_stream=request.is_stream,
-        step=request.step,
+        **asdict(request),
         items_key=form.items_key,
         split=split,
         chain=chain,

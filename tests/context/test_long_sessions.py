@@ -31,7 +31,7 @@ from tests.support.views import RawMessage, act, call, count, render, result, sa
 BUILDER = ContextBuilder(BuilderPolicy(), count)
 INSTRUCTIONS = "\n".join(f"Instruction {i}: do the thing with the number {i} as it was always done." for i in range(14))
 MARGIN = 0.97
-LEAST_LEDGER, LEAST_CALL, LEAST_BLOCK, LEAST_TURN = 310, 140, 600, 140
+LEAST_LEDGER, LEAST_CALL, LEAST_BLOCK, LEAST_TURN = 200, 140, 600, 140
 """Tokens of a ledger that says the least; of a call that no model has answered, with trimmed arguments; of the block of
 an output; of the first 400 characters of the second newest turn and a reference."""
 

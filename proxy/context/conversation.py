@@ -121,7 +121,7 @@ def _find_errors(text: str) -> tuple[str, ...]:
 _LONGEST_ASKED = 240
 _LONGEST_OUTCOME = 100
 _OUTCOME_SEARCHED, _NEAR_END = 4000, 300
-_LINES_PER_FAILURE = 12
+_SUMMARY_LINES, _LAST_LINES = 6, 3
 
 _IMPORT = re.compile(r"(?m)^[ \t]*(?:\d+[:\t ][ \t]*)?(?:from|import|#include|use|require|using)\b.{1,300}$")
 _WRITES = re.compile(
@@ -130,7 +130,27 @@ _WRITES = re.compile(
 )
 _WRITING_TOOL = re.compile(r"(?i)write|edit|create|replace|patch|insert|update|delete|book|cancel|send|modify|apply")
 _EXIT_CODE = re.compile(r"(?i)(?:return[ _-]?code|exit(?:ed)?(?: with)?(?:[ _-]?(?:code|status))?)\W{1,4}(-?\d{1,5})\b")
-_FAILURES = ("error", "exception", "failed", "failure", "fatal", "panic", "denied", "not found", "no such")
+_ANSI_STYLE = re.compile(r"\x1b\[[\d;]*m")
+_TAG_LINE = re.compile(r"</?\w{1,40}>")
+# pytest; unittest; jest and vitest; cargo; mocha; go.
+_FAILED_TESTS = re.compile(
+    r"^(?:=+ |Tests:?\s+|test result: )?(?P<count>(?:\d+ \w+, ){0,9}\d+ (?:failed|errors?|failing)\b.{0,80}?"
+    r"|FAILED \((?:failures|errors)=.{1,80}|FAILED\. .{1,80}|(?:--- )?FAIL[:\t ].{1,80})"
+    r"(?: in [\d.]+ ?m?s.{0,40})?[= ]*$"
+)
+_TRACEBACK = "Traceback (most recent call last):"
+_RAISED = re.compile(r"(?m)^[A-Za-z_][\w.]{0,200}(?::.{0,300})?$")
+_STATUS_LINE = re.compile(r"\s*HTTP/[\d.]{1,4} ([45]\d\d.{0,60})")
+_ERROR_OBJECT = re.compile(
+    r'"(?:error|errors|exception)"\s*:\s*(?!null|false|\{\s*\}|\[\s*\]|""|0)\S.{0,200}'
+    r'|"(?:is_?error)"\s*:\s*true|"(?:success|ok)"\s*:\s*false|"status(?:_?code)?"\s*:\s*[45]\d\d\b',
+    re.IGNORECASE,
+)
+_ERROR_LABEL = re.compile(r"(?i)(?:\w+ )?(?:error|fatal|failure|failed|exception)\s*(?:\[\w{1,40}\]|\(\w{1,40}\))?\s*:")
+_ERROR_LAST = re.compile(
+    r"^(?:make(?:\[\d+\])?: \*\*\* |npm ERR! |E: |fatal: |error(?:\[\w{1,20}\])?: |Error: )"
+    r"|: (?:command not found|No such file or directory|Permission denied|not found)$"
+)
 
 
 class MessageFeatures(msgspec.Struct, frozen=True, gc=False):
@@ -184,26 +204,48 @@ def _is_output(message: Message) -> bool:
 
 
 def find_outcome(text: str) -> str:
-    """Return the exit code and the last error of an output; empty where it reports no failure."""
+    """Return how an output says that its call failed; empty where it does not say so.
+
+    Exit codes, counts of failing tests, uncaught exceptions, error objects, and messages that are the whole output or
+    its end say so. A line of a file or a listing that mentions an error does not.
+    """
     code = _EXIT_CODE.search(text[:_NEAR_END]) or _EXIT_CODE.search(text[-_NEAR_END:])
     if code and int(code[1]) == 0:
         return ""
-    ends = _keep_ends(text, _OUTCOME_SEARCHED)
-    errors = _list_failure_lines(ends)
-    if not code and len(errors) * _LINES_PER_FAILURE <= ends.count("\n"):
+    ends = _ANSI_STYLE.sub("", _keep_ends(text, _OUTCOME_SEARCHED))
+    lines = [line for line in map(str.strip, ends.split("\n")) if line and not _TAG_LINE.fullmatch(line)]
+    said = _find_failed_tests(lines) or _find_exception(ends) or _find_error_object(ends) or _find_error_message(lines)
+    return " ".join(filter(None, (f"exit {code[1]}" if code else "", said[:_LONGEST_OUTCOME])))
+
+
+def _find_failed_tests(lines: Sequence[str]) -> str:
+    """Return what a test runner says at the end of its output, if it counts failures."""
+    found = (_FAILED_TESTS.search(line) for line in reversed(lines[-_SUMMARY_LINES:]))
+    return next((match["count"].strip(" =") for match in found if match), "")
+
+
+def _find_exception(text: str) -> str:
+    """Return the exception after the last traceback, if hardly anything follows it: the program has ended by it."""
+    _, mark, traceback = text.rpartition(_TRACEBACK)
+    raised = _RAISED.finditer(traceback) if mark else ()
+    return next((each[0] for each in raised if traceback.count("\n", each.end()) <= _SUMMARY_LINES), "")
+
+
+def _find_error_object(text: str) -> str:
+    """Return the error that a JSON object, or the status line of an HTTP response, consists of."""
+    if (status := _STATUS_LINE.match(text)) is not None:
+        return status[1].strip()
+    found = _ERROR_OBJECT.search(text[:_NEAR_END]) if text.lstrip().startswith("{") else None
+    return " ".join(found[0].split()) if found is not None else ""
+
+
+def _find_error_message(lines: Sequence[str]) -> str:
+    """Return the message that an output begins or ends with, with its second line where the first has but a label."""
+    if not lines:
         return ""
-    said = errors[-1].strip()[:_LONGEST_OUTCOME] if errors else ""
-    return " ".join(filter(None, (f"exit {code[1]}" if code else "", said)))
-
-
-def _list_failure_lines(text: str) -> list[str]:
-    """Return the lines that report a failure."""
-    whole = text.lower()
-    said = [word for word in _FAILURES if word in whole]
-    if not said:
-        return []
-    lines = zip(text.split("\n"), whole.split("\n"), strict=False)
-    return [line for line, lower in lines if any(word in lower for word in said)]
+    if _ERROR_LABEL.match(lines[0]) is not None:
+        return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return next((line for line in lines[: -_LAST_LINES - 1 : -1] if _ERROR_LAST.search(line) is not None), "")
 
 
 def _summarize_call(call: ToolCall, text: str) -> str:

@@ -154,11 +154,48 @@ def test_a_single_value_is_asked_without_its_name() -> None:
 @pytest.mark.parametrize(
     ("text", "outcome"),
     [
+        # exit codes
         ("<returncode>0</returncode>\nerror: handled", ""),
-        ("<returncode>2</returncode>\nls: no such file", "exit 2 ls: no such file"),
-        ("Traceback\nValueError: bad", "ValueError: bad"),
+        ("<returncode>1</returncode>\n<output>\n</output>", "exit 1"),
+        (
+            "<returncode>2</returncode>\nls: x: No such file or directory\n",
+            "exit 2 ls: x: No such file or directory",
+        ),
+        ('{"exit_code": 3, "output": "x"}', "exit 3"),
+        # test runners
+        ("F\n=== FAILURES ===\nassert 1 == 2\n==== 2 failed, 13 passed in 1.2s ====", "2 failed, 13 passed"),
+        ("\x1b[31m== \x1b[1m4 errors\x1b[0m\x1b[31m in 6.52s\x1b[0m ==", "4 errors"),
+        ("Ran 5 tests in 0.1s\n\nFAILED (failures=1, errors=2)", "FAILED (failures=1, errors=2)"),
+        ("Tests:       1 failed, 4 passed, 5 total\nTime:        2 s", "1 failed, 4 passed, 5 total"),
+        ("--- FAIL: TestParse (0.00s)\nFAIL\tgithub.com/x/y\t0.2s", "FAIL\tgithub.com/x/y\t0.2s"),
+        ("test result: FAILED. 3 passed; 1 failed; 0 ignored", "FAILED. 3 passed; 1 failed; 0 ignored"),
+        ("  12 passing (40ms)\n  2 failing", "2 failing"),
+        ("===== 15 passed in 1.2s =====", ""),
+        ("0 errors were found in errors.py\n" + "fine\n" * 9, ""),
+        # exceptions
+        ("begin\nTraceback (most recent call last):\n  File 'a.py'\nValueError: bad", "ValueError: bad"),
+        ("Traceback (most recent call last):\n  File 'a.py'\nx.OwnError\nhint", "x.OwnError"),
+        ("Traceback (most recent call last):\n  File 'a.py'\nValueError: bad\n" + "went on\n" * 9, ""),
+        # error objects and statuses
+        ('{"error": {"message": "no seat", "code": 7}}', '"error": {"message": "no seat", "code": 7}}'),
+        ('{"data": 1, "isError": true}', '"isError": true'),
+        ('{"success": false}', '"success": false'),
+        ('{"error": null, "errors": [], "ok": true, "status": 200}', ""),
+        ('{"status": 503, "detail": "later"}', '"status": 503'),
+        ("HTTP/1.1 404 Not Found\ncontent-length: 0", "404 Not Found"),
+        ("HTTP/1.1 200 OK\ncontent-length: 0", ""),
+        # messages
+        ("Error: not enough seats", "Error: not enough seats"),
+        ("ERROR:\nNo replacement was performed.", "ERROR: No replacement was performed."),
+        ("cc -c x.c\nmake: *** [Makefile:192: build] Error 2", "make: *** [Makefile:192: build] Error 2"),
+        ("bash: ponyc: command not found", "bash: ponyc: command not found"),
+        # no failures
+        ("", ""),
         ("all is well", ""),
         ("error once\n" + "fine\n" * 50, ""),
+        ("12:    try:\n13:        read()\n14:    except OSError as error:\n15:        raise Failed() from error", ""),
+        ("src/errors.py\nsrc/not found.txt\nsrc/failed.log", ""),
+        ("errors.py:3: class ParseError(Exception):\nerrors.py:9: def fail():", ""),
     ],
 )
 def test_how_an_output_ended(text: str, outcome: str) -> None:

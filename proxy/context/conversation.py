@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
+from itertools import pairwise
 
 import msgspec
 
@@ -22,8 +23,15 @@ from proxy.model.messages import Message, MessageStructure, ToolCall
 _SHORTEST, _LONGEST = 4, 120
 _IDENTIFIERS_SEARCHED = 200_000
 
-_WORD = re.compile(r"[A-Za-z0-9_#@][A-Za-z0-9_./@#-]{2,}")
-_CASES = re.compile(r"[a-z][A-Z]")
+# Scripts that put no spaces between words: Thai, Lao, Myanmar, Khmer, Kana, Han. What of a line is a word is not known.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_ASCII_WORD = re.compile(r"[A-Za-z0-9_#@][A-Za-z0-9_./@#-]{2,}")  # a third of the time
+_WORD = re.compile(rf"(?:[^\W{_UNSPACED}]|[#@])(?:[^\W{_UNSPACED}]|[./@#-]){{2,}}")
+_UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
+# A file name in such a script ends with its extension; what precedes it without a space belongs to it or not.
+_UNSPACED_FILE = re.compile(
+    r"(?<![\w./-])[\w/-]{1,60}(?:\.[\w/-]{1,60}){0,3}\.[A-Za-z][A-Za-z0-9]{0,7}(?![A-Za-z0-9_])"
+)
 _HEXES = re.compile(r"(?=[0-9a-f-]*\d)[0-9a-f]{7,}[0-9a-f-]*")
 _STAMP = re.compile(r"[0-9TZ:./_-]+")
 
@@ -31,9 +39,16 @@ _STAMP = re.compile(r"[0-9TZ:./_-]+")
 def list_identifiers(text: str) -> tuple[str, ...]:
     """Return the identifiers of a text, each once, in the order of their first occurrences.
 
-    Of a long text only the first and the last `_IDENTIFIERS_SEARCHED` characters are searched.
+    File names in scripts without spaces come first. Of a long text only the first and the last `_IDENTIFIERS_SEARCHED`
+    characters are searched.
     """
-    found = dict.fromkeys(_WORD.findall(_keep_ends(text, _IDENTIFIERS_SEARCHED)))
+    searched = _keep_ends(text, _IDENTIFIERS_SEARCHED)
+    if searched.isascii():
+        found = dict.fromkeys(_ASCII_WORD.findall(searched))
+    else:
+        files = [file for file in _UNSPACED_FILE.findall(searched) if _UNSPACED_LETTER.search(file)]
+        rest = _UNSPACED_FILE.sub(lambda file: " " if _UNSPACED_LETTER.search(file[0]) else file[0], searched)
+        found = dict.fromkeys((*files, *_WORD.findall(rest)))
     named = dict.fromkeys(map(parse_identifier, found))
     named.pop("", None)
     return tuple(named)
@@ -58,7 +73,11 @@ def _is_identifier(word: str) -> bool:
         return True
     has_letters = any(map(str.isalpha, word))
     has_digits = any(map(str.isdigit, word))
-    return has_letters and (has_digits or "." in word or _CASES.search(word) is not None)
+    return has_letters and (has_digits or "." in word or _has_inner_capital(word))
+
+
+def _has_inner_capital(word: str) -> bool:
+    return any(one.islower() and two.isupper() for one, two in pairwise(word))
 
 
 def is_opaque(word: str) -> bool:

@@ -146,6 +146,27 @@ def test_a_tool_that_is_named_for_it_changes_something() -> None:
     assert not extract_features(call("get_user", "{}")).effects
 
 
+@pytest.mark.parametrize(
+    ("text", "identifiers"),
+    [
+        ("см. модуль_отчётов_0.txt и КлассОтчёта", ("модуль_отчётов_0.txt", "КлассОтчёта")),
+        ("η κλάση ΠίνακαςΤιμών και το größe_3", ("ΠίνακαςΤιμών", "größe_3")),
+        ("請修改報告模組.py 然後執行測試 共有3個檔案", ("請修改報告模組.py",)),
+        ("변수 보고서_목록 값", ("보고서_목록",)),
+        ("ファイル src/レポート_1.csv を開く", ("src/レポート_1.csv",)),
+        ("それは3つの文です", ()),
+        ("src/module.py and other_name", ("src/module.py", "other_name")),
+    ],
+)
+def test_identifiers_are_seen_in_any_script(text: str, identifiers: tuple[str, ...]) -> None:
+    assert list_identifiers(text) == identifiers
+
+
+def test_a_long_text_without_spaces_is_searched_in_linear_time() -> None:
+    text = "漢字仮名" * 50_000
+    assert list_identifiers(text) == list_identifiers(f"{text}.") == ()
+
+
 def test_a_single_value_is_asked_without_its_name() -> None:
     assert extract_features(call("shell", '{"command": "ls -la\\n  src"}')).asked == ("ls -la src",)
     assert extract_features(call("find", '{"path": "src", "name": "x"}')).asked == ("path: src name: x",)

@@ -229,6 +229,22 @@ _GUESSES = [
 ]
 
 
+_SIGNATURES = {
+    "PNG": "png",
+    "GIF8": "gif",
+    "%PDF-": "pdf",
+    "PK\x03\x04": "zip",
+    "ELF": "elf",
+    "RIFF": "riff",
+    "JFIF": "jpeg",
+}
+_NOT_TEXT = "not text: none of it is shown"
+_SIGNATURE_SEARCHED, _BINARY_SEARCHED = 16, 8192
+# Characters that no text has: controls, and what stands for bytes that are no UTF-8. Colours of a terminal are text.
+_ODD = re.compile(r"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f\ufffd]")
+_ODD_SHARE, _LEAST_BASE64 = 0.05, 400
+_BASE64 = re.compile(r"\s*(?:data:([\w/+.-]{1,60});base64,)?[A-Za-z0-9+/]{60,}+(?:\r?\n[A-Za-z0-9+/]++)*+={0,2}\s*")
+
 OutlineParser = Callable[[str, str], list[str]]
 """A parser of a text and its kind (a file extension) to lines of structure; none where it finds no structure."""
 
@@ -243,6 +259,8 @@ class Outline(msgspec.Struct, frozen=True, gc=False):
 
 def outline(text: str, path: str = "", parse: OutlineParser | None = None) -> Outline:
     """Return the outline of a content; `parse` outlines the kinds that have no parser in this module."""
+    if binary := detect_binary(text):
+        return Outline(binary, text.count("\n") + 1, (_NOT_TEXT,))
     kind = detect_kind(text, path)
     lines = text.count("\n") + (not text.endswith("\n") and bool(text))
     if kind in _PARSERS:
@@ -259,6 +277,17 @@ def detect_kind(text: str, path: str) -> str:
     if ending:
         return _ENDINGS.get(ending[1].lower(), ending[1].lower())
     return next((kind for kind, guess in _GUESSES if guess.match(text)), "unknown")
+
+
+def detect_binary(text: str) -> str:
+    """Return the kind of a content that is no text, `binary` where it is not detected; empty for a text."""
+    if len(text) >= _LEAST_BASE64 and (encoded := _BASE64.fullmatch(text)):
+        return encoded[1] or "base64"
+    sample = text[:_BINARY_SEARCHED]
+    if "\0" not in sample and len(_ODD.findall(sample)) <= _ODD_SHARE * len(sample):
+        return ""
+    head = sample[:_SIGNATURE_SEARCHED]
+    return next((kind for signature, kind in _SIGNATURES.items() if signature in head), "binary")
 
 
 def preview(text: str) -> list[str]:

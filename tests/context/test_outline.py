@@ -8,6 +8,7 @@ from proxy.context.outline import (
     LONGEST_LINE,
     MOST_LINES,
     Outline,
+    detect_binary,
     detect_kind,
     outline,
     outline_csv,
@@ -246,6 +247,39 @@ def test_of_a_long_last_line_the_end_is_shown() -> None:
 def test_what_is_too_large_for_its_parser_gets_a_preview() -> None:
     text = "import os\n" + "x = 1\n" * 50_000
     assert outline(text, "a.py").structure[0] == "import os"
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 9, "png"),
+        (b"%PDF-1.7\n" + b"\xe2\xe3\xcf\xd3 stream " * 99, "pdf"),
+        (b"\x7fELF\x02\x01" + b"\0" * 999, "elf"),
+        (bytes(range(256)) * 9, "binary"),
+        (b"QUJD" * 300 + b"==", "base64"),
+        (b"data:image/jpeg;base64," + (b"QUJD" * 19 + b"\n") * 30, "image/jpeg"),
+    ],
+)
+def test_what_is_no_text_is_not_shown(content: bytes, kind: str) -> None:
+    """Whatever its path says: a parser would show bytes that are no text, or take one for another."""
+    found = outline(content.decode(errors="replace"), "report.md")
+    assert (found.kind, found.structure) == (kind, ("not text: none of it is shown",))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\x1b[31mred\x1b[0m\n" * 99,
+        "\tgröße\r\n" * 99,
+        "漢字仮名\n" * 99,
+        "one \ufffd of many words\n" * 9,
+        "\n" * 999,
+        "QUJD",
+    ],
+)
+def test_text_is_no_binary_content(text: str) -> None:
+    assert detect_binary(text) == ""
 
 
 def test_an_empty_content_has_no_lines() -> None:

@@ -36,7 +36,7 @@ def test_it_quotes_the_user_and_counts_the_rest() -> None:
         '- m1: "Never push to main."',
         "## Completed",
         "- 3 calls: shell 3",
-        "- an output ended with: exit 1 Error: exit code 1",
+        "- an output ended with: exit 1",
         "## Relevant files",
         "- src/parse.py (edited)",
         "- tests/test_parse.py (read)",

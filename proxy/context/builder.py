@@ -23,9 +23,10 @@ from proxy.context.conversation import (
     with_unsent,
 )
 from proxy.context.ledger import NO_LEDGERS, CarriedLedgers, carry_ledgers, reduce_room
-from proxy.context.ledger_builder import LedgerScope, LedgerText, build_ledger
+from proxy.context.ledger_builder import Ledger, LedgerScope, build_ledger
 from proxy.context.outline import OutlineParser
 from proxy.context.tool_outputs import (
+    MIN_PRUNED_TOKENS,
     ReplacedMessage,
     count_saved_tokens,
     order_outputs,
@@ -45,9 +46,14 @@ from proxy.context.user_messages import (
 from proxy.context.verbatim import MIN_GROUPS, RECENT_GROUPS
 from proxy.model.epoch import ContextPlan, Edit, Kept, Reference, Rung, Written
 
-_LEDGER_SHARE, _LEDGER_MOST = 0.28, 16_000
+# The tokens of a ledger: a number that tells the newest steps at any size, and a share of the usable tokens; at most
+# another share, and a number beyond which no more is found in it.
+_LEDGER_TOKENS, _LEDGER_SHARE, _LEDGER_MOST_SHARE, _LEDGER_MOST = 3000, 0.2, 0.45, 32_000
 # The share of the tokens left by older user turns that ledgers get, because they describe the removed turns.
 _SPARE_SHARE = 0.25
+# The share of the usable tokens for steps that need not stay, at the least, and of these for steps whose outputs are
+# replaced by tombstones. What a ledger leaves of its room goes to these steps from another share on.
+_STEPS_SHARE, _TOMBSTONES_SHARE, _LEFT_SHARE = 0.08, 0.06, 0.03
 _INLINE_SHARE = 0.25
 # The share of the usable tokens that all summaries may have together, and the least in tokens: the shortest requested
 # summary has 300.
@@ -105,12 +111,23 @@ class _KeptMessages(msgspec.Struct, frozen=True, gc=False):
     tokens: int
 
 
+class _ChosenSteps(msgspec.Struct, frozen=True, gc=False):
+    """The steps that are sent though they need not stay: all from `tail` on.
+
+    `marked` are replaced outputs among them, by place, `pruned` those whose tombstones name words of them.
+    """
+
+    tail: int
+    marked: Mapping[int, ReplacedMessage] = {}
+    pruned: frozenset[int] = frozenset()
+
+
 class _PlanDraft(msgspec.Struct, frozen=True, gc=False):
     """A draft of a plan."""
 
     tail: int  # the step at which the tail begins
     staying: frozenset[int]  # older steps that stay
-    ledger: LedgerText
+    ledger: Ledger
     marked: Mapping[int, ReplacedMessage]  # replaced messages, by place
     carried: CarriedLedgers = NO_LEDGERS
     reports: tuple[Written, ...] = ()
@@ -210,7 +227,7 @@ class ContextBuilder:
         second = [forms[min(level.second, len(forms)) - 1] for forms in words.second.values()] if level.second else ()
         staying = index.newest | index.fixed | {each.step for each in older.shown}
         marked = self._outline_large(view, index, least) | _list_shortened((*older.shown, *second))
-        tokens = _count_draft(index, _PlanDraft(least, staying, LedgerText((), "", 0), marked), self._count)
+        tokens = _count_draft(index, _PlanDraft(least, staying, Ledger(), marked), self._count)
         return _KeptMessages(least, staying, marked, older.spare, tokens)
 
     def _draft(
@@ -224,28 +241,88 @@ class ContextBuilder:
         most: float,
     ) -> _PlanDraft:
         """Draft a plan of at most `most` tokens: what stays at a level, a ledger of the rest, and more steps."""
-        least, staying, marked = kept.least, kept.staying, dict(kept.marked)
         goal = view.goal or view.budget
         low = min(goal.compute_low_mark(view.head + kept.tokens), most)
-        room = min(_LEDGER_SHARE * goal.usable + _SPARE_SHARE * kept.spare, _LEDGER_MOST)
+        room = _LEDGER_TOKENS + _LEDGER_SHARE * goal.usable + _SPARE_SHARE * kept.spare
+        room = min(room, _LEDGER_MOST_SHARE * goal.usable, _LEDGER_MOST)
         room = max(_LEDGER_LEAST * goal.usable, min(room, most - view.head - kept.tokens))
-        carried = carry_ledgers(index, view.frozen, least, room, self._count)
+        carried = carry_ledgers(index, view.frozen, kept.least, room, self._count)
         reports = choose_summaries(view, carried) if level.has_reports else ()
         told = sum(self._count(each.text) + MESSAGE_FRAME for each in reports)
         carried = reduce_room(carried, told)
-        free = low - view.head - kept.tokens - room - carried.reported - told
-        tail = extend_tail(index, least, staying, carried.told, free) if level.has_more else least
-        pruned = prune_superseded(view, index, self._policy, range(tail, least), self._count)
-        if pruned:
-            free += count_saved_tokens(index, pruned, self._count)
-            tail = extend_tail(index, least, staying, carried.told, free)
-            pruned = prune_superseded(view, index, self._policy, range(tail, least), self._count)
-            marked |= pruned
-        shortened = {place: made.edit.text for place, made in marked.items() if made.edit.kind == "shortened"}
-        scope = LedgerScope(tail, staying, carried, rung == "plan", shortened)
-        ledger = build_ledger(view, index, scope, self._count)
-        draft = _PlanDraft(tail, staying, ledger, marked, carried, reports if ledger.text else (), 0, kept.tokens)
+        others = view.head + kept.tokens + room + carried.reported + told
+        free = min(most - others, max(low - others, _STEPS_SHARE * goal.usable))
+        steps = self._choose_steps(view, index, kept, carried.told, free if level.has_more else None)
+        ledger = self._write_ledger(view, index, kept, carried, steps, rung=rung)
+        spare = carried.room - ledger.tokens
+        if level.has_more and steps.tail and spare > _LEFT_SHARE * goal.usable:
+            steps = self._choose_steps(view, index, kept, carried.told, free + spare)
+            ledger = self._write_ledger(view, index, kept, carried, steps, rung=rung)
+        gone = set(range(steps.tail)) - kept.staying - carried.told
+        if not carried.ledgers and sum(index.steps[i].tokens for i in gone) <= ledger.tokens:
+            steps = msgspec.structs.replace(steps, tail=0)
+            ledger = self._write_ledger(view, index, kept, carried, steps, rung=rung)
+        marked = {**kept.marked, **steps.marked}
+        marked |= {place: prune_output(view, index, place, words) for place, words in ledger.words.items()}
+        reports = reports if ledger.sections else ()
+        draft = _PlanDraft(steps.tail, kept.staying, ledger, marked, carried, reports, 0, kept.tokens)
         return msgspec.structs.replace(draft, tokens=_count_draft(index, draft, self._count))
+
+    def _choose_steps(
+        self, view: PlanRequest, index: ConversationIndex, kept: _KeptMessages, told: frozenset[int], room: float | None
+    ) -> _ChosenSteps:
+        """Choose the steps before those that stay that are sent, too, in `room` tokens; for None there are none.
+
+        The newest are sent whole, but for superseded outputs. Those before them are sent with tombstones in place of
+        their outputs.
+        """
+        if room is None:
+            return _ChosenSteps(kept.least)
+        for_pruned = min(max(room, 0.0), _TOMBSTONES_SHARE * (view.goal or view.budget).usable)
+        tail = extend_tail(index, kept.least, kept.staying, told, room - for_pruned)
+        superseded = prune_superseded(view, index, self._policy, range(tail, kept.least), self._count)
+        if superseded:
+            room += count_saved_tokens(index, superseded, self._count)
+            tail = extend_tail(index, kept.least, kept.staying, told, room - for_pruned)
+            superseded = prune_superseded(view, index, self._policy, range(tail, kept.least), self._count)
+        tail, pruned = self._prune_before(view, index, tail, kept.staying | told, for_pruned)
+        return _ChosenSteps(tail, superseded | pruned, frozenset(pruned))
+
+    def _write_ledger(
+        self,
+        view: PlanRequest,
+        index: ConversationIndex,
+        kept: _KeptMessages,
+        carried: CarriedLedgers,
+        steps: _ChosenSteps,
+        *,
+        rung: Rung,
+    ) -> Ledger:
+        shortened = {place: made.edit.text for place, made in kept.marked.items() if made.edit.kind == "shortened"}
+        scope = LedgerScope(steps.tail, kept.staying, carried, rung == "plan", shortened, steps.pruned)
+        return build_ledger(view, index, scope, self._count)
+
+    def _prune_before(
+        self, view: PlanRequest, index: ConversationIndex, tail: int, closed: frozenset[int], room: float
+    ) -> tuple[int, dict[int, ReplacedMessage]]:
+        """Return the step from which on steps are sent with tombstones in place of outputs, and these tombstones.
+
+        Such steps, before `tail`, may have `room` tokens. Steps that are `closed` are not among them.
+        """
+        marked: dict[int, ReplacedMessage] = {}
+        while tail and tail - 1 not in closed:
+            step = index.steps[tail - 1]
+            made = {
+                place: prune_output(view, index, place)
+                for place in step.places
+                if index.messages[place].structure.role == "tool" and index.messages[place].tokens > MIN_PRUNED_TOKENS
+            }
+            room -= step.tokens - count_saved_tokens(index, made, self._count)
+            if room < 0:
+                break
+            marked |= made
+            tail -= 1
+        return tail, marked
 
     def _outline_large(self, view: PlanRequest, index: ConversationIndex, least: int) -> dict[int, ReplacedMessage]:
         """Return file blocks for large outputs of the newest groups that a model has already seen whole (M12)."""
@@ -341,14 +418,14 @@ def _count_draft(index: ConversationIndex, draft: _PlanDraft, count: Callable[[s
     tokens = sum(step.tokens for i, step in enumerate(index.steps) if i >= draft.tail or i in draft.staying)
     tokens -= count_saved_tokens(index, draft.marked, count)
     tokens += sum(count(each.text) + MESSAGE_FRAME for each in draft.reports)
-    return tokens + draft.carried.tokens + (draft.ledger.tokens + MESSAGE_FRAME if draft.ledger.text else 0)
+    return tokens + draft.carried.tokens + draft.ledger.tokens
 
 
 def _make_plan(
     view: PlanRequest, index: ConversationIndex, draft: _PlanDraft, rung: Rung, wished: int = 0
 ) -> ContextPlan:
     beyond = wished if view.budget.is_ceiling_unreachable(wished) else 0
-    if not draft.ledger.text and not draft.marked and not draft.carried.ledgers:
+    if not draft.ledger.sections and not draft.marked and not draft.carried.ledgers:
         return ContextPlan(0, (), (), sum(each.tokens for each in index.messages), draft.protected, rung, beyond)
     later = range(draft.tail, len(index.steps))
     tail = max([draft.tail, *(i + 1 for i in later if not draft.marked.keys().isdisjoint(index.steps[i].places))])
@@ -382,7 +459,8 @@ def _list_edits(index: ConversationIndex, draft: _PlanDraft, tail: int) -> Itera
     So the next epoch, which only adds a ledger, does not change what precedes it, user messages between ledgers
     included, and the provider's cache still has that.
     """
-    ours = [*draft.carried.written, *draft.reports, *_list_new_ledger(index, draft)]
+    ours = [*draft.carried.written, *draft.reports, *draft.ledger.sections]
+    ours.sort(key=lambda each: (each.start, not each.report))
     for i in range(tail):
         if i >= draft.tail or i in draft.staying:
             while ours and ours[0].start <= index.steps[i].start:
@@ -392,15 +470,8 @@ def _list_edits(index: ConversationIndex, draft: _PlanDraft, tail: int) -> Itera
     yield from ours
 
 
-def _list_new_ledger(index: ConversationIndex, draft: _PlanDraft) -> Iterator[Written]:
-    if draft.ledger.text:
-        start = draft.carried.ledgers[-1].stop if draft.carried.ledgers else 0
-        yield Written(draft.ledger.text, start, index.find_start(draft.tail))
-
-
 def _list_references(draft: _PlanDraft) -> Iterator[Reference]:
     yield from draft.carried.references
-    for entry in draft.ledger.entries:
-        yield Reference(entry.reference, entry.page.start, entry.page.stop, entry.page.offset)
+    yield from draft.ledger.references
     for made in draft.marked.values():
         yield from made.references

@@ -147,6 +147,15 @@ _WRITES = re.compile(
     r"(?:>>?|\btee(?: -a)?|\bsed -i\b[^\n|;&]{0,400}[ \t]|\b(?:cp|mv|patch|touch|mkdir)\b[^\n|;&]{0,200}[ \t])[ \t]*"
     r"([\w./-]*[\w-]\.\w{1,8}|[\w.-]*/[\w./-]+)"
 )
+# Commands of shells that change something, at the beginning of a command.
+_CHANGING_COMMAND = re.compile(
+    r"(?m)(?:^(?:\w{1,20}: )?|[;&|(]\s*)(?:sudo\s+)?(?:sed\s+-\w*i"
+    r"|(?:rm|rmdir|mv|cp|mkdir|touch|tee|patch|ln|chmod|chown|kill|pkill)\s"
+    r"|git\s+(?:add|am|apply|checkout|cherry-pick|clean|commit|merge|mv|pull|push|rebase|reset|restore|revert|rm|stash"
+    r"|switch|tag)\b"
+    r"|(?:pip3?|npm|pnpm|yarn|uv|poetry|cargo|go|gem|conda|brew|apt|apt-get|dnf)\s+(?:-\S+\s+){0,4}"
+    r"(?:add|get|i|install|publish|remove|sync|uninstall|update|upgrade)\b)"
+)
 _WRITING_TOOL = re.compile(r"(?i)write|edit|create|replace|patch|insert|update|delete|book|cancel|send|modify|apply")
 _EXIT_CODE = re.compile(r"(?i)(?:return[ _-]?code|exit(?:ed)?(?: with)?(?:[ _-]?(?:code|status))?)\W{1,4}(-?\d{1,5})\b")
 _ANSI_STYLE = re.compile(r"\x1b\[[\d;]*m")
@@ -178,6 +187,7 @@ class MessageFeatures(msgspec.Struct, frozen=True, gc=False):
     words: tuple[str, ...]  # its identifiers
     imported: tuple[str, ...]  # identifiers in import lines of an output
     written: tuple[str, ...]  # identifiers of files that its calls write
+    said: str  # what the assistant said, without code and markup, in one line
     asked: tuple[str, ...]  # a summary of each of its calls, one line each
     effects: bool  # whether one of its calls changes something
     outcome: str  # how an output failed, empty if it did not
@@ -209,13 +219,28 @@ def extract_features_without_identifiers(message: Message) -> MessageFeatures:
         (),
         (),
         list_identifiers("\n".join(written)),
+        summarize_saying(message.text) if message.role == "assistant" else "",
         tuple(_summarize_call(call, text) for call, text in zip(message.calls, typed, strict=True)),
-        bool(written) or any(_WRITING_TOOL.search(call.name) for call in message.calls),
+        bool(written)
+        or any(_WRITING_TOOL.search(call.name) for call in message.calls)
+        or any(map(_CHANGING_COMMAND.search, typed)),
         find_outcome(message.text) if is_output else "",
         message.text.count("\n") + bool(message.text),
         len(render_message(message)),
         sha256(message.text.encode("utf-8", "surrogatepass")).digest(),
     )
+
+
+_FENCE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
+_TAG = re.compile(r"</?[A-Za-z][^<>\n]{0,80}>")
+_LABEL = re.compile(r"\A\W*[A-Za-z]{2,12}:\s")
+_LONGEST_SAID, _SAID_SEARCHED = 320, 2000
+
+
+def summarize_saying(text: str) -> str:
+    """Return the beginning of what an assistant said in one line, without code blocks, tags and a leading label."""
+    said = _TAG.sub(" ", _FENCE.sub(" ", text[:_SAID_SEARCHED]))
+    return " ".join(_LABEL.sub("", said, count=1)[: 2 * _LONGEST_SAID].split())[:_LONGEST_SAID] if said.strip() else ""
 
 
 def _is_output(message: Message) -> bool:

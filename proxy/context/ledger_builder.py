@@ -1,151 +1,62 @@
-"""Selection of what a ledger of a given number of tokens contains: phrases for steps, quotations and identifiers.
+"""Selection of what a ledger of a given number of tokens tells (BEHAVIOUR B14a).
 
-The selection is greedy: identifiers are taken in the order of the odds that they are needed again, relative to their
-length; newer ones score higher. No model is called.
+Half of the room is for lines that tell steps: the user's turns, every step of the running task from the newest on, and
+of finished tasks their end and what they changed. The rest is for identifiers and quotations from the removed steps, on
+the lines of the steps that they stood in.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from math import log, log2
 
 import msgspec
 
-from proxy.context.budget import take_fitting
-from proxy.context.conversation import (
-    ConversationIndex,
-    PlanRequest,
-    find_namespace,
-    is_name,
-    is_opaque,
-    list_identifiers,
-)
+from proxy.context.budget import MESSAGE_FRAME, take_fitting
+from proxy.context.conversation import ConversationIndex, PlanRequest, list_identifiers
 from proxy.context.ledger import (
+    BRIEF,
+    FIRST_CHAT_HEADER,
+    FIRST_HEADER,
+    FULL,
+    NEXT_HEADER,
     CarriedLedgers,
-    LedgerEntry,
+    LedgerLine,
     Page,
+    StepDetail,
     cut_pages,
     format_step,
-    format_user_turns,
-    group_words,
-    merge_oldest,
-    order_quotes,
-    render_ledger,
+    format_user_turn,
+    render_section,
 )
-from proxy.context.references import PAGE, render_original
+from proxy.context.references import PAGE, find_fold, unfold_words
 from proxy.context.user_rules import compute_rules_budget, format_rules, list_unsent_rules
+from proxy.context.word_ranking import (
+    IdentifierIndex,
+    QuotedLine,
+    estimate_tokens_of_word,
+    index_identifiers,
+    order_identifiers,
+    order_quotes,
+)
+from proxy.model.epoch import Reference, Written
 
-_NEAR = 32_000
-_YOUNG = 8_000
-
-# Weights of the features of a word in the logarithm of the odds that it is needed again.
-_USED, _USED_TWICE, _USED_LATELY = 0.5, 0.3, 0.5
-_WRITTEN, _SAME_TURN, _NAME, _OPAQUE, _IMPORTED = 1.2, 1.0, 0.5, -0.8, 0.3
-_UNSEEN = -1.5
-_IN_USED_FAMILY, _SEEN_AGAIN, _AGE = 0.5, 0.3, -0.25
-_LENGTH = 1.0
-
-
-class IdentifierIndex(msgspec.Struct, frozen=True, gc=False):
-    """The identifiers of a conversation, and how often and where they are used.
-
-    `newest` is the index of the newest message that contains a word. `uses` counts the agent's messages that contain
-    it, `used` is the index of the newest of these, and `shown` counts the other messages. `families` counts uses by
-    folder, or by the first part of a dotted name. `ages` are the tokens behind each message up to the end, `turns` is
-    the turn of each message.
-    """
-
-    newest: dict[str, int]
-    uses: Counter[str]
-    used: dict[str, int]
-    shown: Counter[str]
-    written: frozenset[str]
-    imported: frozenset[str]
-    families: Counter[str]
-    ages: Sequence[int]
-    turns: Sequence[int]
-
-
-def index_identifiers(index: ConversationIndex) -> IdentifierIndex:
-    """Index the identifiers of a conversation."""
-    newest: dict[str, int] = {}
-    used: dict[str, int] = {}
-    uses: Counter[str] = Counter()
-    shown: Counter[str] = Counter()
-    written: set[str] = set()
-    imported: set[str] = set()
-    for place, (seen, found) in enumerate(zip(index.messages, index.found, strict=True)):
-        spot = dict.fromkeys(found.words, place)
-        newest.update(spot)
-        if seen.structure.role == "assistant":
-            uses.update(found.words)
-            used.update(spot)
-            written.update(found.written)
-        else:
-            shown.update(found.words)
-            imported.update(found.imported)
-    families = Counter({family: 0 for family in map(find_namespace, uses) if family})
-    for word, times in uses.items():
-        if family := find_namespace(word):
-            families[family] += times
-    return IdentifierIndex(
-        newest, uses, used, shown, frozenset(written), frozenset(imported), families,
-        _compute_ages(index), [step.turn for step in index.steps for _ in step.places],
-    )  # fmt: skip
-
-
-def _compute_ages(index: ConversationIndex) -> list[int]:
-    ages, age = [], 0
-    for seen in reversed(index.messages):
-        ages.append(age)
-        age += seen.tokens
-    return ages[::-1]
-
-
-def score_identifier(identifiers: IdentifierIndex, word: str) -> float:
-    """Return the logarithm of the odds that a word is needed again, up to a constant."""
-    place = identifiers.newest[word]
-    z = _AGE * log2(max(identifiers.ages[place], 1) / _YOUNG) + _score_form(word)
-    uses = identifiers.uses[word]
-    if uses:
-        z += _USED + (_USED_TWICE if uses > 1 else 0.0)
-        z += _USED_LATELY if identifiers.ages[identifiers.used[word]] < _NEAR else 0.0
-    z += _WRITTEN if word in identifiers.written else 0.0
-    z += _SAME_TURN if identifiers.turns[place] == identifiers.turns[-1] else 0.0
-    z += _IMPORTED if word in identifiers.imported else 0.0
-    times = identifiers.shown[word]
-    z += _SEEN_AGAIN * log(times) if times else _UNSEEN
-    family = find_namespace(word)
-    return z + _IN_USED_FAMILY * log(1 + identifiers.families[family]) if family else z
-
-
-def _score_form(word: str) -> float:
-    if is_opaque(word):
-        return _OPAQUE
-    return _NAME if is_name(word) else 0.0
-
-
-def estimate_tokens_of_word(text: str) -> float:
-    """Estimate the tokens of a word and of the space before it: a token, and one for each four characters."""
-    return 1.0 + len(text) / 4.0
-
-
-def order_identifiers(identifiers: IdentifierIndex, words: Iterable[str]) -> list[str]:
-    """Return words in the order of their usefulness for their length, the most useful first."""
-    return sorted(
-        words,
-        key=lambda word: (_LENGTH * log(estimate_tokens_of_word(word)) - score_identifier(identifiers, word), word),
-    )
-
-
-_LINES_SHARE, _USERS_SHARE = 0.08, 0.3
-_QUOTED_SHARE = 0.22
-_REFERENCES_SHARE = 0.5
-_REFERENCE_TOKENS = 8.0
-_FRAME_TOKENS, _NEXT_FRAME_TOKENS = 160.0, 40.0
-_ASKED = 60
+# Shares of a ledger's tokens: for lines that tell steps, of these for the user's turns, and for quoted lines.
+_TOLD_SHARE, _USERS_SHARE, _QUOTED_SHARE = 0.48, 0.3, 0.03
+# A small ledger tells steps first: so many tokens, up to this share.
+_TOLD_LEAST, _TOLD_MOST_SHARE = 1500.0, 0.8
+# The share of what is left for lines that one finished task may have, the newest first, and the least in tokens.
+_TASK_SHARE, _TASK_LEAST = 0.2, 300
+_PAGES_SHARE = 0.35
+# Pages of one step that its line names.
+_MOST_PAGES = 6
+_REFERENCE_TOKENS = 9.0
+_LINE_TOKENS = 4.0
+_FRAME_TOKENS, _NEXT_FRAME_TOKENS = 110.0, 28.0
+# Tokens below which a ledger has one section: the headers of more would take most of them.
+_SECTIONS_LEAST = 600.0
 # Characters of a user's turn on a line of the ledger, as far as the budget allows.
 _HEAD, _LONG_HEAD = 120, 400
 _MOST_TRIED = 6000
+# Tokens of identifiers per output, unless the agent has used them.
+_MOST_WORDS = 400.0
 # Characters that are searched for the user's rules where `has_words` is false, to save time.
 MAX_RULES_SEARCHED = 40_000
 _FULL = 0.97
@@ -155,10 +66,10 @@ _MOST_STRETCHED = 1.3
 class LedgerScope(msgspec.Struct, frozen=True, gc=False):
     """The steps that a ledger has to cover.
 
-    `tail` is the step at which the tail begins, `staying` are the steps before it that are sent in any case, and
-    `carried` has the ledgers that are kept, with the steps that they cover. `has_words`: lines of outputs are quoted,
-    too, which takes most of the time. `shortened` has the texts that are sent in place of the user's own, by the index
-    of the message.
+    `tail` is the step from which on all is sent, `staying` are the steps before it that are sent in any case, and
+    `carried` has the ledgers that are kept, with the steps that they cover. `has_words`: identifiers and lines of
+    outputs are kept, too, which takes most of the time. `shortened` has the texts that are sent in place of the user's
+    own, by the index of the message. `pruned` are the indexes of messages that tombstones replace.
     """
 
     tail: int
@@ -166,19 +77,24 @@ class LedgerScope(msgspec.Struct, frozen=True, gc=False):
     carried: CarriedLedgers
     has_words: bool = True
     shortened: Mapping[int, str] = {}
+    pruned: frozenset[int] = frozenset()
 
 
-class LedgerText(msgspec.Struct, frozen=True, gc=False):
-    """The text of a ledger, its entries and its tokens; empty where nothing is archived."""
+class Ledger(msgspec.Struct, frozen=True, gc=False):
+    """The new sections of the ledger, the references that they name, and their tokens; none where nothing is removed.
 
-    entries: tuple[LedgerEntry, ...]
-    text: str
-    tokens: int
+    `words` has identifiers of messages that tombstones replace, by their index.
+    """
+
+    sections: tuple[Written, ...] = ()
+    references: tuple[Reference, ...] = ()
+    tokens: int = 0
+    words: Mapping[int, Sequence[str]] = {}
 
 
 def build_ledger(
     view: PlanRequest, index: ConversationIndex, scope: LedgerScope, count: Callable[[str], int]
-) -> LedgerText:
+) -> Ledger:
     """Build the ledger of all steps before the tail that are not sent otherwise, with the rules that would be lost."""
     gone = frozenset(range(scope.tail)) - scope.staying - scope.carried.told
     # Rules have a budget of their own: the user's words must not be displaced by other content.
@@ -187,135 +103,313 @@ def build_ledger(
         index, gone, scope.shortened, inherited, None if scope.has_words else MAX_RULES_SEARCHED
     )
     rules = format_rules(unshown, compute_rules_budget(view.budget.usable), count) if unshown else ""
-    if not gone and not rules:
-        return LedgerText((), "", 0)
-    identifiers = index_identifiers(index)
-    is_first = not scope.carried.ledgers
-    ruled = count(rules) if rules else 0
+    if not gone and not rules and not scope.pruned:
+        return Ledger()
+    material = _collect_material(view, index, scope, gone)
     left = scope.carried.room
-    most = int(_REFERENCES_SHARE * left / _REFERENCE_TOKENS)
-    pages = merge_oldest(cut_pages(index.steps, gone.__contains__, scope.tail), most)
-    material = _collect_material(index, identifiers, pages, gone, scope.carried)
-    names = [view.name(page.start, page.stop, page.offset) for page in pages]
-    # The first selection estimates tokens by length; where its real tokens differ too much, a second one corrects that.
-    ordered = order_quotes(index, gone, identifiers.ages) if scope.has_words else ()
-    quotes = take_fitting(ordered, _QUOTED_SHARE * left, lambda quote: estimate_tokens_of_word(quote.line) + 3)
-    frame = _FRAME_TOKENS if is_first else _NEXT_FRAME_TOKENS
-    entries = _choose_entries(material, names, (1 - _QUOTED_SHARE) * left - frame)
-    text = render_ledger(entries, quotes, rules, is_first=is_first)
-    tokens = count(text) - ruled
-    if tokens > left or tokens < _FULL * left:
-        entries = _choose_entries(
-            material, names, left * min(_MOST_STRETCHED, left / tokens) * (1 - _QUOTED_SHARE) - frame
-        )
-        text = render_ledger(entries, quotes, rules, is_first=is_first)
-        tokens = count(text) - ruled
-    return LedgerText(tuple(entries), text, tokens + ruled)
+    made = _write(material, left, rules, count)
+    room = made.tokens - (count(rules) if rules else 0)
+    if gone and (room > left or room < _FULL * left):
+        # The first selection estimates tokens by length; this one corrects it by its real tokens.
+        made = _write(material, left * min(_MOST_STRETCHED, left / room), rules, count)
+    return made
+
+
+class _Block(msgspec.Struct, frozen=True, gc=False):
+    """Removed steps that have one line: a single step, or a run of equal ones."""
+
+    first: int
+    last: int
+    is_user: bool
+    turn: int
 
 
 class _Material(msgspec.Struct, frozen=True, gc=False):
-    """The candidates for a ledger: pages, words by usefulness, steps from the newest on, and the page of each."""
+    """The candidates for a ledger: blocks, oldest first, and words and quotes in the order of their usefulness.
 
+    `owner` has the step of each message.
+    """
+
+    view: PlanRequest
     index: ConversationIndex
-    pages: Sequence[Page]
+    scope: LedgerScope
+    blocks: Sequence[_Block]
+    identifiers: IdentifierIndex
     words: Sequence[str]
-    steps: Sequence[int]
-    page_of_word: Mapping[str, int]
-    page_of_step: Mapping[int, int]
+    quotes: Sequence[QuotedLine]
+    owner: Sequence[int]
+    has_names: bool
 
 
 def _collect_material(
-    index: ConversationIndex,
-    identifiers: IdentifierIndex,
-    pages: Sequence[Page],
-    gone: frozenset[int],
-    carried: CarriedLedgers,
+    view: PlanRequest, index: ConversationIndex, scope: LedgerScope, gone: frozenset[int]
 ) -> _Material:
-    step_of_place = [i for i, step in enumerate(index.steps) for _ in step.places]
-    page_of_step = {i: n for n in reversed(range(len(pages))) for i in range(pages[n].first, pages[n].last + 1)}
-    live = {word for each in carried.ledgers for word in list_identifiers(each.text)}
-    for place, found in enumerate(index.found):
-        if step_of_place[place] not in gone and step_of_place[place] not in carried.told:
-            live.update(found.words)
-    words = [word for word, place in identifiers.newest.items() if step_of_place[place] in gone and word not in live]
-    ordered = order_identifiers(identifiers, words)[:_MOST_TRIED]
-    cut = _read_split_pages(index, pages)
-    page_of_word = {
-        word: _find_page(word, page_of_step[step_of_place[identifiers.newest[word]]], pages, cut) for word in ordered
-    }
-    return _Material(index, pages, ordered, sorted(gone, reverse=True), page_of_word, page_of_step)
+    owner = [i for i, step in enumerate(index.steps) for _ in step.places]
+    identifiers = index_identifiers(index)
+    names = {call.name for seen in index.messages for call in seen.message.calls}
+    words, quotes = list[str](), list[QuotedLine]()
+    if scope.has_words:
+        live = {word for each in scope.carried.ledgers for word in list_identifiers(unfold_words(each.text))}
+        removed = [owner[place] in gone or place in scope.pruned for place in range(len(index.messages))]
+        for place, found in enumerate(index.found):
+            if not removed[place] and owner[place] not in scope.carried.told:
+                live.update(found.words)
+        fitting = [word for word, place in identifiers.newest.items() if removed[place] and word not in live]
+        words = order_identifiers(identifiers, fitting)[:_MOST_TRIED]
+        quotes = order_quotes(index, gone, identifiers.ages)
+    blocks = list(_list_blocks(index, sorted(gone)))
+    return _Material(view, index, scope, blocks, identifiers, words, quotes, owner, len(names) > 1)
 
 
-def _read_split_pages(index: ConversationIndex, pages: Sequence[Page]) -> dict[int, str]:
-    """Return the text of each page that shares its steps with other pages, by the number of the page."""
-    several = {page.start for page in pages if page.offset}
-    texts = {
-        page.start: render_original([seen.message for seen in index.messages[page.start : page.stop]])
-        for page in pages
-        if page.start in several and not page.offset
-    }
-    return {
-        n: texts[page.start][page.offset : page.offset + PAGE] for n, page in enumerate(pages) if page.start in texts
-    }
+def _list_blocks(index: ConversationIndex, gone: Sequence[int]) -> Iterator[_Block]:
+    """Yield the blocks of removed steps; neighbours with the same calls are one."""
+    first = last = -1
+    for i in gone:
+        if first >= 0:
+            if i == last + 1 and _are_equal(index, first, i):
+                last = i
+                continue
+            yield _make_block(index, first, last)
+        first = last = i
+    if first >= 0:
+        yield _make_block(index, first, last)
 
 
-def _find_page(word: str, first: int, pages: Sequence[Page], cut: Mapping[int, str]) -> int:
-    """Return the number of the page that contains a word, among page `first` and those of the same steps."""
-    number = first
-    while number in cut and pages[number].start == pages[first].start:
-        if word in cut[number]:
-            return number
-        number += 1
-    return first
+def _make_block(index: ConversationIndex, first: int, last: int) -> _Block:
+    step = index.steps[first]
+    return _Block(first, last, step.kind == "user", step.turn)
 
 
-def _choose_entries(material: _Material, names: Sequence[str], room: float) -> list[LedgerEntry]:
-    """Choose the content of each entry within `room` tokens.
+def _are_equal(index: ConversationIndex, one: int, other: int) -> bool:
+    """Return whether two steps made the same calls, at least one."""
+    asked = [[index.found[place].asked for place in index.steps[i].places] for i in (one, other)]
+    return any(asked[0]) and asked[0] == asked[1]
 
-    The user's turns come first and are always mentioned; then phrases for the newest steps and, with what is left,
-    words.
+
+def _write(material: _Material, room: float, rules: str, count: Callable[[str], int]) -> Ledger:
+    """Write a ledger of about `room` tokens; the user's rules are additional."""
+    is_first = not material.scope.carried.ledgers
+    is_one = room < _SECTIONS_LEAST
+    runs = 1 if is_one else _count_runs(material.blocks)
+    room -= (_FRAME_TOKENS if is_first else _NEXT_FRAME_TOKENS) + _NEXT_FRAME_TOKENS * max(0, runs - 1)
+    texts = _choose_texts(material, room)
+    lines = _compose_lines(material, texts, _PAGES_SHARE * room)
+    quotes = take_fitting(
+        material.quotes, _QUOTED_SHARE * room, lambda quote: estimate_tokens_of_word(quote.line) + _LINE_TOKENS
+    )
+    room -= sum(
+        estimate_tokens_of_word(line.text) + _LINE_TOKENS + _REFERENCE_TOKENS * len(line.references) for line in lines
+    )
+    room -= sum(estimate_tokens_of_word(quote.line) + _LINE_TOKENS for quote in quotes)
+    words, pruned = _choose_words(material, lines, room)
+    lines = _add_quotes([msgspec.structs.replace(line, words=words.get(n, ())) for n, line in enumerate(lines)], quotes)
+    sections = _render_sections(material, lines, rules, is_first=is_first, is_one=is_one)
+    references = tuple([each for line in lines for each in line.references])
+    return Ledger(sections, references, sum(count(each.text) + MESSAGE_FRAME for each in sections), pruned)
+
+
+def _count_runs(blocks: Sequence[_Block]) -> int:
+    """Count the stretches of removed steps between steps that stay."""
+    return sum(n == 0 or block.first != blocks[n - 1].last + 1 for n, block in enumerate(blocks))
+
+
+def _choose_texts(material: _Material, room: float) -> dict[int, str]:
+    """Return what is told of blocks, by their number, within the share of `room` tokens that is for it.
+
+    The user's turns come first. Then every step of the running task is told, from the newest on, then the end and the
+    changes of finished tasks, then their other calls.
     """
-    room -= _REFERENCE_TOKENS * len(names)
-    turns = _choose_turn_lines(material, _USERS_SHARE * room)
-    steps = ((i, material.index.steps[i]) for i in material.steps)  # from the newest on
-    described = ((i, format_step(material.index, step, _ASKED)) for i, step in steps if step.kind != "user")
-    lines = dict(take_fitting(described, _LINES_SHARE * room, lambda each: estimate_tokens_of_word(each[1]) + 1))
-    room -= sum(estimate_tokens_of_word(line) + 1 for line in (*turns.values(), *lines.values()))
-    said = {word for line in (*turns.values(), *lines.values()) for word in list_identifiers(line)}
-    chosen = list(_choose_fitting_words((word for word in material.words if word not in said), room))
-    words = group_words(chosen, material.page_of_word)
-    phrases = {n: [line] for n, line in turns.items()}
-    for i in sorted(lines):
-        phrases.setdefault(material.page_of_step[i], []).append(lines[i])
+    told = max(_TOLD_SHARE * room, min(_TOLD_MOST_SHARE * room, _TOLD_LEAST))
+    texts = _choose_turns(material, _USERS_SHARE * told)
+    left = told - sum(map(_estimate_line, texts.values()))
+    steps = [n for n, block in enumerate(material.blocks) if not block.is_user]
+    running = material.index.steps[-1].turn
+    newest = [n for n in reversed(steps) if material.blocks[n].turn == running]
+    left -= _tell(material, sorted(newest, key=lambda n: not _has_effects(material, n)), left, texts)
+    finished = list(_list_finished_tasks(material, steps, running))
+    for task in finished:
+        left -= _tell(material, task, min(left, max(_TASK_LEAST, _TASK_SHARE * left)), texts)
+    for task in finished:
+        left -= _tell(material, [n for n in task if n not in texts], left, texts)
+    return texts
+
+
+def _tell(material: _Material, blocks: Sequence[int], room: float, texts: dict[int, str]) -> float:
+    """Add texts for blocks, in this order, to `texts` while they fit into `room` tokens; return their tokens."""
+    used = 0.0
+    for n in blocks:
+        for detail in (FULL, BRIEF):
+            text = _format_block(material, n, detail)
+            if used + _estimate_line(text) <= room:
+                texts[n] = text
+                used += _estimate_line(text)
+                break
+    return used
+
+
+def _list_finished_tasks(material: _Material, steps: Sequence[int], running: int) -> Iterator[list[int]]:
+    """Yield the blocks worth telling of each finished task, the newest task first: its end, then its changes."""
+    tasks: dict[int, list[int]] = {}
+    for n in reversed(steps):
+        if material.blocks[n].turn != running:
+            tasks.setdefault(material.blocks[n].turn, []).append(n)
+    for end, *others in tasks.values():
+        yield [end, *(n for n in others if _has_effects(material, n))]
+
+
+def _has_effects(material: _Material, n: int) -> bool:
+    step = material.index.steps[material.blocks[n].first]
+    return any(material.index.found[place].effects for place in step.places)
+
+
+def _format_block(material: _Material, n: int, detail: StepDetail) -> str:
+    block = material.blocks[n]
+    text = format_step(material.index, material.index.steps[block.last], detail, has_names=material.has_names)
+    return text if block.first == block.last else f"{text} ({block.last - block.first + 1} times)"
+
+
+def _estimate_line(text: str) -> float:
+    return estimate_tokens_of_word(text) + _LINE_TOKENS + _REFERENCE_TOKENS
+
+
+def _choose_turns(material: _Material, room: float) -> dict[int, str]:
+    """Return a quotation of each removed turn of the user, as far as `room` allows, the newest first (B13)."""
+    turns = [n for n, block in enumerate(material.blocks) if block.is_user]
+    texts: dict[int, str] = {}
+    for most in (_HEAD, _LONG_HEAD):
+        for n in reversed(turns):
+            text = format_user_turn(material.index, material.index.steps[material.blocks[n].first], most)
+            cost = _estimate_line(text) - (_estimate_line(texts[n]) if n in texts else 0.0)
+            if cost <= room:
+                texts[n], room = text, room - cost
+    return texts
+
+
+def _compose_lines(material: _Material, texts: Mapping[int, str], room: float) -> list[LedgerLine]:
+    """Return the lines of all blocks in order. Neighbours that are not told share lines, one for each page.
+
+    The references of these pages may take `room` tokens, or the pages become larger.
+    """
+    steps, blocks = material.index.steps, material.blocks
+    stretches = list(_list_stretches(blocks, texts))
+    most, total = PAGE, sum(step.characters for step in steps)
+    while True:
+        pages = [
+            cut_pages(steps, blocks[first].first, blocks[last].last, PAGE if first in texts else most)
+            for first, last in stretches
+        ]
+        if sum(map(len, pages)) * _REFERENCE_TOKENS <= room or most > total:
+            break
+        most *= 2
+    lines: list[LedgerLine] = []
+    for (first, _), each in zip(stretches, pages, strict=True):
+        if first in texts:
+            block = blocks[first]
+            lines.append(LedgerLine(block.first, block.last, _name(material, each), texts[first]))
+        else:
+            lines += [
+                LedgerLine(page.first, page.last, _name(material, [page]), _count_turns(material, page))
+                for page in each
+            ]
+    return lines
+
+
+def _count_turns(material: _Material, page: Page) -> str:
+    """Say how many turns of the user are on a page, none of which is quoted (B13)."""
+    turns = sum(material.index.steps[i].kind == "user" for i in range(page.first, page.last + 1))
+    return "" if not turns else f"{turns} messages of the user" if turns > 1 else "the user said something"
+
+
+def _list_stretches(blocks: Sequence[_Block], texts: Mapping[int, str]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last number of blocks that share lines: a told one, or untold neighbours."""
+    first = 0
+    for n in range(1, len(blocks) + 1):
+        is_end = n == len(blocks) or n in texts or n - 1 in texts or blocks[n].first != blocks[n - 1].last + 1
+        if is_end and n > first:
+            yield first, n - 1
+            first = n
+
+
+def _name(material: _Material, pages: Sequence[Page]) -> tuple[Reference, ...]:
+    """Return references to pages; of a long original only the first ones are named."""
+    return tuple(
+        [
+            Reference(material.view.name(page.start, page.stop, page.offset), page.start, page.stop, page.offset)
+            for page in pages[:_MOST_PAGES]
+        ]
+    )
+
+
+def _choose_words(
+    material: _Material, lines: Sequence[LedgerLine], room: float
+) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
+    """Choose identifiers within `room` tokens, by the number of their line, and by message for pruned outputs."""
+    line_of = {i: n for n, line in enumerate(lines) for i in range(line.first, line.last + 1)}
+    said = {word for line in lines for word in list_identifiers(line.text)}
+    on_lines, on_pruned = dict[int, list[str]](), dict[int, list[str]]()
+    used: dict[tuple[bool, int], float] = {}
+    folds = set[tuple[bool, int, str, str]]()
+    for word in material.words:
+        if word in said:
+            continue
+        place = material.identifiers.newest[word]
+        is_pruned = place in material.scope.pruned
+        at = place if is_pruned else line_of[material.owner[place]]
+        prefix, stem, ending = find_fold(word)
+        fold = is_pruned, at, prefix, ending
+        cost = estimate_tokens_of_word(stem if prefix and fold in folds else word)
+        if cost > room:
+            if room < 2:
+                break
+            continue
+        taken = used.get((is_pruned, at), 0.0)
+        if not material.identifiers.uses[word] and taken + cost > _MOST_WORDS:
+            continue
+        used[is_pruned, at] = taken + cost
+        folds.add(fold)
+        room -= cost
+        (on_pruned if is_pruned else on_lines).setdefault(at, []).append(word)
+    return on_lines, on_pruned
+
+
+def _add_quotes(lines: Sequence[LedgerLine], quotes: Iterable[QuotedLine]) -> list[LedgerLine]:
+    """Return the lines with quotations below the lines of their steps."""
+    said: dict[int, list[str]] = {}
+    for quote in quotes:
+        said.setdefault(quote.step, []).append(quote.line)
     return [
-        LedgerEntry(page, names[n], tuple(phrases.get(n, ())), tuple(words.get(n, ())))
-        for n, page in enumerate(material.pages)
+        msgspec.structs.replace(
+            line, quotes=[each for i in range(line.first, line.last + 1) for each in said.get(i, ())]
+        )
+        for line in lines
     ]
 
 
-def _choose_turn_lines(material: _Material, room: float) -> dict[int, str]:
-    """Return a phrase for the user's turns of each page (BEHAVIOUR B13), which quotes them as far as `room` allows."""
-    turns: dict[int, list[int]] = {}
-    for i in sorted(material.steps):
-        if material.index.steps[i].kind == "user":
-            turns.setdefault(material.page_of_step[i], []).append(i)
-    phrases = {n: format_user_turns(material.index, steps, 0) for n, steps in turns.items()}
-    room -= sum(estimate_tokens_of_word(line) + 1 for line in phrases.values())
-    for most in (_HEAD, _LONG_HEAD):
-        for n in sorted(turns, reverse=True):
-            line = format_user_turns(material.index, turns[n], most)
-            cost = estimate_tokens_of_word(line) - estimate_tokens_of_word(phrases[n])
-            if cost <= room:
-                room -= cost
-                phrases[n] = line
-    return phrases
+def _render_sections(
+    material: _Material, lines: Sequence[LedgerLine], rules: str, *, is_first: bool, is_one: bool
+) -> tuple[Written, ...]:
+    """Render a section for each stretch of removed steps; the first one has the header, and the user's rules.
 
-
-def _choose_fitting_words(words: Iterable[str], room: float) -> Iterator[str]:
-    for word in words:
-        cost = estimate_tokens_of_word(word)
-        if cost <= room:
-            room -= cost
-            yield word
-        elif room < 2:
-            return
+    If `is_one`, one section tells all stretches.
+    """
+    index = material.index
+    runs: list[list[LedgerLine]] = []
+    for line in lines:
+        if runs and (is_one or runs[-1][-1].last + 1 >= line.first):
+            runs[-1].append(line)
+        else:
+            runs.append([line])
+    opening = FIRST_HEADER if any(step.has_calls for step in index.steps) else FIRST_CHAT_HEADER
+    sections = [
+        Written(
+            render_section(run, NEXT_HEADER if n or not is_first else opening, "" if n else rules),
+            index.steps[run[0].first].start,
+            index.steps[run[-1].last].stop,
+        )
+        for n, run in enumerate(runs)
+    ]
+    if sections or not rules:
+        return tuple(sections)
+    start = max((each.stop for each in material.scope.carried.ledgers), default=0)
+    stop = max(start, index.find_start(material.scope.tail))
+    return (Written(render_section((), opening if is_first else NEXT_HEADER, rules), start, stop),)

@@ -7,7 +7,7 @@ call. The original of given messages never changes, because references start at 
 import hmac
 import re
 from base64 import b32encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -69,6 +69,39 @@ def _list_values(name: str, value: object, depth: int) -> Iterator[str]:
         yield f"{name}: {text}" if name else text
 
 
+_FOLDED = re.compile(r"([\w./@-]{0,160}[/.])\{([\w@-]+(?:,[\w@-]+)+)\}([\w.@-]*)")
+_FOLDABLE = re.compile(r"([\w.@/-]*/|(?:\w+\.)+)([\w@-]+)((?:\.[A-Za-z]\w{0,4})?)")
+
+
+def find_fold(word: str) -> tuple[str, str, str]:
+    """Return the directory of a path or the first parts of a dotted name, its last part, and the ending of a path.
+
+    Words that have these in common, but for their last parts, are folded to one. Empty texts: the word has none.
+    """
+    match = _FOLDABLE.fullmatch(word)
+    if match is None:
+        return "", "", ""
+    prefix, stem, ending = match.groups()
+    return (prefix, stem, ending) if "/" in prefix or not ending else (f"{prefix}{stem}.", ending[1:], "")
+
+
+def fold_words(words: Sequence[str]) -> list[str]:
+    """Return the words, those of one directory and ending or of one object as one: `tests/{test_a,test_b}.py`."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for word in words:
+        prefix, stem, ending = find_fold(word)
+        groups.setdefault((prefix, ending) if prefix else ("", word), []).append(stem)
+    return [
+        f"{prefix}{{{','.join(stems)}}}{ending}" if len(stems) > 1 and prefix else f"{prefix}{stems[0]}{ending}"
+        for (prefix, ending), stems in groups.items()
+    ]
+
+
+def unfold_words(text: str) -> str:
+    """Return a text with each folded word, as `fold_words` makes them, replaced by the words that it stands for."""
+    return _FOLDED.sub(lambda found: " ".join(f"{found[1]}{stem}{found[3]}" for stem in found[2].split(",")), text)
+
+
 _ID_LENGTH = 10
 _LONGEST_NAME = 80
 _LONGEST_LINE = 200
@@ -91,20 +124,18 @@ class FileReference(msgspec.Struct, frozen=True, gc=False):
 
 
 class Tombstone(msgspec.Struct, frozen=True, gc=False):
-    """A marker of a tool's output: its id, the tool, a summary of the call and its outcome.
+    """A marker of a tool's output: its id, the tool, its outcome and the number of its lines.
 
-    `literals` are words of the output by kind (`conversation.choose_literals`). `has_effects`: the call changed
+    `way` states in words how to obtain it again, `words` are identifiers of the output. `has_effects`: the call changed
     something.
     """
 
     reference: str
     tool: str
-    asked: str
     outcome: str
     lines: int
-    characters: int
-    literals: Mapping[str, Sequence[str]]
-    way: str = ""
+    way: str
+    words: Sequence[str] = ()
     has_effects: bool = False
 
 
@@ -127,24 +158,20 @@ def render_file(file: FileReference) -> str:
 
 
 def render_tombstone(stone: Tombstone) -> str:
-    """Render the marker that replaces a tool's output."""
-    return "\n".join(_list_tombstone_lines(stone))
-
-
-def _list_tombstone_lines(stone: Tombstone) -> Iterator[str]:
-    ended = f"completed, {sanitize_text(stone.outcome, _LONGEST_LINE)}" if stone.outcome else "completed"
-    yield (
-        f"[tool: {sanitize_text(stone.tool, _LONGEST_NAME)} — output pruned; {ended}; {stone.lines:,} lines, "
-        f"{stone.characters:,} characters; shown in full earlier; ref:{stone.reference}]"
+    """Render the marker that replaces a tool's output, in one line."""
+    outcome = f", {sanitize_text(stone.outcome, _LONGEST_LINE)}" if stone.outcome else ""
+    effects = "it had effects, do not repeat it; " if stone.has_effects else ""
+    way = sanitize_text(stone.way, _LONGEST_LINE)
+    marker = (
+        f"[tool: {sanitize_text(stone.tool, _LONGEST_NAME)} — output pruned; completed{outcome}, {stone.lines:,} lines;"
+        f" shown in full earlier; intact; {effects}to see it: {way}; ref:{stone.reference}]"
     )
-    if stone.asked:
-        yield f"asked: {sanitize_text(stone.asked, _LONGEST_LINE)}"
-    for kind, words in stone.literals.items():
-        separator = " | " if kind == "errors" else ", "
-        yield f"{kind}: {separator.join(sanitize_text(word, _LONGEST_LINE) for word in words)}"
-    if stone.has_effects:
-        yield "It had effects: do not repeat it."
-    yield _render_access(stone.way)
+    return marker + render_words(stone.words)
+
+
+def render_words(words: Sequence[str]) -> str:
+    """Render identifiers of a content for the end of the line that describes it; they are folded."""
+    return f" | {' '.join(sanitize_text(word, _LONGEST_LINE) for word in fold_words(words))}" if words else ""
 
 
 def _render_access(way: str) -> str:

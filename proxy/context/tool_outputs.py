@@ -4,12 +4,12 @@ Superseded outputs are replaced first, then repeated ones, then corrected errors
 (BEHAVIOUR B16).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from proxy.context.budget import MESSAGE_FRAME
-from proxy.context.conversation import BuilderPolicy, ConversationIndex, CountedMessage, PlanRequest, choose_literals
+from proxy.context.conversation import BuilderPolicy, ConversationIndex, CountedMessage, PlanRequest
 from proxy.context.outline import OutlineParser, outline
 from proxy.context.references import (
     PAGE,
@@ -29,7 +29,7 @@ MIN_PRUNED_TOKENS = 100
 """Size in tokens up to which an output is not worth a marker."""
 _SHORTENED_LENGTH = 400
 _MAX_DEPTH = 32
-_ACCESS = "run it once more if it only reads, or ask the user for `palimpsest expand ID`"
+_ACCESS = "run it again if it only reads, or ask the user for `palimpsest expand ID`"
 _ACCESS_AFTER_EFFECTS = "ask the user for `palimpsest expand ID`"
 
 
@@ -98,21 +98,20 @@ def _find_call(index: ConversationIndex, place: int) -> tuple[ToolCall, str, boo
     return None
 
 
-def prune_output(view: PlanRequest, index: ConversationIndex, place: int) -> ReplacedMessage:
-    """Replace an output by a tombstone."""
-    message, found = index.messages[place].message, index.found[place]
-    references = list_part_references(view, place, 0, index.found[place].characters)
+def prune_output(view: PlanRequest, index: ConversationIndex, place: int, words: Sequence[str] = ()) -> ReplacedMessage:
+    """Replace an output by a tombstone with these words of it."""
+    found = index.found[place]
+    references = list_part_references(view, place, 0, found.characters)
     call = _find_call(index, place)
+    has_effects = bool(call and call[2])
     stone = Tombstone(
         references[0].id,
         call[0].name if call else "unknown",
-        call[1] if call else "",
         found.outcome,
         found.lines,
-        len(message.text),
-        choose_literals(message.text),
-        _ACCESS_AFTER_EFFECTS if call and call[2] else _ACCESS,
-        bool(call and call[2]),
+        _ACCESS_AFTER_EFFECTS if has_effects else _ACCESS,
+        words,
+        has_effects,
     )
     return ReplacedMessage(Replaced(place, _append_parts(render_tombstone(stone), references), "tombstone"), references)
 

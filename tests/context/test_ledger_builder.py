@@ -1,56 +1,13 @@
+import re
+
 import pytest
 
 from proxy.context.conversation import BuilderPolicy, extract_features, index_conversation
-from proxy.context.ledger import CarriedLedgers
-from proxy.context.ledger_builder import (
-    IdentifierIndex,
-    LedgerScope,
-    LedgerText,
-    build_ledger,
-    estimate_tokens_of_word,
-    index_identifiers,
-    order_identifiers,
-    score_identifier,
-)
-from proxy.context.references import PAGE, render_original
+from proxy.context.ledger import FIRST_CHAT_HEADER, FIRST_HEADER, LEDGER_END, NEXT_HEADER, CarriedLedgers
+from proxy.context.ledger_builder import Ledger, LedgerScope, build_ledger
+from proxy.context.references import PAGE, render_original, unfold_words
 from proxy.model.epoch import Written
 from tests.support.views import RawMessage, act, count, name_reference, said, user, view
-
-
-def index(messages: list[RawMessage]) -> IdentifierIndex:
-    return index_identifiers(index_conversation(view(messages, 10_000), BuilderPolicy(), extract_features))
-
-
-def test_an_index_knows_the_newest_mention_and_who_used_it() -> None:
-    found = index([user("read_shape"), *act("1", "grep read_shape src/a.py", "def read_shape"), said("other_word")])
-    assert found.newest == {"read_shape": 2, "src/a.py": 1, "other_word": 3}
-    assert (found.uses["read_shape"], found.used["read_shape"], found.shown["read_shape"]) == (1, 1, 2)
-    assert found.families == {"src": 1}
-
-
-def test_words_the_agent_used_come_before_those_it_only_saw() -> None:
-    found = index([user("go"), *act("1", "ls", "word_aaaa word_bbbb"), *act("2", "grep word_bbbb", "word_aaaa")])
-    assert order_identifiers(found, ["word_aaaa", "word_bbbb"]) == ["word_bbbb", "word_aaaa"]
-
-
-def test_each_trait_counts() -> None:
-    outputs = "from mod_iii import x\nabcdefgh12345 seen_twice 1234567 np.zeros os.other seen_once"
-    messages = [user("go"), *act("1", "ls", "old_name"), user("next"), *act("2", "np.ones", outputs)]
-    messages += act("3", "cat > made/file.py", "seen_twice seen_new")
-    found = index(messages)
-    assert score_identifier(found, "mod_iii") > score_identifier(found, "old_name")
-    assert score_identifier(found, "seen_once") > score_identifier(found, "1234567")
-    assert score_identifier(found, "seen_once") > score_identifier(found, "old_name")
-    assert score_identifier(found, "np.zeros") > score_identifier(found, "os.other")
-    assert score_identifier(found, "made/file.py") > score_identifier(found, "np.zeros")
-    assert score_identifier(found, "seen_twice") > score_identifier(found, "seen_new")
-
-
-def test_of_equal_words_the_shorter_comes_first_and_then_the_alphabet() -> None:
-    found = index([user("go"), *act("1", "ls", "zz_zz aa_aa bb_bb_bb_bb_bb")])
-    assert order_identifiers(found, found.newest) == ["aa_aa", "zz_zz", "bb_bb_bb_bb_bb"]
-    assert estimate_tokens_of_word("aa_aa") < estimate_tokens_of_word("bb_bb_bb_bb_bb")
-
 
 LONG = [
     m
@@ -60,58 +17,163 @@ LONG = [
     )
 ]
 MESSAGES = [user("go"), *LONG, user("and now"), *act("z", "ls", "fine")]
+FRAME = 4
 
 
-def archive(room: float, messages: list[RawMessage] = MESSAGES, ledgers: tuple[Written, ...] = ()) -> LedgerText:
+def archive(
+    room: float,
+    messages: list[RawMessage] = MESSAGES,
+    ledgers: tuple[Written, ...] = (),
+    staying: tuple[int, ...] = (0,),
+    *,
+    has_words: bool = True,
+    pruned: tuple[int, ...] = (),
+) -> Ledger:
     seen = view(messages, 10_000)
     found = index_conversation(seen, BuilderPolicy(), extract_features)
     told = frozenset(range(1, 10)) if ledgers else frozenset[int]()
     carried = CarriedLedgers(ledgers, 0, (), told, room)
-    return build_ledger(seen, found, LedgerScope(len(found.steps) - 2, frozenset({0}), carried), count)
+    scope = LedgerScope(len(found.steps) - 2, frozenset(staying), carried, has_words, {}, frozenset(pruned))
+    return build_ledger(seen, found, scope, count)
 
 
-def list_told(made: LedgerText) -> list[str]:
-    return [word for entry in made.entries for word in entry.words]
+def list_lines(made: Ledger) -> list[str]:
+    return [line for section in made.sections for line in section.text.split("\n")]
+
+
+def list_told(made: Ledger) -> set[str]:
+    lines = (unfold_words(line) for line in list_lines(made) if "ref:" in line)
+    return {word for line in lines for word in line.partition(" | ")[2].split()}
+
+
+def find_line(made: Ledger, text: str) -> str:
+    return next((line for line in list_lines(made) if text in line or line.startswith(text)), "")
+
+
+def speak(i: int, text: str, command: str, output: str = "fine") -> list[RawMessage]:
+    asked, answer = act(f"s{i}", command, output)
+    return [asked | {"content": text}, answer]
 
 
 @pytest.mark.parametrize("room", [700, 1500, 3000])
 def test_it_fills_its_room_and_no_more(room: int) -> None:
     made = archive(room)
     assert 0.7 * room < made.tokens <= room * 1.05
-    assert made.tokens == count(made.text)
+    assert made.tokens == sum(count(each.text) + FRAME for each in made.sections)
 
 
 def test_where_nothing_goes_there_is_nothing_to_tell() -> None:
-    assert archive(1000, [user("go"), user("b"), *act("z", "ls", "x")]) == LedgerText((), "", 0)
+    assert archive(1000, [user("go"), user("b"), *act("z", "ls", "x")]) == Ledger()
 
 
 def test_each_word_stands_on_the_line_of_a_reference_whose_first_page_has_it() -> None:
     messages = [user("go"), *act("1", "cat", "first_word " * 2000 + "last_word"), user("b"), *act("z", "ls", "x")]
-    told = [view(messages, 10_000).messages[place].message for place in range(len(messages))]
+    originals = [view(messages, 10_000).messages[place].message for place in range(len(messages))]
     made = archive(1000, messages)
-    assert {word for entry in made.entries for word in entry.words} >= {"first_word", "last_word"}
-    for entry in made.entries:
-        page = render_original(told[entry.page.start : entry.page.stop])[entry.page.offset :][:PAGE]
-        assert all(word in page for word in entry.words)
-        assert entry.reference == name_reference(entry.page.start, entry.page.stop, entry.page.offset)
+    assert list_told(made) >= {"first_word", "last_word"}
+    pages = {
+        each.id: render_original(originals[each.start : each.stop])[each.offset :][:PAGE] for each in made.references
+    }
+    for line in list_lines(made)[2:]:
+        shown = "".join(pages[id] for id in re.findall(r"ref:(\w{10})", line))
+        assert all(word in shown for word in unfold_words(line).partition(" | ")[2].split())
+    assert all(each.id == name_reference(each.start, each.stop, each.offset) for each in made.references)
 
 
 def test_words_that_stand_elsewhere_are_not_told_again() -> None:
     assert "word_027_0" in list_told(archive(3000))
     assert "word_027_0" not in list_told(archive(3000, [user("see word_027_0"), *MESSAGES[1:]]))
     assert "word_027_0" not in list_told(archive(3000, [*MESSAGES[:-1], {**MESSAGES[-1], "content": "word_027_0"}]))
+    old = (Written("src/{file_30,file_31}.py", 0, 1),)
+    assert "src/file_31.py" in list_told(archive(3000))
+    assert "src/file_31.py" not in list_told(archive(3000, ledgers=old))
 
 
 def test_what_an_older_ledger_tells_is_left_to_it() -> None:
-    made = archive(2000, ledgers=(Written("word_025", 0, 19),))
-    assert min(entry.page.first for entry in made.entries) == 10
-    assert "word_025" not in list_told(made)
-    assert "continued" in made.text
+    made = archive(2000, ledgers=(Written("word_025_1 src/{file_30,file_31}.py", 0, 19),))
+    assert min(each.start for each in made.references) == 19
+    assert "word_025_1" not in list_told(made) and "word_026_1" in list_told(made)
+    assert list_lines(made)[0] == NEXT_HEADER
 
 
-def test_older_words_of_the_user_come_before_steps() -> None:
+def test_each_stretch_between_messages_that_stay_has_a_section_in_its_place() -> None:
+    messages = [user("go"), *LONG[:8], user("second"), *LONG[8:16], user("b"), *act("z", "ls", "x")]
+    first, second = archive(900, messages, staying=(0, 5)).sections
+    assert (first.start, first.stop, second.start, second.stop) == (1, 9, 10, 18)
+    assert first.text.startswith(FIRST_HEADER) and second.text.startswith(NEXT_HEADER)
+    assert first.text.endswith(LEDGER_END) and second.text.endswith(LEDGER_END)
+    assert "word_003" in first.text and "word_003" not in second.text
+
+
+def test_a_turn_of_the_user_that_is_removed_is_quoted_in_its_place() -> None:
     messages = [user("go"), *LONG, user("PLEASE KEEP THE TABS"), *LONG, user("b"), *act("z", "ls", "x")]
-    assert "the user said: PLEASE KEEP THE TABS" in archive(900, messages).text
+    made = archive(1200, messages)
+    assert 'the user said: "PLEASE KEEP THE TABS" ref:' in find_line(made, '"PLEASE KEEP')
+
+
+def test_of_the_running_task_changes_are_told_first_and_then_the_newest_steps() -> None:
+    work = [m for i in range(60) for m in speak(i, f"I look at part {i}.", f"cat part_{i}.py")]
+    work[10:12] = speak(5, "Part five needs a guard.", "sed -i s/a/b/ part_5.py")
+    messages = [user("go"), user("begin"), *work]
+    seen = view(messages, 10_000)
+    found = index_conversation(seen, BuilderPolicy(), extract_features)
+    carried = CarriedLedgers((), 0, (), frozenset(), 900.0)
+    made = build_ledger(seen, found, LedgerScope(len(found.steps) - 2, frozenset({0, 1}), carried), count)
+    assert find_line(made, "part_5.py").startswith(
+        '8 ! "Part five needs a guard." · sed -i s/a/b/ part_5.py → 1 lines ref:'
+    )
+    assert '"I look at part 57." · cat part_57.py' in find_line(made, "part_57.py")
+    assert "I look at part 2." not in "\n".join(list_lines(made))
+
+
+def test_of_a_finished_task_its_end_and_its_changes_are_told() -> None:
+    task = [m for i in range(12) for m in speak(i, f"I look at part {i}.", f"cat part_{i}.py", "long " * 400)]
+    task += [*speak(20, "Now the guard.", "sed -i s/a/b/ part_5.py"), *speak(21, "I run it.", "python part_5.py")]
+    task += [said("The guard stands; I left the flag alone.")]
+    messages = [user("go"), *task, user("b"), *act("z", "ls", "x")]
+    made = archive(420, messages)
+    text = "\n".join(list_lines(made))
+    assert '! "Now the guard." · sed' in text
+    assert 'said: "The guard stands; I left the flag alone."' in text
+    assert "I run it." not in text and "I look at part 3." not in text
+    assert find_line(made, "2-").split(" ")[1].startswith("ref:")
+
+
+def test_equal_steps_in_a_row_have_one_line() -> None:
+    polls = [m for i in range(6) for m in act(f"p{i}", "curl status", f"{i} waiting")]
+    made = archive(600, [user("go"), *polls, user("b"), *act("z", "ls", "x")])
+    assert find_line(made, "curl status").startswith("2-7 curl status → 1 lines (6 times) ref:")
+
+
+def test_names_of_tools_are_told_where_there_are_several() -> None:
+    messages = [user("go"), *act("1", "x", "y", "fetch"), *act("2", "z", "y"), user("b"), *act("z", "ls", "x")]
+    assert "shell z" in "\n".join(list_lines(archive(600, messages)))
+    assert "shell" not in "\n".join(list_lines(archive(900)))
+
+
+def test_a_chat_is_told_by_what_was_said_and_its_header_asks_for_no_command() -> None:
+    talk = [
+        m for i in range(20) for m in (user(f"Question {i}?"), said(f"My answer to that is number {i}, of course."))
+    ]
+    messages = [*talk, user("a"), said("b"), user("c")]
+    made = archive(800, messages, staying=())
+    text = "\n".join(list_lines(made))
+    assert text.startswith(FIRST_CHAT_HEADER)
+    assert 'the user said: "Question 18?"' in text and 'said: "My answer to that is number 18, of course."' in text
+
+
+def test_a_long_history_has_fewer_and_larger_pages_where_there_is_little_room() -> None:
+    long = [m for i in range(80) for m in act(f"{i}", f"cat {i}", f"{i} " * 5000)]
+    made = archive(500, [user("go"), *long, user("b"), *act("z", "ls", "x")], has_words=False)
+    assert made.tokens <= 650
+    covered = {place for each in made.references for place in range(each.start, each.stop)}
+    assert covered == set(range(1, 161))
+
+
+def test_words_of_pruned_outputs_are_for_their_tombstones() -> None:
+    made = archive(1500, pruned=(80,), staying=(0, 40))
+    assert "word_039_1" in made.words[80] and "word_039_1" not in list_told(made)
+    assert archive(1500, pruned=(80,), staying=(0, 40), has_words=False).words == {}
 
 
 def test_what_fills_its_room_at_once_is_not_written_again() -> None:
@@ -119,10 +181,22 @@ def test_what_fills_its_room_at_once_is_not_written_again() -> None:
 
     def count_full(text: str) -> int:
         counted.append(text)
-        return 990
+        return 990 - FRAME
 
     seen = view(MESSAGES, 10_000)
     found = index_conversation(seen, BuilderPolicy(), extract_features)
     carried = CarriedLedgers((), 0, (), frozenset(), 1000)
     made = build_ledger(seen, found, LedgerScope(len(found.steps) - 2, frozenset({0}), carried), count_full)
-    assert (made.tokens, counted) == (990, [made.text])
+    assert (made.tokens, counted) == (990, [made.sections[0].text])
+
+
+def test_rules_of_removed_turns_stand_in_the_first_section_also_where_no_step_goes() -> None:
+    messages = [user("Always run the tests before you answer."), *LONG[:8], user("b"), *act("z", "ls", "x")]
+    made = archive(900, messages, staying=())
+    assert "Always run the tests before you answer." in made.sections[0].text.split("\n", 4)[3] + made.sections[0].text
+    seen = view(messages, 10_000)
+    found = index_conversation(seen, BuilderPolicy(), extract_features)
+    scope = LedgerScope(0, frozenset(), CarriedLedgers((), 0, (), frozenset(), 900), shortened={0: "Always run…"})
+    (only,) = build_ledger(seen, found, scope, count).sections
+    assert (only.start, only.stop) == (0, 0)
+    assert only.text.startswith(FIRST_HEADER) and "Always run the tests before you answer." in only.text

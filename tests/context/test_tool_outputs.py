@@ -43,7 +43,8 @@ def test_a_tombstone_names_the_call_and_all_parts_of_the_original() -> None:
     messages = [user("go"), *act("1", "cat src/a.py", "read_shape " * 2500), user("b")]
     made = prune_output(view(messages, 10_000), look(messages), 2)
     assert made.edit.text.startswith("[tool: shell — output pruned; completed")
-    assert "asked: cat src/a.py" in made.edit.text
+    words = prune_output(view(messages, 10_000), look(messages), 2, ["src/a.py", "src/b.py"]).edit.text
+    assert words == made.edit.text.replace("]\n", "] | src/{a,b}.py\n", 1)
     assert [each.offset for each in made.references] == [0, PAGE - 200, 2 * (PAGE - 200)]
     assert set(re.findall(r"ref:(\w{10})", made.edit.text)) == {each.id for each in made.references}
 
@@ -51,7 +52,7 @@ def test_a_tombstone_names_the_call_and_all_parts_of_the_original() -> None:
 def test_what_had_effects_is_not_to_be_repeated() -> None:
     messages = [user("go"), *act("1", "sed -i s/a/b/ src/a.py", BIG), user("b")]
     text = prune_output(view(messages, 10_000), look(messages), 2).edit.text
-    assert "do not repeat" in text and "run it once more" not in text
+    assert "do not repeat" in text and "run it again" not in text
 
 
 def test_the_block_of_a_file_shows_its_path_and_structure() -> None:

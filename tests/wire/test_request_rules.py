@@ -62,7 +62,7 @@ def test_a_member_that_cannot_be_read_says_nothing() -> None:
 CHAT, ANTHROPIC, RESPONSES = WIRES
 LEDGER = f"{LEDGER_HEAD} · steps 1 to 41\nread a.py"
 FILE = render_file(FileReference("abcdefghij", "src/[a].py", "python", 12_345, 800, b"\x01" * 32, ("class A",)))
-STONE = render_tombstone(Tombstone("abcdefghij", "bash", "pytest", "exit 1", 214, 8120, {}))
+STONE = render_tombstone(Tombstone("abcdefghij", "bash", "exit 1", 214, "run it again"))
 
 
 def split_messages(wire: str, messages: list[Any], **members: Any) -> SplitBody:

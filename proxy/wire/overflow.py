@@ -1,4 +1,4 @@
-"""Reading "too long" errors (PROTOCOL §5).
+"""Reading "too long" errors (PROTOCOL §5), and errors about bound reasoning (WIRES §1).
 
 The reading is conservative: an error is an overflow only if its code or text says so in a known form. A limit of tokens
 per minute, or of the output alone, is not. The numbers are the upstream's, and some upstreams print wrong ones.
@@ -25,6 +25,12 @@ _TOO_LARGE, _RATE_LIMITED = 413, 429
 _MOST_READ = 64 * 1024
 _CODES = frozenset({"context_length_exceeded", "exceed_context_size_error", "model_max_prompt_tokens_exceeded"})
 _RATE = re.compile(r"rate.?limit|\bper (?:minute|hour|day)\b|\b[TR]PM\b|quota", re.IGNORECASE)
+# What a provider says of reasoning behind another beginning, or of a loop's reasoning that was changed.
+_BOUND = re.compile(
+    rb"bound to a different conversation|invalid \W*signature\W* in \W*thinking"
+    rb"|thinking\W{1,4} (?:or \W*redacted_thinking\W* )?blocks in the latest assistant message cannot be modified",
+    re.IGNORECASE,
+)
 _STREAM_BEGINNINGS = (b"data:", b"event:", b":")
 # Events that come before anything is known of the response.
 _PRELUDES = frozenset({"message_start", "ping", "response.created", "response.in_progress", "response.queued"})
@@ -75,6 +81,11 @@ class Overflow(msgspec.Struct, frozen=True, gc=False):
     def fits_with_less_output(self) -> bool:
         """Whether a lower `max_tokens` alone would make the request fit."""
         return bool(self.output) and self.window is not None and self.sent is not None and self.sent < self.window
+
+
+def is_about_reasoning(content: bytes) -> bool:
+    """Return whether the body of an error says that signed reasoning does not belong to the request that has it."""
+    return _BOUND.search(content, 0, _MOST_READ) is not None
 
 
 def read_overflow(status: int, headers: Headers, body: bytes) -> Overflow | None:

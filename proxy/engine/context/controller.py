@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from proxy.context.bound_reasoning import may_bind_reasoning
 from proxy.context.budget import Budget, is_below_soft_mark
 from proxy.context.epoch_decision import (
-    BOUND,
     HELD_OUT,
     LATE,
     MUST_STAY,
@@ -25,15 +25,23 @@ from proxy.context.epoch_decision import (
     decide,
     record_use,
 )
-from proxy.engine.context.accounting import SentObserver, UsageAccounting, list_labels
+from proxy.engine.context.accounting import (
+    SentObserver,
+    UsageAccounting,
+    add_note,
+    label_note,
+    list_labels,
+    tell_removed,
+)
 from proxy.engine.context.fallback import Commit, FallbackChain
+from proxy.engine.context.reasoning_origins import make_own_body
 from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.open_exchange import RetrySource
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EventBus
-from proxy.model.epoch import Epoch, Pin, Plan
+from proxy.model.epoch import Epoch, EpochUse, Pin, Plan
 from proxy.model.events import CeilingExceeded, Planned, RungFailed
 from proxy.model.exchange import Headers
 from proxy.model.manifest import Manifest
@@ -54,7 +62,7 @@ _SAFE_BYTES = 4096
 NOT_CUT = "it could not be cut; the server's log says why"
 _UNPROVEN = "the upstream has not accepted this credential yet"
 _RECORDED_ONLY = "calls of this wire are recorded, not managed"
-_STOOD_DOWN = frozenset({BOUND, NO_ROOM, REFUSED, SIDE, UNREAD, LATE})
+_STOOD_DOWN = frozenset({NO_ROOM, REFUSED, SIDE, UNREAD, LATE})
 _UNREADABLE = ((b"x-palimpsest-mode", b"observe; stood-down:its body could not be read message by message"),)
 
 _log = logging.getLogger("palimpsest.context")
@@ -104,7 +112,7 @@ class ContextController:
         try:
             if reason := await self._find_exemption(request):
                 labels = _refuse_pin(request, reason)
-                outgoing = self._exempt(request, reason)
+                outgoing = await self._remove_foreign(request, self._exempt(request, reason))
             else:
                 pin, labels = await self._take_pin(request)
                 self._observer.note_managed(request)
@@ -209,8 +217,11 @@ class ContextController:
             self.states.models.ask(request.upstream, request.headers)
         epoch_account = context.get_account(request.model, "", budget)
         epoch_account.account = record_use(epoch_account.account, self._clock.monotonic())
-        is_guarded = _is_risky(budget, request)
-        return OutgoingRequest("original", request.split.content, is_managed=True, is_guarded=is_guarded)
+        changed, is_guarded = context.reasoning.find_changed(request, None), _is_risky(budget, request)
+        context.reasoning.note(EpochUse(request.model, request.chain.tip, ""))
+        own = make_own_body(request, changed)
+        outgoing = OutgoingRequest("original", own, is_managed=True, is_guarded=is_guarded, removed=tuple(changed))
+        return add_note(request, tell_removed(self._bus, request, context, outgoing))
 
     def _keep_epoch(
         self, request: ManagedRequest, context: SessionContext, epoch: Epoch, budget: Budget
@@ -229,11 +240,12 @@ class ContextController:
         if budget.window is None:
             self.states.models.ask(request.upstream, request.headers)
         _choose(uncounted.state, outgoing)
+        outgoing = tell_removed(self._bus, request, context, outgoing)
         plan = Plan(request.exchange, 0, request.model, outgoing.rung, epoch.id)
         return replace(
             outgoing,
             plan=plan,
-            labels=list_labels(plan, epoch, is_opened=outgoing.is_opened),
+            labels=(*list_labels(plan, epoch, is_opened=outgoing.is_opened), *label_note(outgoing.note)),
             is_managed=True,
             is_guarded=budget.is_near_window(outgoing.tokens),
             uncounted=uncounted,
@@ -313,13 +325,14 @@ class ContextController:
             return outgoing
         epoch = context.find(request.model, request)
         if epoch is None and (reason := self._find_sign(request)):
-            return self._stand_aside(request, reason)
+            return await self._remove_foreign(request, self._stand_aside(request, reason))
         if budget.window is None:
             self.states.models.ask(request.upstream, request.headers)
         state = await self.states.read(request, context, epoch, budget)
         decision = decide(state.account, state.facts)
         chosen = await self._run_chain(state, decision, commit)
         _choose(state, chosen)
+        chosen = tell_removed(self._bus, request, context, chosen)
         outgoing = replace(self._accounting.account(state, chosen, decision), state=state)
         return self._label_excess(state, outgoing.add(_label_own(state, outgoing, decision)), decision)
 
@@ -332,6 +345,19 @@ class ContextController:
         left = self.chain.seconds - (self._clock.monotonic() - began)
         return await self.chain.run(state, decision.why, commit, seconds=max(0.0, left))
 
+    async def _remove_foreign(self, request: ManagedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:
+        """Return a request that is not managed without the reasoning that was made under an epoch (B36, B37)."""
+        form, content = FORMATS[request.wire], request.split.content
+        is_bound = may_bind_reasoning(request.model) and any(name in content for name in form.signed_names)
+        if request.step is None or not is_bound:
+            return outgoing
+        self._caches.forget_lost()
+        context = await self._caches.contexts.open(request, request.until - self._clock.monotonic())
+        context.reasoning.note(EpochUse(request.model, request.chain.tip, ""))
+        changed = context.reasoning.find_changed(request, None)
+        outgoing = replace(outgoing, body=make_own_body(request, changed), removed=tuple(changed))
+        return add_note(request, tell_removed(self._bus, request, context, outgoing))
+
     def _label_excess(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> OutgoingRequest:
         """If a request is sent above its ceiling, say so in a header, an event and the plan."""
         if not state.budget.usable or outgoing.tokens <= state.budget.usable or outgoing.plan is None:
@@ -341,8 +367,8 @@ class ContextController:
         request = state.request
         self._bus.publish(CeilingExceeded(request.exchange, request.session.id, state.view, tokens, usable, reason))
         notice = f"above the ceiling: {tokens} tokens of {usable}; {reason}"
-        labels = ((b"x-palimpsest-notice", notice.encode("ascii", "replace")),)
-        return replace(outgoing, plan=replace(outgoing.plan, reason=notice)).add(labels)
+        told = "; ".join(filter(None, (notice, outgoing.note)))
+        return replace(outgoing, plan=replace(outgoing.plan, reason=told)).add(label_note(notice))
 
     def _label_unmanaged(self, request: ManagedRequest) -> Headers:
         """Label a large request on a wire that is not managed. Its size is estimated from its bytes."""

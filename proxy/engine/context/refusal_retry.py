@@ -13,20 +13,26 @@ from typing import Literal
 import msgspec
 
 from proxy.context.budget import Budget, lower_output
-from proxy.engine.context.accounting import list_labels
+from proxy.engine.context.accounting import label_note, list_labels
 from proxy.engine.context.fallback import Commit, FallbackChain
-from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader, find_key
+from proxy.engine.context.reasoning_origins import format_removed, make_own_body
+from proxy.engine.context.request_state import (
+    OutgoingRequest,
+    RequestState,
+    StateReader,
+    find_key,
+)
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.open_exchange import Refusal, Retry, Start
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus
 from proxy.model.epoch import Epoch, Plan, Rung
 from proxy.model.errors import StoreUnavailable
-from proxy.model.events import CeilingExceeded, EpochRefused
+from proxy.model.events import CeilingExceeded, EpochRefused, ReasoningRemoved
 from proxy.model.exchange import Headers, Round
 from proxy.wire import rendering
 from proxy.wire.body import split_body
-from proxy.wire.overflow import Overflow, read_overflow, read_stream_start
+from proxy.wire.overflow import Overflow, is_about_reasoning, read_overflow, read_stream_start
 
 # The size of the retry, as a share of the refused request, if the upstream does not name its limit.
 _BLIND_SHARE = 0.7
@@ -71,6 +77,7 @@ class RefusalRetry:
         self._body = outgoing.body
         self._plan = outgoing.plan
         self._k = 0
+        self._labels: Headers = ()
         self._is_cut = False
         self._level: _Level | None = None
         self._refused = ""
@@ -87,7 +94,7 @@ class RefusalRetry:
             work = None if self._is_cut else self._cut(overflow)
         else:
             is_about_form = refusal.status in _FORM and refusal.status not in _NOT_ITS_FORM
-            work = self._retry_rewritten(refusal) if is_about_form and self._is_rewritten else None
+            work = self._retry_rewritten(refusal) if is_about_form and self._may_be_ours(refusal) else None
         if work is None:
             return None
         self._run_after_send()
@@ -115,6 +122,12 @@ class RefusalRetry:
     def _is_rewritten(self) -> bool:
         return self._body != self._request.split.content
 
+    def _may_be_ours(self, refusal: Refusal) -> bool:
+        """Return whether a request was refused for what was rewritten in it, or earlier in its session."""
+        context = self._states.caches.contexts.get(self._request.session.id)
+        has_epochs = context is not None and bool(context.epochs)
+        return self._is_rewritten or (has_epochs and is_about_reasoning(refusal.content))
+
     async def _retry_rewritten(self, refusal: Refusal) -> Retry | None:
         """Retry without signed reasoning, then with the client's bytes, or with a minimal plan if those do not fit."""
         state = await self._read_sent_state()
@@ -122,12 +135,13 @@ class RefusalRetry:
         said = f"the upstream refused the rewritten request with {refusal.status}"
         # The upstream's message is not logged: it may quote a credential or the conversation. The record has it.
         _log.warning("exchange %s: %s; sending it in another form", self._request.exchange, said)
-        if self._level is None and (content := self._strip(self._body)) != self._body:
-            return self._send("unsigned", content, self._make_plan(state, "epoch", state.tokens, said))
+        if self._level is None and (unsigned := await self._send_unsigned(state, said)) is not None:
+            return unsigned
         room = state.budget.find_room()
         if self._level in (None, "unsigned") and (room is None or state.client_tokens <= room):
             plan = self._make_plan(state, "original", state.client_tokens, said)
-            return self._send("original", self._request.split.content, plan)
+            own = make_own_body(self._request, state.context.reasoning.find_changed(self._request, None))
+            return self._send("original", own, plan)
         if self._level == "minimal":
             return None
         return await self._send_minimal(state, said)
@@ -142,12 +156,25 @@ class RefusalRetry:
         state.context.choose(state.view, self._request, outgoing.epoch.id)
         plan = self._make_plan(state, outgoing.rung, outgoing.tokens, said)
         plan = msgspec.structs.replace(plan, epoch=outgoing.epoch.id)
-        self._add_labels(list_labels(plan, outgoing.epoch, is_opened=True))
-        return self._send("minimal", self._strip(outgoing.body), plan)
+        self._labels = list_labels(plan, outgoing.epoch, is_opened=True)
+        return self._send("minimal", outgoing.body, plan)
 
-    def _strip(self, body: bytes) -> bytes:
-        split = split_body(body, self._request.items_key)
-        return body if split is None else rendering.strip_reasoning(split)
+    async def _send_unsigned(self, state: RequestState, said: str) -> Retry | None:
+        """Retry without signed reasoning, under a new epoch that renders the same without it.
+
+        So it stays removed. Return None if there is none.
+        """
+        request, name = self._request, f"{self._request.exchange}-{self._k + 1}"
+        outgoing = await self._chain.open_unsigned(state, self._commit, name)
+        if outgoing is None:
+            return None
+        state.context.choose(state.view, request, name)
+        fresh = state.context.reasoning.note_removed(request.nodes[place] for place in outgoing.removed)
+        self._bus.publish(ReasoningRemoved(request.exchange, request.session.id, state.view, name, fresh))
+        told = f"{said}; {format_removed(len(outgoing.removed))}"
+        plan = msgspec.structs.replace(self._make_plan(state, "epoch", outgoing.tokens, told), epoch=name)
+        self._labels = list_labels(plan, outgoing.epoch, is_opened=False)
+        return self._send("unsigned", outgoing.body, plan)
 
     def _send(self, level: _Level, content: bytes, plan: Plan) -> Retry:
         self._level = level
@@ -173,11 +200,10 @@ class RefusalRetry:
         if level == "original":
             self._publish_excess()
             await self._record_refusal(context)
-            notice = b"the upstream refused the shortened request; it went as the client sent it"
-        else:
-            context.unsigned.add(request.model)
-            notice = b"the upstream refused the shortened request; it went without signed reasoning"
-        self._add_labels(((b"x-palimpsest-notice", notice),))
+            self._add_labels(label_note("the upstream refused the shortened request; it went as the client sent it"))
+            return
+        form = "without signed reasoning" if level == "unsigned" else "under a minimal plan"
+        self._add_labels((*self._labels, *label_note(f"the upstream refused the request; it went {form}")))
 
     def _publish_excess(self) -> None:
         """Publish an event if the client's own request is above the ceiling."""

@@ -36,6 +36,7 @@ async def make_case(epoch: Epoch | None = None, context: SessionContext | None =
         epoch_account=context.get_account(MODEL, epoch.id if epoch is not None else "", BUDGET),
         frozen=FROZEN if epoch is not None else 0,
         history=await follow(subject),
+        changed={},
         kept=None,
         budget=BUDGET,
         tariff=make_tariff(UNPRICED, CacheModel()),

@@ -133,7 +133,7 @@ class ExchangeService:
         """Set what is done after the request was sent, and after a refusal."""
         if outgoing.uncounted is not None or outgoing.state is not None:
             exchange.after_send.append(partial(self._follow, exchange, request, outgoing))
-        if outgoing.is_managed and isinstance(request, ManagedRequest):
+        if (outgoing.is_managed or outgoing.is_mendable) and isinstance(request, ManagedRequest):
             exchange.is_guarded = outgoing.is_guarded
             exchange.make_retries = partial(
                 self._controller.make_retries,

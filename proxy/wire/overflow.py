@@ -83,20 +83,27 @@ class Overflow(msgspec.Struct, frozen=True, gc=False):
         return bool(self.output) and self.window is not None and self.sent is not None and self.sent < self.window
 
 
-def is_about_reasoning(content: bytes) -> bool:
+def is_about_reasoning(headers: Headers, body: bytes) -> bool:
     """Return whether the body of an error says that signed reasoning does not belong to the request that has it."""
-    return _BOUND.search(content, 0, _MOST_READ) is not None
+    content = _read_body(headers, body)
+    return content is not None and _BOUND.search(content) is not None
+
+
+def _read_body(headers: Headers, body: bytes) -> bytes | None:
+    """Return the beginning of a body, or None if it cannot be decoded."""
+    coding = find_header(headers, b"content-encoding").decode("latin-1")
+    try:
+        return decode_content(body[:_MOST_READ], coding, _MOST_READ)
+    except ValueError:
+        return None
 
 
 def read_overflow(status: int, headers: Headers, body: bytes) -> Overflow | None:
     """Return the overflow in a response, or None if it is anything else. The beginning of a stream is enough."""
     if status not in _STATUSES:
         return None
-    try:
-        content = decode_content(
-            body[:_MOST_READ], find_header(headers, b"content-encoding").decode("latin-1"), _MOST_READ
-        )
-    except ValueError:
+    content = _read_body(headers, body)
+    if content is None:
         return None
     if content.lstrip().startswith(_STREAM_BEGINNINGS):
         return _read_events(read_events(content))[1]

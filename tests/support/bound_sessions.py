@@ -5,11 +5,12 @@ Rule: the client keeps each answer as it came and sends all of it again; it neve
 
 import json
 from collections import Counter
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from proxy.model.errors import Conflict, NotFound
-from proxy.model.events import Event, ReasoningRemoved
+from proxy.model.events import ReasoningRemoved
 from proxy.model.exchange import ClientRequest, Headers
 from tests.support.engine import RecordingClient, wait_out
 from tests.support.managing import Message
@@ -20,7 +21,7 @@ MODEL, OTHER = "anthropic/claude-fable-5-2", "anthropic/claude-opus-5-5"
 _SYSTEM: Message = {"role": "system", "content": "You are an agent."}
 
 # What happens before a call, and how often of a thousand times.
-CHANCES = {"retry": 25, "branch": 20, "restart": 15, "revert": 8, "observe": 12, "bypass": 12, "switch": 8}
+CHANCES = {"retry": 25, "branch": 20, "restart": 15, "revert": 8, "observe": 12, "bypass": 12, "switch": 8, "pin": 8}
 
 
 class BoundSession:
@@ -34,18 +35,18 @@ class BoundSession:
         member: Member = "reasoning_details",
         seed: int = 0,
         size: int = 900,
-        talk: Talk | None = None,
+        often: int = 1,
+        path: Path | None = None,
     ) -> None:
+        """Make a session whose outputs have `size` characters, in which things happen so many times as `often`."""
         self.upstream = StrictUpstream(check, member, seed)
-        self.talk = talk or Talk(None, ceiling, self.upstream)
+        self.talk = Talk(path, ceiling, self.upstream)
         self.history: list[Message] = [_SYSTEM, {"role": "user", "content": "Mend the tests of the parser."}]
         self.model = MODEL
         self.counts: Counter[str] = Counter()
         self.told: Counter[str] = Counter()  # the messages with removed reasoning, as events told, by view
-        self.notices: list[str] = []
         self.removed: set[str] = set()  # the signatures that the client sent and the upstream never got again
-        self._events: list[Event] = []
-        self._random, self._size, self._left = Random(seed + 1), size, 0
+        self._random, self._size, self._often, self._left = Random(seed + 1), size, often, 0
         self._listen()
 
     def _listen(self) -> None:
@@ -66,6 +67,7 @@ class BoundSession:
             self.model = MODEL
         pick = self._random.randrange(1000)
         for what, chance in CHANCES.items():
+            chance *= self._often
             if pick < chance:
                 self.counts[what] += 1
                 return await self._do(what)
@@ -78,7 +80,7 @@ class BoundSession:
         elif what == "branch":
             places = [i for i, message in enumerate(self.history) if message["role"] != "assistant" and i > 1]
             if places:
-                del self.history[self._random.choice(places[-40:]) + 1 :]
+                del self.history[self._random.choice(places[-12:]) + 1 :]
                 self._ask(f"Rather look at part {len(self.history)}.")
         elif what == "restart":
             await self.restart()
@@ -86,7 +88,7 @@ class BoundSession:
             await self.revert()
         elif what == "switch":
             self.model, self._left = OTHER, self._random.randint(2, 9)
-        await self.call(mode=what if what in ("observe", "bypass") else "")
+        await self.call(what if what in ("observe", "bypass") else "", is_pinned=what == "pin")
 
     async def restart(self) -> None:
         """Stop the proxy, and start it again."""
@@ -102,25 +104,29 @@ class BoundSession:
         except (Conflict, NotFound):
             self.counts["not reverted"] += 1
 
-    async def call(self, *, mode: str = "", keeps: bool = True) -> RecordingClient:
+    async def call(self, mode: str = "", *, keeps: bool = True, is_pinned: bool = False) -> RecordingClient:
         """Send the history. Unless it is to be sent again, add the answer and what follows it."""
         headers: Headers = ((b"x-palimpsest-mode", mode.encode()),) if mode else ()
+        headers += ((b"x-palimpsest-pin", b"true"),) if is_pinned else ()
         body = json.dumps({"model": self.model, "messages": self.history, "tools": TOOLS}).encode()
-        client, before = RecordingClient(), len(self.upstream.calls)
+        client, before, told = RecordingClient(), len(self.upstream.calls), sum(self.told.values())
         request = ClientRequest("POST", b"/v1/chat/completions", (*NAME, *headers), body)
         await wait_out(self.talk.engine.begin(request, "chat_completions", client))
         labels = dict(client.labels)
         self.talk.session = labels.get(b"x-palimpsest-session", self.talk.session.encode()).decode()
-        self.notices += [value.decode() for name, value in client.labels if name == b"x-palimpsest-notice"]
-        self._count(client, self.upstream.calls[before:])
+        self._count(client, self.upstream.calls[before:], sum(self.told.values()) - told)
         if client.status == 200 and keeps:
             self._go_on(json.loads(client.body)["choices"][0]["message"])
         return client
 
-    def _count(self, client: RecordingClient, sent: list[Any]) -> None:
+    def _count(self, client: RecordingClient, sent: list[Any], told: int) -> None:
         last = json.loads(sent[-1].body)["messages"]
         ours, theirs = ({b["signature"] for m in each for b in list_blocks(m)} for each in (last, self.history))
-        self.removed |= theirs - ours
+        fresh = theirs - ours - self.removed
+        self.removed |= fresh
+        is_said = any(name == b"x-palimpsest-notice" and b"signed reasoning" in value for name, value in client.labels)
+        self.counts["unsaid"] += bool(fresh) and (told < len(fresh) or not is_said)
+        self.counts["dropped"] += b"prefix_binding_mismatch" in client.body
         self.counts["calls"] += 1
         self.counts["refused"] += client.status == 400
         self.counts["failed"] += client.status not in (200, 400)

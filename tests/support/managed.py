@@ -56,7 +56,7 @@ class ContextLog(FakeArchive):
     def __init__(self, *, is_lazy: bool = False) -> None:
         super().__init__(is_instant=not is_lazy)
         self.is_lazy = is_lazy
-        self.loses_epochs = self.is_unreadable = False
+        self.loses_epochs = self.is_unreadable = self.forgets_uses = False
         self.asked, self.is_free = asyncio.Event(), asyncio.Event()  # while it is not free, nobody is answered
         self.is_free.set()
         self.pins: list[Pin] = []
@@ -98,6 +98,8 @@ class ContextLog(FakeArchive):
 
     async def list_uses(self, session: str) -> Sequence[EpochUse]:
         await self._wait()
+        if self.forgets_uses:
+            raise StoreUnavailable("the log cannot be read")
         sessions = {opening.exchange: opening.session.id for opening in self.of(Opening)}
         tips = {step.exchange: step.tip for step in self.of(Step) if sessions[step.exchange] == session}
         last = {plan.exchange: plan for plan in self.of(Plan)}

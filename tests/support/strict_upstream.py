@@ -1,6 +1,6 @@
 """An upstream that signs its reasoning over the whole request, and checks it when it comes back (WIRES 1.3 to 1.9).
 
-Rule: it knows nothing of the proxy. A signature holds only behind what it was made behind, in the provider's normal form.
+Rule: it knows nothing of the proxy. A signature holds only behind what it was made behind, in their normal form.
 """
 
 import hmac
@@ -21,6 +21,7 @@ REFUSAL = (
     "messages.{}.content.{}: Invalid `signature` in `thinking` block. The block is bound to a different conversation. "
     'Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to "drop_block".'
 )
+_PREFIX = "prefix_binding_mismatch"
 
 
 def list_blocks(message: Message) -> list[dict[str, Any]]:
@@ -55,7 +56,6 @@ class StrictUpstream(ScriptedUpstream):
         self.member = member
         self.refused = 0
         self.dropped: list[tuple[int, str]] = []  # the place and the reason
-        self.blocks: list[tuple[int, str]] = []  # of the last request
         self._random = Random(seed)
         self._numbers = count(1)
 
@@ -63,16 +63,17 @@ class StrictUpstream(ScriptedUpstream):
         assert isinstance(body, bytes)
         self.calls.append(Sent(method, target, headers, body))
         request = json.loads(body)
-        messages, dropped = request["messages"], list[tuple[int, str]]()
+        messages, dropped, is_broken = request["messages"], list[tuple[int, str]](), False
         for place, message in enumerate(messages):
             for i, block in enumerate(list_blocks(message)):
                 reason = self._find_mismatch(request, place, block)
-                if reason and self.check == "error" and reason.startswith("prefix"):
+                is_broken = is_broken or reason == _PREFIX  # nothing behind it is read
+                if is_broken and self.check == "error":
                     self.refused += 1
                     error = {"type": "invalid_request_error", "message": REFUSAL.format(place, i)}
                     return _answer({"error": error}, 400)
-                if reason or dropped:
-                    dropped.append((place, reason or "prefix_binding_mismatch"))
+                if is_broken or reason:
+                    dropped.append((place, _PREFIX if is_broken else reason))
         self.dropped += dropped
         answer: dict[str, Any] = {"choices": [{"index": 0, "message": self._think(request), "finish_reason": "stop"}]}
         if dropped:
@@ -80,6 +81,18 @@ class StrictUpstream(ScriptedUpstream):
                 {"type": "thinking_dropped", "path": f"messages.{place}", "reason": reason} for place, reason in dropped
             ]
         return _answer(answer, 200)
+
+    def read_last(self) -> dict[str, Any]:
+        """The last request."""
+        body = self.calls[-1].body
+        assert isinstance(body, bytes)
+        request: dict[str, Any] = json.loads(body)
+        return request
+
+    def find_faults(self, request: dict[str, Any]) -> list[int]:
+        """The places of the messages whose reasoning is bound to something else than what goes before it."""
+        blocks = [(place, block) for place, message in enumerate(request["messages"]) for block in list_blocks(message)]
+        return [place for place, block in blocks if self._find_mismatch(request, place, block) == _PREFIX]
 
     def _find_mismatch(self, request: dict[str, Any], place: int, block: dict[str, Any]) -> str:
         """Why a block is not read here, or nothing."""
@@ -89,7 +102,7 @@ class StrictUpstream(ScriptedUpstream):
             return ""
         if model != request["model"]:
             return "model_binding_mismatch"
-        return "" if self._sign(request, place, text) == signature else "prefix_binding_mismatch"
+        return "" if self._sign(request, place, text) == signature else _PREFIX
 
     def _sign(self, request: dict[str, Any], place: int, text: str) -> str:
         tools = sorted(request.get("tools") or (), key=lambda tool: json.dumps(tool, sort_keys=True))
@@ -101,7 +114,7 @@ class StrictUpstream(ScriptedUpstream):
         thought = f"Step {number}: " + "I consider what the last output says. " * self._random.randint(1, 12)
         signature = f"{request['model']}:{self._sign(request, len(request['messages']), thought)}"
         if self.member == "thinking_blocks":
-            block = {"type": "thinking", "thinking": thought, "signature": signature}
+            block: dict[str, Any] = {"type": "thinking", "thinking": thought, "signature": signature}
         else:
             block = {"type": "reasoning.text", "text": thought, "signature": signature, "index": 0}
         message = {"role": "assistant", "content": f"Part {number} comes next.", self.member: [block]}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.wire.overflow import Overflow, read_overflow, read_stream_start
+from proxy.wire.overflow import Overflow, is_about_reasoning, read_overflow, read_stream_start
 from tests.support.echoes import values
 
 OPENAI = "This model's maximum context length is 8192 tokens. However, {}. Please reduce the length of the messages."
@@ -315,3 +315,30 @@ def test_reading_is_total(status: int, value: Any, name: str) -> None:
 def test_any_bytes_are_read(content: bytes) -> None:
     assert read_overflow(400, (), content) is None
     assert read_stream_start(content) in ("content", "undecided")
+
+
+@pytest.mark.parametrize(
+    ("message", "is_so"),
+    [
+        (
+            "messages.3.content.0: Invalid `signature` in `thinking` block. The block is bound to a different "
+            "conversation. Remove the block.",
+            True,
+        ),
+        ("messages.1.content.0: Invalid `signature` in `thinking` block", True),
+        (
+            "messages.5: `thinking` or `redacted_thinking` blocks in the latest assistant message cannot be modified.",
+            True,
+        ),
+        ("Provider returned error: The block is bound to a different conversation", True),
+        ("Invalid signature of the request", False),
+        (ANTHROPIC, False),
+        ("", False),
+    ],
+)
+def test_a_refusal_of_reasoning_is_told_by_its_words(message: str, *, is_so: bool) -> None:
+    body = json.dumps({"error": {"message": message}}).encode()
+    assert is_about_reasoning((), body) == is_so
+    packed = ((b"content-encoding", b"gzip"),)
+    assert is_about_reasoning(packed, gzip.compress(body)) == is_so
+    assert not is_about_reasoning(packed, body)

@@ -349,7 +349,10 @@ class ContextController:
         """Return a request that is not managed without the reasoning that was made under an epoch (B36, B37)."""
         form, content = FORMATS[request.wire], request.split.content
         is_bound = may_bind_reasoning(request.model) and any(name in content for name in form.signed_names)
-        if request.step is None or not is_bound:
+        if not is_bound:
+            return outgoing
+        outgoing = replace(outgoing, is_mendable=True)
+        if request.step is None:
             return outgoing
         self._caches.forget_lost()
         context = await self._caches.contexts.open(request, request.until - self._clock.monotonic())

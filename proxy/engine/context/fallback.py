@@ -136,11 +136,11 @@ class FallbackChain:
 
         Return None if it has none, or if the result is invalid.
         """
-        request, parent = state.request, state.epoch
-        removed = [place for place in state.history.signed if place >= state.depth and place not in state.changed]
-        if not removed:
+        request, parent, signed = state.request, state.epoch, state.history.signed
+        removed = [place for place in signed if place >= state.depth and place not in state.changed]
+        draft = extend_unsigned(request, parent, max([state.depth, *(place + 1 for place in signed[-1:])]))
+        if not removed and (parent is None or draft.rendered == parent.rendered):
             return None
-        draft = extend_unsigned(request, parent, state.history.signed[-1] + 1)
         wanted = _EpochRequest("unsigned", commit, name, self.seconds)
         tokens = state.tokens - state.count_removed(removed)
         originals = parent.originals if parent is not None else ()

@@ -87,7 +87,9 @@ class ReasoningOrigins:
     def note_removed(self, nodes: Iterable[bytes]) -> int:
         """Note messages whose reasoning is not sent. Return how many of them were not noted before."""
         fresh = set(nodes) - self._told
-        self._told = self._told | fresh if len(self._told) < _MOST_MADE else fresh
+        if fresh and len(self._told) >= _MOST_MADE:
+            self._told.clear()
+        self._told |= fresh
         return len(fresh)
 
     def find_changed(self, request: ManagedRequest, epoch: Epoch | None) -> Mapping[int, bytes]:

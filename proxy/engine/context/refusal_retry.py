@@ -7,7 +7,7 @@ to send, the upstream's own response is relayed.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Literal
 
 import msgspec
@@ -30,7 +30,7 @@ from proxy.model.epoch import Epoch, Plan, Rung
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import CeilingExceeded, EpochRefused, ReasoningRemoved
 from proxy.model.exchange import Headers, Round
-from proxy.wire import rendering
+from proxy.wire import FORMATS, rendering
 from proxy.wire.body import split_body
 from proxy.wire.overflow import Overflow, is_about_reasoning, read_overflow, read_stream_start
 
@@ -90,11 +90,14 @@ class RefusalRetry:
     async def find_retry(self, refusal: Refusal) -> Retry | None:
         """Return what to send next, or None if this is no refusal or nothing else is left to send."""
         overflow = read_overflow(refusal.status, refusal.headers, refusal.content)
-        if overflow is not None:
+        is_about_form = refusal.status in _FORM and refusal.status not in _NOT_ITS_FORM
+        work: Awaitable[Retry | None] | None = None
+        if not self._outgoing.is_managed:
+            work = self._send_stripped() if is_about_form and self._is_about_our_reasoning(refusal) else None
+        elif overflow is not None:
             work = None if self._is_cut else self._cut(overflow)
-        else:
-            is_about_form = refusal.status in _FORM and refusal.status not in _NOT_ITS_FORM
-            work = self._retry_rewritten(refusal) if is_about_form and self._may_be_ours(refusal) else None
+        elif is_about_form and (self._is_rewritten or self._is_about_our_reasoning(refusal)):
+            work = self._retry_rewritten(refusal)
         if work is None:
             return None
         self._run_after_send()
@@ -122,11 +125,19 @@ class RefusalRetry:
     def _is_rewritten(self) -> bool:
         return self._body != self._request.split.content
 
-    def _may_be_ours(self, refusal: Refusal) -> bool:
-        """Return whether a request was refused for what was rewritten in it, or earlier in its session."""
+    def _is_about_our_reasoning(self, refusal: Refusal) -> bool:
+        """Return whether reasoning was refused that may have been made under an epoch."""
         context = self._states.caches.contexts.get(self._request.session.id)
-        has_epochs = context is not None and bool(context.epochs)
-        return self._is_rewritten or (has_epochs and is_about_reasoning(refusal.content))
+        return context is not None and bool(context.epochs) and is_about_reasoning(refusal.headers, refusal.content)
+
+    async def _send_stripped(self) -> Retry | None:
+        """Retry a request that is not managed, without any signed reasoning."""
+        request = self._request
+        strip = FORMATS[request.wire].strip_reasoning
+        changed = {place: strip(raw) for place, raw in enumerate(request.list_raws())}
+        told = "the upstream refused its signed reasoning, which may have been made under an epoch"
+        plan = Plan(request.exchange, self._k + 1, request.model, "original", reason=told)
+        return self._send("unsigned", make_own_body(request, changed), plan)
 
     async def _retry_rewritten(self, refusal: Refusal) -> Retry | None:
         """Retry without signed reasoning, then with the client's bytes, or with a minimal plan if those do not fit."""

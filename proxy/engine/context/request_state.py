@@ -117,8 +117,8 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
         """
         if not bound:
             return 0.0
-        low = self.budget.compute_low_mark(self.protected)
-        first = bisect_left(self.history.sums, self.history.count_to(len(self.history.sums)) - low)
+        over = self.history.sums[-1] - self.budget.compute_low_mark(self.protected)
+        first = bisect_left(self.history.sums, over) + 1 if over > 0 else 0
         lost = self.count_removed(place for place in bound if place >= first)
         return lost * self.tariff.prices.find_rates(self.tokens).output
 
@@ -182,6 +182,7 @@ class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
     plan: Plan | None = None  # None if there was nothing to decide
     labels: Headers = ()  # response headers
     is_managed: bool = False  # another form may be sent if the upstream refuses this one
+    is_mendable: bool = False  # if the upstream refuses its reasoning because of an epoch, it is sent without
     is_guarded: bool = False  # a refusal is likely: the head of the response waits for its content (BEHAVIOUR B20a)
     pin: Pin | None = None  # pins a message with this call
     uncounted: UncountedState | None = None  # set if it is counted after sending; until then `plan` has no tokens

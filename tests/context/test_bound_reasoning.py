@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
-from proxy.context.bound_reasoning import OWN, estimate_reasoning, list_foreign, may_bind_reasoning
+from proxy.context.verbatim import OWN, estimate_reasoning, list_foreign, may_bind_reasoning
 
 
 class Said(NamedTuple):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.context.bound_reasoning import OWN
 from proxy.context.epoch_decision import IN_LOOP
+from proxy.context.verbatim import OWN
 from proxy.model.epoch import Epoch, Plan
 from proxy.model.events import ReasoningRemoved
 from proxy.model.exchange import Outcome, Round

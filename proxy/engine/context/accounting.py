@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from proxy.context.epoch_decision import CacheCostAccount, Decision, SentTokens, record_request, record_use
 from proxy.context.pricing import RequestSizes, estimate_client_read, estimate_saving
+from proxy.engine.context.epoch_scope import format_removed
 from proxy.engine.context.history_cache import count_shared
-from proxy.engine.context.reasoning_origins import format_removed
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.context.session_caches import SentBodies
 from proxy.engine.context.session_context import SessionContext

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from proxy.context.bound_reasoning import may_bind_reasoning
 from proxy.context.budget import Budget, is_below_soft_mark
 from proxy.context.epoch_decision import (
     HELD_OUT,
@@ -25,6 +24,7 @@ from proxy.context.epoch_decision import (
     decide,
     record_use,
 )
+from proxy.context.verbatim import may_bind_reasoning
 from proxy.engine.context.accounting import (
     SentObserver,
     UsageAccounting,
@@ -33,8 +33,8 @@ from proxy.engine.context.accounting import (
     list_labels,
     tell_removed,
 )
+from proxy.engine.context.epoch_scope import make_own_body
 from proxy.engine.context.fallback import Commit, FallbackChain
-from proxy.engine.context.reasoning_origins import make_own_body
 from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader
 from proxy.engine.context.session_context import SessionContext

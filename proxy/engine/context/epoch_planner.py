@@ -9,11 +9,11 @@ from itertools import pairwise
 
 import msgspec
 
-from proxy.context.bound_reasoning import estimate_reasoning
 from proxy.context.budget import Budget
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import CountedMessage, LiveSummary, MessageFeatures, PlanRequest, extract_features
 from proxy.context.references import make_reference
+from proxy.context.verbatim import estimate_reasoning
 from proxy.engine.context.history_cache import MeasuredHistory, count_shared
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest

@@ -20,7 +20,7 @@ from proxy.engine.context.epoch_planner import (
     list_originals,
     read_plan,
 )
-from proxy.engine.context.reasoning_origins import make_own_body
+from proxy.engine.context.epoch_scope import make_own_body
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.context.rewriter import Rewriter
 from proxy.engine.context.session_caches import ContextCaches
@@ -145,19 +145,23 @@ class FallbackChain:
         tokens = state.tokens - state.count_removed(removed)
         originals = parent.originals if parent is not None else ()
         epoch = _make_epoch(state, draft, originals, wanted, tokens=tokens, now_ms=self._clock.now_ms())
-        try:
-            body = self._rewriter.rewrite(request, state.history, epoch)
-            if not await commit(epoch):
-                raise StoreUnavailable("the log did not take the epoch in time")
-        except Exception as error:  # noqa: BLE001 - a boundary: the next level is tried
-            self._note_failure(state, "epoch", error)
-            return None
+        outgoing = OutgoingRequest("epoch", b"", tokens, epoch, removed=tuple(removed))
+        begun, _ = await self._try(state, "epoch", self._begin_unsigned(state, outgoing, epoch, commit))
+        return begun
+
+    async def _begin_unsigned(
+        self, state: RequestState, outgoing: OutgoingRequest, epoch: Epoch, commit: Commit
+    ) -> OutgoingRequest:
+        request = state.request
+        body = self._rewriter.rewrite(request, state.history, epoch)
+        if not await commit(epoch):
+            raise StoreUnavailable("the log did not take the epoch in time")
         self._contexts.add(epoch.session, epoch, len(request.nodes))
         state.find_account(epoch).account = state.account
         self._bus.publish(
-            EpochOpened(name, epoch.session, epoch.exchange, "unsigned", epoch.tokens_before, epoch.tokens_after)
+            EpochOpened(epoch.id, epoch.session, epoch.exchange, epoch.why, epoch.tokens_before, epoch.tokens_after)
         )
-        return OutgoingRequest("epoch", body, tokens, epoch, removed=tuple(removed))
+        return msgspec.structs.replace(outgoing, body=body)
 
     async def _open(self, state: RequestState, wanted: _EpochRequest) -> OutgoingRequest | None:
         """Open an epoch, or use one that another request opened meanwhile. Return None to use the next level."""

@@ -14,8 +14,8 @@ import msgspec
 
 from proxy.context.budget import Budget, lower_output
 from proxy.engine.context.accounting import label_note, list_labels
+from proxy.engine.context.epoch_scope import format_removed, make_own_body
 from proxy.engine.context.fallback import Commit, FallbackChain
-from proxy.engine.context.reasoning_origins import format_removed, make_own_body
 from proxy.engine.context.request_state import (
     OutgoingRequest,
     RequestState,

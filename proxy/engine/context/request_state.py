@@ -5,11 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from proxy.context.bound_reasoning import estimate_reasoning
 from proxy.context.budget import Budget, TokenRatio, is_surely_below_soft_mark
 from proxy.context.epoch_decision import LATE, UNREAD, CacheCostAccount, Holdout, RequestFacts
 from proxy.context.pricing import Tariff
-from proxy.context.verbatim import find_unanswered, find_verbatim, iterate_groups
+from proxy.context.verbatim import estimate_reasoning, find_unanswered, find_verbatim, iterate_groups
 from proxy.engine.context.history_cache import MeasuredHistory, PartialHistory, count_shared, is_head_of
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.session_context import EpochAccount, SessionContext

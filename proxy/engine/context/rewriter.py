@@ -119,7 +119,7 @@ def find_problem(
     """Describe in a few words a fault of a rewritten history that the client's does not have; empty if there is none.
 
     If `is_marked`, a cache marker stands for those that were removed with their messages. Signed reasoning may be gone
-    (`context/bound_reasoning`). The members outside the messages are the client's own, so they are not checked.
+    (`context/verbatim`). The members outside the messages are the client's own, so they are not checked.
     """
     for fault in find_faults(history.runs, splices, rules, protected):
         is_removed = fault.kind == "reasoning" and history.structures[fault.place].signed

@@ -15,9 +15,8 @@ from proxy.context.compaction.spans import is_worth_sending, list_live_summaries
 from proxy.context.conversation import LiveSummary
 from proxy.context.epoch_decision import CacheCostAccount, restore_account
 from proxy.engine.context.epoch_planner import EarlierPlan, RenderedPlan
-from proxy.engine.context.epoch_scope import ClearedOutputDetector, EpochReaches, weigh_epoch
+from proxy.engine.context.epoch_scope import ClearedOutputDetector, EpochReaches, ReasoningOrigins, weigh_epoch
 from proxy.engine.context.history_cache import PromptPrefix
-from proxy.engine.context.reasoning_origins import ReasoningOrigins
 from proxy.engine.ports import Archive
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Epoch, EpochUse, Pin, StoredContext, Summary

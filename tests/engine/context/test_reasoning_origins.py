@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import proxy.engine.context.reasoning_origins as module
-from proxy.context.bound_reasoning import OWN
-from proxy.engine.context.reasoning_origins import ReasoningOrigins, format_removed, make_own_body
+from proxy.context.verbatim import OWN
+from proxy.engine.context.epoch_scope import ReasoningOrigins, format_removed, make_own_body
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import EpochReason, EpochUse
 from tests.support.contexts import make_epoch
@@ -111,18 +110,19 @@ def test_what_the_log_has_goes_before_what_happened_since() -> None:
     assert origins.find_changed(ask(), second).keys() == {1, 3, 7, 9}
 
 
-def test_the_oldest_are_dropped_and_each_message_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_MADE", 2)
-    origins = make_origins(epoch := make("a"))
-    empty = origins.weight
-    for place in (3, 5, 7):
-        note(origins, place, "a")
-    assert origins.find_changed(ask(), epoch).keys() == {1, 3, 9}
-    assert origins.note_removed([b"1", b"2"]) == 2
+def test_the_oldest_are_dropped_and_each_message_is_told_once() -> None:
+    origins, most, empty = make_origins(epoch := make("a")), 4096, ReasoningOrigins().weight
+    note(origins, 3, "a")
+    note(origins, 5, "a")
+    for i in range(most - 1):
+        origins.note(EpochUse(VIEW, b"%d" % i, "a"))
+    assert origins.find_changed(ask(), epoch).keys() == {1, 3, 7, 9}
+    assert origins.note_removed([b"%d" % i for i in range(most)]) == most
+    weight = origins.weight
     assert origins.note_removed([b"2"]) == 0
-    assert origins.weight == empty + 2 * module._MADE_WEIGHT + 2 * module._NODE_WEIGHT
-    assert origins.note_removed([b"3"]) == 1
-    assert origins.note_removed([b"1"]) == 1  # it is not known any more
+    assert origins.note_removed([b"new"]) == 1
+    assert empty < origins.weight < weight
+    assert origins.note_removed([b"2"]) == 1  # it is not known any more
 
 
 def test_what_is_told_counts_messages() -> None:

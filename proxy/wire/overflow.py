@@ -31,6 +31,9 @@ _BOUND = re.compile(
     rb"|thinking\W{1,4} (?:or \W*redacted_thinking\W* )?blocks in the latest assistant message cannot be modified",
     re.IGNORECASE,
 )
+_REASONING = re.compile(
+    rb"signature|thought|redacted_thinking|thinking\W{1,3}blocks?|reasoning(?!_effort)", re.IGNORECASE
+)
 _STREAM_BEGINNINGS = (b"data:", b"event:", b":")
 # Events that come before anything is known of the response.
 _PRELUDES = frozenset({"message_start", "ping", "response.created", "response.in_progress", "response.queued"})
@@ -83,10 +86,16 @@ class Overflow(msgspec.Struct, frozen=True, gc=False):
         return bool(self.output) and self.window is not None and self.sent is not None and self.sent < self.window
 
 
-def is_about_reasoning(headers: Headers, body: bytes) -> bool:
+def says_bound(headers: Headers, body: bytes) -> bool:
     """Return whether the body of an error says that signed reasoning does not belong to the request that has it."""
     content = _read_body(headers, body)
     return content is not None and _BOUND.search(content) is not None
+
+
+def mentions_reasoning(headers: Headers, body: bytes) -> bool:
+    """Return whether the body of an error may be about signed reasoning, in whatever words."""
+    content = _read_body(headers, body)
+    return content is not None and _REASONING.search(content) is not None
 
 
 def _read_body(headers: Headers, body: bytes) -> bytes | None:

@@ -176,7 +176,21 @@ async def test_the_rescue_of_an_overflow_takes_it() -> None:
     assert find_thoughts(later.sent) == ["s22", "s24"]
 
 
-@pytest.mark.parametrize("text", [MISMATCH, b'{"error":{"message":"no such parameter"}}'])
+async def test_what_is_refused_for_another_reason_keeps_it() -> None:
+    engine = ManagedEngine()
+    _, steps = await open_epoch(engine)
+    await grow(engine, steps + 1, steps + 2)
+    engine.upstream.prepare(answer(b'{"error":{"message":"no such parameter"}}', 400))
+    engine.upstream.prepare(answer())
+    turn = await engine.send(until(steps + 3), model=BOUND)
+    assert [epoch.why for epoch in engine.epochs] == ["hard", "refused"]
+    assert find_thoughts(turn.all_sent[1]) == [f"s{2 + 2 * step}" for step in range(steps)]  # those of its own
+    later = await grow(engine, steps + 4, steps + 4)
+    assert find_thoughts(later.sent) == [f"s{2 + 2 * step}" for step in (*range(steps), steps + 3)]
+    assert later.plan.rung == "original"
+
+
+@pytest.mark.parametrize("text", [MISMATCH, b'{"error":{"message":"Invalid signature"}}'])
 async def test_what_is_refused_anyway_goes_without_any_and_stays_so(text: bytes) -> None:
     engine = ManagedEngine()
     epoch, steps = await open_epoch(engine)

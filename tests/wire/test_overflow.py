@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.wire.overflow import Overflow, is_about_reasoning, read_overflow, read_stream_start
+from proxy.wire.overflow import Overflow, mentions_reasoning, read_overflow, read_stream_start, says_bound
 from tests.support.echoes import values
 
 OPENAI = "This model's maximum context length is 8192 tokens. However, {}. Please reduce the length of the messages."
@@ -338,7 +338,24 @@ def test_any_bytes_are_read(content: bytes) -> None:
 )
 def test_a_refusal_of_reasoning_is_told_by_its_words(message: str, *, is_so: bool) -> None:
     body = json.dumps({"error": {"message": message}}).encode()
-    assert is_about_reasoning((), body) == is_so
+    assert says_bound((), body) == is_so
     packed = ((b"content-encoding", b"gzip"),)
-    assert is_about_reasoning(packed, gzip.compress(body)) == is_so
-    assert not is_about_reasoning(packed, body)
+    assert says_bound(packed, gzip.compress(body)) == is_so
+    assert not says_bound(packed, body)
+
+
+@pytest.mark.parametrize(
+    ("message", "may_be"),
+    [
+        ("Invalid signature", True),
+        ("Corrupted thought signature", True),
+        ("`thinking` blocks do not belong here", True),
+        ("reasoning_details: item 3 is of another conversation", True),
+        ("Function tools with reasoning_effort are not supported", False),
+        ("no such parameter", False),
+    ],
+)
+def test_any_words_about_reasoning_are_enough_where_it_may_be_so(message: str, *, may_be: bool) -> None:
+    body = json.dumps({"error": {"message": message}}).encode()
+    assert mentions_reasoning((), body) == may_be
+    assert not mentions_reasoning(((b"content-encoding", b"gzip"),), body)

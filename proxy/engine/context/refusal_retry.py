@@ -2,8 +2,8 @@
 
 A request that was too long is cut, and the limit is learned from the upstream's error. If asking for fewer output
 tokens is enough, only that is changed. A rewritten request that was refused for another reason is sent without signed
-reasoning, then as the client sent it. If that is accepted, its view is not rewritten for a day. If nothing else is left
-to send, the upstream's own response is relayed.
+reasoning, if that may be the reason, then as the client sent it. If that is accepted, its view is not rewritten for a
+day. If nothing else is left to send, the upstream's own response is relayed.
 """
 
 import logging
@@ -32,7 +32,7 @@ from proxy.model.events import CeilingExceeded, EpochRefused, ReasoningRemoved
 from proxy.model.exchange import Headers, Round
 from proxy.wire import FORMATS, rendering
 from proxy.wire.body import split_body
-from proxy.wire.overflow import Overflow, is_about_reasoning, read_overflow, read_stream_start
+from proxy.wire.overflow import Overflow, mentions_reasoning, read_overflow, read_stream_start, says_bound
 
 # The size of the retry, as a share of the refused request, if the upstream does not name its limit.
 _BLIND_SHARE = 0.7
@@ -128,7 +128,7 @@ class RefusalRetry:
     def _is_about_our_reasoning(self, refusal: Refusal) -> bool:
         """Return whether reasoning was refused that may have been made under an epoch."""
         context = self._states.caches.contexts.get(self._request.session.id)
-        return context is not None and bool(context.epochs) and is_about_reasoning(refusal.headers, refusal.content)
+        return context is not None and bool(context.epochs) and says_bound(refusal.headers, refusal.content)
 
     async def _send_stripped(self) -> Retry | None:
         """Retry a request that is not managed, without any signed reasoning."""
@@ -146,8 +146,9 @@ class RefusalRetry:
         said = f"the upstream refused the rewritten request with {refusal.status}"
         # The upstream's message is not logged: it may quote a credential or the conversation. The record has it.
         _log.warning("exchange %s: %s; sending it in another form", self._request.exchange, said)
-        if self._level is None and (unsigned := await self._send_unsigned(state, said)) is not None:
-            return unsigned
+        is_about_reasoning = mentions_reasoning(refusal.headers, refusal.content)
+        if self._level is None and is_about_reasoning and (retry := await self._send_unsigned(state, said)):
+            return retry
         room = state.budget.find_room()
         if self._level in (None, "unsigned") and (room is None or state.client_tokens <= room):
             plan = self._make_plan(state, "original", state.client_tokens, said)

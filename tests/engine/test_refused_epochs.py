@@ -144,8 +144,10 @@ async def test_what_is_refused_without_signed_reasoning_too_goes_as_the_client_s
 
 async def test_where_the_clients_own_does_not_fit_a_minimal_plan_goes_out() -> None:
     engine = ManagedEngine(window=10_500)
-    turn = await open_epoch(engine, answer(REFUSAL, 400), answer())
+    turn = await open_epoch(engine, answer(b"no", 400), answer(), signed=0)
     rewritten, minimal = turn.all_sent
+    assert b"signature" in rewritten
+    assert b"signature" not in minimal
     assert len(minimal) < len(rewritten)
     assert (turn.client.status, [epoch.why for epoch in engine.epochs]) == (200, ["hard", "overflow"])
     assert [plan.epoch for plan in turn.plans] == [epoch.id for epoch in engine.epochs]

@@ -237,6 +237,10 @@ class ReasoningOrigins:
         """Return whether signed reasoning of a view is valid only under the rendering that it was made under."""
         return view in self._bound or may_bind_reasoning(view)
 
+    def bind(self, view: str) -> None:
+        """Take signed reasoning of a view as bound from now on, since that may be why the upstream refused a call."""
+        self._bound.add(view)
+
     def add(self, epoch: Epoch) -> None:
         """Add an epoch. A reversion has the rendering of the epoch to which it returns."""
         key = epoch.through, hash(epoch.edits)
@@ -249,7 +253,7 @@ class ReasoningOrigins:
             self._renderings[epoch.id] = OWN
         self._views.add(epoch.view)
         if epoch.why == "unsigned":
-            self._bound.add(epoch.view)
+            self.bind(epoch.view)
 
     def find_rendering(self, epoch: Epoch | None) -> str:
         """Return the rendering of an epoch, or of none."""

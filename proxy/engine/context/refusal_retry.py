@@ -161,6 +161,7 @@ class RefusalRetry:
     async def _send_minimal(self, state: RequestState, said: str) -> Retry | None:
         """Retry with a minimal new epoch, without signed reasoning."""
         name = f"{self._request.exchange}-{self._k + 1}"
+        state.context.reasoning.bind(state.view)
         state = msgspec.structs.replace(state, budget=state.budget.limit(int(state.tokens * _CAUTION)))
         outgoing = await self._chain.run(state, "overflow", self._commit, name, seconds=0.0)
         if outgoing.epoch is None or outgoing.tokens >= state.tokens:

@@ -44,6 +44,11 @@ def test_nothing_is_foreign_where_nothing_was_sent_under_an_epoch() -> None:
     assert ReasoningOrigins().find_changed(ask(), make("a")).keys() == {1, 3, 5, 7, 9}
 
 
+def test_a_message_without_reasoning_keeps_its_bytes() -> None:
+    plain = replace(make_subject(make_history(9)[:12]), model=VIEW)
+    assert ReasoningOrigins().find_changed(plain, make("a")) == {}
+
+
 def test_what_was_made_under_an_epoch_stays_under_it_alone() -> None:
     origins = make_origins(first := make("a"), second := make("b"))
     note(origins, 5, "a")

@@ -213,9 +213,11 @@ async def test_what_is_refused_anyway_goes_without_any_and_stays_so(text: bytes)
 
 async def test_own_requests_are_mended_only_if_the_session_has_epochs() -> None:
     engine = ManagedEngine()
-    engine.upstream.prepare(answer(MISMATCH, 400))
-    turn = await engine.send(until(6), ((b"x-palimpsest-mode", b"observe"),), model=BOUND)
-    assert (turn.client.status, len(turn.all_sent)) == (400, 1)
+    await grow(engine, 5, 5)
+    for mode in (b"observe", b"manage"):
+        engine.upstream.prepare(answer(MISMATCH, 400))
+        turn = await engine.send(until(6), ((b"x-palimpsest-mode", mode),), model=BOUND)
+        assert (turn.client.status, len(turn.all_sent)) == (400, 1)
     _, steps = await open_epoch(engine)
     for mode in (b"observe", b"bypass"):
         engine.upstream.prepare(answer(MISMATCH, 400))
@@ -228,6 +230,20 @@ async def test_own_requests_are_mended_only_if_the_session_has_epochs() -> None:
     engine.upstream.prepare(answer(b'{"error":{"message":"other"}}', 400))
     turn = await engine.send(until(steps + 1), ((b"x-palimpsest-mode", b"observe"),), model=BOUND)
     assert (turn.client.status, len(turn.all_sent)) == (400, 1)
+
+
+@pytest.mark.parametrize("mode", [b"manage", b"observe"])
+async def test_what_was_made_with_another_credential_is_mended_where_it_is_new(mode: bytes) -> None:
+    engine = ManagedEngine()
+    await grow(engine, 6, 6)
+    base = tuple((name, b"Bearer new" if name == b"authorization" else value) for name, value in NAMED)
+    engine.upstream.prepare(answer(MISMATCH, 400))
+    engine.upstream.prepare(answer())
+    turn = await engine.send(until(8), ((b"x-palimpsest-mode", mode),), model=BOUND, base=base)
+    own, stripped = turn.all_sent
+    assert (own, turn.client.status, find_thoughts(stripped)) == (turn.body, 200, [])
+    assert json.loads(stripped)["messages"][-1] == until(8)[-1]
+    assert "without signed reasoning" in turn.labels["x-palimpsest-notice"]
 
 
 async def test_an_own_request_that_is_managed_is_mended_once() -> None:

@@ -97,10 +97,13 @@ class ContextController:
             is_labelled = request.mode == "manage" and len(request.body) >= _LARGE_BYTES
             return OutgoingRequest("original", request.body, labels=_UNREADABLE if is_labelled else ())
         try:
-            return self._decide_at_once(request)
+            outgoing = self._decide_at_once(request)
         except Exception:  # noqa: BLE001 - a boundary: `decide` tries again
             _log.exception("exchange %s: the request could not be decided at once", request.exchange)
             return None
+        if outgoing is not None and outgoing.plan is not None and outgoing.uncounted is None:
+            self._bus.publish(Planned(request.session.id, outgoing.plan))
+        return outgoing
 
     async def decide(self, request: ManagedRequest, commit: Commit) -> OutgoingRequest:
         """Return what is sent. Wait for the log, for token counts and for a plan, each for a bounded time.
@@ -347,15 +350,13 @@ class ContextController:
 
     async def _remove_foreign(self, request: ManagedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:
         """Return a request that is not managed without the reasoning that was made under an epoch (B36, B37)."""
-        form, content = FORMATS[request.wire], request.split.content
-        is_bound = may_bind_reasoning(request.model) and any(name in content for name in form.signed_names)
-        if not is_bound:
+        if not any(name in request.split.content for name in FORMATS[request.wire].signed_names):
             return outgoing
-        outgoing = replace(outgoing, is_mendable=True)
-        if request.step is None:
-            return outgoing
+        if request.step is None:  # nothing of its session may be used yet
+            return replace(outgoing, is_mendable=may_bind_reasoning(request.model))
         self._caches.forget_lost()
         context = await self._caches.contexts.open(request, request.until - self._clock.monotonic())
+        outgoing = replace(outgoing, is_mendable=context.reasoning.binds(request.model))
         context.reasoning.note(EpochUse(request.model, request.chain.tip, ""))
         changed = context.reasoning.find_changed(request, None)
         outgoing = replace(outgoing, body=make_own_body(request, changed), removed=tuple(changed))

@@ -126,9 +126,15 @@ class RefusalRetry:
         return self._body != self._request.split.content
 
     def _is_about_our_reasoning(self, refusal: Refusal) -> bool:
-        """Return whether reasoning was refused that may have been made under an epoch."""
-        context = self._states.caches.contexts.get(self._request.session.id)
-        return context is not None and bool(context.epochs) and says_bound(refusal.headers, refusal.content)
+        """Return whether reasoning was refused that may have been made under an epoch.
+
+        That may be in another session, too, where this one has just begun or nothing of it may be used yet: clients
+        change their credentials.
+        """
+        if not says_bound(refusal.headers, refusal.content):
+            return False
+        request, context = self._request, self._states.caches.contexts.get(self._request.session.id)
+        return request.step is None or request.is_new or (context is not None and bool(context.epochs))
 
     async def _send_stripped(self) -> Retry | None:
         """Retry a request that is not managed, without any signed reasoning."""

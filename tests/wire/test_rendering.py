@@ -414,7 +414,10 @@ def test_signed_reasoning_is_taken_out_whole_and_all_else_stays(message: dict[st
         assert stripped is raw
 
 
-@pytest.mark.parametrize("raw", [b'"thinking"', b'{"role":"user","thinking_blocks":[{}]}', b'{"thinking"'])
+@pytest.mark.parametrize(
+    "raw",
+    [b'{"role":"assistant","content":"x"}', b'"thinking"', b'{"role":"user","thinking_blocks":[{}]}', b'{"thinking"'],
+)
 def test_what_is_no_message_of_the_assistant_keeps_its_bytes(raw: bytes) -> None:
     assert FORMATS[CHAT].strip_reasoning(raw) is raw
 

@@ -108,6 +108,8 @@ def restore_account(epochs: Iterable[Epoch], owed: float, budget: Budget) -> Cac
     account = CacheCostAccount()
     low = budget.compute_low_mark(budget.usable)
     for epoch in epochs:
+        if epoch.why == "unsigned":  # it replaces no more than the one before it
+            continue
         after = epoch.tokens_after
         mark = min(low, epoch.tokens_before - int(_MIN_FREED_SHARE * budget.usable))
         account = record_revert(account, after) if epoch.is_reversion else _start_after_epoch(account, after, mark, low)
@@ -134,7 +136,7 @@ _RETRY_SHARE = 0.1
 # The factor by which a request must have grown before planning is tried again after a plan that was no shorter.
 _GROWN = 1.05
 
-BOUND = "the model signs its reasoning over what goes before it"
+IN_LOOP = "the reasoning is bound to what goes before it: an epoch waits for the end of the turn"
 SIDE = "a side request opens no epoch"
 INEFFECTIVE = f"{MAX_INEFFECTIVE} epochs in a row did not get below the low mark"
 HELD = "a revert holds until the high mark"
@@ -161,7 +163,8 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     stable: int = 0  # leading tokens that an epoch would not change
     idle: float | None = None  # seconds since anything kept this prompt's cache warm, None if unknown
     is_side: bool = False
-    is_bound: bool = False  # it has signed reasoning that a changed prefix would make invalid (B37)
+    lost: float = 0.0  # the price of the bound reasoning that an epoch would lose, in tokens of uncached input (B37)
+    is_in_loop: bool = False  # it would lose some within a turn
     unread: str = ""  # what could not be read of the session's log, empty if all was read
     may_be_held_out: bool = False  # only the log tells whether the session is in the holdout
     is_repeat: bool = False  # the same history was sent before, according to memory
@@ -206,8 +209,8 @@ def _decide_by_size(account: CacheCostAccount, facts: RequestFacts) -> Decision:
 
 
 def price_opening(account: CacheCostAccount, facts: RequestFacts) -> float:
-    """Return the price of opening an epoch now, that of the cache bust, in tokens of uncached input."""
-    return facts.tariff.price_cache_bust(account.find_target(facts.low), facts.stable)
+    """Return the price of opening an epoch now, in tokens of uncached input: the cache bust and the lost reasoning."""
+    return facts.tariff.price_cache_bust(account.find_target(facts.low), facts.stable) + facts.lost
 
 
 def _explain_no_pressure(facts: RequestFacts) -> str:
@@ -222,10 +225,12 @@ def _find_objection(account: CacheCostAccount, facts: RequestFacts, pressure: Pr
     Above the ceiling ineffective epochs are no objection: the next one cuts deeper (B12). Below it, no third epoch
     follows two ineffective ones.
     """
-    if facts.is_side or facts.is_bound:
-        return SIDE if facts.is_side else BOUND
+    if facts.is_side:
+        return SIDE
     if pressure == "hard":
         return ""
+    if facts.is_in_loop:
+        return IN_LOOP
     if account.ineffective >= MAX_INEFFECTIVE and facts.low > account.missed_mark - _RETRY_SHARE * facts.budget.usable:
         return INEFFECTIVE
     if account.missed_mark and facts.budget.is_ceiling_unreachable(facts.protected):
@@ -254,14 +259,21 @@ def _decide_by_price(account: CacheCostAccount, facts: RequestFacts, pressure: P
     Whatever comes, the total is then at most twice the cost at the best moment, plus the one excess read that went over
     it. The rent is `CacheCostAccount.owed`, the purchase price is `price_opening`.
     """
-    if facts.tariff.cache.is_cold(facts.idle):
-        return Decision("cold", pressure)
-    if _is_prefix_broken(account, facts):
-        return Decision("client", pressure)
+    if _is_worth_reasoning(account, facts):
+        if facts.tariff.cache.is_cold(facts.idle):
+            return Decision("cold", pressure)
+        if _is_prefix_broken(account, facts):
+            return Decision("client", pressure)
     price = price_opening(account, facts)
     if account.owed >= price:
         return Decision("soft", pressure)
     return Decision(None, pressure, f"excess reads of {account.owed:.0f} have not reached the price of {price:.0f}")
+
+
+def _is_worth_reasoning(account: CacheCostAccount, facts: RequestFacts) -> bool:
+    """Return whether an epoch without a cache bust saves what the reasoning costs that it loses."""
+    saved = facts.tariff.price(0, facts.tokens) - facts.tariff.price(0, account.find_target(facts.low))
+    return facts.lost <= account.owed + saved
 
 
 def _is_prefix_broken(account: CacheCostAccount, facts: RequestFacts) -> bool:

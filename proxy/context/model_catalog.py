@@ -29,14 +29,6 @@ _OLD_OPENAI = re.compile(r"gpt-(?:4(?![o.\d])|3\.5|35)|text-embedding-(?:3|ada)"
 _OPENAI = re.compile(r"(?:chat)?gpt|o\d|codex|davinci|text-embedding-")
 
 
-# Models whose providers are not known to refuse reasoning behind a different prefix (WIRES 1 and 8): all that are not
-# Anthropic's, and Anthropic's up to Opus 5, Sonnet 5, Fable 5 and Haiku 4.5.
-_UNBOUND = re.compile(
-    r"gemini|gemma|(?:chat)?gpt|o\d|codex|grok|deepseek|qwen|kimi|glm|minimax|mistral|magistral|devstral|llama"
-    r"|claude-(?:instant|[1-4](?![\d])|v\d|(?:opus|sonnet|fable|haiku)-(?:[1-4](?!\d)|5(?![-.]?\d)))"
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Family:
     """A vendor's rules and an encoding for a model's tokens. `is_exact`: the encoding is the model's own."""
@@ -69,7 +61,7 @@ def strip_provider(name: str) -> str:
 @lru_cache(maxsize=1024)
 def identify_family(model: str) -> Family:
     """Return the family of a model by its name; `other` where the name is of no known vendor."""
-    name = _strip_cloud(model)
+    name = strip_cloud(model)
     if _OLD_OPENAI.match(name):
         return Family("openai", "cl100k_base", is_exact=True)
     if _OPENAI.match(name):
@@ -81,13 +73,8 @@ def identify_family(model: str) -> Family:
     return Family("other", "o200k_base", is_exact=False)
 
 
-@lru_cache(maxsize=1024)
-def may_bind_reasoning(model: str) -> bool:
-    """Return whether signed reasoning of this model may be refused behind a different prefix (B37); unknown: True."""
-    return not any(_UNBOUND.match(name) for name in (_strip_cloud(model), *list_names(model)))
-
-
-def _strip_cloud(model: str) -> str:
+def strip_cloud(model: str) -> str:
+    """Return the name of a model without the provider before it, and without region and vendor of a cloud."""
     name = strip_provider(model.strip().lower())
     return _CLOUD_VENDOR.sub("", _REGION.sub("", name))
 
@@ -97,7 +84,7 @@ def _without_prefixes(name: str) -> list[str]:
     while "/" in name:
         name = name.partition("/")[2]
         found.append(name)
-    bare = _strip_cloud(name)
+    bare = strip_cloud(name)
     return [*found, *([bare] if bare != name else [])]
 
 

@@ -19,6 +19,7 @@ from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
 from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, Round
 from proxy.model.log import Record
 from proxy.model.manifest import Manifest, make_head_manifest, make_manifest
+from proxy.wire import MANAGED_WIRES
 from proxy.wire.format import Format
 from proxy.wire.headers import accept_identity_only, find_header, list_credentials
 
@@ -62,6 +63,14 @@ class ExchangeService:
         if asked not in _MODES:
             raise BadRequest(f"x-palimpsest-mode is one of {', '.join(_MODES)}, not {asked[:40]!r}")
         return cast(Mode, asked)
+
+    def reads(self, headers: Headers, wire: str) -> bool:
+        """Return whether a request in a wire format is read. A server that was started in mode bypass reads none.
+
+        If bypass is asked for one request, it is read where epochs may have been opened (BEHAVIOUR B36). Raises
+        BadRequest as `read_mode` does.
+        """
+        return self.read_mode(headers) != "bypass" or (self._policy.mode != "bypass" and wire in MANAGED_WIRES)
 
     def carry(self, incoming: ClientRequest, wire: str, client: Client) -> Coroutine[Any, Any, None]:
         """Return a coroutine that carries a request whose whole body is in memory, in the wire format named `wire`.
@@ -124,7 +133,7 @@ class ExchangeService:
         """Set what is done after the request was sent, and after a refusal."""
         if outgoing.uncounted is not None or outgoing.state is not None:
             exchange.after_send.append(partial(self._follow, exchange, request, outgoing))
-        if outgoing.is_managed and isinstance(request, ManagedRequest):
+        if (outgoing.is_managed or outgoing.is_mendable) and isinstance(request, ManagedRequest):
             exchange.is_guarded = outgoing.is_guarded
             exchange.make_retries = partial(
                 self._controller.make_retries,
@@ -161,7 +170,7 @@ class ExchangeService:
     def _list_round(self, request: ResolvedRequest, outgoing: OutgoingRequest) -> list[Record]:
         """List the records of what is sent: the round, its plan if that is known already, and a pin."""
         manifest = None
-        if isinstance(request, ManagedRequest) and outgoing.rung != "original":
+        if isinstance(request, ManagedRequest) and outgoing.body is not request.split.content:
             manifest = self._controller.build_manifest(request, outgoing)
         records: list[Record] = [Round(request.exchange, 0, request.upstream.name, manifest)]
         if outgoing.plan is not None and outgoing.uncounted is None:
@@ -261,10 +270,10 @@ def _bind(request: ResolvedRequest, exchange: OpenExchange) -> Send:
 
 
 def _add_labels(client: Client, request: ResolvedRequest, labels: Headers = ()) -> None:
-    """Add response headers with the session and exchange of the call in the log, and with the labels."""
-    if request.mode != "bypass":
-        session, exchange = request.session.id.encode(), request.exchange.encode()
-        client.label(((b"x-palimpsest-session", session), (b"x-palimpsest-exchange", exchange), *labels))
+    """Add response headers with the session and exchange of the call in the log, unless bypassed, and the labels."""
+    session, exchange = request.session.id.encode(), request.exchange.encode()
+    named = ((b"x-palimpsest-session", session), (b"x-palimpsest-exchange", exchange))
+    client.label(labels if request.mode == "bypass" else (*named, *labels))
 
 
 def _keep(passed: CappedBuffer) -> Manifest:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from proxy.context.model_catalog import Encoding
 from proxy.model.card import Card, LimitKey
-from proxy.model.epoch import Epoch, StoredContext, StoredOriginal, Summary
+from proxy.model.epoch import Epoch, EpochUse, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers, SessionKey
 from proxy.model.lineage import StoredSession
@@ -30,6 +30,7 @@ MOST_BEARING = 8
 MOST_UNREAD = 1024
 MOST_EPOCHS = 64
 NEWEST_EPOCHS = 4
+NEWEST_USES = 4096
 MOST_SOURCES = 256
 MOST_SUMMARIES = 256
 MOST_UNREAD_BYTES = 64 * 1024 * 1024
@@ -198,6 +199,13 @@ class LogReader(Protocol):
         * the newest pin of each node of a session.
         * the summaries that no other one with the same last message replaces or was made from, `MOST_SUMMARIES` at
           most: first the newest of those that none replaces at all; the rest serve branches that diverge earlier.
+        """
+        ...
+
+    async def list_uses(self, session: str) -> Sequence[EpochUse]:
+        """Return the newest uses of epochs in a session and in those that it continues, `NEWEST_USES` at most.
+
+        Oldest first. Of each request only the last round counts: an earlier one was refused. Empty if nothing is known.
         """
         ...
 

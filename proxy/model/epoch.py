@@ -141,10 +141,11 @@ class Plan(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     saving: float | None = None
 
 
-EpochReason = Literal["soft", "hard", "cold", "client", "overflow", "manual", "revert", "refused"]
+EpochReason = Literal["soft", "hard", "cold", "client", "overflow", "manual", "unsigned", "revert", "refused"]
 """Why an epoch was opened: above the soft mark because it pays, at the high mark, because the cache was known to be
-cold, because the client changed the prefix itself, after a "too long" error, or because a person asked for it. `revert`
-(by a person) and `refused` (the upstream rejected the rewritten request) restore the state before the last epoch."""
+cold, because the client changed the prefix itself, after a "too long" error, or because a person asked for it. Under
+`unsigned` the same goes out without signed reasoning, since the upstream refused that. `revert` (by a person) and
+`refused` (the upstream rejected the rewritten request) restore the state before the last epoch."""
 
 
 class Original(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -209,6 +210,14 @@ class StoredContext(msgspec.Struct, frozen=True, gc=False):
     owed: tuple[tuple[str, float], ...] = ()
     summaries: tuple[Summary, ...] = ()
     unsent: tuple[str, ...] = ()
+
+
+class EpochUse(msgspec.Struct, frozen=True, gc=False):
+    """The use of an epoch that replaces messages, given by its id: for a request that ended with `node`."""
+
+    view: str
+    node: bytes
+    epoch: str
 
 
 class StoredOriginal(msgspec.Struct, frozen=True, gc=False):

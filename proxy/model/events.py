@@ -103,6 +103,19 @@ class EpochRefused(msgspec.Struct, frozen=True, gc=False):
     view: str
 
 
+class ReasoningRemoved(msgspec.Struct, frozen=True, gc=False):
+    """Signed reasoning is not sent any more, since it was made behind another beginning than that of a call (B37).
+
+    It stood in so many `messages`, each of which counts once. `epoch` is the one that applies, empty if none does.
+    """
+
+    exchange: str
+    session: str
+    view: str
+    epoch: str
+    messages: int
+
+
 class RungFailed(msgspec.Struct, frozen=True, gc=False):
     """A request could not be sent at the intended fallback level and was sent at the next one (B8)."""
 
@@ -170,6 +183,7 @@ Event = (
     | CeilingUnreachable
     | CeilingExceeded
     | EpochRefused
+    | ReasoningRemoved
     | RungFailed
     | LimitsTold
     | AuxiliaryEnded

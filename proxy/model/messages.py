@@ -50,7 +50,7 @@ class MessageStructure(msgspec.Struct, frozen=True, gc=False):
     markers: tuple[str, ...] = ()  # the retentions of its cache markers, in order
     says_json: bool = False  # whether the word "json" occurs in it
     flaws: tuple[str, ...] = ()  # what is wrong with the message by itself
-    is_signed: bool = False  # whether the provider has signed some of the reasoning
+    signed: int = 0  # characters of the reasoning that the provider has signed, at least 1 if there is any
 
 
 class ToolCall(msgspec.Struct, frozen=True, gc=False):

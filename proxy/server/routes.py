@@ -79,7 +79,7 @@ class FastRouter:
         """Read the whole body of a call in a wire format, and pass the call to the engine."""
         client, share = ServedClient(scope, self._policy), Share()
         try:
-            if self._exchanges.read_mode(scope["headers"]) == "bypass":
+            if not self._exchanges.reads(scope["headers"], wire):
                 return await self._carry_unread(scope)
             body = await client.read_whole(self._bodies, share)
             client.cancel_on_disconnect()

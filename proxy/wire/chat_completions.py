@@ -1,7 +1,7 @@
 """Chat Completions (`/v1/chat/completions`), as OpenAI defined them and as many servers speak them."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -22,13 +22,17 @@ from proxy.wire.identity import (
     weigh,
 )
 from proxy.wire.json_values import (
+    change_members,
+    join_array,
     list_elements,
+    load_lenient,
     normalize_arguments,
     normalize_object,
     read_member,
     read_object,
     read_objects,
     read_text,
+    set_member,
 )
 from proxy.wire.messages import (
     THINKING,
@@ -65,6 +69,8 @@ _REASONING_PARTS = THINKING | {"reasoning", "reasoning_content"}
 # Structure
 _REASONING_MEMBERS = ("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks")
 _TEXT_ROLES = frozenset({"system", "tool"})
+_SAID = ("thinking", "text", "summary", "data")
+_REMOVED = b'"[The reasoning of this message was removed.]"'
 
 # Responses
 _END = "[DONE]"
@@ -171,6 +177,7 @@ class ChatCompletions(Format):
     end_marker = re.compile(DATA_LINE + rb"\[DONE\]")
     is_managed = True
     has_compaction = False
+    signed_names = (b"reasoning_details", b"thinking_blocks", b"thinking")
     reader = ItemReader(_NAME, _ChatMessage, _read_item)
 
     def read_answer(self, value: Mapping[str, object]) -> Answer:
@@ -228,8 +235,33 @@ class ChatCompletions(Format):
             markers,
             says_json,
             tuple(flaws),
-            bool(reasoning) and _is_signed(message, reasoning),
+            _count_signed(message) if reasoning else 0,
         )
+
+    def strip_reasoning(self, raw: bytes) -> bytes:
+        """Return a message without its signed reasoning, with calls, text and unsigned reasoning as they are."""
+        if not any([name in raw for name in self.signed_names]):
+            return raw
+        message = read_object(raw.decode(errors="replace"))
+        if message is None or message.get("role") != "assistant":
+            return raw
+        signed = {name for name, _ in _list_signed(message)}
+        if not signed:
+            return raw
+        content = message.get("content")
+        is_thought_only = "content" in signed and isinstance(content, list) and all(map(_is_thinking, content))
+
+        def change(name: str, member: bytes) -> bytes | None:
+            if name != "content" or name not in signed:
+                return None if name in signed else member
+            if is_thought_only:
+                return b"null"
+            return join_array(part for part in list_elements(member) if not _is_thinking(load_lenient(part)))
+
+        stripped = change_members(raw, change)
+        is_silent = is_thought_only or not content
+        has_calls = message.get("tool_calls") or message.get("function_call")
+        return set_member(stripped, "content", _REMOVED) if is_silent and not has_calls else stripped
 
     def _read_message(self, message: Mapping[str, object]) -> Message:
         answered = read_text(message.get("tool_call_id"))
@@ -247,12 +279,27 @@ class ChatCompletions(Format):
         )
 
 
-def _is_signed(message: Mapping[str, object], reasoning: Sequence[object]) -> bool:
-    """Return whether reasoning is signed or encrypted, in the forms of LiteLLM, OpenRouter and Anthropic."""
-    if message.get("thinking_blocks"):
-        return True
-    details = [*read_objects(message.get("reasoning_details")), *(part for part in reasoning if isinstance(part, dict))]
-    return any(part.get("signature") or part.get("data") for part in details)
+def _list_signed(message: Mapping[str, object]) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Yield the blocks of signed or encrypted reasoning, with the name of the member that they stand in.
+
+    LiteLLM has them in `thinking_blocks`, OpenRouter in `reasoning_details`, Anthropic in the content. The blocks of
+    one member belong together: if one is signed, all are.
+    """
+    for name in ("thinking_blocks", "reasoning_details", "content"):
+        member = message.get(name)
+        parts = read_objects(member) if member and isinstance(member, list) else []
+        blocks = [part for part in parts if name != "content" or _is_thinking(part)]
+        if name == "thinking_blocks" or any([part.get("signature") or part.get("data") for part in blocks]):
+            yield from ((name, part) for part in blocks)
+
+
+def _count_signed(message: Mapping[str, object]) -> int:
+    blocks = list(_list_signed(message))
+    return max(1, sum(len(read_text(part.get(name))) for _, part in blocks for name in _SAID)) if blocks else 0
+
+
+def _is_thinking(part: object) -> bool:
+    return isinstance(part, dict) and read_text(part.get("type")) in THINKING
 
 
 def _list_calls(calls: object, old_call: object) -> Iterator[ToolCall]:

@@ -67,6 +67,7 @@ class Format(ABC):
     has_compaction: ClassVar[bool] = True  # whether a provider may put compactions of its own into messages
     managing_members: ClassVar[Mapping[str, Callable[[object], bool]]] = MANAGING_MEMBERS
     limit_headers: ClassVar[tuple[bytes, ...]] = ()  # request headers that change a model's window
+    signed_names: ClassVar[tuple[bytes, ...]] = ()  # one of them is in each message with signed reasoning
     reader: ClassVar[ItemReader[Any]]  # reads what identifies a message
 
     # Responses
@@ -135,6 +136,13 @@ class Format(ABC):
     @abstractmethod
     def _read_message(self, message: Mapping[str, object]) -> Message:
         """Return what a decoded message says."""
+
+    def strip_reasoning(self, raw: bytes) -> bytes:
+        """Return a raw message, or item, without the reasoning that is signed (`MessageStructure.signed`).
+
+        One that has none is returned as it is. One that has nothing else says that its reasoning was removed.
+        """
+        return raw
 
     # Writing messages
 

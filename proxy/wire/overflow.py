@@ -1,4 +1,4 @@
-"""Reading "too long" errors (PROTOCOL §5).
+"""Reading "too long" errors (PROTOCOL §5), and errors about bound reasoning (WIRES §1).
 
 The reading is conservative: an error is an overflow only if its code or text says so in a known form. A limit of tokens
 per minute, or of the output alone, is not. The numbers are the upstream's, and some upstreams print wrong ones.
@@ -25,6 +25,15 @@ _TOO_LARGE, _RATE_LIMITED = 413, 429
 _MOST_READ = 64 * 1024
 _CODES = frozenset({"context_length_exceeded", "exceed_context_size_error", "model_max_prompt_tokens_exceeded"})
 _RATE = re.compile(r"rate.?limit|\bper (?:minute|hour|day)\b|\b[TR]PM\b|quota", re.IGNORECASE)
+# What a provider says of reasoning behind another beginning, or of a loop's reasoning that was changed.
+_BOUND = re.compile(
+    rb"bound to a different conversation|invalid \W*signature\W* in \W*thinking"
+    rb"|thinking\W{1,4} (?:or \W*redacted_thinking\W* )?blocks in the latest assistant message cannot be modified",
+    re.IGNORECASE,
+)
+_REASONING = re.compile(
+    rb"signature|thought|redacted_thinking|thinking\W{1,3}blocks?|reasoning(?!_effort)", re.IGNORECASE
+)
 _STREAM_BEGINNINGS = (b"data:", b"event:", b":")
 # Events that come before anything is known of the response.
 _PRELUDES = frozenset({"message_start", "ping", "response.created", "response.in_progress", "response.queued"})
@@ -77,15 +86,33 @@ class Overflow(msgspec.Struct, frozen=True, gc=False):
         return bool(self.output) and self.window is not None and self.sent is not None and self.sent < self.window
 
 
+def says_bound(headers: Headers, body: bytes) -> bool:
+    """Return whether the body of an error says that signed reasoning does not belong to the request that has it."""
+    content = _read_body(headers, body)
+    return content is not None and _BOUND.search(content) is not None
+
+
+def mentions_reasoning(headers: Headers, body: bytes) -> bool:
+    """Return whether the body of an error may be about signed reasoning, in whatever words."""
+    content = _read_body(headers, body)
+    return content is not None and _REASONING.search(content) is not None
+
+
+def _read_body(headers: Headers, body: bytes) -> bytes | None:
+    """Return the beginning of a body, or None if it cannot be decoded."""
+    coding = find_header(headers, b"content-encoding").decode("latin-1")
+    try:
+        return decode_content(body[:_MOST_READ], coding, _MOST_READ)
+    except ValueError:
+        return None
+
+
 def read_overflow(status: int, headers: Headers, body: bytes) -> Overflow | None:
     """Return the overflow in a response, or None if it is anything else. The beginning of a stream is enough."""
     if status not in _STATUSES:
         return None
-    try:
-        content = decode_content(
-            body[:_MOST_READ], find_header(headers, b"content-encoding").decode("latin-1"), _MOST_READ
-        )
-    except ValueError:
+    content = _read_body(headers, body)
+    if content is None:
         return None
     if content.lstrip().startswith(_STREAM_BEGINNINGS):
         return _read_events(read_events(content))[1]

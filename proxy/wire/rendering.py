@@ -8,6 +8,7 @@ more than the client sent.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 from proxy.model.epoch import Edit, Kept, Replaced, Written
@@ -20,7 +21,6 @@ from proxy.wire.json_values import (
     list_elements,
     read_member,
     read_object,
-    read_objects,
     read_text,
     set_member,
 )
@@ -36,12 +36,12 @@ _MOST_BESIDE = 8_000
 _BESIDE = "[output pruned: see the first result of this message]"
 _OUTPUT_LISTS = ("function_call_output", "custom_tool_call_output")
 _TEXT_PART = b'{"type":"text","text":%b}'
-_SIGNED_MEMBERS = ("reasoning_details", "thinking_blocks")
-_SIGNED_NAMES = (*(name.encode() for name in _SIGNED_MEMBERS), b"thinking")
 _CALLED, _ARGUMENTS = ("function", "custom"), ("arguments", "input")
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _BEFORE = re.compile(rb"[ \t\r\n]*,?[ \t\r\n]*")
 _BEHIND = re.compile(rb"[ \t\r\n]*[,\]]")
+
+NO_CHANGES: Mapping[int, bytes] = MappingProxyType({})
 
 
 def render(
@@ -90,11 +90,13 @@ def place_marker(form: Format, rendered: tuple[bytes, ...], lost: Sequence[str])
     return rendered
 
 
-def apply(body: SplitBody, preamble: int, through: int, rendered: Sequence[bytes]) -> bytes:
+def apply(
+    body: SplitBody, preamble: int, through: int, rendered: Sequence[bytes], changed: Mapping[int, bytes] = NO_CHANGES
+) -> bytes:
     """Return the body with these messages in place of the `through` items after its preamble.
 
-    Raises ValueError if there is nothing to replace or nothing to replace it with, or if the items to cut out are not
-    between separators.
+    `changed` has what is sent in place of later items, by their index after the preamble. Raises ValueError if there is
+    nothing to replace or nothing to replace it with, or if the items to cut out are not between separators.
     """
     stop = preamble + through
     if not (rendered and preamble >= 0 < through and stop <= len(body.items)):
@@ -103,39 +105,23 @@ def apply(body: SplitBody, preamble: int, through: int, rendered: Sequence[bytes
     start, end = body.items[preamble].start, body.items[stop - 1].end
     if not _BEFORE.fullmatch(content, body.gap_before(preamble), start) or not _BEHIND.match(content, end):
         raise ValueError("the items are not between separators")
-    view = memoryview(content)
-    return b"".join((view[:start], b",".join(rendered), view[end:]))
+    return b"".join((memoryview(content)[:start], b",".join(rendered), *_change(body, preamble, end, changed)))
 
 
-def strip_reasoning(body: SplitBody) -> bytes:
-    """Return the body without reasoning that a provider may have signed. A message with nothing else is kept."""
-    pieces: list[bytes] = []
-    at = 0
-    for span in body.items:
-        raw = body.content[span.start : span.end]
-        stripped = _strip(raw) if any(name in raw for name in _SIGNED_NAMES) else raw
-        pieces += [body.content[at : span.start], stripped]
+def change_items(body: SplitBody, preamble: int, changed: Mapping[int, bytes]) -> bytes:
+    """Return the body with some items changed, given by their index after the preamble."""
+    return b"".join(_change(body, preamble, 0, changed))
+
+
+def _change(body: SplitBody, preamble: int, at: int, changed: Mapping[int, bytes]) -> Iterator[bytes | memoryview]:
+    """Yield the pieces of a body from a position on."""
+    view = memoryview(body.content)
+    for place in sorted(changed):
+        span = body.items[preamble + place]
+        yield view[at : span.start]
+        yield changed[place]
         at = span.end
-    return b"".join([*pieces, body.content[at:]])
-
-
-def _strip(raw: bytes) -> bytes:
-    value = read_object(raw.decode(errors="replace"))
-    if value is None or value.get("role") != "assistant":
-        return raw
-    kinds = [read_text(part.get("type")) in THINKING for part in read_objects(value.get("content"))]
-    is_thought_over = any(kinds) and not all(kinds)
-    if not is_thought_over and not any(name in value for name in _SIGNED_MEMBERS):
-        return raw
-
-    def change(name: str, member: bytes) -> bytes | None:
-        if name in _SIGNED_MEMBERS:
-            return None
-        if name != "content" or not is_thought_over:
-            return member
-        return join_array(part for part in list_elements(member) if _read_kind(part) not in THINKING)
-
-    return change_members(raw, change)
+    yield view[at:]
 
 
 def lower_output(body: SplitBody, tokens: int) -> bytes:

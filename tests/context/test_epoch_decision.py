@@ -11,6 +11,7 @@ from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.conversation import CountedMessage
 from proxy.context.epoch_decision import (
     HELD,
+    IN_LOOP,
     INEFFECTIVE,
     LATE,
     MUST_STAY,
@@ -170,6 +171,11 @@ def test_an_account_is_restored_from_its_epochs() -> None:
     assert not restore_account([make_epoch(25_000, "revert"), make_epoch(8000, "hard")], 0.0, BUDGET).is_held
 
 
+def test_an_epoch_that_only_takes_reasoning_changes_no_account() -> None:
+    epochs = [make_epoch(8000), make_epoch(25_000, "unsigned")]
+    assert restore_account(epochs, 7.0, BUDGET) == restore_account(epochs[:1], 7.0, BUDGET)
+
+
 def test_of_restored_epochs_those_are_futile_that_are_above_any_low_mark() -> None:
     highest = BUDGET.compute_low_mark(BUDGET.usable)
     epochs = [make_epoch(highest + 2000), make_epoch(highest + 2000)]
@@ -278,6 +284,32 @@ def test_where_an_epoch_would_leave_no_less_none_opens(owed: float) -> None:
     account = CacheCostAccount(base=20_000, owed=owed)
     assert decide(account, see(20_000)).reason == NOTHING_TO_GAIN
     assert decide(account, replace(see(20_001, SHORT_LIVED), idle=1e6)).why == "cold"
+
+
+def test_what_an_epoch_loses_of_bound_reasoning_is_part_of_its_price() -> None:
+    facts = replace(see(20_000), lost=500.0)
+    assert price_opening(POOR, facts) == pytest.approx(PRICE + 500)
+    assert decide(replace(POOR, owed=PRICE + 499), facts).why is None
+    assert decide(replace(POOR, owed=PRICE + 501), facts).why == "soft"
+    assert decide(POOR, replace(facts, tokens=HIGH)).why == "hard"
+
+
+def test_where_the_rest_is_free_only_the_reasoning_has_a_price() -> None:
+    # The request costs 20,000, an epoch the low mark: 9312.
+    for free in (replace(see(20_000, SHORT_LIVED), idle=1e6), replace(see(20_000), kept=0)):
+        assert [decide(POOR, replace(free, lost=lost)).why for lost in (10_688.0, 10_689.0)] == [
+            "cold" if free.idle else "client",
+            None,
+        ]
+        assert decide(replace(POOR, owed=1.0), replace(free, lost=10_689.0)).why is not None
+
+
+def test_within_a_turn_one_that_loses_reasoning_waits_for_the_high_mark() -> None:
+    facts = replace(see(20_000), is_in_loop=True)
+    assert decide(RICH, facts) == Decision(None, "soft", IN_LOOP)
+    assert decide(RICH, replace(facts, idle=1e6, kept=0)).reason == IN_LOOP
+    assert decide(POOR, replace(facts, tokens=HIGH)).why == "hard"
+    assert decide(RICH, replace(facts, is_side=True)).reason == SIDE
 
 
 def test_a_cold_cache_makes_it_free() -> None:

@@ -11,7 +11,6 @@ from proxy.context.model_catalog import (
     list_names,
     look_up_offer,
     make_card,
-    may_bind_reasoning,
     merge_offers,
 )
 from proxy.model.card import UNPRICED, Card, Limit, Offer, Prices, Rates
@@ -71,25 +70,6 @@ def test_sizes_and_versions_of_a_name_are_no_dates(model: str) -> None:
 )
 def test_the_family_is_told_by_the_name(model: str, vendor: str, encoding: str, is_exact: bool) -> None:
     assert identify_family(model) == Family(vendor, encoding, is_exact)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("models", "may_bind"),
-    [
-        (("claude-fable-5-2", "anthropic/claude-opus-5.5", "claude-sonnet-5-5-20261001", "claude-haiku-5-5"), True),
-        (("us.anthropic.claude-mythos-5-1-v1:0", "claude-fable-6", "claude-opus-10", "somebody/new-model"), True),
-        (
-            ("claude-opus-5", "claude-sonnet-5-20260301", "claude-fable-5", "claude-haiku-4-5", "claude-3-7-sonnet"),
-            False,
-        ),
-        (("anthropic/claude-sonnet-4.5", "claude-opus-4-8", "claude-instant-1", "google/gemini-3-pro"), False),
-        (("gpt-5.6", "openai/o4-mini", "deepseek/deepseek-v4", "qwen3-coder", "x-ai/grok-5"), False),
-    ],
-)
-def test_reasoning_may_be_bound_unless_a_model_is_known_not_to_check_it(
-    models: tuple[str, ...], *, may_bind: bool
-) -> None:
-    assert {model: may_bind_reasoning(model) for model in models} == dict.fromkeys(models, may_bind)
 
 
 PRICES, OTHERS = Prices(Rates(2.0, 10.0, 0.2, 2.5)), Prices(Rates(3.0, 10.0, 0.2, 2.5))

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from proxy.context.conversation import PlanRequest
@@ -136,17 +135,12 @@ async def test_one_of_another_branch_is_not_used() -> None:
     assert turn.plan.rung == "minimal"
 
 
-@pytest.mark.parametrize("kind", ["conversation", "beside it", "signed"])
+@pytest.mark.parametrize("kind", ["conversation", "beside it"])
 async def test_requests_that_open_no_epoch_have_none(kind: str) -> None:
     builder = NotingBuilder()
     engine, request = make_engine(builder), make_subject(until(14), is_side=kind == "beside it")
     context = await engine.controller.states.caches.contexts.open(request)
     state = await engine.controller.states.read(request, context, None, engine.controller.states.find_budget(request))
-    if kind == "signed":
-        signed = msgspec.structs.replace(request, model="claude-fable-6")
-        history = msgspec.structs.replace(state.history, signed=(1,))
-        state = msgspec.structs.replace(state, request=signed, history=history)
-        assert state.is_bound
     engine.controller.chain.draft_ahead(state, state.tokens)
     assert len(engine.ahead) == (kind == "conversation")
     await engine.wait_for_ahead()

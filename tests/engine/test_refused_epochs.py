@@ -1,18 +1,16 @@
-"""An upstream that refuses what was rewritten (BEHAVIOUR B8a), and models that sign their reasoning (B37)."""
+"""An upstream that refuses what was rewritten (BEHAVIOUR B8a). `test_bound_reasoning` has what is exact (B37)."""
 
 import json
 from typing import Any
 
 import pytest
 
-from proxy.model.epoch import Epoch
-from proxy.model.events import CeilingExceeded, EpochRefused
+from proxy.model.events import CeilingExceeded, EpochRefused, ReasoningRemoved
 from proxy.model.exchange import Outcome, Round
 from tests.support.managed import ManagedEngine, Turn, answer, cut_end, refuse
 from tests.support.managing import MODEL, make_history
 
 HISTORY = make_history(90, 1600)
-BOUND = "claude-fable-5-2"
 DAY = 24 * 60 * 60
 REFUSAL = json.dumps({"error": {"message": "messages.3: Invalid `signature`"}}).encode()
 TOO_LONG = "maximum context length is 8192 tokens. However, your messages resulted in 9400 tokens"
@@ -120,11 +118,19 @@ async def test_signed_reasoning_goes_first_and_stays_away() -> None:
     assert b"reasoning_details" not in unsigned
     assert json.loads(unsigned)["messages"][-1] == HISTORY[45]
     assert "without signed reasoning" in turn.labels["x-palimpsest-notice"]
-    assert [epoch.why for epoch in engine.epochs] == ["hard"]
+    hard, stripped = engine.epochs
+    assert (hard.why, stripped.why, stripped.parent) == ("hard", "unsigned", hard.id)
+    assert [plan.epoch for plan in turn.plans] == [hard.id, stripped.id]
+    assert turn.plans[1].reason.endswith(
+        "removed the signed reasoning of 3 messages, which is bound to another beginning"
+    )
+    told = [event for event in engine.events if isinstance(event, ReasoningRemoved)]
+    assert [(event.epoch, event.messages) for event in told] == [(stripped.id, 3)]
     later = await engine.send(sign(until(24)))
-    assert later.plan.rung == "epoch"
-    assert b"reasoning_details" not in later.sent
+    assert (later.plan.rung, later.plan.epoch) == ("epoch", stripped.id)
     assert later.sent.startswith(cut_end(unsigned))
+    kept = [place for place, message in enumerate(later.messages) if "reasoning_details" in message]
+    assert kept == [len(json.loads(unsigned)["messages"])]  # the one that may be its answer
 
 
 async def test_what_is_refused_without_signed_reasoning_too_goes_as_the_client_sent_it() -> None:
@@ -132,14 +138,16 @@ async def test_what_is_refused_without_signed_reasoning_too_goes_as_the_client_s
     turn = await open_epoch(engine, answer(REFUSAL, 400), answer(REFUSAL, 400), answer(), signed=0)
     assert turn.all_sent[2] == turn.body
     assert len(turn.all_sent) == 3
-    assert [epoch.why for epoch in engine.epochs] == ["hard", "refused"]
+    assert [epoch.why for epoch in engine.epochs] == ["hard", "unsigned", "refused"]
     assert [plan.k for plan in turn.plans] == [0, 1, 2]
 
 
 async def test_where_the_clients_own_does_not_fit_a_minimal_plan_goes_out() -> None:
     engine = ManagedEngine(window=10_500)
-    turn = await open_epoch(engine, answer(REFUSAL, 400), answer())
+    turn = await open_epoch(engine, answer(b"no", 400), answer(), signed=0)
     rewritten, minimal = turn.all_sent
+    assert b"signature" in rewritten
+    assert b"signature" not in minimal
     assert len(minimal) < len(rewritten)
     assert (turn.client.status, [epoch.why for epoch in engine.epochs]) == (200, ["hard", "overflow"])
     assert [plan.epoch for plan in turn.plans] == [epoch.id for epoch in engine.epochs]
@@ -152,41 +160,3 @@ async def test_an_overflow_of_the_clients_own_is_cut_and_no_form_is_tried_twice(
     assert len(turn.all_sent) <= 4
     assert len(set(turn.all_sent)) == len(turn.all_sent)
     assert turn.client.status == 400
-
-
-async def test_a_model_that_binds_its_reasoning_gets_no_epoch_of_our_own_accord() -> None:
-    engine = ManagedEngine()
-    for steps in (14, 22, 30):
-        turn = await engine.send(sign(until(steps)), model=BOUND)
-        assert turn.sent == turn.body
-    assert engine.epochs == []
-    assert turn.labels["x-palimpsest-mode"].startswith("observe; stood-down:the model signs its reasoning")
-    assert "above the ceiling" in turn.labels["x-palimpsest-notice"]
-    free = await engine.send(sign(until(30)), (), base=((b"x-session-id", b"t"), (b"authorization", b"Bearer k")))
-    assert free.plan.rung == "plan"
-
-
-async def test_an_epoch_that_stands_when_reasoning_comes_is_kept_until_it_is_refused() -> None:
-    engine = ManagedEngine()
-    await engine.send(until(14), model=BOUND)
-    await engine.send(until(22), model=BOUND)
-    (epoch,) = engine.epochs
-    turn = await engine.send(sign(until(24), 46), model=BOUND)
-    assert (turn.plan.epoch, b"signature" in turn.sent) == (epoch.id, True)
-    engine.upstream.prepare(answer(REFUSAL, 400))
-    engine.upstream.prepare(answer())
-    turn = await engine.send(sign(until(25), 46), model=BOUND)
-    assert [b"signature" in sent for sent in turn.all_sent] == [True, False]
-
-
-async def test_the_rescue_of_an_overflow_takes_all_signed_reasoning() -> None:
-    engine = ManagedEngine()
-    engine.upstream.prepare(refuse(TOO_LONG))
-    engine.upstream.prepare(answer())
-    turn = await engine.send(sign(until(22)), model=BOUND)
-    own, cut = turn.all_sent
-    assert own == turn.body
-    assert b"reasoning_details" not in cut
-    (epoch,) = engine.log.of(Epoch)
-    later = await engine.send(sign(until(24)), model=BOUND)
-    assert (later.plan.epoch, b"reasoning_details" in later.sent) == (epoch.id, False)

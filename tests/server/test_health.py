@@ -16,6 +16,7 @@ from proxy.model.events import (
     ExchangeRecorded,
     Planned,
     ReadingFailed,
+    ReasoningRemoved,
     RungFailed,
     SummaryAdded,
     SummaryWasted,
@@ -166,6 +167,7 @@ def test_managing_is_counted_by_few_labels() -> None:
         metrics.count(RungFailed(f"x{number}", "s", "plan", f"why {number}"))
         metrics.count(CeilingExceeded(f"x{number}", f"s{number}", "m", 1100 + number, 1000, "it is"))
         metrics.count(CeilingUnreachable(f"x{number}", f"s{number}", "m", 900, 1000))
+        metrics.count(ReasoningRemoved(f"x{number}", f"s{number}", "m", "e", number))
     metrics.count(EpochOpened("e", "s", "", "revert", 300, 900))
     metrics.count(Planned("s", ContextPlan("x", 0, "m", "original", tokens_client=50)))
     told = {name: value for name, value in read(metrics).items() if value}
@@ -178,6 +180,7 @@ def test_managing_is_counted_by_few_labels() -> None:
     assert told["palimpsest_context_tokens_total", (("side", "upstream"),)] == 900
     assert told["palimpsest_saved_tokens", ()] == -7.5
     assert told["palimpsest_ceilings_unreachable_total", ()] == 3
+    assert told["palimpsest_removed_reasoning_total", ()] == 3
     assert told["palimpsest_calls_above_ceiling_total", ()] == 3
     assert told["palimpsest_tokens_above_ceiling_total", ()] == 303
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from proxy.engine.policy import EnginePolicy
-from proxy.model.exchange import Opening
+from proxy.model.exchange import Mode, Opening
 from proxy.model.log import ArchiveHealth
 from tests.support.scripted import LAST_CHUNK, Message, ScriptedUpstream, answer, chunk, request, stream_head
 from tests.support.serving import Plan, Served, serving
@@ -76,6 +76,17 @@ async def test_a_call_may_ask_to_be_passed_through(served: Served, upstream: Scr
     opening = await served.opening()
     assert (opening.kind, opening.mode) == ("passthrough", "bypass")
     assert (upstream.requests[0].body, upstream.requests[0].all(b"x-palimpsest-mode")) == (BODY, [])
+
+
+async def test_one_that_might_have_reasoning_of_an_epoch_is_read(upstream: ScriptedUpstream) -> None:
+    kinds: dict[Mode, str] = {"manage": "managed", "observe": "managed", "bypass": "passthrough"}
+    for mode, kind in kinds.items():
+        upstream.answer_with(answer(b"ok"))
+        async with serving(Plan(upstream.url, engine=EnginePolicy(mode=mode))) as served:
+            await served.ask(request("POST", CHAT, "X-Palimpsest-Mode: bypass", body=HELLO))
+            opening = await served.opening()
+        assert (opening.kind, opening.mode) == (kind, "bypass")
+        assert upstream.requests[-1].body == HELLO
 
 
 async def test_a_mode_that_is_none_is_refused(served: Served, upstream: ScriptedUpstream) -> None:

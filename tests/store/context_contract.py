@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.engine.ports import MOST_EPOCHS, NEWEST_EPOCHS, Archive
-from proxy.model.epoch import Epoch, Pin, Plan, StoredContext, StoredOriginal
+from proxy.model.epoch import Epoch, EpochUse, Pin, Plan, StoredContext, StoredOriginal
 from proxy.model.errors import NotFound
 from proxy.model.lineage import Adoption
 from proxy.model.log import Record
@@ -185,6 +185,25 @@ class ContextContract:
         assert (await archive.load_context(session)).unsent == ("p3",)
         await is_stored(archive, replace(make_epoch("p4", parent="p3"), why="revert"))
         assert (await archive.load_context(session)).unsent == ()
+
+    async def test_uses_of_epochs_are_those_of_the_last_rounds(self, archive: Archive) -> None:
+        session = await open_session(archive)
+        other = await open_session(archive, "b", OTHER_TENANT)
+        await is_stored(archive, make_epoch("p1", session=session), make_epoch("p4", session=other))
+        await is_stored(archive, replace(make_epoch("p2", (), parent="p1"), why="revert", depth=0))
+        for i, tip in enumerate((B, C, A, D), 2):
+            step = make_step(f"e{i}", tip=tip.node, depth=i, base=i)
+            await is_stored(archive, make_opening(f"e{i}", chain_body(TURNS)), step, make_round(f"e{i}"))
+            await is_stored(archive, make_round(f"e{i}", 1))
+        await is_stored(archive, make_plan("e-agent-7", epoch="p1"), make_plan("e2", epoch="p1", view="mini"))
+        await is_stored(archive, make_plan("e3", epoch="p1"), make_plan("e3", 1))  # it was refused under p1
+        await is_stored(archive, make_plan("e4"), make_plan("e4", 1, epoch="p1"), make_plan("e5", epoch="p2"))
+        await is_stored(archive, make_plan("e-b", epoch="p4"))
+        own = [EpochUse("gpt-4o", D.node, "p1"), EpochUse("mini", B.node, "p1"), EpochUse("gpt-4o", A.node, "p1")]
+        assert list(await archive.list_uses(session)) == own
+        assert list(await archive.list_uses("nobody")) == []
+        await is_stored(archive, Adoption(session, other, D.node, 1))
+        assert list(await archive.list_uses(session)) == [*own, EpochUse("gpt-4o", D.node, "p4")]
 
     async def test_of_each_node_the_newest_pin_counts(self, archive: Archive) -> None:
         session = await open_session(archive)

@@ -21,7 +21,7 @@ from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Tokenizer
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus, TaskRunner
-from proxy.model.epoch import ContextPlan, Epoch, Pin, Plan, StoredContext
+from proxy.model.epoch import ContextPlan, Epoch, EpochUse, Pin, Plan, StoredContext
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import Event, RungFailed
 from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, SessionKey
@@ -56,7 +56,7 @@ class ContextLog(FakeArchive):
     def __init__(self, *, is_lazy: bool = False) -> None:
         super().__init__(is_instant=not is_lazy)
         self.is_lazy = is_lazy
-        self.loses_epochs = self.is_unreadable = False
+        self.loses_epochs = self.is_unreadable = self.forgets_uses = False
         self.asked, self.is_free = asyncio.Event(), asyncio.Event()  # while it is not free, nobody is answered
         self.is_free.set()
         self.pins: list[Pin] = []
@@ -95,6 +95,17 @@ class ContextLog(FakeArchive):
         owed = {plan.view: plan.owed for plan in self.of(Plan) if sessions[plan.exchange] == session}
         epochs = tuple(epoch for epoch in self.of(Epoch) if epoch.session == session)
         return StoredContext(epochs, tuple(self.pins), tuple(owed.items()))
+
+    async def list_uses(self, session: str) -> Sequence[EpochUse]:
+        await self._wait()
+        if self.forgets_uses:
+            raise StoreUnavailable("the log cannot be read")
+        sessions = {opening.exchange: opening.session.id for opening in self.of(Opening)}
+        tips = {step.exchange: step.tip for step in self.of(Step) if sessions[step.exchange] == session}
+        last = {plan.exchange: plan for plan in self.of(Plan)}
+        depths = {epoch.id: epoch.depth for epoch in self.of(Epoch)}
+        used = [plan for exchange, plan in last.items() if exchange in tips and depths.get(plan.epoch)]
+        return [EpochUse(plan.view, tips[plan.exchange], plan.epoch) for plan in used]
 
     async def list_branches(self, session: str) -> Sequence[BranchRow]:
         """All calls as one branch, whatever their histories."""

@@ -56,10 +56,12 @@ class TalkingUpstream(ScriptedUpstream):
 class Talk:
     """The engine over a log, in memory or in a directory; `ask` is a call of the client's, `reopen` a restart."""
 
-    def __init__(self, path: Path | None = None, ceiling: int | None = 4000) -> None:
+    def __init__(
+        self, path: Path | None = None, ceiling: int | None = 4000, upstream: ScriptedUpstream | None = None
+    ) -> None:
         self._policy = StorePolicy(path / "log.db") if path is not None else None
         self._ceiling = ceiling
-        self.upstream = TalkingUpstream()
+        self.upstream: Any = upstream or TalkingUpstream()
         self.exchanges: list[str] = []
         self.session = ""
         self.step = self.opened = 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from proxy.model.epoch import Epoch, StoredContext, StoredOriginal, Summary
+from proxy.model.epoch import Epoch, EpochUse, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import NotFound
 from proxy.model.exchange import SessionKey
 from proxy.model.log import AuxiliaryUsage, Bill
@@ -16,6 +16,9 @@ class UnmanagedLog:
 
     async def load_context(self, session: str) -> StoredContext:
         return StoredContext()
+
+    async def list_uses(self, session: str) -> Sequence[EpochUse]:
+        return ()
 
     async def load_original(self, reference: str) -> StoredOriginal:
         raise NotFound(f"there is no reference {reference}")

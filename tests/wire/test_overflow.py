@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.wire.overflow import Overflow, read_overflow, read_stream_start
+from proxy.wire.overflow import Overflow, mentions_reasoning, read_overflow, read_stream_start, says_bound
 from tests.support.echoes import values
 
 OPENAI = "This model's maximum context length is 8192 tokens. However, {}. Please reduce the length of the messages."
@@ -315,3 +315,47 @@ def test_reading_is_total(status: int, value: Any, name: str) -> None:
 def test_any_bytes_are_read(content: bytes) -> None:
     assert read_overflow(400, (), content) is None
     assert read_stream_start(content) in ("content", "undecided")
+
+
+@pytest.mark.parametrize(
+    ("message", "is_so"),
+    [
+        (
+            "messages.3.content.0: Invalid `signature` in `thinking` block. The block is bound to a different "
+            "conversation. Remove the block.",
+            True,
+        ),
+        ("messages.1.content.0: Invalid `signature` in `thinking` block", True),
+        (
+            "messages.5: `thinking` or `redacted_thinking` blocks in the latest assistant message cannot be modified.",
+            True,
+        ),
+        ("Provider returned error: The block is bound to a different conversation", True),
+        ("Invalid signature of the request", False),
+        (ANTHROPIC, False),
+        ("", False),
+    ],
+)
+def test_a_refusal_of_reasoning_is_told_by_its_words(message: str, *, is_so: bool) -> None:
+    body = json.dumps({"error": {"message": message}}).encode()
+    assert says_bound((), body) == is_so
+    packed = ((b"content-encoding", b"gzip"),)
+    assert says_bound(packed, gzip.compress(body)) == is_so
+    assert not says_bound(packed, body)
+
+
+@pytest.mark.parametrize(
+    ("message", "may_be"),
+    [
+        ("Invalid signature", True),
+        ("Corrupted thought signature", True),
+        ("`thinking` blocks do not belong here", True),
+        ("reasoning_details: item 3 is of another conversation", True),
+        ("Function tools with reasoning_effort are not supported", False),
+        ("no such parameter", False),
+    ],
+)
+def test_any_words_about_reasoning_are_enough_where_it_may_be_so(message: str, *, may_be: bool) -> None:
+    body = json.dumps({"error": {"message": message}}).encode()
+    assert mentions_reasoning((), body) == may_be
+    assert not mentions_reasoning(((b"content-encoding", b"gzip"),), body)

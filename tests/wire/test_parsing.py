@@ -359,16 +359,17 @@ def test_a_part_whose_type_is_no_word_is_of_no_kind(wire: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "is_signed"),
+    ("message", "signed"),
     [
-        ({"content": "x", "thinking_blocks": [THOUGHT]}, True),
-        ({"content": "x", "reasoning_details": [{"type": "reasoning.text", "text": "hm", "signature": "s"}]}, True),
-        ({"content": "x", "reasoning_details": [{"type": "reasoning.encrypted", "data": "s"}]}, True),
-        ({"content": [THOUGHT, TEXT]}, True),
-        ({"content": "x", "reasoning_details": [{"type": "reasoning.text", "text": "hm"}]}, False),
-        ({"content": "x", "reasoning_content": "hm"}, False),
-        ({"content": "x"}, False),
+        ({"content": "x", "thinking_blocks": [THOUGHT]}, 2),
+        ({"content": "x", "reasoning_details": [{"type": "reasoning.text", "text": "hm", "signature": "s"}]}, 2),
+        ({"content": "x", "reasoning_details": [{"type": "reasoning.encrypted", "data": "s"}]}, 1),
+        ({"content": [THOUGHT, TEXT]}, 2),
+        ({"content": "x", "reasoning_details": [{"type": "reasoning.text", "text": "hm"}]}, 0),
+        ({"content": "x", "reasoning_content": "hm"}, 0),
+        ({"content": "x", "thinking_blocks": [{"type": "thinking", "thinking": "", "signature": "s"}]}, 1),
+        ({"content": "x"}, 0),
     ],
 )
-def test_reasoning_is_signed_where_a_provider_could_check_it(message: dict[str, Any], *, is_signed: bool) -> None:
-    assert read(CHAT, {"role": "assistant", **message}).is_signed == is_signed
+def test_reasoning_is_signed_where_a_provider_could_check_it(message: dict[str, Any], signed: int) -> None:
+    assert read(CHAT, {"role": "assistant", **message}).signed == signed

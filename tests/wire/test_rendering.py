@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from proxy.model.epoch import Edit, Kept, Replaced, Written
 from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange, SplitBody, split_body
-from proxy.wire.rendering import apply, lower_output, place_marker, reach_user, render, strip_reasoning
+from proxy.wire.rendering import apply, change_items, lower_output, place_marker, reach_user, render
 from proxy.wire.validity import Rules, Splice, find_faults, judge_history
 from tests.support.echoes import spell, values
 from tests.support.valid_histories import WIRES, steps, write
@@ -21,6 +21,7 @@ MARK = {"cache_control": {"type": "ephemeral"}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 USE = {"type": "tool_use", "id": "t1", "name": "f", "input": MARK}
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}
+GONE = "[The reasoning of this message was removed.]"
 USER = b'{"role":"user","content":"%b"}'
 
 
@@ -388,25 +389,47 @@ DETAILS = [{"type": "reasoning.text", "text": "hm", "signature": "s"}]
         ({"content": "x", "reasoning_details": DETAILS, **CALLING}, {"content": "x", **CALLING}),
         ({"content": None, "thinking_blocks": [THOUGHT], **CALLING}, {"content": None, **CALLING}),
         ({"content": [THOUGHT, text("x")]}, {"content": [text("x")]}),
-        ({"content": [THOUGHT], **CALLING}, {"content": [THOUGHT], **CALLING}),
+        ({"content": [THOUGHT], **CALLING}, {"content": None, **CALLING}),
+        ({"content": [THOUGHT]}, {"content": GONE}),
+        ({"content": "", "thinking_blocks": [THOUGHT]}, {"content": GONE}),
+        ({"thinking_blocks": [THOUGHT]}, {"content": GONE}),
+        (
+            {"content": "x", "reasoning_content": "hm", "thinking_blocks": [THOUGHT]},
+            {"content": "x", "reasoning_content": "hm"},
+        ),
+        (
+            {"content": "x", "reasoning_details": [{"text": "hm"}]},
+            {"content": "x", "reasoning_details": [{"text": "hm"}]},
+        ),
+        ({"content": [{"type": "thinking", "thinking": "hm"}]}, {"content": [{"type": "thinking", "thinking": "hm"}]}),
         ({"content": "x", "reasoning_content": "thinking"}, {"content": "x", "reasoning_content": "thinking"}),
         ({"content": "about thinking_blocks"}, {"content": "about thinking_blocks"}),
     ],
 )
 def test_signed_reasoning_is_taken_out_whole_and_all_else_stays(message: dict[str, Any], left: dict[str, Any]) -> None:
-    said = {"role": "assistant", **message}
-    ask = {"role": "user", "content": "thinking", "reasoning_details": 1}
-    body = json.dumps({"model": "m", "messages": [ask, said, ask], "n": 1}).encode()
-    split = split_body(body, "messages")
-    assert split is not None
-    stripped = strip_reasoning(split)
-    assert json.loads(stripped) == {"model": "m", "messages": [ask, {"role": "assistant", **left}, ask], "n": 1}
+    raw = json.dumps({"role": "assistant", **message}).encode()
+    stripped = FORMATS[CHAT].strip_reasoning(raw)
+    assert json.loads(stripped) == {"role": "assistant", **left}
     if message == left:
-        assert stripped == body
+        assert stripped is raw
 
 
-def test_what_is_no_message_stays_as_it_is() -> None:
-    body = b'{"messages":["thinking",[1]]}'
-    split = split_body(body, "messages")
+@pytest.mark.parametrize(
+    "raw",
+    [b'{"role":"assistant","content":"x"}', b'"thinking"', b'{"role":"user","thinking_blocks":[{}]}', b'{"thinking"'],
+)
+def test_what_is_no_message_of_the_assistant_keeps_its_bytes(raw: bytes) -> None:
+    assert FORMATS[CHAT].strip_reasoning(raw) is raw
+
+
+def test_other_formats_have_no_signed_reasoning_yet() -> None:
+    raw = json.dumps({"role": "assistant", "content": [THOUGHT]}).encode()
+    assert FORMATS[ANTHROPIC].strip_reasoning(raw) is raw
+
+
+def test_items_are_changed_where_they_stand_and_all_other_bytes_stay() -> None:
+    split = split_body(b'{"messages": [ 0, 1 ,2,  3], "n": 1}', "messages")
     assert split is not None
-    assert strip_reasoning(split) == body
+    assert change_items(split, 1, {0: b"a", 2: b"c"}) == b'{"messages": [ 0, a ,2,  c], "n": 1}'
+    assert change_items(split, 0, {}) == split.content
+    assert apply(split, 0, 2, (b"x",), {3: b"d"}) == b'{"messages": [ x ,2,  d], "n": 1}'

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from proxy.engine.compaction.job import ManualOptions, SentRequest
 from proxy.engine.compaction.worker import SummaryWorker
+from proxy.engine.context.epoch_scope import make_own_body
 from proxy.engine.context.fallback import FallbackChain
 from proxy.engine.context.request_state import RequestState, StateReader
 from proxy.engine.context.rewriter import Invalid
@@ -153,7 +154,8 @@ class ManualCompaction:
     def _make_request(self, state: RequestState) -> SentRequest:
         """Return the request as it would be sent, with a budget that limits a summary in proportion to its size."""
         sent = self.chain.keep(state)
-        body = state.request.split.content if sent is None else sent.body
+        own = make_own_body(state.request, state.context.reasoning.find_changed(state.request, None))
+        body = own if sent is None else sent.body
         return SentRequest(replace(state, budget=state.budget.limit(max(state.tokens, _LEAST_BUDGET))), body)
 
     async def _open_epoch(self, state: RequestState) -> Epoch | None:

@@ -88,7 +88,7 @@ class CompactionTrigger:
         read = state.tariff.estimate_cached(find_matching(state, outgoing))
         expected = Usage(state.to_model_tokens(outgoing.tokens), 0, state.to_model_tokens(read))
         self.budget.record_estimate(state.request.exchange, expected)
-        may_open = not (state.is_bound or (state.epoch is not None and state.epoch.why == "refused"))
+        may_open = state.epoch is None or state.epoch.why != "refused"
         if self.policy.auto and decision.pressure != "none" and not state.request.is_side and may_open:
             opened = outgoing.epoch if outgoing.epoch is not state.epoch else None
             interval = None if state.kept is not None else state.account.compute_idle(state.now)

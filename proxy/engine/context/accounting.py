@@ -7,12 +7,16 @@ from msgspec.structs import replace
 
 from proxy.context.epoch_decision import CacheCostAccount, Decision, SentTokens, record_request, record_use
 from proxy.context.pricing import RequestSizes, estimate_client_read, estimate_saving
+from proxy.engine.context.epoch_scope import format_removed
 from proxy.engine.context.history_cache import count_shared
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.context.session_caches import SentBodies
+from proxy.engine.context.session_context import SessionContext
 from proxy.engine.models import CacheCalibrator, ExpectedUsage
 from proxy.engine.request import ManagedRequest
+from proxy.engine.runtime import EventBus
 from proxy.model.epoch import Epoch, Plan
+from proxy.model.events import ReasoningRemoved
 from proxy.model.exchange import Headers
 from proxy.model.manifest import Manifest
 
@@ -33,6 +37,34 @@ def list_labels(plan: Plan, epoch: Epoch | None, *, is_opened: bool) -> Headers:
         value = f"compacted {epoch.tokens_before}->{epoch.tokens_after}"
         labels.append((b"x-palimpsest-notice", value.encode()))
     return tuple(labels)
+
+
+def label_note(note: str) -> Headers:
+    """Return a response header that tells something, or none if there is nothing to tell."""
+    return ((b"x-palimpsest-notice", note.encode("ascii", "replace")),) if note else ()
+
+
+def tell_removed(
+    bus: EventBus, request: ManagedRequest, context: SessionContext, outgoing: OutgoingRequest
+) -> OutgoingRequest:
+    """Tell of reasoning that is not sent: once of each message, and always where management was not asked for."""
+    if not outgoing.removed:
+        return outgoing
+    epoch = outgoing.epoch.id if outgoing.epoch is not None else ""
+    if fresh := context.reasoning.note_removed(request.nodes[place] for place in outgoing.removed):
+        bus.publish(ReasoningRemoved(request.exchange, request.session.id, request.model, epoch, fresh))
+    if not fresh and request.mode == "manage":
+        return outgoing
+    return replace(outgoing, note=format_removed(len(outgoing.removed)))
+
+
+def add_note(request: ManagedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:
+    """Return an uncounted request with its note in its labels and in its plan."""
+    if not outgoing.note:
+        return outgoing
+    plan = outgoing.plan or Plan(request.exchange, 0, request.model, "original")
+    plan = replace(plan, reason="; ".join(filter(None, (plan.reason, outgoing.note))))
+    return replace(outgoing, plan=plan).add(label_note(outgoing.note))
 
 
 class SentObserver(Protocol):
@@ -85,6 +117,7 @@ class UsageAccounting:
     def build_manifest(self, request: ManagedRequest, outgoing: OutgoingRequest) -> Manifest:
         """Build the manifest of a rewritten body. If that fails, the body is kept whole."""
         depth = outgoing.epoch.depth if outgoing.epoch is not None else 0
+        depth = max([depth, *(place + 1 for place in outgoing.removed)])
         try:
             return self._sent.keep(request, outgoing.body, depth)
         except Exception:  # noqa: BLE001 - a boundary: the body is on its way
@@ -113,7 +146,7 @@ class UsageAccounting:
             outgoing.rung,
             epoch.id if epoch is not None else "",
             decision.pressure,
-            "" if outgoing.is_opened else decision.reason or _NOTHING_OPENED,
+            "; ".join(filter(None, ("" if outgoing.is_opened else decision.reason or _NOTHING_OPENED, outgoing.note))),
             state.to_model_tokens(state.client_tokens),
             state.to_model_tokens(outgoing.tokens),
             state.to_model_tokens(state.budget.usable),
@@ -123,7 +156,7 @@ class UsageAccounting:
         return replace(
             outgoing,
             plan=plan,
-            labels=list_labels(plan, epoch, is_opened=outgoing.is_opened),
+            labels=(*list_labels(plan, epoch, is_opened=outgoing.is_opened), *label_note(outgoing.note)),
             is_managed=True,
             is_guarded=state.budget.is_near_window(outgoing.tokens),
         )

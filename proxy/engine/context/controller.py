@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from proxy.context.budget import Budget, is_below_soft_mark
 from proxy.context.epoch_decision import (
-    BOUND,
     HELD_OUT,
     LATE,
     MUST_STAY,
@@ -25,7 +24,16 @@ from proxy.context.epoch_decision import (
     decide,
     record_use,
 )
-from proxy.engine.context.accounting import SentObserver, UsageAccounting, list_labels
+from proxy.context.verbatim import may_bind_reasoning
+from proxy.engine.context.accounting import (
+    SentObserver,
+    UsageAccounting,
+    add_note,
+    label_note,
+    list_labels,
+    tell_removed,
+)
+from proxy.engine.context.epoch_scope import make_own_body
 from proxy.engine.context.fallback import Commit, FallbackChain
 from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader
@@ -33,7 +41,7 @@ from proxy.engine.context.session_context import SessionContext
 from proxy.engine.open_exchange import RetrySource
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EventBus
-from proxy.model.epoch import Epoch, Pin, Plan
+from proxy.model.epoch import Epoch, EpochUse, Pin, Plan
 from proxy.model.events import CeilingExceeded, Planned, RungFailed
 from proxy.model.exchange import Headers
 from proxy.model.manifest import Manifest
@@ -54,7 +62,7 @@ _SAFE_BYTES = 4096
 NOT_CUT = "it could not be cut; the server's log says why"
 _UNPROVEN = "the upstream has not accepted this credential yet"
 _RECORDED_ONLY = "calls of this wire are recorded, not managed"
-_STOOD_DOWN = frozenset({BOUND, NO_ROOM, REFUSED, SIDE, UNREAD, LATE})
+_STOOD_DOWN = frozenset({NO_ROOM, REFUSED, SIDE, UNREAD, LATE})
 _UNREADABLE = ((b"x-palimpsest-mode", b"observe; stood-down:its body could not be read message by message"),)
 
 _log = logging.getLogger("palimpsest.context")
@@ -89,10 +97,13 @@ class ContextController:
             is_labelled = request.mode == "manage" and len(request.body) >= _LARGE_BYTES
             return OutgoingRequest("original", request.body, labels=_UNREADABLE if is_labelled else ())
         try:
-            return self._decide_at_once(request)
+            outgoing = self._decide_at_once(request)
         except Exception:  # noqa: BLE001 - a boundary: `decide` tries again
             _log.exception("exchange %s: the request could not be decided at once", request.exchange)
             return None
+        if outgoing is not None and outgoing.plan is not None and outgoing.uncounted is None:
+            self._bus.publish(Planned(request.session.id, outgoing.plan))
+        return outgoing
 
     async def decide(self, request: ManagedRequest, commit: Commit) -> OutgoingRequest:
         """Return what is sent. Wait for the log, for token counts and for a plan, each for a bounded time.
@@ -104,7 +115,7 @@ class ContextController:
         try:
             if reason := await self._find_exemption(request):
                 labels = _refuse_pin(request, reason)
-                outgoing = self._exempt(request, reason)
+                outgoing = await self._remove_foreign(request, self._exempt(request, reason))
             else:
                 pin, labels = await self._take_pin(request)
                 self._observer.note_managed(request)
@@ -209,8 +220,11 @@ class ContextController:
             self.states.models.ask(request.upstream, request.headers)
         epoch_account = context.get_account(request.model, "", budget)
         epoch_account.account = record_use(epoch_account.account, self._clock.monotonic())
-        is_guarded = _is_risky(budget, request)
-        return OutgoingRequest("original", request.split.content, is_managed=True, is_guarded=is_guarded)
+        changed, is_guarded = context.reasoning.find_changed(request, None), _is_risky(budget, request)
+        context.reasoning.note(EpochUse(request.model, request.chain.tip, ""))
+        own = make_own_body(request, changed)
+        outgoing = OutgoingRequest("original", own, is_managed=True, is_guarded=is_guarded, removed=tuple(changed))
+        return add_note(request, tell_removed(self._bus, request, context, outgoing))
 
     def _keep_epoch(
         self, request: ManagedRequest, context: SessionContext, epoch: Epoch, budget: Budget
@@ -229,11 +243,12 @@ class ContextController:
         if budget.window is None:
             self.states.models.ask(request.upstream, request.headers)
         _choose(uncounted.state, outgoing)
+        outgoing = tell_removed(self._bus, request, context, outgoing)
         plan = Plan(request.exchange, 0, request.model, outgoing.rung, epoch.id)
         return replace(
             outgoing,
             plan=plan,
-            labels=list_labels(plan, epoch, is_opened=outgoing.is_opened),
+            labels=(*list_labels(plan, epoch, is_opened=outgoing.is_opened), *label_note(outgoing.note)),
             is_managed=True,
             is_guarded=budget.is_near_window(outgoing.tokens),
             uncounted=uncounted,
@@ -313,13 +328,14 @@ class ContextController:
             return outgoing
         epoch = context.find(request.model, request)
         if epoch is None and (reason := self._find_sign(request)):
-            return self._stand_aside(request, reason)
+            return await self._remove_foreign(request, self._stand_aside(request, reason))
         if budget.window is None:
             self.states.models.ask(request.upstream, request.headers)
         state = await self.states.read(request, context, epoch, budget)
         decision = decide(state.account, state.facts)
         chosen = await self._run_chain(state, decision, commit)
         _choose(state, chosen)
+        chosen = tell_removed(self._bus, request, context, chosen)
         outgoing = replace(self._accounting.account(state, chosen, decision), state=state)
         return self._label_excess(state, outgoing.add(_label_own(state, outgoing, decision)), decision)
 
@@ -332,6 +348,20 @@ class ContextController:
         left = self.chain.seconds - (self._clock.monotonic() - began)
         return await self.chain.run(state, decision.why, commit, seconds=max(0.0, left))
 
+    async def _remove_foreign(self, request: ManagedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:
+        """Return a request that is not managed without the reasoning that was made under an epoch (B36, B37)."""
+        if not any(name in request.split.content for name in FORMATS[request.wire].signed_names):
+            return outgoing
+        if request.step is None:  # nothing of its session may be used yet
+            return replace(outgoing, is_mendable=may_bind_reasoning(request.model))
+        self._caches.forget_lost()
+        context = await self._caches.contexts.open(request, request.until - self._clock.monotonic())
+        outgoing = replace(outgoing, is_mendable=context.reasoning.binds(request.model))
+        context.reasoning.note(EpochUse(request.model, request.chain.tip, ""))
+        changed = context.reasoning.find_changed(request, None)
+        outgoing = replace(outgoing, body=make_own_body(request, changed), removed=tuple(changed))
+        return add_note(request, tell_removed(self._bus, request, context, outgoing))
+
     def _label_excess(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> OutgoingRequest:
         """If a request is sent above its ceiling, say so in a header, an event and the plan."""
         if not state.budget.usable or outgoing.tokens <= state.budget.usable or outgoing.plan is None:
@@ -341,8 +371,8 @@ class ContextController:
         request = state.request
         self._bus.publish(CeilingExceeded(request.exchange, request.session.id, state.view, tokens, usable, reason))
         notice = f"above the ceiling: {tokens} tokens of {usable}; {reason}"
-        labels = ((b"x-palimpsest-notice", notice.encode("ascii", "replace")),)
-        return replace(outgoing, plan=replace(outgoing.plan, reason=notice)).add(labels)
+        told = "; ".join(filter(None, (notice, outgoing.note)))
+        return replace(outgoing, plan=replace(outgoing.plan, reason=told)).add(label_note(notice))
 
     def _label_unmanaged(self, request: ManagedRequest) -> Headers:
         """Label a large request on a wire that is not managed. Its size is estimated from its bytes."""

@@ -13,6 +13,7 @@ from proxy.context.budget import Budget
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import CountedMessage, LiveSummary, MessageFeatures, PlanRequest, extract_features
 from proxy.context.references import make_reference
+from proxy.context.verbatim import estimate_reasoning
 from proxy.engine.context.history_cache import MeasuredHistory, count_shared
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
@@ -80,6 +81,7 @@ class PlanInputs(msgspec.Struct, frozen=True, gc=False):
     goal: Budget | None = None
     depth: int = 0
     must_fit: bool = False
+    is_bound: bool = False  # signed reasoning does not stay
 
 
 class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
@@ -193,12 +195,17 @@ class EpochPlanner:
 
     def make_job(self, request: ManagedRequest, history: MeasuredHistory, inputs: PlanInputs) -> PlanJob:
         """Return the job that makes a plan for a request."""
-        rules = FORMATS[request.wire].read_rules(request.split, request.chain.preamble.count)
+        form = FORMATS[request.wire]
+        rules = form.read_rules(request.split, request.chain.preamble.count)
+        raws, tokens = request.list_raws(), [after - before for before, after in pairwise([0, *history.sums])]
+        for place in history.signed if inputs.is_bound else ():
+            raws[place] = form.strip_reasoning(raws[place])
+            tokens[place] = max(1, tokens[place] - estimate_reasoning(history.structures[place].signed))
         return PlanJob(
             request.wire,
-            request.list_raws(),
+            raws,
             list(request.nodes),
-            [after - before for before, after in pairwise([0, *history.sums])],
+            tokens,
             history.head.tokens,
             inputs.budget,
             request.session.id,
@@ -237,6 +244,16 @@ def read_plan(epoch: Epoch) -> ContextPlan:
         Reference(each.id, each.place, each.place + len(each.digests), each.offset) for each in epoch.originals
     )
     return ContextPlan(epoch.depth, _edits.decode(epoch.edits), references, epoch.tokens_after)
+
+
+def extend_unsigned(request: ManagedRequest, epoch: Epoch | None, through: int) -> RenderedPlan:
+    """Return a plan that renders the first messages as an epoch, or none, does, but without any signed reasoning."""
+    form, raws = FORMATS[request.wire], request.list_raws()
+    before = read_plan(epoch) if epoch is not None and epoch.depth else ContextPlan(0, (), (), 0)
+    kept = tuple([Kept(place) for place in range(before.through, through)])
+    rendered = map(form.strip_reasoning, (*(epoch.rendered if epoch is not None else ()), *render(form, kept, raws)))
+    plan = ContextPlan(through, (*before.edits, *kept), before.references, before.tokens)
+    return RenderedPlan(plan, tuple(rendered))
 
 
 def _lead_with_user(edits: tuple[Edit, ...], structures: Sequence[MessageStructure]) -> tuple[Edit, ...]:

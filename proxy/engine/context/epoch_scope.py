@@ -1,26 +1,32 @@
-"""The scope of an epoch: the requests that begin with its messages and have enough messages after them.
+"""The scope of an epoch: the requests that it applies to, and the reasoning that was made under it.
 
-BEHAVIOUR B3, B6, B13, B14.
+It applies to requests that begin with its messages and have enough messages after them (BEHAVIOUR B3, B6, B13, B14).
+The rules about reasoning are in `context/verbatim` (B37). Its origins are derived from what was sent: memory has
+that, and after a restart the log (`LogReader.list_uses`).
 """
 
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from proxy.context.verbatim import (
     MIN_GROUPS,
+    OWN,
     RECENT_GROUPS,
     RECENT_TURNS,
     find_unanswered,
     find_verbatim,
     iterate_groups,
+    list_foreign,
+    may_bind_reasoning,
 )
 from proxy.engine.context.epoch_planner import read_plan
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Epoch, Kept, Written
+from proxy.model.epoch import Epoch, EpochUse, Kept, Written
 from proxy.wire import FORMATS
 from proxy.wire.identity import Item
+from proxy.wire.rendering import change_items
 
 _EPOCH_WEIGHT = 1000
 _ORIGINAL_WEIGHT = 400
@@ -32,6 +38,10 @@ _SAYS_SO = re.compile(
     r"clear|prun|truncat|omit|remov|elid|mask|hidden|collaps|compact|trim|drop|delet|discard|evict|snip|\.\.\.|…",
     re.IGNORECASE,
 )
+
+# Answers whose rendering is remembered, and messages whose removed reasoning was reported.
+_MOST_MADE = 4096
+_MADE_WEIGHT = 200
 
 _Key = tuple[bytes, str, str, bytes]
 
@@ -194,3 +204,126 @@ def weigh_epoch(epoch: Epoch) -> int:
         len(each.digests) for each in epoch.originals
     )
     return _EPOCH_WEIGHT + sum(map(len, epoch.rendered)) + len(epoch.edits) + originals
+
+
+class ReasoningOrigins:
+    """The renderings of a session's epochs, and those under which its histories were sent.
+
+    A history that was sent as the client's own needs no entry. An entry that was dropped, or could not be loaded, costs
+    reasoning: it is then not sent under an epoch.
+    """
+
+    __slots__ = ("_bound", "_first", "_made", "_renderings", "_told", "_views")
+
+    def __init__(self) -> None:
+        self._views: set[str] = set()  # those of the epochs
+        self._bound: set[str] = set()  # views whose upstream refused signed reasoning behind another beginning
+        self._renderings: dict[str, str] = {}  # by the id of the epoch
+        self._first: dict[tuple[bytes, int], str] = {}  # the first epoch with the same messages and edits
+        self._made: OrderedDict[tuple[str, bytes], str] = OrderedDict()  # by view and last node
+        self._told: set[bytes] = set()  # nodes of the messages whose reasoning was reported as removed
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory, roughly."""
+        return _MADE_WEIGHT * (len(self._made) + len(self._renderings)) + _NODE_WEIGHT * len(self._told)
+
+    @property
+    def may_bind(self) -> bool:
+        """Whether there is an epoch of a view that may bind its reasoning."""
+        return any(map(self.binds, self._views))
+
+    def binds(self, view: str) -> bool:
+        """Return whether signed reasoning of a view is valid only under the rendering that it was made under."""
+        return view in self._bound or may_bind_reasoning(view)
+
+    def bind(self, view: str) -> None:
+        """Take signed reasoning of a view as bound from now on, since that may be why the upstream refused a call."""
+        self._bound.add(view)
+
+    def add(self, epoch: Epoch) -> None:
+        """Add an epoch. A reversion has the rendering of the epoch to which it returns."""
+        key = epoch.through, hash(epoch.edits)
+        if epoch.is_reversion and epoch.depth:
+            self._renderings[epoch.id] = self._first.get(key, epoch.id)
+        elif epoch.depth:
+            self._renderings[epoch.id] = epoch.id
+            self._first.setdefault(key, epoch.id)
+        else:
+            self._renderings[epoch.id] = OWN
+        self._views.add(epoch.view)
+        if epoch.why == "unsigned":
+            self.bind(epoch.view)
+
+    def find_rendering(self, epoch: Epoch | None) -> str:
+        """Return the rendering of an epoch, or of none."""
+        return OWN if epoch is None else self._renderings.get(epoch.id, epoch.id if epoch.depth else OWN)
+
+    def note(self, use: EpochUse) -> None:
+        """Note under which epoch a history is sent. An empty id stands for none."""
+        rendering = self._renderings.get(use.epoch, use.epoch) if self.binds(use.view) else OWN
+        self._made.pop((use.view, use.node), None)
+        if rendering != OWN:
+            self._made[use.view, use.node] = rendering
+            if len(self._made) > _MOST_MADE:
+                self._made.popitem(last=False)
+
+    def absorb(self, uses: Iterable[EpochUse]) -> None:
+        """Merge what the log has with what happened before it was loaded."""
+        later, self._made = self._made, OrderedDict()
+        for use in uses:
+            self.note(use)
+        self._made.update(later)
+
+    def note_removed(self, nodes: Iterable[bytes]) -> int:
+        """Note messages whose reasoning is not sent. Return how many of them were not noted before."""
+        fresh = set(nodes) - self._told
+        if fresh and len(self._told) >= _MOST_MADE:
+            self._told.clear()
+        self._told |= fresh
+        return len(fresh)
+
+    def find_changed(self, request: ManagedRequest, epoch: Epoch | None) -> Mapping[int, bytes]:
+        """Return the messages behind an epoch that are sent without their signed reasoning, by index.
+
+        It was made under another rendering than that of the epoch, or for None than that of the client's own messages.
+        """
+        view = request.model
+        if not self.binds(view) or not (self._made or epoch is not None):
+            return {}
+        nodes, root = request.nodes, request.chain.root
+
+        def find_origin(count: int) -> str:
+            return self._find_origin(view, nodes[count - 1] if count else root)
+
+        strip, first, content = (
+            FORMATS[request.wire].strip_reasoning,
+            request.chain.preamble.count,
+            request.split.content,
+        )
+        start = 0 if epoch is None else epoch.depth
+        found: dict[int, bytes] = {}
+        for place in list_foreign(request.chain.items, start, self.find_rendering(epoch), find_origin):
+            span = request.split.items[first + place]
+            raw = content[span.start : span.end]
+            if (stripped := strip(raw)) is not raw:
+                found[place] = stripped
+        return found
+
+    def _find_origin(self, view: str, node: bytes) -> str:
+        """Return the rendering under which the history that ends with a node was sent, to this view if it was."""
+        made = self._made.get((view, node))
+        if made is not None:
+            return made
+        return next((self._made[other, node] for other in self._views if (other, node) in self._made), OWN)
+
+
+def make_own_body(request: ManagedRequest, changed: Mapping[int, bytes]) -> bytes:
+    """Return the client's body, with these messages changed."""
+    return change_items(request.split, request.chain.preamble.count, changed) if changed else request.split.content
+
+
+def format_removed(messages: int) -> str:
+    """Return what is told of reasoning that is not sent."""
+    of = "1 message" if messages == 1 else f"{messages} messages"
+    return f"removed the signed reasoning of {of}, which is bound to another beginning"

@@ -12,7 +12,15 @@ import msgspec
 
 from proxy.context.budget import Budget
 from proxy.context.epoch_decision import record_epoch
-from proxy.engine.context.epoch_planner import EpochPlanner, PlanInputs, RenderedPlan, list_originals, read_plan
+from proxy.engine.context.epoch_planner import (
+    EpochPlanner,
+    PlanInputs,
+    RenderedPlan,
+    extend_unsigned,
+    list_originals,
+    read_plan,
+)
+from proxy.engine.context.epoch_scope import make_own_body
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.context.rewriter import Rewriter
 from proxy.engine.context.session_caches import ContextCaches
@@ -86,7 +94,7 @@ class FallbackChain:
             opened = await self._open(state, wanted)
         if opened is not None:
             return opened
-        return self.keep(state) or OutgoingRequest("original", state.request.split.content, state.client_tokens)
+        return self.keep(state) or _send_own(state, None)
 
     def keep(self, state: RequestState) -> OutgoingRequest | None:
         """Return the request under its active epoch, or None if there is none or the result is invalid."""
@@ -94,15 +102,14 @@ class FallbackChain:
         if epoch is None:
             return None
         if not epoch.depth:
-            return OutgoingRequest("original", state.request.split.content, state.client_tokens, epoch)
+            return _send_own(state, epoch)
         is_opened = epoch.id in state.context.unsent
-        is_unsigned = state.is_unsigned(epoch)
         try:  # without pins: a pin takes effect in the next epoch
-            body = self._rewriter.rewrite(state.request, state.history, epoch, is_unsigned=is_unsigned)
+            body = self._rewriter.rewrite(state.request, state.history, epoch, changed=state.changed)
         except Exception as error:  # noqa: BLE001 - a boundary: the next level is tried
             self._note_failure(state, "epoch", error)
             return None
-        return OutgoingRequest("epoch", body, state.tokens, epoch, is_opened=is_opened)
+        return OutgoingRequest("epoch", body, state.tokens, epoch, is_opened=is_opened, removed=tuple(state.changed))
 
     async def open_by_hand(self, state: RequestState, goal: Budget, commit: Commit, name: str) -> Epoch | None:
         """Open the epoch that a user asks for, with a ledger for the budget `goal`. Its plan has no time limit.
@@ -123,6 +130,38 @@ class FallbackChain:
                 context.choose(state.view, state.request, state.epoch.id if state.epoch is not None else "")
             context.unsent.add(outgoing.epoch.id)
             return outgoing.epoch
+
+    async def open_unsigned(self, state: RequestState, commit: Commit, name: str) -> OutgoingRequest | None:
+        """Open an epoch that renders what was sent without its signed reasoning, since the upstream refused that (B8a).
+
+        Return None if it has none, or if the result is invalid.
+        """
+        request, parent, signed = state.request, state.epoch, state.history.signed
+        removed = [place for place in signed if place >= state.depth and place not in state.changed]
+        draft = extend_unsigned(request, parent, max([state.depth, *(place + 1 for place in signed[-1:])]))
+        if not removed and (parent is None or draft.rendered == parent.rendered):
+            return None
+        wanted = _EpochRequest("unsigned", commit, name, self.seconds)
+        tokens = state.tokens - state.count_removed(removed)
+        originals = parent.originals if parent is not None else ()
+        epoch = _make_epoch(state, draft, originals, wanted, tokens=tokens, now_ms=self._clock.now_ms())
+        outgoing = OutgoingRequest("epoch", b"", tokens, epoch, removed=tuple(removed))
+        begun, _ = await self._try(state, "epoch", self._begin_unsigned(state, outgoing, epoch, commit))
+        return begun
+
+    async def _begin_unsigned(
+        self, state: RequestState, outgoing: OutgoingRequest, epoch: Epoch, commit: Commit
+    ) -> OutgoingRequest:
+        request = state.request
+        body = self._rewriter.rewrite(request, state.history, epoch)
+        if not await commit(epoch):
+            raise StoreUnavailable("the log did not take the epoch in time")
+        self._contexts.add(epoch.session, epoch, len(request.nodes))
+        state.find_account(epoch).account = state.account
+        self._bus.publish(
+            EpochOpened(epoch.id, epoch.session, epoch.exchange, epoch.why, epoch.tokens_before, epoch.tokens_after)
+        )
+        return msgspec.structs.replace(outgoing, body=body)
 
     async def _open(self, state: RequestState, wanted: _EpochRequest) -> OutgoingRequest | None:
         """Open an epoch, or use one that another request opened meanwhile. Return None to use the next level."""
@@ -214,7 +253,7 @@ class FallbackChain:
         the worker process then has the features of most messages.
         """
         context = state.context
-        is_due = state.budget.compute_pressure(tokens) == "soft" and not (state.request.is_side or state.is_bound)
+        is_due = state.budget.compute_pressure(tokens) == "soft" and not state.request.is_side
         if not is_due or context.is_drafting or not context.is_ahead_due(tokens, _AHEAD_SHARE * state.budget.usable):
             return
         inputs = self._list_inputs(state, "soft")
@@ -245,6 +284,7 @@ class FallbackChain:
             reports,
             depth=state.account.depth,
             must_fit=why == "overflow",
+            is_bound=context.reasoning.binds(state.view),
         )
 
     def _find_anonymous(self, state: RequestState) -> Epoch | None:
@@ -254,33 +294,36 @@ class FallbackChain:
         self, state: RequestState, draft: RenderedPlan, wanted: _EpochRequest, rung: Rung
     ) -> OutgoingRequest | None:
         """Record an epoch and make it active. Return None if it makes nothing shorter."""
-        plan, history = draft.plan, state.history
+        plan, history, context = draft.plan, state.history, state.context
         frozen = await self._histories.count_messages(state.request, draft.rendered)
-        tokens = history.tokens - history.count_to(plan.through) + frozen
+        later = (
+            [place for place in history.signed if place >= plan.through] if context.reasoning.binds(state.view) else []
+        )
+        tokens = history.tokens - history.count_to(plan.through) + frozen - state.count_removed(later)
         protected = history.head.tokens + plan.protected
-        state.context.protected[state.view] = protected
+        context.protected[state.view] = protected
         if tokens >= state.tokens:
             self._note_unshortened(state)
             return None
-        epochs = [*state.context.epochs, *filter(None, (self._find_anonymous(state),))]
+        epochs = [*context.epochs, *filter(None, (self._find_anonymous(state),))]
         known = {original.id: original for epoch in epochs for original in epoch.originals}
         originals = list_originals(plan, state.request, known)
         epoch = _make_epoch(state, draft, originals, wanted, tokens=tokens, now_ms=self._clock.now_ms())
-        pinned = state.context.list_pinned(state.request.nodes) | state.request.list_unkept()
-        is_unsigned = state.is_unsigned(epoch)
-        body = self._rewriter.rewrite(state.request, history, epoch, pinned, is_unsigned=is_unsigned)
+        pinned = context.list_pinned(state.request.nodes) | state.request.list_unkept()
+        changed = context.reasoning.find_changed(state.request, epoch)
+        body = self._rewriter.rewrite(state.request, history, epoch, pinned, changed=changed)
         if not await wanted.commit(epoch):
             raise StoreUnavailable("the log did not take the epoch in time")
         self._contexts.add(epoch.session, epoch, len(state.request.nodes))
         if rung == "plan":
             self._anonymous_epochs.note(state.request, epoch)
-        state.context.sizes[epoch.id] = frozen
+        context.sizes[epoch.id] = frozen
         account = record_epoch(state.account, state.tokens, tokens, protected, state.budget)
         state.find_account(epoch).account = account
         self._bus.publish(
             EpochOpened(epoch.id, epoch.session, epoch.exchange, wanted.why, epoch.tokens_before, epoch.tokens_after)
         )
-        return OutgoingRequest(rung, body, tokens, epoch, is_opened=True)
+        return OutgoingRequest(rung, body, tokens, epoch, is_opened=True, removed=(*state.list_bound(), *state.changed))
 
     def _report_unreachable(self, state: RequestState, protected: int) -> None:
         """Report that there is no room for all that should stay, once until an epoch has room again."""
@@ -302,6 +345,13 @@ class FallbackChain:
         problem = f"{type(error).__name__}: {error}"
         _log.warning("exchange %s: level %r failed: %s; trying the next one", state.request.exchange, rung, problem)
         self._bus.publish(RungFailed(state.request.exchange, state.request.session.id, rung, problem))
+
+
+def _send_own(state: RequestState, epoch: Epoch | None) -> OutgoingRequest:
+    """Return the client's own messages, without reasoning that was made under an epoch. `epoch` replaces none."""
+    changed = state.changed if epoch is state.epoch else state.context.reasoning.find_changed(state.request, epoch)
+    tokens = state.client_tokens - state.count_removed(changed)
+    return OutgoingRequest("original", make_own_body(state.request, changed), tokens, epoch, removed=tuple(changed))
 
 
 def _makes_progress(state: RequestState, draft: RenderedPlan) -> bool:

@@ -276,7 +276,7 @@ def _extend(
     items, first = request.split.items, request.chain.preamble.count
     sums = _sum_tokens(known.count_to(shared) if known is not None else 0, tokens)
     fresh = tuple(place for place, structure in enumerate(structures, shared) if structure.markers)
-    signed = tuple(place for place, structure in enumerate(structures, shared) if structure.is_signed)
+    signed = tuple(place for place, structure in enumerate(structures, shared) if structure.signed)
     if known is None or not shared:
         runs = judge_history(structures, is_itemised=FORMATS[request.wire].is_itemised)
         return MeasuredHistory(request.nodes, structures, sums, runs, head, items, first, fresh, signed)

@@ -2,31 +2,37 @@
 
 A request that was too long is cut, and the limit is learned from the upstream's error. If asking for fewer output
 tokens is enough, only that is changed. A rewritten request that was refused for another reason is sent without signed
-reasoning, then as the client sent it. If that is accepted, its view is not rewritten for a day. If nothing else is left
-to send, the upstream's own response is relayed.
+reasoning, if that may be the reason, then as the client sent it. If that is accepted, its view is not rewritten for a
+day. If nothing else is left to send, the upstream's own response is relayed.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Literal
 
 import msgspec
 
 from proxy.context.budget import Budget, lower_output
-from proxy.engine.context.accounting import list_labels
+from proxy.engine.context.accounting import label_note, list_labels
+from proxy.engine.context.epoch_scope import format_removed, make_own_body
 from proxy.engine.context.fallback import Commit, FallbackChain
-from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader, find_key
+from proxy.engine.context.request_state import (
+    OutgoingRequest,
+    RequestState,
+    StateReader,
+    find_key,
+)
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.open_exchange import Refusal, Retry, Start
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus
 from proxy.model.epoch import Epoch, Plan, Rung
 from proxy.model.errors import StoreUnavailable
-from proxy.model.events import CeilingExceeded, EpochRefused
+from proxy.model.events import CeilingExceeded, EpochRefused, ReasoningRemoved
 from proxy.model.exchange import Headers, Round
-from proxy.wire import rendering
+from proxy.wire import FORMATS, rendering
 from proxy.wire.body import split_body
-from proxy.wire.overflow import Overflow, read_overflow, read_stream_start
+from proxy.wire.overflow import Overflow, mentions_reasoning, read_overflow, read_stream_start, says_bound
 
 # The size of the retry, as a share of the refused request, if the upstream does not name its limit.
 _BLIND_SHARE = 0.7
@@ -71,6 +77,7 @@ class RefusalRetry:
         self._body = outgoing.body
         self._plan = outgoing.plan
         self._k = 0
+        self._labels: Headers = ()
         self._is_cut = False
         self._level: _Level | None = None
         self._refused = ""
@@ -83,11 +90,14 @@ class RefusalRetry:
     async def find_retry(self, refusal: Refusal) -> Retry | None:
         """Return what to send next, or None if this is no refusal or nothing else is left to send."""
         overflow = read_overflow(refusal.status, refusal.headers, refusal.content)
-        if overflow is not None:
+        is_about_form = refusal.status in _FORM and refusal.status not in _NOT_ITS_FORM
+        work: Awaitable[Retry | None] | None = None
+        if not self._outgoing.is_managed:
+            work = self._send_stripped() if is_about_form and self._is_about_our_reasoning(refusal) else None
+        elif overflow is not None:
             work = None if self._is_cut else self._cut(overflow)
-        else:
-            is_about_form = refusal.status in _FORM and refusal.status not in _NOT_ITS_FORM
-            work = self._retry_rewritten(refusal) if is_about_form and self._is_rewritten else None
+        elif is_about_form and (self._is_rewritten or self._is_about_our_reasoning(refusal)):
+            work = self._retry_rewritten(refusal)
         if work is None:
             return None
         self._run_after_send()
@@ -115,6 +125,26 @@ class RefusalRetry:
     def _is_rewritten(self) -> bool:
         return self._body != self._request.split.content
 
+    def _is_about_our_reasoning(self, refusal: Refusal) -> bool:
+        """Return whether reasoning was refused that may have been made under an epoch.
+
+        That may be in another session, too, where this one has just begun or nothing of it may be used yet: clients
+        change their credentials.
+        """
+        if not says_bound(refusal.headers, refusal.content):
+            return False
+        request, context = self._request, self._states.caches.contexts.get(self._request.session.id)
+        return request.step is None or request.is_new or (context is not None and bool(context.epochs))
+
+    async def _send_stripped(self) -> Retry | None:
+        """Retry a request that is not managed, without any signed reasoning."""
+        request = self._request
+        strip = FORMATS[request.wire].strip_reasoning
+        changed = {place: strip(raw) for place, raw in enumerate(request.list_raws())}
+        told = "the upstream refused its signed reasoning, which may have been made under an epoch"
+        plan = Plan(request.exchange, self._k + 1, request.model, "original", reason=told)
+        return self._send("unsigned", make_own_body(request, changed), plan)
+
     async def _retry_rewritten(self, refusal: Refusal) -> Retry | None:
         """Retry without signed reasoning, then with the client's bytes, or with a minimal plan if those do not fit."""
         state = await self._read_sent_state()
@@ -122,12 +152,14 @@ class RefusalRetry:
         said = f"the upstream refused the rewritten request with {refusal.status}"
         # The upstream's message is not logged: it may quote a credential or the conversation. The record has it.
         _log.warning("exchange %s: %s; sending it in another form", self._request.exchange, said)
-        if self._level is None and (content := self._strip(self._body)) != self._body:
-            return self._send("unsigned", content, self._make_plan(state, "epoch", state.tokens, said))
+        is_about_reasoning = mentions_reasoning(refusal.headers, refusal.content)
+        if self._level is None and is_about_reasoning and (retry := await self._send_unsigned(state, said)):
+            return retry
         room = state.budget.find_room()
         if self._level in (None, "unsigned") and (room is None or state.client_tokens <= room):
             plan = self._make_plan(state, "original", state.client_tokens, said)
-            return self._send("original", self._request.split.content, plan)
+            own = make_own_body(self._request, state.context.reasoning.find_changed(self._request, None))
+            return self._send("original", own, plan)
         if self._level == "minimal":
             return None
         return await self._send_minimal(state, said)
@@ -135,6 +167,7 @@ class RefusalRetry:
     async def _send_minimal(self, state: RequestState, said: str) -> Retry | None:
         """Retry with a minimal new epoch, without signed reasoning."""
         name = f"{self._request.exchange}-{self._k + 1}"
+        state.context.reasoning.bind(state.view)
         state = msgspec.structs.replace(state, budget=state.budget.limit(int(state.tokens * _CAUTION)))
         outgoing = await self._chain.run(state, "overflow", self._commit, name, seconds=0.0)
         if outgoing.epoch is None or outgoing.tokens >= state.tokens:
@@ -142,12 +175,25 @@ class RefusalRetry:
         state.context.choose(state.view, self._request, outgoing.epoch.id)
         plan = self._make_plan(state, outgoing.rung, outgoing.tokens, said)
         plan = msgspec.structs.replace(plan, epoch=outgoing.epoch.id)
-        self._add_labels(list_labels(plan, outgoing.epoch, is_opened=True))
-        return self._send("minimal", self._strip(outgoing.body), plan)
+        self._labels = list_labels(plan, outgoing.epoch, is_opened=True)
+        return self._send("minimal", outgoing.body, plan)
 
-    def _strip(self, body: bytes) -> bytes:
-        split = split_body(body, self._request.items_key)
-        return body if split is None else rendering.strip_reasoning(split)
+    async def _send_unsigned(self, state: RequestState, said: str) -> Retry | None:
+        """Retry without signed reasoning, under a new epoch that renders the same without it.
+
+        So it stays removed. Return None if there is none.
+        """
+        request, name = self._request, f"{self._request.exchange}-{self._k + 1}"
+        outgoing = await self._chain.open_unsigned(state, self._commit, name)
+        if outgoing is None:
+            return None
+        state.context.choose(state.view, request, name)
+        fresh = state.context.reasoning.note_removed(request.nodes[place] for place in outgoing.removed)
+        self._bus.publish(ReasoningRemoved(request.exchange, request.session.id, state.view, name, fresh))
+        told = f"{said}; {format_removed(len(outgoing.removed))}"
+        plan = msgspec.structs.replace(self._make_plan(state, "epoch", outgoing.tokens, told), epoch=name)
+        self._labels = list_labels(plan, outgoing.epoch, is_opened=False)
+        return self._send("unsigned", outgoing.body, plan)
 
     def _send(self, level: _Level, content: bytes, plan: Plan) -> Retry:
         self._level = level
@@ -173,11 +219,10 @@ class RefusalRetry:
         if level == "original":
             self._publish_excess()
             await self._record_refusal(context)
-            notice = b"the upstream refused the shortened request; it went as the client sent it"
-        else:
-            context.unsigned.add(request.model)
-            notice = b"the upstream refused the shortened request; it went without signed reasoning"
-        self._add_labels(((b"x-palimpsest-notice", notice),))
+            self._add_labels(label_note("the upstream refused the shortened request; it went as the client sent it"))
+            return
+        form = "without signed reasoning" if level == "unsigned" else "under a minimal plan"
+        self._add_labels((*self._labels, *label_note(f"the upstream refused the request; it went {form}")))
 
     def _publish_excess(self) -> None:
         """Publish an event if the client's own request is above the ceiling."""

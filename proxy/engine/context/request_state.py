@@ -1,14 +1,14 @@
 """The state of a request that the decision what to send is made from: epoch, history, tokens and budget."""
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from proxy.context.budget import Budget, TokenRatio, is_surely_below_soft_mark
 from proxy.context.epoch_decision import LATE, UNREAD, CacheCostAccount, Holdout, RequestFacts
-from proxy.context.model_catalog import may_bind_reasoning
 from proxy.context.pricing import Tariff
-from proxy.context.verbatim import find_unanswered, find_verbatim, iterate_groups
+from proxy.context.verbatim import estimate_reasoning, find_unanswered, find_verbatim, iterate_groups
 from proxy.engine.context.history_cache import MeasuredHistory, PartialHistory, count_shared, is_head_of
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.session_context import EpochAccount, SessionContext
@@ -16,13 +16,10 @@ from proxy.engine.models import CacheCalibrator, Models
 from proxy.engine.ports import Clock
 from proxy.engine.request import ManagedRequest
 from proxy.model.card import LimitKey
-from proxy.model.epoch import Epoch, EpochReason, Pin, Plan, Rung
+from proxy.model.epoch import Epoch, Pin, Plan, Rung
 from proxy.model.exchange import Headers
 from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange
-
-# Reasons that open an epoch in spite of signed reasoning: the user's request, or the window.
-_OVER_SIGNED: tuple[EpochReason, ...] = ("overflow", "manual")
 
 _NO_HOLDOUT = Holdout()
 # Milliseconds after a refusal during which no epoch opens in the view (BEHAVIOUR B8a).
@@ -40,6 +37,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     epoch: Epoch | None  # the one that applies
     epoch_account: EpochAccount  # of the view under `epoch`
     frozen: int  # tokens of the messages that are sent for `epoch`
+    changed: Mapping[int, bytes]  # later messages that are sent without their reasoning, by index (B37)
     history: MeasuredHistory
     kept: int | None  # tokens at the beginning that were sent before; None if it continues the last request
     budget: Budget
@@ -63,8 +61,22 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     @property
     def tokens(self) -> int:
         """Tokens of what is sent if no epoch opens."""
-        depth = self.epoch.depth if self.epoch is not None else 0
-        return self.history.tokens - self.history.count_to(depth) + self.frozen
+        return self.history.tokens - self.history.count_to(self.depth) + self.frozen - self.count_removed(self.changed)
+
+    @property
+    def depth(self) -> int:
+        """The number of messages that the epoch replaces."""
+        return self.epoch.depth if self.epoch is not None else 0
+
+    def count_removed(self, places: Iterable[int]) -> int:
+        """Estimate the tokens of the signed reasoning in these messages."""
+        return estimate_reasoning(sum([self.history.structures[place].signed for place in places]))
+
+    def list_bound(self) -> list[int]:
+        """Return the messages whose reasoning is sent now, and would be removed behind another beginning."""
+        if not (self.history.signed and self.context.reasoning.binds(self.view)):
+            return []
+        return [place for place in self.history.signed if place >= self.depth and place not in self.changed]
 
     @property
     def account(self) -> CacheCostAccount:
@@ -74,7 +86,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     @property
     def facts(self) -> RequestFacts:
         """The facts of this request on which the decision about an epoch depends."""
-        request, context = self.request, self.context
+        request, context, bound = self.request, self.context, self.list_bound()
         unread = UNREAD if not context.is_known else "" if request.is_certain else LATE
         unshortened, tip = context.unshortened.get(self.view, (0, b""))
         return RequestFacts(
@@ -86,7 +98,8 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             stable=self.history.head.tokens,
             idle=self.account.compute_idle(self.now),
             is_side=request.is_side,
-            is_bound=self.is_bound,
+            lost=self._price_lost(bound),
+            is_in_loop=bool(bound) and self.history.structures[-1].role != "user",
             unread=unread,
             may_be_held_out=self.may_be_held_out,
             is_repeat=context.was_sent(self.view, request),
@@ -96,20 +109,17 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             is_unshortened=(unshortened, tip) == (self.tokens, request.chain.tip),
         )
 
-    def is_unsigned(self, epoch: Epoch) -> bool:
-        """Return whether signed reasoning is removed from what is sent under an epoch (B37).
+    def _price_lost(self, bound: Sequence[int]) -> float:
+        """Return the price of the reasoning that an epoch takes from the messages which stay behind it.
 
-        A signature covers what came before it. It is removed if the client's beginning is replaced, or if the upstream
-        has refused it.
+        The model may have to think it again, as output. What stays are at most the newest tokens up to the low mark.
         """
-        if self.view in self.context.unsigned:
-            return bool(self.history.signed)
-        return epoch.why in _OVER_SIGNED and self.is_bound
-
-    @property
-    def is_bound(self) -> bool:
-        """True if its messages have signed reasoning that is valid only after the unchanged beginning."""
-        return bool(self.history.signed) and may_bind_reasoning(self.view)
+        if not bound:
+            return 0.0
+        over = self.history.sums[-1] - self.budget.compute_low_mark(self.protected)
+        first = bisect_left(self.history.sums, over) + 1 if over > 0 else 0
+        lost = self.count_removed(place for place in bound if place >= first)
+        return lost * self.tariff.prices.find_rates(self.tokens).output
 
     def find_account(self, epoch: Epoch | None) -> EpochAccount:
         """Return the account of the view under an epoch, or under none."""
@@ -119,7 +129,9 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
 
     def with_epoch(self, epoch: Epoch, frozen: int) -> "RequestState":
         """Return the state of the same request under another epoch, for which `frozen` tokens are sent."""
-        return msgspec.structs.replace(self, epoch=epoch, epoch_account=self.find_account(epoch), frozen=frozen)
+        changed = self.context.reasoning.find_changed(self.request, epoch)
+        account = self.find_account(epoch)
+        return msgspec.structs.replace(self, epoch=epoch, epoch_account=account, frozen=frozen, changed=changed)
 
     def to_model_tokens(self, tokens: int) -> int:
         """Convert our tokens to the model's."""
@@ -169,10 +181,13 @@ class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
     plan: Plan | None = None  # None if there was nothing to decide
     labels: Headers = ()  # response headers
     is_managed: bool = False  # another form may be sent if the upstream refuses this one
+    is_mendable: bool = False  # if the upstream refuses its reasoning because of an epoch, it is sent without
     is_guarded: bool = False  # a refusal is likely: the head of the response waits for its content (BEHAVIOUR B20a)
     pin: Pin | None = None  # pins a message with this call
     uncounted: UncountedState | None = None  # set if it is counted after sending; until then `plan` has no tokens
     state: RequestState | None = None  # what it was decided from; None if nothing was counted
+    removed: tuple[int, ...] = ()  # indexes of the messages whose signed reasoning is not sent, and stood there before
+    note: str = ""  # what is told of the removed reasoning
 
     def add(self, labels: Headers, pin: Pin | None = None) -> "OutgoingRequest":
         """Return a copy with more labels, and with a pin."""
@@ -272,6 +287,7 @@ class StateReader:
             epoch=epoch,
             epoch_account=epoch_account,
             frozen=frozen,
+            changed=context.reasoning.find_changed(request, epoch),
             history=history,
             kept=kept,
             budget=budget,

@@ -13,8 +13,7 @@ from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Written
 from proxy.model.messages import MessageStructure
 from proxy.wire import FORMATS
-from proxy.wire.body import split_body
-from proxy.wire.rendering import apply, place_marker, strip_reasoning
+from proxy.wire.rendering import NO_CHANGES, apply, place_marker
 from proxy.wire.validity import (
     RequestFault,
     Rules,
@@ -62,12 +61,12 @@ class Rewriter:
         epoch: Epoch,
         pinned: Collection[int] = (),
         *,
-        is_unsigned: bool = False,
+        changed: Mapping[int, bytes] = NO_CHANGES,
     ) -> bytes:
         """Return the body under an epoch, with the pinned messages unchanged.
 
-        If `is_unsigned`, signed reasoning is removed. Raises Invalid, and ValueError if the epoch does not belong to
-        this request.
+        `changed` has later messages without their signed reasoning. Raises Invalid, and ValueError if the epoch does
+        not belong to this request.
         """
         provider = self._providers.get(request.session.upstream, _ANY)
         leading = request.chain.preamble.count
@@ -81,13 +80,7 @@ class Rewriter:
                 raise Invalid(problem)
             lasting = make_verdict(history.runs, judged.splices, rules, judged.ids)
         judged.verdict = lasting
-        body = apply(request.split, leading, epoch.depth, rendered)
-        if not is_unsigned:
-            return body
-        split = split_body(body, request.items_key)
-        if split is None:
-            raise Invalid("signed reasoning cannot be taken out")
-        return strip_reasoning(split)
+        return apply(request.split, leading, epoch.depth, rendered, changed)
 
     def _find_judged(self, request: ManagedRequest, history: MeasuredHistory, epoch: Epoch) -> _CheckedSplices:
         key = epoch.id, hash(epoch.edits)  # after a failed plan, a minimal one has the same epoch id
@@ -125,11 +118,12 @@ def find_problem(
 ) -> str:
     """Describe in a few words a fault of a rewritten history that the client's does not have; empty if there is none.
 
-    If `is_marked`, a cache marker stands for those that were removed with their messages. The members outside the
-    messages are the client's own, so they are not checked.
+    If `is_marked`, a cache marker stands for those that were removed with their messages. Signed reasoning may be gone
+    (`context/verbatim`). The members outside the messages are the client's own, so they are not checked.
     """
     for fault in find_faults(history.runs, splices, rules, protected):
-        if not (is_marked and fault == _MARKERS_LOST):
+        is_removed = fault.kind == "reasoning" and history.structures[fault.place].signed
+        if not (is_removed or (is_marked and fault == _MARKERS_LOST)):
             return f"{fault.kind} {fault.subject}".strip()
     return ""
 

@@ -4,6 +4,7 @@ BEHAVIOUR B3, B4, B6.
 """
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -14,11 +15,11 @@ from proxy.context.compaction.spans import is_worth_sending, list_live_summaries
 from proxy.context.conversation import LiveSummary
 from proxy.context.epoch_decision import CacheCostAccount, restore_account
 from proxy.engine.context.epoch_planner import EarlierPlan, RenderedPlan
-from proxy.engine.context.epoch_scope import ClearedOutputDetector, EpochReaches, weigh_epoch
+from proxy.engine.context.epoch_scope import ClearedOutputDetector, EpochReaches, ReasoningOrigins, weigh_epoch
 from proxy.engine.context.history_cache import PromptPrefix
 from proxy.engine.ports import Archive
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Epoch, Pin, StoredContext, Summary
+from proxy.model.epoch import Epoch, EpochUse, Pin, StoredContext, Summary
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.log import weigh_record
 from proxy.wire.identity import Item
@@ -30,6 +31,8 @@ _ACCOUNT_WEIGHT = 450
 _CHOSEN_WEIGHT = 350
 _NODE_WEIGHT = 60
 _ITEM_WEIGHT = 250
+
+_log = logging.getLogger("palimpsest.context")
 
 # The least number of seconds to wait for the log, even if the call has used up its waiting time.
 LOAD_SECONDS = 0.25
@@ -76,11 +79,11 @@ class SessionContext:
         "is_known",
         "protected",
         "reaches",
+        "reasoning",
         "reported",
         "sizes",
         "unsent",
         "unshortened",
-        "unsigned",
     )
 
     def __init__(self) -> None:
@@ -95,6 +98,7 @@ class SessionContext:
         self._ahead: EarlierPlan | None = None
         self._opening: asyncio.Lock | None = None
         self._summaries: dict[str, Summary] = {}
+        self.reasoning = ReasoningOrigins()
         self.reaches = EpochReaches()
         self.sizes: dict[str, int] = {}  # tokens of an epoch's rendered messages, in our count, by epoch id
         self.protected: dict[str, int] = {}  # tokens that the last plan of a view had to keep
@@ -102,7 +106,6 @@ class SessionContext:
         # Tokens and last node of a view's request that no plan made shorter.
         self.unshortened: dict[str, tuple[int, bytes]] = {}
         self.unsent: set[str] = set()  # epochs that were opened outside of calls, and not sent yet
-        self.unsigned: set[str] = set()  # views sent without signed reasoning, since the upstream refused it
         self.is_known = False  # all that the log has of this session was loaded
 
     @property
@@ -112,7 +115,8 @@ class SessionContext:
         early = sum([each.weight for each in (self._late, self._ahead) if each is not None])
         noted = _CHOSEN_WEIGHT * len(self._chosen) + _NODE_WEIGHT * nodes + _ACCOUNT_WEIGHT * len(self._accounts)
         covered, summaries = _ITEM_WEIGHT * len(self._covered), sum(map(weigh_record, self._summaries.values()))
-        return _CONTEXT_WEIGHT + self._epochs_weight + noted + early + covered + summaries
+        own = _CONTEXT_WEIGHT + self._epochs_weight + self.reasoning.weight
+        return own + noted + early + covered + summaries
 
     @property
     def opening(self) -> asyncio.Lock:
@@ -197,6 +201,7 @@ class SessionContext:
         self._epochs.append(epoch)
         self.reaches.note(epoch.id, reach)
         self._epochs_weight += weigh_epoch(epoch)
+        self.reasoning.add(epoch)
         if epoch.is_reversion:
             undone = {each.id for each in self.trace(epoch.parent)}
             for key in [key for key, chosen in self._chosen.items() if chosen in undone]:
@@ -262,7 +267,6 @@ class SessionContext:
             if not any(named == view for named, _ in self._accounts):
                 self.protected.pop(view, None)
                 self.reported.discard(view)
-                self.unsigned.discard(view)
                 self.unshortened.pop(view, None)
 
     def get_epoch(self, epoch: str) -> Epoch | None:
@@ -297,6 +301,7 @@ class SessionContext:
     def choose(self, view: str, request: ManagedRequest, epoch: str) -> None:
         """Send this history under the same epoch whenever it is sent again (BEHAVIOUR B5)."""
         self.unsent.discard(epoch)
+        self.reasoning.note(EpochUse(view, request.chain.tip, epoch))
         self._chosen[view, request.chain.tip] = epoch
         self._chosen.move_to_end((view, request.chain.tip))
         if len(self._chosen) > _MOST_CHOSEN:
@@ -389,6 +394,7 @@ class SessionContexts:
             except (StoreUnavailable, TimeoutError):
                 return context  # the next request tries again; this one is decided without the log
             await self._load_reach(context)
+            await self._load_uses(session, context)
         return context
 
     def find_known(self, request: ManagedRequest) -> SessionContext | None:
@@ -404,6 +410,7 @@ class SessionContexts:
         if not context.is_known:
             await self._load(session, context)
             await self._load_reach(context)
+            await self._load_uses(session, context)
         return context
 
     def add(self, session: str, epoch: Epoch, reach: int | None = None) -> None:
@@ -458,6 +465,16 @@ class SessionContexts:
                         context.reaches.note(opened[call.exchange], call.depth)
         except (StoreUnavailable, NotFound, TimeoutError):
             pass  # `epoch_scope.holds` has a rule for unknown reaches
+
+    async def _load_uses(self, session: str, context: SessionContext) -> None:
+        """Load under which epochs reasoning was made, for a bounded time. Without it, the reasoning is not sent."""
+        if not context.reasoning.may_bind:
+            return
+        try:
+            async with asyncio.timeout(LOAD_SECONDS):
+                context.reasoning.absorb(await self._archive.list_uses(session))
+        except (StoreUnavailable, TimeoutError):
+            _log.warning("session %s: it is not known under which epochs its reasoning was made", session)
 
     def _settle(self, session: str, context: SessionContext) -> None:
         """Update the weight of a context, which may have grown, and drop what is above the limit."""

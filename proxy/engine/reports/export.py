@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, get_args
 import msgspec
 
 from proxy.context.references import list_argument_lines
+from proxy.context.verbatim import may_bind_reasoning
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.context import Document, find_bound
 from proxy.engine.reports.conversation import load_conversation, load_history
@@ -30,6 +31,10 @@ _BACKTICKS = re.compile(r"^`{3,}", re.MULTILINE)
 _NOTE = (
     "Whoever goes on from here has what is below and nothing else: the system prompt and the tools are the new client's"
     " own. What a `ref:` names is not lost: `palimpsest expand ID` writes it, or GET `/-/api/refs/ID` of the proxy."
+)
+_BOUND = (
+    "The signed reasoning that the client's history has from behind an epoch is accepted only through the proxy. To"
+    " send that history elsewhere, remove such reasoning; there is none below."
 )
 
 
@@ -129,6 +134,9 @@ def _render_handoff(handoff: Handoff) -> Iterator[str]:
     yield f"# Handoff of session {end.session}"
     yield ""
     yield f"Up to exchange {end.n} with {end.model or 'no model'}, as recorded by palimpsest. {_NOTE}"
+    if epoch is not None and may_bind_reasoning(epoch.view):
+        yield ""
+        yield _BOUND
     if epoch is not None:
         yield ""
         yield f"## The first {epoch.depth} messages, in short"

@@ -14,8 +14,8 @@ from typing import Any
 
 import orjson
 
-from proxy.engine.ports import MOST_EPOCHS, MOST_SOURCES, MOST_SUMMARIES, NEWEST_EPOCHS
-from proxy.model.epoch import Epoch, Original, Pin, StoredContext, StoredOriginal, Summary
+from proxy.engine.ports import MOST_EPOCHS, MOST_SOURCES, MOST_SUMMARIES, NEWEST_EPOCHS, NEWEST_USES
+from proxy.model.epoch import Epoch, EpochUse, Original, Pin, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite.codec import encode_ids, unpack
@@ -119,6 +119,18 @@ _UNSENT = """
     AND NOT EXISTS (SELECT 1 FROM line JOIN decision d ON d.session = line.id AND d.view = x.view WHERE d.epoch = x.seq)
     ORDER BY x.seq"""
 
+# of each request only the last round counts: an earlier one was refused
+_USES = f"""
+    WITH newest AS MATERIALIZED (
+        SELECT seq, view, exchange, k, epoch FROM decision
+        WHERE session IN (SELECT value FROM json_each(?)) AND epoch IS NOT NULL ORDER BY seq DESC LIMIT {NEWEST_USES})
+    SELECT d.view, ifnull(h.hash, t.outer), x.id
+    FROM newest d JOIN epoch x ON x.seq = d.epoch AND x.depth > 0
+    JOIN exchange e ON e.seq = d.exchange JOIN step t ON t.session = e.session AND t.n = e.n
+    LEFT JOIN node h ON h.session = t.session AND h.n = t.tip
+    WHERE NOT EXISTS (SELECT 1 FROM decision l WHERE l.exchange = d.exchange AND l.k > d.k)
+    ORDER BY d.seq"""
+
 
 @expect_sound()
 def load_context(connection: sqlite3.Connection, session: str) -> StoredContext:
@@ -132,6 +144,12 @@ def load_context(connection: sqlite3.Connection, session: str) -> StoredContext:
     epochs = tuple(_load_epochs(connection, _IN_USE, named))
     unsent = tuple(id for (id,) in connection.execute(_UNSENT, named))
     return StoredContext(epochs, tuple(pins), tuple(owed.items()), tuple(load_live_summaries(connection, line)), unsent)
+
+
+def list_uses(connection: sqlite3.Connection, session: str) -> list[EpochUse]:
+    """Return what `LogReader.list_uses` does."""
+    line = encode_ids(row for (row,) in connection.execute(_LINE, (fit_text(session),)))
+    return [EpochUse(*row) for row in connection.execute(_USES, (line,))]
 
 
 @expect_sound()

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.context.budget import TokenRatio
+from proxy.context.budget import Budget, TokenRatio
 from proxy.context.epoch_decision import CacheCostAccount
 from proxy.context.pricing import make_tariff
 from proxy.context.provider_cache import CacheModel
@@ -36,6 +36,7 @@ async def make_case(epoch: Epoch | None = None, context: SessionContext | None =
         epoch_account=context.get_account(MODEL, epoch.id if epoch is not None else "", BUDGET),
         frozen=FROZEN if epoch is not None else 0,
         history=await follow(subject),
+        changed={},
         kept=None,
         budget=BUDGET,
         tariff=make_tariff(UNPRICED, CacheModel()),
@@ -54,6 +55,53 @@ async def test_without_an_epoch_the_clients_own_request_is_sent() -> None:
 async def test_an_epoch_stands_for_the_first_messages() -> None:
     case = await make_case(make_epoch("a", DEPTH))
     assert case.tokens == case.client_tokens - case.history.count(0, DEPTH) + FROZEN
+
+
+async def make_bound_case(epoch: Epoch | None = None, **fields: Any) -> RequestState:
+    """One whose assistant has 400 characters of bound reasoning in each message."""
+    case = await make_case(epoch, **fields)
+    structures = [
+        msgspec.structs.replace(each, signed=400 if each.role == "assistant" else 0) for each in case.history.structures
+    ]
+    signed = tuple(place for place, each in enumerate(structures) if each.signed)
+    request = msgspec.structs.replace(case.request, model="claude-fable-5-2")
+    history = msgspec.structs.replace(case.history, structures=structures, signed=signed)
+    return msgspec.structs.replace(case, request=request, history=history)
+
+
+def make_low_budget(tokens: int) -> Budget:
+    """A budget of which an epoch leaves so many tokens."""
+    return Budget(None, 0, 2 * tokens, tokens, 0.5)
+
+
+async def test_reasoning_that_is_not_sent_does_not_count() -> None:
+    case = await make_bound_case(make_epoch("a", DEPTH), changed={5: b"", 7: b""})
+    assert case.tokens == case.client_tokens - case.history.count(0, DEPTH) + FROZEN - 200
+    assert case.list_bound() == [9, 11]
+    other = msgspec.structs.replace(case, request=msgspec.structs.replace(case.request, model=MODEL))
+    assert other.list_bound() == []
+
+
+async def test_what_stays_behind_an_epoch_loses_its_reasoning_which_has_the_price_of_output() -> None:
+    case = await make_bound_case()
+    count, output = len(case.history.sums), case.tariff.prices.rates.output
+    assert case.list_bound() == [1, 3, 5, 7, 9, 11]
+    tail = case.history.count(9, count)  # so many tokens stay at most
+    small = msgspec.structs.replace(case, budget=make_low_budget(tail), protected=0)
+    assert small.facts.lost == 200 * output
+    assert msgspec.structs.replace(small, changed={9: b""}).facts.lost == 100 * output
+    assert msgspec.structs.replace(small, budget=make_low_budget(10**6)).facts.lost == 600 * output
+    assert (await make_case()).facts.lost == 0.0
+
+
+async def test_within_a_turn_is_where_the_last_message_is_no_persons() -> None:
+    case = await make_bound_case()
+    assert case.facts.is_in_loop
+    assert not msgspec.structs.replace(case, changed=dict.fromkeys(case.list_bound(), b"")).facts.is_in_loop
+    *others, last = case.history.structures
+    asked = msgspec.structs.replace(case.history, structures=[*others, msgspec.structs.replace(last, role="user")])
+    assert not msgspec.structs.replace(case, history=asked).facts.is_in_loop
+    assert not (await make_case()).facts.is_in_loop
 
 
 async def test_each_epoch_has_its_own_account() -> None:

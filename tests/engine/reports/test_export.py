@@ -12,6 +12,7 @@ from proxy.model.errors import NotFound
 from proxy.model.messages import LEDGER_HEAD
 from tests.support.contexts import make_epoch
 from tests.support.fake_log import ANSWER, REQUEST, TREE, FakeLog, tree_log
+from tests.support.managing import make_history
 from tests.support.scripted import LIMIT
 from tests.support.talking import Talk
 
@@ -94,6 +95,19 @@ async def test_what_was_archived_is_told_in_short_and_the_rest_word_for_word(tal
     assert f"word {talk.step}" in text
     assert "You are an agent." not in text
     assert write_handoff(await load_handoff(talk.log, talk.session[:5])) == text
+
+
+@pytest.mark.parametrize(("model", "is_told"), [("claude-fable-5-2", True), ("gpt-4o", False)])
+async def test_reasoning_that_is_bound_to_an_epoch_is_no_part_of_it(talk: Talk, model: str, *, is_told: bool) -> None:
+    thought = {"thinking_blocks": [{"type": "thinking", "thinking": "I wonder.", "signature": "c2ln"}]}
+    history = [{**each, **(thought if each["role"] == "assistant" else {})} for each in make_history(60)]
+    for steps in range(40, 60):
+        if not talk.opened:
+            await talk.ask(history[: 2 + 2 * steps], model=model)
+    text = write_handoff(await load_handoff(talk.log, talk.session))
+    assert "in short" in text
+    assert ("is accepted only through the proxy" in text) == is_told
+    assert "I wonder." not in text
 
 
 async def test_without_an_epoch_all_is_word_for_word(talk: Talk) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import islice
 
 from proxy.engine.ports import ALL_SESSIONS, MOST_BEARING, MOST_MARKS, MOST_UNREAD, MOST_UNREAD_BYTES
-from proxy.model.epoch import Epoch, StoredContext, StoredOriginal, Summary
+from proxy.model.epoch import Epoch, EpochUse, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Opening, Round, SessionKey, Trailer
 from proxy.model.lineage import Step, StoredSession, name_mark
@@ -41,7 +41,14 @@ from proxy.model.manifest import (
 from proxy.store.constraints import fit_text, fit_usage
 from proxy.store.sqlite.lineage_queries import choose_recalled
 from tests.support.memory_store.checks import verify_tables
-from tests.support.memory_store.contexts import list_epochs, list_summaries, load_context, load_epoch, load_original
+from tests.support.memory_store.contexts import (
+    list_epochs,
+    list_summaries,
+    list_uses,
+    load_context,
+    load_epoch,
+    load_original,
+)
 from tests.support.memory_store.listing import find_last, is_called, list_bills, make_session, sum_auxiliary
 from tests.support.memory_store.tables import Exchange, Tables
 from tests.support.memory_store.tree import Tree
@@ -167,6 +174,10 @@ class MemoryArchive:
     async def load_context(self, session: str) -> StoredContext:
         """How a session is managed: its epochs, pins and accounts (see `LogReader`)."""
         return load_context(self.tables, session)
+
+    async def list_uses(self, session: str) -> Sequence[EpochUse]:
+        """The uses of epochs in a session (see `LogReader`)."""
+        return list(list_uses(self.tables, session))
 
     async def load_original(self, reference: str) -> StoredOriginal:
         """What a reference stands for. Raises NotFound."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from proxy.engine.ports import MOST_EPOCHS, MOST_SOURCES, MOST_SUMMARIES, NEWEST_EPOCHS
-from proxy.model.epoch import Epoch, Original, Pin, StoredContext, StoredOriginal, Summary
+from proxy.model.epoch import Epoch, EpochUse, Original, Pin, Plan, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import NotFound
 from tests.support.memory_store.tables import Tables
 
@@ -90,6 +90,19 @@ def _list_unsent(tables: Tables, line: list[str]) -> list[str]:
     followed = {epoch.parent for epoch in epochs}
     used = {plan.epoch for plan in tables.plans.values() if tables.find_session(plan.exchange) in line}
     return [epoch.id for epoch in epochs if epoch.why == "manual" and epoch.id not in followed | used]
+
+
+def list_uses(tables: Tables, session: str) -> Iterator[EpochUse]:
+    """View, last node and epoch of each request whose last round went out under an epoch that replaces messages."""
+    line = _list_line(tables, session)
+    tips = {step.exchange: step.tip for session in line for step in tables.trees[session].steps.values()}
+    last: dict[str, Plan] = {}
+    for plan in tables.plans.values():
+        last.pop(plan.exchange, None)
+        last[plan.exchange] = plan
+    for exchange, plan in last.items():
+        if exchange in tips and plan.epoch and tables.epochs[plan.epoch].depth:
+            yield EpochUse(plan.view, tips[exchange], plan.epoch)
 
 
 def _list_live(tables: Tables, line: list[str]) -> list[Summary]:

@@ -1,0 +1,63 @@
+"""Sessions on models that bind their reasoning, at an upstream that checks it strictly (BEHAVIOUR B37).
+
+The client makes tool loops and turns, retries and branches; a person restarts the proxy, reverts epochs, observes or
+bypasses calls, pins messages and switches the model. Told are calls that were refused, calls that were managed, and the
+share of the assistant's messages in view that still have their reasoning. Exits with 1 if a call was refused, if the
+upstream dropped a block by itself, or if a block was not sent and that was not told.
+"""
+
+import argparse
+import asyncio
+import logging
+from collections import Counter
+
+from tests.support.bound_sessions import BoundSession
+from tests.support.strict_upstream import Check
+
+# Each ceiling with the mean length of an output, in characters.
+_CEILINGS = {8_000: 1_500, 16_000: 2_500, 32_000: 4_000, 64_000: 6_000}
+_CHECKS: tuple[Check, ...] = ("error", "drop")
+_FAULTS = ("refused", "failed", "healed", "dropped", "unsaid", "put back")
+_ACTS = ("retry", "branch", "restart", "revert", "observe", "bypass", "switch", "pin")
+
+
+async def measure(ceiling: int, check: Check, sessions: int, calls: int, often: int) -> Counter[str]:
+    """Carry sessions at a ceiling, and return what came of all of them."""
+    counts: Counter[str] = Counter()
+    for seed in range(sessions):
+        member = "thinking_blocks" if seed % 2 else "reasoning_details"
+        session = BoundSession(ceiling, check=check, member=member, seed=seed, size=_CEILINGS[ceiling], often=often)
+        await session.run(calls)
+        await session.talk.close()
+        counts.update(session.counts)
+    return counts
+
+
+async def run(sessions: int, calls: int, often: int) -> bool:
+    """Print a table. Return whether there was no fault."""
+    is_sound = True
+    print("| ceiling | check | calls | managed | reasoning kept | " + " | ".join((*_FAULTS, *_ACTS)) + " |")
+    print("|--:" * (5 + len(_FAULTS) + len(_ACTS)) + "|")
+    for ceiling in _CEILINGS:
+        for check in _CHECKS:
+            counts = await measure(ceiling, check, sessions, calls, often)
+            is_sound = is_sound and not any(counts[name] for name in _FAULTS)
+            managed, kept = counts["managed"] / counts["calls"], counts["blocks sent"] / counts["messages"]
+            told = " | ".join(str(counts[name]) for name in (*_FAULTS, *_ACTS))
+            print(f"| {ceiling} | {check} | {counts['calls']} | {managed:.0%} | {kept:.0%} | {told} |", flush=True)
+    return is_sound
+
+
+def main() -> int:
+    """Read the arguments, and run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sessions", type=int, default=6, help="sessions for each ceiling and check")
+    parser.add_argument("--calls", type=int, default=300, help="steps of each session")
+    parser.add_argument("--often", type=int, default=1, help="how many times as often things happen between calls")
+    asked = parser.parse_args()
+    logging.disable(logging.WARNING)
+    return 0 if asyncio.run(run(asked.sessions, asked.calls, asked.often)) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,151 @@
+"""Sessions of an agent whose model binds its reasoning, with all that a client and a person may do in between.
+
+Rule: the client keeps each answer as it came and sends all of it again; it never mends its history.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from proxy.model.errors import Conflict, NotFound
+from proxy.model.events import ReasoningRemoved
+from proxy.model.exchange import ClientRequest, Headers
+from tests.support.engine import RecordingClient, wait_out
+from tests.support.managing import Message
+from tests.support.strict_upstream import Check, Member, StrictUpstream, list_blocks
+from tests.support.talking import NAME, TOOLS, Talk
+
+MODEL, OTHER = "anthropic/claude-fable-5-2", "anthropic/claude-opus-5-5"
+_SYSTEM: Message = {"role": "system", "content": "You are an agent."}
+
+# What happens before a call, and how often of a thousand times.
+CHANCES = {"retry": 25, "branch": 20, "restart": 15, "revert": 8, "observe": 12, "bypass": 12, "switch": 8, "pin": 8}
+
+
+class BoundSession:
+    """One session; `run` carries it for so many calls, `counts` tells what came of them."""
+
+    def __init__(
+        self,
+        ceiling: int,
+        *,
+        check: Check = "error",
+        member: Member = "reasoning_details",
+        seed: int = 0,
+        size: int = 900,
+        often: int = 1,
+        path: Path | None = None,
+    ) -> None:
+        """Make a session whose outputs have `size` characters, in which things happen so many times as `often`."""
+        self.upstream = StrictUpstream(check, member, seed)
+        self.talk = Talk(path, ceiling, self.upstream)
+        self.history: list[Message] = [_SYSTEM, {"role": "user", "content": "Mend the tests of the parser."}]
+        self.model = MODEL
+        self.counts: Counter[str] = Counter()
+        self.told: Counter[str] = Counter()  # the messages with removed reasoning, as events told, by view
+        self.removed: set[str] = set()  # the signatures that the client sent and the upstream never got again
+        self._random, self._size, self._often, self._left = Random(seed + 1), size, often, 0
+        self._listen()
+
+    def _listen(self) -> None:
+        self.talk.engine.bus.subscribe(ReasoningRemoved, self._note)
+
+    def _note(self, event: ReasoningRemoved) -> None:
+        self.told[event.view] += event.messages
+
+    async def run(self, calls: int) -> None:
+        """Carry so many calls, with everything that may happen in between."""
+        for _ in range(calls):
+            await self.act()
+
+    async def act(self) -> None:
+        """Do what chance wants, and make a call."""
+        self._left -= 1
+        if self._left == 0:
+            self.model = MODEL
+        pick = self._random.randrange(1000)
+        for what, chance in CHANCES.items():
+            chance *= self._often
+            if pick < chance:
+                self.counts[what] += 1
+                return await self._do(what)
+            pick -= chance
+        await self.call()
+
+    async def _do(self, what: str) -> None:
+        if what == "retry":
+            await self.call(keeps=False)
+        elif what == "branch":
+            places = [i for i, message in enumerate(self.history) if message["role"] != "assistant" and i > 1]
+            if places:
+                del self.history[self._random.choice(places[-12:]) + 1 :]
+                self._ask(f"Rather look at part {len(self.history)}.")
+        elif what == "restart":
+            await self.restart()
+        elif what == "revert":
+            await self.revert()
+        elif what == "switch":
+            self.model, self._left = OTHER, self._random.randint(2, 9)
+        await self.call(what if what in ("observe", "bypass") else "", is_pinned=what == "pin")
+
+    async def restart(self) -> None:
+        """Stop the proxy, and start it again."""
+        await self.talk.reopen()
+        self._listen()
+
+    async def revert(self) -> None:
+        """Take back the newest epoch, if there is one."""
+        try:
+            epochs = await self.talk.log.list_epochs(self.talk.session) if self.talk.session else ()
+            if epochs:
+                await self.talk.care.revert(self.talk.session, len(epochs))
+        except (Conflict, NotFound):
+            self.counts["not reverted"] += 1
+
+    async def call(self, mode: str = "", *, keeps: bool = True, is_pinned: bool = False) -> RecordingClient:
+        """Send the history. Unless it is to be sent again, add the answer and what follows it."""
+        headers: Headers = ((b"x-palimpsest-mode", mode.encode()),) if mode else ()
+        headers += ((b"x-palimpsest-pin", b"true"),) if is_pinned else ()
+        body = json.dumps({"model": self.model, "messages": self.history, "tools": TOOLS}).encode()
+        client, before, told = RecordingClient(), len(self.upstream.calls), sum(self.told.values())
+        request = ClientRequest("POST", b"/v1/chat/completions", (*NAME, *headers), body)
+        await wait_out(self.talk.engine.begin(request, "chat_completions", client))
+        labels = dict(client.labels)
+        self.talk.session = labels.get(b"x-palimpsest-session", self.talk.session.encode()).decode()
+        self._count(client, self.upstream.calls[before:], sum(self.told.values()) - told)
+        if client.status == 200 and keeps:
+            self._go_on(json.loads(client.body)["choices"][0]["message"])
+        return client
+
+    def _count(self, client: RecordingClient, sent: list[Any], told: int) -> None:
+        last = json.loads(sent[-1].body)["messages"]
+        ours, theirs = ({b["signature"] for m in each for b in list_blocks(m)} for each in (last, self.history))
+        fresh = theirs - ours - self.removed
+        self.removed |= fresh
+        is_said = any(name == b"x-palimpsest-notice" and b"signed reasoning" in value for name, value in client.labels)
+        self.counts["unsaid"] += bool(fresh) and (told < len(fresh) or not is_said)
+        self.counts["dropped"] += b"prefix_binding_mismatch" in client.body
+        self.counts["calls"] += 1
+        self.counts["refused"] += client.status == 400
+        self.counts["failed"] += client.status not in (200, 400)
+        self.counts["healed"] += len(sent) > 1
+        self.counts["managed"] += last != self.history and len(last) < len(self.history)
+        self.counts["blocks"] += len(theirs)
+        self.counts["blocks sent"] += len(ours)
+        self.counts["messages"] += sum(message["role"] == "assistant" for message in last)
+        self.counts["put back"] += len(ours - theirs)
+
+    def _go_on(self, message: dict[str, Any]) -> None:
+        self.history.append(message)
+        for call in message.get("tool_calls") or ():
+            text = f"def function_{len(self.history)}(value):\n    return other.path\n"
+            size = self._random.randint(100, 2 * self._size)
+            output = (text * (size // len(text) + 1))[:size]
+            self.history.append({"role": "tool", "tool_call_id": call["id"], "content": output})
+        if not message.get("tool_calls"):
+            self._ask(f"Now look at part {len(self.history)}, and say what is wrong there.")
+
+    def _ask(self, words: str) -> None:
+        self.history.append({"role": "user", "content": words})

@@ -48,6 +48,13 @@ MANAGING_MEMBERS: Mapping[str, Callable[[object], bool]] = {
 """Request members of any API that turn on context management by others, each with a test for such values."""
 
 
+CACHED_PARAMETERS = (
+    *("tool_choice", "parallel_tool_calls", "thinking", "reasoning", "reasoning_effort", "output_config", "effort"),
+    *("response_format", "output_format", "text", "verbosity", "speed", "service_tier"),
+)
+"""Request members of any API, beside the prompt, on which providers' caches may depend."""
+
+
 class Format(ABC):
     """One API's format. To add a wire, write one subclass and list it in `proxy.wire.FORMATS`.
 

@@ -137,7 +137,7 @@ FOUND = Savings(
 class HeldOut(FakeLog):
     """One session that was only observed."""
 
-    async def list_bills(self, after: int = 0, limit: int = 1000) -> Sequence[Bill]:
+    async def list_bills(self, after: int = 0, limit: int = 1000, session: str = "") -> Sequence[Bill]:
         return () if after else (BILL,)
 
 

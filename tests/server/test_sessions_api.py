@@ -68,8 +68,8 @@ class ReadableArchive(FakeArchive):
         self._check(exchange)
         return await self.memory.load_received(exchange, k)
 
-    async def list_bills(self, after: int = 0, limit: int = 1000) -> Sequence[Bill]:
-        return await self.memory.list_bills(after, limit)
+    async def list_bills(self, after: int = 0, limit: int = 1000, session: str = "") -> Sequence[Bill]:
+        return await self.memory.list_bills(after, limit, session)
 
     def _check(self, exchange: str) -> None:
         if exchange in self.erased:

@@ -7,13 +7,13 @@ from msgspec.structs import replace
 
 from proxy.context.epoch_decision import CacheCostAccount, Decision, SentTokens, record_request, record_use
 from proxy.context.pricing import RequestSizes, estimate_client_read, estimate_saving
-from proxy.engine.context.history_cache import count_shared
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.context.session_caches import SentBodies
 from proxy.engine.models import CacheCalibrator, ExpectedUsage
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Epoch, Plan
 from proxy.model.exchange import Headers
+from proxy.model.lineage import count_shared_nodes
 from proxy.model.manifest import Manifest
 
 _log = logging.getLogger("palimpsest.context")
@@ -96,7 +96,7 @@ class UsageAccounting:
     def account(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> OutgoingRequest:
         """Charge a request. Return it with its plan and labels."""
         request, epoch = state.request, outgoing.epoch
-        saving, matching = _estimate_saving(state, outgoing), find_matching(state, outgoing)
+        matching, sizes = find_matching(state, outgoing), _estimate_sizes(state, outgoing)
         expected = ExpectedUsage(
             request.session.upstream,
             state.view,
@@ -118,7 +118,9 @@ class UsageAccounting:
             state.to_model_tokens(outgoing.tokens),
             state.to_model_tokens(state.budget.usable),
             _charge(state, outgoing).owed,
-            saving,
+            estimate_saving(sizes, state.tariff),
+            _convert(state, sizes.client_read),
+            _convert(state, sizes.sent_read),
         )
         return replace(
             outgoing,
@@ -150,14 +152,18 @@ def find_matching(state: RequestState, outgoing: OutgoingRequest) -> int:
     return min(outgoing.tokens, state.account.sent if state.kept is None else state.kept)
 
 
-def _estimate_saving(state: RequestState, outgoing: OutgoingRequest) -> float | None:
-    """Estimate what a request saves against the client's own, from what is known of the cache before the response."""
+def _convert(state: RequestState, tokens: int | None) -> int | None:
+    return None if tokens is None else state.to_model_tokens(tokens)
+
+
+def _estimate_sizes(state: RequestState, outgoing: OutgoingRequest) -> RequestSizes:
+    """Estimate what is read of a request and of the client's own, from what is known before the response."""
     before = state.epoch_account.before
     if before is None:
-        return None
-    shared = count_shared(before, state.history.nodes)
+        return RequestSizes(state.client_tokens, outgoing.tokens, None, None)
+    shared = count_shared_nodes(before, state.history.nodes)
     client_read = estimate_client_read(
         state.tariff, state.history.head.tokens + state.history.count_to(shared), state.account.compute_idle(state.now)
     )
     sent_read = state.tariff.estimate_cached(find_matching(state, outgoing))
-    return estimate_saving(RequestSizes(state.client_tokens, outgoing.tokens, client_read, sent_read), state.tariff)
+    return RequestSizes(state.client_tokens, outgoing.tokens, client_read, sent_read)

@@ -35,7 +35,7 @@ class Book(UnmanagedLog):
         usage = Usage(input=input, output=0, cached=0)
         self.bills.append(replace(self.bills[-1], usage=usage, **changes))
 
-    async def list_bills(self, after: int = 0, limit: int = 1000) -> Sequence[Bill]:
+    async def list_bills(self, after: int = 0, limit: int = 1000, session: str = "") -> Sequence[Bill]:
         found = sorted({bill.seq for bill in self.bills if bill.seq > after})[:3]
         return [bill for bill in self.bills if bill.seq in found]
 

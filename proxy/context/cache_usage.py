@@ -11,18 +11,14 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from proxy.context.pricing import Cost, RequestSizes, price_usage
+from proxy.context.pricing import Cost, price_usage
 from proxy.context.provider_cache import CacheModel
 from proxy.model.card import Card
-from proxy.model.exchange import Usage
+from proxy.model.epoch import Plan
+from proxy.model.exchange import MissCause, Usage
 from proxy.model.lineage import LAYER_SIZE, LAYERS, Layer, count_shared_nodes
+from proxy.model.log import Bill
 
-MissCause = Literal["epoch", "tools", "system", "parameters", "message", "model", "idle", "provider", "unrecorded"]
-"""`epoch`: what is sent for the beginning of the history was replaced by us. `tools`, `system`, `parameters` and
-`message`: the client changed that part of its request. `model`: another model, or upstream, had the prompt. `idle`: the
-cache was kept for less time than passed since. `provider`: nothing explains it. `unrecorded`: it may have been a change
-beside the messages, which earlier versions did not record.
-"""
 Use = Literal["first", "read", "missed", "unreported"]
 """`first`: nothing was to be read, since nothing like it was sent before, or too little to be cached."""
 
@@ -209,21 +205,39 @@ def price_missed(use: CacheUse, usage: Usage, card: Card) -> Cost:
     return price_usage(Usage(usage.input, 0, read, written), card) - price_usage(ideal, card)
 
 
-def price_saved(sizes: RequestSizes, usage: Usage, card: Card) -> Cost | None:
+def name_rewriting(plan: Plan | None) -> str:
+    """Return what a plan sends in place of the beginning of a history, as `SentPrompt.rewriting` has it."""
+    if plan is None:
+        return ""
+    return plan.epoch or (plan.rung if plan.rung != "original" else "")
+
+
+def price_saved(planned: Plan | Bill, usage: Usage, card: Card) -> Cost | None:
     """Return how much more the client's own request would have cost, by the usage that came back. Negative: less.
 
-    The provider's counts scale the estimate of the client's own request. If most of what was sent should have been
-    read, then of the client's request no greater share would have been read than was. None where nothing is known.
+    The provider's counts scale the size of the client's own request. Of it as many tokens would have been missed as
+    were of what was sent, if these are few, else the same share: a cache that is cold, or fails, would have done so
+    too. Where the sizes are unknown, the estimate of the saving is returned as it is. None where nothing is known.
     """
-    if not usage.input or not sizes.sent or sizes.client_read is None or sizes.sent_read is None:
-        return None
-    scale = usage.input / sizes.sent
-    expected = min(sizes.sent_read, sizes.sent) * scale
+    sent, sent_read, client_read = planned.tokens_upstream, planned.sent_read, planned.client_read
+    if not usage.input or not sent or planned.tokens_client is None or sent_read is None or client_read is None:
+        return _price_estimate(planned.saving, card)
+    scale = usage.input / sent
+    expected = min(sent_read, sent) * scale
     read = round(expected) if usage.cached is None else usage.cached
-    share = min(1.0, read / expected) if 2 * sizes.sent_read >= sizes.sent else 1.0
-    client = round(sizes.client * scale)
-    client_read = min(client, round(sizes.client_read * scale * share))
+    client = round(planned.tokens_client * scale)
+    own_read = client_read * scale
+    if 2 * sent_read >= sent:  # else it is the first prompt of an epoch, most of which nobody expects to be read
+        is_near = abs(read - expected) <= max(_SLACK_TOKENS, _SLACK_SHARE * expected)
+        own_read = own_read + read - expected if is_near else own_read * min(1.0, read / expected)
+    client_read = min(client, max(0, round(own_read)))
     fresh = usage.input - read
     is_written = (usage.written or 0) / fresh if fresh > 0 else 0.0
     own = Usage(client, usage.output, client_read, round((client - client_read) * min(1.0, is_written)))
     return price_usage(own, card) - price_usage(Usage(usage.input, usage.output, read, usage.written), card)
+
+
+def _price_estimate(saving: float | None, card: Card) -> Cost | None:
+    if saving is None:
+        return None
+    return Cost(saving, saving * card.prices.rates.input if card.prices_source else None)

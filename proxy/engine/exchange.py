@@ -162,6 +162,7 @@ class ExchangeService:
         step = request.step
         if step is not None and isinstance(request, ManagedRequest):
             step = replace(step, layers=digest_layers(request.split, request.chain.preamble))
+            self._controller.note_prompt(request, step.layers)
         return (opening, *sent) if step is None else (opening, *sent, step)
 
     def _list_round(self, request: ResolvedRequest, outgoing: OutgoingRequest) -> list[Record]:

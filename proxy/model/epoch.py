@@ -125,8 +125,8 @@ class Plan(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
     `owed` is the balance of the view's ski-rental account after the round. `saving` is what the round saved compared
     with the client's own request: negative if it cost more, None if unknown. Both are in tokens of uncached input.
-    `client_read` and `sent_read` are the tokens that the client's own request would have read from the provider's
-    cache, and those that what was sent should read: estimated before the response, None if unknown.
+    `client_read` and `sent_read` are the tokens that should be read from the provider's cache, of the client's own
+    request and of what was sent: those that were sent before. None if unknown.
     """
 
     exchange: str

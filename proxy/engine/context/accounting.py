@@ -96,7 +96,10 @@ class UsageAccounting:
     def account(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> OutgoingRequest:
         """Charge a request. Return it with its plan and labels."""
         request, epoch = state.request, outgoing.epoch
-        matching, sizes = find_matching(state, outgoing), _estimate_sizes(state, outgoing)
+        matching, client_matching = find_matching(state, outgoing), _find_client_matching(state)
+        saving = _estimate_saving(state, outgoing, client_matching)
+        client_read = _find_read(state, client_matching)
+        sent_read = None if client_matching is None else _find_read(state, matching)
         expected = ExpectedUsage(
             request.session.upstream,
             state.view,
@@ -118,9 +121,9 @@ class UsageAccounting:
             state.to_model_tokens(outgoing.tokens),
             state.to_model_tokens(state.budget.usable),
             _charge(state, outgoing).owed,
-            estimate_saving(sizes, state.tariff),
-            _convert(state, sizes.client_read),
-            _convert(state, sizes.sent_read),
+            saving,
+            client_read,
+            sent_read,
         )
         return replace(
             outgoing,
@@ -152,18 +155,29 @@ def find_matching(state: RequestState, outgoing: OutgoingRequest) -> int:
     return min(outgoing.tokens, state.account.sent if state.kept is None else state.kept)
 
 
-def _convert(state: RequestState, tokens: int | None) -> int | None:
-    return None if tokens is None else state.to_model_tokens(tokens)
-
-
-def _estimate_sizes(state: RequestState, outgoing: OutgoingRequest) -> RequestSizes:
-    """Estimate what is read of a request and of the client's own, from what is known before the response."""
-    before = state.epoch_account.before
+def _find_client_matching(state: RequestState) -> int | None:
+    """Return how many tokens of the client's own request its last one had, None if that is unknown."""
+    before, head = state.epoch_account.before, state.epoch_account.head
     if before is None:
-        return RequestSizes(state.client_tokens, outgoing.tokens, None, None)
-    shared = count_shared_nodes(before, state.history.nodes)
-    client_read = estimate_client_read(
-        state.tariff, state.history.head.tokens + state.history.count_to(shared), state.account.compute_idle(state.now)
-    )
+        return None
+    if head not in (None, state.history.head):
+        return 0
+    return state.history.head.tokens + state.history.count_to(count_shared_nodes(before, state.history.nodes))
+
+
+def _estimate_saving(state: RequestState, outgoing: OutgoingRequest, client_matching: int | None) -> float | None:
+    """Estimate what a request saves against the client's own, from what is known of the cache before the response."""
+    if client_matching is None:
+        return None
+    client_read = estimate_client_read(state.tariff, client_matching, state.account.compute_idle(state.now))
     sent_read = state.tariff.estimate_cached(find_matching(state, outgoing))
-    return RequestSizes(state.client_tokens, outgoing.tokens, client_read, sent_read)
+    return estimate_saving(RequestSizes(state.client_tokens, outgoing.tokens, client_read, sent_read), state.tariff)
+
+
+def _find_read(state: RequestState, matching: int | None) -> int | None:
+    """Return how many of the tokens that were sent before should be read, as the model counts them."""
+    if matching is None:
+        return None
+    cache = state.tariff.cache
+    is_cold = cache.is_cold(state.account.compute_idle(state.now))
+    return 0 if is_cold else state.to_model_tokens(cache.find_read(matching))

@@ -75,6 +75,7 @@ async def test_managing_saves_what_a_managed_session_costs_less() -> None:
         **{"saving": 0.75, "low": 0.75, "high": 0.75, "unit": "tokens", "reason": "", "short": 0, "mixed": 0},
         **{"since_ms": 1001, "managed": {"sessions": 20, "cost": 0.25, "blind": 0}},
         "held_out": {"sessions": 20, "cost": 1.0, "blind": 0},
+        "estimate": None,
     }
 
 

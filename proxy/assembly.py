@@ -22,8 +22,7 @@ from proxy.engine.compaction.policy import PromptHook
 from proxy.engine.compaction.summarizer import build_summarizer
 from proxy.engine.compaction.trigger import CompactionTrigger, build_trigger
 from proxy.engine.compaction.worker import SummaryWorker
-from proxy.engine.context.accounting import SentObserver, UsageAccounting
-from proxy.engine.context.cache_watch import CacheWatch
+from proxy.engine.context.accounting import CacheWatch, SentObserver, UsageAccounting
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.context.epoch_planner import EpochPlanner, FeatureCache

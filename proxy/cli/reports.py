@@ -117,7 +117,7 @@ def cache(
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """List what each call read of the provider's cache, and why it was not more."""
+    """Tell why calls missed the provider's cache."""
     services: Services = context.obj
 
     async def query(log: LogReader, settings: Settings) -> bytes:
@@ -237,7 +237,7 @@ def format_cache(found: CacheReport, estimate: SavingEstimate | None = None) -> 
         counts = [_show(each) for each in (call.input, use.read, use.written, use.expected, use.missed or None)]
         lines.append((call.n, format_time(call.opened_ms)[11:19], *counts, _show_cost(call.cost, unit)))
         if text := explain_miss(call):
-            lines.append(shorten(f"      {text}", WIDTH))
+            lines.append(f"      {shorten(text, WIDTH - 6)}")
     read, whole = (sum(each or 0 for each in counts) for counts in _list_inputs(found))
     parts = [format_table(_CACHE_HEADINGS, lines), ""]
     if found.totals:

@@ -19,7 +19,7 @@ Completeness = Literal["complete", "truncated", "aborted", "failed"]
 
 
 MissCause = Literal["epoch", "tools", "system", "parameters", "message", "model", "idle", "provider", "unrecorded"]
-"""Why a prompt was not read from a provider's cache (`context/cache_usage`).
+"""Why a prompt was not read from a provider's cache (`context/provider_cache`).
 
 `epoch`: what is sent for the beginning of the history was replaced by us. `tools`, `system`, `parameters` and
 `message`: the client changed that part of its request. `model`: another model, or upstream, had the prompt. `idle`: the

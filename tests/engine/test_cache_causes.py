@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.context.budget import BudgetPolicy
-from proxy.engine.context.cache_watch import CacheWatch
+from proxy.engine.context.accounting import CacheWatch
 from proxy.engine.policy import Provider
 from proxy.engine.reports.cache import CacheReport, explain_miss, load_cache
 from proxy.engine.reports.savings import SavingEstimate, SavingsInputs, load_estimate

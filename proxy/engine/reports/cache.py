@@ -4,18 +4,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from proxy.context.cache_usage import (
+from proxy.context.pricing import Cost, price_missed, price_saved
+from proxy.context.provider_cache import (
+    CacheModel,
     CacheUse,
     Precedent,
     PromptTrail,
     SentPrompt,
     explain_use,
     name_rewriting,
-    price_missed,
-    price_saved,
 )
-from proxy.context.pricing import Cost
-from proxy.context.provider_cache import CacheModel
 from proxy.engine.models import find_cache
 from proxy.engine.policy import Provider
 from proxy.engine.ports import LogReader

@@ -16,9 +16,8 @@ from itertools import groupby
 from typing import Literal
 
 from proxy.context.budget import BudgetPolicy, compute_soft_mark
-from proxy.context.cache_usage import price_saved
 from proxy.context.epoch_decision import HELD_OUT
-from proxy.context.pricing import MIN_SESSIONS, Comparison, Cost, compare, price_usage
+from proxy.context.pricing import MIN_SESSIONS, Comparison, Cost, compare, price_saved, price_usage
 from proxy.engine.policy import Provider
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.context import Document

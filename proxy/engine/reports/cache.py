@@ -32,6 +32,7 @@ from proxy.wire.messages import list_markers
 _UNKNOWN_PROVIDER = Provider()
 # Retentions of an unknown length: the cache is used, and never known to be cold.
 _ANY_MARKER = ("?",)
+_SHORTEST_MS = 300_000
 _MOST_PATHS = 64
 
 
@@ -144,38 +145,33 @@ class _Reader:
         path = [*self._paths.get(node, ()), *reversed(fresh)]
         if len(self._paths) > _MOST_PATHS:
             self._paths = {b"": []}
-        if fresh:
-            self._paths[tip] = path
+        self._paths[tip] = path
         return path
 
     async def _find_cache(self, prompt: SentPrompt, precedent: Precedent | None) -> CacheModel:
-        """Return how the cache works for a prompt. Its precedent's markers say how long it is kept, where it has any.
+        """Return how the cache works for a prompt, where markers decide, for how long those of its precedent keep it.
 
-        That the cache was used is seen in what was read of it and written to it.
+        They are looked at only after a time for which no marker might keep it. That it was used is seen in the usage.
         """
         provider = self._inputs.providers.get(prompt.upstream, _UNKNOWN_PROVIDER)
         card = self._inputs.find_card(prompt.upstream, prompt.model)
         cache = find_cache(provider, prompt.model, card, _ANY_MARKER)
-        if cache.kind != "breakpoints" or precedent is None:
-            return cache if cache.kind == "breakpoints" else find_cache(provider, prompt.model, card, ())
+        if cache.kind != "breakpoints":
+            return find_cache(provider, prompt.model, card, ())
+        if precedent is None or prompt.sent_ms - precedent.prompt.sent_ms <= _SHORTEST_MS:
+            return cache
+        before, k = self._sent[precedent.prompt.exchange]
         try:
-            markers = list_markers(await self._log.load_sent(*self._locate(precedent.prompt)))
+            markers = list_markers(await self._log.load_sent(before.id, k))
         except NotFound:
             return cache
         return find_cache(provider, prompt.model, card, markers)
 
-    def _locate(self, prompt: SentPrompt) -> tuple[str, int]:
-        row, k = self._sent[prompt.exchange]
-        return row.id, k
-
     async def _read_told(self, row: ExchangeRow, k: int) -> MissCause | Literal[""]:
         """Return the provider's own diagnosis, which is in its response."""
-        for whole in await self._log.list_exchanges(self._session, row.n - 1, 1):
-            for each in whole.rounds:
-                value = load_lenient(each.answer) if each.k == k and each.answer else None
-                if isinstance(value, dict):
-                    return read_diagnosis(value)
-        return ""
+        (whole,) = await self._log.list_exchanges(self._session, row.n - 1, 1)
+        answers = [load_lenient(each.answer) for each in whole.rounds if each.k == k]
+        return read_diagnosis(answers[0]) if isinstance(answers[0], dict) else ""
 
     async def _name_parameters(self, row: ExchangeRow, before: ExchangeRow) -> tuple[str, ...]:
         """Return the members that differ between two requests."""

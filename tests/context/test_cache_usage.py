@@ -231,6 +231,14 @@ def test_what_was_missed_would_have_been_missed_of_the_clients_own_request_too()
     assert saved.tokens == pytest.approx(100_000 - 30_000)
 
 
+@pytest.mark.parametrize("missed", [-400, 400])
+def test_a_few_tokens_more_or_less_would_have_been_so_many_of_the_clients_own_request(missed: int) -> None:
+    saved = price_saved(make_counted(), Usage(30_000, 10, 25_000 - missed), Card())
+    assert saved is not None
+    own, sent = (fresh + missed + 0.1 * (read - missed) for fresh, read in ((5000, 95_000), (5000, 25_000)))
+    assert saved.tokens == pytest.approx(own - sent)
+
+
 def test_an_epoch_that_has_to_be_written_costs_more_than_it_saves() -> None:
     opened = make_counted(client_read=95_000, sent_read=2000)
     saved = price_saved(opened, Usage(30_000, 10, 0), Card())

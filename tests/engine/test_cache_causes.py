@@ -15,6 +15,7 @@ from proxy.engine.policy import Provider
 from proxy.engine.reports.cache import CacheReport, explain_miss, load_cache
 from proxy.engine.reports.savings import SavingEstimate, SavingsInputs, load_estimate
 from proxy.model.card import Card, Prices, Rates
+from proxy.model.epoch import Plan
 from proxy.model.events import CacheUsed
 from proxy.model.exchange import Outcome
 from tests.support.engine import FixedClock
@@ -232,6 +233,20 @@ async def test_a_session_that_ends_with_its_epoch_is_a_loss_and_says_so() -> Non
     _, later = await world.load()
     assert later is not None
     assert not later.is_loss
+
+
+async def test_of_a_request_whose_system_prompt_changed_nothing_would_have_been_read() -> None:
+    world = World(ceiling=8000)
+    step = 5
+    while not world.engine.epochs:
+        await world.ask(until(step))
+        step += 1
+    await world.ask(until(step))
+    await world.ask(change_system(until(step + 1)))
+    *_, before, changed = world.engine.log.of(Plan)
+    assert before.client_read and before.sent_read
+    assert (changed.client_read, changed.sent_read, changed.rung) == (0, 0, "epoch")
+    assert world.told[-1] == "system"
 
 
 async def test_a_saving_is_what_sending_everything_would_have_cost_less_what_was_billed() -> None:

@@ -192,8 +192,8 @@ def _find_read(state: RequestState, matching: int | None) -> int | None:
     return 0 if is_cold else state.to_model_tokens(cache.find_read(matching))
 
 
-_MOST_WAITING = 4096
-_MOST_SESSIONS = 1024
+MOST_PROMPTS = 4096
+MOST_TRAILS = 1024
 _UNKNOWN_PROVIDER = Provider()
 
 _T = TypeVar("_T")
@@ -238,13 +238,12 @@ class CacheWatch:
         self._waiting[event.exchange] = _UnansweredPrompt(
             event.session, prompt, find_cache(provider, prompt.model, card, markers)
         )
-        _trim(self._waiting, _MOST_WAITING)
+        _trim(self._waiting, MOST_PROMPTS)
 
     def note_epoch(self, event: EpochOpened) -> None:
         """Remember why an epoch was opened."""
-        if event.exchange:
-            self._opened[event.exchange] = event.why
-            _trim(self._opened, _MOST_WAITING)
+        self._opened[event.exchange] = event.why
+        _trim(self._opened, MOST_PROMPTS)
 
     def note_plan(self, event: Planned) -> None:
         """Remember what was sent for a prompt."""
@@ -269,7 +268,7 @@ class CacheWatch:
         card, _ = self._find_model(prompt)
         trail = self._trails.setdefault(waiting.session, PromptTrail())
         self._trails.move_to_end(waiting.session)
-        _trim(self._trails, _MOST_SESSIONS)
+        _trim(self._trails, MOST_TRAILS)
         use = explain_use(prompt, trail.find(prompt), waiting.cache, event.told)
         trail.add(prompt)
         cost = price_missed(use, usage, card)

@@ -72,8 +72,8 @@ def test_an_answer_to_what_was_not_seen_says_nothing() -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "_MOST_SESSIONS", 1)
-    monkeypatch.setattr(accounting, "_MOST_WAITING", 2)
+    monkeypatch.setattr(accounting, "MOST_TRAILS", 1)
+    monkeypatch.setattr(accounting, "MOST_PROMPTS", 2)
     watched = Watched()
     for session in ("s", "other"):
         watched.send(session, 3, session=session)

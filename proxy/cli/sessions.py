@@ -150,7 +150,8 @@ def _describe_session(row: SessionRow, level: int, estimate: SavingEstimate | No
         parts.append(shorten(row.family, _FAMILY_WIDTH))
     parts.append(f"{row.model or 'no model'} at {row.upstream}")
     if estimate is not None:
-        parts.append(f"{'lost' if estimate.is_loss else 'saved'} {abs(estimate.net.tokens):.0f}")
+        net, verb = estimate.net, "lost" if estimate.is_loss else "saved"
+        parts.append(f"{verb} {abs(net.tokens):.0f}" if net.money is None else f"{verb} {abs(net.money):.4f} in money")
     if row.auxiliary:
         parts.append(f"{row.auxiliary} auxiliary")
     return "; ".join(parts)

@@ -89,7 +89,7 @@ _METRICS: tuple[tuple[_Kind, str, str, tuple[str, ...]], ...] = (
     (
         "gauge",
         "palimpsest_corrected_saved_tokens",
-        "Saving so far by the usage that came back, in tokens of uncached input; negative for a loss.",
+        "Saving so far by the usage that came back, without auxiliary calls; negative for a loss.",
         (),
     ),
     ("gauge", "palimpsest_saved_money", "The same in money, of models whose prices are known.", ()),

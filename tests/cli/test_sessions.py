@@ -165,7 +165,7 @@ def test_what_was_decided_is_told_of_a_round_and_of_a_session() -> None:
     assert "a loss:   3 calls came after its last epoch, too few to pay for writing the cache anew" in lines
     assert format_sessions([row], {"abc1": estimate}).splitlines()[2].endswith("; lost 2")
     gain = replace(estimate, saved=Cost(90.0, 0.25), auxiliary=Cost())
-    assert format_sessions([row], {"abc1": gain}).splitlines()[2].endswith("; saved 90")
+    assert format_sessions([row], {"abc1": gain}).splitlines()[2].endswith("; saved 0.2500 in money")
     told = format_session(Overview(row, (), ()), (), estimate=gain)
     assert "\nsaved     +0.2500 in money, by the usage that came back\n" in told
     assert "a loss" not in told

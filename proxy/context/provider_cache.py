@@ -235,6 +235,11 @@ class PromptTrail:
     def __init__(self) -> None:
         self._ends: list[SentPrompt] = []
 
+    @property
+    def weight(self) -> int:
+        """The number of nodes that it holds in memory."""
+        return sum([len(end.nodes) for end in self._ends])
+
     def find(self, prompt: SentPrompt) -> Precedent | None:
         """Return the precedent of a prompt: the one that shares most with it, at best to its model, then the newest."""
         ready = [end for end in self._ends if end.ready_ms <= prompt.sent_ms]

@@ -192,8 +192,9 @@ def _find_read(state: RequestState, matching: int | None) -> int | None:
     return 0 if is_cold else state.to_model_tokens(cache.find_read(matching))
 
 
-MOST_PROMPTS = 4096
-MOST_TRAILS = 1024
+MOST_PROMPTS = 1024
+# About 70 bytes each, of which the caches of histories hold most, too.
+MOST_NODES = 200_000
 _UNKNOWN_PROVIDER = Provider()
 
 _T = TypeVar("_T")
@@ -221,6 +222,7 @@ class CacheWatch:
         self._providers = providers
         self._waiting: OrderedDict[str, _UnansweredPrompt] = OrderedDict()
         self._trails: OrderedDict[str, PromptTrail] = OrderedDict()
+        self._nodes = 0  # of all trails together
         self._opened: OrderedDict[str, str] = OrderedDict()  # why, by the exchange that an epoch was opened for
         bus.subscribe(PromptSent, self.note_prompt)
         bus.subscribe(EpochOpened, self.note_epoch)
@@ -266,17 +268,24 @@ class CacheWatch:
             usage=usage,
         )
         card, _ = self._find_model(prompt)
-        trail = self._trails.setdefault(waiting.session, PromptTrail())
-        self._trails.move_to_end(waiting.session)
-        _trim(self._trails, MOST_TRAILS)
+        trail = self._trails.pop(waiting.session, None) or PromptTrail()
         use = explain_use(prompt, trail.find(prompt), waiting.cache, event.told)
+        self._nodes -= trail.weight
         trail.add(prompt)
+        self._keep_trail(waiting.session, trail)
         cost = price_missed(use, usage, card)
         saved = price_saved(plan, usage, card) if plan is not None else None
         both = (None, None) if saved is None else (saved.tokens, saved.money)
         self._bus.publish(
             CacheUsed(event.exchange, waiting.session, use.cause, use.missed, cost.tokens, cost.money, *both)
         )
+
+    def _keep_trail(self, session: str, trail: PromptTrail) -> None:
+        self._trails[session] = trail
+        self._nodes += trail.weight
+        while self._nodes > MOST_NODES and len(self._trails) > 1:
+            _, oldest = self._trails.popitem(last=False)
+            self._nodes -= oldest.weight
 
     def _find_model(self, prompt: SentPrompt) -> tuple[Card, Provider]:
         card = self._find_card(prompt.upstream, prompt.model)

@@ -72,7 +72,7 @@ def test_an_answer_to_what_was_not_seen_says_nothing() -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "MOST_TRAILS", 1)
+    monkeypatch.setattr(accounting, "MOST_NODES", 5)
     monkeypatch.setattr(accounting, "MOST_PROMPTS", 2)
     watched = Watched()
     for session in ("s", "other"):
@@ -80,6 +80,8 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         watched.read(session, 4000, 0)
     watched.send("x2", 5, 10)
     assert watched.read("x2", 5000, 0) == ""  # the session's first, as far as is known
+    watched.send("x3", 7, 20)
+    assert watched.read("x3", 6000, 0) == "provider"  # the newest is kept, however long it is
     for number in range(3):
         watched.send(f"y{number}", 3)
     count = len(watched.told)

@@ -28,7 +28,7 @@ from proxy.engine.ports import LogReader
 from proxy.engine.reports.cache import CacheCall, CacheReport, explain_miss, load_cache
 from proxy.engine.reports.export import describe_whole
 from proxy.engine.reports.lookup import Part, find_exchange, list_matching, load_part, read_pages
-from proxy.engine.reports.savings import SavingEstimate, SavingsInputs, load_estimate, load_estimates
+from proxy.engine.reports.savings import SavingEstimate, SavingsInputs, load_estimates
 from proxy.engine.reports.sessions import (
     Overview,
     describe_overview,
@@ -118,10 +118,10 @@ async def _render_session(
 ) -> bytes:
     overview = await load_overview(log, session)
     exchanges = [row async for page in read_pages(log, overview.session.id) for row in page]
+    saved = await load_estimates(log, (overview.session, *overview.children), inputs)
     if as_json:
-        return write_json(describe_overview(overview) | {"exchanges": list_calls(exchanges)})
-    found = await load_cache(log, overview.session.id, inputs)
-    estimate = await load_estimate(log, overview.session.id, inputs)
+        return write_json(describe_overview(overview, saved) | {"exchanges": list_calls(exchanges)})
+    found, estimate = await load_cache(log, overview.session.id, inputs), saved.get(overview.session.id)
     return format_session(overview, exchanges, settings.budget_policy(), found, estimate).encode()
 
 

@@ -67,7 +67,9 @@ class SessionsApi:
         return describe_sessions(rows, await load_estimates(self._log, rows, self._inputs))
 
     async def _show_session(self, request: Request) -> Document:
-        return describe_overview(await load_overview(self._log, request.path_params["id"]))
+        overview = await load_overview(self._log, request.path_params["id"])
+        rows = (overview.session, *overview.children)
+        return describe_overview(overview, await load_estimates(self._log, rows, self._inputs))
 
     async def _list_exchanges(self, request: Request) -> list[Document]:
         after = read_number(request.query_params.get("after", "0"), "after")

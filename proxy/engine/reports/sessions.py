@@ -92,8 +92,8 @@ def describe_sessions(rows: Iterable[SessionRow], saved: Mapping[str, SavingEsti
     return [document | {"saved": describe_estimate(saved.get(document["id"]))} for document in documents]
 
 
-def describe_overview(overview: Overview) -> Document:
-    """Return a session with its branches and child sessions as a document.
+def describe_overview(overview: Overview, saved: Mapping[str, SavingEstimate] | None = None) -> Document:
+    """Return a session with its branches and child sessions as a document. `saved` as in `describe_sessions`.
 
     Branches list all their exchanges, until these are too many in sum; later branches then list only their own.
     """
@@ -114,11 +114,8 @@ def describe_overview(overview: Overview) -> Document:
                 "exchanges": numbers,
             }
         )
-    return {
-        "session": _describe_session(overview.session),
-        "branches": branches,
-        "children": describe_sessions(overview.children),
-    }
+    session, *children = describe_sessions((overview.session, *overview.children), saved)
+    return {"session": session, "branches": branches, "children": children}
 
 
 def list_calls(rows: Iterable[ExchangeRow]) -> list[Document]:

@@ -185,7 +185,9 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     contexts = ContextApi(
         engine.archive, engine.epoch_admin, engine.manual_compaction, engine.models.counter.count_messages
     )
-    sessions = SessionsApi(engine.archive, SavingsInputs(engine.models.card, settings.budget_policy()))
+    sessions = SessionsApi(
+        engine.archive, SavingsInputs(engine.models.card, settings.budget_policy(), settings.providers())
+    )
     app = build_routes(
         policy, engine.exchanges, health=health, inspector=inspector, sessions=sessions, contexts=contexts
     )

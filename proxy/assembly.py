@@ -22,7 +22,7 @@ from proxy.engine.compaction.policy import PromptHook
 from proxy.engine.compaction.summarizer import build_summarizer
 from proxy.engine.compaction.trigger import CompactionTrigger, build_trigger
 from proxy.engine.compaction.worker import SummaryWorker
-from proxy.engine.context.accounting import SentObserver, UsageAccounting
+from proxy.engine.context.accounting import CacheWatch, SentObserver, UsageAccounting
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.context.epoch_planner import EpochPlanner, FeatureCache
@@ -182,6 +182,7 @@ async def build_engine(settings: Settings) -> Engine:
         holdout=Holdout(settings.compaction.holdout_fraction, archive.salt),
         hard_wait_seconds=policy.hard_wait_seconds,
     )
+    CacheWatch(bus, models.card, settings.providers())
     exchanges = ExchangeService(policy, FORMATS, resolver=resolver, relay=relay, tasks=tasks, controller=controller)
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
     manual_compaction = _build_manual_compaction(archive, durability, trigger.worker, controller, routes)
@@ -350,7 +351,9 @@ async def measure(settings: Settings) -> SavingsInputs:
     """Return the models and the budget with which `palimpsest savings` prices sessions. Reads the model catalog."""
     catalog = ModelCatalog(settings.stated_windows(), settings.stated_prices(), SystemClock())
     await catalog.open()
-    return SavingsInputs(lambda upstream, model: catalog.find(LimitKey(upstream, model)), settings.budget_policy())
+    return SavingsInputs(
+        lambda upstream, model: catalog.find(LimitKey(upstream, model)), settings.budget_policy(), settings.providers()
+    )
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ hide a line.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
+from proxy.context.pricing import Cost
 from proxy.engine.reports.sessions import Fork
 from proxy.model.epoch import Plan
 from proxy.model.log import SessionRow
@@ -37,6 +38,11 @@ def format_count(count: int, one: str, more: str = "") -> str:
 def format_saving(saving: float) -> str:
     """Format a saving with its sign and unit."""
     return f"{saving:+.0f} tokens of uncached input"
+
+
+def format_cost(cost: Cost) -> str:
+    """Format a cost with its sign and unit: money where it is known."""
+    return format_saving(cost.tokens) if cost.money is None else f"{cost.money:+.4f} in money"
 
 
 def shorten(text: str, width: int) -> str:

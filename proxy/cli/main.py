@@ -39,6 +39,7 @@ def build() -> typer.Typer:
     application.command()(reports.diff)
     application.command()(reports.handoff)
     application.command()(reports.summaries)
+    application.command()(reports.cache)
     application.command()(reports.savings)
     application.command()(serve.compact)
     application.command()(maintenance.verify)

@@ -1,18 +1,39 @@
-"""`palimpsest expand`, `diff`, `handoff`, `summaries` and `savings`: read the log, also beside a running server."""
+"""`palimpsest expand`, `diff`, `handoff`, `summaries`, `cache` and `savings`: read the log, also beside a server."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
 
-from proxy.cli.formatting import MARK, SIDE_MARK, WIDTH, format_plan, format_table, format_time, make_plain, shorten
+from proxy.cli.formatting import (
+    MARK,
+    SIDE_MARK,
+    WIDTH,
+    format_count,
+    format_plan,
+    format_table,
+    format_time,
+    make_plain,
+    shorten,
+)
 from proxy.cli.services import MAX_NUMBER, BranchOption, ConfigOption, DataOption, JsonOption, Services, SessionArgument
 from proxy.config import Settings
+from proxy.context.pricing import Cost
 from proxy.engine.ports import LogReader
+from proxy.engine.reports.cache import CacheReport, describe_cache, explain_miss, load_cache
 from proxy.engine.reports.context import SummaryStatus, describe_summaries, load_page, load_summaries, order_nodes
 from proxy.engine.reports.diff import Change, Difference, Side, describe_difference, load_difference
 from proxy.engine.reports.export import load_handoff, write_handoff
-from proxy.engine.reports.savings import Savings, Unit, describe_savings, load_savings
+from proxy.engine.reports.savings import (
+    SavingEstimate,
+    Savings,
+    TotalEstimate,
+    Unit,
+    describe_estimate,
+    describe_savings,
+    load_estimate,
+    load_savings,
+)
 from proxy.engine.reports.sessions import write_json
 from proxy.model.epoch import Summary
 
@@ -21,6 +42,12 @@ _SUMMARY_HEADINGS = ("SUMMARY", "LEVEL", "MESSAGES", "COVERED", "TOKENS", "MODEL
 _SUMMARY_MARKS: dict[SummaryStatus, str] = {"live": MARK, "parent": "└", "superseded": SIDE_MARK}
 _MODEL_WIDTH = 20
 _MAX_INDENT = 8
+_CACHE_HEADINGS = ("CALL", "TIME", "INPUT", "READ", "WRITTEN", "EXPECTED", "MISSED", "COST")
+_CAUSE_HEADINGS = ("CAUSE", "CALLS", "MISSED", "COST")
+_MISSED_UNITS: dict[Unit, str] = {
+    "money": "COST is what was missed, in money.",
+    "tokens": "COST is what was missed, in tokens of uncached input.",
+}
 _SAVINGS_HEADINGS = ("", "SESSIONS", "COST")
 _UNITS: dict[Unit, str] = {
     "money": "money for a million tokens of the client's requests",
@@ -83,6 +110,27 @@ def summaries(
     typer.echo(write_json(describe_summaries(found)) if as_json else format_summaries(found), nl=not as_json)
 
 
+def cache(
+    context: typer.Context,
+    session: SessionArgument,
+    as_json: JsonOption = False,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Tell why calls missed the provider's cache."""
+    services: Services = context.obj
+
+    async def query(log: LogReader, settings: Settings) -> bytes:
+        inputs = await services.load_savings_inputs(settings)
+        found = await load_cache(log, session, inputs)
+        estimate = await load_estimate(log, found.session, inputs)
+        if as_json:
+            return write_json(describe_cache(found) | {"saved": describe_estimate(estimate)})
+        return format_cache(found, estimate).encode() + b"\n"
+
+    typer.echo(services.read_with_settings(data, config, query), nl=False)
+
+
 def savings(
     context: typer.Context, as_json: JsonOption = False, data: DataOption = None, config: ConfigOption = None
 ) -> None:
@@ -94,6 +142,21 @@ def savings(
 
     found = services.read_with_settings(data, config, query)
     typer.echo(write_json(describe_savings(found)) if as_json else format_savings(found), nl=not as_json)
+
+
+def _format_total(found: TotalEstimate) -> list[str]:
+    verb = "lost" if found.saved.tokens < 0 else "saved"
+    sign = -1 if found.saved.tokens < 0 else 1
+    total = Cost(sign * found.saved.tokens, None if found.saved.money is None else sign * found.saved.money)
+    share = "" if found.share is None else f", {sign * found.share:.1%} of what sending everything would have cost"
+    lines = [
+        f"Managing {verb} {_tell_cost(total)}{share}:",
+        f"an estimate over {format_count(found.sessions, 'session')}, by the usage that came back.",
+    ]
+    if found.losing:
+        losses = Cost(-found.losses.tokens, None if found.losses.money is None else -found.losses.money)
+        lines.append(f"{format_count(found.losing, 'session')} of them lost {_tell_cost(losses)}.")
+    return [*lines, ""]
 
 
 def format_difference(found: Difference) -> str:
@@ -163,16 +226,70 @@ def format_summaries(found: Sequence[Summary]) -> str:
     return format_table(_SUMMARY_HEADINGS, lines)
 
 
+def format_cache(found: CacheReport, estimate: SavingEstimate | None = None) -> str:
+    """Format what calls read of the cache: a line for each, another for why it was not more, and totals by cause."""
+    if not found.calls:
+        return "No call of this session has a usage that the provider reported."
+    unit: Unit = "money" if all(call.cost.money is not None for call in found.calls) else "tokens"
+    lines: list[Sequence[object] | str] = []
+    for call in found.calls:
+        use = call.use
+        counts = [_show(each) for each in (call.input, use.read, use.written, use.expected, use.missed or None)]
+        lines.append((call.n, format_time(call.opened_ms)[11:19], *counts, _show_cost(call.cost, unit)))
+        if text := explain_miss(call):
+            lines.append(f"      {shorten(text, WIDTH - 6)}")
+    read, whole = (sum(each or 0 for each in counts) for counts in _list_inputs(found))
+    parts = [format_table(_CACHE_HEADINGS, lines), ""]
+    if found.totals:
+        rows = [(cause, each.calls, each.missed, _show_cost(each.cost, unit)) for cause, each in found.totals.items()]
+        parts += [format_table(_CAUSE_HEADINGS, rows), ""]
+    parts.append(f"{read / whole:.1%} of the input was read from the cache. {_MISSED_UNITS[unit]}")
+    if estimate is not None:
+        parts.append(describe_net(estimate))
+    return "\n".join(parts)
+
+
+def _list_inputs(found: CacheReport) -> tuple[list[int | None], list[int | None]]:
+    told = [call for call in found.calls if call.use.read is not None]
+    return [call.use.read for call in told], [call.input for call in told] or [1]
+
+
+def _show(count: int | None) -> str:
+    return "" if count is None else str(count)
+
+
+def _show_cost(cost: Cost, unit: Unit) -> str:
+    amount = cost.money if unit == "money" else cost.tokens
+    if not amount:
+        return ""
+    return f"{amount:.4f}" if unit == "money" else f"{amount:.0f}"
+
+
+def describe_net(estimate: SavingEstimate) -> str:
+    """Return in words what managing a session saved, or lost, and why."""
+    net, by = estimate.net, "by the usage that came back"
+    if estimate.is_loss:
+        lost = Cost(-net.tokens, None if net.money is None else -net.money)
+        return f"Managing lost {_tell_cost(lost)} {by}: {estimate.reason}."
+    return f"Managing saved {_tell_cost(net)} {by}."
+
+
+def _tell_cost(cost: Cost) -> str:
+    tokens = f"{cost.tokens:.0f} tokens of uncached input"
+    return tokens if cost.money is None else f"{cost.money:.4f} in money ({tokens})"
+
+
 def format_savings(found: Savings) -> str:
-    """Format a comparison: the saving with its confidence interval, both arms, and what was not counted."""
+    """Format the estimate for all sessions, then the comparison: both arms, and what was not counted."""
+    lines = [] if found.estimate is None else _format_total(found.estimate)
     known = found.comparison
     if known is None:
-        lines = [f"{found.reason[0].upper()}{found.reason[1:]}."]
+        lines.append(f"{found.reason[0].upper()}{found.reason[1:]}.")
     else:
         interval = f"95 % confidence interval: {known.low:.1%} to {known.high:.1%}"
-        lines = [f"Managing saves {known.saving:.1%} of the cost of long sessions ({interval})."]
+        lines.append(f"Managing saves {known.saving:.1%} of the cost of long sessions ({interval}).")
     if found.since_ms is None:
-        return lines[0]
+        return "\n".join(lines)
     scale = 1e6 if found.unit == "money" else 1.0
     rows = [
         (name, arm.sessions, "-" if arm.cost is None else f"{scale * arm.cost:.4f}")

@@ -3,7 +3,7 @@
 The text fits into 80 columns; what only a program needs is in the JSON form.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -12,9 +12,9 @@ from proxy.cli.formatting import (
     SIDE_MARK,
     WIDTH,
     draw_forks,
+    format_cost,
     format_count,
     format_plan,
-    format_saving,
     format_table,
     format_time,
     make_plain,
@@ -25,8 +25,10 @@ from proxy.cli.services import MAX_NUMBER, ConfigOption, DataOption, JsonOption,
 from proxy.config import Settings
 from proxy.context.budget import BudgetPolicy, compute_soft_mark, make_budget
 from proxy.engine.ports import LogReader
+from proxy.engine.reports.cache import CacheCall, CacheReport, explain_miss, load_cache
 from proxy.engine.reports.export import describe_whole
 from proxy.engine.reports.lookup import Part, find_exchange, list_matching, load_part, read_pages
+from proxy.engine.reports.savings import SavingEstimate, SavingsInputs, load_estimates
 from proxy.engine.reports.sessions import (
     Overview,
     describe_overview,
@@ -46,6 +48,7 @@ _MODEL_WIDTH = 14
 _FAMILY_WIDTH = 56
 _NO_USAGE = Usage()
 _DEFAULT_BUDGET = BudgetPolicy()
+_NO_ESTIMATES: Mapping[str, SavingEstimate] = {}
 
 
 def sessions(
@@ -64,13 +67,18 @@ def sessions(
     """List sessions, the newest call first."""
     services: Services = context.obj
     selection = Selection(family, parent)
-    rows = services.read(data, config, lambda log: list_matching(log, limit, selection))
+
+    async def query(log: LogReader, settings: Settings) -> tuple[Sequence[SessionRow], dict[str, SavingEstimate]]:
+        rows = await list_matching(log, limit, selection)
+        return rows, await load_estimates(log, rows, await services.load_savings_inputs(settings))
+
+    rows, saved = services.read_with_settings(data, config, query)
     if as_json:
-        typer.echo(write_json(describe_sessions(rows)), nl=False)
+        typer.echo(write_json(describe_sessions(rows, saved)), nl=False)
     elif not rows and (family or parent):
         typer.echo("No session matches; without --family and --parent all are listed.")
     else:
-        typer.echo(format_sessions(rows))
+        typer.echo(format_sessions(rows, saved))
 
 
 def show(
@@ -91,27 +99,33 @@ def show(
 
     async def query(log: LogReader, settings: Settings) -> bytes:
         if n is None:
-            return await _render_session(log, session, settings, as_json=as_json)
+            inputs = await services.load_savings_inputs(settings)
+            return await _render_session(log, session, settings, inputs, as_json=as_json)
         row = await find_exchange(log, session, n)
         if raw is not None:
             return await load_part(log, row, raw)
         document = await describe_whole(log, row)
         if as_json:
             return write_json(document)
-        return format_exchange(row, document["bound"], settings.budget_policy()).encode()
+        found = await load_cache(log, row.session, await services.load_savings_inputs(settings), n)
+        return format_exchange(row, document["bound"], settings.budget_policy(), found).encode()
 
     typer.echo(services.read_with_settings(data, config, query), nl=False)
 
 
-async def _render_session(log: LogReader, session: str, settings: Settings, *, as_json: bool) -> bytes:
+async def _render_session(
+    log: LogReader, session: str, settings: Settings, inputs: SavingsInputs, *, as_json: bool
+) -> bytes:
     overview = await load_overview(log, session)
     exchanges = [row async for page in read_pages(log, overview.session.id) for row in page]
+    saved = await load_estimates(log, (overview.session, *overview.children), inputs)
     if as_json:
-        return write_json(describe_overview(overview) | {"exchanges": list_calls(exchanges)})
-    return format_session(overview, exchanges, settings.budget_policy()).encode()
+        return write_json(describe_overview(overview, saved) | {"exchanges": list_calls(exchanges)})
+    found, estimate = await load_cache(log, overview.session.id, inputs), saved.get(overview.session.id)
+    return format_session(overview, exchanges, settings.budget_policy(), found, estimate).encode()
 
 
-def format_sessions(rows: Sequence[SessionRow]) -> str:
+def format_sessions(rows: Sequence[SessionRow], saved: Mapping[str, SavingEstimate] = _NO_ESTIMATES) -> str:
     """Format sessions as a table, two lines each: id, time and counts; then name, model and upstream."""
     if not rows:
         return "The log holds no sessions yet; start `palimpsest serve` and point a client at it."
@@ -121,12 +135,12 @@ def format_sessions(rows: Sequence[SessionRow]) -> str:
         tokens = (row.input_tokens, row.output_tokens)
         lines += (
             (name, format_time(row.last_ms)[:16], row.exchanges, row.branches, row.side, *tokens),
-            "  " * level + "  " + shorten(_describe_session(row, level), WIDTH - 2 * level - 2),
+            "  " * level + "  " + shorten(_describe_session(row, level, saved.get(row.id)), WIDTH - 2 * level - 2),
         )
     return format_table(_SESSION_HEADINGS, lines)
 
 
-def _describe_session(row: SessionRow, level: int) -> str:
+def _describe_session(row: SessionRow, level: int, estimate: SavingEstimate | None) -> str:
     parts = []
     if row.parent and not level:
         parts.append(f"child of {row.parent[:_ID_DIGITS]}")
@@ -135,14 +149,21 @@ def _describe_session(row: SessionRow, level: int) -> str:
     if row.family:
         parts.append(shorten(row.family, _FAMILY_WIDTH))
     parts.append(f"{row.model or 'no model'} at {row.upstream}")
-    if row.saving is not None:
-        parts.append(f"saved {row.saving:+.0f}")
+    if estimate is not None:
+        net, verb = estimate.net, "lost" if estimate.is_loss else "saved"
+        parts.append(f"{verb} {abs(net.tokens):.0f}" if net.money is None else f"{verb} {abs(net.money):.4f} in money")
     if row.auxiliary:
         parts.append(f"{row.auxiliary} auxiliary")
     return "; ".join(parts)
 
 
-def format_session(overview: Overview, exchanges: Sequence[ExchangeRow], policy: BudgetPolicy = _DEFAULT_BUDGET) -> str:
+def format_session(
+    overview: Overview,
+    exchanges: Sequence[ExchangeRow],
+    policy: BudgetPolicy = _DEFAULT_BUDGET,
+    found: CacheReport | None = None,
+    estimate: SavingEstimate | None = None,
+) -> str:
     """Format a session: its name, counts and relatives, then its exchanges as a tree."""
     row = overview.session
     lines = [
@@ -157,8 +178,12 @@ def format_session(overview: Overview, exchanges: Sequence[ExchangeRow], policy:
     ]
     if row.counted:
         lines.append(f"context   client {row.counted}, upstream {row.sent} tokens, of the rounds that were counted")
-    if row.saving is not None:
-        lines.append(f"saved     {format_saving(row.saving)} (estimated)")
+    if estimate is not None:
+        lines.append(f"saved     {format_cost(estimate.net)}, by the usage that came back")
+    if estimate is not None and estimate.is_loss:
+        lines.append(f"a loss:   {estimate.reason}")
+    if found is not None:
+        lines += _format_misses(found)
     if row.auxiliary:
         tokens = f"input {row.auxiliary_input}, output {row.auxiliary_output}"
         lines.append(f"auxiliary {format_count(row.auxiliary, 'call')} of our own beside these: {tokens}")
@@ -212,7 +237,21 @@ def _format_status(last: RoundRow | None) -> str:
     return " ".join(words)
 
 
-def format_exchange(row: ExchangeRow, bound: int | None = None, policy: BudgetPolicy = _DEFAULT_BUDGET) -> str:
+def _format_misses(found: CacheReport) -> Iterator[str]:
+    """Yield a line on what was read from the cache, and how much was missed for each cause."""
+    told = [call for call in found.calls if call.use.read is not None and call.input]
+    if told:
+        share = sum(call.use.read or 0 for call in told) / sum(call.input or 0 for call in told)
+        missed = [f"{cause} {total.missed}" for cause, total in found.totals.items()]
+        yield f"cache     {share:.1%} of the input read; missed {', '.join(missed) if missed else 'nothing'}"
+
+
+def format_exchange(
+    row: ExchangeRow,
+    bound: int | None = None,
+    policy: BudgetPolicy = _DEFAULT_BUDGET,
+    found: CacheReport | None = None,
+) -> str:
     """Format one exchange: its request, then each round with its status and response.
 
     `policy` is that of the command's settings, which may differ from the server's. `bound` is an upper bound of the
@@ -233,7 +272,17 @@ def format_exchange(row: ExchangeRow, bound: int | None = None, policy: BudgetPo
         lines.append(f"place     {_format_relation(row)}; {known}, tip {row.tip.hex()}")
     for round_ in row.rounds:
         lines += _format_round(round_)
+    for call in found.calls if found is not None else ():
+        lines.append(f"cache     {_format_use(call)}")
     return make_plain("\n".join(lines)) + "\n"
+
+
+def _format_use(call: CacheCall) -> str:
+    use, text = call.use, explain_miss(call)
+    if not use.expected:
+        return text
+    read = f"read {use.read} of {use.expected} tokens expected"
+    return f"{read}; {use.missed} missed, {format_cost(call.cost)}: {text}" if use.cause else read
 
 
 def _format_round(row: RoundRow) -> Iterator[str]:

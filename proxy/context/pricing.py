@@ -12,9 +12,11 @@ from math import exp, isfinite, sqrt
 import msgspec
 
 from proxy.context.budget import Budget
-from proxy.context.provider_cache import UNKNOWN, CacheModel, Calibration
+from proxy.context.provider_cache import UNKNOWN, CacheModel, CacheUse, Calibration, compute_slack
 from proxy.model.card import UNPRICED, Card, Prices, Rates, Tier
+from proxy.model.epoch import Plan
 from proxy.model.exchange import Usage
+from proxy.model.log import Bill
 
 # No price is this many times another; a list that states one must not make sums infinite.
 _MAX_RATIO = 1e6
@@ -129,6 +131,44 @@ def _price_tokens(usage: Usage, rates: Rates) -> float:
     cached, written = usage.cached or 0, usage.written or 0
     fresh = max(0, (usage.input or 0) - cached - written)
     return fresh * rates.input + cached * rates.cached + written * rates.written + (usage.output or 0) * rates.output
+
+
+def price_missed(use: CacheUse, usage: Usage, card: Card) -> Cost:
+    """Return how much more a call cost because of what it missed."""
+    read, written = usage.cached or 0, usage.written or 0
+    ideal = Usage(usage.input, 0, read + use.missed, max(0, written - use.missed))
+    return price_usage(Usage(usage.input, 0, read, written), card) - price_usage(ideal, card)
+
+
+def price_saved(planned: Plan | Bill, usage: Usage, card: Card) -> Cost | None:
+    """Return how much more the client's own request would have cost, by the usage that came back. Negative: less.
+
+    The provider's counts scale the size of the client's own request. Of it as many tokens would have been missed as
+    were of what was sent, if these are few, else the same share: a cache that is cold, or fails, would have done so
+    too. Where the sizes are unknown, the estimate of the saving is returned as it is. None where nothing is known.
+    """
+    sent, sent_read, client_read = planned.tokens_upstream, planned.sent_read, planned.client_read
+    if not usage.input or not sent or planned.tokens_client is None or sent_read is None or client_read is None:
+        return _price_estimate(planned.saving, card)
+    scale = usage.input / sent
+    expected = min(sent_read, sent) * scale
+    read = round(expected) if usage.cached is None else usage.cached
+    client = round(planned.tokens_client * scale)
+    own_read = client_read * scale
+    if 2 * sent_read >= sent:  # else it is the first prompt of an epoch, most of which nobody expects to be read
+        is_near = abs(read - expected) <= compute_slack(expected)
+        own_read = own_read + read - expected if is_near else own_read * min(1.0, read / expected)
+    client_read = min(client, max(0, round(own_read)))
+    fresh = usage.input - read
+    is_written = (usage.written or 0) / fresh if fresh > 0 else 0.0
+    own = Usage(client, usage.output, client_read, round((client - client_read) * min(1.0, is_written)))
+    return price_usage(own, card) - price_usage(Usage(usage.input, usage.output, read, usage.written), card)
+
+
+def _price_estimate(saving: float | None, card: Card) -> Cost | None:
+    if saving is None:
+        return None
+    return Cost(saving, saving * card.prices.rates.input if card.prices_source else None)
 
 
 class RequestSizes(msgspec.Struct, frozen=True, gc=False):

@@ -5,8 +5,11 @@ from collections.abc import Coroutine, Mapping
 from functools import partial
 from typing import Any, cast
 
+from msgspec.structs import replace
+
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.request_state import OutgoingRequest
+from proxy.engine.lineage.chain import digest_layers
 from proxy.engine.open_exchange import CappedBuffer, OpenExchange
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Client, RequestBody
@@ -165,7 +168,11 @@ class ExchangeService:
         """List the first records of an exchange, without the round if `outgoing` is not decided yet."""
         opening = self._resolver.make_opening(request, build)
         sent = self._list_round(request, outgoing) if outgoing is not None else ()
-        return (opening, *sent) if request.step is None else (opening, *sent, request.step)
+        step = request.step
+        if step is not None and isinstance(request, ManagedRequest):
+            step = replace(step, layers=digest_layers(request.split, request.chain.preamble))
+            self._controller.note_prompt(request, step.layers)
+        return (opening, *sent) if step is None else (opening, *sent, step)
 
     def _list_round(self, request: ResolvedRequest, outgoing: OutgoingRequest) -> list[Record]:
         """List the records of what is sent: the round, its plan if that is known already, and a pin."""

@@ -15,7 +15,14 @@ import msgspec
 
 from proxy.context.budget import Budget, BudgetPolicy, make_budget
 from proxy.context.pricing import Tariff, make_tariff
-from proxy.context.provider_cache import Calibration, choose_cache_model, learn_read, learn_seconds, learn_survival
+from proxy.context.provider_cache import (
+    CacheModel,
+    Calibration,
+    choose_cache_model,
+    learn_read,
+    learn_seconds,
+    learn_survival,
+)
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Catalog, Clock, Upstream
 from proxy.engine.token_counter import TokenCounter
@@ -175,7 +182,7 @@ class CacheCalibrator:
         basis = card, tuple(markers), _list_tariff_inputs(learned, provider)
         if known is not None and known[0] == basis:
             return known[1]
-        cache = choose_cache_model(provider.cache, provider.host, model, markers, card.retention)
+        cache = find_cache(provider, model, card, markers)
         tariff = make_tariff(card.prices, cache, learned)
         self._tariffs[key] = basis, tariff
         if len(self._tariffs) > _MOST_MODELS:
@@ -207,6 +214,11 @@ class CacheCalibrator:
         self._learned[key] = known
         if len(self._learned) > _MOST_MODELS:
             self._learned.popitem(last=False)
+
+
+def find_cache(provider: Provider, model: str, card: Card, markers: Sequence[str]) -> CacheModel:
+    """Return how the cache of a provider's model works for a request with these markers."""
+    return choose_cache_model(provider.cache, provider.host, model, markers, card.retention)
 
 
 def _list_tariff_inputs(learned: Calibration | None, provider: Provider) -> _LearnedInputs | None:

@@ -9,7 +9,7 @@ from proxy.model.card import Card, LimitKey
 from proxy.model.epoch import Epoch, EpochUse, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers, SessionKey
-from proxy.model.lineage import StoredSession
+from proxy.model.lineage import NodeRow, StoredSession
 from proxy.model.log import (
     ArchiveHealth,
     AuxiliaryUsage,
@@ -227,9 +227,14 @@ class LogReader(Protocol):
         """Sum up the auxiliary calls opened since then, one row per session, upstream and model, in this order."""
         ...
 
-    async def list_bills(self, after: int = 0, limit: int = 1000) -> Sequence[Bill]:
+    async def list_nodes(self, session: str) -> Sequence[NodeRow]:
+        """Return the nodes of a session, parents first: the tree of its messages. Raises NotFound."""
+        ...
+
+    async def list_bills(self, after: int = 0, limit: int = 1000, session: str = "") -> Sequence[Bill]:
         """Return all rounds of at most `limit` exchanges after number `after` (their `seq`), oldest first.
 
+        With the id of a `session`, only its exchanges.
         Only exchanges count that have rounds, are in mode manage, and were not passed on unread. Empty at the end.
         """
         ...

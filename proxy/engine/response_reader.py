@@ -19,7 +19,7 @@ from proxy.model.events import AnswerRead, ReadingFailed
 from proxy.model.exchange import Answer, Headers, Reading
 from proxy.wire.body import decode_content
 from proxy.wire.credentials import redact
-from proxy.wire.format import Format
+from proxy.wire.format import Format, read_diagnosis
 from proxy.wire.headers import find_header
 from proxy.wire.json_values import read_object
 from proxy.wire.streams import read_events
@@ -176,7 +176,8 @@ class ResponseReader:
         reply = self._lineage.note_answer(received.exchange, received.k, received.format, answer.value)
         self._archive.append(reading, *([reply] if reply is not None else []), is_urgent=False)
         if answer.usage is not None:
-            self._bus.publish(AnswerRead(received.exchange, received.k, answer.usage, received.first_byte_s))
+            told = read_diagnosis(answer.value)
+            self._bus.publish(AnswerRead(received.exchange, received.k, answer.usage, received.first_byte_s, told))
 
     def _make_reading(self, received: UnreadAnswer, answer: Answer, rendered: bytes) -> Reading:
         """Build the reading for the log, and redact it again: joined events of a stream may contain a credential."""

@@ -125,6 +125,8 @@ class Plan(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
     `owed` is the balance of the view's ski-rental account after the round. `saving` is what the round saved compared
     with the client's own request: negative if it cost more, None if unknown. Both are in tokens of uncached input.
+    `client_read` and `sent_read` are the tokens that should be read from the provider's cache, of the client's own
+    request and of what was sent: those that were sent before. None if unknown.
     """
 
     exchange: str
@@ -139,6 +141,8 @@ class Plan(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     usable: int = 0
     owed: float = 0.0
     saving: float | None = None
+    client_read: int | None = None
+    sent_read: int | None = None
 
 
 EpochReason = Literal["soft", "hard", "cold", "client", "overflow", "manual", "unsigned", "revert", "refused"]

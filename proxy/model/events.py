@@ -1,11 +1,12 @@
 """Events that the engine publishes: one frozen class per kind of event, named in the past tense."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
 from proxy.model.epoch import EpochReason, Plan, Rung, SummaryKind, SummaryLevel
-from proxy.model.exchange import Completeness, Headers, Kind, Usage
+from proxy.model.exchange import Completeness, Headers, Kind, MissCause, Usage
 
 
 class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
@@ -32,12 +33,47 @@ class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnswerRead(msgspec.Struct, frozen=True, gc=False):
-    """A response was read. `first_byte_s` is the time to its first byte, 0 if unknown."""
+    """A response was read. `first_byte_s` is the time to its first byte, 0 if unknown.
+
+    `told` is the cause of a cache miss, if the provider named one.
+    """
 
     exchange: str
     k: int
     usage: Usage
     first_byte_s: float = 0.0
+    told: MissCause | Literal[""] = ""
+
+
+class PromptSent(msgspec.Struct, frozen=True, gc=False):
+    """A client's request was sent, perhaps rewritten. `nodes` are those of its own messages, `layers` as in `Step`."""
+
+    exchange: str
+    session: str
+    upstream: str
+    model: str
+    nodes: Sequence[bytes]
+    layers: bytes
+    sent_ms: int
+    body: bytes  # as the client sent it
+
+
+class CacheUsed(msgspec.Struct, frozen=True, gc=False):
+    """A response said what was read from the provider's cache.
+
+    `missed` tokens should have been read and were not, for this `cause`; it cost `cost` tokens of uncached input more,
+    and `money` where the prices are known. `saved` and `saved_money` are what managing saved by the usage that came
+    back, negative if it cost more; None if unknown.
+    """
+
+    exchange: str
+    session: str
+    cause: MissCause | Literal[""] = ""
+    missed: int = 0
+    cost: float = 0.0
+    money: float | None = 0.0
+    saved: float | None = None
+    saved_money: float | None = None
 
 
 class ReadingFailed(msgspec.Struct, frozen=True, gc=False):
@@ -177,6 +213,8 @@ class SummaryWasted(msgspec.Struct, frozen=True, gc=False):
 Event = (
     ExchangeRecorded
     | AnswerRead
+    | PromptSent
+    | CacheUsed
     | ReadingFailed
     | Planned
     | EpochOpened

@@ -18,6 +18,16 @@ Kind = Literal["managed", "passthrough", "auxiliary"]
 Completeness = Literal["complete", "truncated", "aborted", "failed"]
 
 
+MissCause = Literal["epoch", "tools", "system", "parameters", "message", "model", "idle", "provider", "unrecorded"]
+"""Why a prompt was not read from a provider's cache (`context/provider_cache`).
+
+`epoch`: what is sent for the beginning of the history was replaced by us. `tools`, `system`, `parameters` and
+`message`: the client changed that part of its request. `model`: another model, or upstream, had the prompt. `idle`: the
+cache was kept for less time than passed since. `provider`: nothing explains it. `unrecorded`: it may have been a change
+beside the messages, which earlier versions did not record.
+"""
+
+
 class SessionKey(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The identity of a session.
 

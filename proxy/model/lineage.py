@@ -5,7 +5,7 @@ upstream has its own root. Nodes are the same for all tenants, but a node is onl
 session belongs to one tenant. An id that the client sends is a hint; the chain is the proof (BEHAVIOUR B1).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import Literal
 
@@ -15,6 +15,11 @@ from proxy.model.exchange import SessionKey
 
 NODE_SIZE = 16
 LONGEST_MARK = 200
+
+Layer = Literal["tools", "system", "parameters"]
+LAYERS: tuple[Layer, ...] = ("tools", "system", "parameters")
+"""The parts of a prompt beside its messages, in the order in which providers put them before these."""
+LAYER_SIZE = 8
 
 Relation = Literal["root", "append", "retry", "branch", "compaction"]
 """How an exchange continues its session.
@@ -50,6 +55,8 @@ class Step(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
     `tip` is its last node, `depth` the number of its messages, `base` how many of them its session knew already.
     `is_side`: it looks like a call beside the conversation (a title, a summary, a commit message; PROTOCOL §2).
+    `layers` has a digest of 8 bytes of each part of the prompt beside its messages that a provider's cache depends on,
+    in the order of `LAYERS`; empty if unknown.
     """
 
     exchange: str
@@ -60,6 +67,7 @@ class Step(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     base: int
     nodes: tuple[NodeRow, ...]
     marks: tuple[CallFingerprint, ...]
+    layers: bytes = b""
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
@@ -109,6 +117,20 @@ def extend_chain(parent: bytes, forms: Iterable[bytes]) -> list[bytes]:
             parent = sha256(parent + form).digest()[:NODE_SIZE]
         nodes.append(parent)
     return nodes
+
+
+def count_shared_nodes(known: Sequence[bytes], nodes: Sequence[bytes]) -> int:
+    """Count the nodes that two chains share. A node identifies all before it, so none is shared after a difference."""
+    low, high = 0, min(len(known), len(nodes))
+    if high and known[high - 1] == nodes[high - 1]:
+        return high
+    while low < high:
+        middle = (low + high) // 2
+        if known[middle] == nodes[middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 def name_mark(name: str) -> str:

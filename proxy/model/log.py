@@ -145,8 +145,8 @@ class AuxiliaryUsage:
 class Bill:
     """A round with its usage, for reports on savings: of a managed call, or of one of our own.
 
-    `seq` and `opened_ms` are those of its exchange. `rung` to `usable` come from its plan; without a plan they have
-    their defaults.
+    `seq` and `opened_ms` are those of its exchange. What follows `usage` comes from its plan; without a plan it has its
+    defaults.
     """
 
     seq: int
@@ -160,6 +160,10 @@ class Bill:
     reason: str = ""
     tokens_client: int | None = None
     usable: int = 0
+    tokens_upstream: int | None = None
+    saving: float | None = None
+    client_read: int | None = None
+    sent_read: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +236,7 @@ class RoundRow:
 class ExchangeRow:
     """One client call: its request without the body, and how each round ended. `n` counts from 1 in its session.
 
-    `relation` to `base` come from its `Step`; without one they have their defaults.
+    `relation` to `layers` come from its `Step`; without one they have their defaults.
     """
 
     seq: int
@@ -256,6 +260,7 @@ class ExchangeRow:
     tip: bytes = b""
     depth: int = 0
     base: int = 0
+    layers: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from proxy.engine.runtime import EventBus
 from proxy.model.events import (
     AuxiliaryEnded,
+    CacheUsed,
     CeilingExceeded,
     CeilingUnreachable,
     EpochOpened,
@@ -87,6 +88,17 @@ _METRICS: tuple[tuple[_Kind, str, str, tuple[str, ...]], ...] = (
     ("counter", "palimpsest_calls_above_ceiling", "Managed calls sent above their ceiling.", ()),
     ("counter", "palimpsest_tokens_above_ceiling", "By how many tokens, together.", ()),
     ("gauge", "palimpsest_saved_tokens", "Estimated saving so far, in tokens of uncached input.", ()),
+    (
+        "gauge",
+        "palimpsest_corrected_saved_tokens",
+        "Saving so far by the usage that came back, without auxiliary calls; negative for a loss.",
+        (),
+    ),
+    ("gauge", "palimpsest_saved_money", "The same in money, of models whose prices are known.", ()),
+    ("counter", "palimpsest_cache_misses", "Calls that read clearly less of the cache than expected.", ("cause",)),
+    ("counter", "palimpsest_cache_missed_tokens", "Tokens that should have been read and were not.", ("cause",)),
+    ("counter", "palimpsest_cache_missed_cost", "What that cost, in tokens of uncached input.", ("cause",)),
+    ("counter", "palimpsest_cache_missed_money", "The same in money, of models whose prices are known.", ("cause",)),
     ("counter", "palimpsest_auxiliary_calls", "Calls of our own for summaries, by verdict.", ("upstream", "verdict")),
     (
         "counter",
@@ -126,6 +138,7 @@ class Metrics(Collector):
             ExchangeRecorded: self._count_exchange,
             ReadingFailed: lambda event: self._add("palimpsest_unread_answers"),
             Planned: self._count_plan,
+            CacheUsed: self._count_cache,
             EpochOpened: lambda event: self._add("palimpsest_epochs", event.why),
             RungFailed: lambda event: self._add("palimpsest_failed_rungs", event.rung),
             CeilingUnreachable: lambda event: self._add("palimpsest_ceilings_unreachable"),
@@ -197,6 +210,15 @@ class Metrics(Collector):
         if plan.tokens_client is not None and plan.tokens_upstream is not None:
             self._add("palimpsest_context_tokens", "client", count=plan.tokens_client)
             self._add("palimpsest_context_tokens", "upstream", count=plan.tokens_upstream)
+
+    def _count_cache(self, event: CacheUsed) -> None:
+        self._add("palimpsest_corrected_saved_tokens", count=event.saved or 0.0)
+        self._add("palimpsest_saved_money", count=event.saved_money or 0.0)
+        if event.cause:
+            self._add("palimpsest_cache_misses", event.cause)
+            self._add("palimpsest_cache_missed_tokens", event.cause, count=event.missed)
+            self._add("palimpsest_cache_missed_cost", event.cause, count=event.cost)
+            self._add("palimpsest_cache_missed_money", event.cause, count=event.money or 0.0)
 
     def _count_excess(self, event: CeilingExceeded) -> None:
         self._add("palimpsest_calls_above_ceiling")

@@ -13,10 +13,18 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from proxy.engine.ports import LogReader
+from proxy.engine.reports.cache import describe_cache, load_cache
 from proxy.engine.reports.context import Document
 from proxy.engine.reports.export import FORMS, Form, describe_whole, open_export
 from proxy.engine.reports.lookup import Part, find_exchange, find_session, list_matching, load_part, read_pages
-from proxy.engine.reports.savings import SavingsInputs, describe_savings, load_savings
+from proxy.engine.reports.savings import (
+    SavingsInputs,
+    describe_estimate,
+    describe_savings,
+    load_estimate,
+    load_estimates,
+    load_savings,
+)
 from proxy.engine.reports.sessions import describe_overview, describe_sessions, list_calls, load_overview
 from proxy.model.errors import BadRequest
 from proxy.model.log import ExchangeRow, Selection
@@ -40,6 +48,7 @@ class SessionsApi:
         return [
             Route("/api/sessions", Endpoint(self._list_sessions, "limit", "family", "parent", "before")),
             Route("/api/sessions/{id}", Endpoint(self._show_session)),
+            Route("/api/sessions/{id}/cache", Endpoint(self._show_cache)),
             Route("/api/sessions/{id}/export", Endpoint(self._export, "form", "branch")),
             Route("/api/sessions/{id}/exchanges", Endpoint(self._list_exchanges, "after", "limit")),
             Route(exchange, Endpoint(self._show_exchange)),
@@ -55,10 +64,12 @@ class SessionsApi:
         if "before" in query:
             selection = replace(selection, before=read_number(query["before"], "before"))
         rows = await list_matching(self._log, limit, selection)
-        return describe_sessions(rows)
+        return describe_sessions(rows, await load_estimates(self._log, rows, self._inputs))
 
     async def _show_session(self, request: Request) -> Document:
-        return describe_overview(await load_overview(self._log, request.path_params["id"]))
+        overview = await load_overview(self._log, request.path_params["id"])
+        rows = (overview.session, *overview.children)
+        return describe_overview(overview, await load_estimates(self._log, rows, self._inputs))
 
     async def _list_exchanges(self, request: Request) -> list[Document]:
         after = read_number(request.query_params.get("after", "0"), "after")
@@ -84,6 +95,12 @@ class SessionsApi:
         opened = await open_export(self._log, request.path_params["id"], form, query.get("branch", ""))
         pieces = opened.pieces if request.method == "GET" else _write_nothing()
         return StreamingResponse(pieces, headers=GUARDS, media_type=_MEDIA[form])
+
+    async def _show_cache(self, request: Request) -> Document:
+        found = await load_cache(self._log, request.path_params["id"], self._inputs)
+        return describe_cache(found) | {
+            "saved": describe_estimate(await load_estimate(self._log, found.session, self._inputs))
+        }
 
     async def _show_savings(self, request: Request) -> Document:
         return describe_savings(await load_savings(self._log, self._inputs))

@@ -4,9 +4,9 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from proxy.model.exchange import Answer
+from proxy.model.exchange import Answer, MissCause
 from proxy.model.messages import LEDGER_HEAD, CountedContent, Message, MessageStructure
 from proxy.wire.body import ByteRange, SplitBody
 from proxy.wire.identity import Item, ItemReader
@@ -46,6 +46,40 @@ MANAGING_MEMBERS: Mapping[str, Callable[[object], bool]] = {
     "background": is_set,
 }
 """Request members of any API that turn on context management by others, each with a test for such values."""
+
+
+CACHED_PARAMETERS = (
+    *("tool_choice", "parallel_tool_calls", "thinking", "reasoning", "reasoning_effort", "output_config", "effort"),
+    *("response_format", "output_format", "text", "verbosity", "speed", "service_tier"),
+)
+"""Request members of any API, beside the prompt, on which providers' caches may depend."""
+
+
+# Anthropic's `cache_miss_reason`. OpenAI's diagnostics name what differs in words of their own.
+_TOLD: tuple[tuple[str, MissCause], ...] = (
+    ("model", "model"),
+    ("tool", "tools"),
+    ("system", "system"),
+    ("instruction", "system"),
+    ("message", "message"),
+    ("input", "message"),
+    ("setting", "parameters"),
+    ("parameter", "parameters"),
+)
+
+
+def read_diagnosis(answer: Mapping[str, object]) -> MissCause | Literal[""]:
+    """Return why the cache missed according to the provider; empty if its response (`Answer.value`) does not say."""
+    own, other = answer.get("diagnostics"), answer.get("prompt_cache_diagnostics")
+    found: object = None
+    if isinstance(own, dict):
+        found = own.get("cache_miss_reason")
+    elif isinstance(other, dict) and other.get("type") == "cache_miss":
+        found = other.get("reason")
+    text = read_text(found.get("type")) if isinstance(found, dict) else read_text(found)
+    if text == "previous_message_not_found":
+        return ""
+    return next((cause for word, cause in _TOLD if word in text), "")
 
 
 class Format(ABC):

@@ -1,21 +1,23 @@
-"""`palimpsest expand`, `diff`, `handoff`, `summaries` and `savings`."""
+"""`palimpsest expand`, `diff`, `handoff`, `summaries`, `cache` and `savings`."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from msgspec import structs
 
-from proxy.cli.reports import format_savings, format_summaries
-from proxy.context.pricing import Comparison
-from proxy.engine.reports.savings import Arm, Savings
+from proxy.cli.reports import describe_net, format_cache, format_savings, format_summaries
+from proxy.context.pricing import Comparison, Cost
+from proxy.engine.reports.cache import CacheReport, MissTotal
+from proxy.engine.reports.savings import Arm, SavingEstimate, Savings, TotalEstimate
 from proxy.model.epoch import Original, StoredOriginal
 from proxy.model.exchange import Usage
 from proxy.model.log import Bill
 from tests.cli.commands import call
 from tests.store.samples import make_condensed, make_leaf
-from tests.support.fake_log import FakeLog, tree_log
+from tests.support.fake_log import EXCHANGE, ROUND, FakeLog, make_use, tree_log
 
 
 class OriginalLog(FakeLog):
@@ -137,7 +139,7 @@ FOUND = Savings(
 class HeldOut(FakeLog):
     """One session that was only observed."""
 
-    async def list_bills(self, after: int = 0, limit: int = 1000) -> Sequence[Bill]:
+    async def list_bills(self, after: int = 0, limit: int = 1000, session: str = "") -> Sequence[Bill]:
         return () if after else (BILL,)
 
 
@@ -173,6 +175,82 @@ def test_savings_as_json_have_all_fields(capfdbinary: pytest.CaptureFixture[byte
     assert call(HeldOut(), "savings", "--json") == 0
     told = json.loads(capfdbinary.readouterr().out)
     assert (told["saving"], told["held_out"]) == (None, {"sessions": 1, "cost": 1.0, "blind": 1})
+
+
+def test_what_calls_read_of_the_cache_is_told_call_by_call() -> None:
+    calls = [
+        make_use(1),
+        make_use(2, cause="message", read=10, place=7),
+        make_use(3, cause="epoch", read=0, why="hard"),
+    ]
+    totals: Any = {"epoch": MissTotal(1, 80, Cost(72.0, None)), "message": MissTotal(1, 70, Cost(63.0, None))}
+    told = format_cache(CacheReport("abc1", calls, totals), SavingEstimate(Cost(-40.0, None), epochs=1, later=2))
+    assert told.splitlines() == [
+        "CALL  TIME      INPUT  READ  WRITTEN  EXPECTED  MISSED  COST",
+        "   1  22:13:20    100    80                 80",
+        "   2  22:13:20    100    10                 80      70    63",
+        "      the client changed message 7",
+        "   3  22:13:20    100     0                 80      80    72",
+        "      our epoch (hard)",
+        "",
+        "CAUSE    CALLS  MISSED  COST",
+        "epoch        1      80    72",
+        "message      1      70    63",
+        "",
+        "30.0% of the input was read from the cache. COST is what was missed, in tokens of uncached input.",
+        "Managing lost 40 tokens of uncached input by the usage that came back:"
+        " 2 calls came after its last epoch, too few to pay for writing the cache anew.",
+    ]
+
+
+def test_a_miss_is_told_in_money_where_all_prices_are_known() -> None:
+    call_ = replace(make_use(1, cause="provider", read=0), cost=Cost(72.0, 0.25))
+    told = format_cache(CacheReport("abc1", [call_], {"provider": MissTotal(1, 80, call_.cost)}))
+    assert "      80  0.2500" in told
+    assert told.endswith("COST is what was missed, in money.")
+
+
+def test_a_gain_is_told_as_one() -> None:
+    assert describe_net(SavingEstimate(Cost(90.0, 0.5), Cost(40.0, 0.25))) == (
+        "Managing saved 0.2500 in money (50 tokens of uncached input) by the usage that came back."
+    )
+    lost = SavingEstimate(Cost(10.0, 0.1), Cost(40.0, 0.35))
+    assert describe_net(lost) == (
+        "Managing lost 0.2500 in money (30 tokens of uncached input) by the usage that came back:"
+        " its summaries cost more than was saved."
+    )
+
+
+def test_the_cache_of_a_session_is_told_and_written_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    usage = Usage(100, 3, 0)
+    log = FakeLog(exchanges=[replace(EXCHANGE, rounds=(replace(ROUND, usage=usage),))])
+    assert call(log, "cache", "abc1") == 0
+    assert "      nothing to be read\n" in capsys.readouterr().out
+    assert call(log, "cache", "abc1", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["session"], told["totals"], told["saved"]) == ("abc1", {}, None)
+    assert [(each["n"], each["input"], each["read"], each["use"]) for each in told["calls"]] == [(1, 100, 0, "first")]
+    unread = FakeLog(exchanges=[replace(EXCHANGE, rounds=(replace(ROUND, usage=None),))])
+    assert call(unread, "cache", "abc1") == 0
+    assert capsys.readouterr().out == "No call of this session has a usage that the provider reported.\n"
+
+
+def test_a_saving_of_all_sessions_is_told_with_its_losses() -> None:
+    total = TotalEstimate(12, Cost(9000.0, None), 0.41, 2, Cost(-300.0, None))
+    told = format_savings(replace(FOUND, estimate=total)).splitlines()
+    assert told[:5] == [
+        "Managing saved 9000 tokens of uncached input, 41.0% of what sending everything would have cost:",
+        "an estimate over 12 sessions, by the usage that came back.",
+        "2 sessions of them lost 300 tokens of uncached input.",
+        "",
+        "Managing saves 40.6% of the cost of long sessions (95 % confidence interval: 30.1% to 49.7%).",
+    ]
+    lost = TotalEstimate(1, Cost(-9.0, -0.5), None, 1, Cost(-9.0, -0.5))
+    assert format_savings(replace(FOUND, estimate=lost)).splitlines()[:3] == [
+        "Managing lost 0.5000 in money (9 tokens of uncached input):",
+        "an estimate over 1 session, by the usage that came back.",
+        "1 session of them lost 0.5000 in money (9 tokens of uncached input).",
+    ]
 
 
 def test_without_a_holdout_it_says_what_to_set(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,11 +3,16 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from proxy.cli.sessions import format_exchange, format_session, format_sessions
 from proxy.context.budget import BudgetPolicy
+from proxy.context.pricing import Cost
+from proxy.context.provider_cache import CacheUse
+from proxy.engine.reports.cache import CacheReport, MissTotal
+from proxy.engine.reports.savings import SavingEstimate
 from proxy.engine.reports.sessions import Overview, load_overview
 from proxy.model.epoch import Plan
 from proxy.model.log import ExchangeRow, SessionRow
@@ -21,6 +26,7 @@ from tests.support.fake_log import (
     TREE,
     FakeLog,
     exchange,
+    make_use,
     stand,
     tip_of,
     tree_log,
@@ -152,11 +158,38 @@ def test_what_was_decided_is_told_of_a_round_and_of_a_session() -> None:
     told = format_exchange(exchange(1, rounds=(replace(ROUND, plan=plan),)))
     assert "\nsent as   epoch, epoch e1; pressure soft\n" in told
     row = replace(SESSION, counted=900, sent=300, saving=-2.5)
-    lines = format_session(Overview(row, (), ()), ()).splitlines()
+    estimate = SavingEstimate(Cost(-1.0, None), Cost(1.5, None), is_known=True, epochs=1, later=3)
+    lines = format_session(Overview(row, (), ()), (), estimate=estimate).splitlines()
     assert "context   client 900, upstream 300 tokens, of the rounds that were counted" in lines
-    assert "saved     -2 tokens of uncached input (estimated)" in lines
-    assert format_sessions([row]).splitlines()[2].endswith("; saved -2")
+    assert "saved     -2 tokens of uncached input, by the usage that came back" in lines
+    assert "a loss:   3 calls came after its last epoch, too few to pay for writing the cache anew" in lines
+    assert format_sessions([row], {"abc1": estimate}).splitlines()[2].endswith("; lost 2")
+    gain = replace(estimate, saved=Cost(90.0, 0.25), auxiliary=Cost())
+    assert format_sessions([row], {"abc1": gain}).splitlines()[2].endswith("; saved 0.2500 in money")
+    told = format_session(Overview(row, (), ()), (), estimate=gain)
+    assert "\nsaved     +0.2500 in money, by the usage that came back\n" in told
+    assert "a loss" not in told
     assert "saved" not in format_sessions([SESSION])
+
+
+def test_what_was_missed_of_the_cache_is_told_in_a_line() -> None:
+    report = CacheReport("abc1", [make_use(n=1), make_use(n=2, cause="epoch", why="soft", read=10)], {})
+    totals: Any = {"epoch": MissTotal(1, 70, Cost(63.0, None))}
+    told = format_session(Overview(SESSION, (), ()), (), found=replace(report, totals=totals))
+    assert "\ncache     45.0% of the input read; missed epoch 70\n" in told
+    clean = format_session(Overview(SESSION, (), ()), (), found=CacheReport("abc1", [make_use(n=1)], {}))
+    assert "\ncache     80.0% of the input read; missed nothing\n" in clean
+    unknown = replace(make_use(n=1), input=None)
+    assert "cache" not in format_session(Overview(SESSION, (), ()), (), found=CacheReport("abc1", [unknown], {}))
+    lines = [
+        format_exchange(EXCHANGE, found=CacheReport("abc1", [call], {})).splitlines()[-1]
+        for call in (*report.calls, replace(make_use(n=3), use=CacheUse("first", 0)))
+    ]
+    assert lines == [
+        "cache     read 80 of 80 tokens expected",
+        "cache     read 10 of 80 tokens expected; 70 missed, +63 tokens of uncached input: our epoch (soft)",
+        "cache     nothing to be read",
+    ]
 
 
 def test_what_was_not_counted_has_a_bound() -> None:
@@ -242,7 +275,8 @@ def test_no_sessions_yet_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_sessions_as_json_hold_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     call(FakeLog(), "sessions", "--json", "--limit", "1")
-    assert json.loads(capsys.readouterr().out) == [{name: getattr(SESSION, name) for name in SESSION.__slots__}]
+    document = {name: getattr(SESSION, name) for name in SESSION.__slots__}
+    assert json.loads(capsys.readouterr().out) == [document | {"saved": None}]
 
 
 def test_a_limit_bounds_the_listing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -240,6 +240,15 @@ def play(sizes: list[int], tariff: Tariff) -> int | None:
             return place
         account = record_request(account, SentTokens(size), tariff, LOW)
     return None
+
+
+@given(st.lists(st.integers(0, HIGH - 1), max_size=60).map(sorted))
+@example([20_000] * 30)
+def test_as_many_calls_again_as_there_were_pay_for_an_epoch_of_a_session_that_grows(sizes: list[int]) -> None:
+    """So a forecast by Lindy's law delays none."""
+    place = play(sizes, TARIFF)
+    if place is not None:
+        assert place * 0.1 * (sizes[place - 1] - LOW) >= PRICE * (1 - 1e-9)
 
 
 def test_below_the_soft_mark_none_opens() -> None:

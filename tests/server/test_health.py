@@ -10,6 +10,7 @@ from proxy.engine.policy import EnginePolicy
 from proxy.model.epoch import Plan as ContextPlan
 from proxy.model.events import (
     AuxiliaryEnded,
+    CacheUsed,
     CeilingExceeded,
     CeilingUnreachable,
     EpochOpened,
@@ -183,6 +184,23 @@ def test_managing_is_counted_by_few_labels() -> None:
     assert told["palimpsest_removed_reasoning_total", ()] == 3
     assert told["palimpsest_calls_above_ceiling_total", ()] == 3
     assert told["palimpsest_tokens_above_ceiling_total", ()] == 303
+
+
+def test_misses_of_the_cache_are_counted_by_cause_and_losses_lower_the_saving() -> None:
+    metrics = Metrics(lambda: HEALTH, lambda: 0)
+    metrics.count(CacheUsed("x1", "s", saved=100.0, saved_money=0.5))
+    metrics.count(CacheUsed("x2", "s", "epoch", 2000, 1800.0, 0.25, -300.0, -1.5))
+    metrics.count(CacheUsed("x3", "s", "provider", 500, 450.0, None))
+    told = {name: value for name, value in read(metrics).items() if value}
+    for cause, missed, cost in (("epoch", 2000, 1800), ("provider", 500, 450)):
+        labels = (("cause", cause),)
+        assert told["palimpsest_cache_misses_total", labels] == 1
+        assert told["palimpsest_cache_missed_tokens_total", labels] == missed
+        assert told["palimpsest_cache_missed_cost_total", labels] == cost
+    assert told["palimpsest_cache_missed_money_total", (("cause", "epoch"),)] == 0.25
+    assert ("palimpsest_cache_missed_money_total", (("cause", "provider"),)) not in told
+    assert told["palimpsest_corrected_saved_tokens", ()] == -200
+    assert told["palimpsest_saved_money", ()] == -1
 
 
 def test_seconds_fall_into_buckets_that_add_up() -> None:

@@ -14,7 +14,7 @@ from proxy.model.epoch import Plan as Decided
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Opening, Outcome, Usage
 from proxy.model.log import Bill, BranchRow, ExchangeRow, Record, Selection, SessionRow
-from tests.store.samples import make_opening, make_outcome, make_reading, make_round
+from tests.store.samples import make_key, make_opening, make_outcome, make_reading, make_round
 from tests.support.engine import Commit, FakeArchive
 from tests.support.memory_store.archive import MemoryArchive
 from tests.support.scripted import Message, ScriptedUpstream, Wire, answer, request
@@ -68,8 +68,8 @@ class ReadableArchive(FakeArchive):
         self._check(exchange)
         return await self.memory.load_received(exchange, k)
 
-    async def list_bills(self, after: int = 0, limit: int = 1000) -> Sequence[Bill]:
-        return await self.memory.list_bills(after, limit)
+    async def list_bills(self, after: int = 0, limit: int = 1000, session: str = "") -> Sequence[Bill]:
+        return await self.memory.list_bills(after, limit, session)
 
     def _check(self, exchange: str) -> None:
         if exchange in self.erased:
@@ -370,6 +370,27 @@ async def test_a_client_that_leaves_an_export_leaves_nothing_running(talk: Serve
         await reading.wait()
     leaving.set()
     await talk.drained()
+
+
+async def test_why_the_cache_missed_and_what_that_saved_is_told(plan: Plan, archive: ReadableArchive) -> None:
+    decided = Decided("e2", 0, "gpt-4o", "epoch", saving=4.0)
+    async with serving(plan, archive) as served:
+        for exchange, cached in (("e1", 0), ("e2", 400)):
+            archive.append(make_opening(exchange), make_round(exchange), make_outcome(exchange))
+            archive.append(make_reading(exchange, usage=Usage(input=900, cached=cached)))
+        archive.append(decided)
+        session = make_key().id
+        got = await served.ask(request("GET", f"/-/api/sessions/{session}/cache", BEARER))
+        told = json.loads(got.body)
+        assert (got.status, told["session"], told["totals"]) == (200, session, {})
+        assert [(call["n"], call["read"], call["use"]) for call in told["calls"]] == [
+            (1, 0, "first"),
+            (2, 400, "first"),
+        ]
+        assert told["saved"]["tokens"] == 4.0
+        (listed,) = json.loads((await served.ask(request("GET", "/-/api/sessions", BEARER))).body)
+        assert listed["saved"] == told["saved"]
+        assert (await served.ask(request("GET", "/-/api/sessions/nobody/cache", BEARER))).status == 404
 
 
 async def test_what_managing_saves_is_told_of_those_that_are_only_observed(

@@ -200,7 +200,8 @@ class ListingContract:
     async def test_bills_are_of_calls_that_might_be_managed(self, archive: Archive) -> None:
         assert list(await archive.list_bills()) == []
         held = Plan("e1", 0, "gpt-4o", "original", reason="holdout\ud800", usable=9000)
-        retried = Plan("e1", 1, "gpt-4o", "minimal", tokens_client=900, tokens_upstream=300)
+        retried = Plan("e1", 1, "gpt-4o", "minimal", tokens_client=900, tokens_upstream=300, saving=7.5)
+        retried = replace(retried, client_read=800, sent_read=200)
         await archive.append(
             make_opening("e1"), make_round("e1"), make_outcome("e1"), held, make_round("e1", 1), retried
         )
@@ -218,7 +219,7 @@ class ListingContract:
         here = (session, "managed", OPENED_MS, "openai", "gpt-4o")
         rows: list[tuple[Any, ...]] = [
             (1, *here, Usage(), "original", "holdout?", None, 9000),
-            (1, *here, Usage(input=100, output=10, cached=60), "minimal", "", 900, 0),
+            (1, *here, Usage(input=100, output=10, cached=60), "minimal", "", 900, 0, 300, 7.5, 800, 200),
             (4, other, "auxiliary", OPENED_MS + 7, "local", "m?", Usage()),
             (6, *here, Usage()),
         ]
@@ -228,3 +229,6 @@ class ListingContract:
         assert list(await archive.list_bills(1, 1)) == bills[2:3]
         assert list(await archive.list_bills(4, 1)) == bills[3:]
         assert list(await archive.list_bills(6, 5)) == []
+        assert list(await archive.list_bills(0, 9, other)) == bills[2:3]
+        assert list(await archive.list_bills(1, 9, session)) == bills[3:]
+        assert list(await archive.list_bills(0, 9, "s-unknown")) == []

@@ -311,6 +311,14 @@ class TreeContract:
         assert (b.parent, b.branches, b.side, b.adopted) == (make_key("a").id, 2, 1, make_key("a").id)
         assert (await archive.verify()).faults == ()
 
+    async def test_a_session_has_its_nodes_parents_first(self, archive: TreeArchive) -> None:
+        with pytest.raises(NotFound):
+            await archive.list_nodes(make_key().id)
+        chain = make_chain("a", "!b", "c")
+        await archive.append(make_opening("e1"), make_step("e1", chain))
+        await archive.append(make_opening("x1", key=make_key("other")), make_step("x1", chain[:1]))
+        assert tuple(await archive.list_nodes(make_key().id)) == chain
+
     async def test_an_edit_begins_a_branch_where_it_left(self, archive: TreeArchive) -> None:
         session = await add_turns(archive)
         edit, last = make_node("c, but better", B.node), make_node("e", D.node)

@@ -3,9 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+from msgspec import structs
 
 from proxy.config import Settings
+from proxy.context.pricing import Cost
+from proxy.context.provider_cache import CacheUse
 from proxy.engine.ports import ALL_SESSIONS
+from proxy.engine.reports.cache import CacheCall
 from proxy.model.epoch import Summary
 from proxy.model.errors import Conflict, NotFound
 from proxy.model.exchange import Timings, Usage
@@ -123,6 +129,14 @@ def _write(path: Path, content: bytes) -> None:
     if path.exists():
         raise Conflict(f"{path} exists; name another one")
     path.write_bytes(content)
+
+
+def make_use(n: int = 1, read: int = 80, cause: Any = "", **changes: Any) -> CacheCall:
+    """A call of a hundred tokens of which eighty should have been read, at no known price."""
+    missed = 80 - read if cause else 0
+    use = CacheUse("missed" if cause else "read", read, None, 80, missed, cause, idle=7.0)
+    use = structs.replace(use, **changes)
+    return CacheCall(n, f"x{n}", EXCHANGE.opened_ms, "openai", "gpt-5", 100, use, Cost(0.9 * missed, None), None)
 
 
 def tip_of(name: str) -> bytes:

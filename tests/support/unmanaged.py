@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from proxy.model.epoch import Epoch, EpochUse, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import NotFound
 from proxy.model.exchange import SessionKey
+from proxy.model.lineage import NodeRow
 from proxy.model.log import AuxiliaryUsage, Bill
 
 
@@ -32,7 +33,10 @@ class UnmanagedLog:
     async def list_summaries(self, session: str) -> Sequence[Summary]:
         return ()
 
-    async def list_bills(self, after: int = 0, limit: int = 1000) -> Sequence[Bill]:
+    async def list_bills(self, after: int = 0, limit: int = 1000, session: str = "") -> Sequence[Bill]:
+        return ()
+
+    async def list_nodes(self, session: str) -> Sequence[NodeRow]:
         return ()
 
     async def sum_auxiliary(self, since_ms: int) -> Sequence[AuxiliaryUsage]:

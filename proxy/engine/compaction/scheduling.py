@@ -11,9 +11,9 @@ from proxy.context.compaction.spans import ConversationGrowth, should_start_summ
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.model_health import CacheHitTracker
 from proxy.engine.compaction.policy import CompactionPolicy
-from proxy.engine.context.history_cache import count_shared
 from proxy.engine.ports import Upstream
 from proxy.engine.request_resolver import Route
+from proxy.model.lineage import count_shared_nodes
 from proxy.model.lru import LruCache
 
 _MOST_SESSIONS = 4096
@@ -121,7 +121,7 @@ class JobSchedule:
         the same name, unless their branch diverges from this one after that message.
         """
         live = request.state.context.list_summaries(request.nodes)
-        shared = [count_shared(job.nodes, request.nodes) for job in self._running.get(request.session, ())]
+        shared = [count_shared_nodes(job.nodes, request.nodes) for job in self._running.get(request.session, ())]
         place = min(max([live[-1].stop if live else 0, *shared]), len(request.nodes) - 1)
         return f"summaries/{request.session}/{request.nodes[place].hex()}"
 
@@ -158,4 +158,4 @@ class JobSchedule:
 
 def is_one_branch(one: Sequence[bytes], other: Sequence[bytes]) -> bool:
     """Return whether one of two chains extends the other."""
-    return count_shared(one, other) == min(len(one), len(other))
+    return count_shared_nodes(one, other) == min(len(one), len(other))

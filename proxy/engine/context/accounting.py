@@ -1,24 +1,31 @@
 """Accounting for sent requests: what each costs and saves, and what its response tells about the provider's cache."""
 
 import logging
-from typing import Protocol
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from proxy.context.epoch_decision import CacheCostAccount, Decision, SentTokens, record_request, record_use
-from proxy.context.pricing import RequestSizes, estimate_client_read, estimate_saving
+from proxy.context.pricing import RequestSizes, estimate_client_read, estimate_saving, price_missed, price_saved
+from proxy.context.provider_cache import CacheModel, PromptTrail, SentPrompt, explain_use, name_rewriting
 from proxy.engine.context.epoch_scope import format_removed
-from proxy.engine.context.history_cache import count_shared
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.context.session_caches import SentBodies
 from proxy.engine.context.session_context import SessionContext
-from proxy.engine.models import CacheCalibrator, ExpectedUsage
+from proxy.engine.models import CacheCalibrator, ExpectedUsage, find_cache
+from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus
+from proxy.model.card import Card
 from proxy.model.epoch import Epoch, Plan
-from proxy.model.events import ReasoningRemoved
+from proxy.model.events import AnswerRead, CacheUsed, EpochOpened, Planned, PromptSent, ReasoningRemoved
 from proxy.model.exchange import Headers
+from proxy.model.lineage import count_shared_nodes
 from proxy.model.manifest import Manifest
+from proxy.wire.messages import list_markers
 
 _log = logging.getLogger("palimpsest.context")
 
@@ -129,7 +136,10 @@ class UsageAccounting:
     def account(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> OutgoingRequest:
         """Charge a request. Return it with its plan and labels."""
         request, epoch = state.request, outgoing.epoch
-        saving, matching = _estimate_saving(state, outgoing), find_matching(state, outgoing)
+        matching, client_matching = find_matching(state, outgoing), _find_client_matching(state)
+        saving = _estimate_saving(state, outgoing, client_matching)
+        client_read = _find_read(state, client_matching)
+        sent_read = None if client_matching is None else _find_read(state, matching)
         expected = ExpectedUsage(
             request.session.upstream,
             state.view,
@@ -152,6 +162,8 @@ class UsageAccounting:
             state.to_model_tokens(state.budget.usable),
             _charge(state, outgoing).owed,
             saving,
+            client_read,
+            sent_read,
         )
         return replace(
             outgoing,
@@ -183,14 +195,134 @@ def find_matching(state: RequestState, outgoing: OutgoingRequest) -> int:
     return min(outgoing.tokens, state.account.sent if state.kept is None else state.kept)
 
 
-def _estimate_saving(state: RequestState, outgoing: OutgoingRequest) -> float | None:
-    """Estimate what a request saves against the client's own, from what is known of the cache before the response."""
-    before = state.epoch_account.before
+def _find_client_matching(state: RequestState) -> int | None:
+    """Return how many tokens of the client's own request its last one had, None if that is unknown."""
+    before, head = state.epoch_account.before, state.epoch_account.head
     if before is None:
         return None
-    shared = count_shared(before, state.history.nodes)
-    client_read = estimate_client_read(
-        state.tariff, state.history.head.tokens + state.history.count_to(shared), state.account.compute_idle(state.now)
-    )
+    if head not in (None, state.history.head):
+        return 0
+    return state.history.head.tokens + state.history.count_to(count_shared_nodes(before, state.history.nodes))
+
+
+def _estimate_saving(state: RequestState, outgoing: OutgoingRequest, client_matching: int | None) -> float | None:
+    """Estimate what a request saves against the client's own, from what is known of the cache before the response."""
+    if client_matching is None:
+        return None
+    client_read = estimate_client_read(state.tariff, client_matching, state.account.compute_idle(state.now))
     sent_read = state.tariff.estimate_cached(find_matching(state, outgoing))
     return estimate_saving(RequestSizes(state.client_tokens, outgoing.tokens, client_read, sent_read), state.tariff)
+
+
+def _find_read(state: RequestState, matching: int | None) -> int | None:
+    """Return how many of the tokens that were sent before should be read, as the model counts them."""
+    if matching is None:
+        return None
+    cache = state.tariff.cache
+    is_cold = cache.is_cold(state.account.compute_idle(state.now))
+    return 0 if is_cold else state.to_model_tokens(cache.find_read(matching))
+
+
+MOST_PROMPTS = 1024
+# About 70 bytes each, of which the caches of histories hold most, too.
+MOST_NODES = 200_000
+_UNKNOWN_PROVIDER = Provider()
+
+_T = TypeVar("_T")
+
+
+class _UnansweredPrompt(msgspec.Struct, gc=False):
+    """A prompt whose response was not read yet."""
+
+    session: str
+    prompt: SentPrompt
+    cache: CacheModel
+    plan: Plan | None = None
+
+
+class CacheWatch:
+    """Follows the prompts of each session, and publishes what each response says of the cache (`CacheUsed`).
+
+    The log says the same later (`engine/reports/cache`). Here it is said from memory, for the metrics: of a session
+    that memory does not have, the first call counts as its first.
+    """
+
+    def __init__(self, bus: EventBus, find_card: Callable[[str, str], Card], providers: Mapping[str, Provider]) -> None:
+        self._bus = bus
+        self._find_card = find_card
+        self._providers = providers
+        self._waiting: OrderedDict[str, _UnansweredPrompt] = OrderedDict()
+        self._trails: OrderedDict[str, PromptTrail] = OrderedDict()
+        self._nodes = 0  # of all trails together
+        self._opened: OrderedDict[str, str] = OrderedDict()  # why, by the exchange that an epoch was opened for
+        bus.subscribe(PromptSent, self.note_prompt)
+        bus.subscribe(EpochOpened, self.note_epoch)
+        bus.subscribe(Planned, self.note_plan)
+        bus.subscribe(AnswerRead, self.note_answer)
+
+    def note_prompt(self, event: PromptSent) -> None:
+        """Remember a prompt until its response was read."""
+        prompt = SentPrompt(
+            event.exchange, event.upstream, event.model, event.nodes, event.layers, sent_ms=event.sent_ms
+        )
+        card, provider = self._find_model(prompt)
+        is_marked = find_cache(provider, prompt.model, card, ("5m",)).kind == "breakpoints"
+        markers = list_markers(event.body) if is_marked else ()
+        self._waiting[event.exchange] = _UnansweredPrompt(
+            event.session, prompt, find_cache(provider, prompt.model, card, markers)
+        )
+        _trim(self._waiting, MOST_PROMPTS)
+
+    def note_epoch(self, event: EpochOpened) -> None:
+        """Remember why an epoch was opened."""
+        self._opened[event.exchange] = event.why
+        _trim(self._opened, MOST_PROMPTS)
+
+    def note_plan(self, event: Planned) -> None:
+        """Remember what was sent for a prompt."""
+        waiting = self._waiting.get(event.exchange)
+        if waiting is not None:
+            waiting.plan = event.plan
+
+    def note_answer(self, event: AnswerRead) -> None:
+        """Say what the response to a prompt tells of the cache."""
+        waiting = self._waiting.pop(event.exchange, None)
+        why = self._opened.pop(event.exchange, "")
+        if waiting is None:
+            return
+        plan, usage = waiting.plan, event.usage
+        prompt = replace(
+            waiting.prompt,
+            rewriting=name_rewriting(plan),
+            why=why,
+            ready_ms=waiting.prompt.sent_ms + 1000 * event.first_byte_s,
+            usage=usage,
+        )
+        card, _ = self._find_model(prompt)
+        trail = self._trails.pop(waiting.session, None) or PromptTrail()
+        use = explain_use(prompt, trail.find(prompt), waiting.cache, event.told)
+        self._nodes -= trail.weight
+        trail.add(prompt)
+        self._keep_trail(waiting.session, trail)
+        cost = price_missed(use, usage, card)
+        saved = price_saved(plan, usage, card) if plan is not None else None
+        both = (None, None) if saved is None else (saved.tokens, saved.money)
+        self._bus.publish(
+            CacheUsed(event.exchange, waiting.session, use.cause, use.missed, cost.tokens, cost.money, *both)
+        )
+
+    def _keep_trail(self, session: str, trail: PromptTrail) -> None:
+        self._trails[session] = trail
+        self._nodes += trail.weight
+        while self._nodes > MOST_NODES and len(self._trails) > 1:
+            _, oldest = self._trails.popitem(last=False)
+            self._nodes -= oldest.weight
+
+    def _find_model(self, prompt: SentPrompt) -> tuple[Card, Provider]:
+        card = self._find_card(prompt.upstream, prompt.model)
+        return card, self._providers.get(prompt.upstream, _UNKNOWN_PROVIDER)
+
+
+def _trim(kept: OrderedDict[str, _T], most: int) -> None:
+    if len(kept) > most:
+        kept.popitem(last=False)

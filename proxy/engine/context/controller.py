@@ -42,7 +42,7 @@ from proxy.engine.open_exchange import RetrySource
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EventBus
 from proxy.model.epoch import Epoch, EpochUse, Pin, Plan
-from proxy.model.events import CeilingExceeded, Planned, RungFailed
+from proxy.model.events import CeilingExceeded, Planned, PromptSent, RungFailed
 from proxy.model.exchange import Headers
 from proxy.model.manifest import Manifest
 from proxy.wire import FORMATS, MANAGED_WIRES
@@ -141,6 +141,21 @@ class ContextController:
         assert counted.plan is not None, "what keeps an epoch has a plan"
         self._bus.publish(Planned(request.session.id, counted.plan))
         return counted
+
+    def note_prompt(self, request: ManagedRequest, layers: bytes) -> None:
+        """Note a request that was sent, whatever was made of it."""
+        self._bus.publish(
+            PromptSent(
+                request.exchange,
+                request.session.id,
+                request.session.upstream,
+                request.model,
+                request.chain.nodes,
+                layers,
+                request.opened_ms,
+                request.split.content,
+            )
+        )
 
     def draft_ahead(self, outgoing: OutgoingRequest) -> None:
         """Plan the next epoch in the background if the request was sent above its soft mark."""

@@ -14,10 +14,11 @@ from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import CountedMessage, LiveSummary, MessageFeatures, PlanRequest, extract_features
 from proxy.context.references import make_reference
 from proxy.context.verbatim import estimate_reasoning
-from proxy.engine.context.history_cache import MeasuredHistory, count_shared
+from proxy.engine.context.history_cache import MeasuredHistory
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import ContextPlan, Edit, Epoch, Kept, Original, Reference, Replaced, Written
+from proxy.model.lineage import count_shared_nodes
 from proxy.model.messages import Message, MessageStructure
 from proxy.wire import FORMATS
 from proxy.wire.rendering import reach_user, render
@@ -68,7 +69,7 @@ class EarlierPlan(msgspec.Struct, frozen=True, gc=False):
         if not self.drafting.done() or self.drafting.cancelled():
             return False
         needed = 1 if self.drafting.exception() else self.drafting.result().plan.through
-        return self.model == request.model and count_shared(self.nodes, request.nodes) >= needed
+        return self.model == request.model and count_shared_nodes(self.nodes, request.nodes) >= needed
 
 
 class PlanInputs(msgspec.Struct, frozen=True, gc=False):

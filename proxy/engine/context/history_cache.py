@@ -9,6 +9,7 @@ import msgspec
 from proxy.context.budget import has_token_bound
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import Piece, TokenCounter
+from proxy.model.lineage import count_shared_nodes
 from proxy.model.manifest import compute_digest
 from proxy.model.messages import MessageStructure
 from proxy.model.shared_list import count_common, extend_shared
@@ -74,11 +75,11 @@ class MeasuredHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     def continues(self, other: "MeasuredHistory") -> bool:
         """Return whether this history has all the messages of the other, and perhaps more."""
-        return count_shared(other.nodes, self.nodes) == len(other.nodes)
+        return count_shared_nodes(other.nodes, self.nodes) == len(other.nodes)
 
     def count_alike(self, request: ManagedRequest) -> int:
         """Count the first messages of a request that are the same in this history, with the same lengths in bytes."""
-        shared = count_shared(self.nodes, request.nodes)
+        shared = count_shared_nodes(self.nodes, request.nodes)
         items, first = request.split.items, request.chain.preamble.count
         same = count_common(self.items, items) - first if first == self.first else 0
         at = max(0, same)
@@ -219,20 +220,6 @@ class HistoryCache:
         self._weight -= entries.pop(0).weight
         if not entries:
             del self._seen[key]
-
-
-def count_shared(known: Sequence[bytes], nodes: Sequence[bytes]) -> int:
-    """Count the nodes that two chains share. A node identifies all before it, so none is shared after a difference."""
-    low, high = 0, min(len(known), len(nodes))
-    if high and known[high - 1] == nodes[high - 1]:
-        return high
-    while low < high:
-        middle = (low + high) // 2
-        if known[middle] == nodes[middle]:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 def list_members(request: ManagedRequest) -> tuple[bytes, bytes]:

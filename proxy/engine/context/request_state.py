@@ -9,7 +9,7 @@ from proxy.context.budget import Budget, TokenRatio, is_surely_below_soft_mark
 from proxy.context.epoch_decision import LATE, UNREAD, CacheCostAccount, Holdout, RequestFacts
 from proxy.context.pricing import Tariff
 from proxy.context.verbatim import estimate_reasoning, find_unanswered, find_verbatim, iterate_groups
-from proxy.engine.context.history_cache import MeasuredHistory, PartialHistory, count_shared, is_head_of
+from proxy.engine.context.history_cache import MeasuredHistory, PartialHistory, is_head_of
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.session_context import EpochAccount, SessionContext
 from proxy.engine.models import CacheCalibrator, Models
@@ -18,6 +18,7 @@ from proxy.engine.request import ManagedRequest
 from proxy.model.card import LimitKey
 from proxy.model.epoch import Epoch, Pin, Plan, Rung
 from proxy.model.exchange import Headers
+from proxy.model.lineage import count_shared_nodes
 from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange
 
@@ -146,7 +147,7 @@ def find_kept(history: MeasuredHistory, before: Sequence[bytes] | None, frozen: 
     """
     if before is None:
         return None
-    shared = count_shared(before, history.nodes)
+    shared = count_shared_nodes(before, history.nodes)
     if shared == len(before):
         return None
     return history.head.tokens + frozen + history.count(depth, shared)

@@ -1,15 +1,15 @@
 """A request's messages as a chain of nodes. Repeated bytes are not read again."""
 
 from collections.abc import Sequence
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from operator import attrgetter
 
 import msgspec
 
-from proxy.model.lineage import NODE_SIZE, extend_chain
+from proxy.model.lineage import LAYER_SIZE, NODE_SIZE, extend_chain
 from proxy.model.shared_list import extend_shared
 from proxy.wire.body import SplitBody
-from proxy.wire.format import Format
+from proxy.wire.format import CACHED_PARAMETERS, Format
 from proxy.wire.identity import Item, count_preamble
 
 _NOTHING = (b"", b"null", b'""', b"[]")
@@ -82,6 +82,14 @@ def read_messages(form: Format, split: SplitBody, known: Chain | None, shared: i
         system = _digest([leading, form.read_instructions(instructions)]) if instructions else leading
         preamble = Preamble(preamble.count, leading, instructions, system)
     return Messages(start, preamble, fresh)
+
+
+def digest_layers(split: SplitBody, preamble: Preamble) -> bytes:
+    """Return what a `Step` has of the parts of a prompt beside its messages (`LAYERS`)."""
+    tools = split.member("tools"), split.member("functions")
+    parameters = [name.encode() + b"\0" + split.member(name) for name in CACHED_PARAMETERS if name in split.members]
+    parts = (b"\0".join(tools), preamble.system, b"\0".join(parameters))
+    return b"".join([blake2b(part, digest_size=LAYER_SIZE).digest() for part in parts])
 
 
 def make_chain(messages: Messages, known: Chain | None, root: bytes, *, is_plain: bool = False) -> Chain:

@@ -1,12 +1,15 @@
-"""What managing saves: sessions that are managed compared with sessions that are only observed (FEATURES P19).
+"""What managing saves: estimated for each session, and sessions compared that are managed or only observed (P19, P23).
 
-Both arms are measured alike. A session counts if it began after the first one that was only observed, and if one of its
-requests, as the client made it, reached the soft mark: below it nothing is managed, so that managing has no influence
-on which sessions count. A session's cost is that of all its calls, responses and our auxiliary calls included, for each
-token of the client's own requests.
+The estimate of a session compares what its calls cost, by the usage that came back, with what the client's own requests
+would have cost; our auxiliary calls count against it. It is negative where a session cost more.
+
+Both arms of the comparison are measured alike. A session counts if it began after the first one that was only observed,
+and if one of its requests, as the client made it, reached the soft mark: below it nothing is managed, so that managing
+has no influence on which sessions count. A session's cost is that of all its calls, responses and our auxiliary calls
+included, for each token of the client's own requests.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
@@ -14,11 +17,12 @@ from typing import Literal
 
 from proxy.context.budget import BudgetPolicy, compute_soft_mark
 from proxy.context.epoch_decision import HELD_OUT
-from proxy.context.pricing import MIN_SESSIONS, Comparison, Cost, compare, price_usage
+from proxy.context.pricing import MIN_SESSIONS, Comparison, Cost, compare, price_saved, price_usage
+from proxy.engine.policy import Provider
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.context import Document
 from proxy.model.card import Card
-from proxy.model.log import Bill
+from proxy.model.log import Bill, SessionRow
 
 Unit = Literal["money", "tokens"]
 
@@ -31,10 +35,81 @@ _NO_COST = "what these sessions cost is not known"
 
 @dataclass(frozen=True, slots=True)
 class SavingsInputs:
-    """What the comparison needs: the prices of an upstream's model, and the policy that sets the soft mark."""
+    """What pricing needs: the prices of an upstream's model, the policy that sets the soft mark, and the providers."""
 
     find_card: Callable[[str, str], Card]
     policy: BudgetPolicy
+    providers: Mapping[str, Provider] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class SavingEstimate:
+    """What managing a session saved so far, by the usage that came back, and our auxiliary calls for it.
+
+    `cost` is that of its calls. `epochs` were opened for its calls, `later` calls came after the last of these.
+    """
+
+    saved: Cost = field(default_factory=Cost)
+    auxiliary: Cost = field(default_factory=Cost)
+    cost: Cost = field(default_factory=Cost)
+    is_known: bool = False
+    epochs: int = 0
+    later: int = 0
+
+    @property
+    def net(self) -> Cost:
+        """What is left of the saving after our auxiliary calls; negative for a loss."""
+        return self.saved - self.auxiliary
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the session cost more than the client's own requests would have."""
+        return self.net.tokens < 0
+
+    @property
+    def reason(self) -> str:
+        """Why it is a loss, empty if it is none."""
+        if not self.is_loss:
+            return ""
+        if self.saved.tokens >= 0:
+            return "its summaries cost more than was saved"
+        if self.epochs:
+            count = {0: "no call", 1: "1 call"}.get(self.later, f"{self.later} calls")
+            return f"{count} came after its last epoch, too few to pay for writing the cache anew"
+        return "what was sent had to be written to the cache anew, and the calls since have not paid for it"
+
+    def add(self, rounds: Sequence[Bill], inputs: SavingsInputs) -> None:
+        """Add the rounds of one exchange."""
+        is_own = rounds[0].kind == "auxiliary"
+        if any(bill.rung == "plan" for bill in rounds):
+            self.epochs, self.later = self.epochs + 1, 0
+        elif not is_own:
+            self.later += 1
+        for bill in rounds:
+            if bill.usage.input is None:
+                continue
+            card = inputs.find_card(bill.upstream, bill.model)
+            cost = price_usage(bill.usage, card)
+            if is_own:
+                self.auxiliary += cost
+                continue
+            self.cost += cost
+            if (saved := price_saved(bill, bill.usage, card)) is not None:
+                self.saved, self.is_known = self.saved + saved, True
+
+
+@dataclass(frozen=True, slots=True)
+class TotalEstimate:
+    """The estimates of all sessions of which one is known. `share` is that of what sending everything would have cost.
+
+    `losses` is the sum over the `losing` sessions, and negative.
+    """
+
+    sessions: int
+    saved: Cost
+    share: float | None
+    losing: int
+    losses: Cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +140,7 @@ class Savings:
     short: int
     mixed: int
     since_ms: int | None
+    estimate: TotalEstimate | None = None
 
 
 @dataclass(slots=True)
@@ -78,6 +154,7 @@ class _Session:
     is_held: bool = False
     is_cut: bool = False
     is_blind: bool = True
+    estimate: SavingEstimate = field(default_factory=SavingEstimate)
 
     def compute_price(self, unit: Unit) -> float:
         """Return its cost for each token of the client's requests."""
@@ -86,14 +163,69 @@ class _Session:
 
 async def load_savings(log: LogReader, inputs: SavingsInputs) -> Savings:
     """Compare the sessions of the log, reading it a page at a time. Raises StoreUnavailable."""
-    known = replace(inputs, find_card=lru_cache(_MAX_CARDS)(inputs.find_card))
+    known = remember_cards(inputs)
     sessions: dict[str, _Session] = {}
     page = await log.list_bills(0, _PAGE)
     while page:
         for _, rounds in groupby(page, key=lambda bill: bill.seq):
             _add_exchange(sessions, list(rounds), known)
         page = await log.list_bills(page[-1].seq, _PAGE)
-    return _compare_arms(sessions.values())
+    estimates = [session.estimate for session in sessions.values() if session.estimate.is_known]
+    return replace(_compare_arms(sessions.values()), estimate=_sum_estimates(estimates))
+
+
+async def load_estimate(log: LogReader, session: str, inputs: SavingsInputs) -> SavingEstimate | None:
+    """Estimate what managing a session saved, None if nothing is known of it. Raises StoreUnavailable."""
+    estimate = SavingEstimate()
+    page = await log.list_bills(0, _PAGE, session)
+    while page:
+        for _, rounds in groupby(page, key=lambda bill: bill.seq):
+            estimate.add(list(rounds), inputs)
+        page = await log.list_bills(page[-1].seq, _PAGE, session)
+    return estimate if estimate.is_known else None
+
+
+async def load_estimates(
+    log: LogReader, rows: Iterable[SessionRow], inputs: SavingsInputs
+) -> dict[str, SavingEstimate]:
+    """Estimate what managing saved in each of these sessions of which anything is known, by their ids."""
+    known = remember_cards(inputs)
+    found = [(row.id, await load_estimate(log, row.id, known)) for row in rows if row.saving is not None]
+    return {name: estimate for name, estimate in found if estimate is not None}
+
+
+def remember_cards(inputs: SavingsInputs) -> SavingsInputs:
+    """Return the same inputs that find each card only once."""
+    return replace(inputs, find_card=lru_cache(_MAX_CARDS)(inputs.find_card))
+
+
+def describe_estimate(estimate: SavingEstimate | None) -> Document | None:
+    """Return the estimate of a session as a document. Tokens are of uncached input."""
+    if estimate is None:
+        return None
+    net = estimate.net
+    return {
+        "tokens": net.tokens,
+        "money": net.money,
+        "auxiliary_tokens": estimate.auxiliary.tokens,
+        "is_loss": estimate.is_loss,
+        "reason": estimate.reason,
+    }
+
+
+def _sum_estimates(estimates: Sequence[SavingEstimate]) -> TotalEstimate | None:
+    if not estimates:
+        return None
+    saved = sum((each.net for each in estimates), start=Cost())
+    cost = sum((each.cost + each.auxiliary for each in estimates), start=Cost())
+    losing = [each.net for each in estimates if each.is_loss]
+    whole = cost + saved
+    share: float | None = None
+    if whole.money is not None and saved.money is not None and whole.money > 0:
+        share = saved.money / whole.money
+    elif whole.tokens > 0:
+        share = saved.tokens / whole.tokens
+    return TotalEstimate(len(estimates), saved, share, len(losing), sum(losing, start=Cost()))
 
 
 def describe_savings(savings: Savings) -> Document:
@@ -103,7 +235,20 @@ def describe_savings(savings: Savings) -> Document:
         "low": None,
         "high": None,
         **(asdict(savings.comparison) if savings.comparison is not None else {}),
-        **{name: value for name, value in asdict(savings).items() if name != "comparison"},
+        **{name: value for name, value in asdict(savings).items() if name not in ("comparison", "estimate")},
+        "estimate": None if savings.estimate is None else _describe_total(savings.estimate),
+    }
+
+
+def _describe_total(estimate: TotalEstimate) -> Document:
+    return {
+        "sessions": estimate.sessions,
+        "saved_tokens": estimate.saved.tokens,
+        "saved_money": estimate.saved.money,
+        "share": estimate.share,
+        "losing": estimate.losing,
+        "lost_tokens": estimate.losses.tokens,
+        "lost_money": estimate.losses.money,
     }
 
 
@@ -111,6 +256,7 @@ def _add_exchange(sessions: dict[str, _Session], rounds: Sequence[Bill], inputs:
     """Add the rounds of one exchange to its session. What was not counted is left out on both sides."""
     first = rounds[0]
     session = sessions.setdefault(first.session, _Session(first.opened_ms))
+    session.estimate.add(rounds, inputs)
     session.is_held = session.is_held or any(bill.reason == HELD_OUT for bill in rounds)
     session.is_cut = session.is_cut or any(bill.rung not in ("", "original") for bill in rounds)
     counted = [bill for bill in rounds if bill.usage.input is not None]

@@ -6,7 +6,7 @@ lone surrogates that Python's types do not hold.
 
 import base64
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NoReturn
@@ -16,6 +16,7 @@ import msgspec
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.context import Document, describe_plan
 from proxy.engine.reports.lookup import find_session
+from proxy.engine.reports.savings import SavingEstimate, describe_estimate
 from proxy.model.exchange import Headers
 from proxy.model.log import BranchRow, Call, ExchangeRow, RoundRow, Selection, SessionRow
 
@@ -83,13 +84,16 @@ def write_json(document: object) -> bytes:
     return msgspec.json.encode(document).translate(_LINE_BREAKS) + b"\n"
 
 
-def describe_sessions(rows: Iterable[SessionRow]) -> list[Document]:
-    """Return sessions as documents of a listing."""
-    return [_describe_session(row) for row in rows]
+def describe_sessions(rows: Iterable[SessionRow], saved: Mapping[str, SavingEstimate] | None = None) -> list[Document]:
+    """Return sessions as documents of a listing; with what managing saved by the usage that came back, where given."""
+    documents = [_describe_session(row) for row in rows]
+    if saved is None:
+        return documents
+    return [document | {"saved": describe_estimate(saved.get(document["id"]))} for document in documents]
 
 
-def describe_overview(overview: Overview) -> Document:
-    """Return a session with its branches and child sessions as a document.
+def describe_overview(overview: Overview, saved: Mapping[str, SavingEstimate] | None = None) -> Document:
+    """Return a session with its branches and child sessions as a document. `saved` as in `describe_sessions`.
 
     Branches list all their exchanges, until these are too many in sum; later branches then list only their own.
     """
@@ -110,11 +114,8 @@ def describe_overview(overview: Overview) -> Document:
                 "exchanges": numbers,
             }
         )
-    return {
-        "session": _describe_session(overview.session),
-        "branches": branches,
-        "children": describe_sessions(overview.children),
-    }
+    session, *children = describe_sessions((overview.session, *overview.children), saved)
+    return {"session": session, "branches": branches, "children": children}
 
 
 def list_calls(rows: Iterable[ExchangeRow]) -> list[Document]:

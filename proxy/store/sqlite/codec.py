@@ -157,6 +157,14 @@ def seal_after(seal: bytes, row: tuple[object, ...]) -> bytes:
     return sha256(seal + orjson.dumps(row, default=bytes.hex)).digest()[:_SEAL_SIZE]
 
 
+def drop_unset(values: Sequence[object], added: int) -> tuple[object, ...]:
+    """Return a row's values without those that are None among the last `added` ones, from the end on."""
+    kept = len(values)
+    while added and kept and values[kept - 1] is None:
+        kept, added = kept - 1, added - 1
+    return tuple(values[:kept])
+
+
 def seal_node(seal: bytes, n: int, node: bytes, parent: bytes, *, is_answer: bool, exchange: int) -> bytes:
     """Return the seal of a node after the previous one of its session: 4 bytes of SHA-256."""
     return sha256(b"%b%d:%b%b%d:%d" % (seal, n, node, parent, is_answer, exchange)).digest()[:_NODE_SEAL_SIZE]

@@ -226,18 +226,21 @@ _AUXILIARY = """
         LEFT JOIN round r ON r.exchange = e.seq LEFT JOIN reading g ON g.exchange = r.exchange AND g.k = r.k
     WHERE e.kind = 'auxiliary' AND e.opened_ms >= ? GROUP BY s.key, called, e.model ORDER BY s.key, called, e.model"""
 
-_BILLS = """
+_BILL_ROWS = """
     SELECT e.seq, s.key, e.kind, e.opened_ms, r.upstream, e.model, g.input, g.output, g.cached, g.written, g.reasoning,
-        ifnull(c.rung, ''), ifnull(c.reason, ''), c.tokens_client, ifnull(c.usable, 0)
+        ifnull(c.rung, ''), ifnull(c.reason, ''), c.tokens_client, ifnull(c.usable, 0), c.tokens_upstream, c.saving,
+        c.client_read, c.sent_read
     FROM exchange e JOIN session s ON s.id = e.session JOIN round r ON r.exchange = e.seq
         LEFT JOIN reading g ON g.exchange = r.exchange AND g.k = r.k
         LEFT JOIN decision c ON c.exchange = r.exchange AND c.k = r.k
     WHERE e.seq IN (
         SELECT x.seq FROM exchange x
-        WHERE x.seq > ? AND x.mode = 'manage' AND x.kind <> 'passthrough'
+        WHERE x.seq > ?1 AND x.mode = 'manage' AND x.kind <> 'passthrough'{own}
             AND EXISTS (SELECT 1 FROM round y WHERE y.exchange = x.seq)
-        ORDER BY x.seq LIMIT ?)
+        ORDER BY x.seq LIMIT ?2)
     ORDER BY e.seq, r.k"""
+_OWN_BILLS = _BILL_ROWS.format(own=" AND x.session = (SELECT id FROM session WHERE key = ?3)")
+_BILLS = _BILL_ROWS.format(own="")
 
 Query = tuple[str, dict[str, object]]
 
@@ -296,9 +299,12 @@ def sum_auxiliary(connection: sqlite3.Connection, since_ms: int) -> list[Auxilia
     ]
 
 
-def list_bills(connection: sqlite3.Connection, after: int = 0, limit: int = 1000) -> list[Bill]:
+def list_bills(connection: sqlite3.Connection, after: int = 0, limit: int = 1000, session: str = "") -> list[Bill]:
     """Return what `LogReader.list_bills` does."""
-    rows = connection.execute(_BILLS, (after, limit))
+    if session:
+        rows = connection.execute(_OWN_BILLS, (after, limit, fit_text(session)))
+    else:
+        rows = connection.execute(_BILLS, (after, limit))
     return [Bill(*(*row[:6], Usage(*row[6:11]), *row[11:])) for row in rows]
 
 
@@ -351,9 +357,9 @@ _EXCHANGES = """
         o.error AS round_error, unpack(ge.codec, ge.bytes) AS answer_error,
         unpack(ga.codec, ga.bytes) AS answer,
         g.input, g.output, g.cached, g.written, g.reasoning, g.finish,
-        t.relation, t.is_side, ifnull(d.hash, t.outer) AS stand, t.depth, t.base,
+        t.relation, t.is_side, ifnull(d.hash, t.outer) AS stand, t.depth, t.base, t.layers,
         c.view, c.rung, ifnull(h.id, '') AS epoch, c.pressure, c.reason, c.tokens_client, c.tokens_upstream, c.usable,
-        c.owed, c.saving
+        c.owed, c.saving, c.client_read, c.sent_read
     FROM session s
     JOIN exchange e ON e.session = s.id
     LEFT JOIN step t ON t.session = e.session AND t.n = e.n
@@ -414,6 +420,7 @@ def _make_exchange(rows: list[sqlite3.Row]) -> ExchangeRow:
         tip=row["stand"] or b"",
         depth=row["depth"] or 0,
         base=row["base"] or 0,
+        layers=row["layers"] or b"",
     )
 
 

@@ -22,8 +22,8 @@ from proxy.model.manifest import (
     encode_recipe,
 )
 from proxy.store.constraints import fit_text
-from proxy.store.sqlite.codec import SMALL, pack, seal_after, split_recipe
-from proxy.store.sqlite.schema import TALLIED, note_seal_head, note_tally, read_tally, weigh_row
+from proxy.store.sqlite.codec import SMALL, drop_unset, pack, seal_after, split_recipe
+from proxy.store.sqlite.schema import ADDED, TALLIED, note_seal_head, note_tally, read_tally, weigh_row
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -329,7 +329,7 @@ class RowBuffer:
         """Add a row to a table without seals."""
         self._rows[table].append(row)
         if table in TALLIED:
-            self._ids.tallies[table] += weigh_row(row)
+            self._ids.tallies[table] += weigh_row(drop_unset(row, ADDED.get(table, 0)))
 
     def add_sealed(
         self, table: str, references: Sequence[Reference | tuple[None, None]], values: tuple[Value, ...]
@@ -338,7 +338,7 @@ class RowBuffer:
         head = self._ids.heads[table]
         seq = head.seq + 1
         ids, names = zip(*references, strict=True) if references else ((), ())
-        seal = seal_after(head.seal, (seq, *names, *values))
+        seal = seal_after(head.seal, (seq, *names, *drop_unset(values, ADDED.get(table, 0))))
         self._rows[table].append((seq, seal, *ids, *values))
         head.seq, head.seal = seq, seal
         return seq

@@ -36,7 +36,7 @@ INSERTS = {
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
     "decision": """INSERT INTO decision(
         seq, seal, session, exchange, k, view, rung, epoch, pressure, reason, tokens_client, tokens_upstream, usable,
-        owed, saving) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+        owed, saving, client_read, sent_read) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
     "pin": "INSERT INTO pin(seq, seal, session, node, is_on, at_ms) VALUES (?, ?, ?, ?, ?, ?)",
     "summary": """INSERT INTO summary(
         seq, seal, session, text, notes, id, wire, start, stop, last, kind, level, is_provisional, tokens, covered,
@@ -147,6 +147,8 @@ class ContextInserter:
                 plan.usable,
                 float(plan.owed),
                 None if plan.saving is None else float(plan.saving),
+                plan.client_read,
+                plan.sent_read,
             ),
         )
 

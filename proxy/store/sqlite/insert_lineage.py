@@ -22,7 +22,8 @@ _LONG_AGO = -1
 INSERTS = {
     "node": """INSERT INTO node(session, n, hash, parent, outer, is_answer, exchange, seal)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?)""",
-    "step": "INSERT INTO step(session, n, tip, outer, depth, base, relation, is_side) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+    "step": """INSERT INTO step(session, n, tip, outer, depth, base, relation, is_side, layers)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)""",
     "mark": "INSERT INTO mark(session, n, node, key, name, form) VALUES (?, ?, ?, ?, ?, ?)",
     "adoption": "INSERT INTO adoption(session, n, source, node, at_ms) VALUES (?, ?, ?, ?, ?)",
 }
@@ -112,8 +113,8 @@ class LineageInserter:
             self._expect_outer(tree, step.tip)
         tip, outer = (place.n, None) if place else (0, step.tip)
         relation = _RELATION_NUMBERS[step.relation]
-        row = (tree.session, exchange.n, tip, outer, step.depth, step.base, relation, int(step.is_side))
-        self._rows.add("step", row)
+        position = (tip, outer, step.depth, step.base, relation, int(step.is_side))
+        self._rows.add("step", (tree.session, exchange.n, *position, step.layers or None))
 
     def add_reply(self, reply: Reply) -> None:
         """Add the place of a response in its session. Raises DanglingReference."""

@@ -19,12 +19,12 @@ from operator import length_hint
 from typing import NamedTuple, TypeVar
 
 from proxy.engine.ports import MOST_BEARING, MOST_MARKS, MOST_RECALLED, MOST_RECALLED_ROWS
-from proxy.model.errors import NotFound
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import CallFingerprint, NodeRow, Relation, StoredSession, name_mark
 from proxy.model.log import BranchRow, Call
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite.codec import RELATIONS, compute_mark_key
+from proxy.store.sqlite.context_queries import find_session
 
 # The session that the request is assumed to belong to, and the newest that contains its deepest answer.
 _OF_ANY_SIZE = 2
@@ -197,7 +197,6 @@ def choose_recalled(found: Iterable[_T], weigh: Callable[[_T], int]) -> list[_T]
     return chosen
 
 
-_FIND_SESSION = "SELECT id FROM session WHERE key = ?"
 _POSITIONS = """
     SELECT e.n, e.id, t.tip, t.outer, t.depth, t.relation, t.is_side
     FROM step t JOIN exchange e ON e.session = t.session AND e.n = t.n WHERE t.session = ? ORDER BY t.n"""
@@ -223,18 +222,21 @@ class _Fork(NamedTuple):
 
 def load_positions(connection: sqlite3.Connection, session: str) -> tuple[dict[bytes, bytes], list[ExchangePosition]]:
     """Return the parent of each node of a session, and its exchanges. Raises NotFound for an unknown session."""
-    found = connection.execute(_FIND_SESSION, (fit_text(session),)).fetchone()
-    if found is None:
-        raise NotFound(f"there is no session {session}")
-    nodes = load_nodes(connection, found[0])
+    found = find_session(connection, session)
+    nodes = load_nodes(connection, found)
     parents: dict[bytes, bytes] = {}
     for row in nodes:
         parents.setdefault(row.node, find_parent(parents, row))
     positions = [
         ExchangePosition(n, exchange, nodes[tip - 1].node if tip else outer, depth, RELATIONS[relation], bool(is_side))
-        for n, exchange, tip, outer, depth, relation, is_side in connection.execute(_POSITIONS, found)
+        for n, exchange, tip, outer, depth, relation, is_side in connection.execute(_POSITIONS, (found,))
     ]
     return parents, positions
+
+
+def list_nodes(connection: sqlite3.Connection, session: str) -> list[NodeRow]:
+    """Return what `LogReader.list_nodes` does."""
+    return load_nodes(connection, find_session(connection, session))
 
 
 def find_parent(parents: Mapping[bytes, bytes], row: NodeRow) -> bytes:

@@ -127,6 +127,7 @@ class SqliteReader:
     list_unread = _make_method(exchange_queries.list_unread)
     sum_auxiliary = _make_method(exchange_queries.sum_auxiliary)
     list_bills = _make_method(exchange_queries.list_bills)
+    list_nodes = _make_method(lineage_queries.list_nodes)
     list_epochs = _make_method(context_queries.list_epochs)
     load_epoch = _make_method(context_queries.load_epoch)
     list_summaries = _make_method(context_queries.list_summaries)

@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from proxy.model.errors import StoreUnavailable
-from proxy.store.sqlite.codec import seal_after
+from proxy.store.sqlite.codec import drop_unset, seal_after
 
 APPLICATION_ID = 0x50414C49  # "PALI"
 
@@ -231,8 +231,8 @@ def m004_summaries(connection: sqlite3.Connection) -> None:
         _guard(connection, table, keys)
 
 
-# The tables whose rows have no seals, and to whose rows nothing else commits. A tally covers all rows of a table.
-TALLIED = {
+# What m005 tallies. This must never change.
+_FIRST_TALLIED = {
     "session": "SELECT id, key, tenant, upstream, family, created_ms, parent FROM session",
     "step": "SELECT session, n, tip, outer, depth, base, relation, is_side FROM step",
     "mark": "SELECT session, n, node, key, name, form FROM mark",
@@ -243,8 +243,18 @@ _TALLY_SIZE = 16
 
 def m005_tallies(connection: sqlite3.Connection) -> None:
     """Store tallies of the rows of lineage and of sessions, so that `verify` detects altered and removed rows."""
-    for table in TALLIED:
-        note_tally(connection, table, tally_rows(connection, table))
+    for table, query in _FIRST_TALLIED.items():
+        note_tally(connection, table, sum(map(weigh_row, connection.execute(query))))
+
+
+# The columns that a migration added to a table with seals or a tally. They are its last ones, and NULL in older rows:
+# seals and tallies leave out those at the end of a row that are NULL.
+ADDED = {"decision": 2, "step": 1}
+# The tables whose rows have no seals, and to whose rows nothing else commits. A tally covers all rows of a table.
+TALLIED = {
+    **_FIRST_TALLIED,
+    "step": "SELECT session, n, tip, outer, depth, base, relation, is_side, layers FROM step",
+}
 
 
 def weigh_row(row: Sequence[Any]) -> int:
@@ -254,7 +264,9 @@ def weigh_row(row: Sequence[Any]) -> int:
 
 def tally_rows(connection: sqlite3.Connection, table: str) -> int:
     """Compute the tally of a table from its rows."""
-    return sum(map(weigh_row, connection.execute(TALLIED[table]))) % (1 << 8 * _TALLY_SIZE)
+    added = ADDED.get(table, 0)
+    rows = connection.execute(TALLIED[table])
+    return sum(weigh_row(drop_unset(row, added)) for row in rows) % (1 << 8 * _TALLY_SIZE)
 
 
 def note_tally(connection: sqlite3.Connection, table: str, tally: int) -> None:
@@ -298,9 +310,23 @@ def _read_value(connection: sqlite3.Connection, key: str) -> bytes:
     return bytes(row[0]) if row else b""
 
 
+def m006_cache_usage(connection: sqlite3.Connection) -> None:
+    """Add what explains a provider's cache: the layers of a prompt, and the reads that were expected of a round."""
+    connection.execute("ALTER TABLE step ADD COLUMN layers BLOB")
+    connection.execute("ALTER TABLE decision ADD COLUMN client_read INTEGER")
+    connection.execute("ALTER TABLE decision ADD COLUMN sent_read INTEGER")
+
+
 Migration = Callable[[sqlite3.Connection], None]
 
-MIGRATIONS: tuple[Migration, ...] = (m001_record, m002_lineage, m003_managed, m004_summaries, m005_tallies)
+MIGRATIONS: tuple[Migration, ...] = (
+    m001_record,
+    m002_lineage,
+    m003_managed,
+    m004_summaries,
+    m005_tallies,
+    m006_cache_usage,
+)
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:

@@ -28,6 +28,7 @@ from proxy.store.sqlite.codec import (
     compute_mark_key,
     digest_epoch,
     digest_summary,
+    drop_unset,
     join_recipe,
     seal_after,
     seal_node,
@@ -35,7 +36,7 @@ from proxy.store.sqlite.codec import (
 )
 from proxy.store.sqlite.connection import FILE_ERRORS, connect_reader
 from proxy.store.sqlite.id_cache import NO_SEAL
-from proxy.store.sqlite.schema import TALLIED, migrate, read_seal_head, read_tally, tally_rows
+from proxy.store.sqlite.schema import ADDED, TALLIED, migrate, read_seal_head, read_tally, tally_rows
 
 _MOST_FAULTS = 1000
 
@@ -64,7 +65,7 @@ _SEALED = {
         FROM epoch x LEFT JOIN session s ON s.id = x.session ORDER BY x.seq""",
     "decision": """
         SELECT x.seq, x.seal, s.key, x.exchange, x.k, x.view, x.rung, x.epoch, x.pressure, x.reason, x.tokens_client,
-            x.tokens_upstream, x.usable, x.owed, x.saving
+            x.tokens_upstream, x.usable, x.owed, x.saving, x.client_read, x.sent_read
         FROM decision x LEFT JOIN session s ON s.id = x.session ORDER BY x.seq""",
     "pin": """
         SELECT x.seq, x.seal, s.key, x.node, x.is_on, x.at_ms
@@ -240,7 +241,7 @@ class _Inspection:
                 where = f"{table} {seq}"
                 if seq != last + 1:
                     yield LogFault(where, f"is preceded by {last}: what stood between is missing")
-                elif seal_after(before, (seq, *values)) != seal:
+                elif seal_after(before, (seq, *drop_unset(values, ADDED.get(table, 0)))) != seal:
                     yield LogFault(where, "its seal does not match: the row, or the one before it, was altered")
                 last, before = seq, seal
             end = read_seal_head(self._connection, table)

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.engine.context.history_cache import HistoryCache, MeasuredHistory, count_shared
+from proxy.engine.context.history_cache import HistoryCache, MeasuredHistory
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import Piece, TokenCounter
+from proxy.model.lineage import count_shared_nodes
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import DecodedMessage
 from tests.support.managing import SESSION, QuarterTokens, make_history, make_subject
@@ -352,4 +353,4 @@ async def test_messages_of_ours_are_counted_as_the_clients_are() -> None:
     ],
 )
 def test_chains_part_once(known: str, nodes: str, shared: int) -> None:
-    assert count_shared([each.encode() for each in known], [each.encode() for each in nodes]) == shared
+    assert count_shared_nodes([each.encode() for each in known], [each.encode() for each in nodes]) == shared

@@ -7,10 +7,22 @@ from typing import Any
 import pytest
 
 from proxy.context.budget import BudgetPolicy
-from proxy.engine.reports.savings import Arm, Savings, SavingsInputs, describe_savings, load_savings
+from proxy.context.pricing import Cost
+from proxy.engine.reports.savings import (
+    Arm,
+    Savings,
+    SavingsInputs,
+    TotalEstimate,
+    describe_estimate,
+    describe_savings,
+    load_estimate,
+    load_estimates,
+    load_savings,
+)
 from proxy.model.card import Card, Prices, Rates
 from proxy.model.exchange import Usage
 from proxy.model.log import Bill
+from tests.support.fake_log import SESSION
 from tests.support.unmanaged import UnmanagedLog
 
 # A fresh token costs 1, one from the cache 0.1, one of the answer 5; below 60,000 the soft mark is at 0.6.
@@ -35,8 +47,8 @@ class Book(UnmanagedLog):
         usage = Usage(input=input, output=0, cached=0)
         self.bills.append(replace(self.bills[-1], usage=usage, **changes))
 
-    async def list_bills(self, after: int = 0, limit: int = 1000) -> Sequence[Bill]:
-        found = sorted({bill.seq for bill in self.bills if bill.seq > after})[:3]
+    async def list_bills(self, after: int = 0, limit: int = 1000, session: str = "") -> Sequence[Bill]:
+        found = sorted({bill.seq for bill in self.bills if bill.seq > after and session in ("", bill.session)})[:3]
         return [bill for bill in self.bills if bill.seq in found]
 
 
@@ -75,6 +87,7 @@ async def test_managing_saves_what_a_managed_session_costs_less() -> None:
         **{"saving": 0.75, "low": 0.75, "high": 0.75, "unit": "tokens", "reason": "", "short": 0, "mixed": 0},
         **{"since_ms": 1001, "managed": {"sessions": 20, "cost": 0.25, "blind": 0}},
         "held_out": {"sessions": 20, "cost": 1.0, "blind": 0},
+        "estimate": None,
     }
 
 
@@ -205,3 +218,92 @@ async def test_a_model_is_looked_up_once() -> None:
     log: Any = fill(3)
     await load_savings(log, SavingsInputs(find_card, BudgetPolicy()))
     assert asked == [("openai", "m")]
+
+
+def plan_call(book: Book, session: str, saving: float, **changes: Any) -> None:
+    """A call that is sent under an epoch, with what it saved as it was estimated."""
+    book.add(session, 1000, 1000, **{"rung": "epoch", "saving": saving, "usable": USABLE} | changes)
+
+
+async def test_what_managing_saved_is_estimated_without_anybody_observed() -> None:
+    book = Book()
+    plan_call(book, "gain", 400.0)
+    plan_call(book, "gain", -100.0, rung="plan")
+    book.add("unknown", 500)
+    plan_call(book, "loss", -50.0, rung="plan")
+    found = await judge(book)
+    assert found.estimate == TotalEstimate(2, Cost(250.0, None), 250 / 550, 1, Cost(-50.0, None))
+    assert describe_savings(found)["estimate"] == {
+        **{"sessions": 2, "saved_tokens": 250.0, "saved_money": None, "share": pytest.approx(250 / 550)},
+        **{"losing": 1, "lost_tokens": -50.0, "lost_money": None},
+    }
+    priced = await judge(book, PRICED)
+    assert priced.estimate is not None
+    assert priced.estimate.saved.money == pytest.approx(250 * 2e-6)
+    assert priced.estimate.share == pytest.approx(250 / 550)
+
+
+async def test_of_sessions_that_cost_nothing_there_is_no_share() -> None:
+    book = Book()
+    book.add("s", 0, 0, rung="epoch", saving=0.0)
+    found = await judge(book)
+    assert found.estimate is not None
+    assert found.estimate.share is None
+
+
+async def test_our_auxiliary_calls_count_against_a_session() -> None:
+    book = Book()
+    plan_call(book, "s", 90.0)
+    book.add("s", 30, kind="auxiliary")
+    book.add("s", None, kind="auxiliary")
+    log: Any = book
+    inputs = SavingsInputs(lambda upstream, model: PRICED, BudgetPolicy())
+    estimate = await load_estimate(log, "s", inputs)
+    assert estimate is not None
+    assert (estimate.net.tokens, estimate.auxiliary.tokens, estimate.is_loss, estimate.reason) == (
+        60.0,
+        30.0,
+        False,
+        "",
+    )
+    assert describe_estimate(estimate) == {
+        **{"tokens": 60.0, "money": pytest.approx(60 * 2e-6), "auxiliary_tokens": 30.0, "is_loss": False, "reason": ""}
+    }
+    book.add("s", 70, kind="auxiliary")
+    estimate = await load_estimate(log, "s", inputs)
+    assert estimate is not None
+    assert (estimate.is_loss, estimate.reason) == (True, "its summaries cost more than was saved")
+    assert describe_estimate(None) is None
+
+
+@pytest.mark.parametrize(
+    ("rungs", "reason"),
+    [
+        (["plan"], "no call came after its last epoch, too few to pay for writing the cache anew"),
+        (["plan", "epoch", "plan", "epoch"], "1 call came after its last epoch, too few"),
+        (["plan", "epoch", "epoch"], "2 calls came after its last epoch, too few"),
+        (["original"], "what was sent had to be written to the cache anew"),
+    ],
+)
+async def test_a_loss_has_a_reason(rungs: list[str], reason: str) -> None:
+    book = Book()
+    for rung in rungs:
+        plan_call(book, "s", -10.0, rung=rung)
+    log: Any = book
+    estimate = await load_estimate(log, "s", SavingsInputs(lambda upstream, model: Card(), BudgetPolicy()))
+    assert estimate is not None
+    assert estimate.is_loss
+    assert estimate.reason.startswith(reason)
+
+
+async def test_sessions_of_which_nothing_is_known_have_no_estimate() -> None:
+    book = Book()
+    plan_call(book, "known", 5.0)
+    book.add("unknown", 500)
+    log: Any = book
+    inputs = SavingsInputs(lambda upstream, model: Card(), BudgetPolicy())
+    assert await load_estimate(log, "unknown", inputs) is None
+    rows = [
+        replace(SESSION, id=name, saving=saving) for name, saving in (("known", 5.0), ("unknown", 1.0), ("x", None))
+    ]
+    assert list(await load_estimates(log, rows, inputs)) == ["known"]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.model.epoch import StoredContext
 from proxy.model.errors import StoreUnavailable
@@ -48,7 +49,8 @@ def put_back(policy: StorePolicy, tmp_path: Path, migrations: int, session: str,
     connection.execute("ATTACH ? AS new", (str(policy.path),))
     connection.execute(f"INSERT INTO session({session}) SELECT {session} FROM new.session")
     for table in tables:
-        connection.execute(f"INSERT INTO {table} SELECT * FROM new.{table}")
+        columns = ", ".join(name for _, name, *_ in connection.execute(f"PRAGMA main.table_info({table})"))
+        connection.execute(f"INSERT INTO {table}({columns}) SELECT {columns} FROM new.{table}")
     connection.close()
     path.replace(policy.path)
     return policy.path
@@ -106,6 +108,29 @@ async def test_what_a_log_without_tallies_holds_is_counted_once_and_missed_from_
     assert verify_log(policy.path).faults == ()
     spoil(policy.path, "UPDATE step SET is_side = 1 WHERE n = 1")
     assert [fault.where for fault in verify_log(policy.path).faults] == ["step"]
+
+
+async def test_calls_from_before_their_cache_was_explained_stay_sound_and_later_ones_are_sealed_with_it(
+    plain: Path, open_archive: Opener, policy: StorePolicy, tmp_path: Path
+) -> None:
+    connection = sqlite3.connect(plain, isolation_level=None)
+    migrate(connection, MIGRATIONS[:5])
+    connection.close()
+    with pytest.raises(StoreUnavailable, match="start the server once"):
+        connect_reader(policy.path)
+    archive = open_archive()
+    chain = make_chain("a", "!b", "c", "d")
+    step = replace(make_step("e2", chain[3:], base=3), layers=b"t" * 24)
+    later = replace(make_plan("e2"), client_read=900, sent_read=300)
+    assert await archive.append(make_opening("e2"), step, make_round("e2"), later)
+    first, second = await archive.list_exchanges(make_key().id)
+    assert (first.layers, second.layers) == (b"", b"t" * 24)
+    assert (first.rounds[0].plan, second.rounds[0].plan) == (make_plan("e1", epoch="p1"), later)
+    await archive.close()
+    assert verify_log(policy.path).faults == ()
+    spoil(policy.path, "UPDATE decision SET client_read = NULL, sent_read = NULL")
+    spoil(policy.path, "UPDATE step SET layers = NULL")
+    assert [fault.where for fault in verify_log(policy.path).faults] == ["step", "decision 2"]
 
 
 async def test_it_is_brought_up_to_date_and_grows_trees_from_then_on(old: Path, open_archive: Opener) -> None:

@@ -24,14 +24,14 @@ ROWS = {
     "erasure": (1, 0, "session s", 1, b"d"),
     "migration": ("m999_later", 0),
     "node": (1, 1, b"h", 0, b"p", 0, 1, b"s"),
-    "step": (1, 1, 1, None, 1, 0, 0, 0),
+    "step": (1, 1, 1, None, 1, 0, 0, 0, b"t"),
     "mark": (1, 1, 1, b"k", "call:a", b"f"),
     "adoption": (1, 1, 2, 1, 0),
     "epoch": (1, b"", 1, "p", "m", None, b"n", 1, "hard", None, 0, 2, 1, 1, b"d", "[]", "[]", b"d"),
     "original": (1, "r", 1, "w", 0, 0, "[]"),
     "summary": (1, b"", 1, 1, 2, "s", "w", 0, 1, b"n", "leaf", 1, 0, 1, 2, 0, None, "m", "[]", "[]", b"d"),
     "summary_edge": (2, "parent", 0, 1),
-    "decision": (1, b"", 1, 1, 0, "m", "plan", None, "soft", "", None, None, 0, 0.0, None),
+    "decision": (1, b"", 1, 1, 0, "m", "plan", None, "soft", "", None, None, 0, 0.0, None, None, None),
     "pin": (1, b"", 1, b"n", 1, 0),
 }
 # a second row, new in the first column (its rowid or link), that takes the place of the first by another key
@@ -48,7 +48,7 @@ RIVALS = {
     "epoch": (2, b"", 1, "p", "m", None, b"n", 1, "hard", None, 0, 2, 1, 1, b"d", "[]", "[]", b"d"),
     "original": (2, "r", 1, "w", 0, 0, "[]"),
     "summary": (2, b"", 1, 1, 2, "s", "w", 0, 1, b"n", "leaf", 1, 0, 1, 2, 0, None, "m", "[]", "[]", b"d"),
-    "decision": (2, b"", 1, 1, 0, "m", "plan", None, "soft", "", None, None, 0, 0.0, None),
+    "decision": (2, b"", 1, 1, 0, "m", "plan", None, "soft", "", None, None, 0, 0.0, None, None, None),
 }
 
 
@@ -139,6 +139,7 @@ DIGESTS = {
     "m003_managed": "6d7015f2b8a24ed8102f3e130b7b2a262cec8bf1af0479d69d96226242f9c455",
     "m004_summaries": "40295a94597efc3acec229788d07c18dd7655d1be0dd6f4685ee96811b8338c3",
     "m005_tallies": "40295a94597efc3acec229788d07c18dd7655d1be0dd6f4685ee96811b8338c3",  # no table of its own
+    "m006_cache_usage": "a44b6fe6b851d4d220de570ad4297097512b127d46daa5bf4aa6172ad87afae0",
 }
 
 

@@ -268,7 +268,7 @@ def test_a_hole_is_accepted_with_its_erasure_only(path: Path) -> None:
         "UPDATE session SET created_ms = created_ms + 1 WHERE id = 2",
         "DELETE FROM session WHERE id = 2",
         "UPDATE adoption SET at_ms = 8",
-        "INSERT INTO step VALUES (1, 7, 1, NULL, 1, 0, 0, 0)",
+        "INSERT INTO step VALUES (1, 7, 1, NULL, 1, 0, 0, 0, NULL)",
     ],
 )
 def test_a_row_of_lineage_or_of_a_session_that_was_altered_or_removed_is_missed(path: Path, damage: str) -> None:

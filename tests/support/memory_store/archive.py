@@ -15,7 +15,7 @@ from proxy.engine.ports import ALL_SESSIONS, MOST_BEARING, MOST_MARKS, MOST_UNRE
 from proxy.model.epoch import Epoch, EpochUse, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Opening, Round, SessionKey, Trailer
-from proxy.model.lineage import Step, StoredSession, name_mark
+from proxy.model.lineage import NodeRow, Step, StoredSession, name_mark
 from proxy.model.log import (
     ArchiveHealth,
     AuxiliaryUsage,
@@ -199,9 +199,13 @@ class MemoryArchive:
         """What auxiliary calls opened since then came to (see `LogReader`)."""
         return sum_auxiliary(self.tables, since_ms)
 
-    async def list_bills(self, after: int = 0, limit: int = 1000) -> Sequence[Bill]:
+    async def list_nodes(self, session: str) -> Sequence[NodeRow]:
+        """The nodes of a session, parents first. Raises NotFound for an unknown session."""
+        return list(self.tables.trees[self._expect(session)].nodes.values())
+
+    async def list_bills(self, after: int = 0, limit: int = 1000, session: str = "") -> Sequence[Bill]:
         """What calls were sent as, and what was counted of them (see `LogReader`)."""
-        return list_bills(self.tables, after, limit)
+        return list_bills(self.tables, after, limit, session)
 
     async def verify(self) -> Verification:
         """Re-derive every digest, link and recipe from what is stored."""
@@ -282,6 +286,7 @@ class MemoryArchive:
             tip=step.tip if step else b"",
             depth=step.depth if step else 0,
             base=step.base if step else 0,
+            layers=step.layers if step else b"",
         )
 
     def _make_round(self, record: Round) -> RoundRow:

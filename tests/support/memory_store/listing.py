@@ -90,12 +90,13 @@ def sum_auxiliary(tables: Tables, since_ms: int) -> list[AuxiliaryUsage]:
     ]
 
 
-def list_bills(tables: Tables, after: int, limit: int) -> list[Bill]:
+def list_bills(tables: Tables, after: int, limit: int, session: str = "") -> list[Bill]:
     """As `LogReader.list_bills`."""
     called = (
         exchange
         for exchange in tables.exchanges.values()
         if exchange.seq > after
+        and session in ("", exchange.opening.session.id)
         and exchange.opening.mode == "manage"
         and exchange.opening.kind != "passthrough"
         and tables.rounds[exchange.opening.exchange]
@@ -116,7 +117,8 @@ def _bill(tables: Tables, exchange: Exchange) -> Iterator[Bill]:
             fit_text(round_.upstream),
             fit_text(opening.model),
             (fit_usage(reading.usage) if reading else None) or Usage(),
-            *((plan.rung, plan.reason, plan.tokens_client, plan.usable) if plan else ()),
+            *((plan.rung, plan.reason, plan.tokens_client, plan.usable, plan.tokens_upstream) if plan else ()),
+            *((plan.saving, plan.client_read, plan.sent_read) if plan else ()),
         )
 
 

@@ -1,0 +1,89 @@
+"""The watch over caches while calls are served: it is told of prompts, plans and epochs, and of what came back."""
+
+from typing import Any
+
+import pytest
+
+from proxy.engine.context import accounting
+from proxy.engine.context.accounting import CacheWatch
+from proxy.engine.policy import Provider
+from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.model.card import Card
+from proxy.model.epoch import Plan
+from proxy.model.events import AnswerRead, CacheUsed, EpochOpened, Planned, PromptSent
+from proxy.model.exchange import Usage
+
+LAYERS = b"tools---system--settings"
+
+
+class Watched:
+    """A bus with a watch."""
+
+    def __init__(self, provider: Provider | None = None) -> None:
+        self.bus = EventBus(TaskRunner())
+        self.told: list[CacheUsed] = []
+        CacheWatch(self.bus, lambda upstream, model: Card(), {"main": provider} if provider else {})
+        self.bus.subscribe(CacheUsed, self.told.append)
+
+    def send(self, exchange: str, depth: int, at: float = 0.0, body: bytes = b"{}", session: str = "s") -> None:
+        nodes = [f"{place}".encode() for place in range(depth)]
+        self.bus.publish(PromptSent(exchange, session, "main", "m", nodes, LAYERS, int(at * 1000), body))
+
+    def read(self, exchange: str, input: int, cached: int, written: int | None = None, told: Any = "") -> str:
+        """The response was read; the cause."""
+        self.bus.publish(AnswerRead(exchange, 0, Usage(input, 5, cached, written), 0.5, told))
+        return self.told[-1].cause
+
+
+def test_a_plan_and_the_reason_of_its_epoch_count_for_the_prompt_that_they_were_made_for() -> None:
+    watched = Watched()
+    watched.send("x1", 3)
+    watched.read("x1", 4000, 0)
+    watched.send("x2", 5, 10)
+    watched.bus.publish(EpochOpened("e", "s", "", "manual", 5000, 2000))  # asked for by a person, for no call
+    watched.bus.publish(EpochOpened("e", "s", "x2", "hard", 5000, 2000))
+    watched.bus.publish(Planned("s", Plan("x2", 0, "m", "plan", "e", saving=-7.0)))
+    watched.bus.publish(Planned("s", Plan("unknown", 0, "m", "plan", "e")))
+    assert watched.read("x2", 2000, 0) == "epoch"
+    assert watched.told[-1] == CacheUsed("x2", "s", "epoch", 2000, 1800.0, None, -7.0, None)
+
+
+def test_what_a_provider_says_is_believed() -> None:
+    watched = Watched()
+    watched.send("x1", 3)
+    watched.read("x1", 4000, 0)
+    watched.send("x2", 5, 10)
+    assert watched.read("x2", 5000, 0, told="tools") == "tools"
+
+
+def test_markers_say_for_how_long_a_cache_is_kept() -> None:
+    watched = Watched(Provider(cache="breakpoints"))
+    body = b'{"cache_control":{"type":"ephemeral"}}'
+    watched.send("x1", 3, body=body)
+    watched.read("x1", 4000, 0, 4000)
+    watched.send("x2", 5, 400, body)
+    assert watched.read("x2", 5000, 0, 5000) == "idle"
+
+
+def test_an_answer_to_what_was_not_seen_says_nothing() -> None:
+    watched = Watched()
+    watched.bus.publish(AnswerRead("x", 0, Usage(4000, 5, 0)))
+    assert watched.told == []
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounting, "MOST_NODES", 5)
+    monkeypatch.setattr(accounting, "MOST_PROMPTS", 2)
+    watched = Watched()
+    for session in ("s", "other"):
+        watched.send(session, 3, session=session)
+        watched.read(session, 4000, 0)
+    watched.send("x2", 5, 10)
+    assert watched.read("x2", 5000, 0) == ""  # the session's first, as far as is known
+    watched.send("x3", 7, 20)
+    assert watched.read("x3", 6000, 0) == "provider"  # the newest is kept, however long it is
+    for number in range(3):
+        watched.send(f"y{number}", 3)
+    count = len(watched.told)
+    watched.bus.publish(AnswerRead("y0", 0, Usage(4000, 5, 0)))
+    assert len(watched.told) == count

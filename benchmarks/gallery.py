@@ -1,8 +1,8 @@
 """Rewritten requests as a person can read them: `python -m benchmarks.gallery FILE --ceiling 32000 --out DIR`.
 
-Plays recorded sessions (`benchmarks/playback`) through a proxy of its own on the loopback, and writes for each step that
-is asked for a Markdown file: every message as the model gets it, marked as the client's own, shortened, or written by
-the proxy; its tokens; and what of the client's history is not sent there.
+Plays recorded sessions (`benchmarks/playback`) through a proxy of its own on the loopback. For each of the steps it writes
+a Markdown file: every message as the model gets it, marked as the client's own, shortened, or written by the proxy; its
+tokens; and what of the client's history is not sent there.
 """
 
 import argparse
@@ -133,11 +133,12 @@ def _list_totals(step: PlayedStep, shown: Sequence[ShownMessage], counter: Token
     for kind in (_OWN, _SHORTENED, _LEDGER, _SUMMARY, _OTHER):
         found = [each for each in shown if each.kind == kind]
         if found:
-            yield f"| – {kind} | {len(found)} | {sum(counter.count(each.message) for each in found):,} |"
+            yield f"| - {kind} | {len(found)} | {sum(counter.count(each.message) for each in found):,} |"
     shortened = [step.client[each.place] for each in shown if each.kind == _SHORTENED and each.place is not None]
     if shortened:
         yield f"| originals of the shortened | {len(shortened)} | {sum(map(counter.count, shortened)):,} |"
-    yield f"| client's messages that are not sent | {len(gone)} | {sum(counter.count(step.client[i]) for i in gone):,} |"
+    missing = sum(counter.count(step.client[place]) for place in gone)
+    yield f"| client's messages that are not sent | {len(gone)} | {missing:,} |"
     if step.labels:
         yield ""
         yield " · ".join(f"`{name}: {value}`" for name, value in sorted(step.labels.items()))

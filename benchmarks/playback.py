@@ -1,7 +1,7 @@
 """Recorded sessions played through the proxy: a scripted upstream, and the client that extends its history.
 
-A session is a JSON line `{id, tools, steps: [{delta: [messages], response_message}]}`; a file may be gzipped. The request
-of a step is all deltas and responses before it, plus its own delta. The scripted upstream answers it with the recorded
+A session is a JSON line `{id, tools, steps: [{delta: [messages], response_message}]}`; a file may be gzipped. A step's
+request is all deltas and responses before it, plus its own delta. The scripted upstream answers it with the recorded
 response. Every other request is the proxy's own, for a summary: a `Summariser` answers it, or it fails. Usage is
 counted, with a prompt cache that holds the messages of earlier requests.
 """

@@ -49,9 +49,10 @@ _LEDGER_SHARE, _LEDGER_MOST = 0.28, 16_000
 # The share of the tokens left by older user turns that ledgers get, because they describe the removed turns.
 _SPARE_SHARE = 0.25
 _INLINE_SHARE = 0.25
-# The share of the usable tokens that all summaries may have together, and the least in tokens: the shortest requested
-# summary has 300.
-_REPORTS_SHARE, _REPORTS_LEAST = 0.04, 350
+# The part of the ledger's tokens that all summaries may have together, and the least in tokens: the shortest requested
+# summary has 300. About half of a ledger are words kept for their own sake, acts and references, which stay in it; a
+# summary stands in for the other half, which tells.
+_REPORTS_PART, _REPORTS_LEAST = 0.5, 350
 # Shares of the usable tokens that an epoch may leave: at most the highest low mark (B12). If protection has to give way
 # it is one of the targets, by how often recent epochs left too little room (`PlanRequest.depth`).
 _FULL = 0.85
@@ -360,7 +361,7 @@ def _make_plan(
 
 def compute_summaries_budget(usable: int) -> int:
     """Return the tokens that all summaries may have together, given the usable tokens."""
-    return max(_REPORTS_LEAST, int(_REPORTS_SHARE * usable))
+    return max(_REPORTS_LEAST, int(_REPORTS_PART * min(_LEDGER_SHARE * usable, _LEDGER_MOST)))
 
 
 def choose_summaries(view: PlanRequest, carried: CarriedLedgers) -> tuple[Written, ...]:

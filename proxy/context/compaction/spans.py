@@ -1,7 +1,6 @@
-"""Selection of the messages to summarize, of the time to do so, and of the summaries to merge (FEATURES M9)."""
+"""Selection of the messages to summarize, and of the summaries to merge (FEATURES M9)."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import inf
 
 import msgspec
 
@@ -11,7 +10,8 @@ from proxy.model.epoch import Summary, SummaryLevel
 
 MIN_MESSAGES = 3
 SPAN_SHARE = 0.75
-_MIN_TURNS_SHARE = 0.2
+# Finished turns are taken alone if they have this share of what could be taken: the rest might be cut unreported.
+_MIN_TURNS_SHARE = 0.8
 
 
 class MessageRange(msgspec.Struct, frozen=True, gc=False):
@@ -27,19 +27,26 @@ def compute_max_span(window: int, output: int) -> int:
     return max(0, int(SPAN_SHARE * (window - output)))
 
 
-def choose_span(index: ConversationIndex, begin: int, most: int) -> MessageRange | None:
+def choose_span(index: ConversationIndex, begin: int, most: int, end: int | None = None) -> MessageRange | None:
     """Return the span that begins at place `begin` and has at most `most` tokens, or None if it would be too short.
 
-    It has more tokens only if its first three messages do: a transcript shortens what is too large.
+    It has more tokens only if its first three messages do: a transcript shortens what is too large. It ends at place
+    `end`, or before the messages that stay in any case.
     """
-    first = next((i for i, step in enumerate(index.steps) if step.start >= begin), len(index.steps))
-    reach = _find_reach(index, first, _find_span_end(index), most)
+    first = _find_step_from(index, begin)
+    limit = _find_span_end(index) if end is None else min(_find_span_end(index), _find_step_from(index, end))
+    reach = _find_reach(index, first, limit, most)
     groups = _make_range(index, first, reach)
     ends = list(_list_turns(index, first, reach))
     turns = _make_range(index, first, ends[-1]) if ends else None
     if turns and _is_long_enough(turns) and turns.tokens >= _MIN_TURNS_SHARE * groups.tokens:
         return turns
     return groups if _is_long_enough(groups) else None
+
+
+def _find_step_from(index: ConversationIndex, place: int) -> int:
+    """Return the first step that begins at a place or after it."""
+    return next((i for i, step in enumerate(index.steps) if step.start >= place), len(index.steps))
 
 
 def _find_span_end(index: ConversationIndex) -> int:
@@ -81,27 +88,6 @@ def _make_range(index: ConversationIndex, first: int, stop: int) -> MessageRange
 
 def _is_long_enough(span: MessageRange) -> bool:
     return span.stop - span.start >= MIN_MESSAGES
-
-
-_LEAD_TIMES = 2
-
-
-class ConversationGrowth(msgspec.Struct, frozen=True, gc=False):
-    """The growth of a conversation: the tokens that a call adds, and the seconds between calls, None if unknown."""
-
-    tokens: float
-    seconds: float | None
-
-    def find_time(self, left: int) -> float:
-        """Return the seconds until the conversation has `left` more tokens, at the same rate."""
-        if self.seconds is None or left <= 0:
-            return 0.0
-        return left / self.tokens * self.seconds if self.tokens else inf
-
-
-def should_start_summary(left: int, pace: ConversationGrowth, takes: float, *, is_warm: bool) -> bool:
-    """Return whether to start a summary that takes `takes` seconds now, `left` tokens before the high mark."""
-    return is_warm or pace.find_time(left) < _LEAD_TIMES * takes
 
 
 WITHOUT_MODEL: SummaryLevel = 3

@@ -197,11 +197,21 @@ def render_request(asked: SummaryOrder, material: str) -> tuple[str, str]:
     return "\n\n".join(parts), f"{noted} The material begins here.\n\n{material}\n\nThe material ends here."
 
 
-def describe_span(index: ConversationIndex, span: MessageRange) -> str:
-    """Describe a span by the beginnings of its first and its last message, for a request that numbers no messages."""
+def describe_span(index: ConversationIndex, span: MessageRange, hidden: int = 0, transcript: str = "") -> str:
+    """Describe a span by the beginnings of its first and its last message, for a request that numbers no messages.
+
+    The first `hidden` of its messages are not in that request; `transcript` has them.
+    """
     count = span.stop - span.start
     first, last = (_describe_message(index, place) for place in (span.start, span.stop - 1))
-    return f"the {count} messages from {first} up to {last}. What came later is out of scope."
+    told = f"the {count} messages from {first} up to {last}. What came later is out of scope."
+    if not hidden:
+        return told
+    return (
+        f"{told} The first {hidden} of them are not shown above. What they say follows; each message has its number and"
+        f" its speaker before it, and outputs of tools stand between lines of {FENCE}.\n\n{transcript}\n\n"
+        f"The first {hidden} messages end here."
+    )
 
 
 def _describe_message(index: ConversationIndex, place: int) -> str:

@@ -20,6 +20,12 @@ _LEAST_ROOM_SHARE = 0.25
 _SPAN_SHARE = 0.1
 
 
+# Messages that an epoch removed before they were summarised are read at full price, in a transcript beside the request.
+# A span begins with them where they are a fifth of it at most: so the summaries follow each other without a gap, and
+# can be merged.
+MOST_HIDDEN_SHARE = 0.2
+
+
 def compute_room(total: int, shown: int) -> float:
     """Return the tokens that one summary may have: what the `shown` tokens of others leave of the room of all."""
     return max(_LEAST_ROOM_SHARE * total, total - shown)
@@ -40,9 +46,11 @@ def compute_least_span(usable: int) -> int:
     return int(max(LEAST_TARGET / _WORTH_SHARE, _SPAN_SHARE * usable))
 
 
-# A summary is begun when twice its time is left, and at least so many calls ahead.
+# An epoch below the high mark waits for a running summary, so that this is begun at most so many calls ahead: the later
+# it is asked for, the more of what the epoch takes it covers. At the high mark no epoch waits for long: twice the time
+# of a summary has to be left.
+_LEAD_CALLS = 2
 _LEAD_TIMES = 2
-_LEAST_LEAD = 2
 _MOST_FORESEEN = 100
 
 
@@ -63,9 +71,9 @@ def forecast_calls(account: CacheCostAccount, facts: RequestFacts, growth: float
     return inf
 
 
-def should_start_summary(calls: float, interval: float | None, takes: float) -> bool:
-    """Return whether to start a summary that takes `takes` seconds, `calls` before the epoch that takes its span.
+def should_start_summary(calls: float, seconds: float, takes: float) -> bool:
+    """Return whether to start a summary that takes `takes` seconds.
 
-    `interval` are the seconds between calls. While they are unknown, the epoch counts as near.
+    It is `calls` before the epoch that takes its span, and `seconds` before the high mark.
     """
-    return interval is None or calls <= _LEAST_LEAD or calls * interval < _LEAD_TIMES * takes
+    return calls <= _LEAD_CALLS or seconds < _LEAD_TIMES * takes

@@ -9,7 +9,7 @@ import msgspec
 
 from proxy.context.builder import compute_summaries_budget
 from proxy.context.compaction.spans import MessageRange
-from proxy.context.compaction.worth import compute_room, compute_target, forecast_calls
+from proxy.context.compaction.worth import MOST_HIDDEN_SHARE, compute_room, compute_target, forecast_calls
 from proxy.context.conversation import ConversationIndex
 from proxy.context.pricing import Cost
 from proxy.context.references import make_reference
@@ -75,6 +75,13 @@ class SentRequest(msgspec.Struct, frozen=True, gc=False):
         """Return an estimate of the further calls before the next epoch opens."""
         return forecast_calls(self.state.account, self.state.facts, self.growth)
 
+    @property
+    def seconds_left(self) -> float:
+        """Return an estimate of the seconds before the high mark, infinite where the pace is unknown."""
+        if self.interval is None or not self.growth:
+            return inf
+        return max(0, self.state.budget.high - self.tokens) / self.growth * self.interval
+
     def find_end(self) -> int | None:
         """Return the place at which the tail of the next epoch will begin, or None while no plan tells.
 
@@ -138,9 +145,15 @@ class SummaryJob(msgspec.Struct, frozen=True, gc=False):
         return sum(parent.tokens for parent in self.parents) if self.parents else self.span.tokens
 
     @property
+    def hidden(self) -> MessageRange:
+        """Return the messages at the beginning of the span that the request does not show as the client sent them."""
+        start, stop = self.span.start, min(self.span.stop, max(self.span.start, self.request.verbatim_from))
+        return MessageRange(start, stop, self.request.state.history.count(start, stop))
+
+    @property
     def is_in_view(self) -> bool:
-        """Return whether the request shows all messages of the span as the client sent them."""
-        return not self.parents and self.span.start >= self.request.verbatim_from
+        """Return whether the request shows the messages of the span as the client sent them, or most of them."""
+        return not self.parents and self.hidden.tokens <= MOST_HIDDEN_SHARE * self.span.tokens
 
     def compute_target(self, level: SummaryLevel, most: int) -> int:
         """Return the requested tokens of a summary, at most `most`, by what it covers and the room beside others."""

@@ -28,6 +28,7 @@ _ASSUMED_WINDOW = 32_768  # of a model whose window is unknown
 _SLACK = 1.5  # a response is cut off above this multiple of its allowed characters
 _CHARACTERS_PER_TOKEN = 6
 _FRAME_TOKENS = 600
+_WHOLE = 10**9  # room for a transcript that is not shortened
 # A summary is accepted up to this multiple of its requested length.
 _TOLERANCE = 2
 
@@ -61,15 +62,18 @@ class PromptBuilder:
     ) -> SummaryPrompt | None:
         """Return the last request with an instruction appended, for a summary of at most `most` tokens.
 
-        Return None if it cannot be extended, or does not show all that the summary covers.
+        A transcript in the instruction has what it does not show. Return None if that is too much, or if the request
+        cannot be extended.
         """
         split = split_body(job.request.body, job.request.state.request.items_key)
         if not job.is_in_view or split is None:
             return None
         order = self._make_order(job, level, most)
-        instruction = render_instruction(order, describe_span(job.index, job.span))
-        room = OutputLimit(order.most, self._policy.reasoning_tokens)
-        body = write_warm(split, instruction, room, is_alternating=is_alternating)
+        hidden = job.hidden
+        transcript = render_transcript(job.index, hidden, _WHOLE, self._count) if hidden.tokens else ""
+        stretch = describe_span(job.index, job.span, hidden.stop - hidden.start, transcript)
+        limit = OutputLimit(order.most, self._policy.reasoning_tokens)
+        body = write_warm(split, render_instruction(order, stretch), limit, is_alternating=is_alternating)
         if body is None:
             return None
         return _make_prompt(body, order, expect_input(job, is_warm=True), is_warm=True)
@@ -115,14 +119,14 @@ def compute_limit(order: SummaryOrder) -> int:
 def expect_input(job: SummaryJob, *, is_warm: bool) -> Usage:
     """Return the expected input of a call: the last request from the cache, or a transcript of what is covered."""
     if is_warm:
-        return expect_warm_input(job.request)
+        return expect_warm_input(job.request, job.hidden.tokens)
     return Usage(job.request.state.to_model_tokens(job.covered) + _FRAME_TOKENS)
 
 
-def expect_warm_input(request: SentRequest) -> Usage:
-    """Return the expected input of a call that repeats a request."""
+def expect_warm_input(request: SentRequest, hidden: int = 0) -> Usage:
+    """Return the expected input of a call that repeats a request, with a transcript of `hidden` tokens."""
     sent = request.state.to_model_tokens(request.tokens)
-    return Usage(sent + _FRAME_TOKENS, cached=sent)
+    return Usage(sent + request.state.to_model_tokens(hidden) + _FRAME_TOKENS, cached=sent)
 
 
 def _make_prompt(body: bytes, order: SummaryOrder, given: Usage, *, is_warm: bool) -> SummaryPrompt:

@@ -47,8 +47,8 @@ def is_summary_due(
 ) -> bool:
     """Return whether a branch above its soft mark is summarised now: whether the epoch that takes the span is near.
 
-    The later it is asked for, the more of what the epoch takes is in the summary. How near is too near depends on how
-    long summaries took so far. Before the first one they are assumed to take the full time limit.
+    How near the high mark may be depends on how long summaries took so far. Before the first one they are assumed to
+    take the full time limit.
     """
     state, managed = request.state, request.state.request
     if state.tariff.cache.kind == "local":  # it is asked only when idle, so waiting saves nothing (B30)
@@ -56,7 +56,7 @@ def is_summary_due(
     first = next(list_summary_models(policy, managed.upstream, managed.model, routes))
     seconds = cache_hits.compute_p95_seconds(first.upstream.name, first.model)
     takes = policy.time_limit_seconds if seconds is None else seconds
-    return should_start_summary(request.calls_left, request.interval, takes)
+    return should_start_summary(request.calls_left, request.seconds_left, takes)
 
 
 class RunningJob:

@@ -138,16 +138,17 @@ class SummaryWorker:
         """Return the job for the messages without a summary, or None if these are not worth one.
 
         It covers messages that the request shows as the client sent them, up to where the next epoch's tail will begin.
-        If `is_needed`, it also covers those that an epoch has removed, which are read from the log.
+        A few before them that an epoch has removed go with them. If `is_needed`, all that were removed come first.
         """
         begin, shown = live[-1].stop if live else 0, request.verbatim_from
-        if is_needed and begin < shown:
-            return self._choose_span_job(request, index, begin, shown, LEAST) or self._choose_span_job(
-                request, index, begin, None, LEAST
-            )
-        least = LEAST if is_needed else compute_least_span(request.state.budget.usable)
-        end = None if is_needed else request.find_end()
-        return self._choose_span_job(request, index, max(begin, shown), end, least)
+        if is_needed:
+            removed = self._choose_span_job(request, index, begin, shown, LEAST) if begin < shown else None
+            return removed or self._choose_span_job(request, index, begin, None, LEAST)
+        least, end = compute_least_span(request.state.budget.usable), request.find_end()
+        job = self._choose_span_job(request, index, begin, end, least)
+        if job is None or job.is_in_view:
+            return job
+        return self._choose_span_job(request, index, shown, end, least)
 
     def choose_removed(
         self, request: SentRequest, index: ConversationIndex, live: Sequence[Summary]

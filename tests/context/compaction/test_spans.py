@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from proxy.context.compaction.spans import (
-    ConversationGrowth,
     MergeCandidate,
     MessageRange,
     choose_merge,
@@ -17,7 +16,6 @@ from proxy.context.compaction.spans import (
     is_worth_sending,
     list_live_summaries,
     list_merge_candidates,
-    should_start_summary,
 )
 from proxy.context.conversation import BuilderPolicy, ConversationIndex, extract_features, index_conversation
 from proxy.model.epoch import Summary
@@ -128,40 +126,6 @@ def test_no_group_is_split_and_nothing_new_is_taken(steps: list[tuple[str, int]]
 def test_a_place_inside_a_group_counts_as_its_end(begin: int) -> None:
     span = choose([user("go"), *work(10)], begin)
     assert span is None or span[0] == (begin if begin == 0 or begin % 2 else begin + 1)
-
-
-# a thousand tokens every ten seconds
-STEADY = ConversationGrowth(1000.0, 10.0)
-
-
-@pytest.mark.parametrize(
-    ("pace", "left", "seconds"),
-    [
-        (STEADY, 5000, 50.0),
-        (STEADY, 500, 5.0),
-        (STEADY, 0, 0.0),
-        (STEADY, -5000, 0.0),
-        (ConversationGrowth(0.0, 10.0), 1, float("inf")),
-        (ConversationGrowth(1000.0, None), 5000, 0.0),
-    ],
-)
-def test_the_high_mark_is_as_near_as_the_conversation_grows(
-    pace: ConversationGrowth, left: int, seconds: float
-) -> None:
-    assert pace.find_time(left) == seconds
-
-
-@pytest.mark.parametrize(("takes", "expected"), [(25.0, False), (25.1, True)])
-def test_where_the_cache_is_cold_it_is_begun_when_twice_its_time_is_left(takes: float, expected: bool) -> None:
-    assert should_start_summary(5000, STEADY, takes, is_warm=False) is expected
-
-
-def test_while_the_cache_is_warm_there_is_no_better_time() -> None:
-    assert should_start_summary(1_000_000, STEADY, 0.1, is_warm=True)
-
-
-def test_before_anybody_knows_how_near_it_is_it_counts_as_near() -> None:
-    assert should_start_summary(1_000_000, ConversationGrowth(1.0, None), 0.1, is_warm=False)
 
 
 A, B, C = (make_summary(name, i * 10, i * 10 + 10) for i, name in enumerate("abc"))

@@ -21,9 +21,14 @@ _SPAN_SHARE = 0.1
 
 
 # Messages that an epoch removed before they were summarised are read at full price, in a transcript beside the request.
-# A span begins with them where they are a fifth of it at most: so the summaries follow each other without a gap, and
-# can be merged.
-MOST_HIDDEN_SHARE = 0.2
+# A span begins with them where they are a fifth of it at most, or too few for a summary of their own: so the summaries
+# follow each other without a gap, and can be merged.
+_MOST_HIDDEN_SHARE = 0.2
+
+
+def may_be_hidden(hidden: int, tokens: int) -> bool:
+    """Return whether a span of `tokens` may begin with `hidden` tokens of messages that the request does not show."""
+    return hidden < tokens and hidden <= max(_MOST_HIDDEN_SHARE * tokens, LEAST_TARGET / _WORTH_SHARE)
 
 
 def compute_room(total: int, shown: int) -> float:

@@ -9,7 +9,7 @@ import msgspec
 
 from proxy.context.builder import compute_summaries_budget
 from proxy.context.compaction.spans import MessageRange
-from proxy.context.compaction.worth import MOST_HIDDEN_SHARE, compute_room, compute_target, forecast_calls
+from proxy.context.compaction.worth import compute_room, compute_target, forecast_calls, may_be_hidden
 from proxy.context.conversation import ConversationIndex
 from proxy.context.pricing import Cost
 from proxy.context.references import make_reference
@@ -77,10 +77,12 @@ class SentRequest(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def seconds_left(self) -> float:
-        """Return an estimate of the seconds before the high mark, infinite where the pace is unknown."""
-        if self.interval is None or not self.growth:
+        """Return an estimate of the seconds before the high mark: infinite below the soft mark, 0 at an unknown pace."""
+        budget = self.state.budget
+        if self.tokens < budget.soft:
             return inf
-        return max(0, self.state.budget.high - self.tokens) / self.growth * self.interval
+        calls = max(0, budget.high - self.tokens) / max(1.0, self.growth)
+        return calls * (self.interval or 0.0)
 
     def find_end(self) -> int | None:
         """Return the place at which the tail of the next epoch will begin, or None while no plan tells.
@@ -153,7 +155,7 @@ class SummaryJob(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_in_view(self) -> bool:
         """Return whether the request shows the messages of the span as the client sent them, or most of them."""
-        return not self.parents and self.hidden.tokens <= MOST_HIDDEN_SHARE * self.span.tokens
+        return not self.parents and may_be_hidden(self.hidden.tokens, self.span.tokens)
 
     def compute_target(self, level: SummaryLevel, most: int) -> int:
         """Return the requested tokens of a summary, at most `most`, by what it covers and the room beside others."""

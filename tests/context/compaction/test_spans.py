@@ -32,22 +32,40 @@ def work(n: int, output: str = "x" * 40) -> list[RawMessage]:
     return [message for i in range(n) for message in act(f"{i}", f"ls {i}", output)]
 
 
-def choose(messages: list[RawMessage], begin: int = 0, most: int = 10**6) -> tuple[int, int] | None:
-    span = choose_span(look(messages), begin, most)
+def choose(
+    messages: list[RawMessage], begin: int = 0, most: int = 10**6, end: int | None = None
+) -> tuple[int, int] | None:
+    span = choose_span(look(messages), begin, most, end)
     return (span.start, span.stop) if span else None
 
 
 TURNS = [user("one"), *work(3), user("two"), *work(3), user("three"), *work(3), user("four"), *work(4)]
+LONG_TURNS = [user("one"), *work(9), user("two"), *work(14), user("three"), *work(1), user("four"), *work(4)]
 
 
 def test_finished_turns_are_taken_whole() -> None:
-    assert choose(TURNS) == (0, 14)
-    assert choose(TURNS, most=120) == (0, 7)
-    assert choose_span(look(TURNS), 0, 120) == MessageRange(0, 7, sum(seen.tokens for seen in look(TURNS).messages[:7]))
+    assert choose(LONG_TURNS) == (0, 48)
+    assert choose(TURNS, most=120) == (0, 10)
+    assert choose_span(look(TURNS), 0, 120) == MessageRange(
+        0, 10, sum(each.tokens for each in look(TURNS).messages[:10])
+    )
+
+
+def test_where_too_little_of_it_is_finished_groups_are_taken_beyond() -> None:
+    assert choose(TURNS) == (0, 24)
 
 
 def test_the_next_one_begins_where_the_last_one_ended() -> None:
-    assert choose(TURNS, 7) == (7, 14)
+    assert choose(LONG_TURNS, 19) == (19, 48)
+    assert choose(TURNS, 7) == (7, 24)
+
+
+def test_it_ends_where_it_is_told_to_and_splits_no_group() -> None:
+    assert choose(TURNS, end=16) == (0, 14)
+    assert choose(TURNS, end=7) == (0, 7)
+    assert choose(TURNS, end=10**6) == choose(TURNS)
+    assert choose(TURNS, 7, end=9) == (7, 10)
+    assert choose(TURNS, 7, end=8) is None
 
 
 def test_a_long_turn_gives_its_groups_though_it_is_the_newest() -> None:

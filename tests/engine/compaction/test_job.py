@@ -52,19 +52,22 @@ async def test_a_leaf_is_of_messages_and_what_is_merged_of_reports() -> None:
 
 async def test_how_long_a_report_may_be_goes_by_the_budget_and_by_what_it_is_of() -> None:
     work = await plan()
-    assert (work.compute_target(1, 8192), work.compute_limit(1, 8192)) == (300, 600)
-    assert work.compute_target(1, 100) == work.compute_limit(1, 100) == 100
+    assert work.compute_target(1, 8192) == work.covered // 7
+    assert work.compute_target(1, 100) == 100
     tiny = await plan(stop=1)
     assert tiny.compute_target(1, 8192) == tiny.covered - 1
 
 
-@pytest.mark.parametrize(("level", "most"), [(1, 1940), (2, 970)])
-async def test_of_a_large_budget_it_has_a_small_share(level: int, most: int) -> None:
-    workshop = Workshop(ceiling=100_000)
-    request = await workshop.read_state(make_history(60, 1600))
-    index = await workshop.worker.index_conversation(request)
-    work = SummaryJob(request, index, MessageRange(0, 50, 20_000))
+@pytest.mark.parametrize(("level", "most"), [(1, 1086), (2, 543)])
+async def test_it_has_the_room_that_other_reports_leave(level: int, most: int) -> None:
+    work = msgspec.structs.replace(await plan(), span=MessageRange(0, 20, 100_000))
     assert work.compute_target(level, 8192) == most  # type: ignore[arg-type]
+    context, nodes = work.request.state.context, work.request.nodes
+    other = msgspec.structs.replace(make_summary("a", 20, 30, tokens=600), last=nodes[29])
+    context.add_summary(other)
+    assert work.compute_target(level, 8192) == max(300, (1086 - 600) // level)  # type: ignore[arg-type]
+    again = msgspec.structs.replace(work, supersedes=("a",))
+    assert again.compute_target(level, 8192) == most  # type: ignore[arg-type]
 
 
 async def test_its_name_tells_the_span_the_level_and_when_and_cannot_be_guessed() -> None:
@@ -94,8 +97,11 @@ async def test_what_was_elided_has_references_and_stands_in_a_ledger_only() -> N
     assert inside
     assert sorted(list_references(request, MessageRange(0, 20, 0))) == sorted(set(inside))
     assert list_references(request, MessageRange(epoch.depth, epoch.depth + 5, 0)) == ()
-    assert SummaryJob(request, index, MessageRange(3, epoch.depth + 4, 0)).count_hidden() == epoch.depth - 3
-    assert SummaryJob(before, index, MessageRange(0, 20, 0)).count_hidden() == 0
+    assert epoch.depth - 5 <= request.verbatim_from <= epoch.depth
+    shown, history = request.verbatim_from, request.state.history
+    hidden = SummaryJob(request, index, MessageRange(3, shown + 4, 0)).hidden
+    assert hidden == MessageRange(3, shown, history.count(3, shown))
+    assert SummaryJob(before, index, MessageRange(0, 20, 0)).hidden == MessageRange(0, 0, 0)
 
 
 async def test_without_an_epoch_of_its_own_it_was_sent_under_the_one_that_held() -> None:

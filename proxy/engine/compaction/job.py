@@ -8,8 +8,7 @@ from math import inf
 import msgspec
 
 from proxy.context.builder import compute_summaries_budget
-from proxy.context.compaction.spans import MessageRange
-from proxy.context.compaction.worth import compute_room, compute_target, forecast_calls, may_be_hidden
+from proxy.context.compaction.spans import MessageRange, compute_room, compute_target, forecast_calls, may_be_hidden
 from proxy.context.conversation import ConversationIndex
 from proxy.context.pricing import Cost
 from proxy.context.references import make_reference
@@ -77,7 +76,10 @@ class SentRequest(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def seconds_left(self) -> float:
-        """Return an estimate of the seconds before the high mark: infinite below the soft mark, 0 at an unknown pace."""
+        """Return an estimate of the seconds before the high mark.
+
+        They are infinite below the soft mark, and 0 where the pace is unknown.
+        """
         budget = self.state.budget
         if self.tokens < budget.soft:
             return inf

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from proxy.context.compaction.worth import should_start_summary
+from proxy.context.compaction.spans import should_start_summary
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.model_health import CacheHitTracker
 from proxy.engine.compaction.policy import CompactionPolicy

@@ -11,9 +11,8 @@ import msgspec
 from proxy.context.compaction.acceptance import AcceptedSummary, RejectedSummary, SummaryTask, check_summary
 from proxy.context.compaction.digest import digest_messages, digest_summaries
 from proxy.context.compaction.prompts import MAX_TOKENS
-from proxy.context.compaction.spans import WITHOUT_MODEL
+from proxy.context.compaction.spans import LEAST_TARGET, WITHOUT_MODEL
 from proxy.context.compaction.summary_text import SummaryFrame
-from proxy.context.compaction.worth import LEAST_TARGET
 from proxy.engine.compaction.credentials import CallCredential
 from proxy.engine.compaction.job import SentRequest, SummaryJob, format_date
 from proxy.engine.compaction.model_call import FailedCall, ModelCall, ModelCaller, ModelResponse

@@ -19,11 +19,11 @@ from proxy.context.compaction.spans import (
     MessageRange,
     choose_merge,
     choose_span,
+    compute_least_span,
     is_merge_smaller,
     is_worth_sending,
     list_merge_candidates,
 )
-from proxy.context.compaction.worth import compute_least_span
 from proxy.context.conversation import ConversationIndex
 from proxy.engine.compaction.credentials import CredentialCache
 from proxy.engine.compaction.job import JobResult, ManualOptions, SentRequest, SummaryJob, make_leaf_job, make_merge_job

@@ -1,10 +1,15 @@
 """What a report is wanted of, and what follows from that."""
 
+import asyncio
+from math import inf
+
 import msgspec
 import pytest
 
-from proxy.context.compaction.spans import MessageRange
+from proxy.context.compaction.spans import MessageRange, forecast_calls
 from proxy.engine.compaction.job import SentRequest, SummaryJob, find_foreign_messages, format_date, list_references
+from proxy.engine.context.epoch_planner import RenderedPlan
+from proxy.model.epoch import ContextPlan, Edit, Kept, Replaced, Written
 from proxy.model.exchange import SessionKey
 from proxy.model.manifest import compute_digest
 from tests.support.compacting import Workshop
@@ -124,3 +129,55 @@ async def test_reminders_of_clients_and_prompts_of_subagents_are_nobodys_words()
 
 def test_a_time_is_told_in_words() -> None:
     assert format_date(1_700_000_000_000) == "2023-11-14 22:13 UTC"
+
+
+async def test_what_an_epoch_keeps_at_its_end_was_sent_as_the_client_sent_it() -> None:
+    request = await open_epoch(Workshop())
+    (epoch,) = filter(None, [request.opened])
+    edits: tuple[Edit, ...] = (Written("ledger", 0, 5), Kept(5), Replaced(6, "x", "tombstone"), Kept(7), Kept(8))
+    for kept, place in ((edits, 7), (edits[:3], 7), ((*edits[:2], Kept(6)), 5), ((), 7)):
+        depth = 9 if kept is edits else 7
+        opened = msgspec.structs.replace(epoch, depth=depth, edits=msgspec.json.encode(kept))
+        assert msgspec.structs.replace(request, opened=opened).verbatim_from == place
+
+
+async def plan_ahead(messages: list[Message], through: int) -> SentRequest:
+    """A request whose next epoch was planned ahead, and replaces so many messages."""
+    request = await Workshop().read_state(messages)
+    drafting = asyncio.get_running_loop().create_future()
+    drafting.set_result(RenderedPlan(ContextPlan(through, (), (), 0), ()))
+    request.state.context.note_ahead(request.state.request, drafting, request.tokens)
+    return request
+
+
+async def test_a_span_ends_where_the_tail_is_planned_to_begin_and_twice_what_is_to_come_behind_it() -> None:
+    request = await plan_ahead(make_history(15, 1600), 12)
+    state, growth = request.state, request.growth
+    calls = forecast_calls(state.account, state.facts, growth)
+    assert 0 < calls == request.calls_left < 10
+    end, history = request.find_end(), state.history
+    assert end is not None
+    assert history.count(12, end - 1) < 2 * growth * (1 + calls) <= history.count(12, end)
+
+
+async def test_no_end_is_known_without_a_plan_or_where_the_epoch_is_far() -> None:
+    near = make_history(15, 1600)
+    assert (await Workshop().read_state(near)).find_end() is None
+    assert (await plan_ahead(near, 0)).find_end() is None
+    assert (await plan_ahead(near, 30)).find_end() is None  # it would lie beyond what there is
+    assert (await plan_ahead(make_history(1, 4), 1)).find_end() is None
+    failed = await plan_ahead(near, 12)
+    drafting = asyncio.get_running_loop().create_future()
+    drafting.set_exception(RuntimeError("no plan"))
+    failed.state.context.note_ahead(failed.state.request, drafting, 0)
+    assert failed.find_end() is None
+    assert failed.state.context.find_planned(failed.state.request) is None
+
+
+async def test_the_high_mark_is_as_near_as_the_conversation_grows() -> None:
+    request = msgspec.structs.replace(await Workshop().read_state(make_history(15, 1600)), interval=10.0)
+    calls = (request.state.budget.high - request.tokens) / request.growth
+    assert request.seconds_left == calls * 10
+    assert msgspec.structs.replace(request, interval=None).seconds_left == 0
+    below = await Workshop().read_state(make_history(5, 1600))
+    assert below.seconds_left == inf

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.context.budget import Budget
-from proxy.context.compaction.worth import (
+from proxy.context.compaction.spans import (
     LEAST_TARGET,
     compute_least_span,
     compute_room,

@@ -116,16 +116,19 @@ class Summarizer:
     secret: bytes
     count: Callable[[str], int]
 
-    def is_affordable(self, request: SentRequest) -> bool:
-        """Return whether the share of the session allows for the shortest summary of what a request shows.
+    def may_ask(self, request: SentRequest) -> bool:
+        """Return whether the session's model may be asked for the shortest summary of what a request shows.
 
-        If another model than the session's is asked, that depends on the span.
+        It must not have failed lately, and the share of the session must allow for it. If another model is asked first,
+        that depends on the span.
         """
         managed = request.state.request
         target = next(list_summary_models(self.policy, managed.upstream, request.state.view, self.routes))
         if (target.upstream.name, target.model) != (managed.upstream.name, managed.model):
             return True
         given, names = expect_warm_input(request), (target.upstream.name, target.model)
+        if not (self.policy.fallback_models or self.health.breakers.allows(*names, self.clock.monotonic())):
+            return False
         return self.health.budget.count_affordable(request.session, *names, given, LEAST_TARGET) >= LEAST_TARGET
 
     async def summarize(

@@ -101,7 +101,7 @@ class CompactionTrigger:
                 call.sent = SentRequest(state, outgoing.body, opened, interval)
 
     def is_busy(self, request: ManagedRequest) -> bool:
-        """Return whether a summary of the call's branch is being made."""
+        """Return whether a model is being asked for a summary of the call's branch."""
         return self.worker.is_busy(request)
 
     async def wait(self, request: ManagedRequest) -> None:

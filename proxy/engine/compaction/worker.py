@@ -107,8 +107,10 @@ class SummaryWorker:
         return True
 
     def is_busy(self, request: ManagedRequest) -> bool:
-        """Return whether a job is running on a request's branch."""
-        return self.schedule.find(request.session.id, request.nodes) is not None
+        """Return whether a model is being asked for a summary of a request's branch."""
+        session = request.session.id
+        is_running = self.schedule.find(session, request.nodes) is not None
+        return is_running and self.summarizer.health.budget.is_spending(session)
 
     async def compact(self, request: SentRequest, options: ManualOptions) -> JobResult:
         """Summarise all that may be replaced, for a manual compaction. It continues even if the caller is cancelled.
@@ -238,7 +240,7 @@ class SummaryWorker:
             return False
         summarizer = self.summarizer
         is_due = is_summary_due(request, self.policy, summarizer.health.cache_hits, summarizer.routes)
-        return is_due and summarizer.is_affordable(request)
+        return is_due and summarizer.may_ask(request)
 
     def _postpone(self, request: SentRequest, growth: float = _GROWTH) -> None:
         """Postpone a branch without a result until its conversation has grown."""

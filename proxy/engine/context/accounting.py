@@ -51,7 +51,7 @@ class SentObserver(Protocol):
         ...
 
     def is_busy(self, request: ManagedRequest) -> bool:
-        """Return whether work on the branch of a call is running."""
+        """Return whether a model is working on the branch of a call, so that an epoch had better wait for it."""
         ...
 
     async def wait(self, request: ManagedRequest) -> None:

@@ -373,9 +373,9 @@ async def test_whether_a_report_can_be_paid_for_is_known_of_the_sessions_own_mod
     for model, is_affordable in (("", False), ("small", True)):
         shop = Workshop(policy=CompactionPolicy(model=model))
         request = await shop.read_state(HISTORY)
-        assert shop.summarizer.is_affordable(request) == is_affordable
+        assert shop.summarizer.may_ask(request) == is_affordable
         record_usage(shop.summarizer.health.budget, "s1", _PLENTY)
-        assert shop.summarizer.is_affordable(request)
+        assert shop.summarizer.may_ask(request)
 
 
 async def test_a_report_is_as_long_as_the_share_of_its_session_allows() -> None:

@@ -1,7 +1,7 @@
 """Rewritten requests as a person can read them: `python -m benchmarks.gallery FILE --ceiling 32000 --out DIR`.
 
-Plays recorded sessions (`benchmarks/playback`) through a proxy of its own on the loopback. For each of the steps it writes
-a Markdown file: every message as the model gets it, marked as the client's own, shortened, or written by the proxy; its
+Plays recorded sessions (`benchmarks/playback`) through a proxy of its own on the loopback, and writes a Markdown file
+for each of the steps: every message as the model gets it, marked as the client's own, shortened, or written by the proxy; its
 tokens; and what of the client's history is not sent there.
 """
 
@@ -52,7 +52,7 @@ def classify(client: Sequence[RawMessage], arrived: Sequence[RawMessage]) -> lis
     shown: list[ShownMessage] = []
     after = -1
     for message in arrived:
-        place = next((each for each in places.get(_key(message), ()) if each > after), None)
+        place: int | None = next((each for each in places.get(_key(message), ()) if each > after), None)
         kind = _OWN
         if place is None:
             kind = _name_kind(message)

@@ -49,10 +49,10 @@ _LEDGER_SHARE, _LEDGER_MOST = 0.28, 16_000
 # The share of the tokens left by older user turns that ledgers get, because they describe the removed turns.
 _SPARE_SHARE = 0.25
 _INLINE_SHARE = 0.25
-# The part of the ledger's tokens that all summaries may have together, and the least in tokens: the shortest requested
-# summary has 300. About half of a ledger are words kept for their own sake, acts and references, which stay in it; a
-# summary stands in for the other half, which tells.
-_REPORTS_PART, _REPORTS_LEAST = 0.5, 350
+# The share of the usable tokens that all summaries may have together, and the least in tokens: the shortest requested
+# summary has 300. It is a quarter of the ledger's share: replaying `swe_day` at 32K, half of it costs half a point more
+# and pushes 20 % of the far references out of the ledger, and no less of the work is told with a quarter.
+_REPORTS_SHARE, _REPORTS_LEAST = 0.07, 350
 # Shares of the usable tokens that an epoch may leave: at most the highest low mark (B12). If protection has to give way
 # it is one of the targets, by how often recent epochs left too little room (`PlanRequest.depth`).
 _FULL = 0.85
@@ -361,7 +361,7 @@ def _make_plan(
 
 def compute_summaries_budget(usable: int) -> int:
     """Return the tokens that all summaries may have together, given the usable tokens."""
-    return max(_REPORTS_LEAST, int(_REPORTS_PART * min(_LEDGER_SHARE * usable, _LEDGER_MOST)))
+    return max(_REPORTS_LEAST, int(_REPORTS_SHARE * usable))
 
 
 def choose_summaries(view: PlanRequest, carried: CarriedLedgers) -> tuple[Written, ...]:

@@ -81,13 +81,13 @@ def test_what_stays_and_is_not_live_any_more_takes_its_room_all_the_same() -> No
 
 
 def test_the_newest_go_first_where_there_is_little_room() -> None:
-    reports = [report(id, 5 * i, 5 * i + 5, 290) for i, id in enumerate("abcd")]
+    reports = [report(id, 5 * i, 5 * i + 5, 110) for i, id in enumerate("abcd")]
     assert list_ids(BUILDER.build(see(*reports))) == ["c", "d", ""]
 
 
-def test_they_have_half_of_the_ledgers_room_and_always_room_for_one() -> None:
+def test_they_have_a_quarter_of_the_ledgers_share_and_always_room_for_one() -> None:
     rooms = [compute_summaries_budget(usable) for usable in (200_000, 100_000, 31_040, 15_520, 2_000)]
-    assert rooms == [8_000, 8_000, 4_345, 2_172, 350]
+    assert rooms == [14_000, 7_000, 2_172, 1_086, 350]
 
 
 def test_where_protection_gives_way_there_are_none() -> None:

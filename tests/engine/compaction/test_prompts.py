@@ -58,7 +58,7 @@ async def test_a_warm_question_is_the_last_request_with_an_instruction_behind_it
     assert asked["role"] == "user"
     assert "the 29 messages from the user's message that begins with “Mend the tests" in asked["content"]
     assert "not shown above" not in asked["content"]
-    target = work.covered // 7
+    target = work.compute_target(1, 8192)
     assert question.expected == Usage(work.request.tokens + 600, target, work.request.tokens)
     assert (question.limit, question.most_characters) == (2 * target, 18 * target)
 
@@ -129,12 +129,12 @@ async def test_a_compact_question_has_a_transcript() -> None:
     assert question is not None
     assert not question.is_warm
     assert body["model"] == "other"
-    assert body["max_tokens"] == work.covered // 7 + 8192
+    assert body["max_tokens"] == work.compute_target(1, 8192) + 8192
     orders, text = (each["content"] for each in body["messages"])
     assert orders.startswith("You write a report on a part of a conversation")
     assert "[m1 user]\nMend the tests of the parser." in text
     assert text.count("claimed by a tool, not by the user") == 14
-    assert question.expected == Usage(count(orders) + count(text), work.covered // 7)
+    assert question.expected == Usage(count(orders) + count(text), work.compute_target(1, 8192))
 
 
 async def test_the_short_form_is_asked_with_less_of_each_message() -> None:

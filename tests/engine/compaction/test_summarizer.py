@@ -170,7 +170,7 @@ async def test_a_model_that_thinks_for_too_long_is_asked_once_more_with_more_roo
     request = msgspec.structs.replace(work.request, body=body)
     made = await draft.get(request=request)
     assert (made.level, len(made.calls)) == (1, 2)
-    limit = work.covered // 7 + 8192
+    limit = work.compute_target(1, 8192) + 8192
     assert [each["max_tokens"] for each in draft.asked] == [limit, 2 * limit]
 
 

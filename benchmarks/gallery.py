@@ -1,8 +1,8 @@
 """Rewritten requests as a person can read them: `python -m benchmarks.gallery FILE --ceiling 32000 --out DIR`.
 
 Plays recorded sessions (`benchmarks/playback`) through a proxy of its own on the loopback, and writes a Markdown file
-for each of the steps: every message as the model gets it, marked as the client's own, shortened, or written by the proxy; its
-tokens; and what of the client's history is not sent there.
+for each of the steps: every message as the model gets it, marked as the client's own, shortened, or written by the
+proxy; its tokens; and what of the client's history is not sent there.
 """
 
 import argparse
@@ -52,14 +52,14 @@ def classify(client: Sequence[RawMessage], arrived: Sequence[RawMessage]) -> lis
     shown: list[ShownMessage] = []
     after = -1
     for message in arrived:
-        place: int | None = next((each for each in places.get(_key(message), ()) if each > after), None)
+        found: int | None = next((each for each in places.get(_key(message), ()) if each > after), None)
         kind = _OWN
-        if place is None:
+        if found is None:
             kind = _name_kind(message)
-            if kind == _OTHER and (place := _find_original(client, message, after)) is not None:
+            if kind == _OTHER and (found := _find_original(client, message, after)) is not None:
                 kind = _SHORTENED
-        after = after if place is None else place
-        shown.append(ShownMessage(message, kind, place))
+        after = after if found is None else found
+        shown.append(ShownMessage(message, kind, found))
     return shown
 
 

@@ -232,8 +232,9 @@ def render(ceiling: int, figures: Figures) -> str:
 
 HEADER = (
     "| ceiling | calls | epochs | leaves + merged + without a model"
-    " | covered messages whose original stood in the prompt | parents that did | tokens asked for: least / median / most | written | shown in a request | spent on summaries"
-    " |\n|---|---|---|---|---|---|---|---|---|---|"
+    " | covered messages whose original stood in the prompt | parents that did"
+    " | tokens asked for: least / median / most | written | shown in a request | spent on summaries |"
+    "\n|---|---|---|---|---|---|---|---|---|---|"
 )
 
 

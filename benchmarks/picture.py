@@ -180,13 +180,13 @@ def run_session(port: int, calls: int, sent: TokenCount) -> None:
 
 
 @contextmanager
-def run_proxy(upstream: int, data: Path, *options: str) -> Iterator[int]:
+def run_proxy(upstream: int, data: Path, *options: str, has_summaries: bool = False) -> Iterator[int]:
     """Run the proxy for the length of a `with` block; yields its port."""
     port = find_free_port()
     command = [sys.executable, "-m", "proxy", "serve", "--port", str(port), "--data", str(data), *options]
     settings = {
         "PALIMPSEST_UPSTREAMS": f'[{{"name": "openai", "base_url": "http://127.0.0.1:{upstream}/v1"}}]',
-        "PALIMPSEST_COMPACTION__AUTO": "false",
+        "PALIMPSEST_COMPACTION__AUTO": str(has_summaries).lower(),
         "PALIMPSEST_COMPACTION__HARD_WAIT_SECONDS": "60",
     }
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, **settings})

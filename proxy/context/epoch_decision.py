@@ -149,6 +149,7 @@ NOTHING_TO_GAIN = "an epoch would leave no less"
 MUST_STAY = "the rest must stay as it is"
 REFUSED = "the upstream refused the last epoch"
 SENT_BEFORE = "the same history goes out as it did before"
+REPORTING = "a summary of what it would take is being made"
 UNREAD = "what the log knows of this session could not be read"
 LATE = "what the log knows of this session could not be read in time"
 OBSTACLES = frozenset({UNREAD, LATE, SENT_BEFORE, REFUSED, MUST_STAY})

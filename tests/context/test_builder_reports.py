@@ -85,8 +85,9 @@ def test_the_newest_go_first_where_there_is_little_room() -> None:
     assert list_ids(BUILDER.build(see(*reports))) == ["c", "d", ""]
 
 
-def test_there_is_always_room_for_one() -> None:
-    assert (compute_summaries_budget(100_000), compute_summaries_budget(5_000)) == (4_000, 350)
+def test_they_have_a_quarter_of_the_ledgers_share_and_always_room_for_one() -> None:
+    rooms = [compute_summaries_budget(usable) for usable in (200_000, 100_000, 31_040, 15_520, 2_000)]
+    assert rooms == [14_000, 7_000, 2_172, 1_086, 350]
 
 
 def test_where_protection_gives_way_there_are_none() -> None:

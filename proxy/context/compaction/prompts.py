@@ -23,9 +23,10 @@ from proxy.context.compaction.summary_text import (
     neutralize,
 )
 from proxy.context.conversation import ConversationIndex
-from proxy.context.references import sanitize_text
+from proxy.context.references import list_argument_lines, sanitize_text
 from proxy.context.user_rules import format_message_number, list_user_places
 from proxy.model.epoch import SummaryKind, SummaryLevel
+from proxy.model.messages import ToolCall
 
 MAX_MESSAGE_CHARACTERS = 500
 """Characters of each message in the transcript for a summary of level 2."""
@@ -77,15 +78,17 @@ def _render_message(index: ConversationIndex, place: int, is_user: bool, cut: _C
     if is_user:
         return f"[{name} user]\n{_cut_and_neutralize(message.text, min(cut.user, limit))}"
     if index.messages[place].structure.role == "assistant":
-        asked = (
-            f"calls {neutralize(call.name[:_LONGEST_NAME])}: {_cut_and_neutralize(words, min(cut.arguments, limit))}"
-            for call, words in zip(message.calls, index.found[place].asked, strict=True)
-        )
+        asked = [_render_call(call, min(cut.arguments, limit)) for call in message.calls]
         text = _cut_and_neutralize(message.text, min(cut.said, limit))
         return "\n".join((f"[{name} assistant]", *([text] if text else ()), *asked))
     text = _cut_and_neutralize(message.text, min(cut.output, limit))
     head = f"[{name} {_name_speaker(index, place)}] {_CLAIMED}"
     return f"{head}\n{FENCE}\n{text}\n{FENCE}" if text else f"{head}: left out"
+
+
+def _render_call(call: ToolCall, most: int) -> str:
+    words = "\n".join(list_argument_lines(call.arguments))
+    return f"calls {neutralize(call.name[:_LONGEST_NAME])}: {_cut_and_neutralize(words, most)}"
 
 
 def _cut_and_neutralize(text: str, most: int) -> str:
@@ -194,15 +197,21 @@ def render_request(asked: SummaryOrder, material: str) -> tuple[str, str]:
     return "\n\n".join(parts), f"{noted} The material begins here.\n\n{material}\n\nThe material ends here."
 
 
-def describe_span(index: ConversationIndex, span: MessageRange, hidden: int = 0) -> str:
+def describe_span(index: ConversationIndex, span: MessageRange, hidden: int = 0, transcript: str = "") -> str:
     """Describe a span by the beginnings of its first and its last message, for a request that numbers no messages.
 
-    The first `hidden` of its messages are not in that request themselves, but covered by a ledger.
+    The first `hidden` of its messages are not in that request; `transcript` has them.
     """
     count = span.stop - span.start
     first, last = (_describe_message(index, place) for place in (span.start, span.stop - 1))
-    note = f" The first {hidden} of them stand in a ledger only: report what it tells of them." if hidden else ""
-    return f"the {count} messages from {first} up to {last}.{note} What came later is out of scope."
+    told = f"the {count} messages from {first} up to {last}. What came later is out of scope."
+    if not hidden:
+        return told
+    return (
+        f"{told} The first {hidden} of them are not shown above. What they say follows; each message has its number and"
+        f" its speaker before it, and outputs of tools stand between lines of {FENCE}.\n\n{transcript}\n\n"
+        f"The first {hidden} messages end here."
+    )
 
 
 def _describe_message(index: ConversationIndex, place: int) -> str:

@@ -1,4 +1,7 @@
-"""Selection of the messages to summarize, of the time to do so, and of the summaries to merge (FEATURES M9)."""
+"""Selection of the messages to summarize, and of the summaries to merge (BEHAVIOUR B12, B27; FEATURES M9).
+
+It also decides how long a summary may be, and when it is asked for.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
@@ -6,12 +9,14 @@ from math import inf
 import msgspec
 
 from proxy.context.conversation import ConversationIndex, find_tail_step
+from proxy.context.epoch_decision import CacheCostAccount, RequestFacts, price_opening
 from proxy.context.verbatim import RECENT_GROUPS
 from proxy.model.epoch import Summary, SummaryLevel
 
 MIN_MESSAGES = 3
 SPAN_SHARE = 0.75
-_MIN_TURNS_SHARE = 0.2
+# Finished turns are taken alone if they have this share of what could be taken: the rest might be cut unreported.
+_MIN_TURNS_SHARE = 0.8
 
 
 class MessageRange(msgspec.Struct, frozen=True, gc=False):
@@ -27,19 +32,26 @@ def compute_max_span(window: int, output: int) -> int:
     return max(0, int(SPAN_SHARE * (window - output)))
 
 
-def choose_span(index: ConversationIndex, begin: int, most: int) -> MessageRange | None:
+def choose_span(index: ConversationIndex, begin: int, most: int, end: int | None = None) -> MessageRange | None:
     """Return the span that begins at place `begin` and has at most `most` tokens, or None if it would be too short.
 
-    It has more tokens only if its first three messages do: a transcript shortens what is too large.
+    It has more tokens only if its first three messages do: a transcript shortens what is too large. It ends at place
+    `end`, or before the messages that stay in any case.
     """
-    first = next((i for i, step in enumerate(index.steps) if step.start >= begin), len(index.steps))
-    reach = _find_reach(index, first, _find_span_end(index), most)
+    first = _find_step_from(index, begin)
+    limit = _find_span_end(index) if end is None else min(_find_span_end(index), _find_step_from(index, end))
+    reach = _find_reach(index, first, limit, most)
     groups = _make_range(index, first, reach)
     ends = list(_list_turns(index, first, reach))
     turns = _make_range(index, first, ends[-1]) if ends else None
     if turns and _is_long_enough(turns) and turns.tokens >= _MIN_TURNS_SHARE * groups.tokens:
         return turns
     return groups if _is_long_enough(groups) else None
+
+
+def _find_step_from(index: ConversationIndex, place: int) -> int:
+    """Return the first step that begins at a place or after it."""
+    return next((i for i, step in enumerate(index.steps) if step.start >= place), len(index.steps))
 
 
 def _find_span_end(index: ConversationIndex) -> int:
@@ -83,25 +95,84 @@ def _is_long_enough(span: MessageRange) -> bool:
     return span.stop - span.start >= MIN_MESSAGES
 
 
+LEAST_TARGET = 300
+"""The least tokens that are asked for: fewer do not hold eight sections."""
+
+# A summary may have a seventh of the tokens that it covers. A ledger takes about as much for the steps that it tells
+# (`ledger._NEXT_RATIO`), and shrinks under a summary: up to there a summary is read at no extra price. What it costs
+# is its own call, and that is bounded by `compaction.spend_fraction`.
+_WORTH_SHARE = 1 / 7
+# A merged summary makes room: it may have half of the tokens of those that it replaces.
+_MERGED_SHARE = 0.5
+# The least share of its room that a summary may have, although others fill it: merging then makes room again.
+_LEAST_ROOM_SHARE = 0.25
+# A span is worth a call from a tenth of the usable budget on. The call reads the whole request, at a tenth of its
+# price: a shorter span would cost more to ask about than to read at full price.
+_SPAN_SHARE = 0.1
+
+
+# Messages that an epoch removed before they were summarised are read at full price, in a transcript beside the request.
+# A span begins with them where they are a fifth of it at most, or too few for a summary of their own: so the summaries
+# follow each other without a gap, and can be merged.
+_MOST_HIDDEN_SHARE = 0.2
+
+
+def may_be_hidden(hidden: int, tokens: int) -> bool:
+    """Return whether a span of `tokens` may begin with `hidden` tokens of messages that the request does not show."""
+    return hidden < tokens and hidden <= max(_MOST_HIDDEN_SHARE * tokens, LEAST_TARGET / _WORTH_SHARE)
+
+
+def compute_room(total: int, shown: int) -> float:
+    """Return the tokens that one summary may have: what the `shown` tokens of others leave of the room of all."""
+    return max(_LEAST_ROOM_SHARE * total, total - shown)
+
+
+def compute_target(covered: int, room: float, level: int, most: int, *, is_merged: bool = False) -> int:
+    """Return the tokens to ask for, at most `most`, for a summary of `covered` tokens of messages or of summaries.
+
+    The short form of level 2 gets half.
+    """
+    worth = covered * (_MERGED_SHARE if is_merged else _WORTH_SHARE)
+    wanted = max(LEAST_TARGET, int(min(worth, room) / level))
+    return max(1, min(wanted, most, covered - 1))
+
+
+def compute_least_span(usable: int) -> int:
+    """Return the tokens from which on a span is worth a call."""
+    return int(max(LEAST_TARGET / _WORTH_SHARE, _SPAN_SHARE * usable))
+
+
+# An epoch below the high mark waits for a running summary, so that this is begun at most so many calls ahead: the later
+# it is asked for, the more of what the epoch takes it covers. At the high mark no epoch waits for long: twice the time
+# of a summary has to be left.
+_LEAD_CALLS = 2
 _LEAD_TIMES = 2
+_MOST_FORESEEN = 100
 
 
-class ConversationGrowth(msgspec.Struct, frozen=True, gc=False):
-    """The growth of a conversation: the tokens that a call adds, and the seconds between calls, None if unknown."""
+def forecast_calls(account: CacheCostAccount, facts: RequestFacts, growth: float) -> float:
+    """Estimate after how many further calls the next one opens an epoch, if each adds `growth` tokens.
 
-    tokens: float
-    seconds: float | None
+    It opens above the soft mark when the excess reads have reached its price, or at the high mark. Infinite where that
+    is far.
+    """
+    price, target = price_opening(account, facts), account.find_target(facts.low)
+    repeated, owed, tokens = facts.tariff.price_repeated(target), account.owed, float(facts.tokens)
+    for calls in range(_MOST_FORESEEN):
+        is_paid = owed >= price and tokens + growth >= facts.budget.soft
+        if is_paid or tokens + growth >= facts.budget.high:
+            return calls
+        tokens += growth
+        owed += max(0.0, facts.tariff.price_repeated(int(tokens)) - repeated)
+    return inf
 
-    def find_time(self, left: int) -> float:
-        """Return the seconds until the conversation has `left` more tokens, at the same rate."""
-        if self.seconds is None or left <= 0:
-            return 0.0
-        return left / self.tokens * self.seconds if self.tokens else inf
 
+def should_start_summary(calls: float, seconds: float, takes: float) -> bool:
+    """Return whether to start a summary that takes `takes` seconds.
 
-def should_start_summary(left: int, pace: ConversationGrowth, takes: float, *, is_warm: bool) -> bool:
-    """Return whether to start a summary that takes `takes` seconds now, `left` tokens before the high mark."""
-    return is_warm or pace.find_time(left) < _LEAD_TIMES * takes
+    It is `calls` before the epoch that takes its span, and `seconds` before the high mark.
+    """
+    return calls <= _LEAD_CALLS or seconds < _LEAD_TIMES * takes
 
 
 WITHOUT_MODEL: SummaryLevel = 3

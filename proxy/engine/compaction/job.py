@@ -3,21 +3,21 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
+from math import inf
 
 import msgspec
 
-from proxy.context.compaction.spans import MessageRange
+from proxy.context.builder import compute_summaries_budget
+from proxy.context.compaction.spans import MessageRange, compute_room, compute_target, forecast_calls, may_be_hidden
 from proxy.context.conversation import ConversationIndex
 from proxy.context.pricing import Cost
 from proxy.context.references import make_reference
+from proxy.engine.context.epoch_planner import read_plan
 from proxy.engine.context.request_state import RequestState
-from proxy.model.epoch import Epoch, Summary, SummaryKind, SummaryLevel
+from proxy.model.epoch import Epoch, Kept, Summary, SummaryKind, SummaryLevel
 
-# The requested length of a summary, as a share of the usable budget.
-_TARGET_SHARE = 0.02
-_LEAST_TARGET_TOKENS = 300
-# A summary is accepted up to this multiple of its requested length.
-_TOLERANCE = 2
+# The multiple of the expected growth by which the end of a span lies beyond the planned one.
+_GROWTH_MARGIN = 2
 # Clients wrap their own text in the user's role in such a tag.
 _REMINDER = "<system-reminder"
 
@@ -48,6 +48,61 @@ class SentRequest(msgspec.Struct, frozen=True, gc=False):
     def epoch(self) -> Epoch | None:
         """Return the epoch that it was sent under."""
         return self.opened or self.state.epoch
+
+    @property
+    def verbatim_from(self) -> int:
+        """Return the place from which on all messages were sent as the client sent them."""
+        if self.epoch is None:
+            return 0
+        plan = read_plan(self.epoch)
+        place = plan.through
+        for edit in reversed(plan.edits):
+            if edit != Kept(place - 1):
+                break
+            place -= 1
+        return place
+
+    @property
+    def growth(self) -> float:
+        """Return the tokens that a call of its conversation has added on average."""
+        history = self.state.history
+        calls = 1 + sum(structure.role == "assistant" for structure in history.structures)
+        return (history.tokens - history.head.tokens) / calls
+
+    @property
+    def calls_left(self) -> float:
+        """Return an estimate of the further calls before the next epoch opens."""
+        return forecast_calls(self.state.account, self.state.facts, self.growth)
+
+    @property
+    def seconds_left(self) -> float:
+        """Return an estimate of the seconds before the high mark.
+
+        They are infinite below the soft mark, and 0 where the pace is unknown.
+        """
+        budget = self.state.budget
+        if self.tokens < budget.soft:
+            return inf
+        calls = max(0, budget.high - self.tokens) / max(1.0, self.growth)
+        return calls * (self.interval or 0.0)
+
+    def find_end(self) -> int | None:
+        """Return the place at which the tail of the next epoch will begin, or None while no plan tells.
+
+        The plan that was made ahead tells where it would begin now; it moves on with the conversation. Twice the
+        expected growth is added: a message that is summarised and stays costs little, one that is removed without a
+        summary is lost to all later ones.
+        """
+        planned, calls, history = (
+            self.state.context.find_planned(self.state.request),
+            self.calls_left,
+            self.state.history,
+        )
+        if planned is None or planned <= self.verbatim_from or calls == inf:
+            return None
+        moved = _GROWTH_MARGIN * self.growth * (1 + calls)
+        places = range(planned, len(self.nodes))
+        return next((place for place in places if history.count(planned, place) >= moved), None)
 
     @property
     def tokens(self) -> int:
@@ -93,25 +148,30 @@ class SummaryJob(msgspec.Struct, frozen=True, gc=False):
         """Return the number of tokens that the summary replaces."""
         return sum(parent.tokens for parent in self.parents) if self.parents else self.span.tokens
 
-    def compute_target(self, level: SummaryLevel, most: int) -> int:
-        """Return the requested tokens of a summary, in proportion to the budget, at most `most`."""
-        share = int(_TARGET_SHARE * self.request.state.budget.usable) // level
-        return max(1, min(most, max(_LEAST_TARGET_TOKENS, share), self.covered - 1))
+    @property
+    def hidden(self) -> MessageRange:
+        """Return the messages at the beginning of the span that the request does not show as the client sent them."""
+        start, stop = self.span.start, min(self.span.stop, max(self.span.start, self.request.verbatim_from))
+        return MessageRange(start, stop, self.request.state.history.count(start, stop))
 
-    def compute_limit(self, level: SummaryLevel, most: int) -> int:
-        """Return the tokens above which a summary is rejected, at most `most`."""
-        return min(most, _TOLERANCE * self.compute_target(level, most))
+    @property
+    def is_in_view(self) -> bool:
+        """Return whether the request shows the messages of the span as the client sent them, or most of them."""
+        return not self.parents and may_be_hidden(self.hidden.tokens, self.span.tokens)
+
+    def compute_target(self, level: SummaryLevel, most: int) -> int:
+        """Return the requested tokens of a summary, at most `most`, by what it covers and the room beside others."""
+        state, replaced = self.request.state, {*self.supersedes, *(parent.id for parent in self.parents)}
+        others = [each for each in state.context.list_reports(self.request.nodes) if each.id not in replaced]
+        total = compute_summaries_budget(state.budget.usable)
+        room = compute_room(total, sum(each.tokens for each in others))
+        return compute_target(self.covered, room, level, most, is_merged=bool(self.parents))
 
     def make_id(self, secret: bytes, level: SummaryLevel, now_ms: int) -> str:
         """Return the id of the summary, which cannot be computed without the secret."""
         span = f"{self.span.start}:{self.span.stop}:{self.kind}:{level}:{now_ms}".encode()
         last = self.request.nodes[self.span.stop - 1]
         return make_reference(secret, self.request.session, sha256(b"summary" + last + span).digest())
-
-    def count_hidden(self) -> int:
-        """Return how many messages at the span's beginning the request showed only in a ledger."""
-        epoch = self.request.epoch
-        return 0 if epoch is None else max(0, min(epoch.depth, self.span.stop) - self.span.start)
 
     def list_digests(self) -> tuple[bytes, ...]:
         """Return the hashes of the raw messages of a leaf."""

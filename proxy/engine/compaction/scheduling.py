@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from proxy.context.compaction.spans import ConversationGrowth, should_start_summary
+from proxy.context.compaction.spans import should_start_summary
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.model_health import CacheHitTracker
 from proxy.engine.compaction.policy import CompactionPolicy
@@ -45,22 +45,18 @@ def list_summary_models(
 def is_summary_due(
     request: SentRequest, policy: CompactionPolicy, cache_hits: CacheHitTracker, routes: Sequence[Route]
 ) -> bool:
-    """Return whether a branch above its soft mark is summarised now, or only when its high mark is near.
+    """Return whether a branch above its soft mark is summarised now: whether the epoch that takes the span is near.
 
-    This depends on whether the upstream's cache is read, and on how long summaries took so far. Before the first one
-    they are assumed to take the full time limit.
+    How near the high mark may be depends on how long summaries took so far. Before the first one they are assumed to
+    take the full time limit.
     """
     state, managed = request.state, request.state.request
     if state.tariff.cache.kind == "local":  # it is asked only when idle, so waiting saves nothing (B30)
         return True
-    is_read = state.tariff.estimate_cached(request.tokens) > 0
-    is_warm = is_read and not cache_hits.is_cold(managed.session.upstream, state.view)
     first = next(list_summary_models(policy, managed.upstream, managed.model, routes))
     seconds = cache_hits.compute_p95_seconds(first.upstream.name, first.model)
-    calls = 1 + sum(structure.role == "assistant" for structure in state.history.structures)
-    pace = ConversationGrowth((state.history.tokens - state.history.head.tokens) / calls, request.interval)
-    left = state.budget.high - request.tokens
-    return should_start_summary(left, pace, policy.time_limit_seconds if seconds is None else seconds, is_warm=is_warm)
+    takes = policy.time_limit_seconds if seconds is None else seconds
+    return should_start_summary(request.calls_left, request.seconds_left, takes)
 
 
 class RunningJob:

@@ -1,7 +1,10 @@
 """The cost of clients' calls, and what may be spent on summaries in addition (BEHAVIOUR B27; FEATURES P19)."""
 
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from proxy.context.pricing import Cost, price_usage
 from proxy.engine.compaction.policy import CompactionPolicy
@@ -106,14 +109,28 @@ class SpendBudget:
         policy, balance = self._policy, self._get_balance(session)
         if policy.spend_per_day and (objection := self._find_daily_objection(expected)):
             return objection
-        if is_manual:
-            return ""
-        self._price_own_calls(balance)
-        own = sum((self.price(*call) for call in balance.expected.values()), balance.main)
-        if (balance.summaries + balance.reserved + expected).exceeds(policy.spend_fraction, own):
+        if not is_manual and self._is_above_share(balance, expected):
             share = f"{policy.spend_fraction:.0%} of what this session's own calls cost"
             return f"it would take more than {share} (compaction.spend_fraction)"
         return ""
+
+    def count_affordable(self, session: str, upstream: str, model: str, prompt: Usage, most: int) -> int:
+        """Return the output tokens, at most `most`, that the share of a session allows for a call with this prompt."""
+        balance = self._get_balance(session)
+
+        def is_above(output: int) -> bool:
+            return self._is_above_share(balance, self.price(upstream, model, replace(prompt, output=output)))
+
+        return max(0, bisect_right(range(most + 1), False, key=is_above) - 1)
+
+    def _is_above_share(self, balance: _Balance, expected: Cost) -> bool:
+        self._price_own_calls(balance)
+        own = sum((self.price(*call) for call in balance.expected.values()), balance.main)
+        return (balance.summaries + balance.reserved + expected).exceeds(self._policy.spend_fraction, own)
+
+    def is_spending(self, session: str) -> bool:
+        """Return whether a call for a summary of a session is under way."""
+        return self._get_balance(session).reserved.tokens > 0
 
     def get_summary_cost(self, session: str) -> Cost:
         """Return what was spent on summaries of a session since the start."""

@@ -10,24 +10,14 @@ import msgspec
 
 from proxy.context.compaction.acceptance import AcceptedSummary, RejectedSummary, SummaryTask, check_summary
 from proxy.context.compaction.digest import digest_messages, digest_summaries
-from proxy.context.compaction.prompts import (
-    MAX_MESSAGE_CHARACTERS,
-    MAX_SUMMARY_CHARACTERS,
-    MAX_TOKENS,
-    SummaryOrder,
-    describe_span,
-    render_instruction,
-    render_request,
-    render_summaries,
-    render_transcript,
-    render_wording,
-)
-from proxy.context.compaction.spans import MIN_MESSAGES, WITHOUT_MODEL, compute_max_span
+from proxy.context.compaction.prompts import MAX_TOKENS
+from proxy.context.compaction.spans import LEAST_TARGET, WITHOUT_MODEL
 from proxy.context.compaction.summary_text import SummaryFrame
 from proxy.engine.compaction.credentials import CallCredential
-from proxy.engine.compaction.job import SummaryJob, format_date
+from proxy.engine.compaction.job import SentRequest, SummaryJob, format_date
 from proxy.engine.compaction.model_call import FailedCall, ModelCall, ModelCaller, ModelResponse
 from proxy.engine.compaction.model_health import ModelHealth
+from proxy.engine.compaction.model_prompt import PromptBuilder, SummaryPrompt, expect_input, expect_warm_input
 from proxy.engine.compaction.policy import CompactionPolicy, PromptHook
 from proxy.engine.compaction.scheduling import SummaryModel, list_summary_models
 from proxy.engine.compaction.spending import SpendBudget
@@ -40,16 +30,9 @@ from proxy.engine.request_resolver import Route
 from proxy.engine.runtime import EventBus, TaskRunner, attempt
 from proxy.model.epoch import Summary, SummaryLevel
 from proxy.model.events import AnswerRead, ExchangeRecorded, LimitsTold
-from proxy.model.exchange import Usage
-from proxy.wire.body import split_body
 from proxy.wire.format import Format
 from proxy.wire.headers import select_stored
-from proxy.wire.summary_request import OutputLimit, raise_output_limit, write_compact, write_warm
-
-_ASSUMED_WINDOW = 32_768  # of a model whose window is unknown
-_SLACK = 1.5  # a response is cut off above this multiple of its allowed characters
-_CHARACTERS_PER_TOKEN = 6
-_FRAME_TOKENS = 600
+from proxy.wire.summary_request import raise_output_limit
 
 _MODEL_LEVELS: tuple[SummaryLevel, ...] = (1, 2)
 _ANY = Provider()
@@ -61,83 +44,6 @@ KeepsLease = Callable[[], Awaitable[bool]]
 """Renews the lease of a branch; returns whether it is still held."""
 
 _log = logging.getLogger("palimpsest.compaction")
-
-
-class SummaryPrompt(msgspec.Struct, frozen=True, gc=False):
-    """The body of a call, the tokens and characters that its response may have, and its expected usage.
-
-    A warm one repeats the request that was sent last, and so reads its prefix from the provider's cache.
-    """
-
-    body: bytes
-    limit: int
-    most_characters: int
-    expected: Usage
-    is_warm: bool
-
-
-class PromptBuilder:
-    """Writes the bodies of calls for summaries (BEHAVIOUR B28). Blocks, and so runs in a thread.
-
-    `count` gives the tokens of a text, `hook` may change the instruction.
-    """
-
-    def __init__(self, policy: CompactionPolicy, count: Callable[[str], int], hook: PromptHook | None) -> None:
-        self._policy = policy
-        self._count = count
-        self._hook = hook
-
-    def write_warm(self, job: SummaryJob, level: SummaryLevel, *, is_alternating: bool) -> SummaryPrompt | None:
-        """Return the last request with an instruction appended, or None if it cannot be extended, or for a merge."""
-        state = job.request.state
-        split = split_body(job.request.body, state.request.items_key)
-        if job.parents or split is None:
-            return None
-        order = self._make_order(job, level)
-        instruction = render_instruction(order, describe_span(job.index, job.span, job.count_hidden()))
-        room = OutputLimit(order.most, self._policy.reasoning_tokens)
-        body = write_warm(split, instruction, room, is_alternating=is_alternating)
-        if body is None:
-            return None
-        sent = state.to_model_tokens(job.request.tokens)
-        return _make_prompt(body, job, level, Usage(sent + _FRAME_TOKENS, order.most, sent), is_warm=True)
-
-    def write_compact(
-        self, job: SummaryJob, level: SummaryLevel, model: str, window: int | None
-    ) -> SummaryPrompt | None:
-        """Return a separate request with a transcript, or None if the model's window is too small for one."""
-        order = self._make_order(job, level)
-        room = self.compute_room(window, order.most)
-        if room < MIN_MESSAGES:
-            return None
-        if job.parents:
-            texts = [parent.text for parent in job.parents]
-            material = render_summaries(texts, room, self._count, MAX_SUMMARY_CHARACTERS if level > 1 else None)
-        else:
-            material = render_transcript(
-                job.index, job.span, room, self._count, MAX_MESSAGE_CHARACTERS if level > 1 else None
-            )
-        orders, text = render_request(order, material)
-        body = write_compact(model, orders, text, OutputLimit(order.most, self._policy.reasoning_tokens))
-        expected = Usage(self._count(orders) + self._count(text), order.most)
-        return _make_prompt(body, job, level, expected, is_warm=False)
-
-    def compute_room(self, window: int | None, most: int) -> int:
-        """Return the tokens that a transcript may have for a model with this window and `most` output tokens."""
-        known = _ASSUMED_WINDOW if window is None else window
-        scaled = known * self._policy.input_fraction / 0.75
-        return min(compute_max_span(int(scaled), most), known - most - _FRAME_TOKENS)
-
-    def _make_order(self, job: SummaryJob, level: SummaryLevel) -> SummaryOrder:
-        custom = (job.options.prompt if job.options is not None else "") or self._policy.prompt
-        if self._hook is not None:
-            custom = self._hook(custom or render_wording(level), level)
-        return SummaryOrder(job.kind, level, job.compute_target(level, MAX_TOKENS[level]), custom)
-
-
-def _make_prompt(body: bytes, job: SummaryJob, level: SummaryLevel, expected: Usage, *, is_warm: bool) -> SummaryPrompt:
-    limit = job.compute_limit(level, MAX_TOKENS[level])
-    return SummaryPrompt(body, limit, int(_SLACK * _CHARACTERS_PER_TOKEN * limit), expected, is_warm)
 
 
 @dataclass(slots=True)
@@ -210,6 +116,21 @@ class Summarizer:
     secret: bytes
     count: Callable[[str], int]
 
+    def may_ask(self, request: SentRequest) -> bool:
+        """Return whether the session's model may be asked for the shortest summary of what a request shows.
+
+        It must not have failed lately, and the share of the session must allow for it. If another model is asked first,
+        that depends on the span.
+        """
+        managed = request.state.request
+        target = next(list_summary_models(self.policy, managed.upstream, request.state.view, self.routes))
+        if (target.upstream.name, target.model) != (managed.upstream.name, managed.model):
+            return True
+        given, names = expect_warm_input(request), (target.upstream.name, target.model)
+        if not (self.policy.fallback_models or self.health.breakers.allows(*names, self.clock.monotonic())):
+            return False
+        return self.health.budget.count_affordable(request.session, *names, given, LEAST_TARGET) >= LEAST_TARGET
+
     async def summarize(
         self, job: SummaryJob, credential: CallCredential | None, keeps_lease: KeepsLease, *, is_needed: bool = False
     ) -> Summary | None:
@@ -268,7 +189,8 @@ class Summarizer:
         for is_warm in (True, False):
             if is_warm and not self._may_be_warm(each):
                 continue
-            prompt = await asyncio.to_thread(self._write_prompt, each, is_warm=is_warm)
+            most = self._find_most(each, is_warm=is_warm)
+            prompt = await asyncio.to_thread(self._write_prompt, each, most, is_warm=is_warm)
             if prompt is None:
                 continue
             response = await self._call(each, prompt)
@@ -287,12 +209,24 @@ class Summarizer:
         is_same = each.names == (managed.session.upstream, managed.model)
         return is_same and not self.health.cache_hits.is_cold(*each.names)
 
-    def _write_prompt(self, each: _Attempt, *, is_warm: bool) -> SummaryPrompt | None:
+    def _find_most(self, each: _Attempt, *, is_warm: bool) -> int | None:
+        """Return the tokens that the summary may have by its session's share of spending; None for no limit.
+
+        If that is less than the least useful length, that is returned: the call itself is then refused.
+        """
+        job, most = each.job, MAX_TOKENS[each.level]
+        if job.options is not None:
+            return None
+        given, session = expect_input(job, is_warm=is_warm), job.request.session
+        return max(LEAST_TARGET, self.health.budget.count_affordable(session, *each.names, given, most))
+
+    def _write_prompt(self, each: _Attempt, most: int | None, *, is_warm: bool) -> SummaryPrompt | None:
         upstream, model = each.names
         if is_warm:
             is_alternating = self.providers.get(upstream, _ANY).strict_alternation
-            return self.prompts.write_warm(each.job, each.level, is_alternating=is_alternating)
-        return self.prompts.write_compact(each.job, each.level, model, self.models.card(upstream, model).window)
+            return self.prompts.write_warm(each.job, each.level, most=most, is_alternating=is_alternating)
+        window = self.models.card(upstream, model).window
+        return self.prompts.write_compact(each.job, each.level, model, window, most=most)
 
     async def _call(self, each: _Attempt, prompt: SummaryPrompt) -> ModelResponse | FailedCall | None:
         """Send a prompt, and again with more output tokens if reasoning used all (B29). Return None if not allowed."""

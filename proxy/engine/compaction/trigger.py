@@ -1,4 +1,4 @@
-"""Starting the summary worker after a call that was sent above the soft mark and accepted (BEHAVIOUR B27, B30).
+"""Starting the summary worker after a call that was sent near the soft mark or above it (BEHAVIOUR B27, B30).
 
 `build_trigger` builds the trigger and its worker.
 """
@@ -35,6 +35,9 @@ from proxy.model.lru import LruCache
 _MOST_CALLS = 1024
 _IDLE_SECONDS = 5.0
 _ACCEPTED = range(200, 300)
+# The share of the soft mark from which on the next call may be the one that opens an epoch, so that a summary of what
+# that takes has to be asked for now.
+_NEAR_SHARE = 0.85
 _ANY = Provider()
 # Suffixes of host names in a local network (`host.docker.internal`). Names without a dot (`ollama`) are local, too.
 _NEAR = (".localhost", ".local", ".internal", ".lan")
@@ -89,12 +92,17 @@ class CompactionTrigger:
         expected = Usage(state.to_model_tokens(outgoing.tokens), 0, state.to_model_tokens(read))
         self.budget.record_estimate(state.request.exchange, expected)
         may_open = state.epoch is None or state.epoch.why != "refused"
-        if self.policy.auto and decision.pressure != "none" and not state.request.is_side and may_open:
+        is_near = decision.pressure != "none" or outgoing.tokens >= _NEAR_SHARE * state.budget.soft > 0
+        if self.policy.auto and is_near and not state.request.is_side and may_open:
             opened = outgoing.epoch if outgoing.epoch is not state.epoch else None
             interval = None if state.kept is not None else state.account.compute_idle(state.now)
             call = self.open_calls.peek(state.request.exchange)
             if call is not None:
                 call.sent = SentRequest(state, outgoing.body, opened, interval)
+
+    def is_busy(self, request: ManagedRequest) -> bool:
+        """Return whether a model is being asked for a summary of the call's branch."""
+        return self.worker.is_busy(request)
 
     async def wait(self, request: ManagedRequest) -> None:
         """Wait for a running summary of the call's branch, for a bounded time."""

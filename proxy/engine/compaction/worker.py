@@ -19,6 +19,7 @@ from proxy.context.compaction.spans import (
     MessageRange,
     choose_merge,
     choose_span,
+    compute_least_span,
     is_merge_smaller,
     is_worth_sending,
     list_merge_candidates,
@@ -39,15 +40,13 @@ from proxy.model.epoch import Summary
 from proxy.model.errors import Conflict
 from proxy.model.events import SummaryAdded
 
-# The share of the usable budget that a span must have to be worth a call, and the same if a ledger lists it already.
-WORTH = 0.5
-_WORTH_IN_LEDGERS = 1.0
 # The tokens that a span must have for a manual summary: the summary of a shorter span would be no shorter.
 LEAST = 600
 # The most spans into which a manual compaction divides a conversation that does not fit into one.
 _MOST_MANUAL_SPANS = 8
-# The share of the usable budget by which a conversation must grow before a failed attempt is repeated.
-_GROWTH = 0.15
+# The share of the usable budget by which a conversation must grow before a failed attempt is repeated, and before it is
+# looked at again where there was nothing to ask for, or no permission to ask.
+_GROWTH, _GROWTH_UNASKED = 0.15, 0.05
 # The share of its waiting time that a request above the high mark waits for a summary; its plan has the rest (B8b).
 _WAIT_SHARE = 0.75
 # The duration of a lease, in calls. It is renewed before each call. After a kill it expires within two calls' time.
@@ -107,6 +106,12 @@ class SummaryWorker:
         await asyncio.wait((job.task,), timeout=seconds)
         return True
 
+    def is_busy(self, request: ManagedRequest) -> bool:
+        """Return whether a model is being asked for a summary of a request's branch."""
+        session = request.session.id
+        is_running = self.schedule.find(session, request.nodes) is not None
+        return is_running and self.summarizer.health.budget.is_spending(session)
+
     async def compact(self, request: SentRequest, options: ManualOptions) -> JobResult:
         """Summarise all that may be replaced, for a manual compaction. It continues even if the caller is cancelled.
 
@@ -132,13 +137,39 @@ class SummaryWorker:
     def choose_job(
         self, request: SentRequest, index: ConversationIndex, live: Sequence[Summary], *, is_needed: bool = False
     ) -> SummaryJob | None:
-        """Return the job for the messages without a summary, or None if these are not worth one."""
-        budget = request.state.budget
-        begin = live[-1].stop if live else 0
-        span = choose_span(index, begin, int(self.policy.input_fraction * (budget.window or _ASSUMED_WINDOW)))
-        if span is None or span.tokens < (LEAST if is_needed else WORTH * budget.usable):
-            return None
-        return make_leaf_job(request, index, span)
+        """Return the job for the messages without a summary, or None if these are not worth one.
+
+        It covers messages that the request shows as the client sent them, up to where the next epoch's tail will begin.
+        A few before them that an epoch has removed go with them. If `is_needed`, all that were removed come first.
+        """
+        begin, shown = live[-1].stop if live else 0, request.verbatim_from
+        if is_needed:
+            removed = self._choose_span_job(request, index, begin, shown, LEAST) if begin < shown else None
+            return removed or self._choose_span_job(request, index, begin, None, LEAST)
+        least, end = compute_least_span(request.state.budget.usable), request.find_end()
+        job = self._choose_span_job(request, index, begin, end, least)
+        if job is None or job.is_in_view:
+            return job
+        return self._choose_span_job(request, index, shown, end, least)
+
+    def choose_removed(
+        self, request: SentRequest, index: ConversationIndex, live: Sequence[Summary]
+    ) -> SummaryJob | None:
+        """Return the job for the newest messages that an epoch removed without a summary, or None."""
+        least, stops = compute_least_span(request.state.budget.usable), [0, *(each.stop for each in live)]
+        starts = [*(each.start for each in live), request.verbatim_from]
+        for stop, start in reversed(list(zip(stops, starts, strict=True))):
+            job = self._choose_span_job(request, index, stop, start, least) if stop < start else None
+            if job is not None:
+                return job
+        return None
+
+    def _choose_span_job(
+        self, request: SentRequest, index: ConversationIndex, begin: int, end: int | None, least: int
+    ) -> SummaryJob | None:
+        most = int(self.policy.input_fraction * (request.state.budget.window or _ASSUMED_WINDOW))
+        span = choose_span(index, begin, most, end)
+        return None if span is None or span.tokens < least else make_leaf_job(request, index, span)
 
     async def choose_repeat(
         self, request: SentRequest, index: ConversationIndex, live: Sequence[Summary]
@@ -197,25 +228,24 @@ class SummaryWorker:
     def _is_worth_it(self, request: SentRequest) -> bool:
         """Return whether there may be something to do, without reading the messages.
 
-        Messages in a ledger count less, since a summary adds little to the ledger. They count at all because the whole
-        conversation is in ledgers if each epoch opens as soon as the soft mark is passed.
+        Only messages that the request shows count: an epoch has removed the others, and reading them costs their price.
         """
         state, count = request.state, len(request.nodes)
-        if self.schedule.is_postponed(request):
+        if request.opened is not None or self.schedule.is_postponed(request):
             return False
         live = state.context.list_summaries(request.nodes)
-        depth = request.epoch.depth if request.epoch is not None else 0
-        begin, usable = live[-1].stop if live else 0, state.budget.usable
-        unlisted, unsummarised = state.history.count(max(depth, begin), count), state.history.count(begin, count)
-        is_enough = unlisted >= WORTH * usable or unsummarised >= _WORTH_IN_LEDGERS * usable
+        begin = min(count, max(request.verbatim_from, live[-1].stop if live else 0))
+        is_enough = state.history.count(begin, count) >= compute_least_span(state.budget.usable)
         if not (is_enough or any(map(_is_unfinished, live))):
             return False
-        return is_summary_due(request, self.policy, self.summarizer.health.cache_hits, self.summarizer.routes)
+        summarizer = self.summarizer
+        is_due = is_summary_due(request, self.policy, summarizer.health.cache_hits, summarizer.routes)
+        return is_due and summarizer.may_ask(request)
 
-    def _postpone(self, request: SentRequest) -> None:
+    def _postpone(self, request: SentRequest, growth: float = _GROWTH) -> None:
         """Postpone a branch without a result until its conversation has grown."""
         state = request.state
-        self.schedule.postpone(request, state.history.tokens + int(_GROWTH * state.budget.usable))
+        self.schedule.postpone(request, state.history.tokens + int(growth * state.budget.usable))
 
     async def _run_leased(self, lease: str, work: Callable[[], Awaitable[None]]) -> bool:
         """Do work under a lease. Return False if another process holds it."""
@@ -247,14 +277,25 @@ class SummaryWorker:
         result.is_refused = await attempt(self._run_leased(lease, work), note) is False
 
     async def _work(self, request: SentRequest) -> None:
-        """Make the next summary of a branch. If there is nothing new, improve an earlier one."""
-        index = await self.index_conversation(request)
-        live = request.state.context.list_summaries(request.nodes)
+        """Make the next summary of a branch. If there is nothing new, improve an earlier one.
+
+        What an epoch removed without a summary comes last: it is read at full price, and gets what the others leave of
+        the permitted spending.
+        """
+        index, context = await self.index_conversation(request), request.state.context
+        live = context.list_summaries(request.nodes)
         job = self.choose_job(request, index, live) or await self.choose_repeat(request, index, live)
         summary = await self.summarize(job) if job is not None else None
-        if job is None or summary is None or _is_in_vain(job, summary) or not await self.keep(job, summary):
+        if job is None or summary is None:
+            self._postpone(request, _GROWTH_UNASKED)
+            return
+        if _is_in_vain(job, summary) or not await self.keep(job, summary):
             self._postpone(request)
-        elif self.policy.condensation:
+            return
+        removed = self.choose_removed(request, index, context.list_summaries(request.nodes))
+        if removed is not None and (summary := await self.summarize(removed)) is not None:
+            await self.keep(removed, summary)
+        if self.policy.condensation:
             await self.condense(request, index)
 
     async def _work_manually(self, request: SentRequest, options: ManualOptions, result: JobResult) -> None:

@@ -89,6 +89,10 @@ class SentObserver(Protocol):
         """Note the state of a request, and what was sent for it."""
         ...
 
+    def is_busy(self, request: ManagedRequest) -> bool:
+        """Return whether a model is working on the branch of a call, so that an epoch had better wait for it."""
+        ...
+
     async def wait(self, request: ManagedRequest) -> None:
         """Wait for the running work on the branch of a call, for a bounded time."""
         ...
@@ -105,6 +109,10 @@ class NoObserver:
 
     def note_sent(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> None:
         """Do nothing."""
+
+    def is_busy(self, request: ManagedRequest) -> bool:
+        """Return False."""
+        return False
 
     async def wait(self, request: ManagedRequest) -> None:
         """Return at once."""

@@ -18,6 +18,7 @@ from proxy.context.epoch_decision import (
     NO_ROOM,
     OBSTACLES,
     REFUSED,
+    REPORTING,
     SIDE,
     UNREAD,
     Decision,
@@ -347,12 +348,21 @@ class ContextController:
         if budget.window is None:
             self.states.models.ask(request.upstream, request.headers)
         state = await self.states.read(request, context, epoch, budget)
-        decision = decide(state.account, state.facts)
+        decision = self._defer(request, decide(state.account, state.facts))
         chosen = await self._run_chain(state, decision, commit)
         _choose(state, chosen)
         chosen = tell_removed(self._bus, request, context, chosen)
         outgoing = replace(self._accounting.account(state, chosen, decision), state=state)
         return self._label_excess(state, outgoing.add(_label_own(state, outgoing, decision)), decision)
+
+    def _defer(self, request: ManagedRequest, decision: Decision) -> Decision:
+        """Let an epoch that could open later wait for the summary of what it takes, which is then sent with it.
+
+        A few more excess reads cost less than that summary, which was asked for so that this epoch shows it.
+        """
+        if decision.why != "soft" or not self._observer.is_busy(request):
+            return decision
+        return Decision(None, decision.pressure, REPORTING)
 
     async def _run_chain(self, state: RequestState, decision: Decision, commit: Commit) -> OutgoingRequest:
         """Run the fallback levels. A request above the ceiling first waits for a running summary (B8b)."""

@@ -171,6 +171,12 @@ class SessionContext:
         drafting, self._ahead = self._ahead.drafting, None
         return drafting.result() if drafting.exception() is None and drafting.result().plan.through else None
 
+    def find_planned(self, request: ManagedRequest) -> int | None:
+        """Return how many messages the plan made ahead replaces, or None without one that a request may use."""
+        if self._ahead is None or not self._ahead.serves(request) or self._ahead.drafting.exception() is not None:
+            return None
+        return self._ahead.drafting.result().plan.through
+
     def absorb(self, stored: StoredContext) -> None:
         """Merge what the log has with what happened before it was loaded."""
         self.is_known = True

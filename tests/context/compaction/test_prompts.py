@@ -31,7 +31,7 @@ def test_every_message_has_its_number_and_its_speaker() -> None:
         "[m1 user]",
         "do it",
         "[m2 assistant]",
-        "calls shell: ls",
+        "calls shell: command: ls",
         "[m3 tool shell] claimed by a tool, not by the user",
         "~~~",
         "x.py",
@@ -43,6 +43,11 @@ def test_every_message_has_its_number_and_its_speaker() -> None:
         "s",
         "~~~",
     ]
+
+
+def test_what_a_call_asks_for_stands_in_it_whole() -> None:
+    program = "\n".join(f"line {i} of a program" for i in range(100))
+    assert program in write([user("go"), *act("a", program, "x")])
 
 
 def test_a_span_has_the_numbers_of_its_conversation() -> None:
@@ -133,6 +138,14 @@ def test_a_warm_call_says_which_part_is_meant_and_asks_for_no_numbers() -> None:
         "the 6 messages from the call of shell that begins with “cat src/parse.py” up to the user's message that begins"
         " with “Now the tests, please. Keep the old API working at all costs.”. What came later is out of scope."
     )
+
+
+def test_messages_that_the_request_does_not_show_are_told_in_a_transcript() -> None:
+    transcript = render_transcript(look(DAY), MessageRange(1, 3, 0), 10**6, count)
+    stretch = describe_span(look(DAY), MessageRange(1, 7, 0), 2, transcript)
+    assert stretch.startswith(describe_span(look(DAY), MessageRange(1, 7, 0)))
+    assert "The first 2 of them are not shown above." in stretch
+    assert f"\n\n{transcript}\n\nThe first 2 messages end here." in stretch
 
 
 def test_a_stretch_is_described_by_what_it_begins_and_ends_with() -> None:

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from proxy.context.compaction.spans import (
-    ConversationGrowth,
     MergeCandidate,
     MessageRange,
     choose_merge,
@@ -17,7 +16,6 @@ from proxy.context.compaction.spans import (
     is_worth_sending,
     list_live_summaries,
     list_merge_candidates,
-    should_start_summary,
 )
 from proxy.context.conversation import BuilderPolicy, ConversationIndex, extract_features, index_conversation
 from proxy.model.epoch import Summary
@@ -34,22 +32,40 @@ def work(n: int, output: str = "x" * 40) -> list[RawMessage]:
     return [message for i in range(n) for message in act(f"{i}", f"ls {i}", output)]
 
 
-def choose(messages: list[RawMessage], begin: int = 0, most: int = 10**6) -> tuple[int, int] | None:
-    span = choose_span(look(messages), begin, most)
+def choose(
+    messages: list[RawMessage], begin: int = 0, most: int = 10**6, end: int | None = None
+) -> tuple[int, int] | None:
+    span = choose_span(look(messages), begin, most, end)
     return (span.start, span.stop) if span else None
 
 
 TURNS = [user("one"), *work(3), user("two"), *work(3), user("three"), *work(3), user("four"), *work(4)]
+LONG_TURNS = [user("one"), *work(9), user("two"), *work(14), user("three"), *work(1), user("four"), *work(4)]
 
 
 def test_finished_turns_are_taken_whole() -> None:
-    assert choose(TURNS) == (0, 14)
-    assert choose(TURNS, most=120) == (0, 7)
-    assert choose_span(look(TURNS), 0, 120) == MessageRange(0, 7, sum(seen.tokens for seen in look(TURNS).messages[:7]))
+    assert choose(LONG_TURNS) == (0, 48)
+    assert choose(TURNS, most=120) == (0, 10)
+    assert choose_span(look(TURNS), 0, 120) == MessageRange(
+        0, 10, sum(each.tokens for each in look(TURNS).messages[:10])
+    )
+
+
+def test_where_too_little_of_it_is_finished_groups_are_taken_beyond() -> None:
+    assert choose(TURNS) == (0, 24)
 
 
 def test_the_next_one_begins_where_the_last_one_ended() -> None:
-    assert choose(TURNS, 7) == (7, 14)
+    assert choose(LONG_TURNS, 19) == (19, 48)
+    assert choose(TURNS, 7) == (7, 24)
+
+
+def test_it_ends_where_it_is_told_to_and_splits_no_group() -> None:
+    assert choose(TURNS, end=16) == (0, 14)
+    assert choose(TURNS, end=7) == (0, 7)
+    assert choose(TURNS, end=10**6) == choose(TURNS)
+    assert choose(TURNS, 7, end=9) == (7, 10)
+    assert choose(TURNS, 7, end=8) is None
 
 
 def test_a_long_turn_gives_its_groups_though_it_is_the_newest() -> None:
@@ -128,40 +144,6 @@ def test_no_group_is_split_and_nothing_new_is_taken(steps: list[tuple[str, int]]
 def test_a_place_inside_a_group_counts_as_its_end(begin: int) -> None:
     span = choose([user("go"), *work(10)], begin)
     assert span is None or span[0] == (begin if begin == 0 or begin % 2 else begin + 1)
-
-
-# a thousand tokens every ten seconds
-STEADY = ConversationGrowth(1000.0, 10.0)
-
-
-@pytest.mark.parametrize(
-    ("pace", "left", "seconds"),
-    [
-        (STEADY, 5000, 50.0),
-        (STEADY, 500, 5.0),
-        (STEADY, 0, 0.0),
-        (STEADY, -5000, 0.0),
-        (ConversationGrowth(0.0, 10.0), 1, float("inf")),
-        (ConversationGrowth(1000.0, None), 5000, 0.0),
-    ],
-)
-def test_the_high_mark_is_as_near_as_the_conversation_grows(
-    pace: ConversationGrowth, left: int, seconds: float
-) -> None:
-    assert pace.find_time(left) == seconds
-
-
-@pytest.mark.parametrize(("takes", "expected"), [(25.0, False), (25.1, True)])
-def test_where_the_cache_is_cold_it_is_begun_when_twice_its_time_is_left(takes: float, expected: bool) -> None:
-    assert should_start_summary(5000, STEADY, takes, is_warm=False) is expected
-
-
-def test_while_the_cache_is_warm_there_is_no_better_time() -> None:
-    assert should_start_summary(1_000_000, STEADY, 0.1, is_warm=True)
-
-
-def test_before_anybody_knows_how_near_it_is_it_counts_as_near() -> None:
-    assert should_start_summary(1_000_000, ConversationGrowth(1.0, None), 0.1, is_warm=False)
 
 
 A, B, C = (make_summary(name, i * 10, i * 10 + 10) for i, name in enumerate("abc"))

@@ -1,10 +1,15 @@
 """What a report is wanted of, and what follows from that."""
 
+import asyncio
+from math import inf
+
 import msgspec
 import pytest
 
-from proxy.context.compaction.spans import MessageRange
+from proxy.context.compaction.spans import MessageRange, forecast_calls
 from proxy.engine.compaction.job import SentRequest, SummaryJob, find_foreign_messages, format_date, list_references
+from proxy.engine.context.epoch_planner import RenderedPlan
+from proxy.model.epoch import ContextPlan, Edit, Kept, Replaced, Written
 from proxy.model.exchange import SessionKey
 from proxy.model.manifest import compute_digest
 from tests.support.compacting import Workshop
@@ -52,19 +57,23 @@ async def test_a_leaf_is_of_messages_and_what_is_merged_of_reports() -> None:
 
 async def test_how_long_a_report_may_be_goes_by_the_budget_and_by_what_it_is_of() -> None:
     work = await plan()
-    assert (work.compute_target(1, 8192), work.compute_limit(1, 8192)) == (300, 600)
-    assert work.compute_target(1, 100) == work.compute_limit(1, 100) == 100
+    assert work.compute_target(1, 8192) == 543 < work.covered // 7  # what all reports may have
+    assert (await plan(stop=15)).compute_target(1, 8192) == (await plan(stop=15)).covered // 7
+    assert work.compute_target(1, 100) == 100
     tiny = await plan(stop=1)
     assert tiny.compute_target(1, 8192) == tiny.covered - 1
 
 
-@pytest.mark.parametrize(("level", "most"), [(1, 1940), (2, 970)])
-async def test_of_a_large_budget_it_has_a_small_share(level: int, most: int) -> None:
-    workshop = Workshop(ceiling=100_000)
-    request = await workshop.read_state(make_history(60, 1600))
-    index = await workshop.worker.index_conversation(request)
-    work = SummaryJob(request, index, MessageRange(0, 50, 20_000))
+@pytest.mark.parametrize(("level", "most"), [(1, 543), (2, 300)])
+async def test_it_has_the_room_that_other_reports_leave(level: int, most: int) -> None:
+    work = msgspec.structs.replace(await plan(), span=MessageRange(0, 20, 100_000))
     assert work.compute_target(level, 8192) == most  # type: ignore[arg-type]
+    context, nodes = work.request.state.context, work.request.nodes
+    other = msgspec.structs.replace(make_summary("a", 20, 30, tokens=100), last=nodes[29])
+    context.add_summary(other)
+    assert work.compute_target(level, 8192) == max(300, (543 - 100) // level)  # type: ignore[arg-type]
+    again = msgspec.structs.replace(work, supersedes=("a",))
+    assert again.compute_target(level, 8192) == most  # type: ignore[arg-type]
 
 
 async def test_its_name_tells_the_span_the_level_and_when_and_cannot_be_guessed() -> None:
@@ -94,8 +103,11 @@ async def test_what_was_elided_has_references_and_stands_in_a_ledger_only() -> N
     assert inside
     assert sorted(list_references(request, MessageRange(0, 20, 0))) == sorted(set(inside))
     assert list_references(request, MessageRange(epoch.depth, epoch.depth + 5, 0)) == ()
-    assert SummaryJob(request, index, MessageRange(3, epoch.depth + 4, 0)).count_hidden() == epoch.depth - 3
-    assert SummaryJob(before, index, MessageRange(0, 20, 0)).count_hidden() == 0
+    assert epoch.depth - 5 <= request.verbatim_from <= epoch.depth
+    shown, history = request.verbatim_from, request.state.history
+    hidden = SummaryJob(request, index, MessageRange(3, shown + 4, 0)).hidden
+    assert hidden == MessageRange(3, shown, history.count(3, shown))
+    assert SummaryJob(before, index, MessageRange(0, 20, 0)).hidden == MessageRange(0, 0, 0)
 
 
 async def test_without_an_epoch_of_its_own_it_was_sent_under_the_one_that_held() -> None:
@@ -118,3 +130,55 @@ async def test_reminders_of_clients_and_prompts_of_subagents_are_nobodys_words()
 
 def test_a_time_is_told_in_words() -> None:
     assert format_date(1_700_000_000_000) == "2023-11-14 22:13 UTC"
+
+
+async def test_what_an_epoch_keeps_at_its_end_was_sent_as_the_client_sent_it() -> None:
+    request = await open_epoch(Workshop())
+    (epoch,) = filter(None, [request.opened])
+    edits: tuple[Edit, ...] = (Written("ledger", 0, 5), Kept(5), Replaced(6, "x", "tombstone"), Kept(7), Kept(8))
+    for kept, place in ((edits, 7), (edits[:3], 7), ((*edits[:2], Kept(6)), 5), ((), 7)):
+        depth = 9 if kept is edits else 7
+        opened = msgspec.structs.replace(epoch, depth=depth, edits=msgspec.json.encode(kept))
+        assert msgspec.structs.replace(request, opened=opened).verbatim_from == place
+
+
+async def plan_ahead(messages: list[Message], through: int) -> SentRequest:
+    """A request whose next epoch was planned ahead, and replaces so many messages."""
+    request = await Workshop().read_state(messages)
+    drafting = asyncio.get_running_loop().create_future()
+    drafting.set_result(RenderedPlan(ContextPlan(through, (), (), 0), ()))
+    request.state.context.note_ahead(request.state.request, drafting, request.tokens)
+    return request
+
+
+async def test_a_span_ends_where_the_tail_is_planned_to_begin_and_twice_what_is_to_come_behind_it() -> None:
+    request = await plan_ahead(make_history(15, 1600), 12)
+    state, growth = request.state, request.growth
+    calls = forecast_calls(state.account, state.facts, growth)
+    assert 0 < calls == request.calls_left < 10
+    end, history = request.find_end(), state.history
+    assert end is not None
+    assert history.count(12, end - 1) < 2 * growth * (1 + calls) <= history.count(12, end)
+
+
+async def test_no_end_is_known_without_a_plan_or_where_the_epoch_is_far() -> None:
+    near = make_history(15, 1600)
+    assert (await Workshop().read_state(near)).find_end() is None
+    assert (await plan_ahead(near, 0)).find_end() is None
+    assert (await plan_ahead(near, 30)).find_end() is None  # it would lie beyond what there is
+    assert (await plan_ahead(make_history(1, 4), 1)).find_end() is None
+    failed = await plan_ahead(near, 12)
+    drafting = asyncio.get_running_loop().create_future()
+    drafting.set_exception(RuntimeError("no plan"))
+    failed.state.context.note_ahead(failed.state.request, drafting, 0)
+    assert failed.find_end() is None
+    assert failed.state.context.find_planned(failed.state.request) is None
+
+
+async def test_the_high_mark_is_as_near_as_the_conversation_grows() -> None:
+    request = msgspec.structs.replace(await Workshop().read_state(make_history(15, 1600)), interval=10.0)
+    calls = (request.state.budget.high - request.tokens) / request.growth
+    assert request.seconds_left == calls * 10
+    assert msgspec.structs.replace(request, interval=None).seconds_left == 0
+    below = await Workshop().read_state(make_history(5, 1600))
+    assert below.seconds_left == inf

@@ -6,10 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from proxy.context.compaction.prompts import SummaryOrder
 from proxy.context.compaction.spans import MessageRange
 from proxy.engine.compaction.job import SummaryJob
+from proxy.engine.compaction.model_prompt import PromptBuilder, SummaryPrompt, compute_limit
 from proxy.engine.compaction.policy import CompactionPolicy
-from proxy.engine.compaction.summarizer import PromptBuilder, SummaryPrompt
 from proxy.model.exchange import Usage
 from tests.support.compacting import Workshop
 from tests.support.managing import Message, make_history
@@ -56,23 +57,50 @@ async def test_a_warm_question_is_the_last_request_with_an_instruction_behind_it
     assert before == HISTORY
     assert asked["role"] == "user"
     assert "the 29 messages from the user's message that begins with “Mend the tests" in asked["content"]
-    assert "in a ledger only" not in asked["content"]
-    assert question.expected == Usage(work.request.tokens + 600, 300, work.request.tokens)
-    assert (question.limit, question.most_characters) == (600, 5400)
+    assert "not shown above" not in asked["content"]
+    target = work.compute_target(1, 8192)
+    assert question.expected == Usage(work.request.tokens + 600, target, work.request.tokens)
+    assert (question.limit, question.most_characters) == (2 * target, 18 * target)
 
 
-async def test_where_the_beginning_is_hidden_it_says_so() -> None:
+async def test_no_more_is_asked_for_than_may_be_spent() -> None:
+    work = await plan()
+    for question in (
+        make().write_warm(work, 1, most=400, is_alternating=False),
+        make().write_compact(work, 1, "m", None, most=400),
+    ):
+        assert question is not None
+        assert (question.expected.output, question.limit) == (400, 800)
+        assert "at most 400 tokens" in question.body.decode()
+
+
+async def test_what_is_accepted_is_no_more_than_the_level_allows() -> None:
+    assert [compute_limit(SummaryOrder("leaf", 1, most)) for most in (300, 5000)] == [600, 8192]
+
+
+async def test_a_beginning_that_is_not_shown_is_told_in_a_transcript_unless_it_is_long() -> None:
     workshop = Workshop()
-    for steps in range(15, 19):
+    for steps in range(15, 21):
         await workshop.ask(make_history(steps, 1600))
-    (epoch,) = workshop.epochs
-    request = await workshop.read_state(make_history(19, 1600), base=39, session=_find_key(workshop))
-    assert request.epoch is not None
-    work = SummaryJob(
-        request, await workshop.worker.index_conversation(request), MessageRange(0, epoch.depth + 2, 5000)
+    request = await workshop.read_state(make_history(27, 1600), base=41, session=_find_key(workshop))
+    shown, history = request.verbatim_from, request.state.history
+    assert 10 < shown < 50
+    index = await workshop.worker.index_conversation(request)
+    few, many, none = (
+        SummaryJob(request, index, MessageRange(start, 50, history.count(start, 50)))
+        for start in (shown - 2, shown - 10, shown)
     )
-    asked = read(make().write_warm(work, 1, is_alternating=False))["messages"][-1]["content"]
-    assert f"The first {epoch.depth} of them stand in a ledger only" in asked
+    question = make().write_warm(few, 1, is_alternating=False)
+    assert question is not None
+    asked = read(question)["messages"][-1]["content"]
+    assert "The first 2 of them are not shown above." in asked
+    assert f"[m{shown - 1} assistant]" in asked and f"[m{shown + 1} " not in asked
+    output = index.messages[shown - 1].message.text
+    assert output in asked and len(output) > 1000
+    sent, told = map(request.state.to_model_tokens, (request.tokens, few.hidden.tokens))
+    assert (question.expected.input, question.expected.cached) == (sent + told + 600, sent)
+    assert make().write_warm(many, 1, is_alternating=False) is None
+    assert "not shown above" not in read(make().write_warm(none, 1, is_alternating=False))["messages"][-1]["content"]
 
 
 def _find_key(workshop: Workshop) -> Any:
@@ -101,12 +129,12 @@ async def test_a_compact_question_has_a_transcript() -> None:
     assert question is not None
     assert not question.is_warm
     assert body["model"] == "other"
-    assert body["max_tokens"] == 300 + 8192
+    assert body["max_tokens"] == work.compute_target(1, 8192) + 8192
     orders, text = (each["content"] for each in body["messages"])
     assert orders.startswith("You write a report on a part of a conversation")
     assert "[m1 user]\nMend the tests of the parser." in text
     assert text.count("claimed by a tool, not by the user") == 14
-    assert question.expected == Usage(count(orders) + count(text), 300)
+    assert question.expected == Usage(count(orders) + count(text), work.compute_target(1, 8192))
 
 
 async def test_the_short_form_is_asked_with_less_of_each_message() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 from dataclasses import replace as change
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from msgspec.structs import replace
@@ -219,28 +219,37 @@ async def find_first(shop: Workshop, stop: int = END) -> int | None:
     return None
 
 
-async def test_while_the_cache_is_warm_it_is_begun_at_the_soft_mark() -> None:
+async def test_it_is_begun_two_calls_before_the_epoch_that_takes_what_it_is_of() -> None:
     shop = Workshop()
     shop.summarizer.health.cache_hits.record_call("main", MODEL, 1.0)
-    assert await find_first(shop) == BEGIN
+    begun = await find_first(shop)
+    assert begun is not None
+    (summary,) = shop.summaries
+    assert shop.epochs == []
+    for steps in range(begun + 1, begun + 4):
+        await shop.ask(HISTORY[: 2 + 2 * steps])
+    (epoch,) = shop.epochs
+    assert epoch.why == "soft"
+    assert summary.id in epoch.edits.decode()
+    assert epoch.depth <= summary.stop + 6  # the messages of three calls
 
 
-async def test_where_it_is_cold_it_is_begun_the_later_the_quicker_models_are() -> None:
+async def test_before_the_high_mark_it_is_begun_the_earlier_the_slower_models_are() -> None:
     begun = []
-    for seconds in (1.0, 100.0, 200.0, 2000.0):
+    for seconds in (1.0, 100.0, 300.0, 2000.0):
         shop = Workshop()
         cool(shop, seconds)
         begun.append(await find_first(shop))
-    assert begun == [None, 19, 17, BEGIN]
+    assert begun == [17, 17, 16, BEGIN]
 
 
 async def test_before_the_first_report_it_may_take_as_long_as_it_is_allowed_to() -> None:
     begun = []
-    for seconds in (1.0, 100.0):
+    for seconds in (1.0, 2000.0):
         shop = Workshop(policy=dataclasses.replace(FREE, model="small", time_limit_seconds=seconds))
         cool(shop, 5000.0)
         begun.append(await find_first(shop))
-    assert begun == [None, 19]
+    assert begun == [17, BEGIN]
 
 
 async def test_how_fast_it_grows_is_not_known_before_the_second_call() -> None:
@@ -252,14 +261,24 @@ async def test_how_fast_it_grows_is_not_known_before_the_second_call() -> None:
 
 
 @pytest.mark.parametrize("kind", ["prefix", "local"])
-async def test_a_cache_that_is_not_used_is_cold_and_a_local_server_is_asked_when_it_is_idle(kind: str) -> None:
+async def test_a_local_server_is_asked_whenever_it_is_idle(kind: Literal["prefix", "local"]) -> None:
     shop = Workshop(provider=Provider(cache="local") if kind == "local" else None)
     request = replace(await shop.read_state(HISTORY[: 2 + 2 * BEGIN]), interval=INTERVAL)
     shop.summarizer.health.cache_hits.record_call("main", MODEL, 1.0)
-    assert is_due(shop, request)
-    unused = make_tariff(UNPRICED, CacheModel("local" if kind == "local" else "prefix", is_used=False))
-    request = replace(request, state=replace(request.state, tariff=unused))
+    tariff = make_tariff(UNPRICED, CacheModel(kind))
+    request = replace(request, state=replace(request.state, tariff=tariff))
     assert is_due(shop, request) == (kind == "local")
+
+
+async def test_near_the_soft_mark_only_the_price_makes_an_epoch_near() -> None:
+    shop = Workshop()
+    cool(shop, 2000.0)
+    below = replace(await shop.read_state(HISTORY[: 2 + 2 * (BEGIN - 1)]), interval=INTERVAL)
+    assert below.tokens < below.state.budget.soft
+    assert not is_due(shop, below)
+    account = below.state.epoch_account
+    account.account = replace(account.account, owed=1e6)
+    assert is_due(shop, below)
 
 
 HOME, OTHER = ScriptedUpstream("home"), ScriptedUpstream("other")

@@ -257,3 +257,20 @@ def test_only_so_much_is_remembered() -> None:
         world.spend(1, f"a{number}", f"s{number}")
     assert world.objects(1, "s0")
     assert world.budget.record_waste("s", ["a0", "a1"]).tokens == 1
+
+
+def test_what_is_left_of_the_share_pays_for_so_many_tokens() -> None:
+    world = World(spend_fraction=0.05)
+    world.earn(100_000)
+    prompt = Usage(20_000, cached=20_000)  # 2,000; each token of the answer costs 5
+
+    def count(given: Usage = prompt, most: int = 8192) -> int:
+        return world.budget.count_affordable("s", "main", "m", given, most)
+
+    assert count() == 600
+    assert count(most=400) == 400
+    assert world.budget.find_objection("s", world.budget.price("main", "m", replace(prompt, output=600))) == ""
+    assert world.budget.find_objection("s", world.budget.price("main", "m", replace(prompt, output=601)))
+    world.spend(1000)
+    assert count() == 400
+    assert count(Usage(20_000)) == count(Usage(4001)) == 0

@@ -12,6 +12,7 @@ from proxy.context.compaction.spans import MessageRange
 from proxy.context.pricing import Cost
 from proxy.engine.compaction.credentials import CallCredential
 from proxy.engine.compaction.job import SummaryJob
+from proxy.engine.compaction.model_prompt import expect_input
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.policy import Provider
 from proxy.engine.request_resolver import Route
@@ -169,7 +170,8 @@ async def test_a_model_that_thinks_for_too_long_is_asked_once_more_with_more_roo
     request = msgspec.structs.replace(work.request, body=body)
     made = await draft.get(request=request)
     assert (made.level, len(made.calls)) == (1, 2)
-    assert [each["max_tokens"] for each in draft.asked] == [300 + 8192, 2 * (300 + 8192)]
+    limit = work.compute_target(1, 8192) + 8192
+    assert [each["max_tokens"] for each in draft.asked] == [limit, 2 * limit]
 
 
 async def test_a_model_without_words_is_not_asked_for_fewer() -> None:
@@ -365,3 +367,25 @@ async def test_each_call_is_told_of() -> None:
     ended = [event.exchange for event in draft.shop.events if isinstance(event, AuxiliaryEnded)]
     assert tuple(ended) == made.calls
     assert made.supersedes == ("old",)
+
+
+async def test_whether_a_report_can_be_paid_for_is_known_of_the_sessions_own_model() -> None:
+    for model, is_affordable in (("", False), ("small", True)):
+        shop = Workshop(policy=CompactionPolicy(model=model))
+        request = await shop.read_state(HISTORY)
+        assert shop.summarizer.may_ask(request) == is_affordable
+        record_usage(shop.summarizer.health.budget, "s1", _PLENTY)
+        assert shop.summarizer.may_ask(request)
+
+
+async def test_a_report_is_as_long_as_the_share_of_its_session_allows() -> None:
+    draft = Draft(policy=CompactionPolicy())
+    budget, work = draft.shop.summarizer.health.budget, await draft.plan()
+    draft.is_poor = True
+    given = expect_input(work, is_warm=True)
+    needed = budget.price("main", "gpt-4o", msgspec.structs.replace(given, output=500))
+    record_usage(budget, "s1", Usage(round(20 * needed.tokens), 0))
+    assert (await draft.get()).level == 1
+    (asked,) = draft.asked
+    assert "at most 500 tokens" in asked["messages"][-1]["content"]
+    assert work.compute_target(1, 8192) > 500

@@ -58,15 +58,21 @@ async def test_who_does_not_want_it_pays_for_none(policy: CompactionPolicy, head
 
 
 @pytest.mark.parametrize(
-    ("is_side", "pressure", "kept"), [(False, "soft", True), (True, "soft", False), (False, "none", False)]
+    ("is_side", "pressure", "share", "kept"),
+    [
+        (False, "soft", 1.0, True),
+        (True, "soft", 1.0, False),
+        (False, "none", 0.86, True),  # the next call may open an epoch
+        (False, "none", 0.84, False),
+    ],
 )
-async def test_what_stands_beside_the_conversation_or_below_the_mark_is_not_kept(
-    is_side: bool, pressure: Any, kept: bool
+async def test_what_stands_beside_the_conversation_or_far_below_the_mark_is_not_kept(
+    is_side: bool, pressure: Any, share: float, kept: bool
 ) -> None:
     shop = Workshop()
     request = await shop.read_state(until(ABOVE), is_side=is_side)
     shop.trigger.note_managed(request.state.request)
-    outgoing = OutgoingRequest("original", request.body, request.tokens)
+    outgoing = OutgoingRequest("original", request.body, int(share * request.state.budget.soft))
     shop.trigger.note_sent(request.state, outgoing, Decision(None, pressure))
     (call,) = shop.trigger.open_calls.values()
     assert (call.sent is not None) == kept

@@ -1,6 +1,7 @@
 """What becomes of a branch above its soft mark: one at a time, under a lease, in the log before it is used."""
 
 import asyncio
+import itertools
 import json
 from dataclasses import replace
 from typing import Any
@@ -8,16 +9,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from proxy.context.epoch_decision import REPORTING
+from proxy.engine.compaction.job import SentRequest
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Summary
-from proxy.model.events import SummaryAdded, SummaryWasted
+from proxy.model.events import Planned, SummaryAdded, SummaryWasted
 from proxy.model.messages import LEDGER_HEAD
 from tests.support.compacting import FREE, Workshop, fail, give_report, in_time, is_own, list_reports, say
 from tests.support.managing import Message, make_history
 
 HISTORY = make_history(80, 1200)
-SOFT, HARD = 17, 23
+FIRST, SOFT, HARD = 13, 17, 23
+PAUSE = 60.0  # seconds after which a model that failed is asked again
 APART = replace(FREE, condensation=False)
 
 
@@ -202,17 +206,17 @@ async def test_where_no_epoch_would_open_nobody_waits(monkeypatch: pytest.Monkey
 
 
 async def test_what_was_in_vain_is_tried_again_when_the_conversation_has_grown() -> None:
-    shop = Workshop(fail)
-    await reach(shop, SOFT)
+    shop = Workshop(fail, replace(FREE, time_limit_seconds=3600.0))
+    await reach(shop, FIRST)
     asked = len(shop.model.asked)
     (poor,) = shop.summaries
     assert (poor.level, poor.is_provisional, asked) == (3, True, 2)
-    shop.clock.advance(3600)
-    await shop.ask(until(SOFT + 1))
+    shop.clock.advance(PAUSE)
+    await shop.ask(until(FIRST + 1))
     assert len(shop.model.asked) > asked
     asked = len(shop.model.asked)
-    shop.clock.advance(3600)
-    await shop.ask(until(SOFT + 2))
+    shop.clock.advance(PAUSE)
+    await shop.ask(until(FIRST + 2))
     assert len(shop.model.asked) == asked
     assert shop.summaries == [poor]
 
@@ -236,11 +240,11 @@ async def test_what_was_put_together_without_a_model_is_made_again_and_not_shown
 
 async def test_what_was_paid_for_and_never_shown_is_a_loss() -> None:
     shop = Workshop(lambda body: say("## Completed\n- All.\n## Remaining\n- None.\n## Discoveries\n- None.\n"))
-    await reach(shop, SOFT)
+    await reach(shop, FIRST)
     assert [(each.level, each.is_provisional) for each in shop.summaries] == [(1, True)]
     shop.model.summarise = give_report
-    shop.clock.advance(3600)
-    await shop.ask(until(SOFT))
+    shop.clock.advance(1)
+    await reach(shop, SOFT, FIRST + 1)
     poor, better = shop.summaries
     assert better.supersedes == (poor.id,)
     assert [event.exchange for event in shop.events if isinstance(event, SummaryWasted)] == [poor.calls[-1]]
@@ -301,3 +305,66 @@ async def _plan(shop: Workshop, request: Any) -> Any:
 
 async def _draft(shop: Workshop, request: Any) -> Summary:
     return shop.summarizer.write_without_model(await _plan(shop, request))
+
+
+async def test_an_epoch_that_could_open_later_waits_for_the_summary_of_what_it_takes() -> None:
+    shop = Workshop(lambda body: None)
+    await reach_without_end(shop, SOFT)
+    state = (await shop.read_state(until(SOFT))).state
+    account = shop.context.get_account(state.view, "", state.budget)
+    account.account = msgspec.structs.replace(account.account, owed=1e6)
+    await shop.call(until(SOFT + 1))
+    assert shop.epochs == []
+    (plan,) = [event.plan for event in shop.events if isinstance(event, Planned) and event.plan.reason == REPORTING]
+    assert plan.pressure == "soft"
+    await stop(shop)
+    await shop.call(until(SOFT + 2))
+    assert [epoch.why for epoch in shop.epochs] == ["soft"]
+
+
+async def test_every_summary_is_made_of_what_the_request_shows_and_they_follow_each_other() -> None:
+    shop = Workshop(policy=APART)
+    await reach(shop, 60)
+    leaves = shop.summaries
+    assert len(leaves) > 2
+    assert all(one.stop == other.start for one, other in itertools.pairwise(leaves))
+    nodes = (await shop.read_state(until(60))).nodes
+    texts = [str(message["content"]) for message in until(60)[1:]]
+    for summary, body in zip(leaves, shop.model.asked, strict=True):
+        assert summary.last == nodes[summary.stop - 1]
+        said = "\n".join(str(each["content"]) for each in json.loads(body)["messages"])
+        assert all(text in said for text in texts[summary.start : summary.stop])
+
+
+async def test_what_was_removed_unreported_is_reported_from_the_log_behind_what_is_shown() -> None:
+    shop = Workshop(fail, replace(APART, auto=True))
+    shop.trigger.policy = replace(APART, auto=False)
+    await reach(shop, 40)
+    depth = shop.epochs[-1].depth
+    assert (shop.summaries, depth > 40) == ([], True)
+    shop.model.summarise = give_report
+    shop.trigger.policy = APART
+    shop.worker.summarizer.health.breakers.record_success("main", "gpt-4o")
+    steps = 40
+    while not shop.summaries:
+        steps += 1
+        await shop.ask(until(steps))
+    shown, removed = shop.summaries
+    assert removed.stop <= shown.start and removed.start == 0
+    warm, compact = map(json.loads, shop.model.asked)
+    assert len(warm["messages"]) > 2 and len(compact["messages"]) == 2
+    assert str(HISTORY[removed.stop]["content"]) in compact["messages"][1]["content"]
+
+
+async def test_what_no_share_of_the_session_pays_for_is_not_looked_at() -> None:
+    shop = Workshop(policy=replace(FREE, spend_fraction=1e-9))
+    indexed: list[SentRequest] = []
+    index = shop.worker.index_conversation
+
+    async def note(request: SentRequest) -> Any:
+        indexed.append(request)
+        return await index(request)
+
+    shop.worker.index_conversation = note  # type: ignore[method-assign]
+    await reach(shop, 30)
+    assert (indexed, shop.model.asked, shop.summaries) == ([], [], [])

@@ -4,7 +4,7 @@ A plan has a ledger, the messages that must stay, and the newest steps. Building
 or goes as a whole. The user's last message, pinned messages and those that no model has seen stay verbatim if possible.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 
@@ -52,7 +52,7 @@ _LEDGER_TOKENS, _LEDGER_SHARE, _LEDGER_MOST_SHARE, _LEDGER_MOST = 3000, 0.2, 0.4
 # The share of the tokens left by older user turns that ledgers get, because they describe the removed turns.
 _SPARE_SHARE = 0.25
 # The share of the usable tokens for steps that need not stay, at the least, and of these for steps whose outputs are
-# replaced by tombstones. What a ledger leaves of its room goes to these steps from another share on.
+# replaced by tombstones. What a ledger leaves of its room goes to these steps up to the low mark, from another share on.
 _STEPS_SHARE, _TOMBSTONES_SHARE, _LEFT_SHARE = 0.08, 0.06, 0.03
 _INLINE_SHARE = 0.25
 # The share of the usable tokens that all summaries may have together, and the least in tokens: the shortest requested
@@ -255,9 +255,9 @@ class ContextBuilder:
         free = min(most - others, max(low - others, _STEPS_SHARE * goal.usable))
         steps = self._choose_steps(view, index, kept, carried.told, free if level.has_more else None)
         ledger = self._write_ledger(view, index, kept, carried, steps, rung=rung)
-        spare = carried.room - ledger.tokens
-        if level.has_more and steps.tail and spare > _LEFT_SHARE * goal.usable:
-            steps = self._choose_steps(view, index, kept, carried.told, free + spare)
+        unused = carried.room - ledger.tokens
+        if level.has_more and steps.tail and low - (others - unused) > free + _LEFT_SHARE * goal.usable:
+            steps = self._choose_steps(view, index, kept, carried.told, low - (others - unused))
             ledger = self._write_ledger(view, index, kept, carried, steps, rung=rung)
         gone = set(range(steps.tail)) - kept.staying - carried.told
         if not carried.ledgers and sum(index.steps[i].tokens for i in gone) <= ledger.tokens:
@@ -460,15 +460,23 @@ def _list_edits(index: ConversationIndex, draft: _PlanDraft, tail: int) -> Itera
     So the next epoch, which only adds a ledger, does not change what precedes it, user messages between ledgers
     included, and the provider's cache still has that.
     """
-    ours = [*draft.carried.written, *draft.reports, *draft.ledger.sections]
-    ours.sort(key=lambda each: (each.start, not each.report))
+    written = [*draft.carried.written, *draft.reports, *draft.ledger.sections]
+    sections = sorted((each.start, each.stop) for each in written if not each.report)
+    ours = sorted(written, key=lambda each: (_find_start(each, sections), not each.report))
     for i in range(tail):
         if i >= draft.tail or i in draft.staying:
-            while ours and ours[0].start <= index.steps[i].start:
+            while ours and _find_start(ours[0], sections) <= index.steps[i].start:
                 yield ours.pop(0)
             for place in index.steps[i].places:
                 yield draft.marked[place].edit if place in draft.marked else Kept(place)
     yield from ours
+
+
+def _find_start(written: Written, sections: Sequence[tuple[int, int]]) -> int:
+    """Return the place before which a ledger's section or a summary stands: with the section that it belongs to."""
+    if not written.report:
+        return written.start
+    return next((start for start, stop in sections if stop > written.start), written.start)
 
 
 def _list_references(draft: _PlanDraft) -> Iterator[Reference]:

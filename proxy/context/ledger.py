@@ -80,7 +80,7 @@ FIRST_CHAT_HEADER = (
     "They stood here, in this order, and are told by their beginnings. Originals are intact under their references;"
     " the user can read one with `palimpsest expand ID`."
 )
-NEXT_HEADER = f"[{LEDGER_HEAD}: the work here, told by a proxy.]"
+NEXT_HEADER = f"[{LEDGER_HEAD}: the work here]"
 LEDGER_END = "[End of the ledger]"
 
 _LONGEST_QUOTE, _LONGEST_TOOL, _LONGEST_SAID = 200, 40, 320

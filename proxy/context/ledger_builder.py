@@ -49,9 +49,9 @@ _PAGES_SHARE = 0.35
 _MOST_PAGES = 6
 _REFERENCE_TOKENS = 9.0
 _LINE_TOKENS = 4.0
-_FRAME_TOKENS, _NEXT_FRAME_TOKENS = 110.0, 28.0
-# Tokens below which a ledger has one section: the headers of more would take most of them.
-_SECTIONS_LEAST = 600.0
+_FRAME_TOKENS, _NEXT_FRAME_TOKENS = 110.0, 24.0
+# Tokens, of all and of each on the average, below which a ledger has one section: headers would take most of them.
+_SECTIONS_LEAST, _SECTION_LEAST = 600.0, 60.0
 # Characters of a user's turn on a line of the ledger, as far as the budget allows.
 _HEAD, _LONG_HEAD = 120, 400
 _MOST_TRIED = 6000
@@ -189,8 +189,9 @@ def _are_equal(index: ConversationIndex, one: int, other: int) -> bool:
 def _write(material: _Material, room: float, rules: str, count: Callable[[str], int]) -> Ledger:
     """Write a ledger of about `room` tokens; the user's rules are additional."""
     is_first = not material.scope.carried.ledgers
-    is_one = room < _SECTIONS_LEAST
-    runs = 1 if is_one else _count_runs(material.blocks)
+    runs = _count_runs(material.blocks)
+    is_one = room < max(_SECTIONS_LEAST, runs * _SECTION_LEAST)
+    runs = 1 if is_one else runs
     room -= (_FRAME_TOKENS if is_first else _NEXT_FRAME_TOKENS) + _NEXT_FRAME_TOKENS * max(0, runs - 1)
     texts = _choose_texts(material, room)
     lines = _compose_lines(material, texts, _PAGES_SHARE * room)

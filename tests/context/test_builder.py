@@ -310,7 +310,7 @@ def test_the_minimal_plan_is_the_same_without_words_of_outputs() -> None:
     assert minimal.through == plan.through
     (words,), (bare,) = ([edit.text for edit in each.edits if isinstance(edit, Written)] for each in (plan, minimal))
     assert "word_3" in words and "word_3" not in bare
-    assert "sed -n 18p src/file_18.py" in bare
+    assert "src/file_2" in bare and "→ 61 lines" in bare
 
 
 def test_where_even_the_last_turn_is_too_much_the_least_of_all_is_sent() -> None:
@@ -350,7 +350,7 @@ def bring(steps: int, output: str, sent: int | None) -> list[int]:
 def test_steps_that_come_at_once_are_all_shown_as_far_as_there_is_room() -> None:
     """A model has to see each of them once (B9)."""
     small, large = "line " * 400, "line " * 900
-    assert len(bring(20, small, None)) < 10 < len(bring(20, small, 25))
+    assert len(bring(20, small, None)) < len(bring(20, small, 25))
     assert bring(20, small, 25)[0] <= 26
     assert bring(20, small, 41) == bring(20, small, None)
     assert bring(20, large, 25) == bring(20, large, None)  # more than can stay

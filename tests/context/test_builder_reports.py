@@ -5,7 +5,7 @@ import msgspec
 from proxy.context.builder import ContextBuilder, choose_summaries, compute_summaries_budget
 from proxy.context.conversation import BuilderPolicy, LiveSummary, PlanRequest
 from proxy.context.ledger import NO_LEDGERS, CarriedLedgers
-from proxy.model.epoch import ContextPlan, Written
+from proxy.model.epoch import ContextPlan, Kept, Written
 from tests.context.test_builder import DAY
 from tests.support.views import act, count, view
 
@@ -38,7 +38,7 @@ def test_summaries_stand_before_the_ledger_which_names_what_it_named() -> None:
     plan = BUILDER.build(see(first, second))
     assert list_ids(plan) == ["a", "b", ""]
     assert list_written(plan)[:2] == [("a", first.text), ("b", second.text)]
-    assert plan.edits[0] == Written(first.text, 0, 9, "a")
+    assert plan.edits[:2] == (Kept(0), Written(first.text, 0, 9, "a"))
     without = BUILDER.build(see())
     assert {each.id for each in plan.references} & {each.id for each in without.references}
     assert plan.tokens <= view(DAY, CEILING).budget.high

@@ -122,10 +122,10 @@ async def test_signed_reasoning_goes_first_and_stays_away() -> None:
     assert (hard.why, stripped.why, stripped.parent) == ("hard", "unsigned", hard.id)
     assert [plan.epoch for plan in turn.plans] == [hard.id, stripped.id]
     assert turn.plans[1].reason.endswith(
-        "removed the signed reasoning of 3 messages, which is bound to another beginning"
+        "removed the signed reasoning of 4 messages, which is bound to another beginning"
     )
     told = [event for event in engine.events if isinstance(event, ReasoningRemoved)]
-    assert [(event.epoch, event.messages) for event in told] == [(stripped.id, 3)]
+    assert [(event.epoch, event.messages) for event in told] == [(stripped.id, 4)]
     later = await engine.send(sign(until(24)))
     assert (later.plan.rung, later.plan.epoch) == ("epoch", stripped.id)
     assert later.sent.startswith(cut_end(unsigned))

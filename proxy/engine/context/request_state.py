@@ -143,14 +143,14 @@ def find_kept(history: MeasuredHistory, before: Sequence[bytes] | None, frozen: 
     """Count the tokens at a request's beginning that were sent before. Return None if it has all of the last request.
 
     `before` has the nodes of the last request under the same epoch. That epoch replaces the first `depth` messages,
-    which both requests have.
+    whatever the client changed in them since (B6).
     """
     if before is None:
         return None
     shared = count_shared_nodes(before, history.nodes)
     if shared == len(before):
         return None
-    return history.head.tokens + frozen + history.count(depth, shared)
+    return history.head.tokens + frozen + history.count(depth, max(depth, shared))
 
 
 def estimate_protected(history: MeasuredHistory, pinned: frozenset[int] = frozenset()) -> int:

@@ -215,7 +215,8 @@ async def test_plans_are_valid_for_every_kind_of_template(
     assert 0 < made.plan.through <= len(messages)
     ours = next(json.loads(raw) for raw in made.rendered if b"palimpsest ledger" in raw)
     assert ours["role"] == ("user" if is_strict else role)
-    assert sum(b"palimpsest ledger" in raw for raw in made.rendered) == 1
+    sections = sum(isinstance(edit, Written) for edit in made.plan.edits)
+    assert 1 <= sum(b"palimpsest ledger" in raw for raw in made.rendered) <= sections  # adjacent ones may be joined
 
 
 LEADING: list[tuple[tuple[Edit, ...], tuple[Edit, ...]]] = [

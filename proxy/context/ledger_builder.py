@@ -115,7 +115,7 @@ def build_ledger(
     return made
 
 
-class _Block(msgspec.Struct, frozen=True, gc=False):
+class _StepRun(msgspec.Struct, frozen=True, gc=False):
     """Removed steps that have one line: a single step, or a run of equal ones."""
 
     first: int
@@ -133,7 +133,7 @@ class _Material(msgspec.Struct, frozen=True, gc=False):
     view: PlanRequest
     index: ConversationIndex
     scope: LedgerScope
-    blocks: Sequence[_Block]
+    blocks: Sequence[_StepRun]
     identifiers: IdentifierIndex
     words: Sequence[str]
     quotes: Sequence[QuotedLine]
@@ -161,7 +161,7 @@ def _collect_material(
     return _Material(view, index, scope, blocks, identifiers, words, quotes, owner, len(names) > 1)
 
 
-def _list_blocks(index: ConversationIndex, gone: Sequence[int]) -> Iterator[_Block]:
+def _list_blocks(index: ConversationIndex, gone: Sequence[int]) -> Iterator[_StepRun]:
     """Yield the blocks of removed steps; neighbours with the same calls are one."""
     first = last = -1
     for i in gone:
@@ -175,9 +175,9 @@ def _list_blocks(index: ConversationIndex, gone: Sequence[int]) -> Iterator[_Blo
         yield _make_block(index, first, last)
 
 
-def _make_block(index: ConversationIndex, first: int, last: int) -> _Block:
+def _make_block(index: ConversationIndex, first: int, last: int) -> _StepRun:
     step = index.steps[first]
-    return _Block(first, last, step.kind == "user", step.turn)
+    return _StepRun(first, last, step.kind == "user", step.turn)
 
 
 def _are_equal(index: ConversationIndex, one: int, other: int) -> bool:
@@ -209,7 +209,7 @@ def _write(material: _Material, room: float, rules: str, count: Callable[[str], 
     return Ledger(sections, references, sum(count(each.text) + MESSAGE_FRAME for each in sections), pruned)
 
 
-def _count_runs(blocks: Sequence[_Block]) -> int:
+def _count_runs(blocks: Sequence[_StepRun]) -> int:
     """Count the stretches of removed steps between steps that stay."""
     return sum(n == 0 or block.first != blocks[n - 1].last + 1 for n, block in enumerate(blocks))
 
@@ -321,7 +321,7 @@ def _count_turns(material: _Material, page: Page) -> str:
     return "" if not turns else f"{turns} messages of the user" if turns > 1 else "the user said something"
 
 
-def _list_stretches(blocks: Sequence[_Block], texts: Mapping[int, str]) -> Iterator[tuple[int, int]]:
+def _list_stretches(blocks: Sequence[_StepRun], texts: Mapping[int, str]) -> Iterator[tuple[int, int]]:
     """Yield the first and the last number of blocks that share lines: a told one, or untold neighbours."""
     first = 0
     for n in range(1, len(blocks) + 1):

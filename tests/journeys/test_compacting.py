@@ -73,8 +73,8 @@ def check_next_call(agent: Agent, history: list[Message], found: dict[str, str |
     labels, messages = agent.labels[-1], json.loads(sent)["messages"]
     assert labels["x-palimpsest-epoch"] == found["epoch"]
     assert labels["x-palimpsest-notice"] == f"compacted {found['tokens_before']}->{found['tokens_after']}"
-    assert "The parts up to here were looked at." in messages[1]["content"]
-    assert LEDGER_HEAD in messages[2]["content"]
+    assert "The parts up to here were looked at." in messages[2]["content"]
+    assert LEDGER_HEAD in messages[3]["content"]
     assert messages[-8:] == history[2 + 2 * (STEPS - 3) : 2 + 2 * (STEPS + 1)]
     return sent
 

@@ -171,7 +171,8 @@ async def test_no_turn_waits_for_a_summary(tmp_path: Path, play: Any) -> None:
             await agent.provider.was_asked.wait()
         for steps in range(23, 27):
             await agent.call(until(steps, history))
-        assert len(agent.provider.asked) == len(await agent.list_epochs()) == 1
+        assert len(agent.provider.asked) == 1
+        assert await agent.list_epochs() == []  # an epoch that only saves money waits for the summary; the turns do not
         assert await agent.list_summaries() == []
         assert len(agent.worker.schedule) == 1
 

@@ -36,6 +36,7 @@ from proxy.engine.context.accounting import (
 )
 from proxy.engine.context.epoch_scope import make_own_body
 from proxy.engine.context.fallback import Commit, FallbackChain
+from proxy.engine.context.pins import is_pinning, refuse_pin, take_pin
 from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader
 from proxy.engine.context.session_context import SessionContext
@@ -47,11 +48,7 @@ from proxy.model.events import CeilingExceeded, Planned, PromptSent, RungFailed
 from proxy.model.exchange import Headers
 from proxy.model.manifest import Manifest
 from proxy.wire import FORMATS, MANAGED_WIRES
-from proxy.wire.headers import find_header
 
-# The share of a budget that all pins together may take (BEHAVIOUR B13).
-_PINNED_SHARE = 0.1
-_PIN_HEADER = b"x-palimpsest-pin"
 # A body of fewer bytes is below any soft mark that is worth managing.
 _LARGE_BYTES = 64 * 1024
 # An average for text and JSON in languages with Latin letters; precise enough for a response header.
@@ -115,10 +112,10 @@ class ContextController:
         labels: Headers = ()
         try:
             if reason := await self._find_exemption(request):
-                labels = _refuse_pin(request, reason)
+                labels = refuse_pin(request, reason)
                 outgoing = await self._remove_foreign(request, self._exempt(request, reason))
             else:
-                pin, labels = await self._take_pin(request)
+                pin, labels = await take_pin(request, self.states)
                 self._observer.note_managed(request)
                 outgoing = await self._manage(request, commit)
         except Exception as error:  # noqa: BLE001 - a boundary: the call goes on as the client sent it
@@ -295,26 +292,6 @@ class ContextController:
         plan = Plan(request.exchange, 0, request.model, "original", reason=problem)
         return OutgoingRequest("original", request.split.content, plan=plan, labels=_label_observed(NOT_CUT))
 
-    async def _take_pin(self, request: ManagedRequest) -> tuple[Pin | None, Headers]:
-        """Pin the newest message if the request asks for it. Return the pin, or labels that say why it was refused."""
-        if not is_pinning(request):
-            return None, ()
-        if not request.nodes:
-            return None, _refuse_pin(request, "there is no message")
-        self._caches.forget_lost()
-        context = await self._caches.contexts.open(request, request.until - self._clock.monotonic())
-        newest, places = len(request.nodes) - 1, context.list_pinned(request.nodes)
-        if newest in places:
-            return None, ()
-        history = await self._caches.histories.follow(request)
-        tokens = sum(history.count(place, place + 1) for place in (*places, newest))
-        usable, ratio = self.states.find_budget(request).usable, self.states.find_ratio(request)
-        if problem := find_objection(ratio.apply(tokens), ratio.apply(usable)):
-            return None, _refuse_pin(request, problem)
-        pin = Pin(request.session.id, request.nodes[newest], is_on=True, at_ms=self._clock.now_ms())
-        context.pin(pin)
-        return pin, ()
-
     async def _is_held_out(self, request: ManagedRequest) -> bool:
         """Return whether the session is held out. One that is known to have an epoch stays managed."""
         if not self.states.holdout.has(request.session.id):
@@ -437,29 +414,6 @@ class ContextController:
             request.exchange, 0, request.model, "original", "", "none", reason, tokens, tokens, 0, account.owed, saving
         )
         return OutgoingRequest("original", content, plan=plan, labels=labels)
-
-
-def is_pinning(request: ManagedRequest) -> bool:
-    """Return whether a request asks to pin its newest message."""
-    return find_header(request.headers, _PIN_HEADER).strip().lower() == b"true"
-
-
-def find_objection(tokens: int, usable: int) -> str:
-    """Return why pins with `tokens` in total are refused, or an empty string if they are accepted (BEHAVIOUR B13)."""
-    most = int(_PINNED_SHARE * usable)
-    if tokens <= most:
-        return ""
-    return (
-        f"pins may have {most} tokens together in a conversation, {_PINNED_SHARE:g} of its budget; "
-        f"these would have {tokens}"
-    )
-
-
-def _refuse_pin(request: ManagedRequest, reason: str) -> Headers:
-    """Return labels for a refused pin, or none if the request asks for no pin."""
-    if not is_pinning(request):
-        return ()
-    return ((b"x-palimpsest-notice", f"not pinned: {reason}".encode("ascii", "replace")),)
 
 
 def _is_kept(state: RequestState) -> bool:

@@ -6,7 +6,7 @@ What cannot be done raises an error. What is done is in the log before it takes 
 from collections.abc import Collection, Sequence
 
 from proxy.context.pricing import quote_revert
-from proxy.engine.context.controller import find_objection
+from proxy.engine.context.pins import find_pin_objection
 from proxy.engine.context.request_state import StateReader
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.durability import DurabilityWaiter
@@ -64,7 +64,7 @@ class EpochAdmin:
         places = context.list_pinned(history.nodes)
         counted = dict(zip(sorted({*places, place}), await self._count(history, {*places, place}), strict=True))
         if place not in places:
-            if problem := find_objection(sum(counted.values()), await self._find_usable(row)):
+            if problem := find_pin_objection(sum(counted.values()), await self._find_usable(row)):
                 raise Conflict(problem)
             await self._note(context, row.session, history.nodes[place], is_on=True)
         return Pinned(history.nodes[place], row, place, history.raws[place], counted[place])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from proxy.engine.context.controller import find_objection
+from proxy.engine.context.pins import find_pin_objection
 from proxy.model.epoch import Pin
 from tests.support.managing import make_history, spell
 from tests.support.talking import Talk
@@ -15,7 +15,7 @@ NOTICE = b"x-palimpsest-notice"
 
 @pytest.mark.parametrize(("tokens", "usable", "is_fine"), [(388, 3880, True), (389, 3880, False), (0, 0, True)])
 def test_pins_have_a_tenth_of_the_budget(tokens: int, usable: int, *, is_fine: bool) -> None:
-    assert (find_objection(tokens, usable) == "") == is_fine
+    assert (find_pin_objection(tokens, usable) == "") == is_fine
 
 
 async def pins_of(talk: Talk) -> tuple[Pin, ...]:

@@ -6,13 +6,12 @@ from proxy.context.references import PAGE, render_original
 from proxy.context.user_messages import (
     WHOLE_SHARE,
     MessageForms,
+    NewerLines,
     OlderMessages,
     UserMessageForm,
     choose_older_forms,
-    index_lines,
     list_newest_forms,
     list_older_forms,
-    remove_repeated,
 )
 from proxy.model.epoch import ContextPlan, Edit, Kept, Replaced, Written
 from tests.support.views import RawMessage, act, count, see, user, view
@@ -186,26 +185,72 @@ def test_words_beside_an_image_stay_and_so_do_those_that_would_only_grow() -> No
         assert spell(changed) == {0: (UserMessageForm(0, each.tokens),) * forms}
 
 
+def know(*texts: str) -> NewerLines:
+    known = NewerLines()
+    for step, text in enumerate(texts):
+        known.add(step, text)
+    return known
+
+
+def cut(text: str, *newer: str) -> str:
+    return know(*newer).remove_repeated(text, count)[0]
+
+
 def test_what_is_short_or_only_alike_stays() -> None:
-    assert remove_repeated("yes\nplease", [index_lines("yes\nplease")], count) == "yes\nplease"
+    assert cut("yes\nplease", "yes\nplease") == "yes\nplease"
     shuffled = "\n".join(reversed(RULES.split("\n")))
-    assert remove_repeated(RULES, [index_lines(shuffled)], count) == RULES
+    assert cut(RULES, shuffled) == RULES
     (shown,) = show(write("Task one", "Task two", "third"), 1000)
     assert shown.edits == ()
 
 
 def test_a_block_gives_way_from_a_hundred_tokens_on() -> None:
     block = "\n".join(RULES.split("\n")[:9])
-    newer = [index_lines(f"now\n{block}")]
-    assert remove_repeated(block, newer, lambda text: 99) == block
-    assert remove_repeated(block, newer, lambda text: 100).startswith("[… 9 lines left out")
+    newer = know(f"now\n{block}")
+    assert newer.remove_repeated(block, lambda text: 99) == (block, ())
+    assert newer.remove_repeated(block, lambda text: 100)[0].startswith("[… 9 lines left out")
 
 
 def test_a_block_is_known_wherever_its_first_line_stands_before() -> None:
-    newer = index_lines("\n".join(["Rule 0: some words that are said in every task."] * 5 + [RULES, "end"]))
-    assert remove_repeated(f"begin\n{RULES}\nend\nmore", [newer], count).split("\n")[1].startswith("[… 13 lines")
-    behind_many = index_lines("\n".join([RULES.split("\n")[0]] * 20 + [RULES]))
-    assert remove_repeated(RULES, [behind_many], count).split("\n")[1].startswith("[… 11 lines")
+    newer = "\n".join(["Rule 0: some words that are said in every task."] * 5 + [RULES, "end"])
+    assert cut(f"begin\n{RULES}\nend\nmore", newer).split("\n")[1].startswith("[… 13 lines")
+    before_many = "\n".join([RULES, *[RULES.split("\n")[0]] * 20])
+    assert cut(RULES, before_many).split("\n")[1].startswith("[… 11 lines")
+
+
+def test_empty_lines_and_white_space_at_the_end_of_lines_do_not_matter() -> None:
+    lines = RULES.split("\n")
+    spaced = "\n".join(f"{line}  \n" for line in lines)
+    assert cut(f"Task\n\n{RULES}\n\nend", spaced) == cut(f"Task\n\n{RULES}\n\nend", RULES)
+    text = cut(f"Task\n\n{spaced}\r\nend", RULES).split("\n")
+    assert text[:2] == ["Task", ""] and text[2].startswith("[… 23 lines left out") and text[-1] == "end"
+    # Two blocks that follow each other have one note.
+    other = RULES.replace("Rule", "Hint")
+    both = cut(f"{RULES}\n\n{other}\n\nend", RULES, other)
+    assert both.split("\n") == [
+        "[… 25 lines left out: they stand word for word in a newer message of the user …]", "", "end",
+    ]  # fmt: skip
+
+
+def test_a_block_is_found_in_any_newer_turn_and_its_note_stays_the_same() -> None:
+    others = [f"other {i} {'words ' * 40}" for i in range(9)]
+    once = spell(view(write(f"Task\n{RULES}\n{'say ' * 50}", *others, RULES, "a"), 10_000))[0][0]
+    more = spell(view(write(f"Task\n{RULES}\n{'say ' * 50}", *others, RULES, "a", RULES, "b"), 10_000))[0][0]
+    assert "[… 12 lines left out" in once.edits[0].text and once.edits == more.edits
+
+
+def test_a_block_comes_back_where_no_turn_that_has_it_is_sent_whole() -> None:
+    """The first turn stays whole, and the one that repeats its rules is shortened: else they would stand nowhere."""
+    messages = write(f"Task one\n{RULES}", f"Task two\n{RULES}\n{'say ' * 900}", *["word " * 400] * 3, "a", "b")
+    first, second = spell(view(messages, 10_000))[0][0], spell(view(messages, 10_000))[2][0]
+    assert first.holders == (frozenset({2}),) and first.with_blocks == UserMessageForm(0, see(messages[0]).tokens)
+    assert list_levels(messages, settle(messages, 5000))[1] == 0 and settle(messages, 5000).shown[0] == first
+    tight = settle(messages, 1500)
+    assert tight.shown[0] == first.with_blocks and tight.shown[1].edits != second.edits
+    # It stays so in the next epoch, and where there is no room for it the note has to do.
+    frozen = ContextPlan(9, (Written("a ledger", 0, 9), Kept(0), *tight.shown[1].edits), (), 0)
+    assert settle(messages, 1500, frozen).shown[0] == first.with_blocks
+    assert settle(messages, first.tokens + 10).shown[0] == first
 
 
 def test_what_is_left_out_stands_in_one_of_the_newest_or_of_the_next_newer_turns() -> None:

@@ -10,7 +10,7 @@ from itertools import takewhile
 
 import msgspec
 
-from proxy.context.budget import MESSAGE_FRAME, take_fitting
+from proxy.context.budget import MESSAGE_FRAME, find_cap, take_fitting
 from proxy.context.conversation import (
     BuilderPolicy,
     ConversationIndex,
@@ -18,6 +18,7 @@ from proxy.context.conversation import (
     PlanRequest,
     extract_features,
     extract_features_without_identifiers,
+    find_last_turn,
     find_tail_step,
     index_conversation,
     with_unsent,
@@ -27,11 +28,18 @@ from proxy.context.ledger_builder import LedgerScope, LedgerText, build_ledger
 from proxy.context.outline import OutlineParser
 from proxy.context.tool_outputs import (
     ReplacedMessage,
+    can_be_cut,
     count_saved_tokens,
+    find_sent_form,
+    find_superseded,
+    is_text_only,
+    order_by_size,
     order_outputs,
     outline_output,
     prune_output,
     prune_superseded,
+    replace_messages,
+    select_sent,
     shorten_message,
     trim_message,
 )
@@ -39,6 +47,7 @@ from proxy.context.user_messages import (
     MessageForms,
     UserMessageForm,
     choose_older_forms,
+    fit_message,
     list_newest_forms,
     list_older_forms,
 )
@@ -49,6 +58,11 @@ _LEDGER_SHARE, _LEDGER_MOST = 0.28, 16_000
 # The share of the tokens left by older user turns that ledgers get, because they describe the removed turns.
 _SPARE_SHARE = 0.25
 _INLINE_SHARE = 0.25
+# Shares of the usable tokens for new messages that do not fit: at most together with the others that have to stay, and
+# at least without them.
+_NEW_SHARE, _NEW_LEAST = 0.5, 0.25
+# A plan below the first share of its low mark shows more of large messages, up to the second.
+_FILLED, _WISHED = 0.85, 0.92
 # The share of the usable tokens that all summaries may have together, and the least in tokens: the shortest requested
 # summary has 300.
 _REPORTS_SHARE, _REPORTS_LEAST = 0.04, 350
@@ -89,10 +103,11 @@ _NO_GROUPS = _ProtectionLevel(0, 0.0, second=2, has_more=False)
 
 
 class _UserForms(msgspec.Struct, frozen=True, gc=False):
-    """The forms of the user's older turns, and of the second newest."""
+    """The forms of the user's older turns, and of the second newest; and what replaces large messages, by place."""
 
     older: MessageForms
     second: MessageForms
+    large: Mapping[int, ReplacedMessage] = {}
 
 
 class _KeptMessages(msgspec.Struct, frozen=True, gc=False):
@@ -135,13 +150,15 @@ class ContextBuilder:
         self._policy = policy
         self._count = count
         self._find = find
-        self._outline = partial(outline_output, has_outline=policy.has_outlines, parse=parse)
+        self._outline = partial(outline_output, has_outline=policy.has_outlines, parse=parse, count=count)
+        self._fit_message = partial(fit_message, count=count, parse=parse if policy.has_outlines else None)
 
     def build(self, view: PlanRequest) -> ContextPlan:
         """Plan an epoch that begins with this request."""
         index = index_conversation(view, self._policy, self._find)
         words = _UserForms(list_older_forms(view, index, self._count), list_newest_forms(view, index, self._count))
-        return self._show_all_new(view, index, words) or self._fit(view, index, words, "plan")
+        shown = self._show_all_new(view, index, words)
+        return shown or self._fit(view, *self._replace_large(view, index, words), "plan")
 
     def minimal(self, view: PlanRequest) -> ContextPlan:
         """Plan a minimal epoch in time linear in the messages' text. Its ledger describes steps but quotes no lines."""
@@ -150,7 +167,7 @@ class ContextBuilder:
             list_older_forms(view, index, self._count, has_blocks=False),
             list_newest_forms(view, index, self._count, has_blocks=False),
         )
-        return self._fit(view, index, words, "minimal")
+        return self._fit(view, *self._replace_large(view, index, words), "minimal")
 
     def _show_all_new(self, view: PlanRequest, index: ConversationIndex, words: _UserForms) -> ContextPlan | None:
         """Return the plan in which all messages that were never sent stay (B9).
@@ -160,6 +177,7 @@ class ContextBuilder:
         shown = with_unsent(index, view.sent)
         if shown is index:
             return None
+        shown, words = self._replace(shown, words, self._outline_large(view, shown))
         kept = self._keep(view, shown, words, _LEVELS[0])
         if view.budget.is_ceiling_unreachable(view.head + kept.tokens):
             return None
@@ -188,9 +206,8 @@ class ContextBuilder:
         long = max(_LONG_LEAST, int(_LONG_SHARE * view.budget.usable))
         for level, kept_whole in ((_LEVELS[-1], long), (_NO_GROUPS, _LONG_LAST)):
             draft = self._draft(view, index, level, self._keep(view, index, words, level), rung, most=most)
-            draft = shrink_draft(
-                view, index, draft, self._list_ways(index, draft, kept_whole), most=most, count=self._count
-            )
+            ways = self._list_ways(index, draft, kept_whole, view.head + draft.tokens - most)
+            draft = shrink_draft(view, index, draft, ways, most=most, count=self._count)
             if view.head + draft.tokens <= view.budget.high:
                 return draft
         if view.frozen is not None:  # a new ledger in place of the carried ones may be the tokens that are missing
@@ -209,7 +226,7 @@ class ContextBuilder:
         older = choose_older_forms(view, index, words.older, least, level.users)
         second = [forms[min(level.second, len(forms)) - 1] for forms in words.second.values()] if level.second else ()
         staying = index.newest | index.fixed | {each.step for each in older.shown}
-        marked = self._outline_large(view, index, least) | _list_shortened((*older.shown, *second))
+        marked = {**words.large, **_list_shortened((*older.shown, *second))}
         tokens = _count_draft(index, _PlanDraft(least, staying, LedgerText((), "", 0), marked), self._count)
         return _KeptMessages(least, staying, marked, older.spare, tokens)
 
@@ -235,49 +252,128 @@ class ContextBuilder:
         carried = reduce_room(carried, told)
         free = low - view.head - kept.tokens - room - carried.reported - told
         tail = extend_tail(index, least, staying, carried.told, free) if level.has_more else least
+        if level.has_more and view.goal is None and not extend_tail(index, least, staying, carried.told, free + room):
+            tail = 0  # no ledger is needed where all steps fit
         pruned = prune_superseded(view, index, self._policy, range(tail, least), self._count)
-        if pruned:
+        if pruned and tail:
             free += count_saved_tokens(index, pruned, self._count)
             tail = extend_tail(index, least, staying, carried.told, free)
             pruned = prune_superseded(view, index, self._policy, range(tail, least), self._count)
-            marked |= pruned
+        marked = select_sent(index, marked | pruned, tail, staying)
         shortened = {place: made.edit.text for place, made in marked.items() if made.edit.kind == "shortened"}
         scope = LedgerScope(tail, staying, carried, rung == "plan", shortened)
         ledger = build_ledger(view, index, scope, self._count)
         draft = _PlanDraft(tail, staying, ledger, marked, carried, reports if ledger.text else (), 0, kept.tokens)
-        return msgspec.structs.replace(draft, tokens=_count_draft(index, draft, self._count))
+        draft = msgspec.structs.replace(draft, tokens=_count_draft(index, draft, self._count))
+        return self._fill(view, index, draft, low - view.head)
 
-    def _outline_large(self, view: PlanRequest, index: ConversationIndex, least: int) -> dict[int, ReplacedMessage]:
-        """Return file blocks for large outputs of the newest groups that a model has already seen whole (M12)."""
+    def _replace_large(
+        self, view: PlanRequest, index: ConversationIndex, words: _UserForms
+    ) -> tuple[ConversationIndex, _UserForms]:
+        """Return the index, and the forms, with what replaces messages that are too large to be sent whole."""
+        index, words = self._replace(index, words, self._cut_new(view, index))
+        return self._replace(index, words, self._outline_large(view, index))
+
+    def _replace(
+        self, index: ConversationIndex, words: _UserForms, large: Mapping[int, ReplacedMessage]
+    ) -> tuple[ConversationIndex, _UserForms]:
+        words = msgspec.structs.replace(words, large={**words.large, **large})
+        return replace_messages(index, large, self._count), words
+
+    def _cut_new(self, view: PlanRequest, index: ConversationIndex) -> dict[int, ReplacedMessage]:
+        """Return what replaces the largest of the new messages if they do not fit below the ceiling (B9).
+
+        These are the user's newest turn and what no model has seen. The others stay whole.
+        """
+        usable, last = view.budget.usable, find_last_turn(index)
+        must = [i for i in range(len(index.steps)) if i >= index.fresh or i in last or i in index.fixed]
+        tokens = {place: index.messages[place].tokens for i in must for place in index.steps[i].places}
+        loose = {place for place in tokens if place not in index.bound and can_be_cut(index, place)}
+        # What the assistant said is cut before these are.
+        trimmed = (
+            tokens[place] if place in index.bound else min(_LONG_LEAST, tokens[place])
+            for place in tokens.keys() - loose
+        )
+        others = view.head + sum(trimmed)
+        if not usable or others + sum(tokens[place] for place in loose) <= (1 - _LEDGER_NEXT) * usable:
+            return {}
+        sent = {place: made for place in loose if (made := find_sent_form(view, place))}
+        recent = sum(step.tokens for step in index.steps[find_tail_step(index, RECENT_GROUPS) : index.fresh])
+        cut = sum(tokens[place] for place in loose) - count_saved_tokens(index, sent, self._count)
+        if sent and others + recent + cut <= _TARGETS[0] * usable:
+            return sent
+        most = find_cap((tokens[place] for place in loose), max(_NEW_LEAST * usable, _NEW_SHARE * usable - others))
+        return {place: self._cut(view, index, place, most) for place in sorted(loose) if tokens[place] > most}
+
+    def _cut(self, view: PlanRequest, index: ConversationIndex, place: int, most: float) -> ReplacedMessage:
+        """Return what replaces a large message in about `most` tokens: as the active plan has it if that fits."""
+        sent = find_sent_form(view, place)
+        if sent is not None and self._count(sent.edit.text) + MESSAGE_FRAME <= most:
+            return sent
+        cut = self._outline if index.messages[place].structure.role == "tool" else self._fit_message
+        return cut(view, index, place, most)
+
+    def _outline_large(self, view: PlanRequest, index: ConversationIndex) -> dict[int, ReplacedMessage]:
+        """Return file blocks for large outputs that a model has already seen whole (M12).
+
+        Only so many of the newest steps are searched as could be sent.
+        """
         most = min(self._policy.inline_tokens, _INLINE_SHARE * view.budget.usable)
-        return {
-            place: self._outline(view, index, place)
-            for i in range(least, index.fresh)
-            if i not in index.fixed
-            for place in index.steps[i].places
-            if index.messages[place].structure.role == "tool" and index.messages[place].tokens > most
-        }
+        room = view.budget.usable
+        large: dict[int, ReplacedMessage] = {}
+        for i in reversed(range(index.fresh)):
+            if i in index.fixed:
+                continue
+            outputs = [place for place in index.steps[i].places if index.messages[place].structure.role == "tool"]
+            found = [place for place in outputs if index.messages[place].tokens > most]
+            room -= index.steps[i].tokens - sum(index.messages[place].tokens for place in found)
+            if room < 0:
+                break
+            large |= {place: self._outline(view, index, place) for place in found}
+        return large
 
-    def _list_ways(self, index: ConversationIndex, draft: _PlanDraft, most: int) -> Iterator[tuple[int, _Replacement]]:
+    def _fill(self, view: PlanRequest, index: ConversationIndex, draft: _PlanDraft, low: float) -> _PlanDraft:
+        """Return a draft that shows more of its large messages, the newest first, while it is below the low mark."""
+        marked, tokens = dict(draft.marked), draft.tokens
+        last = {place for i in find_last_turn(index) for place in index.steps[i].places}
+        for place in sorted(marked, reverse=True):
+            left = _WISHED * low - tokens
+            if tokens >= _FILLED * low or not (marked[place].edit.kind == "file" or place in last):
+                continue
+            made = self._cut(view, index, place, self._count(marked[place].edit.text) + left)
+            tokens += self._count(made.edit.text) - self._count(marked[place].edit.text)
+            marked[place] = made
+        return msgspec.structs.replace(draft, marked=marked, tokens=tokens)
+
+    def _list_ways(
+        self, index: ConversationIndex, draft: _PlanDraft, most: int, missing: float
+    ) -> Iterator[tuple[int, _Replacement]]:
         """Yield further replacements: trimmed texts and values of the assistant, then pruned outputs that were seen.
 
-        Messages of the assistant above `most` tokens are trimmed.
+        Messages of the assistant above `most` tokens are trimmed. Outputs that give back all that is missing go before
+        those that are older but smaller.
         """
         loose = _list_replaceable(index, draft)
         fresh = index.find_start(index.fresh)
-        by_size = sorted(loose, key=lambda place: (-index.messages[place].tokens, place))
-        said = [place for place in by_size if index.messages[place].structure.role == "assistant"]
-        yield from ((place, partial(trim_message, most=most)) for place in said if index.messages[place].tokens > most)
-        yield from (
-            (place, prune_output) for place in order_outputs(index, (place for place in loose if place < fresh))
-        )
+        said = [place for place in loose if index.messages[place].structure.role == "assistant"]
+        long = [place for place in said if index.messages[place].tokens > most]
+        yield from ((place, partial(trim_message, most=most)) for place in order_by_size(index, long))
+        outputs = order_outputs(index, (place for place in loose if place < fresh))
+        superseded = find_superseded(index) if outputs else {}
+        others = [place for place in outputs if place not in superseded]
+        sizes = [index.messages[place].tokens for place in others]
+        cap = find_cap(sizes, sum(sizes) - missing)
+        large = order_by_size(index, (place for place in others if index.messages[place].tokens > cap))
+        ordered = dict.fromkeys((*(place for place in outputs if place in superseded), *large, *others))
+        yield from ((place, prune_output) for place in ordered)
 
     def _list_last_ways(self, index: ConversationIndex, draft: _PlanDraft) -> Iterator[tuple[int, _Replacement]]:
-        """Yield the last replacements: outputs that no model has seen, then other texts."""
-        loose = _list_replaceable(index, draft)
-        by_size = sorted(loose, key=lambda place: (-index.messages[place].tokens, place))
-        yield from ((place, self._outline) for place in by_size if index.messages[place].structure.role == "tool")
-        yield from ((place, shorten_message) for place in by_size if _is_text_only(index, place))
+        """Yield the last replacements, the largest first: outputs that no model has seen, and other texts."""
+        for place in order_by_size(index, _list_replaceable(index, draft)):
+            if index.messages[place].structure.role == "tool":
+                yield place, self._outline
+            elif is_text_only(index, place):
+                yield place, shorten_message
 
 
 def _list_shortened(shown: Iterable[UserMessageForm]) -> dict[int, ReplacedMessage]:
@@ -312,8 +408,6 @@ def shrink_draft(
     for place, mark in ways:
         if view.head + tokens <= most:
             break
-        if place in marked:
-            continue
         made = mark(view, index, place)
         gained = count_saved_tokens(index, {place: made}, count)
         if gained > 0:
@@ -323,17 +417,11 @@ def shrink_draft(
 
 
 def _list_replaceable(index: ConversationIndex, draft: _PlanDraft) -> list[int]:
-    """Return the places of sent messages that may be replaced, which excludes the user's newest turn."""
-    last = index.steps[index.users[-1]].turn if index.users else 0
-    bound = {i for i in index.users if index.steps[i].turn == last}
+    """Return the places of sent messages that may still be replaced, which excludes the user's newest turn."""
+    bound = find_last_turn(index)
     kept = [i for i in range(len(index.steps)) if (i >= draft.tail or i in draft.staying) and i not in bound]
-    return [place for i in kept for place in index.steps[i].places if place not in index.bound]
-
-
-def _is_text_only(index: ConversationIndex, place: int) -> bool:
-    """Return whether a message has only text, which may be cut."""
-    structure = index.messages[place].structure
-    return structure.role in ("user", "assistant") and not (structure.calls or structure.results or structure.reasoning)
+    done = index.bound | draft.marked.keys()
+    return [place for i in kept for place in index.steps[i].places if place not in done]
 
 
 def _count_draft(index: ConversationIndex, draft: _PlanDraft, count: Callable[[str], int]) -> int:

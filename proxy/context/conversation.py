@@ -404,6 +404,12 @@ def find_tail_step(seen: ConversationIndex, groups: int) -> int:
     return _find_step(seen.steps, find_verbatim(reversed(seen.steps), seen.find_start(seen.fresh), groups, 0).tail)
 
 
+def find_last_turn(index: ConversationIndex) -> set[int]:
+    """Return the steps of the user's newest turn."""
+    last = index.steps[index.users[-1]].turn if index.users else 0
+    return {i for i in index.users if index.steps[i].turn == last}
+
+
 def _find_step(steps: Sequence[AgentStep], place: int) -> int:
     """Return the step that contains the message at a place, or the number of steps if none does."""
     return bisect_right(steps, place, key=lambda step: step.stop)

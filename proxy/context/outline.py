@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import yaml
@@ -19,7 +19,8 @@ _SAMPLE = 200_000
 _ESCAPE = re.compile(r"\\[^\n]")
 _HEADING = re.compile(r"(#{1,6})[ \t]+(\S.{0,200})")
 _FENCES = ("```", "~~~")
-_PYTHON_REFUSED = (SyntaxError, ValueError, RecursionError, MemoryError)
+# A SystemError: CPython 3.11 where the stack is nearly full.
+_PYTHON_REFUSED = (SyntaxError, ValueError, RecursionError, MemoryError, SystemError)
 
 
 def outline_python(text: str) -> list[str]:
@@ -250,17 +251,21 @@ OutlineParser = Callable[[str, str], list[str]]
 
 
 class Outline(msgspec.Struct, frozen=True, gc=False):
-    """An outline: the kind of a content (`unknown` where it is not detected), its number of lines and its structure."""
+    """An outline: the kind of a content (`unknown` where it is not detected), its number of lines and its structure.
+
+    `shows` says what the structure is: that, or the first and last lines, or nothing where the content is no text.
+    """
 
     kind: str
     lines: int
     structure: tuple[str, ...]
+    shows: Literal["structure", "preview", "nothing"] = "structure"
 
 
 def outline(text: str, path: str = "", parse: OutlineParser | None = None) -> Outline:
     """Return the outline of a content; `parse` outlines the kinds that have no parser in this module."""
     if binary := detect_binary(text):
-        return Outline(binary, text.count("\n") + 1, (_NOT_TEXT,))
+        return Outline(binary, text.count("\n") + 1, (_NOT_TEXT,), "nothing")
     kind = detect_kind(text, path)
     lines = text.count("\n") + (not text.endswith("\n") and bool(text))
     if kind in _PARSERS:
@@ -268,7 +273,9 @@ def outline(text: str, path: str = "", parse: OutlineParser | None = None) -> Ou
         found = parse_here(text) if len(text) <= most else []
     else:
         found = parse(text, kind) if parse is not None else []
-    return Outline(kind, lines, tuple(_limit_lines(found) if found else _limit_lines(preview(text))))
+    if found:
+        return Outline(kind, lines, tuple(_limit_lines(found)))
+    return Outline(kind, lines, tuple(_limit_lines(preview(text))), "preview" if text else "structure")
 
 
 def detect_kind(text: str, path: str) -> str:

@@ -6,16 +6,18 @@ are left out before the user's own prose is. Whatever is left out has a referenc
 turn that is sent.
 """
 
+import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from proxy.context.budget import MESSAGE_FRAME, take_fitting
-from proxy.context.conversation import ConversationIndex, PlanRequest
-from proxy.context.references import PAGE, render_message
-from proxy.context.tool_outputs import list_part_references
+from proxy.context.budget import MESSAGE_FRAME, find_cap, take_fitting
+from proxy.context.conversation import ConversationIndex, PlanRequest, find_last_turn
+from proxy.context.outline import OutlineParser, outline
+from proxy.context.references import PAGE, cut_to_ends, render_message
+from proxy.context.tool_outputs import ReplacedMessage, list_part_references
 from proxy.context.user_rules import list_pasted
 from proxy.model.epoch import Reference, Replaced, Written
 from proxy.model.messages import Message
@@ -101,9 +103,8 @@ def list_newest_forms(
     view: PlanRequest, index: ConversationIndex, count: Count, *, has_blocks: bool = True
 ) -> MessageForms:
     """Return the forms of the newest turns except for the last; `has_blocks` is as in `list_older_forms`."""
-    last = index.steps[index.users[-1]].turn if index.users else 0
-    newest = [i for i in index.users if index.steps[i].turn == last]
-    second = {i for i in index.newest if index.steps[i].turn != last and i not in index.fixed}
+    newest = find_last_turn(index)
+    second = index.newest - newest - index.fixed
     return _list_forms(view, index, second, newest if has_blocks else None, count)
 
 
@@ -297,6 +298,59 @@ def _remove_pasted(view: PlanRequest, place: int, message: Message, count: Count
         at = stop
     rest = message.text[at:]
     return _CutText("".join((*text, rest)), "".join((*named, rest)) if references else "", tuple(references))
+
+
+_LEAST_BLOCK = 400
+_WRAPPING = re.compile(r"\A(?:[`~]{3,}.*|[ \t]*<[^>\n]*>)\n|\n(?:[`~]{3,}|</[^>\n]*>)[ \t]*\Z")
+# Tokens of the notes for a block, and the fewest that a block keeps if any of it stays.
+_BLOCK_NOTE, _LEAST_EXCERPT = 24, 40
+# The most tokens of a block's outline, as a share of its tokens.
+_OUTLINE_SHARE = 0.3
+
+
+def fit_message(
+    view: PlanRequest,
+    index: ConversationIndex,
+    place: int,
+    room: float,
+    *,
+    count: Count,
+    parse: OutlineParser | None = None,
+) -> ReplacedMessage:
+    """Shorten a message of the user to about `room` tokens: pasted blocks first, the user's own prose last (B9).
+
+    Of a block, and of prose that is too long by itself, the beginning and the end stay, and of a block its outline.
+    """
+    text = index.messages[place].message.text
+    references = list_part_references(view, place, 0, index.found[place].characters)
+    names = " ".join(f"ref:{each.id}" for each in references)
+    note = f"[shortened by palimpsest, not by the user; the original is intact: {names}]"
+    room -= count(note) + MESSAGE_FRAME
+    blocks = list_pasted(text, _LEAST_BLOCK)
+    sizes = [count(text[start:stop]) for start, stop in blocks]
+    prose = count(text) - sum(sizes)
+    most = find_cap(sizes, room - prose - _BLOCK_NOTE * len(blocks))
+    if most < _LEAST_EXCERPT:
+        most = 0
+    kept, at = list[str](), 0
+    for (start, stop), tokens in zip(blocks, sizes, strict=True):
+        kept += [text[at:start], _cut_block(text[start:stop], tokens, most, count, parse)]
+        at = stop
+    shorter = cut_to_ends("".join((*kept, text[at:])), room, count)
+    return ReplacedMessage(Replaced(place, f"{shorter}\n{note}", "shortened"), references)
+
+
+def _cut_block(block: str, tokens: int, most: int, count: Count, parse: OutlineParser | None) -> str:
+    """Return a pasted block of at most about `most` tokens: its beginning, its outline and its end."""
+    if tokens <= most:
+        return block
+    note = f"{block.count(chr(10)) + 1:,} lines that the user pasted, {tokens:,} tokens"
+    if not most:
+        return f"[… {note}, left out …]"
+    seen = outline(_WRAPPING.sub("", block), "", parse)
+    structure = "\n".join(f"  {line}" for line in seen.structure) if seen.shows == "structure" else ""
+    listed = f"; it contains:\n{structure}\n" if structure and count(structure) <= _OUTLINE_SHARE * most else " "
+    return cut_to_ends(block, most, count, f"[… the middle of {note}, is left out{listed}…]")
 
 
 class NewerLines:

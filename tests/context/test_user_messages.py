@@ -1,7 +1,10 @@
+import re
+
 import msgspec
 import pytest
 
 from proxy.context.conversation import BuilderPolicy, PlanRequest, extract_features, index_conversation
+from proxy.context.outline import OutlineParser
 from proxy.context.references import PAGE, render_original
 from proxy.context.user_messages import (
     WHOLE_SHARE,
@@ -10,6 +13,7 @@ from proxy.context.user_messages import (
     OlderMessages,
     UserMessageForm,
     choose_older_forms,
+    fit_message,
     list_newest_forms,
     list_older_forms,
 )
@@ -294,3 +298,44 @@ def test_of_the_newest_turns_all_but_the_very_newest_can_be_shortened() -> None:
     assert list_newest_forms(pinned, index_conversation(pinned, POLICY, extract_features), count) == {}
     silent = view([], 10_000)
     assert list_newest_forms(silent, index_conversation(silent, POLICY, extract_features), count) == {}
+
+
+def fit(text: str, room: float, parse: OutlineParser | None = None) -> str:
+    seen = view([user(text)], 10_000)
+    made = fit_message(seen, index_conversation(seen, POLICY, extract_features), 0, room, count=count, parse=parse)
+    assert all(f"ref:{each.id}" in made.edit.text for each in made.references)
+    assert (made.edit.kind, made.edit.place) == ("shortened", 0)
+    return made.edit.text
+
+
+SOURCE = "\n".join(f"def word_{i}():\n    return other_{i}" for i in range(300))
+
+
+def test_of_a_turn_that_does_not_fit_the_largest_blocks_give_way_first() -> None:
+    small = "\n".join(LOG.split("\n")[:20])
+    text = f"It fails so:\n{small}\nand so:\n```python\n{SOURCE}\n```\nWhy?"
+    shown = fit(text, 900)
+    assert shown.startswith(f"It fails so:\n{small}\nand so:\n```python\ndef word_0():") and count(shown) <= 900
+    assert "\n```\nWhy?\n[shortened by palimpsest" in shown
+    assert "lines that the user pasted" in shown and "is left out …]" in shown
+
+
+def test_a_block_that_gives_way_has_its_outline_where_that_is_short() -> None:
+    def parse(text: str, kind: str) -> list[str]:
+        return ["class Of " + kind]
+
+    source = "#!/usr/bin/env python\nclass A:\n" + "\n".join(f"    x_{i} = {i} + y[{i}]" for i in range(900))
+    shown = fit(f"See:\n```\n{source}\n```\nWhy?", 900, parse)
+    assert "; it contains:\n  class A · lines 2-902\n…]" in shown
+    assert "  class Of go\n" in fit(f"See:\n```\n{'x += y[1]' * 900}\n```", 900, lambda text, kind: ["class Of go"])
+    assert "it contains" not in fit(f"See:\n```\n{source}\n```\nWhy?", 80, parse)
+
+
+def test_where_there_is_no_room_for_any_of_a_block_a_note_stands_for_it_and_the_prose_is_cut_last() -> None:
+    shown = fit(f"It fails so:\n{LOG}\nWhy?", 70)
+    assert "It fails so:\n[… 600 lines that the user pasted, 5,690 tokens, left out …]\nWhy?" in re.sub(
+        r"\d,\d{3} tokens", "5,690 tokens", shown
+    )
+    prose = fit(f"First {'word ' * 900}\n{LOG}\n{'other ' * 900}last.", 300)
+    assert prose.startswith("First word") and "last.\n[shortened" in prose and "INFO" not in prose
+    assert count(prose) <= 310

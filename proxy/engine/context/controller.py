@@ -26,6 +26,7 @@ from proxy.context.epoch_decision import (
     record_use,
 )
 from proxy.engine.context.accounting import SentObserver, UsageAccounting, list_labels
+from proxy.engine.context.epoch_scope import count_shortened
 from proxy.engine.context.fallback import Commit, FallbackChain
 from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader
@@ -321,7 +322,8 @@ class ContextController:
         chosen = await self._run_chain(state, decision, commit)
         _choose(state, chosen)
         outgoing = replace(self._accounting.account(state, chosen, decision), state=state)
-        return self._label_excess(state, outgoing.add(_label_own(state, outgoing, decision)), decision)
+        outgoing = outgoing.add(_label_own(state, outgoing, decision)).add(_label_shortened(state, outgoing))
+        return self._label_excess(state, outgoing, decision)
 
     async def _run_chain(self, state: RequestState, decision: Decision, commit: Commit) -> OutgoingRequest:
         """Run the fallback levels. A request above the ceiling first waits for a running summary (B8b)."""
@@ -445,6 +447,15 @@ def _label_own(state: RequestState, outgoing: OutgoingRequest, decision: Decisio
     if decision.why is None:
         return _label_observed(decision.reason) if decision.reason in _STOOD_DOWN else ()
     return () if _is_unshortened(state) else _label_observed(NOT_CUT)
+
+
+def _label_shortened(state: RequestState, outgoing: OutgoingRequest) -> Headers:
+    """Label a request of which new messages are sent in part because they do not fit below the ceiling (B9)."""
+    if outgoing.epoch is None or not outgoing.is_opened:
+        return ()
+    shortened = count_shortened(outgoing.epoch, state.request.chain.items)
+    notice = f"shortened on arrival: {shortened} of the newest messages, too large for the ceiling"
+    return ((b"x-palimpsest-notice", notice.encode()),) if shortened else ()
 
 
 def _find_mark(request: ManagedRequest) -> str:

@@ -260,7 +260,8 @@ class ContextBuilder:
             tail = extend_tail(index, least, staying, carried.told, free)
             pruned = prune_superseded(view, index, self._policy, range(tail, least), self._count)
         marked = select_sent(index, marked | pruned, tail, staying)
-        shortened = {place: made.edit.text for place, made in marked.items() if made.edit.kind == "shortened"}
+        spoken = (place for place in marked if index.messages[place].structure.role != "tool")
+        shortened = {place: marked[place].edit.text for place in spoken}
         scope = LedgerScope(tail, staying, carried, rung == "plan", shortened)
         ledger = build_ledger(view, index, scope, self._count)
         draft = _PlanDraft(tail, staying, ledger, marked, carried, reports if ledger.text else (), 0, kept.tokens)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import msgspec
 
@@ -350,6 +350,8 @@ _MACHINE_HEAD = re.compile(
 )
 _HEAD_LENGTH = 40
 _MIN_ALIKE = 3
+_LEAST_REMINDER = 80
+_REMINDER_TAG = re.compile(r"<(?:[\w-]{0,40}reminder|environment_details|environment_context)\b", re.IGNORECASE)
 
 
 class AgentStep(Group, frozen=True, gc=False):
@@ -382,15 +384,23 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     messages = view.messages
     found = [extract(seen.message) for seen in messages]
     structures = [seen.structure for seen in messages]
-    steps = list(_list_steps(messages, found, split_groups(structures, _find_machine_messages(messages))))
+    machine = _find_machine_messages(messages)
+    steps = list(_list_steps(messages, found, split_groups(structures, machine)))
     users = tuple(i for i, step in enumerate(steps) if step.kind == "user")
     bound = view.pinned | view.unkept | frozenset(_list_protected_outputs(messages, policy.protected_tools))
+    bound |= _find_newest_user(structures) & machine  # what was sent is checked to have the newest message of this role
     systems = frozenset(place for place, structure in enumerate(structures) if structure.role == "system")
     unanswered = find_unanswered(structures)
     verbatim = find_verbatim(reversed(steps), unanswered, turns=policy.protect_turns, pinned=bound | systems)
     newest = _list_steps_at(steps, verbatim.turns) | {*users[-1:]}
     fixed = _list_steps_at(steps, verbatim.pinned)
     return ConversationIndex(messages, found, steps, _find_step(steps, unanswered), users, newest, fixed, bound)
+
+
+def _find_newest_user(structures: Sequence[MessageStructure]) -> frozenset[int]:
+    """Return the place of the newest message in the user's role."""
+    places = (place for place in reversed(range(len(structures))) if structures[place].role == "user")
+    return frozenset(islice(places, 1))
 
 
 def with_unsent(seen: ConversationIndex, sent: int | None) -> ConversationIndex:
@@ -434,7 +444,7 @@ def _list_steps(
 def _find_machine_messages(messages: Sequence[CountedMessage]) -> frozenset[int]:
     """Return the places of messages in the user's role that a machine wrote: several alike, each after an action."""
     if any(seen.message.calls or seen.message.results for seen in messages):
-        return frozenset()
+        return frozenset(_list_reminders(messages))
     users = [place for place, seen in enumerate(messages) if seen.structure.role == "user"]
     heads = {place: head for place in users if (head := _normalize_head(messages[place].message.text))}
     wrapped = heads.get(users[0]) if users else None
@@ -446,6 +456,23 @@ def _find_machine_messages(messages: Sequence[CountedMessage]) -> frozenset[int]
     ]
     alike = Counter(heads[place] for place in echoing)
     return frozenset(place for place in echoing if alike[heads[place]] >= _MIN_ALIKE)
+
+
+def _list_reminders(messages: Sequence[CountedMessage]) -> Iterator[int]:
+    """Yield the places of reminders that a client adds behind results: one long text, several times.
+
+    Numbers, and how short it is, do not matter where its tag says what it is. People say "go on" several times, too.
+    """
+    texts: dict[int, str] = {}
+    for place in range(1, len(messages)):
+        seen, before = messages[place], messages[place - 1]
+        if seen.structure.role == "user" and before.structure.role == "tool" and not seen.message.media:
+            text = seen.message.text.strip()
+            is_tagged = _REMINDER_TAG.match(text) is not None
+            if is_tagged or len(text) >= _LEAST_REMINDER:
+                texts[place] = _DIGITS.sub("0", text) if is_tagged else text
+    alike = Counter(texts.values())
+    yield from (place for place, text in texts.items() if alike[text] >= _MIN_ALIKE)
 
 
 def _normalize_head(text: str) -> str:

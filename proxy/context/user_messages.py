@@ -10,6 +10,7 @@ import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -132,7 +133,7 @@ def _list_forms(
 ) -> MessageForms:
     """Return the forms of each turn, the longest first, in the order of their steps.
 
-    A turn with media, or of several messages, has one form only. Blocks that a later one of these turns or of those at
+    A turn of several messages has one form only. Blocks that a later one of these turns or of those at
     the steps `newer` repeats are left out, and pasted blocks; for None no blocks are.
     """
     known = NewerLines()
@@ -151,7 +152,7 @@ def _make_forms(
 ) -> tuple[UserMessageForm, ...]:
     """Return the forms of the turn at step `i`, without blocks that stand in `known` and without pasted ones."""
     step, message = index.steps[i], index.messages[index.steps[i].start].message
-    if step.stop - step.start > 1 or message.media:
+    if step.stop - step.start > 1:
         return (UserMessageForm(i, step.tokens),)
     own = cut = _CutText(message.text)
     holders: tuple[frozenset[int], ...] = ()
@@ -179,20 +180,27 @@ def _shorten(text: str, most: int) -> str:
 def _make_form(
     view: PlanRequest, index: ConversationIndex, i: int, cut: "_CutText", text: str, *, count: Count
 ) -> UserMessageForm:
-    """Return the form of step `i` that sends `text`, or the unchanged turn where that has no more tokens."""
+    """Return the form of step `i` that sends `text`, or the unchanged turn where that has no more tokens.
+
+    Media are described in words (B17).
+    """
     step = index.steps[i]
-    if text == _get_text(index, i):
+    media = index.messages[step.start].message.media
+    if text == _get_text(index, i) and not media:
         return UserMessageForm(i, step.tokens)
-    if text == cut.text and cut.named:
+    if text == cut.text and cut.named and not media:
         text, references = cut.named, cut.references
     else:
         reference = Reference(view.name(step.start, step.stop, 0), step.start, step.stop)
-        text = f"{text}\n[shortened by palimpsest, not by the user; the original is intact: ref:{reference.id}]"
+        without = f" (without {', '.join(media)})" if media else ""
+        mark = f"[shortened by palimpsest, not by the user{without}; the original is intact: ref:{reference.id}]"
+        text = f"{text}\n{mark}" if text else mark
         references = (reference, *[part for part in cut.references if f"ref:{part.id}" in text])
     tokens = count(text) + MESSAGE_FRAME
     if tokens >= step.tokens:
         return UserMessageForm(i, step.tokens)
-    return UserMessageForm(i, tokens, (Replaced(step.start, text, "shortened"),), references)
+    kind: Literal["tombstone", "shortened"] = "tombstone" if media else "shortened"  # media go with the former
+    return UserMessageForm(i, tokens, (Replaced(step.start, text, kind),), references)
 
 
 def _find_sent_level(view: PlanRequest, index: ConversationIndex, i: int, forms: Sequence[UserMessageForm]) -> int:

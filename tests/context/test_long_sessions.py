@@ -76,7 +76,7 @@ class Session:
             if plan.through:
                 self.plan = plan
                 self.opened += 1
-                check_turns(self.messages, plan, usable=seen.budget.usable)
+                check_turns(self.messages, plan, room=0.9 * seen.budget.usable)
                 sent = self._render()
         self.sent = len(self.messages)
         return sent
@@ -95,15 +95,15 @@ def list_turns(messages: list[RawMessage]) -> list[list[int]]:
     return [list(places) for role, places in turns if role == "user"]
 
 
-def has_too_much_new(messages: list[RawMessage], usable: int) -> bool:
+def has_too_much_new(messages: list[RawMessage], room: float) -> bool:
     """Whether the newest turn and what no model has answered do not fit."""
     answered = max((place for place, each in enumerate(messages) if each["role"] == "assistant"), default=-1)
     first = answered if messages[answered + 1 :] and messages[answered + 1]["role"] == "tool" else answered + 1
     new = {*list_turns(messages)[-1], *range(max(first, 0), len(messages))}
-    return weigh([messages[place] for place in new]) > 0.9 * usable
+    return weigh([messages[place] for place in new]) > room
 
 
-def check_turns(messages: list[RawMessage], plan: ContextPlan, depth: int = 0, *, usable: int) -> None:
+def check_turns(messages: list[RawMessage], plan: ContextPlan, depth: int = 0, *, room: float) -> None:
     """Each of the user's turns is sent in a form of BEHAVIOUR B13; deeper plans may shorten the second newest."""
     kept = {edit.place: edit for edit in plan.edits if not isinstance(edit, Written)}
     turns = list_turns(messages)
@@ -112,7 +112,7 @@ def check_turns(messages: list[RawMessage], plan: ContextPlan, depth: int = 0, *
             edit = kept.get(place)
             is_whole = place >= plan.through or isinstance(edit, Kept)
             if not is_whole and places is turns[-1]:
-                assert has_too_much_new(messages, usable), "the newest turn stays"
+                assert has_too_much_new(messages, room), "the newest turn stays"
                 assert isinstance(edit, Replaced), "of the newest turn something stays"
                 check_cut(messages[place]["content"], edit, plan)
                 continue
@@ -359,7 +359,7 @@ def test_no_state_is_a_dead_end(
             continue
         made = BUILDER.minimal(seen) if is_minimal else BUILDER.build(seen)
         check_rendered(messages, made)
-        check_turns(messages, made, depth, usable=seen.budget.usable - head)
+        check_turns(messages, made, depth, room=0.9 * seen.budget.usable - head)
         is_short = head + weigh(render(messages, made)) <= seen.budget.usable
         assert is_short or is_ceiling_unreachable(messages, head, seen.budget.usable)
         plan = made if made.through else plan

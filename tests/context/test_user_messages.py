@@ -179,14 +179,37 @@ def test_a_small_block_and_the_blocks_of_the_newest_turns_stay() -> None:
     assert shown.edits == ()
 
 
-def test_words_beside_an_image_stay_and_so_do_those_that_would_only_grow() -> None:
+def picture(seen: PlanRequest, place: int, *media: str, tokens: int = 1500) -> PlanRequest:
+    messages = list(seen.messages)
+    message = msgspec.structs.replace(messages[place].message, media=media)
+    messages[place] = msgspec.structs.replace(messages[place], message=message, tokens=messages[place].tokens + tokens)
+    return msgspec.structs.replace(seen, messages=messages)
+
+
+def test_images_of_older_turns_give_way_to_their_description() -> None:
+    seen = picture(view(write("What is wrong here?", "second", "third"), 10_000), 0, "image 640x480", "PDF, 3 pages")
+    whole, *heads = spell(seen)[0]
+    (edit,) = whole.edits
+    reference = f"ref:{whole.references[0].id}"
+    assert edit.kind == "tombstone" and edit.text == (
+        "What is wrong here?\n[shortened by palimpsest, not by the user (without image 640x480, PDF, 3 pages);"
+        f" the original is intact: {reference}]"
+    )
+    assert whole.tokens == count(edit.text) + 4 and heads == [whole, whole]
+    mute = picture(view(write("", "second", "third"), 10_000), 0, "image 640x480")
+    assert spell(mute)[0][0].edits[0].text.startswith("[shortened by palimpsest, not by the user (without image")
+    pasted = picture(view(write(f"It fails so:\n{LOG}", "second", "third"), 10_000), 0, "image 640x480")
+    assert "600 lines that the user pasted" in spell(pasted)[0][0].edits[0].text
+    assert "(without image 640x480)" in spell(pasted)[0][0].edits[0].text
+    newest = picture(view(write("first", "second", "third"), 10_000), 3, "image 640x480")
+    assert all(not form.edits for form in spell(newest)[0])
+
+
+def test_words_that_would_only_grow_stay() -> None:
     seen = view(write(f"It fails so:\n{LOG}", "second", "third"), 10_000)
-    first = seen.messages[0]
-    pictured = msgspec.structs.replace(first, message=msgspec.structs.replace(first.message, media=("an image",)))
-    small = msgspec.structs.replace(first, tokens=5)
-    for each, forms in ((pictured, 1), (small, 3)):
-        changed = msgspec.structs.replace(seen, messages=[each, *seen.messages[1:]])
-        assert spell(changed) == {0: (UserMessageForm(0, each.tokens),) * forms}
+    small = msgspec.structs.replace(seen.messages[0], tokens=5)
+    changed = msgspec.structs.replace(seen, messages=[small, *seen.messages[1:]])
+    assert spell(changed) == {0: (UserMessageForm(0, 5),) * 3}
 
 
 def know(*texts: str) -> NewerLines:
@@ -245,7 +268,13 @@ def test_a_block_is_found_in_any_newer_turn_and_its_note_stays_the_same() -> Non
 
 def test_a_block_comes_back_where_no_turn_that_has_it_is_sent_whole() -> None:
     """The first turn stays whole, and the one that repeats its rules is shortened: else they would stand nowhere."""
-    messages = write(f"Task one\n{RULES}", f"Task two\n{RULES}\n{'say ' * 900}", *["word " * 400] * 3, "a", "b")
+    messages = write(
+        f"Task one\n{RULES}",
+        f"Task two\n{RULES}\n{'say ' * 900}",
+        *[f"{i} {'word ' * 400}" for i in range(3)],
+        "a",
+        "b",
+    )
     first, second = spell(view(messages, 10_000))[0][0], spell(view(messages, 10_000))[2][0]
     assert first.holders == (frozenset({2}),) and first.with_blocks == UserMessageForm(0, see(messages[0]).tokens)
     assert list_levels(messages, settle(messages, 5000))[1] == 0 and settle(messages, 5000).shown[0] == first

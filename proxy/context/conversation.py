@@ -10,13 +10,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from itertools import islice, pairwise
+from itertools import pairwise
 
 import msgspec
 
 from proxy.context.budget import Budget
 from proxy.context.references import list_argument_lines, render_message
-from proxy.context.verbatim import RECENT_TURNS, Group, find_unanswered, find_verbatim, split_groups
+from proxy.context.verbatim import (
+    RECENT_TURNS,
+    Group,
+    find_client_messages,
+    find_newest_user,
+    find_unanswered,
+    find_verbatim,
+    split_groups,
+)
 from proxy.model.epoch import ContextPlan
 from proxy.model.messages import Message, MessageStructure, ToolCall
 
@@ -384,23 +392,22 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     messages = view.messages
     found = [extract(seen.message) for seen in messages]
     structures = [seen.structure for seen in messages]
-    machine = _find_machine_messages(messages)
+    client = find_client_messages(
+        {place: seen.message.text for place, seen in enumerate(messages) if seen.structure.role == "user"}
+    )
+    machine = _find_machine_messages(messages) | client.places
     steps = list(_list_steps(messages, found, split_groups(structures, machine)))
     users = tuple(i for i, step in enumerate(steps) if step.kind == "user")
     bound = view.pinned | view.unkept | frozenset(_list_protected_outputs(messages, policy.protected_tools))
-    bound |= _find_newest_user(structures) & machine  # what was sent is checked to have the newest message of this role
+    bound |= find_newest_user(structures) & machine  # what was sent is checked to have the newest message of this role
     systems = frozenset(place for place, structure in enumerate(structures) if structure.role == "system")
     unanswered = find_unanswered(structures)
-    verbatim = find_verbatim(reversed(steps), unanswered, turns=policy.protect_turns, pinned=bound | systems)
+    verbatim = find_verbatim(
+        reversed(steps), unanswered, turns=policy.protect_turns, pinned=bound | systems | client.files
+    )
     newest = _list_steps_at(steps, verbatim.turns) | {*users[-1:]}
     fixed = _list_steps_at(steps, verbatim.pinned)
     return ConversationIndex(messages, found, steps, _find_step(steps, unanswered), users, newest, fixed, bound)
-
-
-def _find_newest_user(structures: Sequence[MessageStructure]) -> frozenset[int]:
-    """Return the place of the newest message in the user's role."""
-    places = (place for place in reversed(range(len(structures))) if structures[place].role == "user")
-    return frozenset(islice(places, 1))
 
 
 def with_unsent(seen: ConversationIndex, sent: int | None) -> ConversationIndex:

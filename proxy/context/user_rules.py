@@ -88,6 +88,10 @@ _CLIENT = re.compile(
     r"<(system-reminder|environment_details|environment_context|ide_\w{1,40}|local-command-\w{1,20}"
     r"|command-(?:name|message|args|output)|bash-(?:input|stdout|stderr)|task-notification)\b[^>\n]{0,200}>"
 )
+# Instructions for the model that clients put behind the user's words, up to the end: aider, cline.
+_TEMPLATE = re.compile(
+    r"(?m)^# (?:\*SEARCH/REPLACE block\* Rules:|task_progress (?:RECOMMENDED|LIST)|TODO LIST (?:UPDATE|RECOMMENDED))"
+)
 _ITEM = re.compile(r"[ \t]*(?:[-*+\u2022\u2013]|\(?\d{1,3}[.)]|[a-z][.)])[ \t]+")
 _END = re.compile(
     r"(?<=[.!?])[\"'\u201d\u2019)*_`]{0,3}[ \t]+(?=[\"'\u201c\u2018(\[*_`¿¡]{0,3}(?:[A-ZÀ-ÖØ-Þ]|"
@@ -141,7 +145,7 @@ def _split_sentences(line: str) -> Iterator[str]:
 
 def _remove_foreign(text: str) -> str:
     """Replace what the user did not write by line ends, so that no sentence reaches over it."""
-    own = "\n".join(_list_outside_tags(text))
+    own = "\n".join(_list_outside_tags(_TEMPLATE.split(text, maxsplit=1)[0]))
     kept: list[str] = []
     at = 0
     for start, stop in list_pasted(own, 1):

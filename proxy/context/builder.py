@@ -151,12 +151,14 @@ class ContextBuilder:
         self._count = count
         self._find = find
         self._outline = partial(outline_output, has_outline=policy.has_outlines, parse=parse, count=count)
-        self._fit_message = partial(fit_message, count=count, parse=parse if policy.has_outlines else None)
+        self._parse = parse if policy.has_outlines else None
+        self._fit_message = partial(fit_message, count=count, parse=self._parse)
 
     def build(self, view: PlanRequest) -> ContextPlan:
         """Plan an epoch that begins with this request."""
         index = index_conversation(view, self._policy, self._find)
-        words = _UserForms(list_older_forms(view, index, self._count), list_newest_forms(view, index, self._count))
+        older = list_older_forms(view, index, self._count, parse=self._parse)
+        words = _UserForms(older, list_newest_forms(view, index, self._count, parse=self._parse))
         shown = self._show_all_new(view, index, words)
         return shown or self._fit(view, *self._replace_large(view, index, words), "plan")
 

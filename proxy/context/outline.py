@@ -201,6 +201,50 @@ def _list_keys(value: dict[str, Any]) -> list[str]:
     return [*keys, "…"] if len(value) > _MOST_INNER else keys
 
 
+_SCRIPT_KINDS = frozenset({"js", "mjs", "cjs", "jsx", "ts", "mts", "cts", "tsx"})
+_MOST_SCRIPT = 400_000
+_IMPORTED = re.compile(
+    r"(?m)^[ \t]*(?:import\b[^;'\"()]{0,2000}?|export\b[^;'\"()]{0,2000}?\bfrom[ \t]{0,9})[\"']([^\"'\n]{1,200})[\"']"
+    r"|\brequire\([\"']([^\"'\n]{1,200})[\"']\)"
+)
+_WORDS = r"(?:declare |abstract |async |default ){0,3}"
+_EXPORTED = re.compile(
+    rf"(?m)^[ \t]*export (?:{_WORDS}(?:class|function\*?|const|let|var|interface|type|enum|namespace) ([\w$]+)"
+    r"|default ([\w$]+);|(?:type )?\{([^}]{1,2000})\})|^[ \t]*(?:module\.)?exports\.([\w$]+)"
+    r"|^[ \t]*module\.exports = (?:\{([^}]{1,2000})\}|([\w$]+))"
+)
+_DEFINED = re.compile(
+    rf"(?m)^([ \t]*)(?:export )?{_WORDS}(?:(class|function|interface|enum|namespace)\*? ([\w$]+)"
+    r"|(?:const|let|var) ([\w$]+)(?: ?:[^=\n]{1,200})? = (?:async )?"
+    r"(?:function\b|\([^)\n]{0,300}\)[^=\n]{0,100}=>|[\w$]+ =>))"
+)
+
+
+def outline_script(text: str, definitions: list[str]) -> list[str]:
+    """Return what JavaScript or TypeScript imports and exports, then its definitions; if there are none, those found.
+
+    These have the line on which they begin.
+    """
+    imported = dict.fromkeys(filter(None, (name for found in _IMPORTED.findall(text) for name in found)))
+    exported = dict.fromkeys(name for found in _EXPORTED.findall(text) for part in found for name in _split_names(part))
+    lines = [f"imports {', '.join(imported)}"] if imported else []
+    lines += [f"exports {', '.join(exported)}"] if exported else []
+    return [*lines, *(definitions or _list_script_definitions(text))]
+
+
+def _split_names(text: str) -> list[str]:
+    """Return the names in the braces of an export; of `a as b` the second, of `a: b` the first."""
+    parts = (part.split(" as ")[-1].split(":")[0].strip() for part in text.split(","))
+    return [part for part in parts if part]
+
+
+def _list_script_definitions(text: str) -> Iterator[str]:
+    line, at = 1, 0
+    for found in _DEFINED.finditer(text):
+        line, at = line + text.count("\n", at, found.start()), found.start()
+        yield f"{found[1][:8]}{found[2] or 'function'} {found[3] or found[4]} · line {line}"
+
+
 MOST_LINES = 40
 LONGEST_LINE = 160
 _PREVIEW_HEAD, _PREVIEW_TAIL = 8, 4
@@ -273,6 +317,8 @@ def outline(text: str, path: str = "", parse: OutlineParser | None = None) -> Ou
         found = parse_here(text) if len(text) <= most else []
     else:
         found = parse(text, kind) if parse is not None else []
+    if kind in _SCRIPT_KINDS and len(text) <= _MOST_SCRIPT:
+        found = outline_script(text, found)
     if found:
         return Outline(kind, lines, tuple(_limit_lines(found)))
     return Outline(kind, lines, tuple(_limit_lines(preview(text))), "preview" if text else "structure")

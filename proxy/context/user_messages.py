@@ -10,6 +10,7 @@ import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from typing import Literal
 
 import msgspec
@@ -17,9 +18,9 @@ import msgspec
 from proxy.context.budget import MESSAGE_FRAME, find_cap, take_fitting
 from proxy.context.conversation import ConversationIndex, PlanRequest, find_last_turn
 from proxy.context.outline import OutlineParser, outline
-from proxy.context.references import PAGE, cut_to_ends, render_message
+from proxy.context.references import PAGE, FileReference, cut_to_ends, render_file, render_message
 from proxy.context.tool_outputs import ReplacedMessage, list_part_references
-from proxy.context.user_rules import list_pasted
+from proxy.context.user_rules import find_block_path, list_pasted
 from proxy.model.epoch import Reference, Replaced, Written
 from proxy.model.messages import Message
 
@@ -70,14 +71,19 @@ class OlderMessages(msgspec.Struct, frozen=True, gc=False):
 
 
 def list_older_forms(
-    view: PlanRequest, index: ConversationIndex, count: Count, *, has_blocks: bool = True
+    view: PlanRequest,
+    index: ConversationIndex,
+    count: Count,
+    *,
+    has_blocks: bool = True,
+    parse: OutlineParser | None = None,
 ) -> MessageForms:
     """Return the forms of each user turn, except for the newest turns and those that must stay.
 
     Without `has_blocks`, repeated and pasted blocks are not searched for: that search takes nearly all of the time.
     """
     older = {i for i in index.users if i not in index.newest and i not in index.fixed}
-    return _list_forms(view, index, older, index.users if has_blocks else None, count)
+    return _list_forms(view, index, older, index.users if has_blocks else None, count=count, parse=parse)
 
 
 def choose_older_forms(
@@ -101,12 +107,17 @@ def choose_older_forms(
 
 
 def list_newest_forms(
-    view: PlanRequest, index: ConversationIndex, count: Count, *, has_blocks: bool = True
+    view: PlanRequest,
+    index: ConversationIndex,
+    count: Count,
+    *,
+    has_blocks: bool = True,
+    parse: OutlineParser | None = None,
 ) -> MessageForms:
     """Return the forms of the newest turns except for the last; `has_blocks` is as in `list_older_forms`."""
     newest = find_last_turn(index)
     second = index.newest - newest - index.fixed
-    return _list_forms(view, index, second, newest if has_blocks else None, count)
+    return _list_forms(view, index, second, newest if has_blocks else None, count=count, parse=parse)
 
 
 def _restore_blocks(
@@ -129,7 +140,13 @@ def _restore_blocks(
 
 
 def _list_forms(
-    view: PlanRequest, index: ConversationIndex, steps: Collection[int], newer: Iterable[int] | None, count: Count
+    view: PlanRequest,
+    index: ConversationIndex,
+    steps: Collection[int],
+    newer: Iterable[int] | None,
+    *,
+    count: Count,
+    parse: OutlineParser | None,
 ) -> MessageForms:
     """Return the forms of each turn, the longest first, in the order of their steps.
 
@@ -140,7 +157,7 @@ def _list_forms(
     forms: dict[int, tuple[UserMessageForm, ...]] = {}
     for i in sorted({*steps, *(newer or ())}, reverse=True):
         if i in steps:
-            forms[i] = _make_forms(view, index, i, None if newer is None else known, count)
+            forms[i] = _make_forms(view, index, i, None if newer is None else known, count=count, parse=parse)
         if newer is not None:
             for place in index.steps[i].places:
                 known.add(i, index.messages[place].message.text)
@@ -148,7 +165,13 @@ def _list_forms(
 
 
 def _make_forms(
-    view: PlanRequest, index: ConversationIndex, i: int, known: "NewerLines | None", count: Count
+    view: PlanRequest,
+    index: ConversationIndex,
+    i: int,
+    known: "NewerLines | None",
+    *,
+    count: Count,
+    parse: OutlineParser | None,
 ) -> tuple[UserMessageForm, ...]:
     """Return the forms of the turn at step `i`, without blocks that stand in `known` and without pasted ones."""
     step, message = index.steps[i], index.messages[index.steps[i].start].message
@@ -157,7 +180,7 @@ def _make_forms(
     own = cut = _CutText(message.text)
     holders: tuple[frozenset[int], ...] = ()
     if known is not None:
-        own = _remove_pasted(view, step.start, message, count)
+        own = _remove_pasted(view, step.start, message, count, parse)
         text, holders = known.remove_repeated(own.text, count)
         cut = _CutText(text, "", own.references) if holders else own
     heads = [_shorten(cut.text, most) for most in _HEAD_LENGTHS]
@@ -173,8 +196,11 @@ def _shorten(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     head = text[:most]
-    note = head.rfind("[… ")
-    return f"{head[: note if note > head.rfind(' …]') else most].rstrip()}…"
+    for opening, closing in (("[… ", " …]"), ("[FILE: ", "[/FILE]")):
+        note = head.rfind(opening)
+        if note > head.rfind(closing):
+            head = head[:note]
+    return f"{head.rstrip()}…"
 
 
 def _make_form(
@@ -281,7 +307,20 @@ class _CutText(msgspec.Struct, frozen=True, gc=False):
     references: tuple[Reference, ...] = ()
 
 
-def _remove_pasted(view: PlanRequest, place: int, message: Message, count: Count) -> _CutText:
+def _render_block(path: str, block: str, parts: Sequence[Reference], tokens: int, parse: OutlineParser | None) -> str:
+    """Render a pasted file as a file block with its outline (M12)."""
+    content = _WRAPPING.sub("", block)
+    seen = outline(content, path, parse)
+    structure = seen.structure if seen.shows == "structure" else ()
+    digest = sha256(content.encode("utf-8", "surrogatepass")).digest()
+    file = FileReference(parts[0].id, path, seen.kind, tokens, seen.lines, digest, structure)
+    more = f"\n[its parts in order: {' '.join(f'ref:{each.id}' for each in parts)}]" if len(parts) > 1 else ""
+    return f"{render_file(file)}{more}"
+
+
+def _remove_pasted(
+    view: PlanRequest, place: int, message: Message, count: Count, parse: OutlineParser | None
+) -> _CutText:
     """Return the text of a message without large pasted blocks.
 
     A block is large above 2,000 tokens, or above 5 % of the usable budget where that is less. Where the whole message
@@ -300,8 +339,13 @@ def _remove_pasted(view: PlanRequest, place: int, message: Message, count: Count
         lines = block.count("\n") + 1
         note = f"{lines:,} lines that the user pasted, {tokens:,} tokens, left out"
         before = message.text[at:start]
-        named += [before, f"[… {note} by palimpsest, intact: {names} …]"]
-        text += [before, f"[… {note} …]" if len(rendered) <= PAGE else f"[… {note}: {names} …]"]
+        if path := find_block_path(message.text, start):
+            file = _render_block(path, block, parts, tokens, parse)
+            named += [before, file]
+            text += [before, file]
+        else:
+            named += [before, f"[… {note} by palimpsest, intact: {names} …]"]
+            text += [before, f"[… {note} …]" if len(rendered) <= PAGE else f"[… {note}: {names} …]"]
         references += parts
         at = stop
     rest = message.text[at:]
@@ -342,20 +386,21 @@ def fit_message(
         most = 0
     kept, at = list[str](), 0
     for (start, stop), tokens in zip(blocks, sizes, strict=True):
-        kept += [text[at:start], _cut_block(text[start:stop], tokens, most, count, parse)]
+        path = find_block_path(text, start)
+        kept += [text[at:start], _cut_block(text[start:stop], path, tokens, most, count=count, parse=parse)]
         at = stop
     shorter = cut_to_ends("".join((*kept, text[at:])), room, count)
     return ReplacedMessage(Replaced(place, f"{shorter}\n{note}", "shortened"), references)
 
 
-def _cut_block(block: str, tokens: int, most: int, count: Count, parse: OutlineParser | None) -> str:
+def _cut_block(block: str, path: str, tokens: int, most: int, *, count: Count, parse: OutlineParser | None) -> str:
     """Return a pasted block of at most about `most` tokens: its beginning, its outline and its end."""
     if tokens <= most:
         return block
     note = f"{block.count(chr(10)) + 1:,} lines that the user pasted, {tokens:,} tokens"
     if not most:
         return f"[… {note}, left out …]"
-    seen = outline(_WRAPPING.sub("", block), "", parse)
+    seen = outline(_WRAPPING.sub("", block), path, parse)
     structure = "\n".join(f"  {line}" for line in seen.structure) if seen.shows == "structure" else ""
     listed = f"; it contains:\n{structure}\n" if structure and count(structure) <= _OUTLINE_SHARE * most else " "
     return cut_to_ends(block, most, count, f"[… the middle of {note}, is left out{listed}…]")

@@ -41,6 +41,27 @@ def list_pasted(text: str, shortest: int) -> list[tuple[int, int]]:
     return [(start, stop) for start, stop in found if stop - start >= shortest]
 
 
+_LONGEST_INTRO = 160
+_PATH = r"[\w.@~+-]{0,200}(?:[/\\][\w.@~+ -]{1,200}){0,30}\.\w{1,10}"
+_BLOCK_PATH = re.compile(
+    rf"(?:[`~]{{3,}}(?:[\w+-]{{0,30}}[ \t:{{]{{1,9}})?(?:(?:file|path|title|filename)=)?[\"']?({_PATH})\b"
+    rf"|[ \t]*<\w+[^>\n]{{0,200}}?\b(?:path|name|file|src|source|filename)=[\"']?({_PATH})\b)"
+)
+_PATH_LINE = re.compile(rf"(?:[ \t#*>`-]|\bFile:?[ \t]){{0,9}}({_PATH})[ \t*`:]{{0,9}}")
+
+
+def find_block_path(text: str, start: int) -> str:
+    """Return the path of the file in the block that begins at `start`; empty where none is stated.
+
+    It stands in the line that opens the block, or alone on the line above a fence.
+    """
+    if (inside := _BLOCK_PATH.match(text, start)) is not None:
+        return inside[1] or inside[2]
+    above = text[max(0, start - _LONGEST_INTRO) : start].rstrip("\n").rpartition("\n")[2]
+    alone = _PATH_LINE.fullmatch(above) if text.startswith(("```", "~~~"), start) else None
+    return alone[1] if alone is not None else ""
+
+
 def _list_fenced(text: str) -> Iterator[tuple[int, int]]:
     """Yield start and end of fenced and of tagged blocks, in order."""
     # A mark without an end has none for later openings either, so it is not searched again: else time is quadratic.
@@ -81,7 +102,6 @@ def _is_machine_line(line: str) -> bool:
 
 _LEAST_PASTED = 400
 _LOOKED_AT = 200_000
-_LONGEST_INTRO = 160
 
 _FENCES = ("`", "~", "<")
 _CLIENT = re.compile(

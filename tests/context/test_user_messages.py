@@ -157,6 +157,20 @@ def test_a_large_block_that_was_pasted_gives_way_and_the_words_around_it_stay() 
     assert len(pages) == 3 and all(any(line in page for page in pages) for line in LOG.split("\n"))
 
 
+@pytest.mark.parametrize(
+    "wrapped", ["```python src/a.py\n{}\n```", '<file path="src/a.py">\n{}\n</file>', "src/a.py\n```\n{}\n```"]
+)
+def test_a_pasted_file_gives_way_to_a_file_block_with_its_outline(wrapped: str) -> None:
+    block = wrapped.format(SOURCE)
+    forms = spell(view(write(f"Mend this:\n{block}\nNever touch main.", "second", "third"), 10_000))[0]
+    text = forms[0].edits[0].text
+    assert "[FILE: src/a.py]\nref:" in text and "  def word_3 takes nothing" in text and "return other" not in text
+    assert text.startswith("Mend this:\n") and "Never touch main." in text
+    assert all(f"ref:{each.id}" in text for each in forms[0].references) and forms[0].tokens < count(SOURCE) / 3
+    head = forms[-1].edits[0].text
+    assert "[FILE" not in head and head.startswith("Mend this:")
+
+
 def test_one_mark_is_enough_for_a_shortened_turn() -> None:
     """The mark of a block where that is all that is missing, else that of the whole turn: both cost tokens each."""
     small, prose = "\n".join(LOG.split("\n")[:80]), "say " * 200

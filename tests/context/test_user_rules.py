@@ -13,6 +13,7 @@ from proxy.context.user_rules import (
     Rule,
     Sentence,
     compute_rules_budget,
+    find_block_path,
     format_message_number,
     format_rules,
     list_pasted,
@@ -79,6 +80,30 @@ def test_several_blocks_come_in_order_and_words_between_them_are_left() -> None:
 def test_a_fence_that_is_never_closed_hides_none_behind_it() -> None:
     text = f"```` and so on\nFirst:\n{CODE}\nthen ````\n<log>\n{CODE}\n<log>\n```\nthe end of it is open"
     assert get_pasted(text) == [CODE, CODE]
+
+
+@pytest.mark.parametrize(
+    ("opening", "path"),
+    [
+        ("```python src/a.py", "src/a.py"),
+        ("```src/a.py", "src/a.py"),
+        ("```ts:src/a.ts", "src/a.ts"),
+        ('```py title="src/a.py"', "src/a.py"),
+        ("src/a.py\n```", "src/a.py"),
+        ("**src/a.py**:\n```python", "src/a.py"),
+        ("### `a.py`\n```", "a.py"),
+        ('<file path="src/a.py">', "src/a.py"),
+        ("<document name='a.md'>", "a.md"),
+        ("Look at src/a.py please\n```python", ""),
+        ("```python", ""),
+        ("src/a.py\n<log>", ""),
+        ("<file>", ""),
+    ],
+)
+def test_a_block_may_say_which_file_it_is(opening: str, path: str) -> None:
+    text = f"See:\n{opening}\nsome words\n"
+    start = max(text.find("```"), text.find("<"))
+    assert find_block_path(text, start) == path
 
 
 def test_many_openings_are_no_burden() -> None:

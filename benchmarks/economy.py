@@ -19,7 +19,8 @@ from typing import Any
 
 from proxy.context.budget import Budget, BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import BuilderPolicy, CountedMessage, MessageFeatures, PlanRequest, extract_features
+from proxy.context.conversation import BuilderPolicy, CountedMessage, PlanRequest
+from proxy.context.message_features import MessageFeatures, extract_features
 from proxy.context.references import PAGE, render_original
 from proxy.model.epoch import ContextPlan, Kept, Reference, Replaced
 from proxy.model.messages import Message, ToolCall

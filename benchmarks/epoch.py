@@ -14,14 +14,8 @@ from pathlib import Path
 from benchmarks.lineage import take_time
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import (
-    BuilderPolicy,
-    CountedMessage,
-    FeatureExtractor,
-    PlanRequest,
-    extract_features,
-    parse_identifier,
-)
+from proxy.context.conversation import BuilderPolicy, CountedMessage, PlanRequest
+from proxy.context.message_features import FeatureExtractor, extract_features, parse_identifier
 from proxy.model.messages import Message, ToolCall
 from proxy.upstream.tokenizer import CountingTokenizer, load_encoder
 from proxy.wire import FORMATS

@@ -15,8 +15,8 @@ from urllib.parse import quote
 from proxy.config import ConfigError, Settings
 from proxy.config.errors import Problem
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import FeatureExtractor
 from proxy.context.epoch_decision import Holdout
+from proxy.context.message_features import FeatureExtractor
 from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.compaction.policy import PromptHook
 from proxy.engine.compaction.summarizer import build_summarizer

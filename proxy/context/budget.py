@@ -142,6 +142,16 @@ def take_fitting(items: Iterable[_T], room: float, weigh: Callable[[_T], float])
     return fitting
 
 
+def find_cap(sizes: Iterable[int], room: float) -> int:
+    """Return the size to which the largest of these have to be cut so that all fit into `room`; 0 if they cannot."""
+    ordered = sorted(sizes)
+    for left, size in zip(range(len(ordered), 0, -1), ordered, strict=True):
+        if size > room / left:
+            return max(0, int(room / left))
+        room -= size
+    return ordered[-1] if ordered else 0
+
+
 def lower_output(asked: int, window: int, sent: int) -> int | None:
     """Return the `max_tokens` with which a request of `sent` tokens fits, or None if context must be cut (B18)."""
     fitting = min(asked, window - sent)

@@ -4,35 +4,49 @@ A plan has a ledger, the messages that must stay, and the newest steps. Building
 or goes as a whole. The user's last message, pinned messages and those that no model has seen stay verbatim if possible.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import takewhile
 
 import msgspec
 
-from proxy.context.budget import MESSAGE_FRAME, take_fitting
+from proxy.context.budget import MESSAGE_FRAME, find_cap
 from proxy.context.conversation import (
     BuilderPolicy,
     ConversationIndex,
-    FeatureExtractor,
     PlanRequest,
-    extract_features,
-    extract_features_without_identifiers,
+    find_last_turn,
     find_tail_step,
     index_conversation,
     with_unsent,
 )
-from proxy.context.ledger import NO_LEDGERS, CarriedLedgers, carry_ledgers, reduce_room
+from proxy.context.ledger import CarriedLedgers, carry_ledgers, reduce_room
 from proxy.context.ledger_builder import Ledger, LedgerScope, build_ledger
+from proxy.context.message_features import FeatureExtractor, extract_features, extract_features_without_identifiers
 from proxy.context.outline import OutlineParser
+from proxy.context.plan_draft import (
+    PlanDraft,
+    Replacement,
+    choose_summaries,
+    count_draft,
+    list_replaceable,
+    make_plan,
+    shrink_draft,
+)
 from proxy.context.tool_outputs import (
     MIN_PRUNED_TOKENS,
     ReplacedMessage,
+    can_be_cut,
     count_saved_tokens,
+    find_sent_form,
+    find_superseded,
+    is_text_only,
+    order_by_size,
     order_outputs,
     outline_output,
     prune_output,
     prune_superseded,
+    replace_messages,
+    select_sent,
     shorten_message,
     trim_message,
 )
@@ -40,11 +54,12 @@ from proxy.context.user_messages import (
     MessageForms,
     UserMessageForm,
     choose_older_forms,
+    fit_message,
     list_newest_forms,
     list_older_forms,
 )
 from proxy.context.verbatim import MIN_GROUPS, RECENT_GROUPS
-from proxy.model.epoch import ContextPlan, Edit, Kept, Reference, Rung, Written
+from proxy.model.epoch import ContextPlan, Rung
 
 # The tokens of a ledger: a number that tells the newest steps at any size, and a share of the usable tokens; at most
 # another share, and a number beyond which no more is found in it.
@@ -55,10 +70,11 @@ _SPARE_SHARE = 0.25
 # replace; and what a ledger has to leave of its room for more of them, up to the low mark.
 _STEPS_SHARE, _TOMBSTONES_SHARE, _LEFT_SHARE = 0.08, 0.06, 0.03
 _INLINE_SHARE = 0.25
-# The share of the usable tokens that all summaries may have together, and the least in tokens: the shortest requested
-# summary has 300. It is a quarter of the ledger's share: replaying `swe_day` at 32K, half of it costs half a point more
-# and pushes 20 % of the far references out of the ledger, and no less of the work is told with a quarter.
-_REPORTS_SHARE, _REPORTS_LEAST = 0.07, 350
+# Shares of the usable tokens for new messages that do not fit: at most together with the others that have to stay, and
+# at least without them.
+_NEW_SHARE, _NEW_LEAST = 0.5, 0.25
+# A plan below the first share of its low mark shows more of large messages, up to the second.
+_FILLED, _WISHED = 0.85, 0.92
 # Shares of the usable tokens that an epoch may leave: at most the highest low mark (B12). If protection has to give way
 # it is one of the targets, by how often recent epochs left too little room (`PlanRequest.depth`).
 _FULL = 0.85
@@ -68,9 +84,6 @@ _LEDGER_LEAST, _LEDGER_NEXT = 0.04, 0.1
 # Texts and values above this size are trimmed when protection gives way: a share of the usable tokens, at least so many
 # tokens, and the tokens at the last level.
 _LONG_SHARE, _LONG_LEAST, _LONG_LAST = 0.03, 120, 30
-
-
-_Replacement = Callable[[PlanRequest, ConversationIndex, int], ReplacedMessage]
 
 
 class _ProtectionLevel(msgspec.Struct, frozen=True, gc=False):
@@ -96,10 +109,11 @@ _NO_GROUPS = _ProtectionLevel(0, 0.0, second=2, has_more=False)
 
 
 class _UserForms(msgspec.Struct, frozen=True, gc=False):
-    """The forms of the user's older turns, and of the second newest."""
+    """The forms of the user's older turns, and of the second newest; and what replaces large messages, by place."""
 
     older: MessageForms
     second: MessageForms
+    large: Mapping[int, ReplacedMessage] = {}
 
 
 class _KeptMessages(msgspec.Struct, frozen=True, gc=False):
@@ -123,19 +137,6 @@ class _ChosenSteps(msgspec.Struct, frozen=True, gc=False):
     pruned: frozenset[int] = frozenset()
 
 
-class _PlanDraft(msgspec.Struct, frozen=True, gc=False):
-    """A draft of a plan."""
-
-    tail: int  # the step at which the tail begins
-    staying: frozenset[int]  # older steps that stay
-    ledger: Ledger
-    marked: Mapping[int, ReplacedMessage]  # replaced messages, by place
-    carried: CarriedLedgers = NO_LEDGERS
-    reports: tuple[Written, ...] = ()
-    tokens: int = 0
-    protected: int = 0
-
-
 class ContextBuilder:
     """A builder of plans.
 
@@ -153,13 +154,17 @@ class ContextBuilder:
         self._policy = policy
         self._count = count
         self._find = find
-        self._outline = partial(outline_output, has_outline=policy.has_outlines, parse=parse)
+        self._outline = partial(outline_output, has_outline=policy.has_outlines, parse=parse, count=count)
+        self._parse = parse if policy.has_outlines else None
+        self._fit_message = partial(fit_message, count=count, parse=self._parse)
 
     def build(self, view: PlanRequest) -> ContextPlan:
         """Plan an epoch that begins with this request."""
         index = index_conversation(view, self._policy, self._find)
-        words = _UserForms(list_older_forms(view, index, self._count), list_newest_forms(view, index, self._count))
-        return self._show_all_new(view, index, words) or self._fit(view, index, words, "plan")
+        older = list_older_forms(view, index, self._count, parse=self._parse)
+        words = _UserForms(older, list_newest_forms(view, index, self._count, parse=self._parse))
+        shown = self._show_all_new(view, index, words)
+        return shown or self._fit(view, *self._replace_large(view, index, words), "plan")
 
     def minimal(self, view: PlanRequest) -> ContextPlan:
         """Plan a minimal epoch in time linear in the messages' text. Its ledger describes steps but quotes no lines."""
@@ -168,7 +173,7 @@ class ContextBuilder:
             list_older_forms(view, index, self._count, has_blocks=False),
             list_newest_forms(view, index, self._count, has_blocks=False),
         )
-        return self._fit(view, index, words, "minimal")
+        return self._fit(view, *self._replace_large(view, index, words), "minimal")
 
     def _show_all_new(self, view: PlanRequest, index: ConversationIndex, words: _UserForms) -> ContextPlan | None:
         """Return the plan in which all messages that were never sent stay (B9).
@@ -178,11 +183,12 @@ class ContextBuilder:
         shown = with_unsent(index, view.sent)
         if shown is index:
             return None
+        shown, words = self._replace(shown, words, self._outline_large(view, shown))
         kept = self._keep(view, shown, words, _LEVELS[0])
         if view.budget.is_ceiling_unreachable(view.head + kept.tokens):
             return None
         draft = self._draft(view, shown, _LEVELS[0], kept, "plan", most=_FULL * view.budget.usable)
-        return _make_plan(view, shown, draft, "plan")
+        return make_plan(view, shown, draft, "plan")
 
     def _fit(self, view: PlanRequest, index: ConversationIndex, words: _UserForms, rung: Rung) -> ContextPlan:
         """Return the plan of the first level of protection that leaves enough room to go on and for a ledger."""
@@ -196,19 +202,18 @@ class ContextBuilder:
             if view.head + kept.tokens > (freed if is_whole else freed - _LEDGER_NEXT * usable):
                 continue
             draft = self._draft(view, index, level, kept, rung, most=_FULL * usable if is_whole else freed)
-            return _make_plan(view, index, draft, rung, wished)
-        return _make_plan(view, index, self._give_up(view, index, words, freed, rung), rung, wished)
+            return make_plan(view, index, draft, rung, wished)
+        return make_plan(view, index, self._give_up(view, index, words, freed, rung), rung, wished)
 
     def _give_up(
         self, view: PlanRequest, index: ConversationIndex, words: _UserForms, most: float, rung: Rung
-    ) -> _PlanDraft:
+    ) -> PlanDraft:
         """Return a draft at the last levels in which further messages are replaced until `most` tokens are left."""
         long = max(_LONG_LEAST, int(_LONG_SHARE * view.budget.usable))
         for level, kept_whole in ((_LEVELS[-1], long), (_NO_GROUPS, _LONG_LAST)):
             draft = self._draft(view, index, level, self._keep(view, index, words, level), rung, most=most)
-            draft = shrink_draft(
-                view, index, draft, self._list_ways(index, draft, kept_whole), most=most, count=self._count
-            )
+            ways = self._list_ways(index, draft, kept_whole, view.head + draft.tokens - most)
+            draft = shrink_draft(view, index, draft, ways, most=most, count=self._count)
             if view.head + draft.tokens <= view.budget.high:
                 return draft
         if view.frozen is not None:  # a new ledger in place of the carried ones may be the tokens that are missing
@@ -227,8 +232,8 @@ class ContextBuilder:
         older = choose_older_forms(view, index, words.older, least, level.users)
         second = [forms[min(level.second, len(forms)) - 1] for forms in words.second.values()] if level.second else ()
         staying = index.newest | index.fixed | {each.step for each in older.shown}
-        marked = self._outline_large(view, index, least) | _list_shortened((*older.shown, *second))
-        tokens = _count_draft(index, _PlanDraft(least, staying, Ledger(), marked), self._count)
+        marked = {**words.large, **_list_shortened((*older.shown, *second))}
+        tokens = count_draft(index, PlanDraft(least, staying, Ledger(), marked), self._count)
         return _KeptMessages(least, staying, marked, older.spare, tokens)
 
     def _draft(
@@ -240,7 +245,7 @@ class ContextBuilder:
         rung: Rung,
         *,
         most: float,
-    ) -> _PlanDraft:
+    ) -> PlanDraft:
         """Draft a plan of at most `most` tokens: what stays at a level, a ledger of the rest, and more steps."""
         goal = view.goal or view.budget
         low = min(goal.compute_low_mark(view.head + kept.tokens), most)
@@ -253,6 +258,10 @@ class ContextBuilder:
         carried = reduce_room(carried, told)
         others = view.head + kept.tokens + room + carried.reported + told
         free = min(most - others, max(low - others, _STEPS_SHARE * goal.usable))
+        if level.has_more and view.goal is None:
+            # No ledger is needed where all steps fit.
+            rest = extend_tail(index, kept.least, kept.staying, carried.told, low - others + room)
+            free = free if rest else low - others + room
         steps = self._choose_steps(view, index, kept, carried.told, free if level.has_more else None)
         ledger = self._write_ledger(view, index, kept, carried, steps, rung=rung)
         unused = carried.room - ledger.tokens
@@ -263,11 +272,12 @@ class ContextBuilder:
         if not carried.ledgers and sum(index.steps[i].tokens for i in gone) <= ledger.tokens:
             steps = msgspec.structs.replace(steps, tail=0)
             ledger = self._write_ledger(view, index, kept, carried, steps, rung=rung)
-        marked = {**kept.marked, **steps.marked}
+        marked = select_sent(index, {**kept.marked, **steps.marked}, steps.tail, kept.staying)
         marked |= {place: prune_output(view, index, place, words) for place, words in ledger.words.items()}
         reports = reports if ledger.sections else ()
-        draft = _PlanDraft(steps.tail, kept.staying, ledger, marked, carried, reports, 0, kept.tokens)
-        return msgspec.structs.replace(draft, tokens=_count_draft(index, draft, self._count))
+        draft = PlanDraft(steps.tail, kept.staying, ledger, marked, carried, reports, 0, kept.tokens)
+        draft = msgspec.structs.replace(draft, tokens=count_draft(index, draft, self._count))
+        return self._fill(view, index, draft, low - view.head)
 
     def _choose_steps(
         self, view: PlanRequest, index: ConversationIndex, kept: _KeptMessages, told: frozenset[int], room: float | None
@@ -280,9 +290,11 @@ class ContextBuilder:
         if room is None:
             return _ChosenSteps(kept.least)
         for_pruned = min(max(room, 0.0), _TOMBSTONES_SHARE * (view.goal or view.budget).usable)
-        tail = extend_tail(index, kept.least, kept.staying, told, room - for_pruned)
+        tail = extend_tail(index, kept.least, kept.staying, told, room)
+        if tail:
+            tail = extend_tail(index, kept.least, kept.staying, told, room - for_pruned)
         superseded = prune_superseded(view, index, self._policy, range(tail, kept.least), self._count)
-        if superseded:
+        if superseded and tail:
             room += count_saved_tokens(index, superseded, self._count)
             tail = extend_tail(index, kept.least, kept.staying, told, room - for_pruned)
             superseded = prune_superseded(view, index, self._policy, range(tail, kept.least), self._count)
@@ -299,7 +311,9 @@ class ContextBuilder:
         *,
         rung: Rung,
     ) -> Ledger:
-        shortened = {place: made.edit.text for place, made in kept.marked.items() if made.edit.kind == "shortened"}
+        marked = select_sent(index, kept.marked, steps.tail, kept.staying)
+        spoken = (place for place in marked if index.messages[place].structure.role != "tool")
+        shortened = {place: marked[place].edit.text for place in spoken}
         scope = LedgerScope(steps.tail, kept.staying, carried, rung == "plan", shortened, steps.pruned)
         return build_ledger(view, index, scope, self._count)
 
@@ -325,37 +339,113 @@ class ContextBuilder:
             tail -= 1
         return tail, marked
 
-    def _outline_large(self, view: PlanRequest, index: ConversationIndex, least: int) -> dict[int, ReplacedMessage]:
-        """Return file blocks for large outputs of the newest groups that a model has already seen whole (M12)."""
-        most = min(self._policy.inline_tokens, _INLINE_SHARE * view.budget.usable)
-        return {
-            place: self._outline(view, index, place)
-            for i in range(least, index.fresh)
-            if i not in index.fixed
-            for place in index.steps[i].places
-            if index.messages[place].structure.role == "tool" and index.messages[place].tokens > most
-        }
+    def _replace_large(
+        self, view: PlanRequest, index: ConversationIndex, words: _UserForms
+    ) -> tuple[ConversationIndex, _UserForms]:
+        """Return the index, and the forms, with what replaces messages that are too large to be sent whole."""
+        index, words = self._replace(index, words, self._cut_new(view, index))
+        return self._replace(index, words, self._outline_large(view, index))
 
-    def _list_ways(self, index: ConversationIndex, draft: _PlanDraft, most: int) -> Iterator[tuple[int, _Replacement]]:
+    def _replace(
+        self, index: ConversationIndex, words: _UserForms, large: Mapping[int, ReplacedMessage]
+    ) -> tuple[ConversationIndex, _UserForms]:
+        words = msgspec.structs.replace(words, large={**words.large, **large})
+        return replace_messages(index, large, self._count), words
+
+    def _cut_new(self, view: PlanRequest, index: ConversationIndex) -> dict[int, ReplacedMessage]:
+        """Return what replaces the largest of the new messages if they do not fit below the ceiling (B9).
+
+        These are the user's newest turn and what no model has seen. The others stay whole.
+        """
+        usable, last = view.budget.usable, find_last_turn(index)
+        must = [i for i in range(len(index.steps)) if i >= index.fresh or i in last or i in index.fixed]
+        tokens = {place: index.messages[place].tokens for i in must for place in index.steps[i].places}
+        loose = {place for place in tokens if place not in index.bound and can_be_cut(index, place)}
+        # What the assistant said is cut before these are.
+        trimmed = (
+            tokens[place] if place in index.bound else min(_LONG_LEAST, tokens[place])
+            for place in tokens.keys() - loose
+        )
+        others = view.head + sum(trimmed)
+        if not usable or others + sum(tokens[place] for place in loose) <= (1 - _LEDGER_NEXT) * usable:
+            return {}
+        sent = {place: made for place in loose if (made := find_sent_form(view, place))}
+        recent = sum(step.tokens for step in index.steps[find_tail_step(index, RECENT_GROUPS) : index.fresh])
+        cut = sum(tokens[place] for place in loose) - count_saved_tokens(index, sent, self._count)
+        if sent and others + recent + cut <= _TARGETS[0] * usable:
+            return sent
+        most = find_cap((tokens[place] for place in loose), max(_NEW_LEAST * usable, _NEW_SHARE * usable - others))
+        return {place: self._cut(view, index, place, most) for place in sorted(loose) if tokens[place] > most}
+
+    def _cut(self, view: PlanRequest, index: ConversationIndex, place: int, most: float) -> ReplacedMessage:
+        """Return what replaces a large message in about `most` tokens: as the active plan has it if that fits."""
+        sent = find_sent_form(view, place)
+        if sent is not None and self._count(sent.edit.text) + MESSAGE_FRAME <= most:
+            return sent
+        cut = self._outline if index.messages[place].structure.role == "tool" else self._fit_message
+        return cut(view, index, place, most)
+
+    def _outline_large(self, view: PlanRequest, index: ConversationIndex) -> dict[int, ReplacedMessage]:
+        """Return file blocks for large outputs that a model has already seen whole (M12).
+
+        Only so many of the newest steps are searched as could be sent.
+        """
+        most = min(self._policy.inline_tokens, _INLINE_SHARE * view.budget.usable)
+        room = view.budget.usable
+        large: dict[int, ReplacedMessage] = {}
+        for i in reversed(range(index.fresh)):
+            if i in index.fixed:
+                continue
+            outputs = [place for place in index.steps[i].places if index.messages[place].structure.role == "tool"]
+            found = [place for place in outputs if index.messages[place].tokens > most]
+            room -= index.steps[i].tokens - sum(index.messages[place].tokens for place in found)
+            if room < 0:
+                break
+            large |= {place: self._outline(view, index, place) for place in found}
+        return large
+
+    def _fill(self, view: PlanRequest, index: ConversationIndex, draft: PlanDraft, low: float) -> PlanDraft:
+        """Return a draft that shows more of its large messages, the newest first, while it is below the low mark."""
+        marked, tokens = dict(draft.marked), draft.tokens
+        last = {place for i in find_last_turn(index) for place in index.steps[i].places}
+        for place in sorted(marked, reverse=True):
+            left = _WISHED * low - tokens
+            if tokens >= _FILLED * low or not (marked[place].edit.kind == "file" or place in last):
+                continue
+            made = self._cut(view, index, place, self._count(marked[place].edit.text) + left)
+            tokens += self._count(made.edit.text) - self._count(marked[place].edit.text)
+            marked[place] = made
+        return msgspec.structs.replace(draft, marked=marked, tokens=tokens)
+
+    def _list_ways(
+        self, index: ConversationIndex, draft: PlanDraft, most: int, missing: float
+    ) -> Iterator[tuple[int, Replacement]]:
         """Yield further replacements: trimmed texts and values of the assistant, then pruned outputs that were seen.
 
-        Messages of the assistant above `most` tokens are trimmed.
+        Messages of the assistant above `most` tokens are trimmed. Outputs that give back all that is missing go before
+        those that are older but smaller.
         """
-        loose = _list_replaceable(index, draft)
+        loose = list_replaceable(index, draft)
         fresh = index.find_start(index.fresh)
-        by_size = sorted(loose, key=lambda place: (-index.messages[place].tokens, place))
-        said = [place for place in by_size if index.messages[place].structure.role == "assistant"]
-        yield from ((place, partial(trim_message, most=most)) for place in said if index.messages[place].tokens > most)
-        yield from (
-            (place, prune_output) for place in order_outputs(index, (place for place in loose if place < fresh))
-        )
+        said = [place for place in loose if index.messages[place].structure.role == "assistant"]
+        long = [place for place in said if index.messages[place].tokens > most]
+        yield from ((place, partial(trim_message, most=most)) for place in order_by_size(index, long))
+        outputs = order_outputs(index, (place for place in loose if place < fresh))
+        superseded = find_superseded(index) if outputs else {}
+        others = [place for place in outputs if place not in superseded]
+        sizes = [index.messages[place].tokens for place in others]
+        cap = find_cap(sizes, sum(sizes) - missing)
+        large = order_by_size(index, (place for place in others if index.messages[place].tokens > cap))
+        ordered = dict.fromkeys((*(place for place in outputs if place in superseded), *large, *others))
+        yield from ((place, prune_output) for place in ordered)
 
-    def _list_last_ways(self, index: ConversationIndex, draft: _PlanDraft) -> Iterator[tuple[int, _Replacement]]:
-        """Yield the last replacements: outputs that no model has seen, then other texts."""
-        loose = _list_replaceable(index, draft)
-        by_size = sorted(loose, key=lambda place: (-index.messages[place].tokens, place))
-        yield from ((place, self._outline) for place in by_size if index.messages[place].structure.role == "tool")
-        yield from ((place, shorten_message) for place in by_size if _is_text_only(index, place))
+    def _list_last_ways(self, index: ConversationIndex, draft: PlanDraft) -> Iterator[tuple[int, Replacement]]:
+        """Yield the last replacements, the largest first: outputs that no model has seen, and other texts."""
+        for place in order_by_size(index, list_replaceable(index, draft)):
+            if index.messages[place].structure.role == "tool":
+                yield place, self._outline
+            elif is_text_only(index, place):
+                yield place, shorten_message
 
 
 def _list_shortened(shown: Iterable[UserMessageForm]) -> dict[int, ReplacedMessage]:
@@ -373,114 +463,3 @@ def extend_tail(
             break
         tail -= 1
     return tail
-
-
-def shrink_draft(
-    view: PlanRequest,
-    index: ConversationIndex,
-    draft: _PlanDraft,
-    ways: Iterable[tuple[int, _Replacement]],
-    *,
-    most: float,
-    count: Callable[[str], int],
-) -> _PlanDraft:
-    """Return the draft with messages replaced in the order of `ways`, until it has at most `most` tokens."""
-    tokens = draft.tokens
-    marked = dict(draft.marked)
-    for place, mark in ways:
-        if view.head + tokens <= most:
-            break
-        if place in marked:
-            continue
-        made = mark(view, index, place)
-        gained = count_saved_tokens(index, {place: made}, count)
-        if gained > 0:
-            tokens -= gained
-            marked[place] = made
-    return msgspec.structs.replace(draft, marked=marked, tokens=tokens)
-
-
-def _list_replaceable(index: ConversationIndex, draft: _PlanDraft) -> list[int]:
-    """Return the places of sent messages that may be replaced, which excludes the user's newest turn."""
-    last = index.steps[index.users[-1]].turn if index.users else 0
-    bound = {i for i in index.users if index.steps[i].turn == last}
-    kept = [i for i in range(len(index.steps)) if (i >= draft.tail or i in draft.staying) and i not in bound]
-    return [place for i in kept for place in index.steps[i].places if place not in index.bound]
-
-
-def _is_text_only(index: ConversationIndex, place: int) -> bool:
-    """Return whether a message has only text, which may be cut."""
-    structure = index.messages[place].structure
-    return structure.role in ("user", "assistant") and not (structure.calls or structure.results or structure.reasoning)
-
-
-def _count_draft(index: ConversationIndex, draft: _PlanDraft, count: Callable[[str], int]) -> int:
-    """Return the tokens of a draft, without the preamble."""
-    tokens = sum(step.tokens for i, step in enumerate(index.steps) if i >= draft.tail or i in draft.staying)
-    tokens -= count_saved_tokens(index, draft.marked, count)
-    tokens += sum(count(each.text) + MESSAGE_FRAME for each in draft.reports)
-    return tokens + draft.carried.tokens + draft.ledger.tokens
-
-
-def _make_plan(
-    view: PlanRequest, index: ConversationIndex, draft: _PlanDraft, rung: Rung, wished: int = 0
-) -> ContextPlan:
-    beyond = wished if view.budget.is_ceiling_unreachable(wished) else 0
-    if not draft.ledger.sections and not draft.marked and not draft.carried.ledgers:
-        return ContextPlan(0, (), (), sum(each.tokens for each in index.messages), draft.protected, rung, beyond)
-    later = range(draft.tail, len(index.steps))
-    tail = max([draft.tail, *(i + 1 for i in later if not draft.marked.keys().isdisjoint(index.steps[i].places))])
-    through = index.find_start(tail)
-    references = {each.id: each for each in _list_references(draft)}
-    edits = tuple(_list_edits(index, draft, tail))
-    return ContextPlan(through, edits, tuple(references.values()), draft.tokens, draft.protected, rung, beyond)
-
-
-def compute_summaries_budget(usable: int) -> int:
-    """Return the tokens that all summaries may have together, given the usable tokens."""
-    return max(_REPORTS_LEAST, int(_REPORTS_SHARE * usable))
-
-
-def choose_summaries(view: PlanRequest, carried: CarriedLedgers) -> tuple[Written, ...]:
-    """Choose the summaries that this epoch adds: the newest that fit, of messages that no carried summary covers.
-
-    A summary that was merged from carried ones has to wait until these are dropped together with their ledgers.
-    """
-    reached = max((each.stop for each in carried.written if each.report), default=0)
-    start = max((each.stop for each in carried.ledgers), default=0)
-    newest = takewhile(lambda each: each.start >= reached, reversed(view.reports))
-    room = compute_summaries_budget(view.budget.usable) - carried.reported
-    chosen = take_fitting(newest, room, lambda each: each.tokens + MESSAGE_FRAME)
-    return tuple(Written(each.text, start, max(start, each.stop), each.id) for each in reversed(chosen))
-
-
-def _list_edits(index: ConversationIndex, draft: _PlanDraft, tail: int) -> Iterator[Edit]:
-    """Yield summaries, ledgers and kept messages: each ledger before all that follows its start, after its summaries.
-
-    So the next epoch, which only adds a ledger, does not change what precedes it, user messages between ledgers
-    included, and the provider's cache still has that.
-    """
-    written = [*draft.carried.written, *draft.reports, *draft.ledger.sections]
-    sections = sorted((each.start, each.stop) for each in written if not each.report)
-    ours = sorted(written, key=lambda each: (_find_start(each, sections), not each.report))
-    for i in range(tail):
-        if i >= draft.tail or i in draft.staying:
-            while ours and _find_start(ours[0], sections) <= index.steps[i].start:
-                yield ours.pop(0)
-            for place in index.steps[i].places:
-                yield draft.marked[place].edit if place in draft.marked else Kept(place)
-    yield from ours
-
-
-def _find_start(written: Written, sections: Sequence[tuple[int, int]]) -> int:
-    """Return the place before which a ledger's section or a summary stands: with the section that it belongs to."""
-    if not written.report:
-        return written.start
-    return next((start for start, stop in sections if stop > written.start), written.start)
-
-
-def _list_references(draft: _PlanDraft) -> Iterator[Reference]:
-    yield from draft.carried.references
-    yield from draft.ledger.references
-    for made in draft.marked.values():
-        yield from made.references

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from proxy.context.budget import MESSAGE_FRAME, take_fitting
-from proxy.context.conversation import ConversationIndex, PlanRequest, list_identifiers
+from proxy.context.conversation import ConversationIndex, PlanRequest
 from proxy.context.ledger import (
     BRIEF,
     FIRST_CHAT_HEADER,
@@ -26,6 +26,7 @@ from proxy.context.ledger import (
     format_user_turn,
     render_section,
 )
+from proxy.context.message_features import list_identifiers
 from proxy.context.references import PAGE, find_fold, unfold_words
 from proxy.context.user_rules import compute_rules_budget, format_rules, list_unsent_rules
 from proxy.context.word_ranking import (

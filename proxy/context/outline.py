@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import yaml
@@ -19,7 +19,8 @@ _SAMPLE = 200_000
 _ESCAPE = re.compile(r"\\[^\n]")
 _HEADING = re.compile(r"(#{1,6})[ \t]+(\S.{0,200})")
 _FENCES = ("```", "~~~")
-_PYTHON_REFUSED = (SyntaxError, ValueError, RecursionError, MemoryError)
+# A SystemError: CPython 3.11 where the stack is nearly full.
+_PYTHON_REFUSED = (SyntaxError, ValueError, RecursionError, MemoryError, SystemError)
 
 
 def outline_python(text: str) -> list[str]:
@@ -200,6 +201,50 @@ def _list_keys(value: dict[str, Any]) -> list[str]:
     return [*keys, "…"] if len(value) > _MOST_INNER else keys
 
 
+_SCRIPT_KINDS = frozenset({"js", "mjs", "cjs", "jsx", "ts", "mts", "cts", "tsx"})
+_MOST_SCRIPT = 400_000
+_IMPORTED = re.compile(
+    r"(?m)^[ \t]*(?:import\b[^;'\"()]{0,2000}?|export\b[^;'\"()]{0,2000}?\bfrom[ \t]{0,9})[\"']([^\"'\n]{1,200})[\"']"
+    r"|\brequire\([\"']([^\"'\n]{1,200})[\"']\)"
+)
+_WORDS = r"(?:declare |abstract |async |default ){0,3}"
+_EXPORTED = re.compile(
+    rf"(?m)^[ \t]*export (?:{_WORDS}(?:class|function\*?|const|let|var|interface|type|enum|namespace) ([\w$]+)"
+    r"|default ([\w$]+);|(?:type )?\{([^}]{1,2000})\})|^[ \t]*(?:module\.)?exports\.([\w$]+)"
+    r"|^[ \t]*module\.exports = (?:\{([^}]{1,2000})\}|([\w$]+))"
+)
+_DEFINED = re.compile(
+    rf"(?m)^([ \t]*)(?:export )?{_WORDS}(?:(class|function|interface|enum|namespace)\*? ([\w$]+)"
+    r"|(?:const|let|var) ([\w$]+)(?: ?:[^=\n]{1,200})? = (?:async )?"
+    r"(?:function\b|\([^)\n]{0,300}\)[^=\n]{0,100}=>|[\w$]+ =>))"
+)
+
+
+def outline_script(text: str, definitions: list[str]) -> list[str]:
+    """Return what JavaScript or TypeScript imports and exports, then its definitions; if there are none, those found.
+
+    These have the line on which they begin.
+    """
+    imported = dict.fromkeys(filter(None, (name for found in _IMPORTED.findall(text) for name in found)))
+    exported = dict.fromkeys(name for found in _EXPORTED.findall(text) for part in found for name in _split_names(part))
+    lines = [f"imports {', '.join(imported)}"] if imported else []
+    lines += [f"exports {', '.join(exported)}"] if exported else []
+    return [*lines, *(definitions or _list_script_definitions(text))]
+
+
+def _split_names(text: str) -> list[str]:
+    """Return the names in the braces of an export; of `a as b` the second, of `a: b` the first."""
+    parts = (part.split(" as ")[-1].split(":")[0].strip() for part in text.split(","))
+    return [part for part in parts if part]
+
+
+def _list_script_definitions(text: str) -> Iterator[str]:
+    line, at = 1, 0
+    for found in _DEFINED.finditer(text):
+        line, at = line + text.count("\n", at, found.start()), found.start()
+        yield f"{found[1][:8]}{found[2] or 'function'} {found[3] or found[4]} · line {line}"
+
+
 MOST_LINES = 40
 LONGEST_LINE = 160
 _PREVIEW_HEAD, _PREVIEW_TAIL = 8, 4
@@ -250,17 +295,21 @@ OutlineParser = Callable[[str, str], list[str]]
 
 
 class Outline(msgspec.Struct, frozen=True, gc=False):
-    """An outline: the kind of a content (`unknown` where it is not detected), its number of lines and its structure."""
+    """An outline: the kind of a content (`unknown` where it is not detected), its number of lines and its structure.
+
+    `shows` says what the structure is: that, or the first and last lines, or nothing where the content is no text.
+    """
 
     kind: str
     lines: int
     structure: tuple[str, ...]
+    shows: Literal["structure", "preview", "nothing"] = "structure"
 
 
 def outline(text: str, path: str = "", parse: OutlineParser | None = None) -> Outline:
     """Return the outline of a content; `parse` outlines the kinds that have no parser in this module."""
     if binary := detect_binary(text):
-        return Outline(binary, text.count("\n") + 1, (_NOT_TEXT,))
+        return Outline(binary, text.count("\n") + 1, (_NOT_TEXT,), "nothing")
     kind = detect_kind(text, path)
     lines = text.count("\n") + (not text.endswith("\n") and bool(text))
     if kind in _PARSERS:
@@ -268,7 +317,11 @@ def outline(text: str, path: str = "", parse: OutlineParser | None = None) -> Ou
         found = parse_here(text) if len(text) <= most else []
     else:
         found = parse(text, kind) if parse is not None else []
-    return Outline(kind, lines, tuple(_limit_lines(found) if found else _limit_lines(preview(text))))
+    if kind in _SCRIPT_KINDS and len(text) <= _MOST_SCRIPT:
+        found = outline_script(text, found)
+    if found:
+        return Outline(kind, lines, tuple(_limit_lines(found)))
+    return Outline(kind, lines, tuple(_limit_lines(preview(text))), "preview" if text else "structure")
 
 
 def detect_kind(text: str, path: str) -> str:

@@ -7,7 +7,7 @@ call. The original of given messages never changes, because references start at 
 import hmac
 import re
 from base64 import b32encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -23,6 +23,14 @@ def sanitize_text(text: str, most: int) -> str:
     cut = text[: most + 1]
     fit = _REFERRING.sub("ref ", _BRACKETED.sub("(", CONTROL_CHARACTERS.sub(" ", cut)))
     return fit if len(cut) <= most else f"{fit[: most - 1]}…"
+
+
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def sanitize_lines(text: str) -> str:
+    """Return the lines of a text without anything like a marker or a reference; their indentation stays."""
+    return _REFERRING.sub("ref ", _BRACKETED.sub("(", _UNPRINTABLE.sub(" ", text)))
 
 
 PAGE = 12_000
@@ -110,7 +118,8 @@ _LONGEST_LINE = 200
 class FileReference(msgspec.Struct, frozen=True, gc=False):
     """A marker of a large content: its id, its origin (a path or a name), its kind and its size.
 
-    `way` states in words how to obtain it again; it is empty where only the reference retrieves it.
+    `way` states in words how to obtain it again; it is empty where only the reference retrieves it. `excerpt` has its
+    first and last lines, as far as there is room for them.
     """
 
     reference: str
@@ -121,6 +130,7 @@ class FileReference(msgspec.Struct, frozen=True, gc=False):
     digest: bytes
     outline: Sequence[str]
     way: str = ""
+    excerpt: str = ""
 
 
 class Tombstone(msgspec.Struct, frozen=True, gc=False):
@@ -152,9 +162,45 @@ def render_file(file: FileReference) -> str:
         f" · {file.lines:,} lines · sha256 {file.digest.hex()[:12]}"
     )
     outline = (f"  {sanitize_text(line, _LONGEST_LINE)}" for line in file.outline)
+    excerpt = ("its beginning and its end:", sanitize_lines(file.excerpt)) if file.excerpt else ()
     return "\n".join(
-        (f"[FILE: {sanitize_text(file.path, _LONGEST_LINE)}]", head, *outline, _render_access(file.way), "[/FILE]")
+        (
+            f"[FILE: {sanitize_text(file.path, _LONGEST_LINE)}]",
+            head,
+            *outline,
+            *excerpt,
+            _render_access(file.way),
+            "[/FILE]",
+        )
     )
+
+
+_CUT_SHARE = 0.95
+
+
+def cut_to_ends(text: str, room: float, count: Callable[[str], int], note: str = "") -> str:
+    """Return the first and the last lines of a text, and a note between them, in at most `room` tokens.
+
+    Without a `note` it states how much is missing. Where there is no room for anything else, the note is returned.
+    """
+    cut, most = text, len(text)
+    while (tokens := count(cut)) > room and most:
+        most = int(most * max(0.0, min(_CUT_SHARE, room / tokens)))
+        cut = _join_ends(text, most, note)
+    return cut
+
+
+def _join_ends(text: str, most: int, note: str) -> str:
+    """Return about `most` characters of a text: three fifths of them from its beginning, in whole lines if possible."""
+    head, tail = text[: most * 3 // 5], text[len(text) - most * 2 // 5 :]
+    if (end := head.rfind("\n")) >= len(head) // 2:
+        head = head[:end]
+    if 0 <= (start := tail.find("\n")) <= len(tail) // 2:
+        tail = tail[start + 1 :]
+    missing = text[len(head) : len(text) - len(tail)]
+    lines = missing.strip("\n").count("\n") + 1
+    note = note or f"[… {lines:,} lines, {len(missing):,} characters left out …]"
+    return "\n".join(part for part in (head, note, tail) if part)
 
 
 def render_tombstone(stone: Tombstone) -> str:

@@ -1,4 +1,4 @@
-"""Replacement of single tool outputs among the messages that are kept: order, markers and their references.
+"""Replacement of single messages among those that are kept: order, markers and their references.
 
 Superseded outputs are replaced first, then repeated ones, then corrected errors, then other errors, then the oldest
 (BEHAVIOUR B16).
@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from proxy.context.budget import MESSAGE_FRAME
+from proxy.context.budget import MESSAGE_FRAME, estimate_tokens
 from proxy.context.conversation import BuilderPolicy, ConversationIndex, CountedMessage, PlanRequest
 from proxy.context.outline import OutlineParser, outline
 from proxy.context.references import (
     PAGE,
     FileReference,
     Tombstone,
+    cut_to_ends,
     list_argument_lines,
     render_file,
     render_tombstone,
@@ -30,6 +31,8 @@ MIN_PRUNED_TOKENS = 100
 _SHORTENED_LENGTH = 400
 _MAX_DEPTH = 32
 _ACCESS = "run it again if it only reads, or ask the user for `palimpsest expand ID`"
+# Tokens of the line that introduces an excerpt, and the fewest that make an excerpt.
+_EXCERPT_FRAME, _LEAST_EXCERPT = 12, 60
 _ACCESS_AFTER_EFFECTS = "ask the user for `palimpsest expand ID`"
 
 
@@ -179,26 +182,41 @@ def outline_output(
     view: PlanRequest,
     index: ConversationIndex,
     place: int,
+    room: float = 0,
     *,
     has_outline: bool = True,
     parse: OutlineParser | None = None,
+    count: Callable[[str], int] = estimate_tokens,
 ) -> ReplacedMessage:
-    """Replace an output that is too large to be sent again, or at all, by a file block."""
+    """Replace an output that is too large to be sent again, or at all, by a file block.
+
+    What the block leaves of `room` tokens is filled with the first and the last lines of the output.
+    """
     message, found = index.messages[place].message, index.found[place]
     references = list_part_references(view, place, 0, index.found[place].characters)
     call = _find_call(index, place)
     seen = outline(message.text, _find_path(index, place), parse if has_outline else None)
+    has_preview = has_outline and seen.shows == "preview"
     block = FileReference(
         references[0].id,
         _find_path(index, place) or (f"output of {call[0].name}" if call else "a message"),
         seen.kind,
-        index.messages[place].tokens,
+        view.messages[place].tokens,
         found.lines,
         found.digest,
         seen.structure if has_outline else (),
         _ACCESS_AFTER_EFFECTS if call and call[2] else _ACCESS,
     )
-    return ReplacedMessage(Replaced(place, _append_parts(render_file(block), references), "file"), references)
+    text = _append_parts(render_file(block), references)
+    if room > 0:
+        is_too_long = count(text) + MESSAGE_FRAME > room
+        bare = msgspec.structs.replace(block, outline=() if is_too_long or has_preview else block.outline)
+        left = room - MESSAGE_FRAME - _EXCERPT_FRAME - count(_append_parts(render_file(bare), references))
+        if left >= _LEAST_EXCERPT and seen.shows != "nothing":
+            bare = msgspec.structs.replace(bare, excerpt=cut_to_ends(message.text, left, count))
+        if is_too_long or bare.excerpt:
+            text = _append_parts(render_file(bare), references)
+    return ReplacedMessage(Replaced(place, text, "file"), references)
 
 
 def _find_path(index: ConversationIndex, place: int) -> str:
@@ -219,6 +237,61 @@ def _append_parts(text: str, references: tuple[Reference, ...]) -> str:
         return text
     parts = " ".join(f"ref:{each.id}" for each in references)
     return f"{text}\n[its parts in order: {parts}]"
+
+
+def order_by_size(index: ConversationIndex, places: Iterable[int]) -> list[int]:
+    """Return places of messages, the largest first."""
+    return sorted(places, key=lambda place: (-index.messages[place].tokens, place))
+
+
+def can_be_cut(index: ConversationIndex, place: int) -> bool:
+    """Return whether a new message may be cut where it does not fit: an output, or a text of the user."""
+    seen = index.messages[place]
+    is_text = seen.structure.role == "user" and is_text_only(index, place) and not seen.message.media
+    return seen.structure.role == "tool" or is_text
+
+
+def is_text_only(index: ConversationIndex, place: int) -> bool:
+    """Return whether a message has only text, which may be cut."""
+    structure = index.messages[place].structure
+    return structure.role in ("user", "assistant") and not (structure.calls or structure.results or structure.reasoning)
+
+
+def find_sent_form(view: PlanRequest, place: int) -> ReplacedMessage | None:
+    """Return what the active plan sends in place of a message: a file block or a shortened text."""
+    if view.frozen is None or place >= view.frozen.through:
+        return None
+    for edit in view.frozen.edits:
+        if isinstance(edit, Replaced) and edit.place == place and edit.kind != "tombstone" and edit.text:
+            named = tuple([each for each in view.frozen.references if f"ref:{each.id}" in edit.text])
+            return ReplacedMessage(edit, named)
+    return None
+
+
+def select_sent(
+    index: ConversationIndex, marked: Mapping[int, ReplacedMessage], tail: int, staying: frozenset[int]
+) -> dict[int, ReplacedMessage]:
+    """Return the replacements of messages that are sent: those of steps from `tail` on, and of `staying` ones."""
+    steps = (step for i, step in enumerate(index.steps) if i >= tail or i in staying)
+    sent = {place for step in steps for place in step.places}
+    return {place: made for place, made in marked.items() if place in sent}
+
+
+def replace_messages(
+    index: ConversationIndex, marked: Mapping[int, ReplacedMessage], count: Callable[[str], int]
+) -> ConversationIndex:
+    """Return an index in which messages have the tokens of what replaces them."""
+    if not marked:
+        return index
+    messages, steps = list(index.messages), list(index.steps)
+    for place, made in marked.items():
+        messages[place] = msgspec.structs.replace(
+            messages[place], tokens=messages[place].tokens - count_saved_tokens(index, {place: made}, count)
+        )
+    for i, step in enumerate(steps):
+        if not marked.keys().isdisjoint(step.places):
+            steps[i] = msgspec.structs.replace(step, tokens=sum(messages[place].tokens for place in step.places))
+    return msgspec.structs.replace(index, messages=messages, steps=steps)
 
 
 _PROTECTED_SHARE, _MINIMUM_SHARE = 0.25, 0.05

@@ -6,15 +6,21 @@ are left out before the user's own prose is. Whatever is left out has a referenc
 turn that is sent.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from typing import Literal
 
 import msgspec
 
-from proxy.context.budget import MESSAGE_FRAME, take_fitting
-from proxy.context.conversation import ConversationIndex, PlanRequest
-from proxy.context.references import PAGE, render_message
-from proxy.context.tool_outputs import list_part_references
-from proxy.context.user_rules import list_pasted
+from proxy.context.budget import MESSAGE_FRAME, find_cap, take_fitting
+from proxy.context.conversation import ConversationIndex, PlanRequest, find_last_turn
+from proxy.context.outline import OutlineParser, outline
+from proxy.context.references import PAGE, FileReference, cut_to_ends, render_file, render_message
+from proxy.context.tool_outputs import ReplacedMessage, list_part_references
+from proxy.context.user_rules import find_block_path, list_pasted
 from proxy.model.epoch import Reference, Replaced, Written
 from proxy.model.messages import Message
 
@@ -24,9 +30,8 @@ WHOLE_SHARE, HEADS_SHARE = 0.25, 0.15
 _HEAD_LENGTHS = (400, 120)
 _LEAST_REPEATED = 100
 """Fewest tokens of a block that is left out because a newer turn repeats it."""
-_MOST_COMPARED = 3
-"""Number of next newer turns, beside the newest, searched for the blocks of a turn: clients repeat text in these."""
 _MOST_PLACES = 8
+"""The most places of one line among newer turns that are compared, the nearest ones: time stays linear."""
 _MOST_PASTED, _PASTED_SHARE = 2000, 0.05
 # A share that is exceeded is filled again up to this part only: shortening a turn invalidates the provider's cache for
 # everything behind it, so that several turns are shortened at once.
@@ -36,24 +41,23 @@ _LEDGER_LEVEL = 1 + len(_HEAD_LENGTHS)
 Count = Callable[[str], int]
 
 
-class UserMessageForm(msgspec.Struct, frozen=True, gc=False):
-    """A user turn in one of its forms, unchanged or with parts left out, and its tokens."""
+class UserMessageForm(msgspec.Struct, frozen=True):
+    """A user turn in one of its forms, unchanged or with parts left out, and its tokens.
+
+    `holders` has the steps of newer turns that contain a block, for each block that was left out because of them.
+    `with_blocks` is the same form with these blocks.
+    """
 
     step: int
     tokens: int
     edits: tuple[Replaced, ...] = ()
     references: tuple[Reference, ...] = ()
+    holders: tuple[frozenset[int], ...] = ()
+    with_blocks: "UserMessageForm | None" = None
 
 
 MessageForms = Mapping[int, tuple[UserMessageForm, ...]]
 """The forms of user turns by step, the longest form first."""
-
-
-class LineIndex(msgspec.Struct, frozen=True, gc=False):
-    """The lines of a text, and the line numbers at which each of them occurs."""
-
-    lines: Sequence[str]
-    places: Mapping[str, Sequence[int]]
 
 
 class OlderMessages(msgspec.Struct, frozen=True, gc=False):
@@ -67,15 +71,19 @@ class OlderMessages(msgspec.Struct, frozen=True, gc=False):
 
 
 def list_older_forms(
-    view: PlanRequest, index: ConversationIndex, count: Count, *, has_blocks: bool = True
+    view: PlanRequest,
+    index: ConversationIndex,
+    count: Count,
+    *,
+    has_blocks: bool = True,
+    parse: OutlineParser | None = None,
 ) -> MessageForms:
     """Return the forms of each user turn, except for the newest turns and those that must stay.
 
     Without `has_blocks`, repeated and pasted blocks are not searched for: that search takes nearly all of the time.
     """
-    older = [i for i in index.users if i not in index.newest and i not in index.fixed]
-    newest = [_get_text(index, i) for i in sorted(index.newest)]
-    return _list_forms(view, index, older, newest if has_blocks else None, count)
+    older = {i for i in index.users if i not in index.newest and i not in index.fixed}
+    return _list_forms(view, index, older, index.users if has_blocks else None, count=count, parse=parse)
 
 
 def choose_older_forms(
@@ -83,52 +91,104 @@ def choose_older_forms(
 ) -> OlderMessages:
     """Choose the form of each turn before the step `least`; `share` is the part of their budgets that they may use.
 
-    A turn that was shortened before does not become longer again, unless all of them fit whole.
+    A turn that was shortened before does not become longer again, unless all of them fit whole. A block that was left
+    out because newer turns repeat it is sent again where none of these is sent, if there is room for it.
     """
     older = {i: each for i, each in forms.items() if i < least}
     rooms = tuple(share * part * view.budget.usable for part in (WHOLE_SHARE, HEADS_SHARE))
     levels = _choose_levels(older, {i: _find_sent_level(view, index, i, older[i]) for i in older}, rooms)
-    shown = tuple([older[i][level] for i, level in levels.items() if level < len(older[i])])
+    sent = {i: older[i][level] for i, level in levels.items() if level < len(older[i])}
+    whole = [i for i, level in levels.items() if not level]
+    room = rooms[0] - sum(sent[i].tokens for i in whole)
+    shown = tuple((sent | _restore_blocks(sent, whole, {i for i in index.users if i not in older}, room)).values())
     if len(shown) == len(older):
         return OlderMessages(shown)
     return OlderMessages(shown, max(0.0, sum(rooms) - sum(each.tokens for each in shown)))
 
 
 def list_newest_forms(
-    view: PlanRequest, index: ConversationIndex, count: Count, *, has_blocks: bool = True
+    view: PlanRequest,
+    index: ConversationIndex,
+    count: Count,
+    *,
+    has_blocks: bool = True,
+    parse: OutlineParser | None = None,
 ) -> MessageForms:
     """Return the forms of the newest turns except for the last; `has_blocks` is as in `list_older_forms`."""
-    last = index.steps[index.users[-1]].turn if index.users else 0
-    newer = [_get_text(index, i) for i in index.users if index.steps[i].turn == last]
-    second = [i for i in index.newest if index.steps[i].turn != last and i not in index.fixed]
-    return _list_forms(view, index, second, newer if has_blocks else None, count)
+    newest = find_last_turn(index)
+    second = index.newest - newest - index.fixed
+    return _list_forms(view, index, second, newest if has_blocks else None, count=count, parse=parse)
+
+
+def _restore_blocks(
+    sent: Mapping[int, UserMessageForm], whole: Iterable[int], others: Collection[int], room: float
+) -> dict[int, UserMessageForm]:
+    """Return the whole turns that are sent with the blocks that newer turns repeat, as none of these is sent whole.
+
+    `others` are the steps of turns that are sent unchanged. The newest turns come first, as long as there is `room`.
+    """
+    containing, restored = set(others), dict[int, UserMessageForm]()
+    for i in sorted(whole, reverse=True):
+        form = sent[i].with_blocks
+        if form is None or not any(containing.isdisjoint(each) for each in sent[i].holders):
+            containing.add(i)
+        elif form.tokens - sent[i].tokens <= room:
+            room -= form.tokens - sent[i].tokens
+            restored[i] = form
+            containing.add(i)
+    return restored
 
 
 def _list_forms(
-    view: PlanRequest, index: ConversationIndex, steps: Iterable[int], newer: Iterable[str] | None, count: Count
+    view: PlanRequest,
+    index: ConversationIndex,
+    steps: Collection[int],
+    newer: Iterable[int] | None,
+    *,
+    count: Count,
+    parse: OutlineParser | None,
 ) -> MessageForms:
     """Return the forms of each turn, the longest first, in the order of their steps.
 
-    A turn with media, or of several messages, has one form only. `newer` are texts of further turns that may repeat
-    blocks of it; for None no blocks are left out.
+    A turn of several messages has one form only. Blocks that a later one of these turns or of those at
+    the steps `newer` repeats are left out, and pasted blocks; for None no blocks are.
     """
-    newest = [index_lines(text) for text in newer or () if len(text) >= _LEAST_REPEATED]
-    near: list[LineIndex] = []
+    known = NewerLines()
     forms: dict[int, tuple[UserMessageForm, ...]] = {}
-    for i in sorted(steps, reverse=True):
-        step, message = index.steps[i], index.messages[index.steps[i].start].message
-        if step.stop - step.start > 1 or message.media:
-            forms[i] = (UserMessageForm(i, step.tokens),)
-            continue
-        cut = _CutText(message.text)
+    for i in sorted({*steps, *(newer or ())}, reverse=True):
+        if i in steps:
+            forms[i] = _make_forms(view, index, i, None if newer is None else known, count=count, parse=parse)
         if newer is not None:
-            cut = _remove_pasted(view, step.start, message, count)
-            cut = cut.remove_repeated((*newest, *near), count)
-        heads = [_shorten(cut.text, most) for most in _HEAD_LENGTHS]
-        forms[i] = tuple([_make_form(view, index, i, cut, each, count=count) for each in (cut.text, *heads)])
-        if newer is not None and len(message.text) >= _LEAST_REPEATED:
-            near = [index_lines(message.text), *near][:_MOST_COMPARED]
+            for place in index.steps[i].places:
+                known.add(i, index.messages[place].message.text)
     return dict(sorted(forms.items()))
+
+
+def _make_forms(
+    view: PlanRequest,
+    index: ConversationIndex,
+    i: int,
+    known: "NewerLines | None",
+    *,
+    count: Count,
+    parse: OutlineParser | None,
+) -> tuple[UserMessageForm, ...]:
+    """Return the forms of the turn at step `i`, without blocks that stand in `known` and without pasted ones."""
+    step, message = index.steps[i], index.messages[index.steps[i].start].message
+    if step.stop - step.start > 1:
+        return (UserMessageForm(i, step.tokens),)
+    own = cut = _CutText(message.text)
+    holders: tuple[frozenset[int], ...] = ()
+    if known is not None:
+        own = _remove_pasted(view, step.start, message, count, parse)
+        text, holders = known.remove_repeated(own.text, count)
+        cut = _CutText(text, "", own.references) if holders else own
+    heads = [_shorten(cut.text, most) for most in _HEAD_LENGTHS]
+    whole, *others = [_make_form(view, index, i, cut, each, count=count) for each in (cut.text, *heads)]
+    if holders and whole.edits:
+        with_blocks = _make_form(view, index, i, own, own.text, count=count)
+        whole = msgspec.structs.replace(whole, holders=holders, with_blocks=with_blocks)
+    return (whole, *others)
 
 
 def _shorten(text: str, most: int) -> str:
@@ -136,27 +196,37 @@ def _shorten(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     head = text[:most]
-    note = head.rfind("[… ")
-    return f"{head[: note if note > head.rfind(' …]') else most].rstrip()}…"
+    for opening, closing in (("[… ", " …]"), ("[FILE: ", "[/FILE]")):
+        note = head.rfind(opening)
+        if note > head.rfind(closing):
+            head = head[:note]
+    return f"{head.rstrip()}…"
 
 
 def _make_form(
     view: PlanRequest, index: ConversationIndex, i: int, cut: "_CutText", text: str, *, count: Count
 ) -> UserMessageForm:
-    """Return the form of step `i` that sends `text`, or the unchanged turn where that has no more tokens."""
+    """Return the form of step `i` that sends `text`, or the unchanged turn where that has no more tokens.
+
+    Media are described in words (B17).
+    """
     step = index.steps[i]
-    if text == _get_text(index, i):
+    media = index.messages[step.start].message.media
+    if text == _get_text(index, i) and not media:
         return UserMessageForm(i, step.tokens)
-    if text == cut.text and cut.named:
+    if text == cut.text and cut.named and not media:
         text, references = cut.named, cut.references
     else:
         reference = Reference(view.name(step.start, step.stop, 0), step.start, step.stop)
-        text = f"{text}\n[shortened by palimpsest, not by the user; the original is intact: ref:{reference.id}]"
+        without = f" (without {', '.join(media)})" if media else ""
+        mark = f"[shortened by palimpsest, not by the user{without}; the original is intact: ref:{reference.id}]"
+        text = f"{text}\n{mark}" if text else mark
         references = (reference, *[part for part in cut.references if f"ref:{part.id}" in text])
     tokens = count(text) + MESSAGE_FRAME
     if tokens >= step.tokens:
         return UserMessageForm(i, step.tokens)
-    return UserMessageForm(i, tokens, (Replaced(step.start, text, "shortened"),), references)
+    kind: Literal["tombstone", "shortened"] = "tombstone" if media else "shortened"  # media go with the former
+    return UserMessageForm(i, tokens, (Replaced(step.start, text, kind),), references)
 
 
 def _find_sent_level(view: PlanRequest, index: ConversationIndex, i: int, forms: Sequence[UserMessageForm]) -> int:
@@ -168,7 +238,7 @@ def _find_sent_level(view: PlanRequest, index: ConversationIndex, i: int, forms:
     if edit is None:
         return _LEDGER_LEVEL
     sent = (edit,) if isinstance(edit, Replaced) else ()
-    return next((level for level, form in enumerate(forms) if form.edits == sent), 0)
+    return next((level for level, form in enumerate(forms) if form.edits == sent), 0)  # 0 with its blocks, too
 
 
 def _choose_levels(forms: MessageForms, before: Mapping[int, int], rooms: Sequence[float]) -> Mapping[int, int]:
@@ -236,13 +306,21 @@ class _CutText(msgspec.Struct, frozen=True, gc=False):
     named: str = ""
     references: tuple[Reference, ...] = ()
 
-    def remove_repeated(self, newer: Sequence[LineIndex], count: Count) -> "_CutText":
-        """Return the text without what one of the newer texts contains too."""
-        text = remove_repeated(self.text, newer, count)
-        return self if text == self.text else _CutText(text, "", self.references)
+
+def _render_block(path: str, block: str, parts: Sequence[Reference], tokens: int, parse: OutlineParser | None) -> str:
+    """Render a pasted file as a file block with its outline (M12)."""
+    content = _WRAPPING.sub("", block)
+    seen = outline(content, path, parse)
+    structure = seen.structure if seen.shows == "structure" else ()
+    digest = sha256(content.encode("utf-8", "surrogatepass")).digest()
+    file = FileReference(parts[0].id, path, seen.kind, tokens, seen.lines, digest, structure)
+    more = f"\n[its parts in order: {' '.join(f'ref:{each.id}' for each in parts)}]" if len(parts) > 1 else ""
+    return f"{render_file(file)}{more}"
 
 
-def _remove_pasted(view: PlanRequest, place: int, message: Message, count: Count) -> _CutText:
+def _remove_pasted(
+    view: PlanRequest, place: int, message: Message, count: Count, parse: OutlineParser | None
+) -> _CutText:
     """Return the text of a message without large pasted blocks.
 
     A block is large above 2,000 tokens, or above 5 % of the usable budget where that is less. Where the whole message
@@ -261,53 +339,136 @@ def _remove_pasted(view: PlanRequest, place: int, message: Message, count: Count
         lines = block.count("\n") + 1
         note = f"{lines:,} lines that the user pasted, {tokens:,} tokens, left out"
         before = message.text[at:start]
-        named += [before, f"[… {note} by palimpsest, intact: {names} …]"]
-        text += [before, f"[… {note} …]" if len(rendered) <= PAGE else f"[… {note}: {names} …]"]
+        if path := find_block_path(message.text, start):
+            file = _render_block(path, block, parts, tokens, parse)
+            named += [before, file]
+            text += [before, file]
+        else:
+            named += [before, f"[… {note} by palimpsest, intact: {names} …]"]
+            text += [before, f"[… {note} …]" if len(rendered) <= PAGE else f"[… {note}: {names} …]"]
         references += parts
         at = stop
     rest = message.text[at:]
     return _CutText("".join((*text, rest)), "".join((*named, rest)) if references else "", tuple(references))
 
 
-def index_lines(text: str) -> LineIndex:
-    """Index the lines of a text by content; a line that occurs often has its first 8 line numbers only."""
-    lines = text.split("\n")
-    places: dict[str, list[int]] = {}
-    for place, line in enumerate(lines):
-        known = places.setdefault(line, [])
-        if len(known) < _MOST_PLACES:
-            known.append(place)
-    return LineIndex(lines, places)
+_LEAST_BLOCK = 400
+_WRAPPING = re.compile(r"\A(?:[`~]{3,}.*|[ \t]*<[^>\n]*>)\n|\n(?:[`~]{3,}|</[^>\n]*>)[ \t]*\Z")
+# Tokens of the notes for a block, and the fewest that a block keeps if any of it stays.
+_BLOCK_NOTE, _LEAST_EXCERPT = 24, 40
+# The most tokens of a block's outline, as a share of its tokens.
+_OUTLINE_SHARE = 0.3
 
 
-def remove_repeated(text: str, newer: Sequence[LineIndex], count: Count) -> str:
-    """Return a text without the long passages, of whole lines, that one of the newer texts contains too."""
-    for each in newer:
-        text = "\n".join(_list_unrepeated_lines(text.split("\n"), each, count))
-    return text
+def fit_message(
+    view: PlanRequest,
+    index: ConversationIndex,
+    place: int,
+    room: float,
+    *,
+    count: Count,
+    parse: OutlineParser | None = None,
+) -> ReplacedMessage:
+    """Shorten a message of the user to about `room` tokens: pasted blocks first, the user's own prose last (B9).
+
+    Of a block, and of prose that is too long by itself, the beginning and the end stay, and of a block its outline.
+    """
+    text = index.messages[place].message.text
+    references = list_part_references(view, place, 0, index.found[place].characters)
+    names = " ".join(f"ref:{each.id}" for each in references)
+    note = f"[shortened by palimpsest, not by the user; the original is intact: {names}]"
+    room -= count(note) + MESSAGE_FRAME
+    blocks = list_pasted(text, _LEAST_BLOCK)
+    sizes = [count(text[start:stop]) for start, stop in blocks]
+    prose = count(text) - sum(sizes)
+    most = find_cap(sizes, room - prose - _BLOCK_NOTE * len(blocks))
+    if most < _LEAST_EXCERPT:
+        most = 0
+    kept, at = list[str](), 0
+    for (start, stop), tokens in zip(blocks, sizes, strict=True):
+        path = find_block_path(text, start)
+        kept += [text[at:start], _cut_block(text[start:stop], path, tokens, most, count=count, parse=parse)]
+        at = stop
+    shorter = cut_to_ends("".join((*kept, text[at:])), room, count)
+    return ReplacedMessage(Replaced(place, f"{shorter}\n{note}", "shortened"), references)
 
 
-def _list_unrepeated_lines(lines: Sequence[str], newer: LineIndex, count: Count) -> Iterator[str]:
-    run: list[str] = []
-    behind: list[int] = []
-    for line in lines:
-        going_on = [place + 1 for place in behind if place < len(newer.lines) and newer.lines[place] == line]
-        if going_on:
-            run.append(line)
-            behind = going_on
-            continue
-        yield from _finish_run(run, count)
-        behind = [place + 1 for place in newer.places.get(line, ())]
-        run = [line] if behind else []
-        if not run:
-            yield line
-    yield from _finish_run(run, count)
+def _cut_block(block: str, path: str, tokens: int, most: int, *, count: Count, parse: OutlineParser | None) -> str:
+    """Return a pasted block of at most about `most` tokens: its beginning, its outline and its end."""
+    if tokens <= most:
+        return block
+    note = f"{block.count(chr(10)) + 1:,} lines that the user pasted, {tokens:,} tokens"
+    if not most:
+        return f"[… {note}, left out …]"
+    seen = outline(_WRAPPING.sub("", block), path, parse)
+    structure = "\n".join(f"  {line}" for line in seen.structure) if seen.shows == "structure" else ""
+    listed = f"; it contains:\n{structure}\n" if structure and count(structure) <= _OUTLINE_SHARE * most else " "
+    return cut_to_ends(block, most, count, f"[… the middle of {note}, is left out{listed}…]")
 
 
-def _finish_run(run: Sequence[str], count: Count) -> Iterator[str]:
-    """Yield the lines of a repeated run, or one note in their place where they have enough tokens."""
-    block = "\n".join(run)
-    if len(block) < _LEAST_REPEATED or count(block) < _LEAST_REPEATED:
-        yield from run
-    else:
-        yield f"[… {len(run)} lines left out: they stand word for word in a newer message of the user …]"
+class NewerLines:
+    """An index of the lines of user turns, to which turns are added from the newest to the oldest.
+
+    Lines are compared without white space at their end, and empty ones not at all.
+    """
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []  # of all turns, with an empty one behind each turn
+        self._places: dict[str, deque[int]] = {}
+        self._starts: list[int] = []
+        self._steps: list[int] = []
+
+    def add(self, step: int, text: str) -> None:
+        """Add the text of a turn at a step."""
+        self._starts.append(len(self._lines))
+        self._steps.append(step)
+        for line in filter(None, map(str.rstrip, text.split("\n"))):
+            self._places.setdefault(line, deque(maxlen=_MOST_PLACES)).append(len(self._lines))
+            self._lines.append(line)
+        self._lines.append("")
+
+    def remove_repeated(self, text: str, count: Count) -> tuple[str, tuple[frozenset[int], ...]]:
+        """Return a text without long passages, of whole lines, that a turn contains, and the steps of those that do."""
+        kept, empty, holders = list[str](), list[str](), list[frozenset[int]]()
+        left_out = 0
+        for lines, places in self._list_runs(text.split("\n")):
+            block = "\n".join(lines)
+            if places and len(block) >= _LEAST_REPEATED and count(block) >= _LEAST_REPEATED:
+                left_out += len(empty) * bool(left_out) + len(lines)
+                holders.append(frozenset(self._steps[bisect_right(self._starts, place) - 1] for place in places))
+            elif left_out and not block.strip():
+                empty += lines
+                continue
+            else:
+                kept += [*_note_left_out(left_out), *empty, *lines]
+                left_out = 0
+            empty = []
+        return "\n".join((*kept, *_note_left_out(left_out), *empty)), tuple(holders)
+
+    def _list_runs(self, lines: Iterable[str]) -> Iterator[tuple[list[str], list[int]]]:
+        """Yield runs of lines, and the places of their last lines where the run stands in a turn; else none.
+
+        Empty lines within a run belong to it, those behind it do not.
+        """
+        run, empty, at = list[str](), list[str](), list[int]()
+        for line in lines:
+            bare = line.rstrip()
+            if not bare:
+                empty.append(line)
+                continue
+            going_on = [place + 1 for place in at if self._lines[place + 1] == bare]
+            if going_on:
+                run += [*empty, line]
+            else:
+                yield run, at
+                yield empty, []
+                run = [line]
+            at = going_on or [*self._places.get(bare, ())]
+            empty = []
+        yield run, at
+        yield empty, []
+
+
+def _note_left_out(lines: int) -> Iterator[str]:
+    if lines:
+        yield f"[… {lines} lines left out: they stand word for word in a newer message of the user …]"

@@ -3,6 +3,8 @@
 Pasted blocks and text that a client added are left out first. A rule is a verbatim quotation, never a paraphrase.
 """
 
+# ruff: noqa: RUF001 - words of languages in other scripts
+
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -37,6 +39,27 @@ def list_pasted(text: str, shortest: int) -> list[tuple[int, int]]:
         found += [*_list_machine_runs(text, at, start), (start, stop)]
         at = stop
     return [(start, stop) for start, stop in found if stop - start >= shortest]
+
+
+_LONGEST_INTRO = 160
+_PATH = r"[\w.@~+-]{0,200}(?:[/\\][\w.@~+ -]{1,200}){0,30}\.\w{1,10}"
+_BLOCK_PATH = re.compile(
+    rf"(?:[`~]{{3,}}(?:[\w+-]{{0,30}}[ \t:{{]{{1,9}})?(?:(?:file|path|title|filename)=)?[\"']?({_PATH})\b"
+    rf"|[ \t]*<\w+[^>\n]{{0,200}}?\b(?:path|name|file|src|source|filename)=[\"']?({_PATH})\b)"
+)
+_PATH_LINE = re.compile(rf"(?:[ \t#*>`-]|\bFile:?[ \t]){{0,9}}({_PATH})[ \t*`:]{{0,9}}")
+
+
+def find_block_path(text: str, start: int) -> str:
+    """Return the path of the file in the block that begins at `start`; empty where none is stated.
+
+    It stands in the line that opens the block, or alone on the line above a fence.
+    """
+    if (inside := _BLOCK_PATH.match(text, start)) is not None:
+        return inside[1] or inside[2]
+    above = text[max(0, start - _LONGEST_INTRO) : start].rstrip("\n").rpartition("\n")[2]
+    alone = _PATH_LINE.fullmatch(above) if text.startswith(("```", "~~~"), start) else None
+    return alone[1] if alone is not None else ""
 
 
 def _list_fenced(text: str) -> Iterator[tuple[int, int]]:
@@ -79,16 +102,20 @@ def _is_machine_line(line: str) -> bool:
 
 _LEAST_PASTED = 400
 _LOOKED_AT = 200_000
-_LONGEST_INTRO = 160
 
 _FENCES = ("`", "~", "<")
 _CLIENT = re.compile(
     r"<(system-reminder|environment_details|environment_context|ide_\w{1,40}|local-command-\w{1,20}"
     r"|command-(?:name|message|args|output)|bash-(?:input|stdout|stderr)|task-notification)\b[^>\n]{0,200}>"
 )
+# Instructions for the model that clients put behind the user's words, up to the end: aider, cline.
+_TEMPLATE = re.compile(
+    r"(?m)^# (?:\*SEARCH/REPLACE block\* Rules:|task_progress (?:RECOMMENDED|LIST)|TODO LIST (?:UPDATE|RECOMMENDED))"
+)
 _ITEM = re.compile(r"[ \t]*(?:[-*+\u2022\u2013]|\(?\d{1,3}[.)]|[a-z][.)])[ \t]+")
 _END = re.compile(
-    r"(?<=[.!?])[\"'\u201d\u2019)*_`]{0,3}[ \t]+(?=[\"'\u201c\u2018(\[*_`¿¡]{0,3}[A-ZÀ-ÖØ-Þ])|(?<=[\u3002\uff01\uff1f])"
+    r"(?<=[.!?])[\"'\u201d\u2019)*_`]{0,3}[ \t]+(?=[\"'\u201c\u2018(\[*_`¿¡]{0,3}(?:[A-ZÀ-ÖØ-Þ]|"
+    r"[^\x00-\u024f\u0430-\u045f\W]))|(?<=[\u3002\uff01\uff1f\u0964])[ \t]*"
 )
 
 
@@ -138,7 +165,7 @@ def _split_sentences(line: str) -> Iterator[str]:
 
 def _remove_foreign(text: str) -> str:
     """Replace what the user did not write by line ends, so that no sentence reaches over it."""
-    own = "\n".join(_list_outside_tags(text))
+    own = "\n".join(_list_outside_tags(_TEMPLATE.split(text, maxsplit=1)[0]))
     kept: list[str] = []
     at = 0
     for start, stop in list_pasted(own, 1):
@@ -166,21 +193,84 @@ MAX_RULES_TOKENS, RULES_SHARE = 2000, 0.06
 _LONGEST = 600
 _HEAD = "Rules that the user stated, in the user's own words, each behind the number of its message:"
 
-_RULE_WORDS = re.compile(
-    r"(?i)\b(?:always|never|must(?:n't)?|shall not"
-    r"|(?<!\bI )(?:do not|don['\u2019]t|dont)(?! worry| mind| know| understand| think| see)"
-    r"|(?<=\bI )(?:do not|don['\u2019]t|dont) (?:want|wish|like|allow|accept|expect|permit)"  # not: have, remember
-    r"|make sure|ensure|be sure to|from now on|at all times|under no circumstances|no matter what|in (?:the )?future"
-    r"|only use|use only|only ever|prefer|avoid|please keep|keep in mind|remember (?:to|that)|refrain from|stick to"
-    r"|unless I|without (?:asking|my)|(?:is|are) (?:forbidden|not allowed|off[- ]limits)|may not"
-    r"|immer|niemals|nie|musst|müsst|müssen|darfst|dürft|dürfen nicht|auf keinen fall|achte darauf|stell(?:e)? sicher"
-    r"|ab (?:jetzt|sofort)|von nun an|vermeide|bevorzuge|bitte (?:nicht|nur|kein\w{0,2})|nur \w{1,40} verwenden"
-    r"|(?:verwende|benutze|nutze) (?:nur|kein\w{0,2}|ausschließlich)"
-    r"|toujours|jamais|ne \w{1,30} pas|n['\u2019]\w{1,30} pas|dois|devez|il (?:ne )?faut|assure-toi|assurez-vous"
-    r"|désormais|à partir de maintenant|évite[sz]?|préfère[sz]?|utilise[sz]? (?:uniquement|seulement)"
-    r"|siempre|nunca|jamás|debes?|asegúrate|a partir de ahora|evita|prefiere|(?:usa|utiliza) (?:solo|sólo)"
-    r"|(?:solo|sólo) (?:usa|utiliza)|no (?:uses|utilices|hagas|toques|modifiques|cambies|borres|elimines|escribas))\b"
+# What makes a sentence an instruction that lasts is an imperative or a modal that is said to somebody, in the major
+# languages; "always" or "never" alone makes none. The first list counts at the beginning of a clause only.
+_CLAUSE = (
+    r"(?:^|[,;:.!?\u2013\u2014(-]\s+|\b(?:and|but|so|then|also|please|und|aber|et|mais|y|pero|e|ma|mas|en|maar|"
+    r"и|но)\s+)"
+    r"[\s\"'*_`\u201c\u2018\u00ab\u00bf\u00a1>]{0,6}"
 )
+_IMPERATIVES = (
+    # English
+    r"(?:always|never)\b(?! mind\b| again\b| before\b| have\b| had\b| did\b| was\b| were\b)",
+    r"(?:do not|don['\u2019]t|dont)\b(?! worry| mind| know| understand| think| see| have| remember| get\b)",
+    r"(?:make sure|ensure|be sure to|avoid|refrain from|stick to|prefer|remember (?:to|that)|keep in mind|use only)\b",
+    r"(?:only (?:use|ever)|at all times|under no circumstances|no matter what|in (?:the )?future)\b",
+    r"please,? (?:use(?! the\b| my\b| an?\b| this\b| that\b)|keep|only|answer|respond|reply|speak|follow|leave|"
+    r"ask|format|indent|stick|avoid|prefer)\b",
+    r"use (?!this\b|that\b|these\b|those\b|it\b|my\b|the\b)[\w`\"']",
+    r"(?:answer|respond|reply|speak|write)\b[^.!?]{0,40}\bin (?-i:[A-Z])\w+",
+    # German
+    r"(?:bitte )?(?:immer|niemals|nie|auf keinen fall|keinesfalls)\b(?! wenn| wieder| noch| mehr)",
+    r"bitte (?:nicht|nur|kein\w{0,2}|ausschließlich)\b",
+    r"(?!(?:ich|er|sie|es|wir|das|die|der|den|ein\w*|mein\w*|man|ihr|dies\w*|hier|da|dort|so)\b)"
+    r"(?:bitte )?\w{2,20}(?:e|en|f|t|s|b|g|h|k)? (?:(?:sie|mir|uns|dabei) )?(?:immer|nie|niemals|nur|nicht|"
+    r"kein\w{0,2}|ausschließlich)\b",
+    r"(?:achte darauf|stell(?:e|en sie)? sicher|vermeide|bevorzuge)\b",
+    # French
+    r"(?:ne \w{1,30} (?:pas|jamais|rien)|n['\u2019]\w{1,30} (?:pas|jamais|rien))\b",
+    r"(?!(?:je|tu|ils?|elles?|on|nous|vous|les?|la|mes|mon|ma|ce|ça|une?|des|ses|son)\b)"
+    r"\w{2,20}(?:e|es|ez|s|ds) (?:toujours|uniquement|seulement)\b",
+    r"(?:assure-toi|assurez-vous|évite[sz]?|préfère[sz]?)\b",
+    # Spanish, Portuguese, Italian
+    r"(?:nunca|jamás) \w{2,20}(?:es|as)\b|"
+    r"siempre (?:usa|utiliza|responde|contesta|escribe|ejecuta|haz|pon|deja|pregunta)\b",
+    r"(?:asegúrate|evita|prefiere|(?:usa|utiliza|responde) (?:siempre|solo|sólo)|(?:solo|sólo) (?:usa|utiliza))\b",
+    r"no (?:uses|utilices|hagas|toques|modifiques|cambies|borres|elimines|escribas)\b",
+    r"(?:não|nunca|sempre) (?:use|faça|altere|mude|toque|apague|modifique|remova|escreva|crie|envie|responda|"
+    r"execute)\b",
+    r"(?:evite|certifique-se|responda sempre|use (?:sempre|apenas|somente))\b",
+    r"(?:non \w{2,20}(?:are|ere|ire)|(?:usa|rispondi|scrivi|esegui) (?:sempre|solo)|assicurati|evita)\b",
+    # Dutch, Polish, Indonesian, Vietnamese
+    r"(?:altijd|nooit)\b|(?:gebruik|antwoord) (?:altijd|nooit|alleen|geen)\b|(?:zorg (?:er ?voor|dat)|vermijd)\b",
+    r"(?:nigdy nie|zawsze|nie) \w{2,20}(?:aj|uj|ij|ej)(?:cie)?\b|(?:używaj|unikaj|pamiętaj)\b",
+    r"(?:jangan|selalu (?:gunakan|pakai|jawab)|đừng|luôn (?:luôn )?(?:dùng|trả lời|sử dụng))\b",
+    # Russian, Ukrainian
+    r"(?:всегда|никогда не|обязательно|завжди|ніколи не)\s+(?:\w+\s+){0,2}\w+(?:[^л\W]и|[аяуюе]й|йте|ите|іть|ьте)\b",
+    r"не \w+(?:[аяую]й|йте|ите|ьте)\b",
+)
+_DIRECTIVES = (
+    # English
+    r"(?<!\bthere )\bmust(?:n['\u2019]t| not| never| always)?\b(?! have\b| be (?:an?|the|some|because|due|wrong|"
+    r"that|in (?:an?|the|some|one|your|my|our))\b)",
+    r"\bshall not\b|\byou (?:should(?:n['\u2019]t| not| never| always)|may not|are not (?:allowed|permitted))\b",
+    r"\b(?:is|are) (?:never|not) (?:allowed|permitted)\b|\b(?:is|are) (?:forbidden|prohibited|off[- ]limits)\b",
+    r"\bI(?:['\u2019]d)? (?:do not|don['\u2019]t|dont|never|always|only) (?:want|wish|like|allow|accept|expect|"
+    r"permit)\b",
+    r"\bI (?:want|expect|need) you to (?:always|never|only)\b|\bfrom now on\b|\bunless I\b|\bwithout (?:asking|my)\b",
+    # German, French
+    r"\bdu (?:darfst|musst|sollst)\b|\bihr (?:dürft|müsst|sollt)\b|\bSie (?:dürfen|müssen|sollen)\b",
+    r"\b(?:darf|dürfen)\b(?: \w+){0,6} (?:nicht|nie|niemals|kein\w{0,2})\b|\bauf keinen fall\b|"
+    r"\bab (?:jetzt|sofort)\b|\bvon nun an\b",
+    r"\bne (?:jamais|pas) \w+(?:er|ir|re)\b|\b(?:tu|vous) (?:ne )?(?:dois|devez)\b|\bil (?:ne )?faut\b",
+    r"\bdésormais\b|\bà partir de maintenant\b",
+    # Spanish, Portuguese, Italian, Dutch, Turkish, Polish, Indonesian, Vietnamese
+    r"\b(?:no )?(?:debes|deberás|tienes que)\b|\ba partir de ahora\b|\bvocê (?:não )?deve\b|\ba partir de agora\b",
+    r"\b(?:non )?devi\b|\bd['\u2019]ora in poi\b|\b(?:je|u) (?:moet|mag (?:niet|nooit|geen))\b|\bvanaf nu\b",
+    r"\b(?:asla|sakın|kesinlikle)\b[^.!?]{0,60}m[ae](?:y[ıi]n)?\b|\bnie wolno\b|\bmusisz\b|\bod teraz\b|"
+    r"\bkamu harus\b|\bkhông được\b",
+    # Russian, Ukrainian
+    r"\bнельзя\b|\bзапрещ\w+|\b(?:ты|вы) долж\w+|\bне долж(?:ен|на|но|ны)\b|\bвпредь\b|\bотныне\b|\bне можна\b|"
+    r"\bзаборонено\b",
+    # Chinese, Japanese, Korean
+    "必须|必須要|务必|不要(?!紧)|不得|切勿|请勿|严禁|一律|千万别|绝不能|请(?:始终|总是|使用|用)|始终(?:用|使用|保持)|(?:总是|永远)(?:用|使用|不要)",
+    "必ず|ないでください|しないで|てはいけ|てはなら|(?:使って|使用して|答えて|書いて|ようにして)ください|常に[^。]{0,30}(?:ください|こと)|(?:は|を)禁止",
+    r"반드시|절대(?:로)?\s|하지 ?마|지 ?마(?:세요|십시오)|항상[^.]{0,30}(?:세요|십시오)",
+    # Arabic, Hindi
+    r"\bلا ت\w+|\bيجب\b|\bممنوع\b|\bاستخدم دائم\w*|कभी (?:भी )?(?:न|नहीं|मत)|मत (?:कर|छू|बदल)|"
+    r"हमेशा[^।]{0,40}(?:करो|करें|रखें|दें)",
+)
+_RULE_WORDS = re.compile(rf"(?i){_CLAUSE}(?:{'|'.join(_IMPERATIVES)})|{'|'.join(_DIRECTIVES)}")
 _RULE_INTRO = re.compile(
     r"(?i)\b(?:rules?|constraints?|requirements?|guidelines?|conventions?|regeln|vorgaben|règles|consignes|reglas)\b"
 )

@@ -14,7 +14,7 @@ them (`Format.strip_reasoning`). Signatures of calls (`thought_signature`) and u
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Literal
@@ -28,6 +28,36 @@ RECENT_GROUPS, MIN_GROUPS = 3, 1
 """The number of newest groups with calls that stay if they fit, and if they do not."""
 RECENT_TURNS = 2
 """The number of newest user turns that stay."""
+
+# How messages begin that clients write in the user's role: aider, qwen-code and gemini-cli, opencode, cline.
+_CLIENT_TEXT = re.compile(
+    r"\s*(?:I have \*added these files to the chat\*|Here are summaries of some files present in my (?:git )?repo"
+    r"|Here are some READ ONLY files|I am not sharing (?:any|the full contents of any) files"
+    r"|I switched to a new code base"
+    r"|(?:This is|We are setting up) (?:the )?(?:Qwen Code|Gemini CLI|context for our chat)"
+    r"|Called the \w{1,40} tool with the following input:|\[ERROR\] You did not use a tool in your previous response)"
+)
+_EXAMPLES_END = re.compile(r"\s*I switched to a new code base\b")
+_FILES = re.compile(r"\s*(I have \*added these files|Here are some READ ONLY files)")
+
+
+class ClientMessages(msgspec.Struct, frozen=True, gc=False):
+    """The places of messages in the user's role that a client wrote.
+
+    `files` are those of the newest ones that stand for the current content of files.
+    """
+
+    places: frozenset[int] = frozenset()
+    files: frozenset[int] = frozenset()
+
+
+def find_client_messages(texts: Mapping[int, str]) -> ClientMessages:
+    """Return which of these texts in the user's role, by place, a client wrote, examples for the model included."""
+    ends = [place for place, text in texts.items() if _EXAMPLES_END.match(text)]
+    places = {place for place, text in texts.items() if place <= max(ends, default=-1) or _CLIENT_TEXT.match(text)}
+    files = {found[1]: place for place in sorted(places) if (found := _FILES.match(texts[place])) is not None}
+    return ClientMessages(frozenset(places), frozenset(files.values()))
+
 
 GroupKind = Literal["user", "system", "step"]
 
@@ -105,6 +135,12 @@ def find_unanswered(messages: Sequence[LinkedMessage], sent: int | None = None) 
     if sent is not None:
         place = next((i for i in range(sent, place) if messages[i].role != "assistant"), place)
     return place
+
+
+def find_newest_user(structures: Sequence[LinkedMessage]) -> frozenset[int]:
+    """Return the place of the newest message in the user's role."""
+    places = (place for place in reversed(range(len(structures))) if structures[place].role == "user")
+    return frozenset(islice(places, 1))
 
 
 def iterate_groups(messages: Sequence[LinkedMessage], machine: frozenset[int] = frozenset()) -> Iterator[Group]:

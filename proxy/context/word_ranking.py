@@ -11,7 +11,8 @@ from math import log, log2
 
 import msgspec
 
-from proxy.context.conversation import ConversationIndex, find_namespace, is_name, is_opaque
+from proxy.context.conversation import ConversationIndex
+from proxy.context.message_features import find_namespace, is_name, is_opaque
 from proxy.context.references import list_argument_lines
 
 _NEAR = 32_000

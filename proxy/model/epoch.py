@@ -64,7 +64,9 @@ class Kept(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
 
 class Replaced(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """A message whose text is replaced: by a tombstone, by a file block, or by the beginning of its own text.
+    """A message whose text is replaced: by a tombstone, by a file block, or by parts of its own text.
+
+    Images and other media beside the text stay, except in a tool's output and where a `tombstone` stands for them.
 
     `arguments` are pairs of a call's id and its new arguments as JSON. If they are set, an empty `text` leaves the
     message's text unchanged.

@@ -156,11 +156,12 @@ def _replace(form: Format, raw: bytes, edit: Replaced) -> bytes:
     if not edit.text:
         return raw
     if kind == "message":
-        return _replace_content(form, raw, read_text(value.get("role")), edit.text)
+        return _replace_content(form, raw, read_text(value.get("role")), edit)
     return _replace_output(form, raw, kind, value.get("output"), edit.text) if is_result(kind) else raw
 
 
-def _replace_content(form: Format, raw: bytes, role: str, text: str) -> bytes:
+def _replace_content(form: Format, raw: bytes, role: str, edit: Replaced) -> bytes:
+    text = edit.text
     content = read_member(raw, "content")
     if content[:1] != b"[":
         return set_member(raw, "content", encode_text(text))
@@ -168,7 +169,7 @@ def _replace_content(form: Format, raw: bytes, role: str, text: str) -> bytes:
     kinds = [_read_kind(part) for part in parts]
     if "tool_result" in kinds:
         written = list(_replace_results(parts, kinds, text))
-    elif role in ("tool", "function"):
+    elif role in ("tool", "function") or (role == "user" and edit.kind == "tombstone"):
         written = [form.write_text_part(role, encode_text(text))]
     else:
         written = _replace_texts(parts, kinds, form.write_text_part(role, encode_text(text)))

@@ -26,7 +26,7 @@ Kind = Literal[
     "duplicate",  # an id of more than one call
     "reasoning",  # reasoning of a kept message that is lost, changed or separated from its call
     "instructions",  # a system message that we wrote, or one of the client's that is gone
-    "protected",  # a changed message that must stay as it is: pinned, or the newest of the user
+    "protected",  # a message that is lost, or changed though it is pinned: the newest of the user may become shorter
     "userless",  # no user message at all
     "beginning",  # the first message is the assistant's or a result
     "prefill",  # the last message is the assistant's, which a model would continue
@@ -60,13 +60,15 @@ class Rules(msgspec.Struct, frozen=True, gc=False):
 class Splice(msgspec.Struct, frozen=True, gc=False):
     """A replacement of the client's messages from `start` up to `stop`.
 
-    `whole` are the places of those among them that are contained verbatim in one of ours.
+    `whole` are the places of those among them that are contained verbatim in one of ours, `shortened` of those that are
+    contained in a shorter form.
     """
 
     start: int
     stop: int
     structures: tuple[MessageStructure, ...] = ()
     whole: tuple[int, ...] = ()
+    shortened: tuple[int, ...] = ()
 
     def find_place(self, index: int) -> int:
         """Return the place of the client's message that one of ours replaces; the first unless they map one to one."""
@@ -160,7 +162,7 @@ def find_faults(
     """Return the faults of a rewritten history that the client's own does not have.
 
     The splices are in order and do not overlap. `protected` are the places of messages that must be sent unchanged, in
-    addition to the newest user message.
+    addition to the newest user message, which at most a shorter one may replace.
     """
     if not splices:
         return ()
@@ -366,7 +368,8 @@ def _list_said(run: Run) -> list[tuple[bytes, tuple[str, ...]]]:
 
 def _judge_splices(history: MessageRuns, splices: Iterable[Splice], protected: Iterable[int]) -> Iterator[RequestFault]:
     """Yield the faults of the replacements by themselves, which the client's own history cannot excuse."""
-    kept = sorted({*protected, history.newest_user})
+    pinned = frozenset(protected)
+    kept = sorted({*pinned, history.newest_user})
     for splice in splices:
         odd = history.odd[bisect_left(history.odd, splice.start) : bisect_left(history.odd, splice.stop)]
         replaced = [(place, history.structure_at(place)) for place in odd]
@@ -380,6 +383,8 @@ def _judge_splices(history: MessageRuns, splices: Iterable[Splice], protected: I
             if structure.role == "system":
                 yield RequestFault("instructions", "gone", place)
         touched = kept[bisect_left(kept, splice.start) : bisect_left(kept, splice.stop)]
+        is_shorter = splice.stop == splice.start + 1 and [each.role for each in splice.structures] == ["user"]
+        touched = [place for place in touched if place in pinned or not (is_shorter or place in splice.shortened)]
         yield from (RequestFault("protected", "", place) for place in touched if place not in splice.whole)
 
 

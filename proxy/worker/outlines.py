@@ -5,16 +5,19 @@ and never takes longer than a second: a process that dies or takes too long is k
 A request blocks, so call it in a thread.
 """
 
+import hashlib
 import importlib.util
 import json
 import subprocess
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PROGRAM = (sys.executable, "-I", str(Path(__file__).with_name("outline_program.py")))
 TIME_LIMIT = 1.0  # seconds
+MOST_KNOWN = 1000
 _LONGEST_TEXT = 200_000  # characters
 _PACKAGES = ("tree_sitter", "tree_sitter_language_pack")
 
@@ -43,16 +46,24 @@ class Outliner:
         self._kinds = frozenset(GRAMMARS) if has_grammars() else frozenset()
         self._process: subprocess.Popen[str] | None = None
         self._asking = threading.Lock()
+        self._known: OrderedDict[tuple[str, bytes], list[str]] = OrderedDict()
 
     def outline(self, text: str, kind: str) -> list[str]:
         """Return classes, functions and methods with their lines. `kind` is the extension of a file name.
 
-        The list is empty if there are none, if no grammar fits, or if the parser fails or takes too long.
+        The list is empty if there are none, if no grammar fits, or if the parser fails or takes too long. Outlines are
+        kept by the hash of their text, the last `MOST_KNOWN` of them.
         """
         if kind not in self._kinds or len(text) > _LONGEST_TEXT:
             return []
+        key = kind, hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
         with self._asking:
-            return self._ask(json.dumps([GRAMMARS[kind], text]))
+            found = self._known.pop(key, None) or self._ask(json.dumps([GRAMMARS[kind], text]))
+            if found:  # an empty one may be due to the time limit
+                self._known[key] = found
+                while len(self._known) > MOST_KNOWN:
+                    self._known.popitem(last=False)
+            return found
 
     def close(self) -> None:
         """End the process."""

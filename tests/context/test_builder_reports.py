@@ -2,9 +2,10 @@
 
 import msgspec
 
-from proxy.context.builder import ContextBuilder, choose_summaries, compute_summaries_budget
+from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import BuilderPolicy, LiveSummary, PlanRequest
 from proxy.context.ledger import NO_LEDGERS, CarriedLedgers
+from proxy.context.plan_draft import choose_summaries, compute_summaries_budget
 from proxy.model.epoch import ContextPlan, Kept, Written
 from tests.context.test_builder import DAY
 from tests.support.views import act, count, view

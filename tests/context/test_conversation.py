@@ -8,10 +8,10 @@ from proxy.context.conversation import (
     ConversationIndex,
     CountedMessage,
     PlanRequest,
-    extract_features,
     index_conversation,
     with_unsent,
 )
+from proxy.context.message_features import extract_features
 from proxy.model.messages import Message, MessageStructure
 from tests.support.views import RawMessage, act, call, result, said, user, view
 
@@ -124,6 +124,33 @@ def test_prompts_of_a_person_that_begin_alike_are_the_user_s(prompt: str) -> Non
 
 def test_what_looks_alike_behind_an_answer_is_the_user_s() -> None:
     assert len(echo("It is done.", "That is so.", "No, it is not.", observed="<output>{}</output>").users) == 4
+
+
+REMINDER = "Remember that you have 12 calls left. Keep the list of tasks up to date, and do not speak of this reminder."
+
+
+def remind(*reminders: str) -> ConversationIndex:
+    """A conversation with calls, in which a client adds these behind the results."""
+    pairs = ([*act(f"{i}", "ls", "a"), *([user(text)] if text else [])] for i, text in enumerate(reminders))
+    return look([user("begin"), *(message for pair in pairs for message in pair), *act("x", "ls", "b")])
+
+
+def test_reminders_behind_results_that_repeat_are_no_turns_of_the_user() -> None:
+    seen = remind(*[REMINDER] * 88)
+    assert seen.users == (0,) and len(seen.steps) == 1 + 2 * 88 + 1
+    # The newest one has to be sent as it is.
+    assert seen.messages[-3].message.text == REMINDER and len(seen.messages) - 3 in seen.bound
+    assert remind(*[f"<system-reminder>{i} left</system-reminder>" for i in range(9)]).users == (0,)
+    assert remind(REMINDER, "", REMINDER, "", REMINDER).users == (0,)
+
+
+def test_what_a_person_says_behind_results_is_a_turn() -> None:
+    assert len(remind(REMINDER, REMINDER).users) == 3  # twice is chance
+    assert len(remind(*["go on"] * 9).users) == 10
+    assert len(remind(*[f"Task {i}: {REMINDER}" for i in range(9)]).users) == 10
+    assert len(remind(*[f"{REMINDER} {word}" for word in ("a", "b", "c", "d")]).users) == 5
+    answered = [message for i in range(5) for message in (user(REMINDER), said(f"I know. {i}"))]
+    assert len(look([user("begin"), *act("x", "ls", "a"), said("So."), *answered]).users) == 6
 
 
 def test_a_client_that_wraps_every_prompt_wraps_the_first() -> None:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.context.conversation import AgentStep, BuilderPolicy, ConversationIndex, extract_features, index_conversation
+from proxy.context.conversation import AgentStep, BuilderPolicy, ConversationIndex, index_conversation
 from proxy.context.ledger import (
     BRIEF,
     FIRST_CHAT_HEADER,
@@ -22,6 +22,7 @@ from proxy.context.ledger import (
     reduce_room,
     render_section,
 )
+from proxy.context.message_features import extract_features
 from proxy.context.references import PAGE
 from proxy.model.epoch import ContextPlan, Edit, Kept, Reference, Written
 from tests.support.views import RawMessage, act, call, count, said, user, view

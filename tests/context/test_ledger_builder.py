@@ -2,9 +2,10 @@ import re
 
 import pytest
 
-from proxy.context.conversation import BuilderPolicy, extract_features, index_conversation
+from proxy.context.conversation import BuilderPolicy, index_conversation
 from proxy.context.ledger import FIRST_CHAT_HEADER, FIRST_HEADER, LEDGER_END, NEXT_HEADER, CarriedLedgers
 from proxy.context.ledger_builder import Ledger, LedgerScope, build_ledger
+from proxy.context.message_features import extract_features
 from proxy.context.references import PAGE, render_original, unfold_words
 from proxy.model.epoch import Written
 from tests.support.views import RawMessage, act, count, name_reference, said, user, view

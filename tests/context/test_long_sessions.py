@@ -12,14 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import (
-    BuilderPolicy,
-    ConversationIndex,
-    MessageFeatures,
-    PlanRequest,
-    extract_features_without_identifiers,
-)
+from proxy.context.conversation import BuilderPolicy, ConversationIndex, PlanRequest
 from proxy.context.ledger_builder import MAX_RULES_SEARCHED
+from proxy.context.message_features import MessageFeatures, extract_features_without_identifiers
 from proxy.context.user_rules import Rule, list_rules
 from proxy.engine.context.rewriter import list_splices
 from proxy.model.epoch import ContextPlan, Kept, Replaced, Written
@@ -31,9 +26,9 @@ from tests.support.views import RawMessage, act, call, count, render, result, sa
 BUILDER = ContextBuilder(BuilderPolicy(), count)
 INSTRUCTIONS = "\n".join(f"Instruction {i}: do the thing with the number {i} as it was always done." for i in range(14))
 MARGIN = 0.97
-LEAST_LEDGER, LEAST_CALL, LEAST_BLOCK, LEAST_TURN = 200, 140, 600, 140
+LEAST_LEDGER, LEAST_CALL, LEAST_BLOCK, LEAST_TURN, LEAST_NEWEST = 200, 140, 600, 140, 400
 """Tokens of a ledger that says the least; of a call that no model has answered, with trimmed arguments; of the block of
-an output; of the first 400 characters of the second newest turn and a reference."""
+an output; of the first 400 characters of the second newest turn and a reference; of a message of the newest turn."""
 
 
 def paste(tokens: int, number: int) -> str:
@@ -76,7 +71,7 @@ class Session:
             if plan.through:
                 self.plan = plan
                 self.opened += 1
-                check_turns(self.messages, plan)
+                check_turns(self.messages, plan, room=0.9 * seen.budget.usable)
                 sent = self._render()
         self.sent = len(self.messages)
         return sent
@@ -95,7 +90,15 @@ def list_turns(messages: list[RawMessage]) -> list[list[int]]:
     return [list(places) for role, places in turns if role == "user"]
 
 
-def check_turns(messages: list[RawMessage], plan: ContextPlan, depth: int = 0) -> None:
+def has_too_much_new(messages: list[RawMessage], room: float) -> bool:
+    """Whether the newest turn and what no model has answered do not fit."""
+    answered = max((place for place, each in enumerate(messages) if each["role"] == "assistant"), default=-1)
+    first = answered if messages[answered + 1 :] and messages[answered + 1]["role"] == "tool" else answered + 1
+    new = {*list_turns(messages)[-1], *range(max(first, 0), len(messages))}
+    return weigh([messages[place] for place in new]) > room
+
+
+def check_turns(messages: list[RawMessage], plan: ContextPlan, depth: int = 0, *, room: float) -> None:
     """Each of the user's turns is sent in a form of BEHAVIOUR B13; deeper plans may shorten the second newest."""
     kept = {edit.place: edit for edit in plan.edits if not isinstance(edit, Written)}
     turns = list_turns(messages)
@@ -103,7 +106,11 @@ def check_turns(messages: list[RawMessage], plan: ContextPlan, depth: int = 0) -
         for place in places:
             edit = kept.get(place)
             is_whole = place >= plan.through or isinstance(edit, Kept)
-            assert is_whole or places is not turns[-1], "the newest turn stays"
+            if not is_whole and places is turns[-1]:
+                assert has_too_much_new(messages, room), "the newest turn stays"
+                assert isinstance(edit, Replaced), "of the newest turn something stays"
+                check_cut(messages[place]["content"], edit, plan)
+                continue
             assert is_whole or places is not turns[-2] or plan.beyond or depth, (
                 "the second newest stays where there is room"
             )
@@ -124,6 +131,17 @@ def names(text: str, place: int, plan: ContextPlan) -> bool:
 
 def is_told(line: str, place: int, plan: ContextPlan) -> bool:
     return names(line, place, plan) and ("the user said" in line or "messages of the user" in line)
+
+
+def check_cut(original: str, edit: Replaced, plan: ContextPlan) -> None:
+    """Parts of it in their order, its beginning among them, and what names the rest."""
+    assert names(edit.text, edit.place, plan) and edit.kind == "shortened"
+    body, _, _ = edit.text.partition("\n[shortened by palimpsest, not by the user")
+    at = 0
+    for line in body.split("\n"):
+        if not line.startswith("[… ") and line != "  " and not line.endswith("left out …]"):
+            assert (at := original.find(line, at)) >= 0, line
+    assert "That was all of" in body or "That was all of" not in original
 
 
 def check_shortened(original: str, edit: Replaced, plan: ContextPlan) -> None:
@@ -245,17 +263,16 @@ def write_hard(number: int, kind: str, what: object, usable: int) -> list[RawMes
     return [calls, *outputs] if made else []
 
 
-def is_ceiling_unreachable(messages: list[RawMessage], head: int, usable: int, *, must_fit: bool) -> bool:
-    """Whether what may not be cut is more than there is room for beside a ledger that says the least.
-
-    An output that no model has seen gives way to a block only where the request would be refused with it (B9).
-    """
+def is_ceiling_unreachable(messages: list[RawMessage], head: int, usable: int) -> bool:
+    """Whether the least of what has to be sent is more than there is room for beside a ledger that says the least."""
     *_, second, last = [[], *list_turns(messages)]
     newest = [see(messages[place]).tokens for place in last]
+    if head + sum(newest) > 0.9 * usable:
+        newest = [min(LEAST_NEWEST, tokens) for tokens in newest]
     newest += [min(LEAST_TURN, see(messages[place]).tokens) for place in second]
     answered = max((place for place, each in enumerate(messages) if each["role"] == "assistant"), default=-1)
     outputs = [see(each).tokens for each in messages[answered + 1 :] if each["role"] == "tool"]
-    fresh = sum(min(LEAST_BLOCK, tokens) for tokens in outputs) if must_fit else sum(outputs)
+    fresh = sum(min(LEAST_BLOCK, tokens) for tokens in outputs)
     calls = len(messages[answered].get("tool_calls", ())) if outputs else 0
     return head + sum(newest) + fresh + LEAST_LEDGER + LEAST_CALL * calls > usable
 
@@ -337,9 +354,9 @@ def test_no_state_is_a_dead_end(
             continue
         made = BUILDER.minimal(seen) if is_minimal else BUILDER.build(seen)
         check_rendered(messages, made)
-        check_turns(messages, made, depth)
+        check_turns(messages, made, depth, room=0.9 * seen.budget.usable - head)
         is_short = head + weigh(render(messages, made)) <= seen.budget.usable
-        assert is_short or is_ceiling_unreachable(messages, head, seen.budget.usable, must_fit=must_fit)
+        assert is_short or is_ceiling_unreachable(messages, head, seen.budget.usable)
         plan = made if made.through else plan
 
 

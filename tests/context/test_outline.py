@@ -333,3 +333,46 @@ def test_a_kind_without_a_parser_here_is_parsed_by_whoever_is_passed_in() -> Non
     found = [outline("one", path, parse).structure for path in ("a.rs", "a.go", "a.json")]
     assert found == [("fn x",), ("one",), ("one",)]
     assert asked == [("one", "rs"), ("one", "go")]
+
+
+SCRIPT = """import React, { useState } from "react";
+import type { Shape } from './shape';
+import "./side.css";
+const fs = require("fs");
+export * from "./all";
+
+export default class Reader extends Base {
+  read(raw) {}
+}
+export const parse = async (raw: string): Shape => ({});
+export function readShape(raw) {
+  function inner() {}
+  return "no import"
+}
+interface Local { a: number }
+const local = 1;
+export { local as renamed, other };
+export type Name = string;
+"""
+
+
+def test_a_script_has_its_imports_and_exports_with_and_without_a_grammar() -> None:
+    head = (
+        "imports react, ./shape, ./side.css, fs, ./all",
+        "exports Reader, parse, readShape, renamed, other, Name",
+    )
+    plain = outline(SCRIPT, "src/reader.ts")
+    assert (plain.kind, plain.shows) == ("ts", "structure")
+    assert plain.structure == (
+        *head,
+        "class Reader · line 7",
+        "function parse · line 10",
+        "function readShape · line 11",
+        "  function inner · line 12",
+        "interface Local · line 15",
+    )
+    assert outline(SCRIPT, "a.tsx", lambda text, kind: [f"class of {kind}"]).structure == (*head, "class of tsx")
+    old = outline("exports.a = 1;\nmodule.exports = {b, c: d};\nmodule.exports = e\n", "a.cjs").structure
+    assert old == ("exports a, b, c, e",)
+    assert outline("let a = 1", "a.js").shows == "preview"
+    assert outline(f"export const a = 1;\n{'x' * 400_000}", "a.js").shows == "preview"

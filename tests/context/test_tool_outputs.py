@@ -3,7 +3,8 @@ import re
 
 import msgspec
 
-from proxy.context.conversation import BuilderPolicy, ConversationIndex, extract_features, index_conversation
+from proxy.context.conversation import BuilderPolicy, ConversationIndex, index_conversation
+from proxy.context.message_features import extract_features
 from proxy.context.references import PAGE
 from proxy.context.tool_outputs import (
     ReplacedMessage,
@@ -61,6 +62,26 @@ def test_the_block_of_a_file_shows_its_path_and_structure() -> None:
     text = outline_output(view(messages, 10_000), look(messages), 2).edit.text
     assert text.startswith("[FILE: src/a.py]") and "def read_shape takes raw" in text
     assert "read_shape" not in outline_output(view(messages, 10_000), look(messages), 2, has_outline=False).edit.text
+
+
+def test_the_block_of_a_file_has_as_much_of_it_as_there_is_room_for() -> None:
+    source = "".join(f"def word_{i}():\n\treturn other_{i}\n" for i in range(400)).strip()
+    messages = [user("go"), *act("1", "cat src/a.py", source), user("b")]
+    made = [
+        outline_output(view(messages, 10_000), look(messages), 2, room, count=count) for room in (0, 100, 900, 2000)
+    ]
+    bare, least, more, most = (each.edit.text for each in made)
+    assert [count(text) + 4 <= room for text, room in ((least, 100), (more, 900), (most, 2000))] == [True] * 3
+    assert "word_9 takes" in bare and "word_9 takes" not in least and "word_9 takes" in most
+    assert "def word_3():\n\treturn other_3\n" in most and most.count("return") > more.count("return") > 3
+    assert "\treturn other_399\nThe original is intact" in most and "lines, " in most
+    fits = outline_output(view(messages, 10_000), look(messages), 2, count(bare) + 10, count=count)
+    assert fits.edit.text == bare
+    # What is no text is not shown, and where lines of it are shown a preview is not.
+    plain = [user("go"), *act("1", "cat a.log", BIG * 20), user("b")]
+    assert outline_output(view(plain, 10_000), look(plain), 2, 900, count=count).edit.text.count("some words") > 30
+    odd = [user("go"), *act("1", "cat a.bin", "\0\1\2" * 9000), user("b")]
+    assert "its beginning" not in outline_output(view(odd, 10_000), look(odd), 2, 900, count=count).edit.text
 
 
 def test_a_language_that_is_not_read_here_is_outlined_by_whoever_can() -> None:

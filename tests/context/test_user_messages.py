@@ -1,18 +1,22 @@
+import re
+
 import msgspec
 import pytest
 
-from proxy.context.conversation import BuilderPolicy, PlanRequest, extract_features, index_conversation
+from proxy.context.conversation import BuilderPolicy, PlanRequest, index_conversation
+from proxy.context.message_features import extract_features
+from proxy.context.outline import OutlineParser
 from proxy.context.references import PAGE, render_original
 from proxy.context.user_messages import (
     WHOLE_SHARE,
     MessageForms,
+    NewerLines,
     OlderMessages,
     UserMessageForm,
     choose_older_forms,
-    index_lines,
+    fit_message,
     list_newest_forms,
     list_older_forms,
-    remove_repeated,
 )
 from proxy.model.epoch import ContextPlan, Edit, Kept, Replaced, Written
 from tests.support.views import RawMessage, act, count, see, user, view
@@ -154,6 +158,20 @@ def test_a_large_block_that_was_pasted_gives_way_and_the_words_around_it_stay() 
     assert len(pages) == 3 and all(any(line in page for page in pages) for line in LOG.split("\n"))
 
 
+@pytest.mark.parametrize(
+    "wrapped", ["```python src/a.py\n{}\n```", '<file path="src/a.py">\n{}\n</file>', "src/a.py\n```\n{}\n```"]
+)
+def test_a_pasted_file_gives_way_to_a_file_block_with_its_outline(wrapped: str) -> None:
+    block = wrapped.format(SOURCE)
+    forms = spell(view(write(f"Mend this:\n{block}\nNever touch main.", "second", "third"), 10_000))[0]
+    text = forms[0].edits[0].text
+    assert "[FILE: src/a.py]\nref:" in text and "  def word_3 takes nothing" in text and "return other" not in text
+    assert text.startswith("Mend this:\n") and "Never touch main." in text
+    assert all(f"ref:{each.id}" in text for each in forms[0].references) and forms[0].tokens < count(SOURCE) / 3
+    head = forms[-1].edits[0].text
+    assert "[FILE" not in head and head.startswith("Mend this:")
+
+
 def test_one_mark_is_enough_for_a_shortened_turn() -> None:
     """The mark of a block where that is all that is missing, else that of the whole turn: both cost tokens each."""
     small, prose = "\n".join(LOG.split("\n")[:80]), "say " * 200
@@ -176,36 +194,111 @@ def test_a_small_block_and_the_blocks_of_the_newest_turns_stay() -> None:
     assert shown.edits == ()
 
 
-def test_words_beside_an_image_stay_and_so_do_those_that_would_only_grow() -> None:
+def picture(seen: PlanRequest, place: int, *media: str, tokens: int = 1500) -> PlanRequest:
+    messages = list(seen.messages)
+    message = msgspec.structs.replace(messages[place].message, media=media)
+    messages[place] = msgspec.structs.replace(messages[place], message=message, tokens=messages[place].tokens + tokens)
+    return msgspec.structs.replace(seen, messages=messages)
+
+
+def test_images_of_older_turns_give_way_to_their_description() -> None:
+    seen = picture(view(write("What is wrong here?", "second", "third"), 10_000), 0, "image 640x480", "PDF, 3 pages")
+    whole, *heads = spell(seen)[0]
+    (edit,) = whole.edits
+    reference = f"ref:{whole.references[0].id}"
+    assert edit.kind == "tombstone" and edit.text == (
+        "What is wrong here?\n[shortened by palimpsest, not by the user (without image 640x480, PDF, 3 pages);"
+        f" the original is intact: {reference}]"
+    )
+    assert whole.tokens == count(edit.text) + 4 and heads == [whole, whole]
+    mute = picture(view(write("", "second", "third"), 10_000), 0, "image 640x480")
+    assert spell(mute)[0][0].edits[0].text.startswith("[shortened by palimpsest, not by the user (without image")
+    pasted = picture(view(write(f"It fails so:\n{LOG}", "second", "third"), 10_000), 0, "image 640x480")
+    assert "600 lines that the user pasted" in spell(pasted)[0][0].edits[0].text
+    assert "(without image 640x480)" in spell(pasted)[0][0].edits[0].text
+    newest = picture(view(write("first", "second", "third"), 10_000), 3, "image 640x480")
+    assert all(not form.edits for form in spell(newest)[0])
+
+
+def test_words_that_would_only_grow_stay() -> None:
     seen = view(write(f"It fails so:\n{LOG}", "second", "third"), 10_000)
-    first = seen.messages[0]
-    pictured = msgspec.structs.replace(first, message=msgspec.structs.replace(first.message, media=("an image",)))
-    small = msgspec.structs.replace(first, tokens=5)
-    for each, forms in ((pictured, 1), (small, 3)):
-        changed = msgspec.structs.replace(seen, messages=[each, *seen.messages[1:]])
-        assert spell(changed) == {0: (UserMessageForm(0, each.tokens),) * forms}
+    small = msgspec.structs.replace(seen.messages[0], tokens=5)
+    changed = msgspec.structs.replace(seen, messages=[small, *seen.messages[1:]])
+    assert spell(changed) == {0: (UserMessageForm(0, 5),) * 3}
+
+
+def know(*texts: str) -> NewerLines:
+    known = NewerLines()
+    for step, text in enumerate(texts):
+        known.add(step, text)
+    return known
+
+
+def cut(text: str, *newer: str) -> str:
+    return know(*newer).remove_repeated(text, count)[0]
 
 
 def test_what_is_short_or_only_alike_stays() -> None:
-    assert remove_repeated("yes\nplease", [index_lines("yes\nplease")], count) == "yes\nplease"
+    assert cut("yes\nplease", "yes\nplease") == "yes\nplease"
     shuffled = "\n".join(reversed(RULES.split("\n")))
-    assert remove_repeated(RULES, [index_lines(shuffled)], count) == RULES
+    assert cut(RULES, shuffled) == RULES
     (shown,) = show(write("Task one", "Task two", "third"), 1000)
     assert shown.edits == ()
 
 
 def test_a_block_gives_way_from_a_hundred_tokens_on() -> None:
     block = "\n".join(RULES.split("\n")[:9])
-    newer = [index_lines(f"now\n{block}")]
-    assert remove_repeated(block, newer, lambda text: 99) == block
-    assert remove_repeated(block, newer, lambda text: 100).startswith("[… 9 lines left out")
+    newer = know(f"now\n{block}")
+    assert newer.remove_repeated(block, lambda text: 99) == (block, ())
+    assert newer.remove_repeated(block, lambda text: 100)[0].startswith("[… 9 lines left out")
 
 
 def test_a_block_is_known_wherever_its_first_line_stands_before() -> None:
-    newer = index_lines("\n".join(["Rule 0: some words that are said in every task."] * 5 + [RULES, "end"]))
-    assert remove_repeated(f"begin\n{RULES}\nend\nmore", [newer], count).split("\n")[1].startswith("[… 13 lines")
-    behind_many = index_lines("\n".join([RULES.split("\n")[0]] * 20 + [RULES]))
-    assert remove_repeated(RULES, [behind_many], count).split("\n")[1].startswith("[… 11 lines")
+    newer = "\n".join(["Rule 0: some words that are said in every task."] * 5 + [RULES, "end"])
+    assert cut(f"begin\n{RULES}\nend\nmore", newer).split("\n")[1].startswith("[… 13 lines")
+    before_many = "\n".join([RULES, *[RULES.split("\n")[0]] * 20])
+    assert cut(RULES, before_many).split("\n")[1].startswith("[… 11 lines")
+
+
+def test_empty_lines_and_white_space_at_the_end_of_lines_do_not_matter() -> None:
+    lines = RULES.split("\n")
+    spaced = "\n".join(f"{line}  \n" for line in lines)
+    assert cut(f"Task\n\n{RULES}\n\nend", spaced) == cut(f"Task\n\n{RULES}\n\nend", RULES)
+    text = cut(f"Task\n\n{spaced}\r\nend", RULES).split("\n")
+    assert text[:2] == ["Task", ""] and text[2].startswith("[… 23 lines left out") and text[-1] == "end"
+    # Two blocks that follow each other have one note.
+    other = RULES.replace("Rule", "Hint")
+    both = cut(f"{RULES}\n\n{other}\n\nend", RULES, other)
+    assert both.split("\n") == [
+        "[… 25 lines left out: they stand word for word in a newer message of the user …]", "", "end",
+    ]  # fmt: skip
+
+
+def test_a_block_is_found_in_any_newer_turn_and_its_note_stays_the_same() -> None:
+    others = [f"other {i} {'words ' * 40}" for i in range(9)]
+    once = spell(view(write(f"Task\n{RULES}\n{'say ' * 50}", *others, RULES, "a"), 10_000))[0][0]
+    more = spell(view(write(f"Task\n{RULES}\n{'say ' * 50}", *others, RULES, "a", RULES, "b"), 10_000))[0][0]
+    assert "[… 12 lines left out" in once.edits[0].text and once.edits == more.edits
+
+
+def test_a_block_comes_back_where_no_turn_that_has_it_is_sent_whole() -> None:
+    """The first turn stays whole, and the one that repeats its rules is shortened: else they would stand nowhere."""
+    messages = write(
+        f"Task one\n{RULES}",
+        f"Task two\n{RULES}\n{'say ' * 900}",
+        *[f"{i} {'word ' * 400}" for i in range(3)],
+        "a",
+        "b",
+    )
+    first, second = spell(view(messages, 10_000))[0][0], spell(view(messages, 10_000))[2][0]
+    assert first.holders == (frozenset({2}),) and first.with_blocks == UserMessageForm(0, see(messages[0]).tokens)
+    assert list_levels(messages, settle(messages, 5000))[1] == 0 and settle(messages, 5000).shown[0] == first
+    tight = settle(messages, 1500)
+    assert tight.shown[0] == first.with_blocks and tight.shown[1].edits != second.edits
+    # It stays so in the next epoch, and where there is no room for it the note has to do.
+    frozen = ContextPlan(9, (Written("a ledger", 0, 9), Kept(0), *tight.shown[1].edits), (), 0)
+    assert settle(messages, 1500, frozen).shown[0] == first.with_blocks
+    assert settle(messages, first.tokens + 10).shown[0] == first
 
 
 def test_what_is_left_out_stands_in_one_of_the_newest_or_of_the_next_newer_turns() -> None:
@@ -249,3 +342,44 @@ def test_of_the_newest_turns_all_but_the_very_newest_can_be_shortened() -> None:
     assert list_newest_forms(pinned, index_conversation(pinned, POLICY, extract_features), count) == {}
     silent = view([], 10_000)
     assert list_newest_forms(silent, index_conversation(silent, POLICY, extract_features), count) == {}
+
+
+def fit(text: str, room: float, parse: OutlineParser | None = None) -> str:
+    seen = view([user(text)], 10_000)
+    made = fit_message(seen, index_conversation(seen, POLICY, extract_features), 0, room, count=count, parse=parse)
+    assert all(f"ref:{each.id}" in made.edit.text for each in made.references)
+    assert (made.edit.kind, made.edit.place) == ("shortened", 0)
+    return made.edit.text
+
+
+SOURCE = "\n".join(f"def word_{i}():\n    return other_{i}" for i in range(300))
+
+
+def test_of_a_turn_that_does_not_fit_the_largest_blocks_give_way_first() -> None:
+    small = "\n".join(LOG.split("\n")[:20])
+    text = f"It fails so:\n{small}\nand so:\n```python\n{SOURCE}\n```\nWhy?"
+    shown = fit(text, 900)
+    assert shown.startswith(f"It fails so:\n{small}\nand so:\n```python\ndef word_0():") and count(shown) <= 900
+    assert "\n```\nWhy?\n[shortened by palimpsest" in shown
+    assert "lines that the user pasted" in shown and "is left out …]" in shown
+
+
+def test_a_block_that_gives_way_has_its_outline_where_that_is_short() -> None:
+    def parse(text: str, kind: str) -> list[str]:
+        return ["class Of " + kind]
+
+    source = "#!/usr/bin/env python\nclass A:\n" + "\n".join(f"    x_{i} = {i} + y[{i}]" for i in range(900))
+    shown = fit(f"See:\n```\n{source}\n```\nWhy?", 900, parse)
+    assert "; it contains:\n  class A · lines 2-902\n…]" in shown
+    assert "  class Of go\n" in fit(f"See:\n```\n{'x += y[1]' * 900}\n```", 900, lambda text, kind: ["class Of go"])
+    assert "it contains" not in fit(f"See:\n```\n{source}\n```\nWhy?", 80, parse)
+
+
+def test_where_there_is_no_room_for_any_of_a_block_a_note_stands_for_it_and_the_prose_is_cut_last() -> None:
+    shown = fit(f"It fails so:\n{LOG}\nWhy?", 70)
+    assert "It fails so:\n[… 600 lines that the user pasted, 5,690 tokens, left out …]\nWhy?" in re.sub(
+        r"\d,\d{3} tokens", "5,690 tokens", shown
+    )
+    prose = fit(f"First {'word ' * 900}\n{LOG}\n{'other ' * 900}last.", 300)
+    assert prose.startswith("First word") and "last.\n[shortened" in prose and "INFO" not in prose
+    assert count(prose) <= 310

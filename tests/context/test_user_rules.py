@@ -1,3 +1,5 @@
+# ruff: noqa: RUF001 - words of languages in other scripts
+
 import time
 
 import msgspec
@@ -6,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import BuilderPolicy, extract_features, index_conversation
+from proxy.context.conversation import BuilderPolicy, index_conversation
+from proxy.context.message_features import extract_features
 from proxy.context.user_rules import (
     Rule,
     Sentence,
     compute_rules_budget,
+    find_block_path,
     format_message_number,
     format_rules,
     list_pasted,
@@ -79,6 +83,30 @@ def test_a_fence_that_is_never_closed_hides_none_behind_it() -> None:
     assert get_pasted(text) == [CODE, CODE]
 
 
+@pytest.mark.parametrize(
+    ("opening", "path"),
+    [
+        ("```python src/a.py", "src/a.py"),
+        ("```src/a.py", "src/a.py"),
+        ("```ts:src/a.ts", "src/a.ts"),
+        ('```py title="src/a.py"', "src/a.py"),
+        ("src/a.py\n```", "src/a.py"),
+        ("**src/a.py**:\n```python", "src/a.py"),
+        ("### `a.py`\n```", "a.py"),
+        ('<file path="src/a.py">', "src/a.py"),
+        ("<document name='a.md'>", "a.md"),
+        ("Look at src/a.py please\n```python", ""),
+        ("```python", ""),
+        ("src/a.py\n<log>", ""),
+        ("<file>", ""),
+    ],
+)
+def test_a_block_may_say_which_file_it_is(opening: str, path: str) -> None:
+    text = f"See:\n{opening}\nsome words\n"
+    start = max(text.find("```"), text.find("<"))
+    assert find_block_path(text, start) == path
+
+
 def test_many_openings_are_no_burden() -> None:
     began = time.thread_time()
     assert list_pasted("```python and some words\n<file> and some words\n~~~ and some words\n" * 20_000, 10) == []
@@ -97,6 +125,8 @@ def list_said(text: str) -> list[str]:
         ]),
         ('He said "stop." Then he left.', ['He said "stop."', "Then he left."]),
         ("一つ。二つ。", ["一つ。", "二つ。"]),
+        ("Так. Не так. и вот", ["Так.", "Не так. и вот"]),
+        ("ऐसा। वैसा।", ["ऐसा।", "वैसा।"]),
         ("one\n\n  two  \r\n", ["one", "two"]),
         ("Never:\n- push to main\n2. delete data\nNow go on", [
             "Never: push to main", "Never: delete data", "Now go on",
@@ -187,10 +217,45 @@ def find(*messages: RawMessage) -> tuple[Rule, ...]:
         "Ne modifie pas les tests.",
         "Utilise toujours `make`.",
         "Nunca borres nada.",
+        "Never push to main",
+        "Always answer in French",
+        "please use tabs",
+        "you must not ask twice",
+        "**Never** touch `settings.py`.",
+        "If it fails, do not retry.",
+        "Answer in French.",
+        "Use tabs, not spaces.",
+        "All names must be in English.",
+        "Pushing to main is not allowed.",
+        "I want you to always ask first.",
+        "Antworte immer auf Deutsch.",
+        "Du darfst keine Tests löschen.",
+        "Immer vorher fragen!",
+        "Il ne faut jamais pousser sur main.",
+        "Siempre responde en español.",
+        "Não altere os testes.",
+        "Non toccare i test.",
+        "Gebruik altijd tabs.",
+        "Nigdy nie usuwaj testów.",
+        "Никогда не меняй тесты.",
+        "Всегда отвечай на русском.",
+        "Удалять тесты нельзя.",
+        "Завжди запускай тести.",
+        "不要修改测试。",
+        "请使用中文回答。",
+        "テストを変更しないでください。",
+        "必ず日本語で答えること。",
+        "테스트를 수정하지 마세요.",
+        "Testleri asla silme.",
+        "لا تحذف الاختبارات",
+        "हमेशा हिंदी में जवाब दें।",
     ],
 )
 def test_a_lasting_instruction_is_a_rule(rule: str) -> None:
-    assert find(user(f"Fix the parser. {rule}")) == (Rule(0, rule),)
+    assert find(user(f"Fix the parser.\n{rule}")) == (Rule(0, rule),)
+    assert find(user(f"Fix the parser. {rule}")) == (
+        Rule(0, f"Fix the parser. {rule}" if rule.lower() == rule != rule.upper() else rule),
+    )
 
 
 @pytest.mark.parametrize(
@@ -198,6 +263,28 @@ def test_a_lasting_instruction_is_a_rule(rule: str) -> None:
     [
         "Fix the parser.",
         "Why must it be so?",
+        "My furry friends always make me happy.",
+        "I have never been to Rome.",
+        "It never worked on my machine, and it always fails at night.",
+        "The error must be in the parser.",
+        "You must have seen it.",
+        "It may not work.",
+        "Never mind.",
+        "Use this file.",
+        "I paid, and I don't need a receipt.",
+        "Please use my card for it.",
+        "There must be another way.",
+        "He told me to never give up.",
+        "Meine Katzen schlafen immer.",
+        "Ich gehe nie ins Kino.",
+        "Mes amis me font toujours rire.",
+        "Il ne marche pas.",
+        "Siempre quise ir a Roma.",
+        "Мои друзья всегда радуют меня.",
+        "Они всегда помогли мне.",
+        "它总是失败。",
+        "いつも失敗します。",
+        "항상 실패합니다.",
         "Don't worry.",
         "I don't have the number at hand.",
         "I do not remember it.",

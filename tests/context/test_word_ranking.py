@@ -1,4 +1,5 @@
-from proxy.context.conversation import BuilderPolicy, extract_features, index_conversation
+from proxy.context.conversation import BuilderPolicy, index_conversation
+from proxy.context.message_features import extract_features
 from proxy.context.word_ranking import (
     IdentifierIndex,
     QuotedLine,

@@ -37,7 +37,7 @@ from tests.support.managed import (
     let_wait,
     refuse,
 )
-from tests.support.managing import make_history, make_subject
+from tests.support.managing import Message, make_history, make_subject
 
 HISTORY = make_history(60, 1600)
 
@@ -295,10 +295,29 @@ async def test_plans_that_do_not_bear_fail_no_call_and_the_client_is_told_of_the
 
 async def test_more_than_the_ceiling_goes_out_where_that_must_stay_and_the_client_is_told() -> None:
     engine = ManagedEngine()
-    turn = await engine.send([*until(3), {"role": "user", "content": "These words all matter. " * 2_000}])
+    orders: Message = {"role": "system", "content": "These words all matter. " * 2_000}
+    turn = await engine.send([orders, *until(3), {"role": "user", "content": "Go on."}])
     (excess,) = [event for event in engine.events if isinstance(event, CeilingExceeded)]
     assert excess.reason == "the rest must stay as it is"
     assert turn.labels["x-palimpsest-notice"].startswith(f"above the ceiling: {excess.tokens} tokens of 7760; the rest")
+
+
+async def test_a_newest_turn_above_the_ceiling_is_cut_and_the_client_is_told() -> None:
+    engine = ManagedEngine()
+    lines = "\n".join(f"2024-05-01 10:00:00 INFO worker took job {i} from the queue" for i in range(2_000))
+    messages: list[Message] = [*until(3), {"role": "user", "content": f"Look:\n{lines}\nWhy does it stop?"}]
+    turn = await engine.send(messages)
+    newest = turn.messages[-1]["content"]
+    assert newest.startswith("Look:\n2024") and "Why does it stop?\n[shortened by palimpsest" in newest
+    notices = [value.decode() for name, value in turn.client.labels if name == b"x-palimpsest-notice"]
+    assert notices[0].startswith("compacted ")
+    assert notices[1:] == ["shortened on arrival: 1 of the newest messages, too large for the ceiling"]
+    assert not [event for event in engine.events if isinstance(event, CeilingExceeded)]
+    # What follows is sent behind the same bytes, and nothing is shortened again.
+    messages += [{"role": "assistant", "content": "I look."}, {"role": "user", "content": "Well?"}]
+    later = await engine.send(messages)
+    assert later.messages[: len(turn.messages)] == turn.messages
+    assert "shortened on arrival" not in str(later.client.labels)
 
 
 @pytest.mark.parametrize("act", [fail, orphan])

@@ -9,8 +9,9 @@ import msgspec
 
 from proxy.assembly import build_controller
 from proxy.context.budget import BudgetPolicy
-from proxy.context.conversation import BuilderPolicy, extract_features
+from proxy.context.conversation import BuilderPolicy
 from proxy.context.epoch_decision import Holdout
+from proxy.context.message_features import extract_features
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.policy import CompactionPolicy, PromptHook
 from proxy.engine.compaction.spending import SpendBudget

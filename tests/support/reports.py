@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from proxy.context.compaction.acceptance import SummaryTask
 from proxy.context.compaction.spans import MessageRange
 from proxy.context.compaction.summary_text import SummaryFrame
-from proxy.context.conversation import BuilderPolicy, ConversationIndex, extract_features, index_conversation
+from proxy.context.conversation import BuilderPolicy, ConversationIndex, index_conversation
+from proxy.context.message_features import extract_features
 from proxy.model.epoch import SummaryLevel
 from tests.support.views import RawMessage, act, said, user, view
 

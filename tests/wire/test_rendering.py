@@ -35,7 +35,7 @@ def result(content: Any, call: str = "t1") -> dict[str, Any]:
 
 def replace(wire: str, message: Any) -> Any:
     """The message with `new` in place of its words."""
-    (rendered,) = render(FORMATS[wire], [Replaced(0, "new", "tombstone")], [json.dumps(message).encode()])
+    (rendered,) = render(FORMATS[wire], [Replaced(0, "new", "shortened")], [json.dumps(message).encode()])
     return json.loads(rendered)
 
 
@@ -97,6 +97,13 @@ def replace(wire: str, message: Any) -> Any:
 )
 def test_only_the_words_are_replaced(wire: str, message: Any, replaced: Any) -> None:
     assert replace(wire, message) == replaced
+
+
+def test_a_tombstone_stands_for_the_images_of_a_turn_too() -> None:
+    message = {"role": "user", "content": [IMAGE, text("a"), IMAGE], "name": "x"}
+    edits = [Replaced(0, "new", "tombstone")]
+    (rendered,) = render(FORMATS[CHAT], edits, [json.dumps(message).encode()])
+    assert json.loads(rendered) == {"role": "user", "content": [text("new")], "name": "x"}
 
 
 @pytest.mark.parametrize(

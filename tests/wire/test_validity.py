@@ -171,7 +171,8 @@ CASES: dict[str, tuple[list[MessageStructure], list[Splice], Rules, RequestFault
     ),
     "prefill": ([USER, SAID, USER], [Splice(2, 3)], rules(), RequestFault("prefill")),
     "pinned": ([USER, SAID, USER], [Splice(0, 1, (USER,))], rules(), RequestFault("protected", "", 0)),
-    "newest": ([USER, SAID, USER], [Splice(2, 3, (USER,))], rules(), RequestFault("protected", "", 2)),
+    "newest": ([USER, SAID, USER], [Splice(2, 3, (SAID,))], rules(), RequestFault("protected", "", 2)),
+    "newest with more": ([USER, SAID, USER], [Splice(1, 3, (USER,))], rules(), RequestFault("protected", "", 2)),
     "system": ([SYSTEM, USER], [Splice(0, 1)], rules(), RequestFault("instructions", "gone", 0)),
     "ours": ([USER, USER], [Splice(0, 0, (SYSTEM,))], rules(), RequestFault("instructions", "ours", 0)),
     "flaw": (
@@ -242,6 +243,12 @@ def test_each_fault_is_found(name: str) -> None:
     structures, splices, demands, fault = CASES[name]
     history = judge_history(structures, is_itemised=demands.is_itemised)
     assert fault in find_faults(history, splices, demands, [0] if name == "pinned" else ())
+
+
+def test_the_newest_turn_may_become_shorter_unless_it_is_pinned() -> None:
+    history = judge_history([USER, SAID, USER])
+    assert find_faults(history, [Splice(2, 3, (USER,))], rules()) == ()
+    assert find_faults(history, [Splice(2, 3, (USER,))], rules(), [2]) == (RequestFault("protected", "", 2),)
 
 
 FINE: dict[str, tuple[list[MessageStructure], list[Splice], Rules]] = {

@@ -128,3 +128,17 @@ def test_one_that_was_closed_can_be_asked_again(played: Outliner, starts: Path) 
 def test_the_program_is_the_file_beside_it() -> None:
     assert Path(PROGRAM[-1]).name == "outline_program.py"
     assert Path(PROGRAM[-1]).exists()
+
+
+def test_an_outline_is_kept_by_the_hash_of_its_text(
+    played: Outliner, starts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = played.outline(JAVA, "java")
+    played.close()
+    assert played.outline(JAVA, "java") == first and starts.read_text() == "+"
+    assert played.outline(JAVA, "kt") != first and starts.read_text() == "++"
+    monkeypatch.setattr("proxy.worker.outlines.MOST_KNOWN", 1)
+    played.outline("class B {}", "java")
+    played.close()
+    played.outline(JAVA, "kt")
+    assert starts.read_text() == "+++"

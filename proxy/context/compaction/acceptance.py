@@ -107,7 +107,7 @@ def check_summary(
     parents = [parse_sections(strip_frame(parent)) for parent in task.parents]
     final, missed = _complete_sections(sections, parents, task, count)
     paths = [each.path for each in list_touched_files(task.index, task.span)]
-    foot = render_footer(reversed(files), paths, min(_FOOT_TOKENS, int(_FOOT_SHARE * task.most)), count)
+    foot = render_footer(reversed(files), paths, min(_FOOT_TOKENS, int(_FOOT_SHARE * task.most)), count, frame.id)
     whole = render_summary(render_header(frame, task.span), render_sections(final, task.level), foot)
     tokens = count(whole)
     if tokens >= task.covered:

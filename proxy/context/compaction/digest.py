@@ -64,7 +64,7 @@ def digest_messages(
         ((FILES, line) for line in _list_files(index, span)),
         ((COMPLETED, line) for line in _list_failures(index, span)),
     )
-    return _render_fitting(render_header(frame, span), candidates, tuple(reversed(references)), count, most)
+    return _render_fitting(frame, span, candidates, tuple(reversed(references)), count=count, most=most)
 
 
 def digest_summaries(
@@ -77,7 +77,7 @@ def digest_summaries(
     """Merge several summaries into one of at most `most` tokens."""
     reports = [parse_sections(strip_frame(text)) for text in texts]
     references = dict.fromkeys(id for text in reversed(texts) for id in find_references(text))
-    return _render_fitting(render_header(frame, span), _list_merged_lines(reports), tuple(references), count, most)
+    return _render_fitting(frame, span, _list_merged_lines(reports), tuple(references), count=count, most=most)
 
 
 def _quote_user(index: ConversationIndex, span: MessageRange) -> Iterator[_Line]:
@@ -134,13 +134,20 @@ def _list_merged_lines(reports: Sequence[Sections]) -> Iterator[_Line]:
 
 
 def _render_fitting(
-    head: str, candidates: Iterable[_Line], references: Sequence[str], count: Callable[[str], int], most: int
+    frame: SummaryFrame,
+    span: MessageRange,
+    candidates: Iterable[_Line],
+    references: Sequence[str],
+    *,
+    count: Callable[[str], int],
+    most: int,
 ) -> str:
     """Render a summary of as many candidate lines as fit into `most` tokens."""
+    head = render_header(frame, span)
     if count(render_summary(head, "", "")) > most:
         return cut_to_tokens(head, most, count)
     left = most - count(head) - count(SUMMARY_END) - 2
-    foot = render_footer(references, (), int(_FOOT_SHARE * left), count)
+    foot = render_footer(references, (), int(_FOOT_SHARE * left), count, frame.id)
     left -= count(foot) + 1
     chosen: dict[str, list[str]] = {}
     for name, line in dict.fromkeys(candidates):

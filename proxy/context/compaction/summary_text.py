@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from proxy.context.compaction.spans import MessageRange
-from proxy.context.conversation import ConversationIndex, is_opaque, list_identifiers
+from proxy.context.conversation import ConversationIndex
+from proxy.context.message_features import is_opaque, list_identifiers
 from proxy.context.references import CONTROL_CHARACTERS, sanitize_text
 from proxy.model.epoch import SummaryLevel
 from proxy.model.messages import LEDGER_HEAD
@@ -165,15 +166,23 @@ def render_header(frame: SummaryFrame, span: MessageRange) -> str:
     return f"[{SUMMARY_HEAD} {span.start + 1} to {span.stop} of this session, {done}. Original: ref:{frame.id}]"
 
 
-def render_footer(references: Iterable[str], paths: Iterable[str], room: int, count: Callable[[str], int]) -> str:
-    """Render the line of references and paths, as many as fit into `room` tokens; empty where none fits."""
+def render_footer(
+    references: Iterable[str], paths: Iterable[str], room: int, count: Callable[[str], int], whole: str = ""
+) -> str:
+    """Render the line of references and paths, as many as fit into `room` tokens; empty where none fits.
+
+    `whole` is the id of the reference whose original begins with all references: it is named where they do not all fit.
+    """
+    ids = [f"ref:{id}" for id in references]
+    all_ids = " ".join((_FOOTER_LABEL, *ids))
+    rest = f" and more, which ref:{whole} lists" if whole and count(all_ids) > room else ""
     foot = _FOOTER_LABEL
-    for name in (*(f"ref:{id}" for id in references), *paths):
+    for name in (*ids, *(() if rest else paths)):
         longer = f"{foot} {name}"
-        if count(longer) > room:
+        if count(f"{longer}{rest}") > room:
             break
         foot = longer
-    return "" if foot == _FOOTER_LABEL else foot
+    return "" if foot == _FOOTER_LABEL else f"{foot}{rest}"
 
 
 def render_summary(head: str, body: str, foot: str) -> str:

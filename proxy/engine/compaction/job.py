@@ -7,9 +7,9 @@ from math import inf
 
 import msgspec
 
-from proxy.context.builder import compute_summaries_budget
 from proxy.context.compaction.spans import MessageRange, compute_room, compute_target, forecast_calls, may_be_hidden
 from proxy.context.conversation import ConversationIndex
+from proxy.context.plan_draft import compute_summaries_budget
 from proxy.context.pricing import Cost
 from proxy.context.references import make_reference
 from proxy.engine.context.epoch_planner import read_plan

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from proxy.context.conversation import BuilderPolicy, ConversationIndex, FeatureExtractor, index_conversation
+from proxy.context.conversation import BuilderPolicy, ConversationIndex, index_conversation
 from proxy.context.epoch_decision import Decision
+from proxy.context.message_features import FeatureExtractor
 from proxy.engine.compaction.credentials import CallCredential, CallLater, CredentialCache
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.policy import CompactionPolicy

@@ -13,7 +13,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from proxy.context.builder import compute_summaries_budget
 from proxy.context.compaction.spans import (
     WITHOUT_MODEL,
     MessageRange,
@@ -25,6 +24,7 @@ from proxy.context.compaction.spans import (
     list_merge_candidates,
 )
 from proxy.context.conversation import ConversationIndex
+from proxy.context.plan_draft import compute_summaries_budget
 from proxy.engine.compaction.credentials import CredentialCache
 from proxy.engine.compaction.job import JobResult, ManualOptions, SentRequest, SummaryJob, make_leaf_job, make_merge_job
 from proxy.engine.compaction.policy import CompactionPolicy

@@ -34,7 +34,7 @@ from proxy.engine.context.accounting import (
     list_labels,
     tell_removed,
 )
-from proxy.engine.context.epoch_scope import make_own_body
+from proxy.engine.context.epoch_scope import count_shortened, make_own_body
 from proxy.engine.context.fallback import Commit, FallbackChain
 from proxy.engine.context.pins import is_pinning, refuse_pin, take_pin
 from proxy.engine.context.refusal_retry import RefusalRetry
@@ -330,7 +330,8 @@ class ContextController:
         _choose(state, chosen)
         chosen = tell_removed(self._bus, request, context, chosen)
         outgoing = replace(self._accounting.account(state, chosen, decision), state=state)
-        return self._label_excess(state, outgoing.add(_label_own(state, outgoing, decision)), decision)
+        outgoing = outgoing.add(_label_own(state, outgoing, decision)).add(_label_shortened(state, outgoing))
+        return self._label_excess(state, outgoing, decision)
 
     def _defer(self, request: ManagedRequest, decision: Decision) -> Decision:
         """Let an epoch that could open later wait for the summary of what it takes, which is then sent with it.
@@ -454,6 +455,15 @@ def _label_own(state: RequestState, outgoing: OutgoingRequest, decision: Decisio
     if decision.why is None:
         return _label_observed(decision.reason) if decision.reason in _STOOD_DOWN else ()
     return () if _is_unshortened(state) else _label_observed(NOT_CUT)
+
+
+def _label_shortened(state: RequestState, outgoing: OutgoingRequest) -> Headers:
+    """Label a request of which new messages are sent in part because they do not fit below the ceiling (B9)."""
+    if outgoing.epoch is None or not outgoing.is_opened:
+        return ()
+    shortened = count_shortened(outgoing.epoch, state.request.chain.items)
+    notice = f"shortened on arrival: {shortened} of the newest messages, too large for the ceiling"
+    return ((b"x-palimpsest-notice", notice.encode()),) if shortened else ()
 
 
 def _find_mark(request: ManagedRequest) -> str:

@@ -11,7 +11,8 @@ import msgspec
 
 from proxy.context.budget import Budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import CountedMessage, LiveSummary, MessageFeatures, PlanRequest, extract_features
+from proxy.context.conversation import CountedMessage, LiveSummary, PlanRequest
+from proxy.context.message_features import MessageFeatures, extract_features
 from proxy.context.references import make_reference
 from proxy.context.verbatim import estimate_reasoning
 from proxy.engine.context.history_cache import MeasuredHistory

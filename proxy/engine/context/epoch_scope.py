@@ -23,7 +23,7 @@ from proxy.context.verbatim import (
 )
 from proxy.engine.context.epoch_planner import read_plan
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Epoch, EpochUse, Kept, Written
+from proxy.model.epoch import Epoch, EpochUse, Kept, Replaced, Written
 from proxy.wire import FORMATS
 from proxy.wire.identity import Item
 from proxy.wire.rendering import change_items
@@ -111,6 +111,13 @@ def keeps_recent_turns(
     verbatim = find_verbatim(iterate_groups(items), find_unanswered(items), groups, turns)
     needed = chain(range(verbatim.tail, len(items)), *verbatim.list_earlier())
     return all(place >= epoch.depth or place in kept for place in needed)
+
+
+def count_shortened(epoch: Epoch, items: Sequence[Item]) -> int:
+    """Count the new messages that an epoch shortens because they do not fit: those that no model has answered (B9)."""
+    unanswered = find_unanswered(items)
+    edits = (edit for edit in read_plan(epoch).edits if isinstance(edit, Replaced))
+    return sum(edit.place >= unanswered and items[edit.place].role != "assistant" for edit in edits)
 
 
 class ClearedOutputDetector:

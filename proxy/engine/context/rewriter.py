@@ -135,6 +135,7 @@ class _Splicing:
         self._splices: list[Splice] = []
         self._ours: list[MessageStructure] = []
         self._whole: list[int] = []
+        self._shortened: list[int] = []
         self._at = self._reached = 0
 
     def take(self, group: Sequence[Edit], structure: MessageStructure) -> None:
@@ -153,6 +154,8 @@ class _Splicing:
                 self._reached = edit.place + 1
             if isinstance(edit, Kept):
                 self._whole.append(edit.place)
+            if isinstance(edit, Replaced):
+                self._shortened.append(edit.place)
 
     def finish(self, through: int) -> tuple[Splice, ...]:
         """Return all splices, which together replace the first `through` messages."""
@@ -163,8 +166,9 @@ class _Splicing:
         """Close the open splice: it replaces all messages before `stop`."""
         self._reach(stop)
         if stop > self._at or self._ours:
-            self._splices.append(Splice(self._at, stop, tuple(self._ours), tuple(self._whole)))
-        self._ours, self._whole = [], []
+            ours, whole, shortened = tuple(self._ours), tuple(self._whole), tuple(self._shortened)
+            self._splices.append(Splice(self._at, stop, ours, whole, shortened))
+        self._ours, self._whole, self._shortened = [], [], []
 
     def _reach(self, place: int) -> None:
         if place < self._reached:

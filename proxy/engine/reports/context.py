@@ -250,6 +250,7 @@ async def load_page(log: LogReader, reference: str, number: int | None = 1) -> O
     """Load a page, counted from 1, of the original that a reference names; None: all of it. Raises NotFound.
 
     A reference has the same pages for ever, and each page but the last ends with the command that writes the next one.
+    That of a summary begins with all references that it covers.
     """
     found = _REFERENCE.fullmatch(reference.strip().lower())
     if found is None:
@@ -262,6 +263,7 @@ async def load_page(log: LogReader, reference: str, number: int | None = 1) -> O
     text = render_original([FORMATS[stored.original.wire].parse_message(raw) for raw in stored.messages])[
         stored.original.offset :
     ]
+    text = await _list_summary_references(log, stored.session, name) + text
     if number is None:
         return OriginalPage(name, stored.session, text, 1, 1)
     count = max(1, -(-len(text) // PAGE))
@@ -274,3 +276,11 @@ async def load_page(log: LogReader, reference: str, number: int | None = 1) -> O
             f" or GET /-/api/refs/{name}?page={number + 1}]\n"
         )
     return OriginalPage(name, stored.session, part, number, count)
+
+
+async def _list_summary_references(log: LogReader, session: str, name: str) -> str:
+    """Return a paragraph with the references that a summary covers; empty for the name of anything else."""
+    for summary in await log.list_summaries(session):
+        if summary.id == name and summary.files:
+            return "\n".join(("--- references that the report covers", *(f"ref:{id}" for id in summary.files), "", ""))
+    return ""

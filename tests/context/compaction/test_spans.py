@@ -17,7 +17,8 @@ from proxy.context.compaction.spans import (
     list_live_summaries,
     list_merge_candidates,
 )
-from proxy.context.conversation import BuilderPolicy, ConversationIndex, extract_features, index_conversation
+from proxy.context.conversation import BuilderPolicy, ConversationIndex, index_conversation
+from proxy.context.message_features import extract_features
 from proxy.model.epoch import Summary
 from tests.support.summaries import list_leaves, make_summary
 from tests.support.views import RawMessage, act, call, result, said, user, view

@@ -197,6 +197,15 @@ def test_the_foot_has_references_first_and_no_more_than_fit() -> None:
     assert render_footer([], [], 100, count) == ""
 
 
+def test_where_not_all_references_fit_one_stands_for_them() -> None:
+    ids = [f"{i:010}" for i in range(200)]
+    foot = render_footer(ids, ["a.py"], 300, count, "summaryid0")
+    assert count(foot) <= 300 and foot.endswith(" and more, which ref:summaryid0 lists") and "ref:0000000009" in foot
+    assert render_footer(ids[:3], ["a.py"], 300, count, "summaryid0") == render_footer(ids[:3], ["a.py"], 300, count)
+    head = render_header(FRAME, MessageRange(0, 4, 0))
+    assert strip_frame(render_summary(head, "## Goal\n- x", foot)) == "## Goal\n- x"
+
+
 def test_what_is_framed_can_be_unframed() -> None:
     head, foot = render_header(FRAME, MessageRange(0, 4, 0)), render_footer(["b"], [], 100, count)
     for body in ("## Goal\n- x", "one line", ""):

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from proxy.context.conversation import MessageFeatures, extract_features
+from proxy.context.message_features import MessageFeatures, extract_features
 from proxy.engine.context import epoch_planner
 from proxy.engine.context.epoch_planner import FeatureCache
 from proxy.model.messages import Message, ToolCall

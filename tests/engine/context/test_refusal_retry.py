@@ -168,11 +168,19 @@ async def test_where_no_plan_bears_a_minimal_one_is_sent() -> None:
 async def test_with_nothing_to_cut_the_upstreams_own_answer_goes_on() -> None:
     refusal = refuse(CONTEXT.format(1000, 1100))
     content = refusal.pieces[0]
-    messages: list[Message] = [{"role": "user", "content": "word " * 1000}]
+    messages: list[Message] = [{"role": "system", "content": "word " * 1000}, {"role": "user", "content": "Go."}]
     engine = ManagedEngine(refusal)
     turn = await engine.send(messages)
     assert (turn.client.status, turn.client.body, turn.sent) == (400, content, turn.body)
     assert (engine.epochs, turn.plans[1:]) == ([], [])
+
+
+async def test_a_newest_turn_that_does_not_fit_is_cut() -> None:
+    engine = ManagedEngine(refuse(CONTEXT.format(1000, 1100)), answer())
+    turn = await engine.send([{"role": "user", "content": f"First. {'word ' * 1000} Last."}])
+    sent = json.loads(turn.all_sent[1])["messages"]
+    assert turn.client.status == 200 and len(sent) == 1
+    assert sent[0]["content"].startswith("First. word") and "Last.\n[shortened by palimpsest" in sent[0]["content"]
 
 
 @pytest.mark.parametrize("content", [b'{"error":{"message":"no such model"}}', b"<p>bad</p>"])

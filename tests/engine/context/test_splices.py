@@ -117,7 +117,7 @@ JOINED: list[tuple[tuple[Edit, ...], int, tuple[Splice, ...]]] = [
     ((LEDGER, Kept(0), Kept(1), Kept(2)), 3, (Splice(0, 1, (OURS,), (0,)),)),
     ((LEDGER, Kept(3)), 4, (Splice(0, 4, (OURS,), (3,)),)),
     ((Kept(0), LEDGER, Kept(3)), 4, (Splice(0, 4, (OURS,), (0, 3)),)),
-    ((LEDGER, Replaced(0, "so", "shortened"), Kept(3)), 4, (Splice(0, 4, (OURS,), (3,)),)),
+    ((LEDGER, Replaced(0, "so", "shortened"), Kept(3)), 4, (Splice(0, 4, (OURS,), (3,), (0,)),)),
     ((Kept(0), Kept(1), Kept(2), LEDGER, Kept(3)), 4, (Splice(3, 4, (OURS,), (3,)),)),
 ]
 
@@ -142,12 +142,12 @@ def test_joined_messages_keep_their_order() -> None:
         list_splices(CHAT, (LEDGER, Kept(3), Kept(0)), spell([user()]), structures, 4)
 
 
-def test_the_newest_words_of_the_user_and_what_is_pinned_must_be_there_whole() -> None:
+def test_the_newest_words_of_the_user_must_be_there_if_only_in_short() -> None:
     shortened = (LEDGER, Replaced(3, "so", "shortened"))
-    assert judge((LEDGER, Kept(3)), 4) == ""
-    assert judge(shortened, 4) == judge((LEDGER,), 4) == "protected"
-    assert judge((LEDGER, Kept(3)), 4, is_alternating=True) == ""
-    assert judge(shortened, 4, is_alternating=True) == "protected"
+    for is_alternating in (False, True):
+        assert judge((LEDGER, Kept(3)), 4, is_alternating=is_alternating) == ""
+        assert judge(shortened, 4, is_alternating=is_alternating) == ""
+        assert judge((LEDGER,), 4, is_alternating=is_alternating) == "protected"
     assert judge((LEDGER, Kept(3)), 4, protected=[0]) == judge((LEDGER, Kept(3)), 4, protected=[1]) == "protected"
     assert judge((LEDGER, Kept(0), Kept(3)), 4, protected=[0], is_alternating=True) == ""
 

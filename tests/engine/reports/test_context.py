@@ -1,6 +1,7 @@
 """Plans, epochs, reverts, pins, compactions, summaries and originals as documents."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -265,6 +266,18 @@ async def test_pages_join_to_the_whole_and_say_how_to_go_on() -> None:
     assert "--page 3" in pages[1].text[PAGE:]
     assert len(pages[2].text) < PAGE
     assert whole.pages == 1
+
+
+async def test_the_original_of_a_summary_begins_with_the_references_that_it_covers() -> None:
+    class SummaryLog(OriginalLog):
+        async def list_summaries(self, session: str) -> Sequence[Summary]:
+            return [
+                structs.replace(BOTH, id="other", files=("no",)),
+                structs.replace(BOTH, id=NAME, files=("aa", "bb")),
+            ]
+
+    page = await load_page(SummaryLog("hello"), NAME)
+    assert page.text == "--- references that the report covers\nref:aa\nref:bb\n\n--- user\nhello\n\n"
 
 
 async def test_a_text_of_exactly_a_page_is_one() -> None:

@@ -1,0 +1,252 @@
+"""The features of a message that plans are built from. They depend on it alone, so that they can be cached."""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from hashlib import sha256
+from itertools import pairwise
+
+import msgspec
+
+from proxy.context.references import list_argument_lines, render_message
+from proxy.model.messages import Message, ToolCall
+
+_SHORTEST, _LONGEST = 4, 120
+_IDENTIFIERS_SEARCHED = 200_000
+
+# Scripts that put no spaces between words: Thai, Lao, Myanmar, Khmer, Kana, Han. What of a line is a word is not known.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_ASCII_WORD = re.compile(r"[A-Za-z0-9_#@][A-Za-z0-9_./@#-]{2,}")  # a third of the time
+_WORD = re.compile(rf"(?:[^\W{_UNSPACED}]|[#@])(?:[^\W{_UNSPACED}]|[./@#-]){{2,}}")
+_UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
+# A file name in such a script ends with its extension; what precedes it without a space belongs to it or not.
+_UNSPACED_FILE = re.compile(
+    r"(?<![\w./-])[\w/-]{1,60}(?:\.[\w/-]{1,60}){0,3}\.[A-Za-z][A-Za-z0-9]{0,7}(?![A-Za-z0-9_])"
+)
+_HEXES = re.compile(r"(?=[0-9a-f-]*\d)[0-9a-f]{7,}[0-9a-f-]*")
+_STAMP = re.compile(r"[0-9TZ:./_-]+")
+
+
+def list_identifiers(text: str) -> tuple[str, ...]:
+    """Return the identifiers of a text, each once, in the order of their first occurrences.
+
+    File names in scripts without spaces come first. Of a long text only the first and the last `_IDENTIFIERS_SEARCHED`
+    characters are searched.
+    """
+    searched = _keep_ends(text, _IDENTIFIERS_SEARCHED)
+    if searched.isascii():
+        found = dict.fromkeys(_ASCII_WORD.findall(searched))
+    else:
+        files = [file for file in _UNSPACED_FILE.findall(searched) if _UNSPACED_LETTER.search(file)]
+        rest = _UNSPACED_FILE.sub(lambda file: " " if _UNSPACED_LETTER.search(file[0]) else file[0], searched)
+        found = dict.fromkeys((*files, *_WORD.findall(rest)))
+    named = dict.fromkeys(map(parse_identifier, found))
+    named.pop("", None)
+    return tuple(named)
+
+
+def _keep_ends(text: str, most: int) -> str:
+    """Return a text or, of a long one, the first and the last `most` characters, with a line break between them."""
+    return text if len(text) <= 2 * most else f"{text[:most]}\n{text[-most:]}"
+
+
+@lru_cache(maxsize=65_536)
+def parse_identifier(found: str) -> str:
+    """Return the identifier in a match; empty where there is none: plain language, a word that is too short or long."""
+    word = found.strip("./-@")
+    if not _SHORTEST <= len(word) <= _LONGEST:
+        return ""
+    return word if _is_identifier(word) else ""
+
+
+def _is_identifier(word: str) -> bool:
+    if word.isdigit() or any(sign in word for sign in "_/#@"):
+        return True
+    has_letters = any(map(str.isalpha, word))
+    has_digits = any(map(str.isdigit, word))
+    return has_letters and (has_digits or "." in word or _has_inner_capital(word))
+
+
+def _has_inner_capital(word: str) -> bool:
+    return any(one.islower() and two.isupper() for one, two in pairwise(word))
+
+
+def is_opaque(word: str) -> bool:
+    """Return whether a word means nothing by itself: a hash, a time, a number."""
+    return _HEXES.fullmatch(word) is not None or _STAMP.fullmatch(word) is not None
+
+
+def is_name(word: str) -> bool:
+    """Return whether a word is a name: a path, a dotted name or one in snake case."""
+    return ("/" in word or "." in word or "_" in word) and not is_opaque(word)
+
+
+def find_namespace(word: str) -> str:
+    """Return the directory of a path or the first part of a dotted name, with its dot; empty for other words."""
+    if "/" in word:
+        return word.rpartition("/")[0]
+    first, dot, _ = word.partition(".")
+    return first + dot if dot else ""
+
+
+_LONGEST_ASKED = 240
+_LONGEST_OUTCOME = 100
+_OUTCOME_SEARCHED, _NEAR_END = 4000, 300
+_SUMMARY_LINES, _LAST_LINES = 6, 3
+
+_IMPORT = re.compile(r"(?m)^[ \t]*(?:\d+[:\t ][ \t]*)?(?:from|import|#include|use|require|using)\b.{1,300}$")
+_WRITES = re.compile(
+    r"(?:>>?|\btee(?: -a)?|\bsed -i\b[^\n|;&]{0,400}[ \t]|\b(?:cp|mv|patch|touch|mkdir)\b[^\n|;&]{0,200}[ \t])[ \t]*"
+    r"([\w./-]*[\w-]\.\w{1,8}|[\w.-]*/[\w./-]+)"
+)
+# Commands of shells that change something, at the beginning of a command.
+_CHANGING_COMMAND = re.compile(
+    r"(?m)(?:^(?:\w{1,20}: )?|[;&|(]\s*)(?:sudo\s+)?(?:sed\s+-\w*i"
+    r"|(?:rm|rmdir|mv|cp|mkdir|touch|tee|patch|ln|chmod|chown|kill|pkill)\s"
+    r"|git\s+(?:add|am|apply|checkout|cherry-pick|clean|commit|merge|mv|pull|push|rebase|reset|restore|revert|rm|stash"
+    r"|switch|tag)\b"
+    r"|(?:pip3?|npm|pnpm|yarn|uv|poetry|cargo|go|gem|conda|brew|apt|apt-get|dnf)\s+(?:-\S+\s+){0,4}"
+    r"(?:add|get|i|install|publish|remove|sync|uninstall|update|upgrade)\b)"
+)
+_WRITING_TOOL = re.compile(r"(?i)write|edit|create|replace|patch|insert|update|delete|book|cancel|send|modify|apply")
+_EXIT_CODE = re.compile(r"(?i)(?:return[ _-]?code|exit(?:ed)?(?: with)?(?:[ _-]?(?:code|status))?)\W{1,4}(-?\d{1,5})\b")
+_ANSI_STYLE = re.compile(r"\x1b\[[\d;]*m")
+_TAG_LINE = re.compile(r"</?\w{1,40}>")
+# pytest; unittest; jest and vitest; cargo; mocha; go.
+_FAILED_TESTS = re.compile(
+    r"^(?:=+ |Tests:?\s+|test result: )?(?P<count>(?:\d+ \w+, ){0,9}\d+ (?:failed|errors?|failing)\b.{0,80}?"
+    r"|FAILED \((?:failures|errors)=.{1,80}|FAILED\. .{1,80}|(?:--- )?FAIL[:\t ].{1,80})"
+    r"(?: in [\d.]+ ?m?s.{0,40})?[= ]*$"
+)
+_TRACEBACK = "Traceback (most recent call last):"
+_RAISED = re.compile(r"(?m)^[A-Za-z_][\w.]{0,200}(?::.{0,300})?$")
+_STATUS_LINE = re.compile(r"\s*HTTP/[\d.]{1,4} ([45]\d\d.{0,60})")
+_ERROR_OBJECT = re.compile(
+    r'"(?:error|errors|exception)"\s*:\s*(?!null|false|\{\s*\}|\[\s*\]|""|0)\S.{0,200}'
+    r'|"(?:is_?error)"\s*:\s*true|"(?:success|ok)"\s*:\s*false|"status(?:_?code)?"\s*:\s*[45]\d\d\b',
+    re.IGNORECASE,
+)
+_ERROR_LABEL = re.compile(r"(?i)(?:\w+ )?(?:error|fatal|failure|failed|exception)\s*(?:\[\w{1,40}\]|\(\w{1,40}\))?\s*:")
+_ERROR_LAST = re.compile(
+    r"^(?:make(?:\[\d+\])?: \*\*\* |npm ERR! |E: |fatal: |error(?:\[\w{1,20}\])?: |Error: )"
+    r"|: (?:command not found|No such file or directory|Permission denied|not found)$"
+)
+
+
+class MessageFeatures(msgspec.Struct, frozen=True, gc=False):
+    """The features of a message."""
+
+    words: tuple[str, ...]  # its identifiers
+    imported: tuple[str, ...]  # identifiers in import lines of an output
+    written: tuple[str, ...]  # identifiers of files that its calls write
+    said: str  # what the assistant said, without code and markup, in one line
+    asked: tuple[str, ...]  # a summary of each of its calls, one line each
+    effects: bool  # whether one of its calls changes something
+    outcome: str  # how an output failed, empty if it did not
+    lines: int  # of its text
+    characters: int  # of its original (`context/references`)
+    digest: bytes  # SHA-256 of its text
+
+
+FeatureExtractor = Callable[[Message], MessageFeatures]
+
+
+def extract_features(message: Message) -> MessageFeatures:
+    """Return the features of a message."""
+    typed = ["\n".join(list_argument_lines(call.arguments)) for call in message.calls]
+    imports = "\n".join(_IMPORT.findall(message.text)) if _is_output(message) else ""
+    return msgspec.structs.replace(
+        extract_features_without_identifiers(message),
+        words=list_identifiers("\n".join((message.text, *typed))),
+        imported=list_identifiers(imports),
+    )
+
+
+def extract_features_without_identifiers(message: Message) -> MessageFeatures:
+    """Return the features of a message without `words` and `imported`, which take most of the time."""
+    typed = ["\n".join(list_argument_lines(call.arguments)) for call in message.calls]
+    written = [word for text in typed for word in _WRITES.findall(text)]
+    is_output = _is_output(message)
+    return MessageFeatures(
+        (),
+        (),
+        list_identifiers("\n".join(written)),
+        summarize_saying(message.text) if message.role == "assistant" else "",
+        tuple(_summarize_call(call, text) for call, text in zip(message.calls, typed, strict=True)),
+        bool(written)
+        or any(_WRITING_TOOL.search(call.name) for call in message.calls)
+        or any(map(_CHANGING_COMMAND.search, typed)),
+        find_outcome(message.text) if is_output else "",
+        message.text.count("\n") + bool(message.text),
+        len(render_message(message)),
+        sha256(message.text.encode("utf-8", "surrogatepass")).digest(),
+    )
+
+
+_FENCE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
+_TAG = re.compile(r"</?[A-Za-z][^<>\n]{0,80}>")
+_LABEL = re.compile(r"\A\W*[A-Za-z]{2,12}:\s")
+_LONGEST_SAID, _SAID_SEARCHED = 320, 2000
+
+
+def summarize_saying(text: str) -> str:
+    """Return the beginning of what an assistant said in one line, without code blocks, tags and a leading label."""
+    said = _TAG.sub(" ", _FENCE.sub(" ", text[:_SAID_SEARCHED]))
+    return " ".join(_LABEL.sub("", said, count=1)[: 2 * _LONGEST_SAID].split())[:_LONGEST_SAID] if said.strip() else ""
+
+
+def _is_output(message: Message) -> bool:
+    return bool(message.results) or message.role == "tool"
+
+
+def find_outcome(text: str) -> str:
+    """Return how an output says that its call failed; empty where it does not say so.
+
+    Exit codes, counts of failing tests, uncaught exceptions, error objects, and messages that are the whole output or
+    its end say so. A line of a file or a listing that mentions an error does not.
+    """
+    code = _EXIT_CODE.search(text[:_NEAR_END]) or _EXIT_CODE.search(text[-_NEAR_END:])
+    if code and int(code[1]) == 0:
+        return ""
+    ends = _ANSI_STYLE.sub("", _keep_ends(text, _OUTCOME_SEARCHED))
+    lines = [line for line in map(str.strip, ends.split("\n")) if line and not _TAG_LINE.fullmatch(line)]
+    said = _find_failed_tests(lines) or _find_exception(ends) or _find_error_object(ends) or _find_error_message(lines)
+    return " ".join(filter(None, (f"exit {code[1]}" if code else "", said[:_LONGEST_OUTCOME])))
+
+
+def _find_failed_tests(lines: Sequence[str]) -> str:
+    """Return what a test runner says at the end of its output, if it counts failures."""
+    found = (_FAILED_TESTS.search(line) for line in reversed(lines[-_SUMMARY_LINES:]))
+    return next((match["count"].strip(" =") for match in found if match), "")
+
+
+def _find_exception(text: str) -> str:
+    """Return the exception after the last traceback, if hardly anything follows it: the program has ended by it."""
+    _, mark, traceback = text.rpartition(_TRACEBACK)
+    raised = _RAISED.finditer(traceback) if mark else ()
+    return next((each[0] for each in raised if traceback.count("\n", each.end()) <= _SUMMARY_LINES), "")
+
+
+def _find_error_object(text: str) -> str:
+    """Return the error that a JSON object, or the status line of an HTTP response, consists of."""
+    if (status := _STATUS_LINE.match(text)) is not None:
+        return status[1].strip()
+    found = _ERROR_OBJECT.search(text[:_NEAR_END]) if text.lstrip().startswith("{") else None
+    return " ".join(found[0].split()) if found is not None else ""
+
+
+def _find_error_message(lines: Sequence[str]) -> str:
+    """Return the message that an output begins or ends with, with its second line where the first has but a label."""
+    if not lines:
+        return ""
+    if _ERROR_LABEL.match(lines[0]) is not None:
+        return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return next((line for line in lines[: -_LAST_LINES - 1 : -1] if _ERROR_LAST.search(line) is not None), "")
+
+
+def _summarize_call(call: ToolCall, text: str) -> str:
+    """Return a summary of a call in one line: its arguments, without the name where there is only one."""
+    lines = text.split("\n", 1) if text.count(": ") and not call.arguments.startswith("[") else [text]
+    only = re.match(r"\w{1,20}: ", lines[0]) if len(re.findall(r"(?m)^\w{1,20}: ", text)) == 1 else None
+    said = text[only.end() :] if only else text
+    return " ".join(said[:_LONGEST_ASKED].split())

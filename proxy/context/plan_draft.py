@@ -1,0 +1,136 @@
+"""A draft of a plan: its tokens, what may still be replaced in it, and its edits in the order they are sent."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
+
+import msgspec
+
+from proxy.context.budget import MESSAGE_FRAME, take_fitting
+from proxy.context.conversation import ConversationIndex, PlanRequest, find_last_turn
+from proxy.context.ledger import NO_LEDGERS, CarriedLedgers
+from proxy.context.ledger_builder import Ledger
+from proxy.context.tool_outputs import ReplacedMessage, count_saved_tokens
+from proxy.model.epoch import ContextPlan, Edit, Kept, Reference, Rung, Written
+
+# The share of the usable tokens that all summaries may have together, and the least in tokens: the shortest requested
+# summary has 300. It is a quarter of the ledger's share: replaying `swe_day` at 32K, half of it costs half a point more
+# and pushes 20 % of the far references out of the ledger, and no less of the work is told with a quarter.
+_REPORTS_SHARE, _REPORTS_LEAST = 0.07, 350
+Replacement = Callable[[PlanRequest, ConversationIndex, int], ReplacedMessage]
+
+
+class PlanDraft(msgspec.Struct, frozen=True, gc=False):
+    """A draft of a plan."""
+
+    tail: int  # the step at which the tail begins
+    staying: frozenset[int]  # older steps that stay
+    ledger: Ledger
+    marked: Mapping[int, ReplacedMessage]  # replaced messages, by place
+    carried: CarriedLedgers = NO_LEDGERS
+    reports: tuple[Written, ...] = ()
+    tokens: int = 0
+    protected: int = 0
+
+
+def shrink_draft(
+    view: PlanRequest,
+    index: ConversationIndex,
+    draft: PlanDraft,
+    ways: Iterable[tuple[int, Replacement]],
+    *,
+    most: float,
+    count: Callable[[str], int],
+) -> PlanDraft:
+    """Return the draft with messages replaced in the order of `ways`, until it has at most `most` tokens."""
+    tokens = draft.tokens
+    marked = dict(draft.marked)
+    for place, mark in ways:
+        if view.head + tokens <= most:
+            break
+        made = mark(view, index, place)
+        gained = count_saved_tokens(index, {place: made}, count)
+        if gained > 0:
+            tokens -= gained
+            marked[place] = made
+    return msgspec.structs.replace(draft, marked=marked, tokens=tokens)
+
+
+def list_replaceable(index: ConversationIndex, draft: PlanDraft) -> list[int]:
+    """Return the places of sent messages that may still be replaced, which excludes the user's newest turn."""
+    bound = find_last_turn(index)
+    kept = [i for i in range(len(index.steps)) if (i >= draft.tail or i in draft.staying) and i not in bound]
+    done = index.bound | draft.marked.keys()
+    return [place for i in kept for place in index.steps[i].places if place not in done]
+
+
+def count_draft(index: ConversationIndex, draft: PlanDraft, count: Callable[[str], int]) -> int:
+    """Return the tokens of a draft, without the preamble."""
+    tokens = sum(step.tokens for i, step in enumerate(index.steps) if i >= draft.tail or i in draft.staying)
+    tokens -= count_saved_tokens(index, draft.marked, count)
+    tokens += sum(count(each.text) + MESSAGE_FRAME for each in draft.reports)
+    return tokens + draft.carried.tokens + draft.ledger.tokens
+
+
+def make_plan(
+    view: PlanRequest, index: ConversationIndex, draft: PlanDraft, rung: Rung, wished: int = 0
+) -> ContextPlan:
+    """Return the plan of a draft; `wished` are the tokens, preamble included, of all that should have stayed."""
+    beyond = wished if view.budget.is_ceiling_unreachable(wished) else 0
+    if not draft.ledger.sections and not draft.marked and not draft.carried.ledgers:
+        return ContextPlan(0, (), (), sum(each.tokens for each in index.messages), draft.protected, rung, beyond)
+    later = range(draft.tail, len(index.steps))
+    tail = max([draft.tail, *(i + 1 for i in later if not draft.marked.keys().isdisjoint(index.steps[i].places))])
+    through = index.find_start(tail)
+    references = {each.id: each for each in _list_references(draft)}
+    edits = tuple(_list_edits(index, draft, tail))
+    return ContextPlan(through, edits, tuple(references.values()), draft.tokens, draft.protected, rung, beyond)
+
+
+def compute_summaries_budget(usable: int) -> int:
+    """Return the tokens that all summaries may have together, given the usable tokens."""
+    return max(_REPORTS_LEAST, int(_REPORTS_SHARE * usable))
+
+
+def choose_summaries(view: PlanRequest, carried: CarriedLedgers) -> tuple[Written, ...]:
+    """Choose the summaries that this epoch adds: the newest that fit, of messages that no carried summary covers.
+
+    A summary that was merged from carried ones has to wait until these are dropped together with their ledgers.
+    """
+    reached = max((each.stop for each in carried.written if each.report), default=0)
+    start = max((each.stop for each in carried.ledgers), default=0)
+    newest = takewhile(lambda each: each.start >= reached, reversed(view.reports))
+    room = compute_summaries_budget(view.budget.usable) - carried.reported
+    chosen = take_fitting(newest, room, lambda each: each.tokens + MESSAGE_FRAME)
+    return tuple(Written(each.text, start, max(start, each.stop), each.id) for each in reversed(chosen))
+
+
+def _list_edits(index: ConversationIndex, draft: PlanDraft, tail: int) -> Iterator[Edit]:
+    """Yield summaries, ledgers and kept messages: each ledger before all that follows its start, after its summaries.
+
+    So the next epoch, which only adds a ledger, does not change what precedes it, user messages between ledgers
+    included, and the provider's cache still has that.
+    """
+    written = [*draft.carried.written, *draft.reports, *draft.ledger.sections]
+    sections = sorted((each.start, each.stop) for each in written if not each.report)
+    ours = sorted(written, key=lambda each: (_find_start(each, sections), not each.report))
+    for i in range(tail):
+        if i >= draft.tail or i in draft.staying:
+            while ours and _find_start(ours[0], sections) <= index.steps[i].start:
+                yield ours.pop(0)
+            for place in index.steps[i].places:
+                yield draft.marked[place].edit if place in draft.marked else Kept(place)
+    yield from ours
+
+
+def _find_start(written: Written, sections: Sequence[tuple[int, int]]) -> int:
+    """Return the place before which a ledger's section or a summary stands: with the section that it belongs to."""
+    if not written.report:
+        return written.start
+    return next((start for start, stop in sections if stop > written.start), written.start)
+
+
+def _list_references(draft: PlanDraft) -> Iterator[Reference]:
+    yield from draft.carried.references
+    yield from draft.ledger.references
+    for made in draft.marked.values():
+        yield from made.references

@@ -19,7 +19,7 @@ from proxy.context.user_messages import (
     list_older_forms,
 )
 from proxy.model.epoch import ContextPlan, Edit, Kept, Replaced, Written
-from tests.support.views import RawMessage, act, count, see, user, view
+from tests.support.views import RawMessage, act, count, result, said, see, user, view
 
 RULES = "\n".join(f"Rule {i}: some words that are said in every task." for i in range(12))
 POLICY = BuilderPolicy()
@@ -218,6 +218,13 @@ def test_images_of_older_turns_give_way_to_their_description() -> None:
     assert "(without image 640x480)" in spell(pasted)[0][0].edits[0].text
     newest = picture(view(write("first", "second", "third"), 10_000), 3, "image 640x480")
     assert all(not form.edits for form in spell(newest)[0])
+
+
+def test_a_turn_with_a_result_that_nobody_asked_for_has_one_form() -> None:
+    messages = [user(f"It fails so:\n{LOG}"), result("x", "none asked"), said("Hm."), *write("second", "third")]
+    seen = view(messages, 10_000)
+    whole = sum(each.tokens for each in seen.messages[:2])
+    assert spell(seen) == {0: (UserMessageForm(0, whole),)}
 
 
 def test_words_that_would_only_grow_stay() -> None:

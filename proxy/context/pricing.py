@@ -70,6 +70,10 @@ def make_tariff(prices: Prices, cache: CacheModel, calibration: Calibration | No
 def _compute_relative_prices(prices: Prices, cache: CacheModel, learned: Calibration) -> Prices:
     if cache.kind == "local":
         return Prices(Rates(1.0, UNPRICED.rates.output, learned.cached_ratio, 1.0))
+    if prices == UNPRICED:
+        stated = UNPRICED.rates
+        read, write = (stated.cached if cache.read is None else cache.read), cache.write or stated.written
+        prices = Prices(Rates(stated.input, stated.output, read, write))
     unit = prices.rates.input
     if not (isfinite(unit) and unit > 0):
         return _compute_relative_prices(UNPRICED, cache, learned)

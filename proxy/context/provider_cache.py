@@ -1,36 +1,30 @@
 """Models of providers' prompt caches, and their calibration by the tokens that providers report (BEHAVIOUR B11).
 
-A retention is a declared one; where it is None (unknown) a cache never counts as cold. Sources are the providers'
-pages: OpenAI's and Azure's "Prompt caching", Anthropic's "Prompt caching", DeepSeek's "Context caching".
+What is known of each provider and generation of models is data: `CacheFacts` of the bundled map, each with its source.
+A lifetime is a declared one; where it is None (unknown) a cache never counts as cold.
 """
 
 import re
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
-from proxy.context.model_catalog import identify_family
+from proxy.model.card import CacheFacts, CacheKind, CacheTerms
 
-CacheKind = Literal["prefix", "breakpoints", "units", "local"]
-"""`prefix`: the longest prefix that was sent before. `breakpoints`: the prefix up to the last marker before any change.
-`units`: whole stored units. `local`: the longest prefix, and it saves time, not money."""
-
-# A retention runs from the last use, and a provider's clock starts later than ours.
+# A lifetime runs from the last use, and a provider's clock starts later than ours.
 _MARGIN = 1.2
 _TTL = re.compile(r"(\d{1,6})([smhd])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-# Anthropic: writing costs 2 for a retention of an hour, 1.25 (the figure of price lists) for five minutes.
-_SHORT_TTL = 300.0
-_LONG_WRITE = 2.0
+_UNASKED = CacheTerms()
 
 
 class CacheModel(msgspec.Struct, frozen=True, gc=False):
-    """A provider's cache: a read is of whole blocks of `block` tokens, and of `minimum` tokens at least.
+    """The cache of one model at one upstream, for requests with the same terms.
 
     `retention`: the seconds without a read after which content is surely evicted. `is_used` is False where a request
-    asks for no caching. `least_write`: the least that writing costs, in multiples of uncached input.
+    asks for no caching. `least_write`: the least that writing costs, in multiples of uncached input. `read` and `write`
+    are such multiples, too: they count where no source states a price. The other fields are those of `CacheFacts`.
     """
 
     kind: CacheKind = "prefix"
@@ -39,17 +33,29 @@ class CacheModel(msgspec.Struct, frozen=True, gc=False):
     retention: float | None = None
     is_used: bool = True
     least_write: float = 0.0
+    lookback: int = 0
+    most_marks: int = 0
+    is_refreshed: bool = True
+    is_head_marked: bool = False  # whether the prefix before the messages ends at a breakpoint
+    read: float | None = None
+    write: float | None = None
 
     @property
     def is_head_kept(self) -> bool:
         """True if the prefix before the first change is sure to be read again (B11: else all of it is written anew)."""
-        return self.is_used and self.kind in ("breakpoints", "local")
+        return self.is_used and (self.kind == "local" or (self._has_breakpoints and self.is_head_marked))
 
-    def find_read(self, matching: int) -> int:
+    @property
+    def _has_breakpoints(self) -> bool:
+        return self.kind in ("breakpoints", "openai-breakpoints")
+
+    def find_read(self, matching: int, ends: Sequence[int] | None = None) -> int:
         """Return the tokens that are read of a request whose first `matching` ones were sent before.
 
-        Where the markers and units end is not known: one is taken to end where the match does.
+        `ends` are the tokens up to each breakpoint. If they are not given, one is taken to end where the match does.
         """
+        if ends is not None and self._has_breakpoints:
+            matching = max((end for end in ends if end <= matching), default=0)
         whole = matching // self.block * self.block
         return whole if self.is_used and whole >= self.minimum else 0
 
@@ -59,56 +65,174 @@ class CacheModel(msgspec.Struct, frozen=True, gc=False):
 
 
 UNKNOWN = CacheModel()
-# OpenAI keeps a prompt for an hour at most, or a day where a request or the model's default asks for it.
-_OPENAI = CacheModel(block=128, minimum=1024, retention=86_400.0)
-_DEEPSEEK = CacheModel(block=64)
-# The least minimum that Anthropic states for its models (1024 to 4096). Its markers state the retention.
-_ANTHROPIC = CacheModel("breakpoints", minimum=1024)
-_HOSTS = (
-    ("anthropic.com", _ANTHROPIC),
-    ("openai.com", _OPENAI),
-    ("azure.com", _OPENAI),
-    ("deepseek.com", _DEEPSEEK),
-)
 
 
 def choose_cache_model(
-    kind: CacheKind | None, host: str, model: str, ttls: Sequence[str] = (), retention: float | None = None
+    facts: Sequence[CacheFacts],
+    kind: CacheKind | None,
+    host: str,
+    terms: CacheTerms = _UNASKED,
+    retention: float | None = None,
 ) -> CacheModel:
     """Return the cache of a model at a host; `kind` and `retention` are settings, None where they are not set.
 
-    `ttls` are those of the request's cache markers, as sent. Where a model whose provider wants markers is reached at
-    another host and the request has none, what that host does is unknown: the longest prefix is assumed.
+    `facts` are those of the model. Where a model whose provider wants markers is reached at another host and the
+    request has none, what that host does is unknown: the longest prefix is assumed.
     """
-    found = _choose_by_host(host.lower().rstrip("."))
-    if kind is None and ttls and identify_family(model).vendor == "anthropic":
-        found = _ANTHROPIC
-    if kind is not None and kind != found.kind:
-        found = _ANTHROPIC if kind == "breakpoints" else CacheModel(kind)
-    if found.kind == "breakpoints":
-        found = _apply_markers(found, ttls)
-    return found if retention is None else replace(found, retention=retention)
+    found = _choose_facts(facts, kind, host.lower().rstrip("."), terms)
+    if found is None:
+        return UNKNOWN if retention is None else CacheModel(retention=retention)
+    lifetimes = _list_lifetimes(found, terms)
+    known = [seconds for seconds in lifetimes if seconds is not None]
+    is_whole = len(known) == len(lifetimes)
+    is_long = found.lifetime is not None and any(seconds > found.lifetime for seconds in known)
+    return CacheModel(
+        found.kind,
+        found.block,
+        found.minimum,
+        retention=retention if retention is not None else max(known, default=None) if is_whole else None,
+        is_used=_is_used(found, terms),
+        least_write=found.long_write or 0.0 if is_long else 0.0,
+        lookback=found.lookback,
+        most_marks=found.most_marks,
+        is_refreshed=found.is_refreshed,
+        is_head_marked=_is_head_marked(found, terms),
+        read=found.read,
+        write=found.write,
+    )
 
 
-def _choose_by_host(host: str) -> CacheModel:
-    for suffix, model in _HOSTS:
-        if host == suffix or host.endswith(f".{suffix}"):
-            return model
-    return UNKNOWN
+def _choose_facts(
+    facts: Sequence[CacheFacts], kind: CacheKind | None, host: str, terms: CacheTerms
+) -> CacheFacts | None:
+    if kind is None:
+        return next((each for each in facts if not each.is_default and _holds_at(each, host, terms)), None)
+    of_kind = [each for each in facts if each.kind == kind]
+    at_host = (each for each in of_kind if _is_host_of(each, host))
+    stated = next(at_host, None) or next((each for each in of_kind if each.is_default), None)
+    return stated or CacheFacts(kind, "the settings")
 
 
-def _apply_markers(model: CacheModel, ttls: Sequence[str]) -> CacheModel:
-    """Return the model with the longest retention of the markers; unknown where one of them cannot be parsed."""
-    kept = [_parse_ttl(ttl) for ttl in ttls]
-    known = [seconds for seconds in kept if seconds is not None]
-    retention = max(known) if known and len(known) == len(kept) else None
-    is_long = any(seconds > _SHORT_TTL for seconds in known)
-    return replace(model, retention=retention, is_used=bool(ttls), least_write=_LONG_WRITE if is_long else 0.0)
+def _holds_at(facts: CacheFacts, host: str, terms: CacheTerms) -> bool:
+    if facts.kind == "breakpoints" and not facts.hosts:
+        return bool(terms.markers)
+    return not facts.hosts or _is_host_of(facts, host)
+
+
+def _is_host_of(facts: CacheFacts, host: str) -> bool:
+    if not facts.hosts:
+        return not facts.is_default
+    return any(host == name or host.endswith(f".{name}") for name in facts.hosts)
+
+
+def _is_used(facts: CacheFacts, terms: CacheTerms) -> bool:
+    if facts.kind == "breakpoints":
+        return bool(terms.markers)
+    return not terms.is_explicit or facts.kind != "openai-breakpoints"
+
+
+def _is_head_marked(facts: CacheFacts, terms: CacheTerms) -> bool:
+    """Return whether a breakpoint ends what precedes the messages. OpenAI sets one behind leading instructions."""
+    if facts.kind == "openai-breakpoints":
+        return terms.has_leading and not terms.is_explicit
+    return facts.kind == "breakpoints" and bool(terms.head)
+
+
+def _list_lifetimes(facts: CacheFacts, terms: CacheTerms) -> list[float | None]:
+    """Return the lifetimes that the request's own terms set, or else the declared one. None: it cannot be parsed."""
+    if facts.kind == "breakpoints":
+        return [_parse_ttl(ttl) for ttl in terms.markers]
+    if terms.lifetime and facts.lifetime is not None:
+        name = terms.lifetime.replace("-", "_")
+        return [dict(facts.named).get(name, _parse_ttl(name))]
+    return [facts.lifetime]
 
 
 def _parse_ttl(ttl: str) -> float | None:
     match = _TTL.fullmatch(ttl)
     return int(match[1]) * _SECONDS[match[2]] if match else None
+
+
+class PromptBlock(msgspec.Struct, frozen=True, gc=False):
+    """A part of a prompt that may end a cached prefix. `key` identifies all of the prompt up to its end.
+
+    `end` are the tokens up to there. `is_mark`: a breakpoint is there. `is_written`: this request writes an entry for
+    it; implicit breakpoints of older messages are looked at and not written.
+    """
+
+    key: bytes
+    end: int
+    is_mark: bool = False
+    is_written: bool = True
+
+
+class SentPrompt(msgspec.Struct, frozen=True, gc=False):
+    """A prompt that is sent `at` monotonic seconds, as its blocks in order."""
+
+    blocks: Sequence[PromptBlock]
+    at: float = 0.0
+
+
+class CacheReads(msgspec.Struct, frozen=True, gc=False):
+    """The tokens of a prompt that a cache reads, and those that it writes."""
+
+    read: int
+    written: int
+
+
+class SimulatedCache:
+    """A provider's cache under its rules: tells of each prompt what is read of it and what is written."""
+
+    def __init__(self, model: CacheModel) -> None:
+        self.model = model
+        self._used: dict[bytes, float] = {}  # when each entry was last used, or was written
+
+    def send(self, prompt: SentPrompt) -> CacheReads:
+        """Return what is read and written of a prompt, and remember it."""
+        model, blocks = self.model, prompt.blocks
+        if not model.is_used or not blocks:
+            return CacheReads(0, 0)
+        hit = next((place for place in self._list_places(blocks) if self._is_alive(blocks[place], prompt.at)), None)
+        read = model.find_read(blocks[hit].end) if hit is not None else 0
+        if hit is not None and model.is_refreshed:
+            self._used.update((block.key, prompt.at) for block in blocks[: hit + 1] if block.key in self._used)
+        written = [block for block in self._list_written(blocks) if block.end > read]
+        self._used.update((block.key, prompt.at) for block in written)
+        return CacheReads(read, max((block.end for block in written), default=read) - read)
+
+    def _is_alive(self, block: PromptBlock, at: float) -> bool:
+        used, lifetime = self._used.get(block.key), self.model.retention
+        is_kept = used is not None and (lifetime is None or at - used <= lifetime)
+        return is_kept and self.model.find_read(block.end) > 0
+
+    def _list_places(self, blocks: Sequence[PromptBlock]) -> Iterable[int]:
+        """Return the indexes of the blocks at which an entry is looked for, the last one first."""
+        model, marks = self.model, [place for place, block in enumerate(blocks) if block.is_mark]
+        match model.kind:
+            case "breakpoints":
+                reach = model.lookback or len(blocks)
+                found = {place for mark in marks for place in range(max(0, mark - reach + 1), mark + 1)}
+                return sorted(found, reverse=True)
+            case "openai-breakpoints":
+                return reversed(marks[-model.lookback :] if model.lookback else marks)
+        return reversed(range(len(blocks)))
+
+    def _list_written(self, blocks: Sequence[PromptBlock]) -> list[PromptBlock]:
+        model = self.model
+        if model.kind in ("breakpoints", "openai-breakpoints"):
+            marked = [block for block in blocks if block.is_mark and block.is_written]
+            marked = marked[-model.most_marks :] if model.most_marks else marked
+        else:
+            marked = list(blocks)
+        return [block for block in marked if block.end >= model.minimum]
+
+
+def expect_read(model: CacheModel, earlier: Iterable[SentPrompt], prompt: SentPrompt) -> int:
+    """Return the tokens that should be read of a prompt after the earlier ones, oldest first (B11)."""
+    cache = SimulatedCache(model)
+    for sent in earlier:
+        cache.send(sent)
+    return cache.send(prompt).read
 
 
 _LEARNING_RATE = 0.2

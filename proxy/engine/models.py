@@ -7,7 +7,7 @@ error.
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from proxy.context.provider_cache import Calibration, choose_cache_model, learn_
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Catalog, Clock, Upstream
 from proxy.engine.token_counter import TokenCounter
-from proxy.model.card import Card, LimitKey
+from proxy.model.card import CacheTerms, Card, LimitKey
 from proxy.model.errors import ProxyError
 from proxy.model.events import AnswerRead
 from proxy.model.exchange import Headers
@@ -44,10 +44,11 @@ Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 _MOST_WAITING = 4096
 _MOST_MODELS = 1024
 _UNKNOWN_PROVIDER = Provider()
+_UNASKED = CacheTerms()
 
 _LearnedInputs = tuple[float, float | None, float]
-_Basis = tuple[Card, tuple[str, ...], _LearnedInputs | None]
-"""The variable inputs of a tariff: the model's card, the retentions of markers, what was learned."""
+_Basis = tuple[Card, CacheTerms, _LearnedInputs | None]
+"""The variable inputs of a tariff: the model's card, the request's terms of caching, what was learned."""
 
 
 class Models:
@@ -168,14 +169,14 @@ class CacheCalibrator:
         self._learned: OrderedDict[tuple[str, str], Calibration] = OrderedDict()
         self._tariffs: OrderedDict[tuple[str, str], tuple[_Basis, Tariff]] = OrderedDict()
 
-    def find_tariff(self, upstream: str, model: str, card: Card, markers: Sequence[str]) -> Tariff:
-        """Return the prices of a model's input. `markers` are the retentions of the request's cache markers."""
+    def find_tariff(self, upstream: str, model: str, card: Card, terms: CacheTerms = _UNASKED) -> Tariff:
+        """Return the prices of a model's input, for requests with these terms of caching."""
         key, provider = (upstream, model), self._providers.get(upstream, _UNKNOWN_PROVIDER)
         learned, known = self._learned.get(key), self._tariffs.get(key)
-        basis = card, tuple(markers), _list_tariff_inputs(learned, provider)
+        basis = card, terms, _list_tariff_inputs(learned, provider)
         if known is not None and known[0] == basis:
             return known[1]
-        cache = choose_cache_model(provider.cache, provider.host, model, markers, card.retention)
+        cache = choose_cache_model(card.caches, provider.cache, provider.host, terms, card.retention)
         tariff = make_tariff(card.prices, cache, learned)
         self._tariffs[key] = basis, tariff
         if len(self._tariffs) > _MOST_MODELS:

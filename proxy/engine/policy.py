@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from proxy.model.card import CacheKind
 from proxy.model.exchange import Mode
 
 RECORD_CAP_BYTES = 8 * 1024 * 1024
-
-CacheKind = Literal["prefix", "breakpoints", "units", "local"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any, ClassVar
 
+from proxy.model.card import CacheTerms
 from proxy.model.exchange import Answer
 from proxy.model.messages import LEDGER_HEAD, CountedContent, Message, MessageStructure
 from proxy.wire.body import ByteRange, SplitBody
@@ -24,6 +24,7 @@ from proxy.wire.streams import ServerEvent
 from proxy.wire.validity import Rules
 
 _MARKER = "cache_control"
+_CACHE_OPTIONS, _CACHE_RETENTION = "prompt_cache_options", "prompt_cache_retention"
 _OUR_SIGNS = (LEDGER_HEAD.encode(), b'"[tool: ', b'"[FILE: ')
 _COMPACTION_SIGNS = (b'"compaction', b'"context_compaction"')
 _COMPACTIONS = frozenset({"compaction", "compaction_summary", "context_compaction"})
@@ -161,12 +162,23 @@ class Format(ABC):
         text = _load(body, "text")  # where the Responses wire has the output format
         wanted = text.get("format") if isinstance(text, dict) else _load(body, "response_format")
         is_json_wanted = isinstance(wanted, dict) and wanted.get("type") == "json_object"
-        own = read_markers([{_MARKER: _load(body, _MARKER)}]) if _MARKER in body.members else ()
         return Rules(
             is_itemised=self.is_itemised,
             is_alternating=is_alternating,
             needs_json=is_json_wanted and not _say_json(body, leading),
-            markers=tuple(chain(_read_marked(body, "tools"), _read_marked(body, "system"), own)),
+            markers=(*_read_head_markers(body, leading), *_read_own_marker(body)),
+        )
+
+    def read_cache_terms(self, body: SplitBody, leading: int, markers: Sequence[str] = ()) -> CacheTerms:
+        """Return what a request states about caching. `markers` are those of the messages after the `leading` ones."""
+        wanted = _load(body, _CACHE_OPTIONS)
+        options = wanted if isinstance(wanted, dict) else {}
+        return CacheTerms(
+            head=_read_head_markers(body, leading),
+            messages=(*markers, *_read_own_marker(body)),
+            lifetime=read_text(options.get("ttl")) or read_text(_load(body, _CACHE_RETENTION)),
+            has_leading=leading > 0,
+            is_explicit=options.get("mode") == "explicit",
         )
 
     def find_management(self, body: SplitBody, known: int = 0) -> str:
@@ -257,7 +269,22 @@ class DecodedMessage:
 
 def _say_json(body: SplitBody, leading: int) -> bool:
     """Return whether one of the leading messages has the word "json", which the JSON output format requires."""
-    return any(b"json" in body.content[span.start : span.end].lower() for span in body.items[:leading])
+    return any(b"json" in raw.lower() for raw in _list_leading(body, leading))
+
+
+def _read_head_markers(body: SplitBody, leading: int) -> tuple[str, ...]:
+    """Return the cache markers in what precedes the conversation, in the order in which providers read it."""
+    items = [load_lenient(raw) for raw in _list_leading(body, leading) if _MARKER.encode() in raw or b"\\u" in raw]
+    return (*_read_marked(body, "tools"), *_read_marked(body, "system"), *read_markers(items))
+
+
+def _list_leading(body: SplitBody, leading: int) -> list[bytes]:
+    return [body.content[span.start : span.end] for span in body.items[:leading]]
+
+
+def _read_own_marker(body: SplitBody) -> tuple[str, ...]:
+    """Return the marker of the request as a whole, which stands for one at its last block."""
+    return read_markers([{_MARKER: _load(body, _MARKER)}]) if _MARKER in body.members else ()
 
 
 def _read_marked(body: SplitBody, name: str) -> tuple[str, ...]:

@@ -212,11 +212,13 @@ class StateReader:
         """Return the prices of a request's input."""
         key = find_key(request)
         card = self.models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
-        return self._calibrator.find_tariff(key.upstream, key.model, card, history.list_markers())
+        leading = request.chain.preamble.count
+        terms = FORMATS[request.wire].read_cache_terms(request.split, leading, history.list_markers())
+        return self._calibrator.find_tariff(key.upstream, key.model, card, terms)
 
     def find_tariff_of(self, upstream: str, model: str) -> Tariff:
         """Return the prices of a model's input when there is no request."""
-        return self._calibrator.find_tariff(upstream, model, self.models.card(upstream, model), ())
+        return self._calibrator.find_tariff(upstream, model, self.models.card(upstream, model))
 
     def is_below(self, request: ManagedRequest, budget: Budget) -> bool:
         """Return whether cached counts and the bytes of the rest prove that a request is below the soft mark."""

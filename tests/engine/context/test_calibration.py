@@ -8,13 +8,14 @@ from proxy.engine import models as module
 from proxy.engine.models import CacheCalibrator, ExpectedUsage
 from proxy.engine.policy import Provider
 from proxy.engine.token_counter import TokenCounter
-from proxy.model.card import Card
+from proxy.model.card import CacheTerms, Card, Prices, Rates
 from proxy.model.events import AnswerRead
 from proxy.model.exchange import Usage
+from tests.support.caches import MAP
 from tests.support.managing import QuarterTokens
 
 UPSTREAM, MODEL = "main", "gpt-4o"
-UNKNOWN = Card()
+UNKNOWN, UNASKED = Card(), CacheTerms()
 
 
 class World:
@@ -30,8 +31,8 @@ class World:
     def answer(self, usage: Usage, exchange: str = "x1", k: int = 0, seconds: float = 0.0) -> None:
         self.lessons.note_answer(AnswerRead(exchange, k, usage, seconds))
 
-    def tariff(self, model: str = MODEL, markers: tuple[str, ...] = (), card: Card = UNKNOWN) -> Tariff:
-        return self.lessons.find_tariff(UPSTREAM, model, card, markers)
+    def tariff(self, model: str = MODEL, terms: CacheTerms = UNASKED, card: Card = UNKNOWN) -> Tariff:
+        return self.lessons.find_tariff(UPSTREAM, model, card, terms)
 
     def ratio(self, model: str = MODEL) -> TokenRatio:
         return self.counting.find_ratio(UPSTREAM, model)
@@ -121,9 +122,18 @@ def test_a_time_that_nobody_took_is_none() -> None:
 
 
 def test_the_markers_of_the_request_say_how_long_its_prompt_is_kept() -> None:
-    world = World(Provider(host="api.anthropic.com"))
-    assert world.tariff("claude-sonnet-4", ("5m",)).cache.retention == 300.0
-    assert not world.tariff("claude-sonnet-4").cache.is_used
+    world, card = World(Provider(host="api.anthropic.com")), Card(caches=MAP.find("claude-sonnet-4").caches)
+    assert world.tariff("claude-sonnet-4", CacheTerms(messages=("5m",)), card).cache.retention == 300.0
+    assert not world.tariff("claude-sonnet-4", card=card).cache.is_used
+
+
+def test_a_model_of_unknown_prices_has_those_of_its_generation() -> None:
+    world, card = World(Provider(host="api.anthropic.com")), Card(caches=MAP.find("claude-fable-5-2").caches)
+    rates = world.tariff("claude-fable-5-2", CacheTerms(head=("5m",)), card).prices.rates
+    assert (rates.input, rates.cached, rates.written) == (1.0, 0.025, 1.25)
+    stated = Card(prices=Prices(Rates(2.0, 10.0, 1.0, 2.0)), prices_source="settings", caches=card.caches)
+    rates = world.tariff("claude-fable-5-2", CacheTerms(head=("5m",)), stated).prices.rates
+    assert (rates.cached, rates.written) == (0.5, 1.0)
 
 
 def test_what_a_person_says_of_the_cache_counts() -> None:

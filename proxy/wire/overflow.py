@@ -1,7 +1,8 @@
 """Reading "too long" errors (PROTOCOL §5).
 
-The reading is conservative: an error is an overflow only if its code or text says so in a known form. A limit of tokens
-per minute, or of the output alone, is not. The numbers are the upstream's, and some upstreams print wrong ones.
+The reading is conservative: an error is an overflow only if its code or text says so in a known form (WIRES §7). A
+limit of tokens per minute, a throttled request, or a limit of the output alone is not; that is looked for first. The
+numbers are the upstream's, and some upstreams print wrong ones.
 """
 
 import re
@@ -22,9 +23,13 @@ _Fields = Mapping[str, object]
 # Some local servers answer 500; with 200 the body is an error in place of a response.
 _STATUSES = frozenset({200, 400, 413, 422, 500})
 _TOO_LARGE, _RATE_LIMITED = 413, 429
+_SILENT = frozenset({400, 413})  # with which Cerebras refuses without a body
 _MOST_READ = 64 * 1024
 _CODES = frozenset({"context_length_exceeded", "exceed_context_size_error", "model_max_prompt_tokens_exceeded"})
-_RATE = re.compile(r"rate.?limit|\bper (?:minute|hour|day)\b|\b[TR]PM\b|quota", re.IGNORECASE)
+_RATE = re.compile(
+    r"rate.?limit|\bper (?:minute|hour|day)\b|\b[TR]PM\b|quota|throttl|too many requests|too many tokens, please wait",
+    re.IGNORECASE,
+)
 _STREAM_BEGINNINGS = (b"data:", b"event:", b":")
 # Events that come before anything is known of the response.
 _PRELUDES = frozenset({"message_start", "ping", "response.created", "response.in_progress", "response.queued"})
@@ -59,6 +64,18 @@ _FORMS = [
         rf"prompt token count of {_SENT} exceeds the limit of {_WINDOW}",
         rf"prompt is too long: {_SENT}, model maximum context length: {_WINDOW}",
         r"input is too long for requested model",
+        # SGLang; Together and SGLang; Ollama, whose number is the excess.
+        rf"exceeds the model's maximum context length of {_WINDOW} tokens"
+        rf"(?:\. You requested a total of \d+ tokens: {_SENT} tokens from the input messages and {_OUTPUT})?",
+        rf"input \({_SENT} tokens\) is longer than the model's context length \({_WINDOW} tokens\)",
+        r"prompt too long; exceeded max context length by \d",
+        # OpenRouter, Moonshot, MiniMax, Groq, gateways of Claude Code.
+        rf"input length {_SENT} exceeds the maximum allowed input length of {_WINDOW} tokens",
+        rf"exceeded model token limit: {_WINDOW} \(requested: {_SENT}\)",
+        r"context window exceeds limit",
+        r"please reduce the length of the messages or completion",
+        r"capability_rejected: prompt_too_long",
+        r"\bprompt is too long\b",
     )
 ]
 _ASKED = re.compile(r"(?P<output>\d{1,15}) in the (?:completion|output)")
@@ -70,6 +87,7 @@ class Overflow(msgspec.Struct, frozen=True, gc=False):
     window: int | None = None
     sent: int | None = None  # input tokens
     output: int | None = None  # requested output tokens
+    is_guess: bool = False  # the error says nothing at all
 
     @property
     def fits_with_less_output(self) -> bool:
@@ -92,6 +110,8 @@ def read_overflow(status: int, headers: Headers, body: bytes) -> Overflow | None
     is_error = status >= 400
     if not is_error and b"error" not in content:  # so nearly all responses return here
         return None
+    if is_error and not content.strip():
+        return Overflow(is_guess=True) if status in _SILENT else None
     text = content.decode(errors="replace")
     errors = [error for value in _list_objects(text) for error in _list_errors(value, is_error=is_error)]
     if is_error and not errors:

@@ -83,7 +83,7 @@ class RefusalRetry:
     async def find_retry(self, refusal: Refusal) -> Retry | None:
         """Return what to send next, or None if this is no refusal or nothing else is left to send."""
         overflow = read_overflow(refusal.status, refusal.headers, refusal.content)
-        if overflow is not None:
+        if overflow is not None and not (overflow.is_guess and self._is_small):
             work = None if self._is_cut else self._cut(overflow)
         else:
             is_about_form = refusal.status in _FORM and refusal.status not in _NOT_ITS_FORM
@@ -110,6 +110,16 @@ class RefusalRetry:
             await self._learn_form(self._level)
         except Exception:  # noqa: BLE001 - a boundary: the response is on its way to the client
             _log.exception("exchange %s: the refusal of its epoch was not recorded", self._request.exchange)
+
+    @property
+    def _is_small(self) -> bool:
+        """True if the request is surely far below the known window, so that a refusal without a word has other causes.
+
+        A token has a byte or more, mostly four.
+        """
+        key = find_key(self._request)
+        window = self._states.models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant).window
+        return window is not None and len(self._body) < window
 
     @property
     def _is_rewritten(self) -> bool:

@@ -239,6 +239,8 @@ _LEARNING_RATE = 0.2
 # With fewer, the time to the first byte depends on the network, not on the tokens.
 _MIN_TIMED_TOKENS = 4096
 _MOSTLY_UNCACHED, _MOSTLY_CACHED = 0.1, 0.9
+# A single miss may have any cause: an eviction, another machine. Several in a row show how the cache works.
+_HARDLY_ANY, _MANY_MISSES = 0.05, 4
 
 
 class Calibration(msgspec.Struct, frozen=True, gc=False):
@@ -246,13 +248,21 @@ class Calibration(msgspec.Struct, frozen=True, gc=False):
 
     `read`: the share that was read of what should have been. `survival`: the share that was read of what precedes an
     epoch's first edit, when the epoch opened; None before the first report. `fresh_seconds` and `cached_seconds`: the
-    seconds per token of uncached and of cached input.
+    seconds per token of uncached and of cached input. `counted`: the provider's tokens for each of ours in the last
+    response, None before the first. `misses`: the reports in a row that nothing was read of what should have been.
     """
 
     read: float = 1.0
     survival: float | None = None
     fresh_seconds: float | None = None
     cached_seconds: float | None = None
+    counted: float | None = None
+    misses: int = 0
+
+    @property
+    def is_missing(self) -> bool:
+        """True if the cache surely is not what it is said to be: nothing is read of it again and again."""
+        return self.misses >= _MANY_MISSES
 
     @property
     def cached_ratio(self) -> float:
@@ -266,7 +276,13 @@ def learn_read(calibration: Calibration, expected: int, cached: int | None) -> C
     """Return the calibration after a report of a request of which `expected` tokens should be read (0: ignored)."""
     if cached is None or expected <= 0:
         return calibration
-    return replace(calibration, read=_move_average(calibration.read, _compute_share(cached, expected)))
+    share = _compute_share(cached, expected)
+    learned = replace(
+        calibration,
+        read=_move_average(calibration.read, share),
+        misses=calibration.misses + 1 if share < _HARDLY_ANY else 0,
+    )
+    return replace(learned, read=min(learned.read, share)) if learned.is_missing else learned
 
 
 def learn_survival(calibration: Calibration, stable: int, cached: int | None) -> Calibration:

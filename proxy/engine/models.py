@@ -18,14 +18,17 @@ from proxy.context.pricing import Tariff, make_tariff
 from proxy.context.provider_cache import Calibration, choose_cache_model, learn_read, learn_seconds, learn_survival
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Catalog, Clock, Upstream
+from proxy.engine.runtime import EventBus
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import CacheTerms, Card, LimitKey
 from proxy.model.errors import ProxyError
-from proxy.model.events import AnswerRead
+from proxy.model.events import AnswerRead, CacheDiffers, SilentOverflowSeen
 from proxy.model.exchange import Headers
+from proxy.model.lru import LruCache
 from proxy.wire.body import decode_content
 from proxy.wire.credentials import is_subscription
 from proxy.wire.headers import find_header, select_for_model_list
+from proxy.wire.overflow import find_silent_overflow
 
 _LISTING = b"/v1/models"
 _ASK_AGAIN_SECONDS = 3600.0
@@ -45,6 +48,11 @@ _MOST_WAITING = 4096
 _MOST_MODELS = 1024
 _UNKNOWN_PROVIDER = Provider()
 _UNASKED = CacheTerms()
+_NOTHING_LEARNED = Calibration()
+# The shares of the estimated tokens of a request below which a provider has not read all of it. A model's count differs
+# from ours by less; text and JSON have four bytes a token on the whole, and hardly ever twelve.
+_USUAL_BYTES = 4
+_LEAST_BY_COUNT, _LEAST_BY_GUESS, _LEAST_BY_SIZE = 0.6, 0.4, 0.33
 
 _LearnedInputs = tuple[float, float | None, float]
 _Basis = tuple[Card, CacheTerms, _LearnedInputs | None]
@@ -148,8 +156,9 @@ async def _fetch(upstream: Upstream, headers: Headers) -> bytes:
 class ExpectedUsage(msgspec.Struct, frozen=True, gc=False):
     """The expected usage of a request, to compare with what its response reports. Tokens are in the proxy's own count.
 
-    `expected` tokens should be read from the cache. `stable` is set for the first request of an epoch: the tokens
-    before its first edit.
+    `tokens` are 0 if they were not counted. `expected` tokens should be read from the cache. `stable` is set for the
+    first request of an epoch: the tokens before its first edit. `size` are the bytes of a request that has no media,
+    else 0. `session` is empty if nothing follows from an overflow.
     """
 
     upstream: str
@@ -157,14 +166,77 @@ class ExpectedUsage(msgspec.Struct, frozen=True, gc=False):
     tokens: int
     expected: int = 0
     stable: int | None = None
+    session: str = ""
+    key: LimitKey | None = None
+    size: int = 0
+
+
+class OverflowWatch:
+    """Notices upstreams that accept too long a request without an error, and remembers the views that this befell.
+
+    Their next request opens an epoch. A window that it shows is learned like one that a refusal names (B18).
+    """
+
+    def __init__(self, models: Models, bus: EventBus) -> None:
+        self._models = models
+        self._bus = bus
+        self._views: LruCache[tuple[str, str], bool] = LruCache(_MOST_MODELS)
+
+    def note_answer(self, event: AnswerRead, sent: ExpectedUsage, known: Calibration) -> bool:
+        """Return whether a response shows that its request was too long, and act on it."""
+        if not sent.session or sent.key is None:
+            return False
+        models, key = self._models, sent.key
+        card = models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
+        tokens, share = self._estimate_sent(sent, known)
+        found = find_silent_overflow(event.finish, event.usage, window=card.window, sent=tokens, share=share)
+        if found is None:
+            return False
+        most = max(tokens, event.usage.input or 0) + 1  # one token more than there was room for
+        if found.window is not None and found.kind != "beyond":
+            models.note_limit(key, found.window, max(most, found.window + 1))
+        self._views.put((sent.session, sent.model), True)
+        _log.warning(
+            "exchange %s: %s accepted a request to %s that is too long for it (%s); the next one is shortened",
+            *(event.exchange, sent.upstream, sent.model, found.kind),
+        )
+        named = event.exchange, sent.session, sent.upstream, sent.model
+        self._bus.publish(SilentOverflowSeen(*named, found.kind, found.window, most - 1))
+        return True
+
+    def is_due(self, session: str, view: str) -> bool:
+        """Return whether the last response of a view shows that its request was too long."""
+        return self._views.peek((session, view)) is not None
+
+    def settle(self, session: str, view: str) -> None:
+        """Forget it, since an epoch was tried for it."""
+        self._views.pop((session, view))
+
+    def _estimate_sent(self, sent: ExpectedUsage, known: Calibration) -> tuple[int, float]:
+        """Return the tokens of a request in the model's count, and the share of them that it reads at the very least.
+
+        The count is compared with that of the last response, or else with a guess. What has media is not compared,
+        because the tokens of those may be far off.
+        """
+        if not sent.size:
+            return sent.tokens, 0.0
+        if not sent.tokens:
+            return sent.size // _USUAL_BYTES, _LEAST_BY_SIZE
+        if known.counted is not None:
+            return int(sent.tokens * known.counted), _LEAST_BY_COUNT
+        return self._models.counter.find_ratio(sent.upstream, sent.model).apply(sent.tokens), _LEAST_BY_GUESS
 
 
 class CacheCalibrator:
     """Calibrations of each model of each upstream. Above the limit, those updated least recently are dropped."""
 
-    def __init__(self, counter: TokenCounter, providers: Mapping[str, Provider]) -> None:
+    def __init__(
+        self, counter: TokenCounter, providers: Mapping[str, Provider], overflows: OverflowWatch, bus: EventBus
+    ) -> None:
         self._counter = counter
         self._providers = providers
+        self._overflows = overflows
+        self._bus = bus
         self._waiting: OrderedDict[tuple[str, int], ExpectedUsage] = OrderedDict()
         self._learned: OrderedDict[tuple[str, str], Calibration] = OrderedDict()
         self._tariffs: OrderedDict[tuple[str, str], tuple[_Basis, Tariff]] = OrderedDict()
@@ -193,11 +265,15 @@ class CacheCalibrator:
         """Learn from the usage of a response that was read."""
         prediction = self._waiting.pop((event.exchange, event.k), None)
         usage = event.usage
-        if prediction is None or not usage.input:
+        if prediction is None:
+            return
+        before = self._learned.get((prediction.upstream, prediction.model), _NOTHING_LEARNED)
+        is_too_long = self._overflows.note_answer(event, prediction, before)
+        if is_too_long or not usage.input or (prediction.size and not prediction.tokens):
             return
         self._counter.learn(prediction.upstream, prediction.model, prediction.tokens, usage.input)
         key = (prediction.upstream, prediction.model)
-        known = self._learned.pop(key, Calibration())
+        known = self._learned.pop(key, _NOTHING_LEARNED)
         scale = usage.input / prediction.tokens if prediction.tokens else 1.0
         if prediction.stable is not None:
             known = learn_survival(known, round(prediction.stable * scale), usage.cached)
@@ -205,9 +281,22 @@ class CacheCalibrator:
             known = learn_read(known, round(prediction.expected * scale), usage.cached)
         if event.first_byte_s:
             known = learn_seconds(known, usage.input, usage.cached, event.first_byte_s)
+        if prediction.size and prediction.tokens:
+            known = msgspec.structs.replace(known, counted=scale)
         self._learned[key] = known
+        self._report_difference(event.exchange, key, before, known)
         if len(self._learned) > _MOST_MODELS:
             self._learned.popitem(last=False)
+
+    def _report_difference(self, exchange: str, key: tuple[str, str], before: Calibration, known: Calibration) -> None:
+        """Report a cache that is not what the map says, when that is first certain."""
+        if known.is_missing and not before.is_missing:
+            upstream, model = key
+            _log.warning(
+                "%s reports that hardly anything of %s is read from its cache, again and again; epochs are priced so",
+                *key,
+            )
+            self._bus.publish(CacheDiffers(exchange, upstream, model, known.read))
 
 
 def _list_tariff_inputs(learned: Calibration | None, provider: Provider) -> _LearnedInputs | None:

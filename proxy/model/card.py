@@ -12,6 +12,11 @@ marker. `openai-breakpoints`: exactly up to a breakpoint, nothing without one. `
 longest prefix, and it saves time, not money."""
 
 
+OverflowKind = Literal["stopped", "truncated", "beyond"]
+"""How an upstream that accepted too long a request shows it: it stopped since the window was full, it read only part of
+the request, or it counted more than the known window."""
+
+
 class Rates(msgspec.Struct, frozen=True, gc=False):
     """Prices per token."""
 

@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from proxy.model.card import OverflowKind
 from proxy.model.epoch import EpochReason, Plan, Rung, SummaryKind, SummaryLevel
 from proxy.model.exchange import Completeness, Headers, Kind, Usage
 
@@ -32,12 +33,13 @@ class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnswerRead(msgspec.Struct, frozen=True, gc=False):
-    """A response was read. `first_byte_s` is the time to its first byte, 0 if unknown."""
+    """A response was read. `first_byte_s` is the time to its first byte, 0 if unknown; `finish` as in `Answer`."""
 
     exchange: str
     k: int
     usage: Usage
     first_byte_s: float = 0.0
+    finish: str = ""
 
 
 class ReadingFailed(msgspec.Struct, frozen=True, gc=False):
@@ -101,6 +103,34 @@ class EpochRefused(msgspec.Struct, frozen=True, gc=False):
     session: str
     exchange: str
     view: str
+
+
+class SilentOverflowSeen(msgspec.Struct, frozen=True, gc=False):
+    """An upstream accepted a request that was too long for its model (B18). Its view gets an epoch with the next one.
+
+    `window` is the one that this shows, None if it shows none. `sent` are the tokens that it got.
+    """
+
+    exchange: str
+    session: str
+    upstream: str
+    view: str
+    kind: OverflowKind
+    window: int | None
+    sent: int
+
+
+class CacheDiffers(msgspec.Struct, frozen=True, gc=False):
+    """A provider's cache does not behave as the map says: of what it should have kept it read next to nothing (B11).
+
+    `share` is the share that it reads on average by now. It is published once, and again after it has kept prompts.
+    `exchange` is the call that made it certain.
+    """
+
+    exchange: str
+    upstream: str
+    model: str
+    share: float
 
 
 class RungFailed(msgspec.Struct, frozen=True, gc=False):
@@ -170,6 +200,8 @@ Event = (
     | CeilingUnreachable
     | CeilingExceeded
     | EpochRefused
+    | SilentOverflowSeen
+    | CacheDiffers
     | RungFailed
     | LimitsTold
     | AuxiliaryEnded

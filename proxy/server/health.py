@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from proxy.engine.runtime import EventBus
 from proxy.model.events import (
     AuxiliaryEnded,
+    CacheDiffers,
     CeilingExceeded,
     CeilingUnreachable,
     EpochOpened,
@@ -25,6 +26,7 @@ from proxy.model.events import (
     Planned,
     ReadingFailed,
     RungFailed,
+    SilentOverflowSeen,
     SummaryAdded,
     SummaryWasted,
 )
@@ -82,6 +84,13 @@ _METRICS: tuple[tuple[_Kind, str, str, tuple[str, ...]], ...] = (
     ("counter", "palimpsest_context_tokens", "Tokens of counted calls, as made and as sent.", ("side",)),
     ("counter", "palimpsest_ceilings_unreachable", "Sessions that cannot be cut to their ceiling.", ()),
     ("counter", "palimpsest_refused_epochs", "Epochs whose requests an upstream refused.", ()),
+    (
+        "counter",
+        "palimpsest_silent_overflows",
+        "Requests too long for their model that an upstream accepted, by how that shows.",
+        ("upstream", "kind"),
+    ),
+    ("counter", "palimpsest_unlike_caches", "Caches found to work not as the map of models says.", ("upstream",)),
     ("counter", "palimpsest_calls_above_ceiling", "Managed calls sent above their ceiling.", ()),
     ("counter", "palimpsest_tokens_above_ceiling", "By how many tokens, together.", ()),
     ("gauge", "palimpsest_saved_tokens", "Estimated saving so far, in tokens of uncached input.", ()),
@@ -129,6 +138,8 @@ class Metrics(Collector):
             CeilingUnreachable: lambda event: self._add("palimpsest_ceilings_unreachable"),
             CeilingExceeded: self._count_excess,
             EpochRefused: lambda event: self._add("palimpsest_refused_epochs"),
+            SilentOverflowSeen: lambda event: self._add("palimpsest_silent_overflows", event.upstream, event.kind),
+            CacheDiffers: lambda event: self._add("palimpsest_unlike_caches", event.upstream),
             AuxiliaryEnded: self._count_auxiliary,
             SummaryAdded: lambda event: self._add("palimpsest_summaries", event.kind, str(event.level)),
             SummaryWasted: lambda event: self._add("palimpsest_wasted_tokens", count=event.cost),

@@ -11,7 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from proxy.model.exchange import Headers
+from proxy.model.card import OverflowKind
+from proxy.model.exchange import Headers, Usage
 from proxy.wire.body import decode_content
 from proxy.wire.headers import find_header
 from proxy.wire.json_values import read_count, read_object, read_objects, read_text
@@ -78,6 +79,11 @@ _FORMS = [
         r"\bprompt is too long\b",
     )
 ]
+# Anthropic's models from 4.5 on, z.ai, MiMo.
+_WINDOW_FULL = "model_context_window_exceeded"
+_LIMIT_REASONS = frozenset({"length", "max_tokens", "max_output_tokens"})
+# A learned window of a smaller share is not believed (B18).
+_LEAST_OF_WINDOW = 0.25
 _ASKED = re.compile(r"(?P<output>\d{1,15}) in the (?:completion|output)")
 
 
@@ -93,6 +99,33 @@ class Overflow(msgspec.Struct, frozen=True, gc=False):
     def fits_with_less_output(self) -> bool:
         """Whether a lower `max_tokens` alone would make the request fit."""
         return bool(self.output) and self.window is not None and self.sent is not None and self.sent < self.window
+
+
+class SilentOverflow(msgspec.Struct, frozen=True, gc=False):
+    """A sign that an upstream accepted a request that is too long for it. `window` is None if the sign shows none."""
+
+    kind: OverflowKind
+    window: int | None = None
+
+
+def find_silent_overflow(
+    finish: str, usage: Usage, *, window: int | None = None, sent: int = 0, share: float = 0.0
+) -> SilentOverflow | None:
+    """Return the sign in what a response says of itself that its request was too long, or None.
+
+    `window` is the known one. An upstream that reads less than `share` of the `sent` tokens has left out the rest
+    (Ollama); one that stops at the limit before the first token has none left (z.ai, MiMo).
+    """
+    reasons, given, output = set(finish.split(",")), usage.input or 0, usage.output
+    if _WINDOW_FULL in reasons:
+        return SilentOverflow("stopped", given + (output or 0) if given else None)
+    if window is not None and given > window:
+        return SilentOverflow("beyond", window)
+    is_mute = output == 0 and bool(reasons & _LIMIT_REASONS)
+    is_plausible = given > 0 and (window is None or given >= _LEAST_OF_WINDOW * window)
+    if is_plausible and (is_mute or given < share * sent):
+        return SilentOverflow("truncated", given)
+    return None
 
 
 def read_overflow(status: int, headers: Headers, body: bytes) -> Overflow | None:

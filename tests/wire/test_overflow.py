@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.wire.overflow import Overflow, read_overflow, read_stream_start
+from proxy.model.exchange import Usage
+from proxy.wire.overflow import (
+    Overflow,
+    SilentOverflow,
+    find_silent_overflow,
+    read_overflow,
+    read_stream_start,
+)
 from tests.support.echoes import values
 
 OPENAI = "This model's maximum context length is 8192 tokens. However, {}. Please reduce the length of the messages."
@@ -199,6 +206,38 @@ TABLE: list[tuple[str, Any, Overflow | None]] = [
 def test_the_table_of_refusals_is_read(value: Any, overflow: Overflow | None) -> None:
     assert read(value) == overflow
     assert read(value, 413) == overflow
+
+
+FULL = "model_context_window_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("finish", "usage", "facts", "found"),
+    [
+        (FULL, Usage(190_000, 10_000), {}, SilentOverflow("stopped", 200_000)),
+        (f"stop,{FULL}", Usage(190_000, None), {}, SilentOverflow("stopped", 190_000)),
+        (FULL, Usage(), {}, SilentOverflow("stopped")),
+        ("model_context_window_exceeded_not", Usage(5, 5), {}, None),
+        ("stop", Usage(131_073, 5), {"window": 131_072}, SilentOverflow("beyond", 131_072)),
+        ("stop", Usage(131_072, 5), {"window": 131_072}, None),
+        ("length", Usage(131_000, 0), {"window": 131_072}, SilentOverflow("truncated", 131_000)),
+        ("max_tokens", Usage(131_000, 0), {}, SilentOverflow("truncated", 131_000)),
+        ("length", Usage(131_000, None), {}, None),  # it does not say that there was no output
+        ("length", Usage(131_000, 1), {}, None),
+        ("stop", Usage(131_000, 0), {}, None),
+        ("length", Usage(9, 0), {"window": 131_072}, None),  # for another reason
+        ("length", Usage(None, 0), {}, None),
+        ("stop", Usage(4_000, 5), {"sent": 20_000, "share": 0.4}, SilentOverflow("truncated", 4_000)),
+        ("stop", Usage(8_000, 5), {"sent": 20_000, "share": 0.4}, None),
+        ("stop", Usage(4_000, 5), {"sent": 20_000, "share": 0.4, "window": 17_000}, None),  # too small to be believed
+        ("stop", Usage(0, 5), {"sent": 20_000, "share": 0.4}, None),
+        ("", Usage(), {}, None),
+    ],
+)
+def test_a_response_shows_that_its_request_was_too_long(
+    finish: str, usage: Usage, facts: dict[str, Any], found: SilentOverflow | None
+) -> None:
+    assert find_silent_overflow(finish, usage, **facts) == found
 
 
 @pytest.mark.parametrize("content", [b"", b" \r\n"])

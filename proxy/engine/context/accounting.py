@@ -5,10 +5,11 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from proxy.context.budget import has_token_bound
 from proxy.context.epoch_decision import CacheCostAccount, Decision, SentTokens, record_request, record_use
 from proxy.context.pricing import RequestSizes, estimate_client_read, estimate_saving
 from proxy.engine.context.history_cache import count_shared
-from proxy.engine.context.request_state import OutgoingRequest, RequestState
+from proxy.engine.context.request_state import OutgoingRequest, RequestState, find_key
 from proxy.engine.context.session_caches import SentBodies
 from proxy.engine.models import CacheCalibrator, ExpectedUsage
 from proxy.engine.request import ManagedRequest
@@ -18,6 +19,10 @@ from proxy.model.manifest import Manifest
 
 _log = logging.getLogger("palimpsest.context")
 
+# No provider evicts a prompt that was read so recently: if it is read no more, that tells how the cache works.
+_SURELY_KEPT_SECONDS = 240.0
+# No server has a smaller window than this has tokens; shorter requests are not compared with what was read of them.
+_WATCHED_BYTES = 8192
 _NOTHING_OPENED = "an epoch was to open, and another request's or none bore"
 
 
@@ -93,16 +98,28 @@ class UsageAccounting:
             )
             return self._sent.keep_apart(outgoing.body)
 
+    def watch(self, request: ManagedRequest, body: bytes) -> None:
+        """Watch the response to a request that is not counted: it may show that the request was too long."""
+        key = find_key(request)
+        size = len(body) if len(body) >= _WATCHED_BYTES and has_token_bound(body) else 0
+        expected = ExpectedUsage(key.upstream, key.model, 0, session=request.session.id, key=key, size=size)
+        self._calibrator.wait_for(request.exchange, 0, expected)
+
     def account(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> OutgoingRequest:
         """Charge a request. Return it with its plan and labels."""
         request, epoch = state.request, outgoing.epoch
         saving, matching = _estimate_saving(state, outgoing), find_matching(state, outgoing)
+        idle = state.account.compute_idle(state.now)
+        is_recent = idle is not None and idle <= _SURELY_KEPT_SECONDS
         expected = ExpectedUsage(
             request.session.upstream,
             state.view,
             outgoing.tokens,
-            state.tariff.cache.find_read(matching),
+            state.tariff.cache.find_read(matching) if is_recent else 0,
             matching if outgoing.is_opened else None,
+            session=request.session.id,
+            key=find_key(request),
+            size=len(outgoing.body) if has_token_bound(outgoing.body) else 0,
         )
         self._calibrator.wait_for(request.exchange, 0, expected)
         self._observer.note_sent(state, outgoing, decision)

@@ -26,7 +26,7 @@ from proxy.context.epoch_decision import (
     record_use,
 )
 from proxy.engine.context.accounting import SentObserver, UsageAccounting, list_labels
-from proxy.engine.context.fallback import Commit, FallbackChain
+from proxy.engine.context.fallback import BLIND_SHARE, Commit, FallbackChain
 from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader
 from proxy.engine.context.session_context import SessionContext
@@ -131,6 +131,10 @@ class ContextController:
         self._bus.publish(Planned(request.session.id, counted.plan))
         return counted
 
+    def watch(self, request: ManagedRequest, outgoing: OutgoingRequest) -> None:
+        """Watch the response to a request that was sent uncounted, and never will be counted."""
+        self._accounting.watch(request, outgoing.body)
+
     def draft_ahead(self, outgoing: OutgoingRequest) -> None:
         """Plan the next epoch in the background if the request was sent above its soft mark."""
         if outgoing.state is not None and not outgoing.is_opened:  # in a callback: an error must not fail this call
@@ -185,7 +189,8 @@ class ContextController:
     def _pass_blank(self, request: ManagedRequest) -> OutgoingRequest | None:
         """Return the unchanged request if its size in bytes proves that it is short. Nothing is looked up."""
         content, budget = request.split.content, self.states.find_budget(request)
-        if not (request.chain.is_plain and is_below_soft_mark(budget, len(content))) or _find_mark(request):
+        is_short = request.chain.is_plain and is_below_soft_mark(budget, len(content))
+        if not is_short or self._is_overflowed(request) or _find_mark(request):
             return None
         return OutgoingRequest("original", content, is_managed=True, is_guarded=_is_risky(budget, request))
 
@@ -203,7 +208,7 @@ class ContextController:
         epoch = context.find(request.model, request)
         if epoch is not None:
             return self._keep_epoch(request, context, epoch, budget)
-        if not self.states.is_below(request, budget):
+        if not self.states.is_below(request, budget) or self._is_overflowed(request):
             return None
         if budget.window is None:
             self.states.models.ask(request.upstream, request.headers)
@@ -319,12 +324,16 @@ class ContextController:
         state = await self.states.read(request, context, epoch, budget)
         decision = decide(state.account, state.facts)
         chosen = await self._run_chain(state, decision, commit)
+        if decision.why == "overflow":
+            self.states.overflows.settle(request.session.id, request.model)
         _choose(state, chosen)
         outgoing = replace(self._accounting.account(state, chosen, decision), state=state)
         return self._label_excess(state, outgoing.add(_label_own(state, outgoing, decision)), decision)
 
     async def _run_chain(self, state: RequestState, decision: Decision, commit: Commit) -> OutgoingRequest:
         """Run the fallback levels. A request above the ceiling first waits for a running summary (B8b)."""
+        if decision.why == "overflow":
+            state = replace(state, budget=state.budget.limit(int(state.tokens * BLIND_SHARE)))
         if decision.why != "hard":
             return await self.chain.run(state, decision.why, commit)
         began = self._clock.monotonic()
@@ -343,6 +352,10 @@ class ContextController:
         notice = f"above the ceiling: {tokens} tokens of {usable}; {reason}"
         labels = ((b"x-palimpsest-notice", notice.encode("ascii", "replace")),)
         return replace(outgoing, plan=replace(outgoing.plan, reason=notice)).add(labels)
+
+    def _is_overflowed(self, request: ManagedRequest) -> bool:
+        """Return whether the last response of the request's view shows that its request was too long."""
+        return self.states.overflows.is_due(request.session.id, request.model)
 
     def _label_unmanaged(self, request: ManagedRequest) -> Headers:
         """Label a large request on a wire that is not managed. Its size is estimated from its bytes."""

@@ -14,7 +14,7 @@ import msgspec
 
 from proxy.context.budget import Budget, lower_output
 from proxy.engine.context.accounting import list_labels
-from proxy.engine.context.fallback import Commit, FallbackChain
+from proxy.engine.context.fallback import BLIND_SHARE, Commit, FallbackChain
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader, find_key
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.open_exchange import Refusal, Retry, Start
@@ -28,8 +28,6 @@ from proxy.wire import rendering
 from proxy.wire.body import split_body
 from proxy.wire.overflow import Overflow, read_overflow, read_stream_start
 
-# The size of the retry, as a share of the refused request, if the upstream does not name its limit.
-_BLIND_SHARE = 0.7
 # The share of the room that is used, since our count may be lower than the upstream's.
 _CAUTION = 0.9
 # The largest share of the window that is reserved for output: more would leave too little for the context.
@@ -261,7 +259,7 @@ class RefusalRetry:
     def _limit_budget(self, state: RequestState, window: int | None, sent: int) -> Budget:
         """Compute the budget of the retry in our tokens. The upstream counted the refused request as `sent` tokens."""
         budget = self._states.find_budget(self._request)
-        room = int(state.tokens * _BLIND_SHARE)
+        room = int(state.tokens * BLIND_SHARE)
         if window is not None:
             scale = state.tokens / sent if sent else 1.0
             reserve = min(state.to_model_tokens(budget.output), int(window * _MOST_RESERVED))

@@ -12,7 +12,7 @@ from proxy.context.verbatim import find_unanswered, find_verbatim, iterate_group
 from proxy.engine.context.history_cache import MeasuredHistory, PartialHistory, count_shared, is_head_of
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.session_context import EpochAccount, SessionContext
-from proxy.engine.models import CacheCalibrator, Models
+from proxy.engine.models import CacheCalibrator, Models, OverflowWatch
 from proxy.engine.ports import Clock
 from proxy.engine.request import ManagedRequest
 from proxy.model.card import LimitKey
@@ -49,6 +49,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     now: float  # monotonic seconds
     may_be_held_out: bool = False  # the session is only observed if the log has no epoch of it
     is_refused: bool = False  # the upstream refused the epoch within the last day
+    is_overflowed: bool = False  # the last response of the view shows that its request was too long
 
     @property
     def view(self) -> str:
@@ -92,6 +93,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             is_repeat=context.was_sent(self.view, request),
             is_retry=request.step is not None and request.step.relation == "retry",
             is_refused=self.is_refused,
+            is_overflowed=self.is_overflowed,
             unshortened=unshortened,
             is_unshortened=(unshortened, tip) == (self.tokens, request.chain.tip),
         )
@@ -192,10 +194,13 @@ class StateReader:
         calibrator: CacheCalibrator,
         clock: Clock,
         holdout: Holdout = _NO_HOLDOUT,
+        *,
+        overflows: OverflowWatch,
     ) -> None:
         self.caches = caches
         self.models = models
         self.holdout = holdout
+        self.overflows = overflows
         self._calibrator = calibrator
         self.clock = clock
 
@@ -285,6 +290,7 @@ class StateReader:
             is_refused=epoch is not None
             and epoch.why == "refused"
             and self.clock.now_ms() - epoch.opened_ms < _REFUSED_MS,
+            is_overflowed=self.overflows.is_due(request.session.id, model),
         )
 
     async def _weigh(self, request: ManagedRequest, context: SessionContext, epoch: Epoch) -> int:

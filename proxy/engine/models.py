@@ -241,9 +241,17 @@ class CacheCalibrator:
         self._learned: OrderedDict[tuple[str, str], Calibration] = OrderedDict()
         self._tariffs: OrderedDict[tuple[str, str], tuple[_Basis, Tariff]] = OrderedDict()
 
-    def find_tariff(self, upstream: str, model: str, card: Card, terms: CacheTerms = _UNASKED) -> Tariff:
-        """Return the prices of a model's input, for requests with these terms of caching."""
+    def find_tariff(
+        self, upstream: str, model: str, card: Card, terms: CacheTerms = _UNASKED, *, is_rewritten: bool = False
+    ) -> Tariff:
+        """Return the prices of a model's input, for requests with these terms of caching.
+
+        If it `is_rewritten`, a request has markers of ours, where the upstream takes them.
+        """
         key, provider = (upstream, model), self._providers.get(upstream, _UNKNOWN_PROVIDER)
+        if is_rewritten and provider.takes_markers:
+            head = terms.head or (("5m",) if terms.has_leading else ())
+            terms = msgspec.structs.replace(terms, head=head, messages=terms.messages or ("5m",))
         learned, known = self._learned.get(key), self._tariffs.get(key)
         basis = card, terms, _list_tariff_inputs(learned, provider)
         if known is not None and known[0] == basis:

@@ -28,6 +28,11 @@ class Provider:
     strict_alternation: bool = False  # no two adjacent messages have the same role; `summary_role` is then the user
     has_own_key: bool = False  # requests are sent with a key of the settings, whoever calls
 
+    @property
+    def takes_markers(self) -> bool:
+        """True if the settings say that the upstream takes cache markers, so that ours are added (B11)."""
+        return self.cache == "breakpoints"
+
 
 @dataclass(frozen=True, slots=True)
 class EnginePolicy:

@@ -12,16 +12,25 @@ from proxy.wire.body import ByteRange, SplitBody
 from proxy.wire.identity import Item, ItemReader
 from proxy.wire.json_values import (
     JSON_ERRORS,
+    encode_text,
     format_json,
+    join_array,
     limit_depth,
+    list_elements,
     load_json,
     load_lenient,
+    read_member,
+    read_object,
     read_objects,
     read_text,
+    set_member,
 )
-from proxy.wire.messages import find_markers, read_counted_content, read_markers
+from proxy.wire.messages import THINKING, find_markers, read_counted_content, read_markers
 from proxy.wire.streams import ServerEvent
 from proxy.wire.validity import Rules
+
+DEFAULT_LIFETIME = "5m"
+"""The lifetime of a cache marker that states none."""
 
 _MARKER = "cache_control"
 _CACHE_OPTIONS, _CACHE_RETENTION = "prompt_cache_options", "prompt_cache_retention"
@@ -150,6 +159,19 @@ class Format(ABC):
     def write_text_part(self, role: str, text: bytes) -> bytes:
         """Return a raw text part for a message of a role; the text is given as a raw JSON string."""
         return b'{"type":"text","text":%b}' % text
+
+    def mark_message(self, raw: bytes, lifetime: str) -> bytes:
+        """Return a raw message with a cache marker at its last part; empty if that part cannot have one."""
+        limit = b"" if lifetime == DEFAULT_LIFETIME else b',"ttl":%b' % encode_text(lifetime)
+        marker, content = b'{"type":"ephemeral"%b}' % limit, read_member(raw, "content")
+        if content[:1] == b'"' and content != b'""':
+            part = set_member(b'{"type":"text","text":%b}' % content, _MARKER, marker)
+            return set_member(raw, "content", join_array([part]))
+        parts = list_elements(content) if content[:1] == b"[" else []
+        last = read_object(parts[-1].decode(errors="replace")) if parts else None
+        if not last or read_text(last.get("type")) in THINKING or last.get("text") == "":
+            return b""
+        return set_member(raw, "content", join_array([*parts[:-1], set_member(parts[-1], _MARKER, marker)]))
 
     # Requests
 

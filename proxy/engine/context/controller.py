@@ -388,7 +388,7 @@ class ContextController:
             return OutgoingRequest("original", content, plan=plan if request.mode == "manage" else None, labels=labels)
         budget = self.states.find_budget(request)
         account = context.get_account(request.model, epoch.id, budget).account
-        tariff = self.states.find_tariff(request, known)
+        tariff = self.states.find_tariff(request, known, is_rewritten=epoch.depth > 0)
         saving = tariff.price_repeated(account.sent) - tariff.price_rewritten(known.tokens, known.head.tokens)
         tokens = self.states.find_ratio(request).apply(known.tokens)
         plan = Plan(

@@ -213,13 +213,14 @@ class StateReader:
         budget = self.models.budget(find_key(request), request.most_output or None, request.ceiling)
         return budget.scale(self.find_ratio(request).value)
 
-    def find_tariff(self, request: ManagedRequest, history: MeasuredHistory) -> Tariff:
-        """Return the prices of a request's input."""
+    def find_tariff(self, request: ManagedRequest, history: MeasuredHistory, *, is_rewritten: bool = False) -> Tariff:
+        """Return the prices of a request's input. `is_rewritten`: an epoch applies to it."""
         key = find_key(request)
         card = self.models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
-        leading = request.chain.preamble.count
-        terms = FORMATS[request.wire].read_cache_terms(request.split, leading, history.list_markers())
-        return self._calibrator.find_tariff(key.upstream, key.model, card, terms)
+        leading, form = request.chain.preamble.count, FORMATS[request.wire]
+        terms = form.read_cache_terms(request.split, leading, history.list_markers())
+        is_marked = is_rewritten and form.takes_markers
+        return self._calibrator.find_tariff(key.upstream, key.model, card, terms, is_rewritten=is_marked)
 
     def find_tariff_of(self, upstream: str, model: str) -> Tariff:
         """Return the prices of a model's input when there is no request."""
@@ -282,7 +283,7 @@ class StateReader:
             history=history,
             kept=kept,
             budget=budget,
-            tariff=self.find_tariff(request, history),
+            tariff=self.find_tariff(request, history, is_rewritten=epoch is not None and epoch.depth > 0),
             ratio=self.find_ratio(request),
             protected=_find_protected(request, context, history, budget, epoch_account.account),
             now=self.clock.monotonic(),

@@ -14,7 +14,7 @@ from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Written
 from proxy.model.messages import MessageStructure
 from proxy.wire import FORMATS
 from proxy.wire.body import split_body
-from proxy.wire.rendering import apply, place_marker, strip_reasoning
+from proxy.wire.rendering import MarkedRequest, add_markers, apply, place_marker, strip_reasoning
 from proxy.wire.validity import (
     RequestFault,
     Rules,
@@ -71,8 +71,10 @@ class Rewriter:
         """
         provider = self._providers.get(request.session.upstream, _ANY)
         leading = request.chain.preamble.count
-        rules = FORMATS[request.wire].read_rules(request.split, leading, is_alternating=provider.strict_alternation)
-        rendered = place_marker(FORMATS[request.wire], epoch.rendered, history.list_markers(epoch.depth))
+        form = FORMATS[request.wire]
+        rules = form.read_rules(request.split, leading, is_alternating=provider.strict_alternation)
+        lost = history.list_markers(epoch.depth)
+        rendered = place_marker(form, epoch.rendered, lost)
         judged = self._find_judged(request, history, epoch)
         lasting = extend_verdict(judged.verdict, history.runs, rules) if judged.verdict and not pinned else None
         if lasting is None:
@@ -81,7 +83,13 @@ class Rewriter:
                 raise Invalid(problem)
             lasting = make_verdict(history.runs, judged.splices, rules, judged.ids)
         judged.verdict = lasting
-        body = apply(request.split, leading, epoch.depth, rendered)
+        sent = MarkedRequest(rendered, {})
+        if provider.takes_markers and form.takes_markers:
+            kept = form.read_cache_terms(request.split, leading, history.list_markers()[len(lost) :])
+            sent = add_markers(
+                form, request.split, rendered, preamble=leading, through=epoch.depth, kept=kept, lost=lost
+            )
+        body = apply(request.split, leading, epoch.depth, sent.rendered, sent.changed)
         if not is_unsigned:
             return body
         split = split_body(body, request.items_key)

@@ -46,6 +46,9 @@ class World:
     def tariff(self, model: str = MODEL, terms: CacheTerms = UNASKED, card: Card = UNKNOWN) -> Tariff:
         return self.lessons.find_tariff(UPSTREAM, model, card, terms)
 
+    def tariff_of_rewritten(self, terms: CacheTerms = UNASKED) -> Tariff:
+        return self.lessons.find_tariff(UPSTREAM, MODEL, UNKNOWN, terms, is_rewritten=True)
+
     def ratio(self, model: str = MODEL) -> TokenRatio:
         return self.counting.find_ratio(UPSTREAM, model)
 
@@ -269,3 +272,18 @@ def test_a_cache_that_keeps_prompts_again_is_believed_by_and_by_and_reported_aga
         world.send(lesson(), f"x{number}")
         world.answer(Usage(10_000, 10, cached=cached), f"x{number}")
     assert [event.exchange for event in world.events if isinstance(event, CacheDiffers)] == ["x7", "x12"]
+
+
+def test_a_rewritten_request_has_markers_of_ours_where_the_upstream_takes_them() -> None:
+    world = World(Provider(cache="breakpoints"))
+    assert not world.tariff().cache.is_used
+    assert world.tariff().price_cache_bust(10_000) == 0.0  # nothing is cached that could be lost
+    assert world.tariff_of_rewritten().cache.is_used
+    assert not world.tariff_of_rewritten().cache.is_head_kept
+    cache = world.tariff_of_rewritten(CacheTerms(has_leading=True)).cache
+    assert (cache.is_head_kept, cache.retention) == (True, 300.0)
+    hour = world.tariff_of_rewritten(CacheTerms(head=("1h",), messages=("1h",))).cache
+    assert hour.retention == 3600.0
+    by_host = World(Provider(host="api.anthropic.com"))
+    card = Card(caches=MAP.find("claude-opus-5").caches)
+    assert not by_host.lessons.find_tariff(UPSTREAM, MODEL, card, is_rewritten=True).cache.is_used

@@ -454,3 +454,26 @@ def test_it_is_the_same_wherever_it_is_asked_and_another_under_another_key() -> 
 def test_who_is_one_does_not_hang_on_the_release() -> None:
     found = [int(session[8:]) for session in SESSIONS[:40] if Holdout(0.1, b"secret").has(session)]
     assert found == [3, 12, 19, 27, 29]
+
+
+TOO_LONG = RequestFacts(1_000, BUDGET, TARIFF, is_overflowed=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why", "reason"),
+    [
+        ({}, "overflow", ""),  # whatever its size
+        ({"tokens": 100_000}, "overflow", ""),
+        ({"is_retry": True, "is_repeat": True}, "overflow", ""),  # the same history was too long before
+        ({"is_unshortened": True, "unshortened": 1_000}, "overflow", ""),
+        ({"unread": UNREAD}, "overflow", ""),
+        ({"unread": UNREAD, "may_be_held_out": True}, None, UNREAD),
+        ({"is_refused": True}, None, REFUSED),
+        ({"tokens": 20_000, "is_side": True}, None, SIDE),
+    ],
+)
+def test_after_a_request_that_was_too_long_an_epoch_opens(
+    changes: dict[str, Any], why: str | None, reason: str
+) -> None:
+    decision = decide(CacheCostAccount(), replace(TOO_LONG, **changes))
+    assert (decision.why, decision.reason) == (why, reason)

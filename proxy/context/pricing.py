@@ -51,9 +51,12 @@ class Tariff(msgspec.Struct, frozen=True, gc=False):
         """Return the extra price of an epoch's first request over later ones of its size (B10: buying the skis)."""
         return max(0.0, self.price_rewritten(tokens, stable) - self.price_repeated(tokens))
 
-    def estimate_cached(self, matching: int) -> int:
-        """Return the tokens that are probably read of a request whose first `matching` ones were sent before."""
-        return int(self.read_share * self.cache.find_read(matching))
+    def estimate_cached(self, matching: int, ends: Sequence[int] | None = None) -> int:
+        """Return the tokens that are probably read of a request whose first `matching` ones were sent before.
+
+        `ends` as in `CacheModel.find_read`.
+        """
+        return int(self.read_share * self.cache.find_read(matching, ends))
 
     def estimate_kept(self, stable: int) -> int:
         """Return the tokens that are probably read of the `stable` ones that an epoch does not change."""

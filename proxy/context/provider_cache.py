@@ -43,10 +43,11 @@ class CacheModel(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_head_kept(self) -> bool:
         """True if the prefix before the first change is sure to be read again (B11: else all of it is written anew)."""
-        return self.is_used and (self.kind == "local" or (self._has_breakpoints and self.is_head_marked))
+        return self.is_used and (self.kind == "local" or (self.has_breakpoints and self.is_head_marked))
 
     @property
-    def _has_breakpoints(self) -> bool:
+    def has_breakpoints(self) -> bool:
+        """True if a read ends at a breakpoint, or near one."""
         return self.kind in ("breakpoints", "openai-breakpoints")
 
     def find_read(self, matching: int, ends: Sequence[int] | None = None) -> int:
@@ -54,10 +55,22 @@ class CacheModel(msgspec.Struct, frozen=True, gc=False):
 
         `ends` are the tokens up to each breakpoint. If they are not given, one is taken to end where the match does.
         """
-        if ends is not None and self._has_breakpoints:
+        if ends is not None and self.has_breakpoints:
             matching = max((end for end in ends if end <= matching), default=0)
         whole = matching // self.block * self.block
         return whole if self.is_used and whole >= self.minimum else 0
+
+    def list_readable(self, marks: Sequence[int], count: int) -> list[int]:
+        """Return the indexes of the blocks up to which a prompt may be read, the last one first.
+
+        It has `count` blocks; those at `marks`, in order, end at a breakpoint.
+        """
+        if self.kind == "openai-breakpoints":
+            return list(reversed(marks[-self.lookback :] if self.lookback else marks))
+        if self.kind != "breakpoints":
+            return list(reversed(range(count)))
+        reach = self.lookback or count
+        return sorted({place for mark in marks for place in range(max(0, mark - reach + 1), mark + 1)}, reverse=True)
 
     def is_cold(self, idle: float | None) -> bool:
         """Return whether nothing can be left after `idle` seconds without a request."""
@@ -192,7 +205,8 @@ class SimulatedCache:
         model, blocks = self.model, prompt.blocks
         if not model.is_used or not blocks:
             return CacheReads(0, 0)
-        hit = next((place for place in self._list_places(blocks) if self._is_alive(blocks[place], prompt.at)), None)
+        places = model.list_readable([place for place, block in enumerate(blocks) if block.is_mark], len(blocks))
+        hit = next((place for place in places if self._is_alive(blocks[place], prompt.at)), None)
         read = model.find_read(blocks[hit].end) if hit is not None else 0
         if hit is not None and model.is_refreshed:
             self._used.update((block.key, prompt.at) for block in blocks[: hit + 1] if block.key in self._used)
@@ -204,18 +218,6 @@ class SimulatedCache:
         used, lifetime = self._used.get(block.key), self.model.retention
         is_kept = used is not None and (lifetime is None or at - used <= lifetime)
         return is_kept and self.model.find_read(block.end) > 0
-
-    def _list_places(self, blocks: Sequence[PromptBlock]) -> Iterable[int]:
-        """Return the indexes of the blocks at which an entry is looked for, the last one first."""
-        model, marks = self.model, [place for place, block in enumerate(blocks) if block.is_mark]
-        match model.kind:
-            case "breakpoints":
-                reach = model.lookback or len(blocks)
-                found = {place for mark in marks for place in range(max(0, mark - reach + 1), mark + 1)}
-                return sorted(found, reverse=True)
-            case "openai-breakpoints":
-                return reversed(marks[-model.lookback :] if model.lookback else marks)
-        return reversed(range(len(blocks)))
 
     def _list_written(self, blocks: Sequence[PromptBlock]) -> list[PromptBlock]:
         model = self.model

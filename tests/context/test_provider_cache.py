@@ -245,6 +245,14 @@ def test_what_is_read_follows_from_what_was_sent(
     assert expect_read(model, earlier, sent) == read
 
 
+def test_a_prompt_may_be_read_up_to_where_its_breakpoints_reach() -> None:
+    assert MARKED.list_readable([0, 6], 8) == [6, 5, 4, 0]
+    assert CacheModel("breakpoints").list_readable([6], 8) == [6, 5, 4, 3, 2, 1, 0]
+    assert CacheModel("openai-breakpoints", lookback=1).list_readable([0, 6], 8) == [6]
+    assert CacheModel("openai-breakpoints").list_readable([0, 6], 8) == [6, 0]
+    assert CacheModel().list_readable([0], 3) == [2, 1, 0]
+
+
 def test_at_most_four_breakpoints_are_written_and_only_so_many_looked_at() -> None:
     names = "abcdef"
     long = prompt(*((name, 2000) for name in names), marks=names)

@@ -1,6 +1,7 @@
 """Accounting for sent requests: what each costs and saves, and what its response tells about the provider's cache."""
 
 import logging
+from collections.abc import Sequence
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -108,14 +109,15 @@ class UsageAccounting:
     def account(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> OutgoingRequest:
         """Charge a request. Return it with its plan and labels."""
         request, epoch = state.request, outgoing.epoch
-        saving, matching = _estimate_saving(state, outgoing), find_matching(state, outgoing)
+        matching, ends = find_matching(state, outgoing), list_ends(state, outgoing)
+        saving = _estimate_saving(state, outgoing, ends)
         idle = state.account.compute_idle(state.now)
         is_recent = idle is not None and idle <= _SURELY_KEPT_SECONDS
         expected = ExpectedUsage(
             request.session.upstream,
             state.view,
             outgoing.tokens,
-            state.tariff.cache.find_read(matching) if is_recent else 0,
+            state.tariff.cache.find_read(matching, ends) if is_recent else 0,
             matching if outgoing.is_opened else None,
             session=request.session.id,
             key=find_key(request),
@@ -167,7 +169,31 @@ def find_matching(state: RequestState, outgoing: OutgoingRequest) -> int:
     return min(outgoing.tokens, state.account.sent if state.kept is None else state.kept)
 
 
-def _estimate_saving(state: RequestState, outgoing: OutgoingRequest) -> float | None:
+def list_ends(state: RequestState, outgoing: OutgoingRequest) -> list[int] | None:
+    """Return the tokens up to each block at which a cache with breakpoints may be read, or None.
+
+    None: what was sent before ends at one, because it is all of the last request, or because an epoch opens; or the
+    cache has none.
+    """
+    cache, history = state.tariff.cache, state.history
+    if state.kept is None or outgoing.is_opened or not cache.has_breakpoints:
+        return None
+    depth = state.epoch.depth if state.epoch is not None else 0
+    structures = history.structures[depth:]
+    sizes, marks = [history.head.tokens], [0] if cache.is_head_marked else []
+    if depth:
+        sizes.append(sizes[0] + state.frozen)
+        marks.append(1)  # a marker, or a user message of ours
+    for place, structure in enumerate(structures, depth):
+        following = structures[place - depth + 1].role if place - depth + 1 < len(structures) else ""
+        is_end = structure.role in ("user", "tool") and following != "tool"
+        if structure.markers if cache.kind == "breakpoints" else is_end:
+            marks.append(len(sizes))
+        sizes.append(history.head.tokens + (state.frozen if depth else 0) + history.count(depth, place + 1))
+    return [sizes[place] for place in cache.list_readable(marks, len(sizes))]
+
+
+def _estimate_saving(state: RequestState, outgoing: OutgoingRequest, ends: Sequence[int] | None) -> float | None:
     """Estimate what a request saves against the client's own, from what is known of the cache before the response."""
     before = state.epoch_account.before
     if before is None:
@@ -176,5 +202,5 @@ def _estimate_saving(state: RequestState, outgoing: OutgoingRequest) -> float | 
     client_read = estimate_client_read(
         state.tariff, state.history.head.tokens + state.history.count_to(shared), state.account.compute_idle(state.now)
     )
-    sent_read = state.tariff.estimate_cached(find_matching(state, outgoing))
+    sent_read = state.tariff.estimate_cached(find_matching(state, outgoing), ends)
     return estimate_saving(RequestSizes(state.client_tokens, outgoing.tokens, client_read, sent_read), state.tariff)

@@ -243,6 +243,8 @@ _MIN_TIMED_TOKENS = 4096
 _MOSTLY_UNCACHED, _MOSTLY_CACHED = 0.1, 0.9
 # A single miss may have any cause: an eviction, another machine. Several in a row show how the cache works.
 _HARDLY_ANY, _MANY_MISSES = 0.05, 4
+# Many providers cache no shorter prefix, so that reading none of one shows nothing.
+_LEAST_MISSED = 4096
 
 
 class Calibration(msgspec.Struct, frozen=True, gc=False):
@@ -282,9 +284,15 @@ def learn_read(calibration: Calibration, expected: int, cached: int | None) -> C
     learned = replace(
         calibration,
         read=_move_average(calibration.read, share),
-        misses=calibration.misses + 1 if share < _HARDLY_ANY else 0,
+        misses=_count_misses(calibration.misses, expected, share),
     )
     return replace(learned, read=min(learned.read, share)) if learned.is_missing else learned
+
+
+def _count_misses(before: int, expected: int, share: float) -> int:
+    if share >= _HARDLY_ANY:
+        return 0
+    return before + (expected >= _LEAST_MISSED)
 
 
 def learn_survival(calibration: Calibration, stable: int, cached: int | None) -> Calibration:

@@ -287,6 +287,15 @@ def test_a_report_of_nothing_read_is_a_report() -> None:
     assert learn_survival(NEW, 1000, 0).survival == 0.0
 
 
+def test_four_reports_in_a_row_that_nothing_was_read_show_that_nothing_is_kept() -> None:
+    learned, seen = NEW, []
+    for expected, cached in ((5000, 0), (5000, 200), (4095, 0), (5000, 0), (5000, 0), (5000, 0), (5000, 5000)):
+        learned = learn_read(learned, expected, cached)
+        seen.append((learned.misses, learned.is_missing))
+    assert seen == [(1, False), (2, False), (2, False), (3, False), (4, True), (5, True), (0, False)]
+    assert learned.read == pytest.approx(0.2)  # it is believed again by and by
+
+
 def test_a_share_follows_the_reports_by_a_fifth_each() -> None:
     once = learn_read(NEW, 1000, 500)
     assert once.read == pytest.approx(0.9)

@@ -12,10 +12,11 @@ from proxy.context.provider_cache import CacheModel
 from proxy.engine.context.accounting import list_ends
 from proxy.engine.context.request_state import OutgoingRequest
 from proxy.engine.context.session_caches import SentBodies
-from proxy.model.card import UNPRICED
+from proxy.engine.policy import Provider
+from proxy.model.card import UNPRICED, CacheKind
 from proxy.model.epoch import Epoch, Plan
 from proxy.model.errors import UpstreamUnreachable
-from proxy.model.events import Planned
+from proxy.model.events import CacheDiffers, Planned
 from proxy.model.exchange import Opening, Outcome, Round
 from tests.support.engine import JSON, ScriptedResponse
 from tests.support.managed import ManagedEngine, Setup, Turn, answer, refuse
@@ -296,3 +297,19 @@ async def test_the_frozen_prefix_ends_at_a_breakpoint() -> None:
     state = replace(state, epoch=epoch, frozen=50, kept=1, tariff=make_tariff(UNPRICED, EXACT))
     head, last = state.history.head.tokens, state.history.count(5, 7)
     assert list_ends(state, OutgoingRequest("epoch", b"")) == [head + 50 + last, head + 50, head]
+
+
+@pytest.mark.parametrize(("cache", "is_reported"), [("openai-breakpoints", False), ("prefix", True)])
+async def test_what_cannot_be_read_of_a_broken_prefix_is_not_missed(cache: CacheKind, *, is_reported: bool) -> None:
+    """A client that changes the last of twelve results each time: no breakpoint is in the group before it."""
+    engine = ManagedEngine(provider=Provider(cache=cache))
+    calls = [{"id": f"c{n}", "type": "function", "function": {"name": "a", "arguments": "{}"}} for n in range(12)]
+    results = [{"role": "tool", "tool_call_id": f"c{n}", "content": "word " * 360} for n in range(11)]
+    step: list[Message] = [*until(0), {"role": "assistant", "content": None, "tool_calls": calls}, *results]
+    for number in range(8):
+        last = {"role": "tool", "tool_call_id": "c11", "content": f"{number} " + "word " * 350}
+        usage = {"prompt_tokens": 5_500, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}
+        engine.upstream.prepare(answer(json.dumps({"choices": [], "usage": usage}).encode()))
+        await engine.send([*step, last])
+    assert engine.epochs == []
+    assert any(isinstance(event, CacheDiffers) for event in engine.events) is is_reported

@@ -52,6 +52,7 @@ _NOTHING_LEARNED = Calibration()
 # The shares of the estimated tokens of a request below which a provider has not read all of it. A model's count differs
 # from ours by less; text and JSON have four bytes a token on the whole, and hardly ever twelve.
 _USUAL_BYTES = 4
+_NO_WINDOW = 0  # a learned window that is never believed
 _LEAST_BY_COUNT, _LEAST_BY_GUESS, _LEAST_BY_SIZE = 0.6, 0.4, 0.33
 
 _LearnedInputs = tuple[float, float | None, float]
@@ -189,8 +190,12 @@ class OverflowWatch:
         models, key = self._models, sent.key
         card = models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
         tokens, share = self._estimate_sent(sent, known)
-        found = find_silent_overflow(event.finish, event.usage, window=card.window, sent=tokens, share=share)
+        is_stated = card.window_source != "learned"
+        window = card.window if is_stated else None
+        found = find_silent_overflow(event.finish, event.usage, window=window, sent=tokens, share=share)
         if found is None:
+            if card.window is not None and not is_stated and (event.usage.input or 0) > card.window:
+                models.note_limit(key, _NO_WINDOW, 0)  # what was learned is disproved
             return False
         most = max(tokens, event.usage.input or 0) + 1  # one token more than there was room for
         if found.window is not None and found.kind != "beyond":

@@ -243,6 +243,18 @@ def test_who_reads_far_less_than_was_sent_has_left_out_the_rest(
     assert all(window < most for _, window, most in world.catalog.limits)
 
 
+def test_a_learned_window_that_is_exceeded_was_none() -> None:
+    world = World()
+    world.catalog.card = Card(window=10_000, window_source="learned")
+    world.send(watched())
+    world.answer(Usage(10_000, 5))
+    assert world.catalog.limits == []
+    world.send(watched())
+    world.answer(Usage(20_000, 5))
+    assert (world.catalog.limits, world.events) == ([(KEY, 0, 0)], [])
+    assert not world.overflows.is_due("s", MODEL)
+
+
 def test_a_request_that_was_not_counted_teaches_nothing_else() -> None:
     world = World()
     before = world.tariff(), world.ratio()

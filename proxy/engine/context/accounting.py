@@ -6,7 +6,6 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from proxy.context.budget import has_token_bound
 from proxy.context.epoch_decision import CacheCostAccount, Decision, SentTokens, record_request, record_use
 from proxy.context.pricing import RequestSizes, estimate_client_read, estimate_saving
 from proxy.engine.context.history_cache import count_shared
@@ -102,7 +101,7 @@ class UsageAccounting:
     def watch(self, request: ManagedRequest, body: bytes) -> None:
         """Watch the response to a request that is not counted: it may show that the request was too long."""
         key = find_key(request)
-        size = len(body) if len(body) >= _WATCHED_BYTES and has_token_bound(body) else 0
+        size = len(body) if len(body) >= _WATCHED_BYTES and request.chain.is_plain else 0
         expected = ExpectedUsage(key.upstream, key.model, 0, session=request.session.id, key=key, size=size)
         self._calibrator.wait_for(request.exchange, 0, expected)
 
@@ -121,7 +120,7 @@ class UsageAccounting:
             matching if outgoing.is_opened else None,
             session=request.session.id,
             key=find_key(request),
-            size=len(outgoing.body) if has_token_bound(outgoing.body) else 0,
+            size=len(outgoing.body) if request.chain.is_plain else 0,
         )
         self._calibrator.wait_for(request.exchange, 0, expected)
         self._observer.note_sent(state, outgoing, decision)

@@ -20,7 +20,7 @@ from proxy.engine.policy import Provider
 from proxy.engine.ports import Catalog, Clock, Upstream
 from proxy.engine.runtime import EventBus
 from proxy.engine.token_counter import TokenCounter
-from proxy.model.card import CacheTerms, Card, LimitKey
+from proxy.model.card import CacheTerms, Card, LimitKey, OverflowKind
 from proxy.model.errors import ProxyError
 from proxy.model.events import AnswerRead, CacheDiffers, SilentOverflowSeen
 from proxy.model.exchange import Headers
@@ -52,6 +52,8 @@ _NOTHING_LEARNED = Calibration()
 # The shares of the estimated tokens of a request below which a provider has not read all of it. A model's count differs
 # from ours by less; text and JSON have four bytes a token on the whole, and hardly ever twelve.
 _USUAL_BYTES = 4
+# Further epochs for the same sign would cost a cache each, and help no more.
+_MOST_IN_A_ROW = 3
 _NO_WINDOW = 0  # a learned window that is never believed
 _LEAST_BY_COUNT, _LEAST_BY_GUESS, _LEAST_BY_SIZE = 0.6, 0.4, 0.33
 
@@ -175,47 +177,54 @@ class ExpectedUsage(msgspec.Struct, frozen=True, gc=False):
 class OverflowWatch:
     """Notices upstreams that accept too long a request without an error, and remembers the views that this befell.
 
-    Their next request opens an epoch. A window that it shows is learned like one that a refusal names (B18).
+    Their next request opens an epoch, unless several in a row did not help. A window that it shows is learned like one
+    that a refusal names (B18).
     """
 
     def __init__(self, models: Models, bus: EventBus) -> None:
         self._models = models
         self._bus = bus
-        self._views: LruCache[tuple[str, str], bool] = LruCache(_MOST_MODELS)
+        self._due: LruCache[tuple[str, str], bool] = LruCache(_MOST_MODELS)
+        self._signs: LruCache[tuple[str, str], int] = LruCache(_MOST_MODELS)  # in a row
 
-    def note_answer(self, event: AnswerRead, sent: ExpectedUsage, known: Calibration) -> bool:
-        """Return whether a response shows that its request was too long, and act on it."""
+    def note_answer(self, event: AnswerRead, sent: ExpectedUsage, known: Calibration) -> OverflowKind | None:
+        """Return how a response shows that its request was too long, and act on it; None if it does not."""
         if not sent.session or sent.key is None:
-            return False
+            return None
         models, key = self._models, sent.key
         card = models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
         tokens, share = self._estimate_sent(sent, known)
         is_stated = card.window_source != "learned"
         window = card.window if is_stated else None
         found = find_silent_overflow(event.finish, event.usage, window=window, sent=tokens, share=share)
+        view = sent.session, sent.model
         if found is None:
+            self._signs.pop(view)
             if card.window is not None and not is_stated and (event.usage.input or 0) > card.window:
                 models.note_limit(key, _NO_WINDOW, 0)  # what was learned is disproved
-            return False
+            return None
         most = max(tokens, event.usage.input or 0) + 1  # one token more than there was room for
         if found.window is not None and found.kind != "beyond":
             models.note_limit(key, found.window, max(most, found.window + 1))
-        self._views.put((sent.session, sent.model), True)
+        signs = (self._signs.peek(view) or 0) + 1
+        self._signs.put(view, signs)
+        if signs <= _MOST_IN_A_ROW:
+            self._due.put(view, True)
         _log.warning(
-            "exchange %s: %s accepted a request to %s that is too long for it (%s); the next one is shortened",
+            "exchange %s: %s accepted a request to %s that is too long for it (%s)",
             *(event.exchange, sent.upstream, sent.model, found.kind),
         )
         named = event.exchange, sent.session, sent.upstream, sent.model
         self._bus.publish(SilentOverflowSeen(*named, found.kind, found.window, most - 1))
-        return True
+        return found.kind
 
     def is_due(self, session: str, view: str) -> bool:
         """Return whether the last response of a view shows that its request was too long."""
-        return self._views.peek((session, view)) is not None
+        return self._due.peek((session, view)) is not None
 
     def settle(self, session: str, view: str) -> None:
         """Forget it, since an epoch was tried for it."""
-        self._views.pop((session, view))
+        self._due.pop((session, view))
 
     def _estimate_sent(self, sent: ExpectedUsage, known: Calibration) -> tuple[int, float]:
         """Return the tokens of a request in the model's count, and the share of them that it reads at the very least.
@@ -281,8 +290,8 @@ class CacheCalibrator:
         if prediction is None:
             return
         before = self._learned.get((prediction.upstream, prediction.model), _NOTHING_LEARNED)
-        is_too_long = self._overflows.note_answer(event, prediction, before)
-        if is_too_long or not usage.input or (prediction.size and not prediction.tokens):
+        is_partial = self._overflows.note_answer(event, prediction, before) == "truncated"
+        if is_partial or not usage.input or (prediction.size and not prediction.tokens):
             return
         self._counter.learn(prediction.upstream, prediction.model, prediction.tokens, usage.input)
         key = (prediction.upstream, prediction.model)

@@ -195,7 +195,6 @@ def test_a_window_that_was_full_is_learned_and_the_next_request_is_to_be_shorten
     seen = SilentOverflowSeen("x1", "s", UPSTREAM, MODEL, "stopped", 190_000, 190_000)
     assert world.events == [seen]
     assert "exchange x1: main accepted a request to gpt-4o that is too long for it (stopped)" in caplog.text
-    assert (world.tariff().read_share, world.ratio().value) == (1.0, 1.0)  # it teaches nothing of the cache
     world.overflows.settle("s", MODEL)
     assert not world.overflows.is_due("s", MODEL)
 
@@ -213,6 +212,30 @@ def test_more_than_the_known_window_is_too_much_and_the_window_stays() -> None:
     world.answer(Usage(20_000, 5))
     assert (world.catalog.limits, world.overflows.is_due("s", MODEL)) == ([], True)
     assert world.events == [SilentOverflowSeen("x1", "s", UPSTREAM, MODEL, "beyond", 10_000, 20_000)]
+
+
+def test_what_was_counted_whole_teaches_the_models_count_and_what_was_truncated_nothing() -> None:
+    world = World(window=10_000)
+    world.send(watched(10_000))
+    world.answer(Usage(15_000, 5))
+    assert world.ratio().value == pytest.approx(1.1)
+    world.send(watched(10_000))
+    world.answer(Usage(4_000, 5, cached=0))
+    assert [event.kind for event in world.events if isinstance(event, SilentOverflowSeen)] == ["beyond", "truncated"]
+    assert world.ratio().value == pytest.approx(1.1)
+    assert world.tariff().read_share == 1.0
+
+
+def test_after_three_signs_in_a_row_no_more_epochs_are_opened_for_them() -> None:
+    world = World(window=10_000)
+    due = []
+    for given in (20_000, 20_000, 20_000, 20_000, 9_000, 20_000):
+        world.send(watched(given))
+        world.answer(Usage(given, 5))
+        due.append(world.overflows.is_due("s", MODEL))
+        world.overflows.settle("s", MODEL)
+    assert due == [True, True, True, False, False, True]
+    assert len(world.events) == 5
 
 
 @pytest.mark.parametrize(

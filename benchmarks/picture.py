@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -159,14 +159,25 @@ def make_task(n: int) -> Message:
     return {"role": "user", "content": f"Task {n // 40 + 1}. {make_text(f'task {n}', 60)}"}
 
 
-def run_session(port: int, calls: int, sent: TokenCount) -> None:
-    """Work as an agent does: send the whole history with every call, and append the answer and the tool's output."""
+def run_session(
+    port: int,
+    calls: int,
+    sent: TokenCount,
+    *,
+    model: str = MODEL,
+    spell: Callable[[list[Message]], list[Message]] = list,
+) -> None:
+    """Work as an agent does: send the whole history with every call, and append the answer and the tool's output.
+
+    `spell` returns the messages as the client sends them.
+    """
     history: list[Message] = [{"role": "system", "content": make_text("system", 600)}]
     tools = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
     for n in range(calls):
         if n % 40 == 0:
             history.append(make_task(n))
-        body = json.dumps({"model": MODEL, "messages": history, "tools": tools})
+        spelled = spell(history)
+        body = json.dumps({"model": model, "messages": spelled, "tools": tools})
         headers = {"authorization": "Bearer sk-mock", "content-type": "application/json"}
         with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=_SECONDS)) as connection:
             connection.request("POST", "/v1/chat/completions", body, headers)
@@ -174,18 +185,22 @@ def run_session(port: int, calls: int, sent: TokenCount) -> None:
             document = json.loads(response.read())
         if response.status != 200:
             raise RuntimeError(f"call {n}: status {response.status}: {document}")
-        sent.add(history)
+        sent.add(spelled)
         history += [document["choices"][0]["message"], make_result(n)]
         time.sleep(0.02)  # the proxy reads the response, for its usage, after the call
 
 
 @contextmanager
-def run_proxy(upstream: int, data: Path, *options: str, has_summaries: bool = False) -> Iterator[int]:
-    """Run the proxy for the length of a `with` block; yields its port."""
+def run_proxy(
+    upstream: int, data: Path, *options: str, has_summaries: bool = False, cache: str = "auto"
+) -> Iterator[int]:
+    """Run the proxy for the length of a `with` block; yields its port. `cache` is the setting of its upstream."""
     port = find_free_port()
     command = [sys.executable, "-m", "proxy", "serve", "--port", str(port), "--data", str(data), *options]
     settings = {
-        "PALIMPSEST_UPSTREAMS": f'[{{"name": "openai", "base_url": "http://127.0.0.1:{upstream}/v1"}}]',
+        "PALIMPSEST_UPSTREAMS": json.dumps(
+            [{"name": "openai", "base_url": f"http://127.0.0.1:{upstream}/v1", "cache": cache}]
+        ),
         "PALIMPSEST_COMPACTION__AUTO": str(has_summaries).lower(),
         "PALIMPSEST_COMPACTION__HARD_WAIT_SECONDS": "60",
     }

@@ -34,7 +34,7 @@ from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.lineage.identity import Tenants
 from proxy.engine.lineage.tracker import LineageTracker
-from proxy.engine.models import CacheCalibrator, Models
+from proxy.engine.models import CacheCalibrator, Models, OverflowWatch
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Archive, Clock
 from proxy.engine.relay import Relay
@@ -216,9 +216,10 @@ def build_controller(
 
     A call waits at most `hard_wait_seconds` for its plan and for a summary under way together.
     """
-    calibrator = CacheCalibrator(models.counter, providers)
+    overflows = OverflowWatch(models, bus)
+    calibrator = CacheCalibrator(models.counter, providers, overflows, bus)
     bus.subscribe(AnswerRead, calibrator.note_answer)
-    states = StateReader(caches, models, calibrator, clock, holdout)
+    states = StateReader(caches, models, calibrator, clock, holdout, overflows=overflows)
     chain = FallbackChain(
         caches=caches,
         planner=planner,

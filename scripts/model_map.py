@@ -1,22 +1,25 @@
-"""Make the package's map of models from litellm's: `python -m scripts.model_map`.
+"""Make the package's map of models from litellm's and from our own facts: `python -m scripts.model_map`.
 
 Read from the litellm that is installed (the extra `providers`), which is neither imported nor asked for anything newer.
-Kept are the models that hold conversations, and of each only what `proxy/upstream/model_catalog.py` reads.
+Kept are the models that hold conversations, and of each only what `proxy/upstream/model_catalog.py` reads. How prompt
+caches behave, and prices of reads and writes that litellm lacks, are in `model_facts.json`, each with its source.
 """
 
 import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
-from proxy.upstream.model_catalog import MAP_PATH, ModelEntry, StatedRates
+from proxy.model.card import CacheFacts
+from proxy.upstream.model_catalog import MAP_PATH, CacheRule, ModelEntry, StatedRates, find_caches
 from proxy.upstream.model_listing import read_price
 from proxy.wire.json_values import read_count
 
+FACTS_PATH = Path(__file__).with_name("model_facts.json")
 _SOURCE = "model_prices_and_context_window_backup.json"
 _MODES = frozenset(["chat", "responses", "completion"])
 _TIER = "input_cost_per_token_above_"
@@ -30,15 +33,53 @@ def find_source() -> Path:
     return Path(spec.origin).with_name(_SOURCE)
 
 
-def convert(source: Mapping[str, Mapping[str, object]]) -> dict[str, ModelEntry]:
-    """Return the entries of the models that hold conversations, in the order of the source."""
-    return {name: _convert_entry(entry) for name, entry in source.items() if entry.get("mode") in _MODES}
+class _FactsFile(msgspec.Struct, frozen=True):
+    """The content of `model_facts.json`: the day of the facts, and for each pattern of models the facts' members."""
+
+    date: str
+    facts: tuple[dict[str, object], ...]
 
 
-def format_map(entries: Mapping[str, ModelEntry], origin: str, made: date) -> str:
-    """Return the file's content: one model a line, so that two versions can be compared."""
+def read_rules(content: bytes) -> tuple[str, tuple[CacheRule, ...]]:
+    """Return the date of our own facts, and the rules that they make."""
+    found = msgspec.json.decode(content, type=_FactsFile)
+    facts = [CacheRule(str(each.pop("models")), msgspec.convert(each, CacheFacts)) for each in found.facts]
+    return found.date, tuple(facts)
+
+
+def convert(source: Mapping[str, Mapping[str, object]], rules: Sequence[CacheRule] = ()) -> dict[str, ModelEntry]:
+    """Return the entries of the models that hold conversations, in the order of the source.
+
+    Where it has no price of cache reads or writes, they follow from the price of input and the rules.
+    """
+    kept = {name: _convert_entry(entry) for name, entry in source.items() if entry.get("mode") in _MODES}
+    return {name: _add_prices(name, entry, rules) for name, entry in kept.items()}
+
+
+def _add_prices(name: str, entry: ModelEntry, rules: Sequence[CacheRule]) -> ModelEntry:
+    named = [rule for rule in rules if rule.models]
+    facts = next(iter(find_caches(named, name)), None)
+    if facts is None or entry.rates is None:
+        return entry
+    tiers = {above: _complete(stated, facts) for above, stated in entry.tiers.items()}
+    return msgspec.structs.replace(entry, rates=_complete(entry.rates, facts), tiers=tiers)
+
+
+def _complete(stated: StatedRates, facts: CacheFacts) -> StatedRates:
+    given, output, cached, written = stated
+    if cached is None and facts.read is not None:
+        cached = round(given * facts.read, 12)
+    if written is None and facts.write is not None:
+        written = round(given * facts.write, 12)
+    return given, output, cached, written
+
+
+def format_map(entries: Mapping[str, ModelEntry], origin: str, made: date, rules: Sequence[CacheRule] = ()) -> str:
+    """Return the file's content: one rule or model a line, so that two versions can be compared."""
     lines = ",\n".join(f"{json.dumps(name)}:{msgspec.json.encode(entry).decode()}" for name, entry in entries.items())
-    return f'{{"source":{json.dumps(origin)},"date":"{made}","models":{{\n{lines}\n}}}}\n'
+    caches = ",\n".join(msgspec.json.encode(rule).decode() for rule in rules)
+    head = f'{{"source":{json.dumps(origin)},"date":"{made}","caches":[\n{caches}\n],"models":{{'
+    return f"{head}\n{lines}\n}}}}\n"
 
 
 def _convert_entry(entry: Mapping[str, object]) -> ModelEntry:
@@ -63,9 +104,11 @@ def _read_rates(entry: Mapping[str, object], ending: str = "") -> StatedRates | 
 
 def main() -> None:
     """Write the file."""
-    entries = convert(json.loads(find_source().read_bytes()))
-    MAP_PATH.write_text(format_map(entries, f"litellm {version('litellm')}", datetime.now(UTC).date()))
-    print(f"{MAP_PATH}: {len(entries):,} models, {MAP_PATH.stat().st_size:,} bytes")
+    day, rules = read_rules(FACTS_PATH.read_bytes())
+    entries = convert(json.loads(find_source().read_bytes()), rules)
+    origin = f"litellm {version('litellm')}; caches: facts of {day}"
+    MAP_PATH.write_text(format_map(entries, origin, datetime.now(UTC).date(), rules))
+    print(f"{MAP_PATH}: {len(entries):,} models, {len(rules)} rules of caches, {MAP_PATH.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":

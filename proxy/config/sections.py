@@ -159,11 +159,13 @@ class UpstreamSettings(Section):
         description="Longest time that the upstream may send nothing before or inside a response; seconds.",
     )
     window: AutoTokens = Field(None, description="Context window of its models; tokens. auto: as known of each model.")
-    cache: Literal["auto", "prefix", "breakpoints", "units", "local"] = Field(
+    cache: Literal["auto", "prefix", "breakpoints", "openai-breakpoints", "units", "local"] = Field(
         "auto",
         description=(
-            "How its prompt cache works. prefix: the longest common prefix; breakpoints: up to markers in the request; "
-            "units: blocks of a request stored before; local: one machine's memory. auto: as known of the provider."
+            "How its prompt cache works. prefix: the longest common prefix; breakpoints: up to cache_control markers, "
+            "which this upstream takes, so that shortened requests get some of ours; openai-breakpoints: exactly up to "
+            "the breakpoints of gpt-5.6 and later; units: blocks of a request stored before; local: one machine's "
+            "memory. auto: as known of the provider and the model, and no markers of ours."
         ),
     )
     proxy: ProxyUrl = Field(

@@ -1,11 +1,12 @@
 """The decision whether an epoch opens before a request (BEHAVIOUR B4, B10, B12).
 
-Below the soft mark no epoch opens, at the high mark one always does, and between them only if it pays. None opens if
-the log may have another one, if the same history was sent before, if the upstream refused the last epoch, or if an
-earlier plan was no shorter. The decision uses only known facts: it does not forecast how long a session goes on. The
-best forecast that needs no other facts, as many calls again as there were (Lindy's law), delays nothing: by the time
-that the excess reads have cost as much as the epoch, there were so many calls that as many again pay for it. To wait
-longer costs more than the losses of sessions that end after an epoch (figures in `docs/how-it-works.md`).
+Below the soft mark no epoch opens, at the high mark one always does, and between them only if it pays; at any size one
+does if the last response shows that its request was too long for the upstream. None opens if the log may have another
+one, if the same history was sent before, if the upstream refused the last epoch, or if an earlier plan was no shorter.
+The decision uses only known facts: it does not forecast how long a session goes on. The best forecast that needs no
+other facts, as many calls again as there were (Lindy's law), delays nothing: by the time that the excess reads have
+cost as much as the epoch, there were so many calls that as many again pay for it. To wait longer costs more than the
+losses of sessions that end after an epoch (figures in `docs/how-it-works.md`).
 """
 
 import hmac
@@ -152,6 +153,8 @@ SENT_BEFORE = "the same history goes out as it did before"
 REPORTING = "a summary of what it would take is being made"
 UNREAD = "what the log knows of this session could not be read"
 LATE = "what the log knows of this session could not be read in time"
+NEEDED: tuple[EpochReason, ...] = ("hard", "overflow")
+"""The reasons for which a request is cut even if its plan is late."""
 OBSTACLES = frozenset({UNREAD, LATE, SENT_BEFORE, REFUSED, MUST_STAY})
 """The reasons why no epoch opens though a request's size and price call for one."""
 
@@ -174,6 +177,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     is_repeat: bool = False  # the same history was sent before, according to memory
     is_retry: bool = False  # the same, according to the log (B5)
     is_refused: bool = False  # the upstream refused the last epoch recently (B8a)
+    is_overflowed: bool = False  # the last response shows that its request was too long (B18)
     unshortened: int = 0  # tokens of the last request whose plan was no shorter, 0 if there was none
     is_unshortened: bool = False  # that request was this one
 
@@ -201,6 +205,8 @@ def decide(account: CacheCostAccount, facts: RequestFacts) -> Decision:
 
 def _decide_by_size(account: CacheCostAccount, facts: RequestFacts) -> Decision:
     pressure = facts.budget.compute_pressure(facts.tokens)
+    if facts.is_overflowed and not facts.is_side:
+        return Decision("overflow", pressure)
     if pressure == "none":
         return Decision(None, pressure, _explain_no_pressure(facts))
     if against := _find_objection(account, facts, pressure):
@@ -247,12 +253,12 @@ def _find_obstacle(facts: RequestFacts, why: EpochReason) -> str:
 
     If the log could not be read, the ceiling is still kept (B8b), unless the session may be in the holdout.
     """
-    if facts.unread and (why != "hard" or facts.may_be_held_out):
+    if facts.unread and (why not in NEEDED or facts.may_be_held_out):
         return facts.unread
-    if facts.is_repeat or (facts.is_retry and why != "hard"):
+    if why != "overflow" and (facts.is_repeat or (facts.is_retry and why != "hard")):
         return SENT_BEFORE
-    if facts.is_refused:
-        return REFUSED
+    if facts.is_refused or why == "overflow":
+        return REFUSED if facts.is_refused else ""
     is_near = facts.unshortened <= facts.tokens < facts.unshortened * _GROWN
     return MUST_STAY if (facts.is_unshortened if why == "hard" else is_near) else ""
 

@@ -112,9 +112,12 @@ def make_card(said: Sequence[SourcedOffer], limit: Limit | None, now: float) -> 
     output, output_source = _choose_first((source, offer.output) for source, offer in said)
     prices, prices_source = _choose_first((source, offer.prices) for source, offer in said)
     retention, _ = _choose_first((source, offer.retention) for source, offer in said)
+    caches, _ = _choose_first((source, offer.caches or None) for source, offer in said)
     if limit is not None and is_believed(limit, window, now):
         window, window_source = limit.window, "learned"
-    return Card(window, output, prices or UNPRICED, window_source, output_source, prices_source, retention)
+    return Card(
+        window, output, prices or UNPRICED, window_source, output_source, prices_source, retention, caches or ()
+    )
 
 
 def is_believed(limit: Limit, stated: int | None, now: float) -> bool:

@@ -12,7 +12,8 @@ from math import exp, isfinite, sqrt
 import msgspec
 
 from proxy.context.budget import Budget
-from proxy.context.provider_cache import UNKNOWN, CacheModel, CacheUse, Calibration, compute_slack
+from proxy.context.cache_misses import CacheUse, compute_slack
+from proxy.context.provider_cache import UNKNOWN, CacheModel, Calibration
 from proxy.model.card import UNPRICED, Card, Prices, Rates, Tier
 from proxy.model.epoch import Plan
 from proxy.model.exchange import Usage
@@ -53,9 +54,12 @@ class Tariff(msgspec.Struct, frozen=True, gc=False):
         """Return the extra price of an epoch's first request over later ones of its size (B10: buying the skis)."""
         return max(0.0, self.price_rewritten(tokens, stable) - self.price_repeated(tokens))
 
-    def estimate_cached(self, matching: int) -> int:
-        """Return the tokens that are probably read of a request whose first `matching` ones were sent before."""
-        return int(self.read_share * self.cache.find_read(matching))
+    def estimate_cached(self, matching: int, ends: Sequence[int] | None = None) -> int:
+        """Return the tokens that are probably read of a request whose first `matching` ones were sent before.
+
+        `ends` as in `CacheModel.find_read`.
+        """
+        return int(self.read_share * self.cache.find_read(matching, ends))
 
     def estimate_kept(self, stable: int) -> int:
         """Return the tokens that are probably read of the `stable` ones that an epoch does not change."""
@@ -72,6 +76,10 @@ def make_tariff(prices: Prices, cache: CacheModel, calibration: Calibration | No
 def _compute_relative_prices(prices: Prices, cache: CacheModel, learned: Calibration) -> Prices:
     if cache.kind == "local":
         return Prices(Rates(1.0, UNPRICED.rates.output, learned.cached_ratio, 1.0))
+    if prices == UNPRICED:
+        stated = UNPRICED.rates
+        read, write = (stated.cached if cache.read is None else cache.read), cache.write or stated.written
+        prices = Prices(Rates(stated.input, stated.output, read, write))
     unit = prices.rates.input
     if not (isfinite(unit) and unit > 0):
         return _compute_relative_prices(UNPRICED, cache, learned)

@@ -1,44 +1,30 @@
-"""Models of providers' prompt caches, their calibration, and why one was not read (BEHAVIOUR B11, FEATURES P23).
+"""Models of providers' prompt caches, and their calibration by the tokens that providers report (BEHAVIOUR B11).
 
-A retention is a declared one; where it is None (unknown) a cache never counts as cold. Sources are the providers'
-pages: OpenAI's and Azure's "Prompt caching", Anthropic's "Prompt caching", DeepSeek's "Context caching".
-
-Why a cache was not read: a prompt is compared with its precedent, the one of the session's earlier prompts with which
-it shares most messages. What that left in the cache should be read again, up to the prompt's own size. Where less was
-read, the first part of the prompt that differs is the cause, unless the cache was known to be cold, or the difference
-does not explain what was missed.
+What is known of each provider and generation of models is data: `CacheFacts` of the bundled map, each with its source.
+A lifetime is a declared one; where it is None (unknown) a cache never counts as cold.
 """
 
 import re
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
-from proxy.context.model_catalog import identify_family
-from proxy.model.epoch import Plan
-from proxy.model.exchange import MissCause, Usage
-from proxy.model.lineage import LAYER_SIZE, LAYERS, Layer, count_shared_nodes
+from proxy.model.card import CacheFacts, CacheKind, CacheTerms
 
-CacheKind = Literal["prefix", "breakpoints", "units", "local"]
-"""`prefix`: the longest prefix that was sent before. `breakpoints`: the prefix up to the last marker before any change.
-`units`: whole stored units. `local`: the longest prefix, and it saves time, not money."""
-
-# A retention runs from the last use, and a provider's clock starts later than ours.
+# A lifetime runs from the last use, and a provider's clock starts later than ours.
 _MARGIN = 1.2
 _TTL = re.compile(r"(\d{1,6})([smhd])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-# Anthropic: writing costs 2 for a retention of an hour, 1.25 (the figure of price lists) for five minutes.
-_SHORT_TTL = 300.0
-_LONG_WRITE = 2.0
+_UNASKED = CacheTerms()
 
 
 class CacheModel(msgspec.Struct, frozen=True, gc=False):
-    """A provider's cache: a read is of whole blocks of `block` tokens, and of `minimum` tokens at least.
+    """The cache of one model at one upstream, for requests with the same terms.
 
     `retention`: the seconds without a read after which content is surely evicted. `is_used` is False where a request
-    asks for no caching. `least_write`: the least that writing costs, in multiples of uncached input.
+    asks for no caching. `least_write`: the least that writing costs, in multiples of uncached input. `read` and `write`
+    are such multiples, too: they count where no source states a price. The other fields are those of `CacheFacts`.
     """
 
     kind: CacheKind = "prefix"
@@ -47,19 +33,44 @@ class CacheModel(msgspec.Struct, frozen=True, gc=False):
     retention: float | None = None
     is_used: bool = True
     least_write: float = 0.0
+    lookback: int = 0
+    most_marks: int = 0
+    is_refreshed: bool = True
+    is_head_marked: bool = False  # whether the prefix before the messages ends at a breakpoint
+    read: float | None = None
+    write: float | None = None
 
     @property
     def is_head_kept(self) -> bool:
         """True if the prefix before the first change is sure to be read again (B11: else all of it is written anew)."""
-        return self.is_used and self.kind in ("breakpoints", "local")
+        return self.is_used and (self.kind == "local" or (self.has_breakpoints and self.is_head_marked))
 
-    def find_read(self, matching: int) -> int:
+    @property
+    def has_breakpoints(self) -> bool:
+        """True if a read ends at a breakpoint, or near one."""
+        return self.kind in ("breakpoints", "openai-breakpoints")
+
+    def find_read(self, matching: int, ends: Sequence[int] | None = None) -> int:
         """Return the tokens that are read of a request whose first `matching` ones were sent before.
 
-        Where the markers and units end is not known: one is taken to end where the match does.
+        `ends` are the tokens up to each breakpoint. If they are not given, one is taken to end where the match does.
         """
+        if ends is not None and self.has_breakpoints:
+            matching = max((end for end in ends if end <= matching), default=0)
         whole = matching // self.block * self.block
         return whole if self.is_used and whole >= self.minimum else 0
+
+    def list_readable(self, marks: Sequence[int], count: int) -> list[int]:
+        """Return the indexes of the blocks up to which a prompt may be read, the last one first.
+
+        It has `count` blocks; those at `marks`, in order, end at a breakpoint.
+        """
+        if self.kind == "openai-breakpoints":
+            return list(reversed(marks[-self.lookback :] if self.lookback else marks))
+        if self.kind != "breakpoints":
+            return list(reversed(range(count)))
+        reach = self.lookback or count
+        return sorted({place for mark in marks for place in range(max(0, mark - reach + 1), mark + 1)}, reverse=True)
 
     def is_cold(self, idle: float | None) -> bool:
         """Return whether nothing can be left after `idle` seconds without a request."""
@@ -67,51 +78,87 @@ class CacheModel(msgspec.Struct, frozen=True, gc=False):
 
 
 UNKNOWN = CacheModel()
-# OpenAI keeps a prompt for an hour at most, or a day where a request or the model's default asks for it.
-_OPENAI = CacheModel(block=128, minimum=1024, retention=86_400.0)
-_DEEPSEEK = CacheModel(block=64)
-# The least minimum that Anthropic states for its models (1024 to 4096). Its markers state the retention.
-_ANTHROPIC = CacheModel("breakpoints", minimum=1024)
-_HOSTS = (
-    ("anthropic.com", _ANTHROPIC),
-    ("openai.com", _OPENAI),
-    ("azure.com", _OPENAI),
-    ("deepseek.com", _DEEPSEEK),
-)
 
 
 def choose_cache_model(
-    kind: CacheKind | None, host: str, model: str, ttls: Sequence[str] = (), retention: float | None = None
+    facts: Sequence[CacheFacts],
+    kind: CacheKind | None,
+    host: str,
+    terms: CacheTerms = _UNASKED,
+    retention: float | None = None,
 ) -> CacheModel:
     """Return the cache of a model at a host; `kind` and `retention` are settings, None where they are not set.
 
-    `ttls` are those of the request's cache markers, as sent. Where a model whose provider wants markers is reached at
-    another host and the request has none, what that host does is unknown: the longest prefix is assumed.
+    `facts` are those of the model. Where a model whose provider wants markers is reached at another host and the
+    request has none, what that host does is unknown: the longest prefix is assumed.
     """
-    found = _choose_by_host(host.lower().rstrip("."))
-    if kind is None and ttls and identify_family(model).vendor == "anthropic":
-        found = _ANTHROPIC
-    if kind is not None and kind != found.kind:
-        found = _ANTHROPIC if kind == "breakpoints" else CacheModel(kind)
-    if found.kind == "breakpoints":
-        found = _apply_markers(found, ttls)
-    return found if retention is None else replace(found, retention=retention)
+    found = _choose_facts(facts, kind, host.lower().rstrip("."), terms)
+    if found is None:
+        return UNKNOWN if retention is None else CacheModel(retention=retention)
+    lifetimes = _list_lifetimes(found, terms)
+    known = [seconds for seconds in lifetimes if seconds is not None]
+    is_whole = len(known) == len(lifetimes)
+    is_long = found.lifetime is not None and any(seconds > found.lifetime for seconds in known)
+    return CacheModel(
+        found.kind,
+        found.block,
+        found.minimum,
+        retention=retention if retention is not None else max(known, default=None) if is_whole else None,
+        is_used=_is_used(found, terms),
+        least_write=found.long_write or 0.0 if is_long else 0.0,
+        lookback=found.lookback,
+        most_marks=found.most_marks,
+        is_refreshed=found.is_refreshed,
+        is_head_marked=_is_head_marked(found, terms),
+        read=found.read,
+        write=found.write,
+    )
 
 
-def _choose_by_host(host: str) -> CacheModel:
-    for suffix, model in _HOSTS:
-        if host == suffix or host.endswith(f".{suffix}"):
-            return model
-    return UNKNOWN
+def _choose_facts(
+    facts: Sequence[CacheFacts], kind: CacheKind | None, host: str, terms: CacheTerms
+) -> CacheFacts | None:
+    if kind is None:
+        return next((each for each in facts if not each.is_default and _holds_at(each, host, terms)), None)
+    of_kind = [each for each in facts if each.kind == kind]
+    at_host = (each for each in of_kind if _is_host_of(each, host))
+    stated = next(at_host, None) or next((each for each in of_kind if each.is_default), None)
+    return stated or CacheFacts(kind, "the settings")
 
 
-def _apply_markers(model: CacheModel, ttls: Sequence[str]) -> CacheModel:
-    """Return the model with the longest retention of the markers; unknown where one of them cannot be parsed."""
-    kept = [_parse_ttl(ttl) for ttl in ttls]
-    known = [seconds for seconds in kept if seconds is not None]
-    retention = max(known) if known and len(known) == len(kept) else None
-    is_long = any(seconds > _SHORT_TTL for seconds in known)
-    return replace(model, retention=retention, is_used=bool(ttls), least_write=_LONG_WRITE if is_long else 0.0)
+def _holds_at(facts: CacheFacts, host: str, terms: CacheTerms) -> bool:
+    if facts.kind == "breakpoints" and not facts.hosts:
+        return bool(terms.markers)
+    return not facts.hosts or _is_host_of(facts, host)
+
+
+def _is_host_of(facts: CacheFacts, host: str) -> bool:
+    if not facts.hosts:
+        return not facts.is_default
+    return any(host == name or host.endswith(f".{name}") for name in facts.hosts)
+
+
+def _is_used(facts: CacheFacts, terms: CacheTerms) -> bool:
+    if facts.kind == "breakpoints":
+        return bool(terms.markers)
+    return not terms.is_explicit or facts.kind != "openai-breakpoints"
+
+
+def _is_head_marked(facts: CacheFacts, terms: CacheTerms) -> bool:
+    """Return whether a breakpoint ends what precedes the messages. OpenAI sets one behind leading instructions."""
+    if facts.kind == "openai-breakpoints":
+        return terms.has_leading and not terms.is_explicit
+    return facts.kind == "breakpoints" and bool(terms.head)
+
+
+def _list_lifetimes(facts: CacheFacts, terms: CacheTerms) -> list[float | None]:
+    """Return the lifetimes that the request's own terms set, or else the declared one. None: it cannot be parsed."""
+    if facts.kind == "breakpoints":
+        return [_parse_ttl(ttl) for ttl in terms.markers]
+    if terms.lifetime and facts.lifetime is not None:
+        name = terms.lifetime.replace("-", "_")
+        return [dict(facts.named).get(name, _parse_ttl(name))]
+    return [facts.lifetime]
 
 
 def _parse_ttl(ttl: str) -> float | None:
@@ -119,10 +166,85 @@ def _parse_ttl(ttl: str) -> float | None:
     return int(match[1]) * _SECONDS[match[2]] if match else None
 
 
+class PromptBlock(msgspec.Struct, frozen=True, gc=False):
+    """A part of a prompt that may end a cached prefix. `key` identifies all of the prompt up to its end.
+
+    `end` are the tokens up to there. `is_mark`: a breakpoint is there. `is_written`: this request writes an entry for
+    it; implicit breakpoints of older messages are looked at and not written.
+    """
+
+    key: bytes
+    end: int
+    is_mark: bool = False
+    is_written: bool = True
+
+
+class SimulatedPrompt(msgspec.Struct, frozen=True, gc=False):
+    """A prompt that is sent `at` monotonic seconds, as its blocks in order."""
+
+    blocks: Sequence[PromptBlock]
+    at: float = 0.0
+
+
+class CacheReads(msgspec.Struct, frozen=True, gc=False):
+    """The tokens of a prompt that a cache reads, and those that it writes."""
+
+    read: int
+    written: int
+
+
+class SimulatedCache:
+    """A provider's cache under its rules: tells of each prompt what is read of it and what is written."""
+
+    def __init__(self, model: CacheModel) -> None:
+        self.model = model
+        self._used: dict[bytes, float] = {}  # when each entry was last used, or was written
+
+    def send(self, prompt: SimulatedPrompt) -> CacheReads:
+        """Return what is read and written of a prompt, and remember it."""
+        model, blocks = self.model, prompt.blocks
+        if not model.is_used or not blocks:
+            return CacheReads(0, 0)
+        places = model.list_readable([place for place, block in enumerate(blocks) if block.is_mark], len(blocks))
+        hit = next((place for place in places if self._is_alive(blocks[place], prompt.at)), None)
+        read = model.find_read(blocks[hit].end) if hit is not None else 0
+        if hit is not None and model.is_refreshed:
+            self._used.update((block.key, prompt.at) for block in blocks[: hit + 1] if block.key in self._used)
+        written = [block for block in self._list_written(blocks) if block.end > read]
+        self._used.update((block.key, prompt.at) for block in written)
+        return CacheReads(read, max((block.end for block in written), default=read) - read)
+
+    def _is_alive(self, block: PromptBlock, at: float) -> bool:
+        used, lifetime = self._used.get(block.key), self.model.retention
+        is_kept = used is not None and (lifetime is None or at - used <= lifetime)
+        return is_kept and self.model.find_read(block.end) > 0
+
+    def _list_written(self, blocks: Sequence[PromptBlock]) -> list[PromptBlock]:
+        model = self.model
+        if model.kind in ("breakpoints", "openai-breakpoints"):
+            marked = [block for block in blocks if block.is_mark and block.is_written]
+            marked = marked[-model.most_marks :] if model.most_marks else marked
+        else:
+            marked = list(blocks)
+        return [block for block in marked if block.end >= model.minimum]
+
+
+def expect_read(model: CacheModel, earlier: Iterable[SimulatedPrompt], prompt: SimulatedPrompt) -> int:
+    """Return the tokens that should be read of a prompt after the earlier ones, oldest first (B11)."""
+    cache = SimulatedCache(model)
+    for sent in earlier:
+        cache.send(sent)
+    return cache.send(prompt).read
+
+
 _LEARNING_RATE = 0.2
 # With fewer, the time to the first byte depends on the network, not on the tokens.
 _MIN_TIMED_TOKENS = 4096
 _MOSTLY_UNCACHED, _MOSTLY_CACHED = 0.1, 0.9
+# A single miss may have any cause: an eviction, another machine. Several in a row show how the cache works.
+_HARDLY_ANY, _MANY_MISSES = 0.05, 4
+# Many providers cache no shorter prefix, so that reading none of one shows nothing.
+_LEAST_MISSED = 4096
 
 
 class Calibration(msgspec.Struct, frozen=True, gc=False):
@@ -130,13 +252,21 @@ class Calibration(msgspec.Struct, frozen=True, gc=False):
 
     `read`: the share that was read of what should have been. `survival`: the share that was read of what precedes an
     epoch's first edit, when the epoch opened; None before the first report. `fresh_seconds` and `cached_seconds`: the
-    seconds per token of uncached and of cached input.
+    seconds per token of uncached and of cached input. `counted`: the provider's tokens for each of ours in the last
+    response, None before the first. `misses`: the reports in a row that nothing was read of what should have been.
     """
 
     read: float = 1.0
     survival: float | None = None
     fresh_seconds: float | None = None
     cached_seconds: float | None = None
+    counted: float | None = None
+    misses: int = 0
+
+    @property
+    def is_missing(self) -> bool:
+        """True if the cache surely is not what it is said to be: nothing is read of it again and again."""
+        return self.misses >= _MANY_MISSES
 
     @property
     def cached_ratio(self) -> float:
@@ -150,7 +280,19 @@ def learn_read(calibration: Calibration, expected: int, cached: int | None) -> C
     """Return the calibration after a report of a request of which `expected` tokens should be read (0: ignored)."""
     if cached is None or expected <= 0:
         return calibration
-    return replace(calibration, read=_move_average(calibration.read, _compute_share(cached, expected)))
+    share = _compute_share(cached, expected)
+    learned = replace(
+        calibration,
+        read=_move_average(calibration.read, share),
+        misses=_count_misses(calibration.misses, expected, share),
+    )
+    return replace(learned, read=min(learned.read, share)) if learned.is_missing else learned
+
+
+def _count_misses(before: int, expected: int, share: float) -> int:
+    if share >= _HARDLY_ANY:
+        return 0
+    return before + (expected >= _LEAST_MISSED)
 
 
 def learn_survival(calibration: Calibration, stable: int, cached: int | None) -> Calibration:
@@ -186,199 +328,3 @@ def _learn_value(known: float | None, seen: float) -> float:
 
 def _move_average(known: float, seen: float) -> float:
     return known + _LEARNING_RATE * (seen - known)
-
-
-Use = Literal["first", "read", "missed", "unreported"]
-"""`first`: nothing was to be read, since nothing like it was sent before, or too little to be cached."""
-
-# Providers' templates put a few tokens behind the last message that the next request does not repeat.
-_SLACK_TOKENS, _SLACK_SHARE = 128, 0.02
-_MOST_ENDS = 16
-# A longer history of which no message is known is a known one whose first message was changed.
-_LONG = 2
-
-
-class SentPrompt(msgspec.Struct, frozen=True, gc=False):
-    """A prompt that was sent, and the usage that came back.
-
-    `nodes` are those of the client's messages, `layers` as in `Step`. `rewriting` names what was sent in place of the
-    beginning of its history: an epoch, or a fallback level. `why` that epoch was opened is set in its first prompt.
-    `ready_ms` is when the response began: no prompt that was sent before can have read this one.
-    """
-
-    exchange: str
-    upstream: str
-    model: str
-    nodes: Sequence[bytes]
-    layers: bytes = b""
-    rewriting: str = ""
-    why: str = ""
-    sent_ms: float = 0.0
-    ready_ms: float = 0.0
-    usage: Usage = Usage()
-
-    def has_model_of(self, other: "SentPrompt") -> bool:
-        """Return whether both went to the same model of the same upstream."""
-        return (self.upstream, self.model) == (other.upstream, other.model)
-
-
-class Precedent(NamedTuple):
-    """The earlier prompt that another one continues, and how many messages they share."""
-
-    prompt: SentPrompt
-    shared: int
-
-
-class PromptTrail:
-    """The prompts of one session that later ones may continue: the last of each branch and model."""
-
-    def __init__(self) -> None:
-        self._ends: list[SentPrompt] = []
-
-    @property
-    def weight(self) -> int:
-        """The number of nodes that it holds in memory."""
-        return sum([len(end.nodes) for end in self._ends])
-
-    def find(self, prompt: SentPrompt) -> Precedent | None:
-        """Return the precedent of a prompt: the one that shares most with it, at best to its model, then the newest."""
-        ready = [end for end in self._ends if end.ready_ms <= prompt.sent_ms]
-        ranks = [
-            (count_shared_nodes(end.nodes, prompt.nodes), end.has_model_of(prompt), at) for at, end in enumerate(ready)
-        ]
-        shared, _, at = max(ranks, default=(0, False, 0))
-        if shared:
-            return Precedent(ready[at], shared)
-        for end in reversed(ready):
-            if _LONG < len(end.nodes) <= len(prompt.nodes) and end.has_model_of(prompt):
-                return Precedent(end, 0)
-        return None
-
-    def add(self, prompt: SentPrompt) -> None:
-        """Add a prompt that was answered, in place of the one that it continues."""
-        self._ends = [end for end in self._ends if not _is_continued(end, prompt)][-_MOST_ENDS + 1 :]
-        self._ends.append(prompt)
-
-
-def _is_continued(end: SentPrompt, prompt: SentPrompt) -> bool:
-    return end.has_model_of(prompt) and count_shared_nodes(end.nodes, prompt.nodes) == len(end.nodes)
-
-
-class CacheUse(msgspec.Struct, frozen=True, gc=False):
-    """What a prompt read of a provider's cache, in tokens as the provider counted them.
-
-    `expected` should have been read. `missed` and the `cause` are set where clearly less was. `place` is the number of
-    the message that the client changed, counted from 1 after the system prompt, 0 if none or unknown. `idle` are the
-    seconds since the precedent. `is_told`: the provider named the cause itself.
-    """
-
-    use: Use
-    read: int | None = None
-    written: int | None = None
-    expected: int = 0
-    missed: int = 0
-    cause: MissCause | Literal[""] = ""
-    place: int = 0
-    why: str = ""
-    idle: float | None = None
-    is_told: bool = False
-
-
-class _Change(NamedTuple):
-    """The first part of a prompt that differs from its precedent, and the tokens that go before it."""
-
-    cause: MissCause
-    matching: int = 0
-    place: int = 0
-
-
-def explain_use(
-    prompt: SentPrompt, precedent: Precedent | None, cache: CacheModel, told: MissCause | Literal[""] = ""
-) -> CacheUse:
-    """Return what a prompt read of the cache, and why it was not more. `told` is the provider's own diagnosis."""
-    usage = prompt.usage
-    if usage.input is None or usage.cached is None:
-        return CacheUse("unreported", usage.cached, usage.written)
-    read = usage.cached
-    held = 0 if precedent is None else _count_held(precedent.prompt, cache)
-    expected = cache.find_read(min(held, usage.input))
-    if precedent is None or not expected:
-        return CacheUse("first", read, usage.written)
-    idle = max(0.0, prompt.sent_ms - precedent.prompt.sent_ms) / 1000
-    missed, slack = max(0, expected - read), max(cache.block, compute_slack(expected))
-    if missed <= slack:
-        return CacheUse("read", read, usage.written, expected, idle=idle)
-    change = _find_cause(prompt, precedent, cache, expected, slack)
-    is_told = bool(told) and change.cause in ("provider", "unrecorded")
-    return CacheUse(
-        "missed",
-        read,
-        usage.written,
-        expected,
-        missed,
-        told if told and is_told else change.cause,
-        change.place,
-        prompt.why if change.cause == "epoch" else "",
-        idle,
-        is_told,
-    )
-
-
-def compute_slack(expected: float) -> float:
-    """Return by how many tokens what is read may differ from what is expected without a reason."""
-    return max(_SLACK_TOKENS, _SLACK_SHARE * expected)
-
-
-def _count_held(before: SentPrompt, cache: CacheModel) -> int:
-    """Return the tokens that a prompt left in the cache: what its markers covered, or all of it."""
-    usage = before.usage
-    if cache.kind == "breakpoints" and usage.cached is not None and usage.written is not None:
-        return usage.cached + usage.written
-    return usage.input or 0
-
-
-def _find_cause(prompt: SentPrompt, precedent: Precedent, cache: CacheModel, expected: int, slack: float) -> _Change:
-    before, read = precedent.prompt, prompt.usage.cached or 0
-    if not prompt.has_model_of(before):
-        return _Change("model")
-    change = _find_change(prompt, precedent, expected)
-    matching = 0 if change is None else cache.find_read(change.matching)
-    is_alive = slack < matching <= read + slack  # all that a change left to be read was read
-    if cache.is_cold((prompt.sent_ms - before.sent_ms) / 1000) and not is_alive:
-        return _Change("idle")
-    if change is None:
-        return _Change("provider" if prompt.layers and before.layers else "unrecorded")
-    # Where only whole marked parts are read, the part before a change may be none of them.
-    is_by_prefix = cache.kind in ("prefix", "local")
-    if is_by_prefix and change.cause == "message" and matching - read > expected - matching:
-        return _Change("provider")
-    return change
-
-
-def _find_change(prompt: SentPrompt, precedent: Precedent, expected: int) -> _Change | None:
-    """Return the first part that differs, in the order of a prompt. Parameters come last: not all of them matter."""
-    before, shared = precedent.prompt, precedent.shared
-    layers = _list_changed(prompt.layers, before.layers)
-    for layer in layers:
-        if layer != "parameters":
-            return _Change(layer)
-    is_edited = shared < len(before.nodes)
-    if prompt.rewriting != before.rewriting and not (prompt.why == "client" and is_edited):
-        return _Change("epoch")
-    if is_edited:
-        return _Change("message", int(expected * shared / len(before.nodes)), shared + 1)
-    return _Change("parameters") if layers else None
-
-
-def _list_changed(layers: bytes, before: bytes) -> list[Layer]:
-    if not (layers and before):
-        return []
-    parts = [slice(at, at + LAYER_SIZE) for at in range(0, len(LAYERS) * LAYER_SIZE, LAYER_SIZE)]
-    return [layer for layer, part in zip(LAYERS, parts, strict=True) if layers[part] != before[part]]
-
-
-def name_rewriting(plan: Plan | None) -> str:
-    """Return what a plan sends in place of the beginning of a history, as `SentPrompt.rewriting` has it."""
-    if plan is None:
-        return ""
-    return plan.epoch or (plan.rung if plan.rung != "original" else "")

@@ -136,6 +136,8 @@ class ExchangeService:
         """Set what is done after the request was sent, and after a refusal."""
         if outgoing.uncounted is not None or outgoing.state is not None:
             exchange.after_send.append(partial(self._follow, exchange, request, outgoing))
+        elif outgoing.is_managed and isinstance(request, ManagedRequest):
+            exchange.after_send.append(partial(self._controller.watch, request, outgoing))
         if (outgoing.is_managed or outgoing.is_mendable) and isinstance(request, ManagedRequest):
             exchange.is_guarded = outgoing.is_guarded
             exchange.make_retries = partial(

@@ -7,7 +7,7 @@ error.
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,14 +25,18 @@ from proxy.context.provider_cache import (
 )
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Catalog, Clock, Upstream
+from proxy.engine.runtime import EventBus
 from proxy.engine.token_counter import TokenCounter
-from proxy.model.card import Card, LimitKey
+from proxy.model.card import CacheTerms, Card, LimitKey, OverflowKind
 from proxy.model.errors import ProxyError
-from proxy.model.events import AnswerRead
+from proxy.model.events import AnswerRead, CacheDiffers, SilentOverflowSeen
 from proxy.model.exchange import Headers
+from proxy.model.lru import LruCache
 from proxy.wire.body import decode_content
 from proxy.wire.credentials import is_subscription
+from proxy.wire.format import DEFAULT_LIFETIME
 from proxy.wire.headers import find_header, select_for_model_list
+from proxy.wire.overflow import find_silent_overflow
 
 _LISTING = b"/v1/models"
 _ASK_AGAIN_SECONDS = 3600.0
@@ -51,10 +55,20 @@ Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 _MOST_WAITING = 4096
 _MOST_MODELS = 1024
 _UNKNOWN_PROVIDER = Provider()
+_UNASKED = CacheTerms()
+_NOTHING_LEARNED = Calibration()
+# The shares of the estimated tokens of a request below which a provider has not read all of it. A model's count differs
+# from ours by less; text and JSON have four bytes a token on the whole, and hardly ever twelve.
+_USUAL_BYTES = 4
+# Further epochs for the same sign would cost a cache each, and help no more.
+_MOST_IN_A_ROW = 3
+_NO_WINDOW = 0  # a learned window that is never believed
+_LEAST_BY_COUNT, _LEAST_BY_GUESS, _LEAST_BY_SIZE = 0.6, 0.4, 0.33
 
 _LearnedInputs = tuple[float, float | None, float]
-_Basis = tuple[Card, tuple[str, ...], _LearnedInputs | None]
-"""The variable inputs of a tariff: the model's card, the retentions of markers, what was learned."""
+_Basis = tuple[Card, CacheTerms, bool, _LearnedInputs | None]
+"""The variable inputs of a tariff: the model's card, the request's terms of caching, whether it is rewritten, what was
+learned."""
 
 
 class Models:
@@ -154,8 +168,9 @@ async def _fetch(upstream: Upstream, headers: Headers) -> bytes:
 class ExpectedUsage(msgspec.Struct, frozen=True, gc=False):
     """The expected usage of a request, to compare with what its response reports. Tokens are in the proxy's own count.
 
-    `expected` tokens should be read from the cache. `stable` is set for the first request of an epoch: the tokens
-    before its first edit.
+    `tokens` are 0 if they were not counted. `expected` tokens should be read from the cache. `stable` is set for the
+    first request of an epoch: the tokens before its first edit. `size` are the bytes of a request that has no media,
+    else 0. `session` is empty if nothing follows from an overflow.
     """
 
     upstream: str
@@ -163,26 +178,105 @@ class ExpectedUsage(msgspec.Struct, frozen=True, gc=False):
     tokens: int
     expected: int = 0
     stable: int | None = None
+    session: str = ""
+    key: LimitKey | None = None
+    size: int = 0
+
+
+class OverflowWatch:
+    """Notices upstreams that accept too long a request without an error, and remembers the views that this befell.
+
+    Their next request opens an epoch, unless several in a row did not help. A window that it shows is learned like one
+    that a refusal names (B18).
+    """
+
+    def __init__(self, models: Models, bus: EventBus) -> None:
+        self._models = models
+        self._bus = bus
+        self._due: LruCache[tuple[str, str], bool] = LruCache(_MOST_MODELS)
+        self._signs: LruCache[tuple[str, str], int] = LruCache(_MOST_MODELS)  # in a row
+
+    def note_answer(self, event: AnswerRead, sent: ExpectedUsage, known: Calibration) -> OverflowKind | None:
+        """Return how a response shows that its request was too long, and act on it; None if it does not."""
+        if not sent.session or sent.key is None:
+            return None
+        models, key = self._models, sent.key
+        card = models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
+        tokens, share = self._estimate_sent(sent, known)
+        is_stated = card.window_source != "learned"
+        window = card.window if is_stated else None
+        found = find_silent_overflow(event.finish, event.usage, window=window, sent=tokens, share=share)
+        view = sent.session, sent.model
+        if found is None:
+            self._signs.pop(view)
+            if card.window is not None and not is_stated and (event.usage.input or 0) > card.window:
+                models.note_limit(key, _NO_WINDOW, 0)  # what was learned is disproved
+            return None
+        most = max(tokens, event.usage.input or 0) + 1  # one token more than there was room for
+        if found.window is not None and found.kind != "beyond":
+            models.note_limit(key, found.window, max(most, found.window + 1))
+        signs = (self._signs.peek(view) or 0) + 1
+        self._signs.put(view, signs)
+        if signs <= _MOST_IN_A_ROW:
+            self._due.put(view, True)
+        _log.warning(
+            "exchange %s: %s accepted a request to %s that is too long for it (%s)",
+            *(event.exchange, sent.upstream, sent.model, found.kind),
+        )
+        named = event.exchange, sent.session, sent.upstream, sent.model
+        self._bus.publish(SilentOverflowSeen(*named, found.kind, found.window, most - 1))
+        return found.kind
+
+    def is_due(self, session: str, view: str) -> bool:
+        """Return whether the last response of a view shows that its request was too long."""
+        return self._due.peek((session, view)) is not None
+
+    def settle(self, session: str, view: str) -> None:
+        """Forget it, since an epoch was tried for it."""
+        self._due.pop((session, view))
+
+    def _estimate_sent(self, sent: ExpectedUsage, known: Calibration) -> tuple[int, float]:
+        """Return the tokens of a request in the model's count, and the share of them that it reads at the very least.
+
+        The count is compared with that of the last response, or else with a guess. What has media is not compared,
+        because the tokens of those may be far off.
+        """
+        if not sent.size:
+            return sent.tokens, 0.0
+        if not sent.tokens:
+            return sent.size // _USUAL_BYTES, _LEAST_BY_SIZE
+        if known.counted is not None:
+            return int(sent.tokens * known.counted), _LEAST_BY_COUNT
+        return self._models.counter.find_ratio(sent.upstream, sent.model).apply(sent.tokens), _LEAST_BY_GUESS
 
 
 class CacheCalibrator:
     """Calibrations of each model of each upstream. Above the limit, those updated least recently are dropped."""
 
-    def __init__(self, counter: TokenCounter, providers: Mapping[str, Provider]) -> None:
+    def __init__(
+        self, counter: TokenCounter, providers: Mapping[str, Provider], overflows: OverflowWatch, bus: EventBus
+    ) -> None:
         self._counter = counter
         self._providers = providers
+        self._overflows = overflows
+        self._bus = bus
         self._waiting: OrderedDict[tuple[str, int], ExpectedUsage] = OrderedDict()
         self._learned: OrderedDict[tuple[str, str], Calibration] = OrderedDict()
         self._tariffs: OrderedDict[tuple[str, str], tuple[_Basis, Tariff]] = OrderedDict()
 
-    def find_tariff(self, upstream: str, model: str, card: Card, markers: Sequence[str]) -> Tariff:
-        """Return the prices of a model's input. `markers` are the retentions of the request's cache markers."""
+    def find_tariff(
+        self, upstream: str, model: str, card: Card, terms: CacheTerms = _UNASKED, *, is_rewritten: bool = False
+    ) -> Tariff:
+        """Return the prices of a model's input, for requests with these terms of caching.
+
+        If it `is_rewritten`, a request has markers of ours, where the upstream takes them.
+        """
         key, provider = (upstream, model), self._providers.get(upstream, _UNKNOWN_PROVIDER)
         learned, known = self._learned.get(key), self._tariffs.get(key)
-        basis = card, tuple(markers), _list_tariff_inputs(learned, provider)
+        basis = card, terms, is_rewritten, _list_tariff_inputs(learned, provider)
         if known is not None and known[0] == basis:
             return known[1]
-        cache = find_cache(provider, model, card, markers)
+        cache = find_cache(provider, card, terms, is_rewritten=is_rewritten)
         tariff = make_tariff(card.prices, cache, learned)
         self._tariffs[key] = basis, tariff
         if len(self._tariffs) > _MOST_MODELS:
@@ -199,11 +293,15 @@ class CacheCalibrator:
         """Learn from the usage of a response that was read."""
         prediction = self._waiting.pop((event.exchange, event.k), None)
         usage = event.usage
-        if prediction is None or not usage.input:
+        if prediction is None:
+            return
+        before = self._learned.get((prediction.upstream, prediction.model), _NOTHING_LEARNED)
+        is_partial = self._overflows.note_answer(event, prediction, before) == "truncated"
+        if is_partial or not usage.input or (prediction.size and not prediction.tokens):
             return
         self._counter.learn(prediction.upstream, prediction.model, prediction.tokens, usage.input)
         key = (prediction.upstream, prediction.model)
-        known = self._learned.pop(key, Calibration())
+        known = self._learned.pop(key, _NOTHING_LEARNED)
         scale = usage.input / prediction.tokens if prediction.tokens else 1.0
         if prediction.stable is not None:
             known = learn_survival(known, round(prediction.stable * scale), usage.cached)
@@ -211,14 +309,35 @@ class CacheCalibrator:
             known = learn_read(known, round(prediction.expected * scale), usage.cached)
         if event.first_byte_s:
             known = learn_seconds(known, usage.input, usage.cached, event.first_byte_s)
+        if prediction.size and prediction.tokens:
+            known = msgspec.structs.replace(known, counted=scale)
         self._learned[key] = known
+        self._report_difference(event.exchange, key, before, known)
         if len(self._learned) > _MOST_MODELS:
             self._learned.popitem(last=False)
 
+    def _report_difference(self, exchange: str, key: tuple[str, str], before: Calibration, known: Calibration) -> None:
+        """Report a cache that is not what the map says, when that is first certain."""
+        if known.is_missing and not before.is_missing:
+            upstream, model = key
+            _log.warning(
+                "%s reports that hardly anything of %s is read from its cache, again and again; epochs are priced so",
+                *key,
+            )
+            self._bus.publish(CacheDiffers(exchange, upstream, model, known.read))
 
-def find_cache(provider: Provider, model: str, card: Card, markers: Sequence[str]) -> CacheModel:
-    """Return how the cache of a provider's model works for a request with these markers."""
-    return choose_cache_model(provider.cache, provider.host, model, markers, card.retention)
+
+def find_cache(
+    provider: Provider, card: Card, terms: CacheTerms = _UNASKED, *, is_rewritten: bool = False
+) -> CacheModel:
+    """Return how the cache of a provider's model works for a request with these terms.
+
+    If it `is_rewritten`, the request has markers of ours, where the upstream takes them.
+    """
+    if is_rewritten and provider.takes_markers:
+        head = terms.head or ((DEFAULT_LIFETIME,) if terms.has_leading else ())
+        terms = msgspec.structs.replace(terms, head=head, messages=terms.messages or (DEFAULT_LIFETIME,))
+    return choose_cache_model(card.caches, provider.cache, provider.host, terms, card.retention)
 
 
 def _list_tariff_inputs(learned: Calibration | None, provider: Provider) -> _LearnedInputs | None:

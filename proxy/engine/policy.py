@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from proxy.model.card import CacheKind
 from proxy.model.exchange import Mode
 
 RECORD_CAP_BYTES = 8 * 1024 * 1024
-
-CacheKind = Literal["prefix", "breakpoints", "units", "local"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +27,11 @@ class Provider:
     summary_role: Literal["user", "assistant"] = "user"  # the role of the messages that replace older ones
     strict_alternation: bool = False  # no two adjacent messages have the same role; `summary_role` is then the user
     has_own_key: bool = False  # requests are sent with a key of the settings, whoever calls
+
+    @property
+    def takes_markers(self) -> bool:
+        """True if the settings say that the upstream takes cache markers, so that ours are added (B11)."""
+        return self.cache == "breakpoints"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from proxy.engine.ports import Archive
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import AnswerRead, ReadingFailed
-from proxy.model.exchange import Answer, Headers, Reading
+from proxy.model.exchange import Answer, Headers, Reading, Usage
 from proxy.wire.body import decode_content
 from proxy.wire.credentials import redact
 from proxy.wire.format import Format, read_diagnosis
@@ -175,9 +175,10 @@ class ResponseReader:
         reading = self._make_reading(received, *outcome)
         reply = self._lineage.note_answer(received.exchange, received.k, received.format, answer.value)
         self._archive.append(reading, *([reply] if reply is not None else []), is_urgent=False)
-        if answer.usage is not None:
-            told = read_diagnosis(answer.value)
-            self._bus.publish(AnswerRead(received.exchange, received.k, answer.usage, received.first_byte_s, told))
+        if answer.usage is not None or answer.finish:
+            told, usage = read_diagnosis(answer.value), answer.usage or Usage()
+            named = received.exchange, received.k
+            self._bus.publish(AnswerRead(*named, usage, received.first_byte_s, answer.finish, told))
 
     def _make_reading(self, received: UnreadAnswer, answer: Answer, rendered: bytes) -> Reading:
         """Build the reading for the log, and redact it again: joined events of a stream may contain a credential."""

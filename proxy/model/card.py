@@ -6,6 +6,16 @@ import msgspec
 
 Source = Literal["settings", "learned", "upstream", "bundled", ""]
 
+CacheKind = Literal["prefix", "breakpoints", "openai-breakpoints", "units", "local"]
+"""`prefix`: the longest prefix that was sent before. `breakpoints`: Anthropic's, up to an entry a few blocks before a
+marker. `openai-breakpoints`: exactly up to a breakpoint, nothing without one. `units`: whole stored units. `local`: the
+longest prefix, and it saves time, not money."""
+
+
+OverflowKind = Literal["stopped", "truncated", "beyond"]
+"""How an upstream that accepted too long a request shows it: it stopped since the window was full, it read only part of
+the request, or it counted more than the known window."""
+
 
 class Rates(msgspec.Struct, frozen=True, gc=False):
     """Prices per token."""
@@ -42,6 +52,45 @@ class Prices(msgspec.Struct, frozen=True, gc=False):
 UNPRICED = Prices(Rates(input=1.0, output=5.0, cached=0.1, written=1.0))
 
 
+class CacheFacts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What is known of the prompt cache of some models; `source` names where that is stated.
+
+    It holds at the `hosts` and their subdomains, at any host if there are none. If it `is_default`, it holds only where
+    the settings declare its kind. `read`, `write` and `long_write` are multiples of the price of one token of uncached
+    input, None where no source states them.
+    """
+
+    kind: CacheKind
+    source: str
+    hosts: tuple[str, ...] = ()
+    block: int = 1  # a read is of whole blocks of so many tokens
+    minimum: int = 0  # tokens of the shortest prefix that is cached
+    lookback: int = 0  # `breakpoints`: blocks up to each marker; `openai-breakpoints`: newest breakpoints; 0: all
+    most_marks: int = 0  # most breakpoints that one request may write; 0: unlimited
+    lifetime: float | None = None  # seconds after which an entry is surely gone where the request asks for none
+    named: tuple[tuple[str, float], ...] = ()  # seconds of lifetimes that a request asks for by a name
+    is_refreshed: bool = True  # whether a read renews the lifetime
+    read: float | None = None
+    write: float | None = None
+    long_write: float | None = None  # of a lifetime above `lifetime`
+    is_default: bool = False
+
+
+class CacheTerms(msgspec.Struct, frozen=True, gc=False):
+    """What a request itself states about caching. Marked are blocks with a cache marker; its value is a lifetime."""
+
+    head: tuple[str, ...] = ()  # markers of tools, instructions and leading messages, and of the request as a whole
+    messages: tuple[str, ...] = ()  # markers of the other messages
+    lifetime: str = ""  # the lifetime that a member of the request asks for, as sent
+    has_leading: bool = False  # whether a system or developer message leads the messages
+    is_explicit: bool = False  # whether only marked blocks are to be cached
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All markers."""
+        return (*self.head, *self.messages)
+
+
 class Offer(msgspec.Struct, frozen=True, gc=False):
     """A model as one source describes it."""
 
@@ -49,6 +98,7 @@ class Offer(msgspec.Struct, frozen=True, gc=False):
     output: int | None = None  # the most tokens of a response
     prices: Prices | None = None
     retention: float | None = None  # seconds for which the prompt cache keeps an entry after its last use
+    caches: tuple[CacheFacts, ...] = ()  # the first that holds at a host counts
 
 
 class Limit(msgspec.Struct, frozen=True, gc=False):
@@ -78,3 +128,4 @@ class Card(msgspec.Struct, frozen=True, gc=False):
     output_source: Source = ""
     prices_source: Source = ""
     retention: float | None = None
+    caches: tuple[CacheFacts, ...] = ()  # the first that holds at a host counts

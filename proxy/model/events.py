@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from proxy.model.card import CacheTerms, OverflowKind
 from proxy.model.epoch import EpochReason, Plan, Rung, SummaryKind, SummaryLevel
 from proxy.model.exchange import Completeness, Headers, Kind, MissCause, Usage
 
@@ -33,7 +34,7 @@ class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnswerRead(msgspec.Struct, frozen=True, gc=False):
-    """A response was read. `first_byte_s` is the time to its first byte, 0 if unknown.
+    """A response was read. `first_byte_s` is the time to its first byte, 0 if unknown; `finish` as in `Answer`.
 
     `told` is the cause of a cache miss, if the provider named one.
     """
@@ -42,11 +43,15 @@ class AnswerRead(msgspec.Struct, frozen=True, gc=False):
     k: int
     usage: Usage
     first_byte_s: float = 0.0
+    finish: str = ""
     told: MissCause | Literal[""] = ""
 
 
 class PromptSent(msgspec.Struct, frozen=True, gc=False):
-    """A client's request was sent, perhaps rewritten. `nodes` are those of its own messages, `layers` as in `Step`."""
+    """A client's request was sent, perhaps rewritten. `nodes` are those of its own messages, `layers` as in `Step`.
+
+    `terms` are what it states about caching itself.
+    """
 
     exchange: str
     session: str
@@ -55,7 +60,7 @@ class PromptSent(msgspec.Struct, frozen=True, gc=False):
     nodes: Sequence[bytes]
     layers: bytes
     sent_ms: int
-    body: bytes  # as the client sent it
+    terms: CacheTerms
 
 
 class CacheUsed(msgspec.Struct, frozen=True, gc=False):
@@ -152,6 +157,34 @@ class ReasoningRemoved(msgspec.Struct, frozen=True, gc=False):
     messages: int
 
 
+class SilentOverflowSeen(msgspec.Struct, frozen=True, gc=False):
+    """An upstream accepted a request that was too long for its model (B18). Its view gets an epoch with the next one.
+
+    `window` is the one that this shows, None if it shows none. `sent` are the tokens that it got.
+    """
+
+    exchange: str
+    session: str
+    upstream: str
+    view: str
+    kind: OverflowKind
+    window: int | None
+    sent: int
+
+
+class CacheDiffers(msgspec.Struct, frozen=True, gc=False):
+    """A provider's cache does not behave as the map says: of what it should have kept it read next to nothing (B11).
+
+    `share` is the share that it reads on average by now. It is published once, and again after it has kept prompts.
+    `exchange` is the call that made it certain.
+    """
+
+    exchange: str
+    upstream: str
+    model: str
+    share: float
+
+
 class RungFailed(msgspec.Struct, frozen=True, gc=False):
     """A request could not be sent at the intended fallback level and was sent at the next one (B8)."""
 
@@ -222,6 +255,8 @@ Event = (
     | CeilingExceeded
     | EpochRefused
     | ReasoningRemoved
+    | SilentOverflowSeen
+    | CacheDiffers
     | RungFailed
     | LimitsTold
     | AuxiliaryEnded

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from proxy.engine.runtime import EventBus
 from proxy.model.events import (
     AuxiliaryEnded,
+    CacheDiffers,
     CacheUsed,
     CeilingExceeded,
     CeilingUnreachable,
@@ -27,6 +28,7 @@ from proxy.model.events import (
     ReadingFailed,
     ReasoningRemoved,
     RungFailed,
+    SilentOverflowSeen,
     SummaryAdded,
     SummaryWasted,
 )
@@ -85,6 +87,13 @@ _METRICS: tuple[tuple[_Kind, str, str, tuple[str, ...]], ...] = (
     ("counter", "palimpsest_ceilings_unreachable", "Sessions that cannot be cut to their ceiling.", ()),
     ("counter", "palimpsest_refused_epochs", "Epochs whose requests an upstream refused.", ()),
     ("counter", "palimpsest_removed_reasoning", "Messages that are sent without their signed reasoning.", ()),
+    (
+        "counter",
+        "palimpsest_silent_overflows",
+        "Requests too long for their model that an upstream accepted, by how that shows.",
+        ("upstream", "kind"),
+    ),
+    ("counter", "palimpsest_unlike_caches", "Caches found to work not as the map of models says.", ("upstream",)),
     ("counter", "palimpsest_calls_above_ceiling", "Managed calls sent above their ceiling.", ()),
     ("counter", "palimpsest_tokens_above_ceiling", "By how many tokens, together.", ()),
     ("gauge", "palimpsest_saved_tokens", "Estimated saving so far, in tokens of uncached input.", ()),
@@ -145,6 +154,8 @@ class Metrics(Collector):
             CeilingExceeded: self._count_excess,
             EpochRefused: lambda event: self._add("palimpsest_refused_epochs"),
             ReasoningRemoved: lambda event: self._add("palimpsest_removed_reasoning", count=event.messages),
+            SilentOverflowSeen: lambda event: self._add("palimpsest_silent_overflows", event.upstream, event.kind),
+            CacheDiffers: lambda event: self._add("palimpsest_unlike_caches", event.upstream),
             AuxiliaryEnded: self._count_auxiliary,
             SummaryAdded: lambda event: self._add("palimpsest_summaries", event.kind, str(event.level)),
             SummaryWasted: lambda event: self._add("palimpsest_wasted_tokens", count=event.cost),

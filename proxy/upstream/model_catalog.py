@@ -1,19 +1,27 @@
-"""The catalog of models: context windows, output limits and prices, each with its source.
+"""The catalog of models: context windows, output limits, prices and prompt caches, each with its source.
 
 A look-up neither waits nor fails. Settings and upstreams take precedence over the map that the package ships:
-`model_map.json`, which `scripts/model_map.py` made, and which names its source and date.
+`model_map.json`, which `scripts/model_map.py` made, and which names its sources and its date.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import msgspec
 
-from proxy.context.model_catalog import ModelNames, SourcedOffer, look_up_offer, make_card, merge_offers
+from proxy.context.model_catalog import (
+    ModelNames,
+    SourcedOffer,
+    list_names,
+    look_up_offer,
+    make_card,
+    merge_offers,
+)
 from proxy.engine.ports import Clock
-from proxy.model.card import Card, Limit, LimitKey, Offer, Prices, Rates, Tier
+from proxy.model.card import CacheFacts, Card, Limit, LimitKey, Offer, Prices, Rates, Tier
 from proxy.model.lru import LruCache
 from proxy.upstream.model_listing import make_prices, read_listing
 
@@ -34,11 +42,28 @@ class ModelEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     tiers: dict[int, StatedRates] = {}
 
 
+class CacheRule(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The facts of a cache, and the models that they hold for: a pattern of the beginning of their names.
+
+    Names are in lower case, without a provider, with `-` in place of `.`. An empty pattern is for all models.
+    """
+
+    models: str
+    facts: CacheFacts
+
+
+def find_caches(rules: Iterable[CacheRule], model: str) -> tuple[CacheFacts, ...]:
+    """Return the facts that hold for a model, in the order of the rules."""
+    names = [name.replace(".", "-") for name in list_names(model)]
+    return tuple([rule.facts for rule in rules if any(re.match(rule.models, name) for name in names)])
+
+
 class _MapFile(msgspec.Struct, frozen=True, gc=False):
-    """The content of the map's file: its source with version, its date, and the models."""
+    """The content of the map's file: its source with version, its date, the rules of caches, and the models."""
 
     source: str
     date: str
+    caches: tuple[CacheRule, ...]
     models: dict[str, ModelEntry]
 
 
@@ -47,12 +72,13 @@ class ModelMap:
 
     def __init__(self, content: bytes) -> None:
         found = msgspec.json.decode(content, type=_MapFile)
-        self.source, self.date, self.entries = found.source, found.date, found.models
+        self.source, self.date, self.entries, self.caches = found.source, found.date, found.models, found.caches
         self._names = ModelNames(tuple(found.models))
 
     def find(self, model: str) -> Offer:
         """Return the map's offer of a model, with or without a provider in its name; empty if it is unknown."""
-        return merge_offers([_make_offer(self.entries[name]) for name in self._names.find(model)])
+        offer = merge_offers([_make_offer(self.entries[name]) for name in self._names.find(model)])
+        return msgspec.structs.replace(offer, caches=find_caches(self.caches, model))
 
 
 def load_model_map() -> ModelMap:

@@ -3,27 +3,39 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any, ClassVar, Literal
 
+from msgspec.structs import replace
+
+from proxy.model.card import CacheTerms
 from proxy.model.exchange import Answer, MissCause
 from proxy.model.messages import LEDGER_HEAD, CountedContent, Message, MessageStructure
 from proxy.wire.body import ByteRange, SplitBody
 from proxy.wire.identity import Item, ItemReader
 from proxy.wire.json_values import (
     JSON_ERRORS,
+    encode_text,
     format_json,
+    join_array,
     limit_depth,
+    list_elements,
     load_json,
     load_lenient,
+    read_member,
+    read_object,
     read_objects,
     read_text,
+    set_member,
 )
-from proxy.wire.messages import find_markers, read_counted_content, read_markers
+from proxy.wire.messages import THINKING, find_markers, list_markers, read_counted_content, read_markers
 from proxy.wire.streams import ServerEvent
 from proxy.wire.validity import Rules
 
+DEFAULT_LIFETIME = "5m"
+"""The lifetime of a cache marker that states none."""
+
 _MARKER = "cache_control"
+_CACHE_OPTIONS, _CACHE_RETENTION = "prompt_cache_options", "prompt_cache_retention"
 _OUR_SIGNS = (LEDGER_HEAD.encode(), b'"[tool: ', b'"[FILE: ')
 _COMPACTION_SIGNS = (b'"compaction', b'"context_compaction"')
 _COMPACTIONS = frozenset({"compaction", "compaction_summary", "context_compaction"})
@@ -192,6 +204,19 @@ class Format(ABC):
         """Return a raw text part for a message of a role; the text is given as a raw JSON string."""
         return b'{"type":"text","text":%b}' % text
 
+    def mark_message(self, raw: bytes, lifetime: str) -> bytes:
+        """Return a raw message with a cache marker at its last part; empty if that part cannot have one."""
+        limit = b"" if lifetime == DEFAULT_LIFETIME else b',"ttl":%b' % encode_text(lifetime)
+        marker, content = b'{"type":"ephemeral"%b}' % limit, read_member(raw, "content")
+        if content[:1] == b'"' and content != b'""':
+            part = set_member(b'{"type":"text","text":%b}' % content, _MARKER, marker)
+            return set_member(raw, "content", join_array([part]))
+        parts = list_elements(content) if content[:1] == b"[" else []
+        last = read_object(parts[-1].decode(errors="replace")) if parts else None
+        if not last or read_text(last.get("type")) in THINKING or last.get("text") == "":
+            return b""
+        return set_member(raw, "content", join_array([*parts[:-1], set_member(parts[-1], _MARKER, marker)]))
+
     # Requests
 
     def read_rules(self, body: SplitBody, leading: int = 0, *, is_alternating: bool = False) -> Rules:
@@ -203,12 +228,29 @@ class Format(ABC):
         text = _load(body, "text")  # where the Responses wire has the output format
         wanted = text.get("format") if isinstance(text, dict) else _load(body, "response_format")
         is_json_wanted = isinstance(wanted, dict) and wanted.get("type") == "json_object"
-        own = read_markers([{_MARKER: _load(body, _MARKER)}]) if _MARKER in body.members else ()
         return Rules(
             is_itemised=self.is_itemised,
             is_alternating=is_alternating,
             needs_json=is_json_wanted and not _say_json(body, leading),
-            markers=tuple(chain(_read_marked(body, "tools"), _read_marked(body, "system"), own)),
+            markers=(*_read_head_markers(body, leading), *_read_own_marker(body)),
+        )
+
+    def read_cache_terms(self, body: SplitBody, leading: int, markers: Sequence[str] = ()) -> CacheTerms:
+        """Return what a request states about caching. `markers` are those of the messages after the `leading` ones."""
+        head, messages = _read_head_markers(body, leading), (*markers, *_read_own_marker(body))
+        return replace(self.read_terms(body), head=head, messages=messages, has_leading=leading > 0)
+
+    def read_terms(self, body: SplitBody) -> CacheTerms:
+        """Return what a whole request states about caching, all of its markers among those of `messages`, each once.
+
+        Its messages are not read as JSON.
+        """
+        wanted = _load(body, _CACHE_OPTIONS)
+        options = wanted if isinstance(wanted, dict) else {}
+        return CacheTerms(
+            messages=list_markers(body.content),
+            lifetime=read_text(options.get("ttl")) or read_text(_load(body, _CACHE_RETENTION)),
+            is_explicit=options.get("mode") == "explicit",
         )
 
     def find_management(self, body: SplitBody, known: int = 0) -> str:
@@ -299,7 +341,22 @@ class DecodedMessage:
 
 def _say_json(body: SplitBody, leading: int) -> bool:
     """Return whether one of the leading messages has the word "json", which the JSON output format requires."""
-    return any(b"json" in body.content[span.start : span.end].lower() for span in body.items[:leading])
+    return any(b"json" in raw.lower() for raw in _list_leading(body, leading))
+
+
+def _read_head_markers(body: SplitBody, leading: int) -> tuple[str, ...]:
+    """Return the cache markers in what precedes the conversation, in the order in which providers read it."""
+    items = [load_lenient(raw) for raw in _list_leading(body, leading) if _MARKER.encode() in raw or b"\\u" in raw]
+    return (*_read_marked(body, "tools"), *_read_marked(body, "system"), *read_markers(items))
+
+
+def _list_leading(body: SplitBody, leading: int) -> list[bytes]:
+    return [body.content[span.start : span.end] for span in body.items[:leading]]
+
+
+def _read_own_marker(body: SplitBody) -> tuple[str, ...]:
+    """Return the marker of the request as a whole, which stands for one at its last block."""
+    return read_markers([{_MARKER: _load(body, _MARKER)}]) if _MARKER in body.members else ()
 
 
 def _read_marked(body: SplitBody, name: str) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Reading "too long" errors (PROTOCOL §5), and errors about bound reasoning (WIRES §1).
 
-The reading is conservative: an error is an overflow only if its code or text says so in a known form. A limit of tokens
-per minute, or of the output alone, is not. The numbers are the upstream's, and some upstreams print wrong ones.
+The reading is conservative: an error is an overflow only if its code or text says so in a known form (WIRES §7). A
+limit of tokens per minute, a throttled request, or a limit of the output alone is not; that is looked for first. The
+numbers are the upstream's, and some upstreams print wrong ones.
 """
 
 import re
@@ -10,7 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from proxy.model.exchange import Headers
+from proxy.model.card import OverflowKind
+from proxy.model.exchange import Headers, Usage
 from proxy.wire.body import decode_content
 from proxy.wire.headers import find_header
 from proxy.wire.json_values import read_count, read_object, read_objects, read_text
@@ -22,9 +24,13 @@ _Fields = Mapping[str, object]
 # Some local servers answer 500; with 200 the body is an error in place of a response.
 _STATUSES = frozenset({200, 400, 413, 422, 500})
 _TOO_LARGE, _RATE_LIMITED = 413, 429
+_SILENT = frozenset({400, 413})  # with which Cerebras refuses without a body
 _MOST_READ = 64 * 1024
 _CODES = frozenset({"context_length_exceeded", "exceed_context_size_error", "model_max_prompt_tokens_exceeded"})
-_RATE = re.compile(r"rate.?limit|\bper (?:minute|hour|day)\b|\b[TR]PM\b|quota", re.IGNORECASE)
+_RATE = re.compile(
+    r"rate.?limit|\bper (?:minute|hour|day)\b|\b[TR]PM\b|quota|throttl|too many requests|too many tokens, please wait",
+    re.IGNORECASE,
+)
 # What a provider says of reasoning behind another beginning, or of a loop's reasoning that was changed.
 _BOUND = re.compile(
     rb"bound to a different conversation|invalid \W*signature\W* in \W*thinking"
@@ -68,8 +74,25 @@ _FORMS = [
         rf"prompt token count of {_SENT} exceeds the limit of {_WINDOW}",
         rf"prompt is too long: {_SENT}, model maximum context length: {_WINDOW}",
         r"input is too long for requested model",
+        # SGLang; Together and SGLang; Ollama, whose number is the excess.
+        rf"exceeds the model's maximum context length of {_WINDOW} tokens"
+        rf"(?:\. You requested a total of \d+ tokens: {_SENT} tokens from the input messages and {_OUTPUT})?",
+        rf"input \({_SENT} tokens\) is longer than the model's context length \({_WINDOW} tokens\)",
+        r"prompt too long; exceeded max context length by \d",
+        # OpenRouter, Moonshot, MiniMax, Groq, gateways of Claude Code.
+        rf"input length {_SENT} exceeds the maximum allowed input length of {_WINDOW} tokens",
+        rf"exceeded model token limit: {_WINDOW} \(requested: {_SENT}\)",
+        r"context window exceeds limit",
+        r"please reduce the length of the messages or completion",
+        r"capability_rejected: prompt_too_long",
+        r"\bprompt is too long\b",
     )
 ]
+# Anthropic's models from 4.5 on, z.ai, MiMo.
+_WINDOW_FULL = "model_context_window_exceeded"
+_LIMIT_REASONS = frozenset({"length", "max_tokens", "max_output_tokens"})
+# A learned window of a smaller share is not believed (B18).
+_LEAST_OF_WINDOW = 0.25
 _ASKED = re.compile(r"(?P<output>\d{1,15}) in the (?:completion|output)")
 
 
@@ -79,11 +102,39 @@ class Overflow(msgspec.Struct, frozen=True, gc=False):
     window: int | None = None
     sent: int | None = None  # input tokens
     output: int | None = None  # requested output tokens
+    is_guess: bool = False  # the error says nothing at all
 
     @property
     def fits_with_less_output(self) -> bool:
         """Whether a lower `max_tokens` alone would make the request fit."""
         return bool(self.output) and self.window is not None and self.sent is not None and self.sent < self.window
+
+
+class SilentOverflow(msgspec.Struct, frozen=True, gc=False):
+    """A sign that an upstream accepted a request that is too long for it. `window` is None if the sign shows none."""
+
+    kind: OverflowKind
+    window: int | None = None
+
+
+def find_silent_overflow(
+    finish: str, usage: Usage, *, window: int | None = None, sent: int = 0, share: float = 0.0
+) -> SilentOverflow | None:
+    """Return the sign in what a response says of itself that its request was too long, or None.
+
+    `window` is the known one. An upstream that reads less than `share` of the `sent` tokens has left out the rest
+    (Ollama); one that stops at the limit before the first token has none left (z.ai, MiMo).
+    """
+    reasons, given, output = set(finish.split(",")), usage.input or 0, usage.output
+    if _WINDOW_FULL in reasons:
+        return SilentOverflow("stopped", given + (output or 0) if given else None)
+    if window is not None and given > window:
+        return SilentOverflow("beyond", window)
+    is_mute = output == 0 and bool(reasons & _LIMIT_REASONS)
+    is_plausible = given > 0 and (window is None or given >= _LEAST_OF_WINDOW * window)
+    if is_plausible and (is_mute or given < share * sent):
+        return SilentOverflow("truncated", given)
+    return None
 
 
 def says_bound(headers: Headers, body: bytes) -> bool:
@@ -119,6 +170,8 @@ def read_overflow(status: int, headers: Headers, body: bytes) -> Overflow | None
     is_error = status >= 400
     if not is_error and b"error" not in content:  # so nearly all responses return here
         return None
+    if is_error and not content.strip():
+        return Overflow(is_guess=True) if status in _SILENT else None
     text = content.decode(errors="replace")
     errors = [error for value in _list_objects(text) for error in _list_errors(value, is_error=is_error)]
     if is_error and not errors:

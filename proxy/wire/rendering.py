@@ -3,17 +3,18 @@
 Kept messages have the client's bytes. In replaced ones only the text is ours; a message without text stays as it is.
 Cache markers are removed from all rendered messages, because clients move them from request to request while rendered
 messages stay. `place_marker` adds one for all that the current request lost (PROTOCOL §3, 7), so that there are never
-more than the client sent.
+more than the client sent. Where an upstream is known to take them, `add_markers` adds some of ours (B11).
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from proxy.model.card import CacheTerms
 from proxy.model.epoch import Edit, Kept, Replaced, Written
 from proxy.wire.body import SplitBody
-from proxy.wire.format import Format
+from proxy.wire.format import DEFAULT_LIFETIME, Format
 from proxy.wire.json_values import (
     change_members,
     encode_text,
@@ -24,7 +25,8 @@ from proxy.wire.json_values import (
     read_text,
     set_member,
 )
-from proxy.wire.messages import TEXTS, THINKING, is_result
+from proxy.wire.messages import TEXTS, is_result
+from proxy.wire.validity import MOST_MARKERS
 
 Role = Literal["user", "assistant"]
 
@@ -81,13 +83,55 @@ def place_marker(form: Format, rendered: tuple[bytes, ...], lost: Sequence[str])
     """Return the rendered messages with a cache marker at their end if the request lost any; `lost` are retentions."""
     if not (lost and form.takes_markers):
         return rendered
-    limit = b"" if lost[0] == "5m" else b',"ttl":%b' % encode_text(lost[0])
-    marker = b'{"type":"ephemeral"%b}' % limit
+    return _mark_last(form, rendered, lost[0]) or rendered
+
+
+def _mark_last(form: Format, rendered: tuple[bytes, ...], lifetime: str) -> tuple[bytes, ...]:
+    """Return the messages with a marker at the last one that can have one; empty if none can."""
     for place in reversed(range(len(rendered))):
-        marked = _mark(rendered[place], marker)
+        marked = form.mark_message(rendered[place], lifetime)
         if marked:
             return (*rendered[:place], marked, *rendered[place + 1 :])
-    return rendered
+    return ()
+
+
+class MarkedRequest(NamedTuple):
+    """The messages of an epoch, and the client's own messages that are sent in other bytes, as `apply` takes them."""
+
+    rendered: tuple[bytes, ...]
+    changed: Mapping[int, bytes]
+
+
+def add_markers(
+    form: Format,
+    body: SplitBody,
+    sent: MarkedRequest,
+    *,
+    preamble: int,
+    through: int,
+    kept: CacheTerms,
+    lost: Sequence[str],
+) -> MarkedRequest:
+    """Return what is sent with markers of ours behind the frozen prefix, behind the preamble, and at the end (B11).
+
+    `kept` has the client's markers that stay, `lost` those whose place `place_marker` has taken. Ours come in addition,
+    up to the most that a request may have. None has a shorter lifetime than one behind it; the client gives the last.
+    """
+    rendered, changed = sent.rendered, dict(sent.changed)
+    room = MOST_MARKERS - len(kept.markers) - bool(lost)
+    lifetime = next(iter((*lost, *kept.messages)), DEFAULT_LIFETIME)
+    if not lost and room > 0 and (marked := _mark_last(form, rendered, lifetime)):
+        rendered, room = marked, room - 1
+    places = [(len(body.items) - 1, DEFAULT_LIFETIME)] if not kept.messages else []
+    for item, wanted in (*places, (preamble - 1, lifetime)):
+        place = item - preamble
+        if room <= 0 or item < 0 or 0 <= place < through:
+            continue
+        raw = changed.get(place, body.content[body.items[item].start : body.items[item].end])
+        if not form.parse_structure(raw).markers and (marked_one := form.mark_message(raw, wanted)):
+            changed[place] = marked_one
+            room -= 1
+    return MarkedRequest(rendered, changed)
 
 
 def apply(
@@ -95,8 +139,9 @@ def apply(
 ) -> bytes:
     """Return the body with these messages in place of the `through` items after its preamble.
 
-    `changed` has what is sent in place of later items, by their index after the preamble. Raises ValueError if there is
-    nothing to replace or nothing to replace it with, or if the items to cut out are not between separators.
+    `changed` has what is sent in place of other items, by their index after the preamble, whose own items have negative
+    ones. Raises ValueError if there is nothing to replace or nothing to replace it with, or if the items to cut out are
+    not between separators.
     """
     stop = preamble + through
     if not (rendered and preamble >= 0 < through and stop <= len(body.items)):
@@ -105,22 +150,29 @@ def apply(
     start, end = body.items[preamble].start, body.items[stop - 1].end
     if not _BEFORE.fullmatch(content, body.gap_before(preamble), start) or not _BEHIND.match(content, end):
         raise ValueError("the items are not between separators")
-    return b"".join((memoryview(content)[:start], b",".join(rendered), *_change(body, preamble, end, changed)))
+    changes = [(start, end, b",".join(rendered)), *_place_changes(body, preamble, changed)]
+    return b"".join(_splice(body.content, changes))
 
 
 def change_items(body: SplitBody, preamble: int, changed: Mapping[int, bytes]) -> bytes:
     """Return the body with some items changed, given by their index after the preamble."""
-    return b"".join(_change(body, preamble, 0, changed))
+    return b"".join(_splice(body.content, _place_changes(body, preamble, changed)))
 
 
-def _change(body: SplitBody, preamble: int, at: int, changed: Mapping[int, bytes]) -> Iterator[bytes | memoryview]:
-    """Yield the pieces of a body from a position on."""
-    view = memoryview(body.content)
-    for place in sorted(changed):
+def _place_changes(body: SplitBody, preamble: int, changed: Mapping[int, bytes]) -> Iterator[tuple[int, int, bytes]]:
+    """Yield where changed items stand in a body, and what is sent in their place."""
+    for place, raw in changed.items():
         span = body.items[preamble + place]
-        yield view[at : span.start]
-        yield changed[place]
-        at = span.end
+        yield span.start, span.end, raw
+
+
+def _splice(content: bytes, changes: Iterable[tuple[int, int, bytes]]) -> Iterator[bytes | memoryview]:
+    """Yield the pieces of a body with parts of it replaced."""
+    view, at = memoryview(content), 0
+    for start, end, raw in sorted(changes):
+        yield view[at:start]
+        yield raw
+        at = end
     yield view[at:]
 
 
@@ -259,19 +311,6 @@ def _unmark(raw: bytes, depth: int = 2) -> bytes:
         return value
 
     return change_members(raw, change)
-
-
-def _mark(raw: bytes, marker: bytes) -> bytes:
-    """Return a message with a marker at its last part; empty if that part cannot have one."""
-    content = read_member(raw, "content")
-    if content[:1] == b'"' and content != b'""':
-        part = set_member(_TEXT_PART % content, _MARKER, marker)
-        return set_member(raw, "content", join_array([part]))
-    parts = list_elements(content) if content[:1] == b"[" else []
-    last = read_object(parts[-1].decode(errors="replace")) if parts else None
-    if not last or read_text(last.get("type")) in THINKING or last.get("text") == "":
-        return b""
-    return set_member(raw, "content", join_array([*parts[:-1], set_member(parts[-1], _MARKER, marker)]))
 
 
 def _join_neighbours(form: Format, rendered: Sequence[bytes], are_ours: Sequence[bool]) -> list[bytes]:

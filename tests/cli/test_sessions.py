@@ -9,8 +9,8 @@ import pytest
 
 from proxy.cli.sessions import format_exchange, format_session, format_sessions
 from proxy.context.budget import BudgetPolicy
+from proxy.context.cache_misses import CacheUse
 from proxy.context.pricing import Cost
-from proxy.context.provider_cache import CacheUse
 from proxy.engine.reports.cache import CacheReport, MissTotal
 from proxy.engine.reports.savings import SavingEstimate
 from proxy.engine.reports.sessions import Overview, load_overview

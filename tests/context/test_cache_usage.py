@@ -6,24 +6,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from proxy.context.cache_misses import CacheUse, Precedent, PromptTrail, SentPrompt, explain_use, name_rewriting
 from proxy.context.pricing import Cost, price_missed, price_saved
-from proxy.context.provider_cache import (
-    UNKNOWN,
-    CacheModel,
-    CacheUse,
-    Precedent,
-    PromptTrail,
-    SentPrompt,
-    choose_cache_model,
-    explain_use,
-    name_rewriting,
-)
+from proxy.context.provider_cache import UNKNOWN, CacheModel
 from proxy.model.card import Card, Prices, Rates
 from proxy.model.epoch import Plan
 from proxy.model.exchange import Usage
+from tests.support.caches import choose_cache
 
-OPENAI = choose_cache_model(None, "api.openai.com", "gpt-4o")
-MARKED = choose_cache_model("breakpoints", "api.anthropic.com", "claude", ["5m"])
+OPENAI = choose_cache(None, "api.openai.com", "gpt-4o")
+EXACT = choose_cache(None, "api.openai.com", "gpt-5.6")
+MARKED = choose_cache("breakpoints", "api.anthropic.com", "claude", ["5m"])
 LAYERS = b"tools---system--settings"
 PRICED = Card(prices=Prices(Rates(2e-6, 1e-5, 2e-7, 2.5e-6)), prices_source="settings")
 

@@ -36,10 +36,11 @@ from proxy.context.epoch_decision import (
     restore_account,
 )
 from proxy.context.pricing import Tariff, make_tariff
-from proxy.context.provider_cache import UNKNOWN, CacheModel, Calibration, choose_cache_model
+from proxy.context.provider_cache import UNKNOWN, CacheModel, Calibration
 from proxy.model.card import UNPRICED, Prices, Rates, Tier
 from proxy.model.epoch import Epoch, EpochReason
 from proxy.model.messages import Message, MessageStructure
+from tests.support.caches import choose_cache
 
 TARIFF = make_tariff(UNPRICED, UNKNOWN)
 BUDGET = make_budget(None, None, None, BudgetPolicy(ceiling_tokens=32_000))
@@ -277,14 +278,14 @@ def test_a_rewrite_is_priced_at_what_the_last_one_reached() -> None:
 
 def test_writing_at_a_higher_price_waits_longer_and_a_marker_that_survives_less_long() -> None:
     prices = Prices(Rates(1, 5, 0.1, 1.25))
-    marked = make_tariff(prices, choose_cache_model("breakpoints", "", "", ["5m"]))
+    marked = make_tariff(prices, choose_cache("breakpoints", "", "", ["5m"]))
     assert price_opening(POOR, see(20_000, marked)) == pytest.approx(1.15 * LOW)
     facts = replace(see(20_000, marked), stable=4000)
     assert price_opening(POOR, facts) == pytest.approx(1.15 * (LOW - 4000))
 
 
 def test_without_a_cache_a_rewrite_pays_at_once() -> None:
-    uncached = make_tariff(UNPRICED, choose_cache_model("breakpoints", "", ""))
+    uncached = make_tariff(UNPRICED, choose_cache("breakpoints", "", ""))
     assert decide(POOR, see(SOFT, uncached)).why == "soft"
 
 
@@ -494,3 +495,26 @@ def test_it_is_the_same_wherever_it_is_asked_and_another_under_another_key() -> 
 def test_who_is_one_does_not_hang_on_the_release() -> None:
     found = [int(session[8:]) for session in SESSIONS[:40] if Holdout(0.1, b"secret").has(session)]
     assert found == [3, 12, 19, 27, 29]
+
+
+TOO_LONG = RequestFacts(1_000, BUDGET, TARIFF, is_overflowed=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why", "reason"),
+    [
+        ({}, "overflow", ""),  # whatever its size
+        ({"tokens": 100_000}, "overflow", ""),
+        ({"is_retry": True, "is_repeat": True}, "overflow", ""),  # the same history was too long before
+        ({"is_unshortened": True, "unshortened": 1_000}, "overflow", ""),
+        ({"unread": UNREAD}, "overflow", ""),
+        ({"unread": UNREAD, "may_be_held_out": True}, None, UNREAD),
+        ({"is_refused": True}, None, REFUSED),
+        ({"tokens": 20_000, "is_side": True}, None, SIDE),
+    ],
+)
+def test_after_a_request_that_was_too_long_an_epoch_opens(
+    changes: dict[str, Any], why: str | None, reason: str
+) -> None:
+    decision = decide(CacheCostAccount(), replace(TOO_LONG, **changes))
+    assert (decision.why, decision.reason) == (why, reason)

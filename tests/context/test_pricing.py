@@ -18,14 +18,15 @@ from proxy.context.pricing import (
     price_usage,
     quote_revert,
 )
-from proxy.context.provider_cache import UNKNOWN, CacheModel, Calibration, choose_cache_model
+from proxy.context.provider_cache import UNKNOWN, CacheModel, Calibration
 from proxy.model.card import UNPRICED, Card, Prices, Rates, Tier
 from proxy.model.exchange import Usage
+from tests.support.caches import choose_cache
 
 PLAIN = make_tariff(UNPRICED, UNKNOWN)
 # Dollars per million tokens, long prompts at twice the price.
 SONNET = Prices(Rates(3.0, 15.0, 0.3, 3.75), (Tier(200_000, Rates(6.0, 22.5, 0.6, 7.5)),))
-MARKED = choose_cache_model("breakpoints", "", "", ["5m"])
+MARKED = choose_cache("breakpoints", "", "", ["5m"])
 
 rates = st.floats(allow_nan=True, allow_infinity=True)
 
@@ -65,13 +66,13 @@ def test_a_cache_that_seldom_works_makes_a_bust_cheaper() -> None:
 
 
 def test_keeping_for_an_hour_costs_twice_the_input() -> None:
-    hour = choose_cache_model("breakpoints", "", "", ["1h"])
+    hour = choose_cache("breakpoints", "", "", ["1h"])
     assert make_tariff(SONNET, hour).price(0, 1000) == pytest.approx(2000)
     assert make_tariff(SONNET, hour).price(0, 300_000) == pytest.approx(4 * 300_000)
 
 
 def test_what_no_cache_takes_is_neither_read_nor_written() -> None:
-    tariff = make_tariff(SONNET, choose_cache_model("breakpoints", "", ""))
+    tariff = make_tariff(SONNET, choose_cache("breakpoints", "", ""))
     assert tariff.price(1000, 1000) == pytest.approx(2000)
     assert tariff.price_cache_bust(10_000) == 0
 

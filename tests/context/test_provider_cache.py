@@ -4,17 +4,23 @@ from hypothesis import strategies as st
 
 from proxy.context.provider_cache import (
     UNKNOWN,
-    CacheKind,
     CacheModel,
+    CacheReads,
     Calibration,
+    PromptBlock,
+    SimulatedCache,
+    SimulatedPrompt,
     choose_cache_model,
+    expect_read,
     learn_read,
     learn_seconds,
     learn_survival,
 )
+from proxy.model.card import CacheKind, CacheTerms
+from tests.support.caches import MAP, choose_cache
 
-OPENAI = choose_cache_model(None, "api.openai.com", "gpt-5")
-KINDS: tuple[CacheKind, ...] = ("prefix", "breakpoints", "units", "local")
+OPENAI = choose_cache(None, "api.openai.com", "gpt-5")
+KINDS: tuple[CacheKind, ...] = ("prefix", "breakpoints", "openai-breakpoints", "units", "local")
 
 
 @pytest.mark.parametrize(("matching", "read"), [(1023, 0), (1024, 1024), (1151, 1024), (1152, 1152)])
@@ -23,13 +29,13 @@ def test_a_prefix_is_read_in_whole_blocks_from_a_least_size_on(matching: int, re
 
 
 def test_blocks_are_those_of_the_host() -> None:
-    deepseek = choose_cache_model(None, "api.deepseek.com", "deepseek-chat")
+    deepseek = choose_cache(None, "api.deepseek.com", "deepseek-chat")
     assert [deepseek.find_read(tokens) for tokens in (63, 64, 127, 128)] == [0, 64, 64, 128]
     assert UNKNOWN.find_read(1) == 1
 
 
 def test_a_marker_is_taken_to_be_at_the_end_of_the_match() -> None:
-    model = choose_cache_model(None, "api.anthropic.com", "claude-opus-4-5", ["5m"])
+    model = choose_cache(None, "api.anthropic.com", "claude-sonnet-4-5", ["5m"])
     assert [model.find_read(tokens) for tokens in (1023, 1024, 7777)] == [0, 1024, 7777]
 
 
@@ -45,12 +51,12 @@ def test_a_marker_is_taken_to_be_at_the_end_of_the_match() -> None:
     ],
 )
 def test_markers_declare_how_long_they_are_kept(ttls: list[str], retention: float | None, least_write: float) -> None:
-    model = choose_cache_model(None, "api.anthropic.com", "claude-sonnet-4-5", ttls)
+    model = choose_cache(None, "api.anthropic.com", "claude-sonnet-4-5", ttls)
     assert (model.retention, model.least_write, model.is_used) == (retention, least_write, True)
 
 
 def test_without_a_marker_a_cache_that_wants_them_is_not_used() -> None:
-    model = choose_cache_model(None, "api.anthropic.com", "claude-sonnet-4-5")
+    model = choose_cache(None, "api.anthropic.com", "claude-sonnet-4-5")
     assert not model.is_used
     assert model.find_read(100_000) == 0
     assert not model.is_head_kept
@@ -75,25 +81,25 @@ def test_without_a_marker_a_cache_that_wants_them_is_not_used() -> None:
 def test_host_and_family_tell_the_model(
     host: str, model: str, ttls: list[str], kind: CacheKind, retention: float | None
 ) -> None:
-    found = choose_cache_model(None, host, model, ttls)
+    found = choose_cache(None, host, model, ttls)
     assert (found.kind, found.retention) == (kind, retention)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_person_set_holds(kind: CacheKind) -> None:
     for host in ("api.openai.com", "api.anthropic.com", "elsewhere"):
-        assert choose_cache_model(kind, host, "gpt-5", ["5m"]).kind == kind
-        assert choose_cache_model(kind, host, "gpt-5", ["5m"], retention=42.0).retention == 42.0
+        assert choose_cache(kind, host, "gpt-5", ["5m"]).kind == kind
+        assert choose_cache(kind, host, "gpt-5", ["5m"], retention=42.0).retention == 42.0
 
 
 def test_a_kind_that_was_set_takes_what_the_host_declares_where_it_is_the_same() -> None:
-    assert choose_cache_model("prefix", "api.openai.com", "gpt-5") == OPENAI
-    assert choose_cache_model("units", "api.openai.com", "gpt-5") == CacheModel("units")
+    assert choose_cache("prefix", "api.openai.com", "gpt-5") == OPENAI
+    assert choose_cache("units", "api.openai.com", "gpt-5") == CacheModel("units")
 
 
 def test_what_stands_before_the_first_change_is_sure_to_be_read_by_markers_and_at_home() -> None:
-    kept = {kind: choose_cache_model(kind, "", "", ["5m"]).is_head_kept for kind in KINDS}
-    assert kept == {"prefix": False, "breakpoints": True, "units": False, "local": True}
+    kept = {kind: choose_cache(kind, "", "", ["5m"]).is_head_kept for kind in KINDS}
+    assert kept == {"prefix": False, "breakpoints": True, "openai-breakpoints": True, "units": False, "local": True}
 
 
 def test_a_cache_is_cold_some_time_after_its_declared_retention() -> None:
@@ -109,7 +115,156 @@ def test_a_retention_that_nobody_declared_is_never_over(idle: float | None) -> N
 @given(st.sampled_from(KINDS), st.integers(0, 10**6))
 def test_never_more_is_read_than_matches(kind: CacheKind, matching: int) -> None:
     for host in ("api.openai.com", "api.anthropic.com", "elsewhere"):
-        assert 0 <= choose_cache_model(kind, host, "m", ["5m"]).find_read(matching) <= matching
+        assert 0 <= choose_cache(kind, host, "m", ["5m"]).find_read(matching) <= matching
+
+
+def test_newer_models_of_openai_read_at_breakpoints_and_keep_them_for_half_an_hour() -> None:
+    for host in ("api.openai.com", "openrouter.ai"):
+        model = choose_cache(None, host, "openai/gpt-5.6")
+        assert (model.kind, model.retention, model.is_used, model.is_head_kept) == (
+            *("openai-breakpoints", 1800.0),
+            *(True, True),
+        )
+    assert (model.lookback, model.most_marks, model.write) == (80, 4, 1.25)
+    assert model.is_cold(1800 * 1.2 + 1)
+    assert not model.is_cold(1801)
+
+
+def choose_by(terms: CacheTerms, model: str = "gpt-5.6", host: str = "api.openai.com") -> CacheModel:
+    return choose_cache_model(MAP.find(model).caches, None, host, terms)
+
+
+@pytest.mark.parametrize(
+    ("model", "lifetime", "retention"),
+    [
+        ("gpt-5.6", "30m", 1800.0),
+        ("gpt-5.6", "2h", 7200.0),
+        ("gpt-5.6", "for long", None),
+        ("gpt-5", "in_memory", 3600.0),
+        ("gpt-5", "in-memory", 3600.0),
+        ("gpt-5", "24h", 86_400.0),
+        ("gpt-5", "", 86_400.0),
+        ("gpt-5", "always", None),
+    ],
+)
+def test_the_request_says_how_long_its_prompt_is_kept(model: str, lifetime: str, retention: float | None) -> None:
+    assert choose_by(CacheTerms(lifetime=lifetime), model).retention == retention
+
+
+def test_a_lifetime_that_is_asked_of_a_cache_of_unknown_lifetime_declares_nothing() -> None:
+    assert choose_by(CacheTerms(lifetime="24h"), "deepseek-chat", "api.deepseek.com").retention is None
+
+
+def test_without_a_leading_message_or_with_explicit_breakpoints_only_no_head_is_kept() -> None:
+    assert not choose_by(CacheTerms()).is_head_kept
+    assert choose_by(CacheTerms(has_leading=True)).is_head_kept
+    explicit = choose_by(CacheTerms(has_leading=True, is_explicit=True))
+    assert not explicit.is_used
+    assert explicit.find_read(100_000) == 0
+    assert choose_by(CacheTerms(is_explicit=True), "gpt-5").is_used
+
+
+def test_a_head_is_kept_by_a_marker_in_it_and_not_by_one_behind_it() -> None:
+    terms = CacheTerms(head=("1h",), messages=("5m",))
+    head = choose_by(terms, "claude-opus-5", "api.anthropic.com")
+    behind = choose_by(CacheTerms(messages=("5m",)), "claude-opus-5", "api.anthropic.com")
+    assert (head.is_head_kept, head.retention, head.least_write) == (True, 3600.0, 2.0)
+    assert (behind.is_head_kept, behind.retention, behind.least_write) == (False, 300.0, 0.0)
+
+
+def test_what_is_declared_of_an_unknown_model_is_as_of_the_kind() -> None:
+    declared = choose_cache("openai-breakpoints", "gateway.example", "whatever")
+    assert (declared.minimum, declared.lookback, declared.retention) == (1024, 80, 1800.0)
+    marked = choose_cache("breakpoints", "gateway.example", "anthropic/claude-opus-4.6", ["5m"])
+    assert marked.minimum == 4096
+    assert choose_cache_model((), None, "h") == UNKNOWN
+    assert choose_cache_model((), None, "h", retention=5.0).retention == 5.0
+    assert choose_cache_model((), "openai-breakpoints", "h").kind == "openai-breakpoints"
+
+
+def test_a_read_ends_at_a_breakpoint_where_those_are_known() -> None:
+    exact = choose_cache(None, "api.openai.com", "gpt-5.6")
+    assert [exact.find_read(5000, ends) for ends in ([2000, 4000, 6000], [6000], [], [1000])] == [4000, 0, 0, 0]
+    assert OPENAI.find_read(5000, [2000]) == 4992  # the longest prefix has none
+
+
+def prompt(*blocks: tuple[str, int], marks: str = "", silent: str = "", at: float = 0.0) -> SimulatedPrompt:
+    """A prompt of blocks with these names and sizes; the key of a block is the names up to it."""
+    made, key, end = [], "", 0
+    for name, size in blocks:
+        key, end = key + name, end + size
+        made.append(PromptBlock(key.encode(), end, name in marks + silent, name not in silent))
+    return SimulatedPrompt(made, at)
+
+
+EXACT = CacheModel("openai-breakpoints", minimum=1024, lookback=80, most_marks=4, retention=1800.0)
+MARKED = CacheModel("breakpoints", minimum=1024, lookback=3, most_marks=4, retention=300.0)
+HEAD, ONE, TWO = ("h", 2000), ("a", 500), ("b", 500)
+
+
+@pytest.mark.parametrize(
+    ("model", "earlier", "sent", "read"),
+    [
+        # exact: the entry of the last request's end, which a later one looks at without writing it again
+        (EXACT, [prompt(HEAD, ONE, marks="ha")], prompt(HEAD, ONE, TWO, marks="hb", silent="a"), 2500),
+        # no fall-back to a prefix without a breakpoint, however long
+        (EXACT, [prompt(HEAD, ONE, marks="a")], prompt(HEAD, ("c", 5), marks="hc"), 0),
+        (EXACT, [prompt(HEAD, ONE, marks="ha")], prompt(HEAD, ("c", 5), marks="hc"), 2000),
+        # nothing below the minimum
+        (EXACT, [prompt(ONE, TWO, marks="ab")], prompt(ONE, ("c", 5), marks="ac"), 0),
+        # after half an hour all is gone
+        (EXACT, [prompt(HEAD, marks="h")], prompt(HEAD, ONE, marks="ha", at=1801.0), 0),
+        # a read refreshes what it reads
+        (
+            EXACT,
+            [prompt(HEAD, marks="h"), prompt(HEAD, marks="h", at=1800.0)],
+            prompt(HEAD, marks="h", at=3600.0),
+            2000,
+        ),
+        (
+            CacheModel("openai-breakpoints", retention=1800.0, is_refreshed=False),
+            [prompt(HEAD, marks="h"), prompt(HEAD, marks="h", at=1800.0)],
+            prompt(HEAD, marks="h", at=3600.0),
+            0,
+        ),
+        # markers: an entry is found up to three blocks before one
+        (MARKED, [prompt(HEAD, marks="h")], prompt(HEAD, ONE, TWO, marks="b"), 2000),
+        (MARKED, [prompt(HEAD, marks="h")], prompt(HEAD, ONE, TWO, ("c", 5), marks="c"), 0),
+        (CacheModel("breakpoints"), [prompt(HEAD, marks="h")], prompt(HEAD, ONE, TWO, ("c", 5), marks="c"), 2000),
+        (MARKED, [prompt(HEAD, marks="h")], prompt(HEAD, ONE), 0),
+        # the longest prefix in blocks of 128
+        (OPENAI, [prompt(HEAD, ONE)], prompt(HEAD, ONE, TWO), 2432),
+        (CacheModel(), [prompt(HEAD, ONE)], prompt(HEAD, TWO), 2000),
+        (CacheModel(is_used=False), [prompt(HEAD)], prompt(HEAD), 0),
+        (CacheModel(), [], SimulatedPrompt([]), 0),
+    ],
+)
+def test_what_is_read_follows_from_what_was_sent(
+    model: CacheModel, earlier: list[SimulatedPrompt], sent: SimulatedPrompt, read: int
+) -> None:
+    assert expect_read(model, earlier, sent) == read
+
+
+def test_a_prompt_may_be_read_up_to_where_its_breakpoints_reach() -> None:
+    assert MARKED.list_readable([0, 6], 8) == [6, 5, 4, 0]
+    assert CacheModel("breakpoints").list_readable([6], 8) == [6, 5, 4, 3, 2, 1, 0]
+    assert CacheModel("openai-breakpoints", lookback=1).list_readable([0, 6], 8) == [6]
+    assert CacheModel("openai-breakpoints").list_readable([0, 6], 8) == [6, 0]
+    assert CacheModel().list_readable([0], 3) == [2, 1, 0]
+
+
+def test_at_most_four_breakpoints_are_written_and_only_so_many_looked_at() -> None:
+    names = "abcdef"
+    long = prompt(*((name, 2000) for name in names), marks=names)
+    cache = SimulatedCache(EXACT)
+    assert cache.send(long) == CacheReads(0, 12_000)
+    assert cache.send(prompt(("a", 2000), ("b", 2000), marks="ab")).read == 0
+    assert cache.send(prompt(("a", 2000), ("b", 2000), ("c", 2000), marks="c")).read == 6000
+    short = CacheModel("openai-breakpoints", lookback=1)
+    assert expect_read(short, [prompt(HEAD, marks="h")], prompt(HEAD, ONE, marks="ha")) == 0
+    unlimited = SimulatedCache(CacheModel("openai-breakpoints"))
+    unlimited.send(long)
+    assert unlimited.send(prompt(("a", 2000), marks="a")) == CacheReads(2000, 0)
 
 
 NEW = Calibration()
@@ -130,6 +285,15 @@ def test_where_nothing_should_have_been_read_nothing_is_learned() -> None:
 def test_a_report_of_nothing_read_is_a_report() -> None:
     assert learn_read(NEW, 1000, 0).read == pytest.approx(0.8)
     assert learn_survival(NEW, 1000, 0).survival == 0.0
+
+
+def test_four_reports_in_a_row_that_nothing_was_read_show_that_nothing_is_kept() -> None:
+    learned, seen = NEW, []
+    for expected, cached in ((5000, 0), (5000, 200), (4095, 0), (5000, 0), (5000, 0), (5000, 0), (5000, 5000)):
+        learned = learn_read(learned, expected, cached)
+        seen.append((learned.misses, learned.is_missing))
+    assert seen == [(1, False), (2, False), (2, False), (3, False), (4, True), (5, True), (0, False)]
+    assert learned.read == pytest.approx(0.2)  # it is believed again by and by
 
 
 def test_a_share_follows_the_reports_by_a_fifth_each() -> None:

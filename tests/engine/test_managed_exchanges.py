@@ -14,7 +14,7 @@ from proxy.engine.context import session_context
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.lineage import tracker
-from proxy.engine.policy import EnginePolicy
+from proxy.engine.policy import EnginePolicy, Provider
 from proxy.model.epoch import ContextPlan, Epoch, Kept, Pin, Plan, Written
 from proxy.model.errors import BadRequest, ProxyError, UpstreamUnreachable
 from proxy.model.events import CeilingExceeded, EpochOpened
@@ -80,6 +80,24 @@ async def test_below_the_soft_mark_the_clients_own_bytes_go_out() -> None:
         assert not turn.labels.keys() & {"x-palimpsest-epoch", "x-palimpsest-notice"}
     assert (engine.epochs, engine.failures) == ([], [])
     assert {each.body for each in engine.log.of(Round)} == {None}
+
+
+async def test_markers_of_ours_are_only_in_rewritten_requests_and_move_only_at_the_end() -> None:
+    engine = ManagedEngine(provider=Provider(cache="breakpoints"))
+    turns = [await engine.send(until(steps)) for steps in range(4, 40)]
+    assert len(engine.epochs) >= 2
+    plain = [turn for turn in turns if b"cache_control" not in turn.sent]
+    assert plain and {turn.sent == turn.body for turn in plain} == {True}
+    marked = [turn for turn in turns if turn.sent != turn.body]
+    for turn in marked:
+        frozen = len(next(epoch for epoch in engine.epochs if epoch.id == turn.plan.epoch).rendered)
+        places = [at for at, each in enumerate(turn.messages) if "cache_control" in json.dumps(each)]
+        assert places == sorted({0, frozen, len(turn.messages) - 1})
+    for before, after in pairwise(marked):
+        frozen = len(next(epoch for epoch in engine.epochs if epoch.id == after.plan.epoch).rendered)
+        is_same = before.plan.epoch == after.plan.epoch
+        assert (before.messages[: frozen + 1] == after.messages[: frozen + 1]) is is_same
+    assert engine.failures == []
 
 
 async def test_between_epochs_what_is_sent_only_grows() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 from msgspec import structs
 
 from proxy.config import Settings
+from proxy.context.cache_misses import CacheUse
 from proxy.context.pricing import Cost
-from proxy.context.provider_cache import CacheUse
 from proxy.engine.ports import ALL_SESSIONS
 from proxy.engine.reports.cache import CacheCall
 from proxy.model.epoch import Summary

@@ -13,7 +13,7 @@ KEY = LimitKey("main", "m")
 
 def load() -> ModelMap:
     models = {"m": ModelEntry(1000, 100)}
-    return ModelMap(msgspec.json.encode({"source": "a test", "date": "2026-11-24", "models": models}))
+    return ModelMap(msgspec.json.encode({"source": "a test", "date": "2026-11-24", "caches": [], "models": models}))
 
 
 def list_models(window: int) -> bytes:

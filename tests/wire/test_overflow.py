@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.wire.overflow import Overflow, mentions_reasoning, read_overflow, read_stream_start, says_bound
+from proxy.model.exchange import Usage
+from proxy.wire.overflow import (
+    Overflow,
+    SilentOverflow,
+    find_silent_overflow,
+    mentions_reasoning,
+    read_overflow,
+    read_stream_start,
+    says_bound,
+)
 from tests.support.echoes import values
 
 OPENAI = "This model's maximum context length is 8192 tokens. However, {}. Please reduce the length of the messages."
@@ -130,6 +139,115 @@ REFUSALS: list[tuple[Any, Overflow]] = [
 ]
 
 
+SGLANG = (
+    "Requested token count exceeds the model's maximum context length of 32768 tokens. You requested a total of 40000 "
+    "tokens: 36000 tokens from the input messages and 4000 tokens for the completion. Please reduce the number of "
+    "tokens in the input messages or the completion to fit within the limit."
+)
+THROTTLED = "Too many tokens, please wait before trying again."
+
+# WIRES §7: what each upstream answers, and what it says of window, input and output.
+TABLE: list[tuple[str, Any, Overflow | None]] = [
+    ("OpenAI", error(WINDOW, code="context_length_exceeded", param="input"), Overflow()),
+    ("Anthropic", {"type": "error", **error(ANTHROPIC)}, Overflow(200000, 210266)),
+    ("Claude Code's gateways", error("capability_rejected: prompt_too_long"), Overflow()),
+    ("Claude Code's short form", error("Prompt is too long"), Overflow()),
+    (
+        "vLLM",
+        error(
+            "This model's maximum context length is 4096 tokens. However, you requested 2000 output tokens and your "
+            "prompt contains at least 2097 input tokens."
+        ),
+        Overflow(4096, 2097, 2000),
+    ),
+    ("SGLang", error(SGLANG, type="BadRequestError"), Overflow(32768, 36000, 4000)),
+    ("SGLang's beginning", error(SGLANG.partition(".")[0]), Overflow(32768)),
+    (
+        "llama.cpp",
+        error("the request exceeds the available context size, try increasing it", code=400),
+        Overflow(),
+    ),
+    ("Ollama", {"error": "prompt too long; exceeded max context length by 1234 tokens"}, Overflow()),
+    (
+        "OpenRouter",
+        error("Input length 300000 exceeds the maximum allowed input length of 262144 tokens.", code=400),
+        Overflow(262144, 300000),
+    ),
+    ("Bedrock", {"message": "Input is too long for requested model."}, Overflow()),
+    ("Bedrock, throttling", {"message": THROTTLED}, None),
+    ("Bedrock, throttling beside a length", {"message": f"{THROTTLED} Input is too long for requested model."}, None),
+    ("Bedrock, by its type", {"error": {"type": "ThrottlingException", "message": "prompt is too long"}}, None),
+    (
+        "xAI",
+        error("This model's maximum prompt length is 131072 but the request contains 537812 tokens."),
+        Overflow(131072, 537812),
+    ),
+    ("Groq", error("Please reduce the length of the messages or completion.", code="x"), Overflow()),
+    (
+        "Groq, its rate",
+        error("Request too large: tokens per minute. Please reduce the length of the messages or completion."),
+        None,
+    ),
+    ("any, too often", error("Too many requests. The prompt is too long."), None),
+    (
+        "Mistral",
+        error("Prompt contains 40000 tokens and 0 draft tokens, too large for model with 32768 maximum context length"),
+        Overflow(32768, 40000),
+    ),
+    ("Kimi", error("Your request exceeded model token limit: 262144 (requested: 291351)"), Overflow(262144, 291351)),
+    ("MiniMax", error("invalid params, context window exceeds limit (2013)"), Overflow()),
+    (
+        "Together",
+        error("The input (70000 tokens) is longer than the model's context length (65536 tokens)."),
+        Overflow(65536, 70000),
+    ),
+]
+
+
+@pytest.mark.parametrize(("value", "overflow"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+def test_the_table_of_refusals_is_read(value: Any, overflow: Overflow | None) -> None:
+    assert read(value) == overflow
+    assert read(value, 413) == overflow
+
+
+FULL = "model_context_window_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("finish", "usage", "facts", "found"),
+    [
+        (FULL, Usage(190_000, 10_000), {}, SilentOverflow("stopped", 200_000)),
+        (f"stop,{FULL}", Usage(190_000, None), {}, SilentOverflow("stopped", 190_000)),
+        (FULL, Usage(), {}, SilentOverflow("stopped")),
+        ("model_context_window_exceeded_not", Usage(5, 5), {}, None),
+        ("stop", Usage(131_073, 5), {"window": 131_072}, SilentOverflow("beyond", 131_072)),
+        ("stop", Usage(131_072, 5), {"window": 131_072}, None),
+        ("length", Usage(131_000, 0), {"window": 131_072}, SilentOverflow("truncated", 131_000)),
+        ("max_tokens", Usage(131_000, 0), {}, SilentOverflow("truncated", 131_000)),
+        ("length", Usage(131_000, None), {}, None),  # it does not say that there was no output
+        ("length", Usage(131_000, 1), {}, None),
+        ("stop", Usage(131_000, 0), {}, None),
+        ("length", Usage(9, 0), {"window": 131_072}, None),  # for another reason
+        ("length", Usage(None, 0), {}, None),
+        ("stop", Usage(4_000, 5), {"sent": 20_000, "share": 0.4}, SilentOverflow("truncated", 4_000)),
+        ("stop", Usage(8_000, 5), {"sent": 20_000, "share": 0.4}, None),
+        ("stop", Usage(4_000, 5), {"sent": 20_000, "share": 0.4, "window": 17_000}, None),  # too small to be believed
+        ("stop", Usage(0, 5), {"sent": 20_000, "share": 0.4}, None),
+        ("", Usage(), {}, None),
+    ],
+)
+def test_a_response_shows_that_its_request_was_too_long(
+    finish: str, usage: Usage, facts: dict[str, Any], found: SilentOverflow | None
+) -> None:
+    assert find_silent_overflow(finish, usage, **facts) == found
+
+
+@pytest.mark.parametrize("content", [b"", b" \r\n"])
+def test_a_refusal_without_a_word_may_be_one(content: bytes) -> None:
+    assert read_overflow(400, (), content) == read_overflow(413, (), content) == Overflow(is_guess=True)
+    assert read_overflow(500, (), content) is read_overflow(200, (), content) is read_overflow(422, (), content) is None
+
+
 @pytest.mark.parametrize(("value", "overflow"), REFUSALS)
 def test_every_spelling_is_read(value: Any, overflow: Overflow) -> None:
     assert read(value) == overflow
@@ -218,7 +336,7 @@ def test_a_compressed_refusal_is_read() -> None:
 
 
 def test_numbers_that_no_window_has_are_not_read() -> None:
-    assert read(error(f"prompt is too long: {'9' * 9000} tokens > 200000 maximum")) is None
+    assert read(error(f"prompt is too long: {'9' * 9000} tokens > 200000 maximum")) == Overflow()
     assert read(error(OPENAI.format("you requested 5 tokens (9 in the completion)"))) == Overflow(8192, 0, 9)
 
 
@@ -313,7 +431,7 @@ def test_reading_is_total(status: int, value: Any, name: str) -> None:
 
 @given(st.binary())
 def test_any_bytes_are_read(content: bytes) -> None:
-    assert read_overflow(400, (), content) is None
+    assert read_overflow(400, (), content) == (None if content.strip() else Overflow(is_guess=True))
     assert read_stream_start(content) in ("content", "undecided")
 
 

@@ -1,6 +1,7 @@
 """A plan's edits as messages of each wire, and the body that has them."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,10 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.model.card import CacheTerms
 from proxy.model.epoch import Edit, Kept, Replaced, Written
 from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange, SplitBody, split_body
-from proxy.wire.rendering import apply, change_items, lower_output, place_marker, reach_user, render
+from proxy.wire.rendering import (
+    MarkedRequest,
+    add_markers,
+    apply,
+    change_items,
+    lower_output,
+    place_marker,
+    reach_user,
+    render,
+)
 from proxy.wire.validity import Rules, Splice, find_faults, judge_history
 from tests.support.echoes import spell, values
 from tests.support.valid_histories import WIRES, steps, write
@@ -288,9 +299,117 @@ def split(content: bytes, key: str = "messages") -> SplitBody:
     return body
 
 
+HOUR = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+_LIFETIMES = {"5m": MARK, "1h": HOUR}
+
+
+def mark(message: dict[str, Any], lifetime: str) -> dict[str, Any]:
+    """The message as a client marks it."""
+    return message | {"content": [text(str(message["content"])) | _LIFETIMES[lifetime]]}
+
+
+def send_marked(
+    *, leading: str = "s", taken: str = "ua", tail: str = "ta", marks: dict[int, str] | None = None, **members: Any
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """What is sent in place of a request with these roles and markers, and the markers in it in order.
+
+    The `taken` messages were replaced by two.
+    """
+    roles = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
+    plain = [{"role": roles[sign], "content": f"{at}"} for at, sign in enumerate(leading + taken + tail)]
+    messages = [mark(each, (marks or {}).get(at, "")) if at in (marks or {}) else each for at, each in enumerate(plain)]
+    body = split(json.dumps({**members, "messages": messages}).encode())
+    form, found = FORMATS[CHAT], [form_markers(json.dumps(each)) for each in messages]
+    first, stop = len(leading), len(leading + taken)
+    lost = [each for marked in found[first:stop] for each in marked]
+    kept = form.read_cache_terms(body, first, [each for marked in found[stop:] for each in marked])
+    rendered = place_marker(form, (USER % b"ledger", USER % b"end"), lost)
+    sent = add_markers(
+        form, body, MarkedRequest(rendered, {}), preamble=first, through=len(taken), kept=kept, lost=lost
+    )
+    value = json.loads(apply(body, first, len(taken), sent.rendered, sent.changed))
+    every = json.dumps([value.get("tools"), value["messages"]])
+    return value["messages"], form_markers(every)
+
+
+def form_markers(raw: str) -> list[str]:
+    """The lifetimes of the markers in a text, in order."""
+    return [
+        each or "5m" for each in re.findall(r'"cache_control": ?\{"type": ?"ephemeral"(?:, ?"ttl": ?"(\w+)")?\}', raw)
+    ]
+
+
+def list_marked(messages: list[dict[str, Any]]) -> list[int]:
+    return [at for at, each in enumerate(messages) if "cache_control" in json.dumps(each)]
+
+
+@pytest.mark.parametrize(
+    ("request_", "places", "lifetimes"),
+    [
+        # behind the preamble, behind the frozen prefix, and at the end
+        ({}, [0, 2, 4], ["5m", "5m", "5m"]),
+        ({"leading": "ss"}, [1, 3, 5], ["5m", "5m", "5m"]),
+        ({"leading": ""}, [1, 3], ["5m", "5m"]),
+        ({"tail": ""}, [0, 2], ["5m", "5m"]),
+        # the client's own stay, and ours are no shorter than what is behind them
+        ({"marks": {0: "1h"}}, [0, 2, 4], ["1h", "5m", "5m"]),
+        ({"marks": {4: "1h"}}, [0, 2, 4], ["1h", "1h", "1h"]),
+        ({"marks": {1: "1h", 4: "5m"}}, [0, 2, 4], ["1h", "1h", "5m"]),
+        ({"marks": {3: "5m"}}, [0, 2, 3], ["5m", "5m", "5m"]),
+        ({"marks": {4: "5m"}}, [0, 2, 4], ["5m", "5m", "5m"]),
+        # never more than four, those of tools and of the request counted
+        ({"tools": [MARK, MARK, MARK]}, [2], ["5m"] * 4),
+        ({"tools": [MARK, MARK]}, [2, 4], ["5m"] * 4),
+        ({"tools": [MARK] * 4}, [], ["5m"] * 4),
+        ({"marks": {0: "5m", 3: "5m", 4: "5m"}, "tools": [MARK]}, [0, 3, 4], ["5m"] * 4),
+        ({"marks": {1: "5m", 3: "5m", 4: "5m"}, "tools": [MARK]}, [2, 3, 4], ["5m"] * 4),
+        ({**MARK}, [0, 2], ["5m", "5m"]),
+        ({"tools": [MARK, MARK], **MARK}, [2], ["5m"] * 3),
+    ],
+)
+def test_ours_come_beside_those_of_the_client(
+    request_: dict[str, Any], places: list[int], lifetimes: list[str]
+) -> None:
+    messages, found = send_marked(**request_)
+    assert (list_marked(messages), found) == (places, lifetimes)
+
+
+@pytest.mark.parametrize("content", [None, "", [text("a") | THOUGHT]])
+def test_a_message_that_takes_no_marker_is_left_as_it_is(content: Any) -> None:
+    items = [{"role": "system", "content": content}, {"role": "user", "content": "a"}, {"role": "user", "content": ""}]
+    body, form = split(json.dumps({"messages": items}).encode()), FORMATS[CHAT]
+    before = MarkedRequest((USER % b"",), {})
+    assert add_markers(form, body, before, preamble=1, through=1, kept=CacheTerms(), lost=[]) == before
+
+
+@given(
+    st.lists(st.sampled_from(["5m", "1h"]), max_size=4),
+    st.lists(st.integers(0, 7), min_size=4, max_size=4, unique=True),
+    st.integers(0, 2),
+)
+def test_the_limit_and_the_order_hold_and_nothing_but_markers_changes(
+    given_: list[str], places: list[int], in_tools: int
+) -> None:
+    lifetimes = sorted(given_)  # "1h" comes first, as providers demand
+    tools = [_LIFETIMES[each] for each in lifetimes[:in_tools]]
+    marks = dict(zip(sorted(places[: len(lifetimes[in_tools:])]), lifetimes[in_tools:], strict=True))
+    messages, found = send_marked(leading="s", taken="uau", tail="tuat", marks=marks, tools=tools)
+    assert len(found) <= 4
+    assert found == sorted(found)
+    plain, _ = send_marked(leading="s", taken="uau", tail="tuat", tools=[MARK] * 4)
+    for sent, own in zip(messages, plain, strict=True):
+        raw, raw_own = json.dumps(sent).encode(), json.dumps(own).encode()
+        span = [ByteRange(0, len(raw))], [ByteRange(0, len(raw_own))]
+        assert FORMATS[CHAT].read_items(raw, span[0]) == FORMATS[CHAT].read_items(raw_own, span[1])
+    behind = {place for place in marks if place >= 4}
+    assert {place - 1 for place in behind} <= set(list_marked(messages))
+
+
 def test_the_rest_of_the_body_keeps_its_bytes() -> None:
     body = split(b'{ "a":1 , "messages" : [ {"s":1} , {"u":2},{"v":3}\n, {"w":4} ] , "z":[1] }')
     assert apply(body, 1, 2, [b"{}", b"[]"]) == (b'{ "a":1 , "messages" : [ {"s":1} , {},[]\n, {"w":4} ] , "z":[1] }')
+    changed = {2: b"9", -1: b'{"s":9}'}
+    assert apply(body, 1, 2, [b"{}"], changed) == b'{ "a":1 , "messages" : [ {"s":9} , {}\n, 9 ] , "z":[1] }'
     assert apply(body, 0, 4, [b"{}"]) == b'{ "a":1 , "messages" : [ {} ] , "z":[1] }'
 
 

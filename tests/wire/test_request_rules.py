@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from proxy.context.references import FileReference, Tombstone, render_file, render_tombstone
+from proxy.model.card import CacheTerms
 from proxy.model.epoch import Written
 from proxy.model.messages import LEDGER_HEAD
 from proxy.wire import FORMATS
@@ -45,6 +46,42 @@ def test_what_a_leading_message_says_need_not_be_said_again(leading: int, *, nee
     messages = [{"content": "Be brief."}, {"content": "Answer as JSON."}, {"content": "json, please"}]
     body = split(messages=messages, response_format={"type": "json_object"})
     assert FORMATS["chat_completions"].read_rules(body, leading) == Rules(needs_json=needs_json)
+
+
+LONG = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+
+
+def test_markers_of_leading_messages_count() -> None:
+    messages = [{"content": [LONG]}, {"content": "a", **MARK}, {"content": "b", **MARK}]
+    body = split(messages=messages, tools=[LONG])
+    assert FORMATS["chat_completions"].read_rules(body, 2).markers == ("1h", "1h", "5m")
+
+
+@pytest.mark.parametrize(
+    ("members", "leading", "terms"),
+    [
+        ({}, 0, CacheTerms()),
+        ({"messages": [{"content": [LONG]}]}, 1, CacheTerms(head=("1h",), has_leading=True)),
+        ({"messages": [{"content": [LONG]}]}, 0, CacheTerms()),  # the caller knows those behind
+        ({"tools": [MARK], **MARK}, 0, CacheTerms(head=("5m",), messages=("5m",))),
+        ({"prompt_cache_retention": "24h"}, 0, CacheTerms(lifetime="24h")),
+        ({"prompt_cache_retention": None}, 0, CacheTerms()),
+        (
+            {"prompt_cache_options": {"ttl": "30m", "mode": "explicit"}},
+            0,
+            CacheTerms(lifetime="30m", is_explicit=True),
+        ),
+        ({"prompt_cache_options": {"mode": "auto"}, "prompt_cache_retention": "24h"}, 0, CacheTerms(lifetime="24h")),
+        ({"prompt_cache_options": "odd"}, 0, CacheTerms()),
+    ],
+)
+def test_a_request_states_how_it_is_to_be_cached(members: dict[str, Any], leading: int, terms: CacheTerms) -> None:
+    assert FORMATS["chat_completions"].read_cache_terms(split(**members), leading) == terms
+
+
+def test_markers_of_messages_come_before_that_of_the_request() -> None:
+    terms = FORMATS["chat_completions"].read_cache_terms(split(**MARK), 0, ["1h"])
+    assert terms.messages == terms.markers == ("1h", "5m")
 
 
 def test_what_an_upstream_demands() -> None:

@@ -2,33 +2,36 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
+from proxy.context.cache_misses import PromptTrail, SentPrompt, explain_use, name_rewriting
 from proxy.context.epoch_decision import CacheCostAccount, Decision, SentTokens, record_request, record_use
 from proxy.context.pricing import RequestSizes, estimate_client_read, estimate_saving, price_missed, price_saved
-from proxy.context.provider_cache import CacheModel, PromptTrail, SentPrompt, explain_use, name_rewriting
 from proxy.engine.context.epoch_scope import format_removed
-from proxy.engine.context.request_state import OutgoingRequest, RequestState
+from proxy.engine.context.request_state import OutgoingRequest, RequestState, find_key
 from proxy.engine.context.session_caches import SentBodies
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.models import CacheCalibrator, ExpectedUsage, find_cache
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus
-from proxy.model.card import Card
+from proxy.model.card import CacheTerms, Card
 from proxy.model.epoch import Epoch, Plan
 from proxy.model.events import AnswerRead, CacheUsed, EpochOpened, Planned, PromptSent, ReasoningRemoved
 from proxy.model.exchange import Headers
 from proxy.model.lineage import count_shared_nodes
 from proxy.model.manifest import Manifest
-from proxy.wire.messages import list_markers
 
 _log = logging.getLogger("palimpsest.context")
 
+# No provider evicts a prompt that was read so recently: if it is read no more, that tells how the cache works.
+_SURELY_KEPT_SECONDS = 240.0
+# No server has a smaller window than this has tokens; shorter requests are not compared with what was read of them.
+_WATCHED_BYTES = 8192
 _NOTHING_OPENED = "an epoch was to open, and another request's or none bore"
 
 
@@ -141,19 +144,32 @@ class UsageAccounting:
             )
             return self._sent.keep_apart(outgoing.body)
 
+    def watch(self, request: ManagedRequest, body: bytes) -> None:
+        """Watch the response to a request that is not counted: it may show that the request was too long."""
+        key = find_key(request)
+        size = len(body) if len(body) >= _WATCHED_BYTES and request.chain.is_plain else 0
+        expected = ExpectedUsage(key.upstream, key.model, 0, session=request.session.id, key=key, size=size)
+        self._calibrator.wait_for(request.exchange, 0, expected)
+
     def account(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> OutgoingRequest:
         """Charge a request. Return it with its plan and labels."""
         request, epoch = state.request, outgoing.epoch
-        matching, client_matching = find_matching(state, outgoing), _find_client_matching(state)
-        saving = _estimate_saving(state, outgoing, client_matching)
+        matching, ends = find_matching(state, outgoing), list_ends(state, outgoing)
+        client_matching = _find_client_matching(state)
+        saving = _estimate_saving(state, outgoing, client_matching, ends)
         client_read = _find_read(state, client_matching)
-        sent_read = None if client_matching is None else _find_read(state, matching)
+        sent_read = None if client_matching is None else _find_read(state, matching, ends)
+        idle = state.account.compute_idle(state.now)
+        is_recent = idle is not None and idle <= _SURELY_KEPT_SECONDS
         expected = ExpectedUsage(
             request.session.upstream,
             state.view,
             outgoing.tokens,
-            state.tariff.cache.find_read(matching),
+            state.tariff.cache.find_read(matching, ends) if is_recent else 0,
             matching if outgoing.is_opened else None,
+            session=request.session.id,
+            key=find_key(request),
+            size=len(outgoing.body) if request.chain.is_plain else 0,
         )
         self._calibrator.wait_for(request.exchange, 0, expected)
         self._observer.note_sent(state, outgoing, decision)
@@ -203,6 +219,30 @@ def find_matching(state: RequestState, outgoing: OutgoingRequest) -> int:
     return min(outgoing.tokens, state.account.sent if state.kept is None else state.kept)
 
 
+def list_ends(state: RequestState, outgoing: OutgoingRequest) -> list[int] | None:
+    """Return the tokens up to each block at which a cache with breakpoints may be read, or None.
+
+    None: what was sent before ends at one, because it is all of the last request, or because an epoch opens; or the
+    cache has none.
+    """
+    cache, history = state.tariff.cache, state.history
+    if state.kept is None or outgoing.is_opened or not cache.has_breakpoints:
+        return None
+    depth = state.epoch.depth if state.epoch is not None else 0
+    structures = history.structures[depth:]
+    sizes, marks = [history.head.tokens], [0] if cache.is_head_marked else []
+    if depth:
+        sizes.append(sizes[0] + state.frozen)
+        marks.append(1)  # a marker, or a user message of ours
+    for place, structure in enumerate(structures, depth):
+        following = structures[place - depth + 1].role if place - depth + 1 < len(structures) else ""
+        is_end = structure.role in ("user", "tool") and following != "tool"
+        if structure.markers if cache.kind == "breakpoints" else is_end:
+            marks.append(len(sizes))
+        sizes.append(history.head.tokens + (state.frozen if depth else 0) + history.count(depth, place + 1))
+    return [sizes[place] for place in cache.list_readable(marks, len(sizes))]
+
+
 def _find_client_matching(state: RequestState) -> int | None:
     """Return how many tokens of the client's own request its last one had, None if that is unknown."""
     before, head = state.epoch_account.before, state.epoch_account.head
@@ -213,22 +253,24 @@ def _find_client_matching(state: RequestState) -> int | None:
     return state.history.head.tokens + state.history.count_to(count_shared_nodes(before, state.history.nodes))
 
 
-def _estimate_saving(state: RequestState, outgoing: OutgoingRequest, client_matching: int | None) -> float | None:
+def _estimate_saving(
+    state: RequestState, outgoing: OutgoingRequest, client_matching: int | None, ends: Sequence[int] | None
+) -> float | None:
     """Estimate what a request saves against the client's own, from what is known of the cache before the response."""
     if client_matching is None:
         return None
     client_read = estimate_client_read(state.tariff, client_matching, state.account.compute_idle(state.now))
-    sent_read = state.tariff.estimate_cached(find_matching(state, outgoing))
+    sent_read = state.tariff.estimate_cached(find_matching(state, outgoing), ends)
     return estimate_saving(RequestSizes(state.client_tokens, outgoing.tokens, client_read, sent_read), state.tariff)
 
 
-def _find_read(state: RequestState, matching: int | None) -> int | None:
+def _find_read(state: RequestState, matching: int | None, ends: Sequence[int] | None = None) -> int | None:
     """Return how many of the tokens that were sent before should be read, as the model counts them."""
     if matching is None:
         return None
     cache = state.tariff.cache
     is_cold = cache.is_cold(state.account.compute_idle(state.now))
-    return 0 if is_cold else state.to_model_tokens(cache.find_read(matching))
+    return 0 if is_cold else state.to_model_tokens(cache.find_read(matching, ends))
 
 
 MOST_PROMPTS = 1024
@@ -244,7 +286,7 @@ class _UnansweredPrompt(msgspec.Struct, gc=False):
 
     session: str
     prompt: SentPrompt
-    cache: CacheModel
+    terms: CacheTerms
     plan: Plan | None = None
 
 
@@ -273,12 +315,7 @@ class CacheWatch:
         prompt = SentPrompt(
             event.exchange, event.upstream, event.model, event.nodes, event.layers, sent_ms=event.sent_ms
         )
-        card, provider = self._find_model(prompt)
-        is_marked = find_cache(provider, prompt.model, card, ("5m",)).kind == "breakpoints"
-        markers = list_markers(event.body) if is_marked else ()
-        self._waiting[event.exchange] = _UnansweredPrompt(
-            event.session, prompt, find_cache(provider, prompt.model, card, markers)
-        )
+        self._waiting[event.exchange] = _UnansweredPrompt(event.session, prompt, event.terms)
         _trim(self._waiting, MOST_PROMPTS)
 
     def note_epoch(self, event: EpochOpened) -> None:
@@ -306,9 +343,10 @@ class CacheWatch:
             ready_ms=waiting.prompt.sent_ms + 1000 * event.first_byte_s,
             usage=usage,
         )
-        card, _ = self._find_model(prompt)
+        card, provider = self._find_model(prompt)
+        cache = find_cache(provider, card, waiting.terms, is_rewritten=bool(plan is not None and plan.epoch))
         trail = self._trails.pop(waiting.session, None) or PromptTrail()
-        use = explain_use(prompt, trail.find(prompt), waiting.cache, event.told)
+        use = explain_use(prompt, trail.find(prompt), cache, event.told)
         self._nodes -= trail.weight
         trail.add(prompt)
         self._keep_trail(waiting.session, trail)

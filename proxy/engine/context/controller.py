@@ -35,7 +35,7 @@ from proxy.engine.context.accounting import (
     tell_removed,
 )
 from proxy.engine.context.epoch_scope import count_shortened, make_own_body
-from proxy.engine.context.fallback import Commit, FallbackChain
+from proxy.engine.context.fallback import BLIND_SHARE, Commit, FallbackChain
 from proxy.engine.context.pins import is_pinning, refuse_pin, take_pin
 from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader
@@ -151,9 +151,13 @@ class ContextController:
                 request.chain.nodes,
                 layers,
                 request.opened_ms,
-                request.split.content,
+                FORMATS[request.wire].read_terms(request.split),
             )
         )
+
+    def watch(self, request: ManagedRequest, outgoing: OutgoingRequest) -> None:
+        """Watch the response to a request that was sent uncounted, and never will be counted."""
+        self._accounting.watch(request, outgoing.body)
 
     def draft_ahead(self, outgoing: OutgoingRequest) -> None:
         """Plan the next epoch in the background if the request was sent above its soft mark."""
@@ -209,7 +213,8 @@ class ContextController:
     def _pass_blank(self, request: ManagedRequest) -> OutgoingRequest | None:
         """Return the unchanged request if its size in bytes proves that it is short. Nothing is looked up."""
         content, budget = request.split.content, self.states.find_budget(request)
-        if not (request.chain.is_plain and is_below_soft_mark(budget, len(content))) or _find_mark(request):
+        is_short = request.chain.is_plain and is_below_soft_mark(budget, len(content))
+        if not is_short or self._is_overflowed(request) or _find_mark(request):
             return None
         return OutgoingRequest("original", content, is_managed=True, is_guarded=_is_risky(budget, request))
 
@@ -227,7 +232,7 @@ class ContextController:
         epoch = context.find(request.model, request)
         if epoch is not None:
             return self._keep_epoch(request, context, epoch, budget)
-        if not self.states.is_below(request, budget):
+        if not self.states.is_below(request, budget) or self._is_overflowed(request):
             return None
         if budget.window is None:
             self.states.models.ask(request.upstream, request.headers)
@@ -327,6 +332,8 @@ class ContextController:
         state = await self.states.read(request, context, epoch, budget)
         decision = self._defer(request, decide(state.account, state.facts))
         chosen = await self._run_chain(state, decision, commit)
+        if decision.why == "overflow":
+            self.states.overflows.settle(request.session.id, request.model)
         _choose(state, chosen)
         chosen = tell_removed(self._bus, request, context, chosen)
         outgoing = replace(self._accounting.account(state, chosen, decision), state=state)
@@ -344,6 +351,8 @@ class ContextController:
 
     async def _run_chain(self, state: RequestState, decision: Decision, commit: Commit) -> OutgoingRequest:
         """Run the fallback levels. A request above the ceiling first waits for a running summary (B8b)."""
+        if decision.why == "overflow":
+            state = replace(state, budget=state.budget.limit(int(state.tokens * BLIND_SHARE)))
         if decision.why != "hard":
             return await self.chain.run(state, decision.why, commit)
         began = self._clock.monotonic()
@@ -377,6 +386,10 @@ class ContextController:
         told = "; ".join(filter(None, (notice, outgoing.note)))
         return replace(outgoing, plan=replace(outgoing.plan, reason=told)).add(label_note(notice))
 
+    def _is_overflowed(self, request: ManagedRequest) -> bool:
+        """Return whether the last response of the request's view shows that its request was too long."""
+        return self.states.overflows.is_due(request.session.id, request.model)
+
     def _label_unmanaged(self, request: ManagedRequest) -> Headers:
         """Label a large request on a wire that is not managed. Its size is estimated from its bytes."""
         if request.mode != "manage":
@@ -408,7 +421,7 @@ class ContextController:
             return OutgoingRequest("original", content, plan=plan if request.mode == "manage" else None, labels=labels)
         budget = self.states.find_budget(request)
         account = context.get_account(request.model, epoch.id, budget).account
-        tariff = self.states.find_tariff(request, known)
+        tariff = self.states.find_tariff(request, known, is_rewritten=epoch.depth > 0)
         saving = tariff.price_repeated(account.sent) - tariff.price_rewritten(known.tokens, known.head.tokens)
         tokens = self.states.find_ratio(request).apply(known.tokens)
         plan = Plan(

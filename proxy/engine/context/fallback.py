@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from proxy.context.budget import Budget
-from proxy.context.epoch_decision import record_epoch
+from proxy.context.epoch_decision import NEEDED, record_epoch
 from proxy.engine.context.epoch_planner import (
     EpochPlanner,
     PlanInputs,
@@ -33,9 +33,10 @@ from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
 Commit = Callable[[Epoch], Awaitable[bool]]
 """Writes an epoch, and what it refers to, to the log. Returns whether that succeeded."""
 
-_NEEDED: tuple[EpochReason, ...] = ("hard", "overflow")
 # Seconds that a call waits for a plan that it can do without: below its ceiling, or if an earlier plan can be used.
 SOFT_WAIT = 0.25
+# The size of what is sent in place of a request that was too long, as a share of it, if the limit is not known.
+BLIND_SHARE = 0.7
 # The growth of a request between two plans that are made ahead, as a share of the usable tokens.
 _AHEAD_SHARE = 0.05
 
@@ -89,7 +90,7 @@ class FallbackChain:
         opened = None
         if why is not None:
             if seconds is None:
-                seconds = self.seconds if why in _NEEDED else min(SOFT_WAIT, self.seconds)
+                seconds = self.seconds if why in NEEDED else min(SOFT_WAIT, self.seconds)
             wanted = _EpochRequest(why, commit, name or state.request.exchange, seconds)
             opened = await self._open(state, wanted)
         if opened is not None:
@@ -175,7 +176,7 @@ class FallbackChain:
             if taken := await self._adopt(state, wanted):
                 return taken
             # A request above the ceiling is cut even if its plan is late or fails (B8b).
-            is_needed = wanted.why in _NEEDED or state.tokens >= state.budget.high
+            is_needed = wanted.why in NEEDED or state.tokens >= state.budget.high
             rungs: tuple[Rung, ...] = ("plan", "minimal") if is_needed else ("plan",)
             for rung in rungs:
                 opened, error = await self._try(state, rung, self._plan_and_open(state, wanted, rung))

@@ -15,13 +15,8 @@ import msgspec
 from proxy.context.budget import Budget, lower_output
 from proxy.engine.context.accounting import label_note, list_labels
 from proxy.engine.context.epoch_scope import format_removed, make_own_body
-from proxy.engine.context.fallback import Commit, FallbackChain
-from proxy.engine.context.request_state import (
-    OutgoingRequest,
-    RequestState,
-    StateReader,
-    find_key,
-)
+from proxy.engine.context.fallback import BLIND_SHARE, Commit, FallbackChain
+from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader, find_key
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.open_exchange import Refusal, Retry, Start
 from proxy.engine.request import ManagedRequest
@@ -34,8 +29,6 @@ from proxy.wire import FORMATS, rendering
 from proxy.wire.body import split_body
 from proxy.wire.overflow import Overflow, mentions_reasoning, read_overflow, read_stream_start, says_bound
 
-# The size of the retry, as a share of the refused request, if the upstream does not name its limit.
-_BLIND_SHARE = 0.7
 # The share of the room that is used, since our count may be lower than the upstream's.
 _CAUTION = 0.9
 # The largest share of the window that is reserved for output: more would leave too little for the context.
@@ -94,7 +87,7 @@ class RefusalRetry:
         work: Awaitable[Retry | None] | None = None
         if not self._outgoing.is_managed:
             work = self._send_stripped() if is_about_form and self._is_about_our_reasoning(refusal) else None
-        elif overflow is not None:
+        elif overflow is not None and not (overflow.is_guess and self._is_small):
             work = None if self._is_cut else self._cut(overflow)
         elif is_about_form and (self._is_rewritten or self._is_about_our_reasoning(refusal)):
             work = self._retry_rewritten(refusal)
@@ -120,6 +113,16 @@ class RefusalRetry:
             await self._learn_form(self._level)
         except Exception:  # noqa: BLE001 - a boundary: the response is on its way to the client
             _log.exception("exchange %s: the refusal of its epoch was not recorded", self._request.exchange)
+
+    @property
+    def _is_small(self) -> bool:
+        """True if the request is surely far below the known window, so that a refusal without a word has other causes.
+
+        A token has a byte or more, mostly four.
+        """
+        key = find_key(self._request)
+        window = self._states.models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant).window
+        return window is not None and len(self._body) < window
 
     @property
     def _is_rewritten(self) -> bool:
@@ -296,7 +299,7 @@ class RefusalRetry:
     def _limit_budget(self, state: RequestState, window: int | None, sent: int) -> Budget:
         """Compute the budget of the retry in our tokens. The upstream counted the refused request as `sent` tokens."""
         budget = self._states.find_budget(self._request)
-        room = int(state.tokens * _BLIND_SHARE)
+        room = int(state.tokens * BLIND_SHARE)
         if window is not None:
             scale = state.tokens / sent if sent else 1.0
             reserve = min(state.to_model_tokens(budget.output), int(window * _MOST_RESERVED))

@@ -12,7 +12,7 @@ from proxy.context.verbatim import estimate_reasoning, find_unanswered, find_ver
 from proxy.engine.context.history_cache import MeasuredHistory, PartialHistory, is_head_of
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.session_context import EpochAccount, SessionContext
-from proxy.engine.models import CacheCalibrator, Models
+from proxy.engine.models import CacheCalibrator, Models, OverflowWatch
 from proxy.engine.ports import Clock
 from proxy.engine.request import ManagedRequest
 from proxy.model.card import LimitKey
@@ -48,6 +48,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     now: float  # monotonic seconds
     may_be_held_out: bool = False  # the session is only observed if the log has no epoch of it
     is_refused: bool = False  # the upstream refused the epoch within the last day
+    is_overflowed: bool = False  # the last response of the view shows that its request was too long
 
     @property
     def view(self) -> str:
@@ -106,6 +107,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             is_repeat=context.was_sent(self.view, request),
             is_retry=request.step is not None and request.step.relation == "retry",
             is_refused=self.is_refused,
+            is_overflowed=self.is_overflowed,
             unshortened=unshortened,
             is_unshortened=(unshortened, tip) == (self.tokens, request.chain.tip),
         )
@@ -208,10 +210,13 @@ class StateReader:
         calibrator: CacheCalibrator,
         clock: Clock,
         holdout: Holdout = _NO_HOLDOUT,
+        *,
+        overflows: OverflowWatch,
     ) -> None:
         self.caches = caches
         self.models = models
         self.holdout = holdout
+        self.overflows = overflows
         self._calibrator = calibrator
         self.clock = clock
 
@@ -224,15 +229,18 @@ class StateReader:
         budget = self.models.budget(find_key(request), request.most_output or None, request.ceiling)
         return budget.scale(self.find_ratio(request).value)
 
-    def find_tariff(self, request: ManagedRequest, history: MeasuredHistory) -> Tariff:
-        """Return the prices of a request's input."""
+    def find_tariff(self, request: ManagedRequest, history: MeasuredHistory, *, is_rewritten: bool = False) -> Tariff:
+        """Return the prices of a request's input. `is_rewritten`: an epoch applies to it."""
         key = find_key(request)
         card = self.models.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
-        return self._calibrator.find_tariff(key.upstream, key.model, card, history.list_markers())
+        leading, form = request.chain.preamble.count, FORMATS[request.wire]
+        terms = form.read_cache_terms(request.split, leading, history.list_markers())
+        is_marked = is_rewritten and form.takes_markers
+        return self._calibrator.find_tariff(key.upstream, key.model, card, terms, is_rewritten=is_marked)
 
     def find_tariff_of(self, upstream: str, model: str) -> Tariff:
         """Return the prices of a model's input when there is no request."""
-        return self._calibrator.find_tariff(upstream, model, self.models.card(upstream, model), ())
+        return self._calibrator.find_tariff(upstream, model, self.models.card(upstream, model))
 
     def is_below(self, request: ManagedRequest, budget: Budget) -> bool:
         """Return whether cached counts and the bytes of the rest prove that a request is below the soft mark."""
@@ -292,7 +300,7 @@ class StateReader:
             history=history,
             kept=kept,
             budget=budget,
-            tariff=self.find_tariff(request, history),
+            tariff=self.find_tariff(request, history, is_rewritten=epoch is not None and epoch.depth > 0),
             ratio=self.find_ratio(request),
             protected=_find_protected(request, context, history, budget, epoch_account.account),
             now=self.clock.monotonic(),
@@ -300,6 +308,7 @@ class StateReader:
             is_refused=epoch is not None
             and epoch.why == "refused"
             and self.clock.now_ms() - epoch.opened_ms < _REFUSED_MS,
+            is_overflowed=self.overflows.is_due(request.session.id, model),
         )
 
     async def _weigh(self, request: ManagedRequest, context: SessionContext, epoch: Epoch) -> int:

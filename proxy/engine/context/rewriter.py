@@ -13,7 +13,7 @@ from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Written
 from proxy.model.messages import MessageStructure
 from proxy.wire import FORMATS
-from proxy.wire.rendering import NO_CHANGES, apply, place_marker
+from proxy.wire.rendering import NO_CHANGES, MarkedRequest, add_markers, apply, place_marker
 from proxy.wire.validity import (
     RequestFault,
     Rules,
@@ -70,8 +70,10 @@ class Rewriter:
         """
         provider = self._providers.get(request.session.upstream, _ANY)
         leading = request.chain.preamble.count
-        rules = FORMATS[request.wire].read_rules(request.split, leading, is_alternating=provider.strict_alternation)
-        rendered = place_marker(FORMATS[request.wire], epoch.rendered, history.list_markers(epoch.depth))
+        form = FORMATS[request.wire]
+        rules = form.read_rules(request.split, leading, is_alternating=provider.strict_alternation)
+        lost = history.list_markers(epoch.depth)
+        rendered = place_marker(form, epoch.rendered, lost)
         judged = self._find_judged(request, history, epoch)
         lasting = extend_verdict(judged.verdict, history.runs, rules) if judged.verdict and not pinned else None
         if lasting is None:
@@ -80,7 +82,11 @@ class Rewriter:
                 raise Invalid(problem)
             lasting = make_verdict(history.runs, judged.splices, rules, judged.ids)
         judged.verdict = lasting
-        return apply(request.split, leading, epoch.depth, rendered, changed)
+        sent = MarkedRequest(rendered, changed)
+        if provider.takes_markers and form.takes_markers:
+            kept = form.read_cache_terms(request.split, leading, history.list_markers()[len(lost) :])
+            sent = add_markers(form, request.split, sent, preamble=leading, through=epoch.depth, kept=kept, lost=lost)
+        return apply(request.split, leading, epoch.depth, sent.rendered, sent.changed)
 
     def _find_judged(self, request: ManagedRequest, history: MeasuredHistory, epoch: Epoch) -> _CheckedSplices:
         key = epoch.id, hash(epoch.edits)  # after a failed plan, a minimal one has the same epoch id

@@ -4,9 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from proxy.context.pricing import Cost, price_missed, price_saved
-from proxy.context.provider_cache import (
-    CacheModel,
+from proxy.context.cache_misses import (
     CacheUse,
     Precedent,
     PromptTrail,
@@ -14,6 +12,8 @@ from proxy.context.provider_cache import (
     explain_use,
     name_rewriting,
 )
+from proxy.context.pricing import Cost, price_missed, price_saved
+from proxy.context.provider_cache import CacheModel
 from proxy.engine.models import find_cache
 from proxy.engine.policy import Provider
 from proxy.engine.ports import LogReader
@@ -21,17 +21,17 @@ from proxy.engine.reports.context import Document
 from proxy.engine.reports.conversation import read_request, split_whole
 from proxy.engine.reports.lookup import find_session, read_pages
 from proxy.engine.reports.savings import SavingsInputs, remember_cards
+from proxy.model.card import CacheTerms
 from proxy.model.errors import NotFound
 from proxy.model.exchange import MissCause, Usage
 from proxy.model.log import ExchangeRow, RoundRow
 from proxy.wire import FORMATS
 from proxy.wire.format import CACHED_PARAMETERS, read_diagnosis
 from proxy.wire.json_values import load_lenient
-from proxy.wire.messages import list_markers
 
 _UNKNOWN_PROVIDER = Provider()
-# Retentions of an unknown length: the cache is used, and never known to be cold.
-_ANY_MARKER = ("?",)
+# A lifetime of an unknown length: the cache is used, and where markers decide never known to be cold.
+_ANY_MARKER = CacheTerms(messages=("?",))
 _SHORTEST_MS = 300_000
 _MOST_PATHS = 64
 
@@ -149,23 +149,23 @@ class _Reader:
         return path
 
     async def _find_cache(self, prompt: SentPrompt, precedent: Precedent | None) -> CacheModel:
-        """Return how the cache works for a prompt, where markers decide, for how long those of its precedent keep it.
+        """Return how the cache works for a prompt, and for how long the terms of its precedent keep it.
 
-        They are looked at only after a time for which no marker might keep it. That it was used is seen in the usage.
+        They are looked at only after a time for which no terms might keep it. That it was used is seen in the usage.
         """
         provider = self._inputs.providers.get(prompt.upstream, _UNKNOWN_PROVIDER)
         card = self._inputs.find_card(prompt.upstream, prompt.model)
-        cache = find_cache(provider, prompt.model, card, _ANY_MARKER)
-        if cache.kind != "breakpoints":
-            return find_cache(provider, prompt.model, card, ())
+        cache = find_cache(provider, card, _ANY_MARKER)
+        if cache.kind != "breakpoints" and cache.retention is None:
+            return cache
         if precedent is None or prompt.sent_ms - precedent.prompt.sent_ms <= _SHORTEST_MS:
             return cache
         before, k = self._sent[precedent.prompt.exchange]
         try:
-            markers = list_markers(await self._log.load_sent(before.id, k))
+            sent = split_whole(await self._log.load_sent(before.id, k), FORMATS[before.wire].items_key)
         except NotFound:
             return cache
-        return find_cache(provider, prompt.model, card, markers)
+        return find_cache(provider, card, FORMATS[before.wire].read_terms(sent))
 
     async def _read_told(self, row: ExchangeRow, k: int) -> MissCause | Literal[""]:
         """Return the provider's own diagnosis, which is in its response."""

@@ -7,10 +7,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from proxy.context.pricing import make_tariff
+from proxy.context.provider_cache import CacheModel
+from proxy.engine.context.accounting import list_ends
+from proxy.engine.context.request_state import OutgoingRequest
 from proxy.engine.context.session_caches import SentBodies
-from proxy.model.epoch import Plan
+from proxy.engine.policy import Provider
+from proxy.model.card import UNPRICED, CacheKind
+from proxy.model.epoch import Epoch, Plan
 from proxy.model.errors import UpstreamUnreachable
-from proxy.model.events import Planned
+from proxy.model.events import CacheDiffers, Planned
 from proxy.model.exchange import Opening, Outcome, Round
 from tests.support.engine import JSON, ScriptedResponse
 from tests.support.managed import ManagedEngine, Setup, Turn, answer, refuse
@@ -255,3 +261,55 @@ async def test_each_request_is_told_of_once() -> None:
     planned = [event.exchange for event in engine.events if isinstance(event, Planned)]
     assert planned == [plan.exchange for plan in engine.log.of(Plan)]
     assert len(set(planned)) == len(planned)
+
+
+EXACT = CacheModel("openai-breakpoints", minimum=10, lookback=80, is_head_marked=True)
+MARKED = CacheModel("breakpoints", minimum=10, lookback=3, is_head_marked=True)
+PART = {"type": "text", "text": "go on", "cache_control": {"type": "ephemeral"}}
+
+
+async def list_ends_of(cache: CacheModel, *, kept: int | None = 100, is_opened: bool = False) -> list[int] | None:
+    """The ends in a request of a task, three steps, the second with two calls, and a marked message of a person."""
+    results = [{"role": "tool", "tool_call_id": f"c{n}", "content": "x" * 400} for n in range(2)]
+    calls = [{"id": f"c{n}", "type": "function", "function": {"name": "a", "arguments": "{}"}} for n in range(2)]
+    double: list[Message] = [{"role": "assistant", "content": None, "tool_calls": calls}, *results]
+    state = await Setup().read_state([*until(1), *double, *HISTORY[4:6], {"role": "user", "content": [PART]}])
+    state = replace(state, kept=kept, tariff=make_tariff(UNPRICED, cache))
+    head, sums = state.history.head.tokens, list(state.history.sums)
+    found = list_ends(state, OutgoingRequest("original", b"", is_opened=is_opened))
+    return None if found is None else [([head, *(head + end for end in sums)]).index(end) for end in found]
+
+
+async def test_where_the_prefix_is_broken_a_read_ends_at_a_breakpoint_before() -> None:
+    # 0 is the head, 1 the task, 3 the first result, 6 the second one of the double step, 8 the third, 9 the message
+    assert await list_ends_of(EXACT) == [9, 8, 6, 3, 1, 0]
+    assert await list_ends_of(replace(EXACT, is_head_marked=False)) == [9, 8, 6, 3, 1]
+    assert await list_ends_of(MARKED) == [9, 8, 7, 0]  # at most three blocks up to each marker
+    assert await list_ends_of(CacheModel()) is None
+    assert await list_ends_of(EXACT, kept=None) is None
+    assert await list_ends_of(EXACT, is_opened=True) is None
+
+
+async def test_the_frozen_prefix_ends_at_a_breakpoint() -> None:
+    setup = Setup()
+    state = await setup.read_state(until(3))
+    epoch = Epoch("e", "s1", "gpt-4o", "", b"", 5, "hard", "x", 1, 2, 1, b"[]", (b"{}",))
+    state = replace(state, epoch=epoch, frozen=50, kept=1, tariff=make_tariff(UNPRICED, EXACT))
+    head, last = state.history.head.tokens, state.history.count(5, 7)
+    assert list_ends(state, OutgoingRequest("epoch", b"")) == [head + 50 + last, head + 50, head]
+
+
+@pytest.mark.parametrize(("cache", "is_reported"), [("openai-breakpoints", False), ("prefix", True)])
+async def test_what_cannot_be_read_of_a_broken_prefix_is_not_missed(cache: CacheKind, *, is_reported: bool) -> None:
+    """A client that changes the last of twelve results each time: no breakpoint is in the group before it."""
+    engine = ManagedEngine(provider=Provider(cache=cache))
+    calls = [{"id": f"c{n}", "type": "function", "function": {"name": "a", "arguments": "{}"}} for n in range(12)]
+    results = [{"role": "tool", "tool_call_id": f"c{n}", "content": "word " * 360} for n in range(11)]
+    step: list[Message] = [*until(0), {"role": "assistant", "content": None, "tool_calls": calls}, *results]
+    for number in range(8):
+        last = {"role": "tool", "tool_call_id": "c11", "content": f"{number} " + "word " * 350}
+        usage = {"prompt_tokens": 5_500, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}
+        engine.upstream.prepare(answer(json.dumps({"choices": [], "usage": usage}).encode()))
+        await engine.send([*step, last])
+    assert engine.epochs == []
+    assert any(isinstance(event, CacheDiffers) for event in engine.events) is is_reported

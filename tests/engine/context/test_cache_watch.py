@@ -8,11 +8,12 @@ from proxy.engine.context import accounting
 from proxy.engine.context.accounting import CacheWatch
 from proxy.engine.policy import Provider
 from proxy.engine.runtime import EventBus, TaskRunner
-from proxy.model.card import Card
+from proxy.model.card import CacheTerms, Card
 from proxy.model.epoch import Plan
 from proxy.model.events import AnswerRead, CacheUsed, EpochOpened, Planned, PromptSent
 from proxy.model.exchange import Usage
 
+UNASKED = CacheTerms()
 LAYERS = b"tools---system--settings"
 
 
@@ -25,13 +26,13 @@ class Watched:
         CacheWatch(self.bus, lambda upstream, model: Card(), {"main": provider} if provider else {})
         self.bus.subscribe(CacheUsed, self.told.append)
 
-    def send(self, exchange: str, depth: int, at: float = 0.0, body: bytes = b"{}", session: str = "s") -> None:
+    def send(self, exchange: str, depth: int, at: float = 0.0, terms: CacheTerms = UNASKED, session: str = "s") -> None:
         nodes = [f"{place}".encode() for place in range(depth)]
-        self.bus.publish(PromptSent(exchange, session, "main", "m", nodes, LAYERS, int(at * 1000), body))
+        self.bus.publish(PromptSent(exchange, session, "main", "m", nodes, LAYERS, int(at * 1000), terms))
 
     def read(self, exchange: str, input: int, cached: int, written: int | None = None, told: Any = "") -> str:
         """The response was read; the cause."""
-        self.bus.publish(AnswerRead(exchange, 0, Usage(input, 5, cached, written), 0.5, told))
+        self.bus.publish(AnswerRead(exchange, 0, Usage(input, 5, cached, written), 0.5, told=told))
         return self.told[-1].cause
 
 
@@ -58,10 +59,10 @@ def test_what_a_provider_says_is_believed() -> None:
 
 def test_markers_say_for_how_long_a_cache_is_kept() -> None:
     watched = Watched(Provider(cache="breakpoints"))
-    body = b'{"cache_control":{"type":"ephemeral"}}'
-    watched.send("x1", 3, body=body)
+    terms = CacheTerms(messages=("5m",))
+    watched.send("x1", 3, terms=terms)
     watched.read("x1", 4000, 0, 4000)
-    watched.send("x2", 5, 400, body)
+    watched.send("x2", 5, 400, terms)
     assert watched.read("x2", 5000, 0, 5000) == "idle"
 
 

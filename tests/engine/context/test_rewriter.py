@@ -116,3 +116,30 @@ async def test_a_plan_that_does_not_bear_leaves_its_id_to_another() -> None:
     with pytest.raises(Invalid):
         rewriter.rewrite(subject, path, make_epoch(subject))
     assert rewriter.rewrite(subject, path, keep_task(subject))
+
+
+def list_marked(body: bytes) -> list[int]:
+    return [at for at, each in enumerate(json.loads(body)["messages"]) if "cache_control" in json.dumps(each)]
+
+
+async def test_markers_of_ours_only_where_the_settings_say_that_the_upstream_takes_them() -> None:
+    subject, path = await read_state()
+    epoch = keep_task(subject)
+    for provider in (Provider(), Provider(host="api.anthropic.com"), Provider(cache="openai-breakpoints")):
+        assert list_marked(Rewriter({"main": provider}).rewrite(subject, path, epoch)) == []
+    body = Rewriter({"main": Provider(cache="breakpoints")}).rewrite(subject, path, epoch)
+    last = len(json.loads(body)["messages"]) - 1
+    assert list_marked(body) == [0, 2, last]
+
+
+async def test_markers_of_the_client_count_and_the_frozen_prefix_keeps_its_bytes() -> None:
+    rewriter = Rewriter({"main": Provider(cache="breakpoints")})
+    marked = [{**HISTORY[0], "content": [{"type": "text", "text": "You are an agent.", **MARK}]}, *HISTORY[1:]]
+    bodies = []
+    for history in (marked, [*marked, {"role": "user", "content": "go on"}]):
+        subject, path = await read_state(history)
+        bodies.append(rewriter.rewrite(subject, path, keep_task(subject)))
+    assert list_marked(bodies[0])[:2] == list_marked(bodies[1])[:2] == [0, 2]
+    first, second = (json.loads(body)["messages"] for body in bodies)
+    assert first[:3] == second[:3]
+    assert first[0] == marked[0]

@@ -10,9 +10,9 @@ from proxy.context.budget import Budget, BudgetPolicy, make_budget
 from proxy.engine.context.request_state import StateReader, find_key
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.session_context import SessionContext
-from proxy.engine.models import CacheCalibrator, Models
+from proxy.engine.models import CacheCalibrator, Models, OverflowWatch
 from proxy.engine.request import ManagedRequest
-from proxy.engine.runtime import TaskRunner
+from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import Card, LimitKey
 from proxy.model.exchange import Headers
@@ -36,7 +36,10 @@ class World:
         policy = BudgetPolicy(ceiling_tokens=50_000)
         self.models = Models(self.catalog, self.counting, policy, self.clock, TaskRunner().spawn)
         self.memory = ContextCaches(StatedArchive(), self.counting, 1 << 24)
-        self.state_reader = StateReader(self.memory, self.models, CacheCalibrator(self.counting, {}), self.clock)
+        bus = EventBus(TaskRunner())
+        overflows = OverflowWatch(self.models, bus)
+        calibrator = CacheCalibrator(self.counting, {}, overflows, bus)
+        self.state_reader = StateReader(self.memory, self.models, calibrator, self.clock, overflows=overflows)
 
     def learn_double(self) -> None:
         """The model counts two tokens for each of ours."""

@@ -197,7 +197,7 @@ class ContextController:
         if is_pinning(request):
             return None
         if request.wire not in MANAGED_WIRES:
-            return OutgoingRequest("original", request.split.content, labels=self._label_unmanaged(request))
+            return OutgoingRequest("original", request.split.content, labels=_label_unmanaged(self.states, request))
         if request.mode != "manage" or request.step is None:
             return None
         if self.states.holdout.fraction and self.states.holdout.has(request.session.id):
@@ -284,7 +284,7 @@ class ContextController:
 
     def _exempt(self, request: ManagedRequest, reason: str) -> OutgoingRequest:
         if reason == _RECORDED_ONLY:
-            return OutgoingRequest("original", request.split.content, labels=self._label_unmanaged(request))
+            return OutgoingRequest("original", request.split.content, labels=_label_unmanaged(self.states, request))
         return self._hold_out(request) if reason == HELD_OUT else self._stand_aside(request, reason)
 
     def _give_up(self, request: ManagedRequest, error: Exception) -> OutgoingRequest:
@@ -330,7 +330,7 @@ class ContextController:
         if budget.window is None:
             self.states.models.ask(request.upstream, request.headers)
         state = await self.states.read(request, context, epoch, budget)
-        decision = self._defer(request, decide(state.account, state.facts))
+        decision = _defer(self._observer, request, decide(state.account, state.facts))
         chosen = await self._run_chain(state, decision, commit)
         if decision.why == "overflow":
             self.states.overflows.settle(request.session.id, request.model)
@@ -339,15 +339,6 @@ class ContextController:
         outgoing = replace(self._accounting.account(state, chosen, decision), state=state)
         outgoing = outgoing.add(_label_own(state, outgoing, decision)).add(_label_shortened(state, outgoing))
         return self._label_excess(state, outgoing, decision)
-
-    def _defer(self, request: ManagedRequest, decision: Decision) -> Decision:
-        """Let an epoch that could open later wait for the summary of what it takes, which is then sent with it.
-
-        A few more excess reads cost less than that summary, which was asked for so that this epoch shows it.
-        """
-        if decision.why != "soft" or not self._observer.is_busy(request):
-            return decision
-        return Decision(None, decision.pressure, REPORTING)
 
     async def _run_chain(self, state: RequestState, decision: Decision, commit: Commit) -> OutgoingRequest:
         """Run the fallback levels. A request above the ceiling first waits for a running summary (B8b)."""
@@ -389,14 +380,6 @@ class ContextController:
     def _is_overflowed(self, request: ManagedRequest) -> bool:
         """Return whether the last response of the request's view shows that its request was too long."""
         return self.states.overflows.is_due(request.session.id, request.model)
-
-    def _label_unmanaged(self, request: ManagedRequest) -> Headers:
-        """Label a large request on a wire that is not managed. Its size is estimated from its bytes."""
-        if request.mode != "manage":
-            return ()
-        budget = self.states.find_budget(request)
-        is_large = len(request.split.content) >= _BYTES_OF_A_TOKEN * budget.soft
-        return ((b"x-palimpsest-mode", b"observe; recorded-only"),) if is_large else ()
 
     def _find_sign(self, request: ManagedRequest) -> str:
         """Find a sign in the new messages that the client or provider manages the context already.
@@ -487,3 +470,22 @@ def _find_mark(request: ManagedRequest) -> str:
 def _is_risky(budget: Budget, request: ManagedRequest) -> bool:
     """Return whether the upstream may refuse a request below the soft mark as too long: its window is unknown."""
     return budget.window is None and len(request.split.content) >= _SAFE_BYTES
+
+
+def _defer(observer: SentObserver, request: ManagedRequest, decision: Decision) -> Decision:
+    """Let an epoch that could open later wait for the summary of what it takes, which is then sent with it.
+
+    A few more excess reads cost less than that summary, which was asked for so that this epoch shows it.
+    """
+    if decision.why != "soft" or not observer.is_busy(request):
+        return decision
+    return Decision(None, decision.pressure, REPORTING)
+
+
+def _label_unmanaged(states: StateReader, request: ManagedRequest) -> Headers:
+    """Label a large request on a wire that is not managed. Its size is estimated from its bytes."""
+    if request.mode != "manage":
+        return ()
+    budget = states.find_budget(request)
+    is_large = len(request.split.content) >= _BYTES_OF_A_TOKEN * budget.soft
+    return ((b"x-palimpsest-mode", b"observe; recorded-only"),) if is_large else ()

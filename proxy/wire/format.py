@@ -5,8 +5,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from msgspec.structs import replace
-
 from proxy.model.card import CacheTerms
 from proxy.model.exchange import Answer, MissCause
 from proxy.model.messages import LEDGER_HEAD, CountedContent, Message, MessageStructure
@@ -237,21 +235,22 @@ class Format(ABC):
 
     def read_cache_terms(self, body: SplitBody, leading: int, markers: Sequence[str] = ()) -> CacheTerms:
         """Return what a request states about caching. `markers` are those of the messages after the `leading` ones."""
-        head, messages = _read_head_markers(body, leading), (*markers, *_read_own_marker(body))
-        return replace(self.read_terms(body), head=head, messages=messages, has_leading=leading > 0)
+        lifetime, is_explicit = _read_cache_options(body)
+        return CacheTerms(
+            head=_read_head_markers(body, leading),
+            messages=(*markers, *_read_own_marker(body)),
+            lifetime=lifetime,
+            has_leading=leading > 0,
+            is_explicit=is_explicit,
+        )
 
     def read_terms(self, body: SplitBody) -> CacheTerms:
         """Return what a whole request states about caching, all of its markers among those of `messages`, each once.
 
         Its messages are not read as JSON.
         """
-        wanted = _load(body, _CACHE_OPTIONS)
-        options = wanted if isinstance(wanted, dict) else {}
-        return CacheTerms(
-            messages=list_markers(body.content),
-            lifetime=read_text(options.get("ttl")) or read_text(_load(body, _CACHE_RETENTION)),
-            is_explicit=options.get("mode") == "explicit",
-        )
+        lifetime, is_explicit = _read_cache_options(body)
+        return CacheTerms(messages=list_markers(body.content), lifetime=lifetime, is_explicit=is_explicit)
 
     def find_management(self, body: SplitBody, known: int = 0) -> str:
         """Return a short description of what already manages the context of a request; empty if nothing does (B7).
@@ -342,6 +341,14 @@ class DecodedMessage:
 def _say_json(body: SplitBody, leading: int) -> bool:
     """Return whether one of the leading messages has the word "json", which the JSON output format requires."""
     return any(b"json" in raw.lower() for raw in _list_leading(body, leading))
+
+
+def _read_cache_options(body: SplitBody) -> tuple[str, bool]:
+    """Return the lifetime that a request asks for, empty if none, and whether only marked blocks are to be cached."""
+    wanted = _load(body, _CACHE_OPTIONS)
+    options = wanted if isinstance(wanted, dict) else {}
+    lifetime = read_text(options.get("ttl")) or read_text(_load(body, _CACHE_RETENTION))
+    return lifetime, options.get("mode") == "explicit"
 
 
 def _read_head_markers(body: SplitBody, leading: int) -> tuple[str, ...]:

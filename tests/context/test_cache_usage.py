@@ -152,6 +152,17 @@ def test_what_markers_covered_is_expected_of_a_cache_that_wants_them() -> None:
     assert explain(make_prompt(12, 20_000, 24_000, 10), make_prompt(10, 0, written=0)).use == "read"
 
 
+def test_what_breakpoints_covered_is_expected_of_a_cache_that_reads_up_to_them_only() -> None:
+    before = make_prompt(10, 12_000, written=5000)
+    assert explain(make_prompt(12, 17_000, 24_000, 10), before, EXACT).use == "read"
+    assert explain(make_prompt(12, 12_000, 24_000, 10), before, EXACT).missed == 5000
+    assert explain(make_prompt(12, 0, 24_000, 10), make_prompt(10, 0, written=0), EXACT).use == "first"
+    marked, edited = make_prompt(10, 0, written=20_000), name_nodes(12, "b", 9)
+    assert explain(make_prompt(edited, 0, 24_000, 10), marked, EXACT).cause == "message"  # the one before it may be far
+    assert explain(make_prompt(12, 0, 24_000, 2161), marked, EXACT).cause == "idle"
+    assert explain(make_prompt(12, 0, 24_000, 2159), marked, EXACT).cause == "provider"
+
+
 def test_the_provider_is_believed_where_nothing_else_explains_a_miss() -> None:
     use = explain(make_prompt(12, 0, 24_000, 10), told="tools")
     assert (use.cause, use.is_told) == ("tools", True)

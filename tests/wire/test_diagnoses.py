@@ -4,6 +4,9 @@ from typing import Any
 
 import pytest
 
+from proxy.model.card import CacheTerms
+from proxy.wire import FORMATS
+from proxy.wire.body import split_body
 from proxy.wire.format import read_diagnosis
 from proxy.wire.messages import list_markers
 
@@ -49,3 +52,15 @@ def test_markers_of_a_request_are_listed_once_each() -> None:
     body = b'{"system":[{"cache_control":{"type":"ephemeral"}}],"messages":[{"cache_control" : {"ttl": "1h"}},'
     assert list_markers(body + b'{"cache_control":{"type":"ephemeral"}}]}') == ("1h", "5m")
     assert list_markers(b'{"messages":[]}') == ()
+
+
+def test_the_terms_of_a_whole_request_have_all_its_markers_and_what_its_members_ask_for() -> None:
+    marker = b'{"cache_control":{"type":"ephemeral","ttl":"1h"}}'
+    content = b'{"tools":[%b],"prompt_cache_options":{"ttl":"24h","mode":"explicit"},"messages":[{},%b]}' % (
+        marker,
+        marker,
+    )
+    body = split_body(content, "messages")
+    assert body is not None
+    terms = FORMATS["chat_completions"].read_terms(body)
+    assert terms == CacheTerms(messages=("1h",), lifetime="24h", is_explicit=True)

@@ -382,6 +382,19 @@ def test_a_message_that_takes_no_marker_is_left_as_it_is(content: Any) -> None:
     assert add_markers(form, body, before, preamble=1, through=1, kept=CacheTerms(), lost=[]) == before
 
 
+def test_a_message_that_is_sent_in_other_bytes_keeps_them_under_a_marker() -> None:
+    items = [{"role": role, "content": "a"} for role in ("system", "user", "assistant")]
+    body, form = split(json.dumps({"messages": items}).encode()), FORMATS[CHAT]
+    before = MarkedRequest((USER % b"ledger",), {1: b'{"role":"assistant","content":"changed"}'})
+    sent = add_markers(form, body, before, preamble=1, through=1, kept=CacheTerms(), lost=[])
+    messages = json.loads(apply(body, 1, 1, sent.rendered, sent.changed))["messages"]
+    assert messages == [
+        mark(items[0], "5m"),
+        mark(json.loads(USER % b"ledger"), "5m"),
+        mark(items[2] | {"content": "changed"}, "5m"),
+    ]
+
+
 @given(
     st.lists(st.sampled_from(["5m", "1h"]), max_size=4),
     st.lists(st.integers(0, 7), min_size=4, max_size=4, unique=True),

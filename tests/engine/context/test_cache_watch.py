@@ -8,22 +8,23 @@ from proxy.engine.context import accounting
 from proxy.engine.context.accounting import CacheWatch
 from proxy.engine.policy import Provider
 from proxy.engine.runtime import EventBus, TaskRunner
-from proxy.model.card import CacheTerms, Card
+from proxy.model.card import CacheFacts, CacheTerms, Card
 from proxy.model.epoch import Plan
 from proxy.model.events import AnswerRead, CacheUsed, EpochOpened, Planned, PromptSent
 from proxy.model.exchange import Usage
 
 UNASKED = CacheTerms()
+UNKNOWN_CARD = Card()
 LAYERS = b"tools---system--settings"
 
 
 class Watched:
     """A bus with a watch."""
 
-    def __init__(self, provider: Provider | None = None) -> None:
+    def __init__(self, provider: Provider | None = None, card: Card = UNKNOWN_CARD) -> None:
         self.bus = EventBus(TaskRunner())
         self.told: list[CacheUsed] = []
-        CacheWatch(self.bus, lambda upstream, model: Card(), {"main": provider} if provider else {})
+        CacheWatch(self.bus, lambda upstream, model: card, {"main": provider} if provider else {})
         self.bus.subscribe(CacheUsed, self.told.append)
 
     def send(self, exchange: str, depth: int, at: float = 0.0, terms: CacheTerms = UNASKED, session: str = "s") -> None:
@@ -64,6 +65,25 @@ def test_markers_say_for_how_long_a_cache_is_kept() -> None:
     watched.read("x1", 4000, 0, 4000)
     watched.send("x2", 5, 400, terms)
     assert watched.read("x2", 5000, 0, 5000) == "idle"
+
+
+def test_markers_of_ours_count_where_a_request_is_rewritten() -> None:
+    watched = Watched(Provider(cache="breakpoints"))
+    for exchange, depth, epoch in (("x1", 3, "e"), ("x2", 5, "e"), ("x3", 7, "")):
+        watched.send(exchange, depth, depth)
+        watched.bus.publish(Planned("s", Plan(exchange, 0, "m", "epoch", epoch)))
+        watched.read(exchange, 4000, 0, 4000)
+    assert [each.cause for each in watched.told] == ["", "provider", ""]  # a client's own has no marker
+
+
+def test_exact_breakpoints_are_a_cache_that_lasts_as_long_as_the_request_asks_for() -> None:
+    caches = (CacheFacts("openai-breakpoints", "a page", lifetime=1800.0),)
+    for terms, cause in ((UNASKED, "idle"), (CacheTerms(lifetime="1h"), "provider")):
+        watched = Watched(card=Card(caches=caches))
+        watched.send("x1", 3, terms=terms)
+        watched.read("x1", 4000, 0, 4000)
+        watched.send("x2", 5, 2400, terms)
+        assert watched.read("x2", 5000, 0, 5000) == cause
 
 
 def test_an_answer_to_what_was_not_seen_says_nothing() -> None:

@@ -10,7 +10,7 @@ from proxy.context.budget import BudgetPolicy
 from proxy.engine.policy import Provider
 from proxy.engine.reports.cache import CacheReport, describe_cache, explain_miss, load_cache
 from proxy.engine.reports.savings import SavingsInputs
-from proxy.model.card import Card
+from proxy.model.card import CacheFacts, Card
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Usage
 from proxy.model.lineage import NodeRow
@@ -27,6 +27,7 @@ from tests.store.samples import (
 )
 from tests.support.memory_store.archive import MemoryArchive
 
+UNKNOWN_CARD = Card()
 LAYERS = b"tools---system--settings"
 MARKED = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"cache_control": {"type": "ephemeral"}}]}
 CHAIN = make_chain("a", "!b", "c", "!d", "e", "!f", "g")
@@ -55,9 +56,10 @@ class PartlyErased(MemoryArchive):
 class Session:
     """A session of calls at times in seconds, each with all messages of the one before it."""
 
-    def __init__(self, cache: Any = None) -> None:
+    def __init__(self, cache: Any = None, card: Card = UNKNOWN_CARD) -> None:
         self.archive = PartlyErased()
         self._cache = cache
+        self._card = card
         self._nodes: Sequence[NodeRow] = ()
 
     async def add(
@@ -75,7 +77,7 @@ class Session:
 
     async def load(self, n: int | None = None) -> CacheReport:
         providers = {"openai": Provider(cache=self._cache)}
-        inputs = SavingsInputs(lambda upstream, model: Card(), BudgetPolicy(), providers)
+        inputs = SavingsInputs(lambda upstream, model: self._card, BudgetPolicy(), providers)
         log: Any = self.archive
         return await load_cache(log, make_key().id, inputs, n)
 
@@ -95,6 +97,17 @@ async def test_markers_say_how_long_a_cache_is_kept() -> None:
         assert list_causes(report) == causes
         assert report.calls[2].use.expected == 5000
     assert explain_miss(report.calls[2]) == "the provider: nothing that was sent explains it"
+
+
+async def test_the_lifetime_that_a_request_asks_for_counts() -> None:
+    caches = (CacheFacts("openai-breakpoints", "a page", lifetime=1800.0),)
+    for ttl, causes in (("30m", ["", "idle"]), ("1h", ["", "provider"])):
+        session = Session(card=Card(caches=caches))
+        body = {"messages": MARKED["messages"], "prompt_cache_options": {"ttl": ttl}}
+        await session.add("e1", 0, 1, Usage(4000, 5, 0, 3000), body=body)
+        await session.add("e2", 2400, 3, Usage(5000, 5, 0, 5000), body=body)
+        report = await session.load()
+        assert (list_causes(report), report.calls[1].use.expected) == (causes, 3000)
 
 
 async def test_a_diagnosis_in_the_response_is_believed_and_said() -> None:

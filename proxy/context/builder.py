@@ -216,8 +216,6 @@ class ContextBuilder:
             draft = shrink_draft(view, index, draft, ways, most=most, count=self._count)
             if view.head + draft.tokens <= view.budget.high:
                 return draft
-        if view.frozen is not None:  # a new ledger in place of the carried ones may be the tokens that are missing
-            return self._give_up(msgspec.structs.replace(view, frozen=None), index, words, most, rung)
         # Messages that no model has seen are only replaced if the request would be refused otherwise.
         fitting = view.budget.high if view.must_fit else view.budget.find_room()
         if fitting is None:

@@ -25,6 +25,7 @@ from proxy.model.events import AnswerRead, CacheUsed, EpochOpened, Planned, Prom
 from proxy.model.exchange import Headers
 from proxy.model.lineage import count_shared_nodes
 from proxy.model.manifest import Manifest
+from proxy.wire import FORMATS
 
 _log = logging.getLogger("palimpsest.context")
 
@@ -75,6 +76,20 @@ def add_note(request: ManagedRequest, outgoing: OutgoingRequest) -> OutgoingRequ
     plan = outgoing.plan or Plan(request.exchange, 0, request.model, "original")
     plan = replace(plan, reason="; ".join(filter(None, (plan.reason, outgoing.note))))
     return replace(outgoing, plan=plan).add(label_note(outgoing.note))
+
+
+def describe_prompt(request: ManagedRequest, layers: bytes) -> PromptSent:
+    """Return what is published of a request that is sent, whatever is made of it."""
+    return PromptSent(
+        request.exchange,
+        request.session.id,
+        request.session.upstream,
+        request.model,
+        request.chain.nodes,
+        layers,
+        request.opened_ms,
+        FORMATS[request.wire].read_terms(request.split),
+    )
 
 
 class SentObserver(Protocol):

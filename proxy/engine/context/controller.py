@@ -30,6 +30,7 @@ from proxy.engine.context.accounting import (
     SentObserver,
     UsageAccounting,
     add_note,
+    describe_prompt,
     label_note,
     list_labels,
     tell_removed,
@@ -44,7 +45,7 @@ from proxy.engine.open_exchange import RetrySource
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EventBus
 from proxy.model.epoch import Epoch, EpochUse, Pin, Plan
-from proxy.model.events import CeilingExceeded, Planned, PromptSent, RungFailed
+from proxy.model.events import CeilingExceeded, Planned, RungFailed
 from proxy.model.exchange import Headers
 from proxy.model.manifest import Manifest
 from proxy.wire import FORMATS, MANAGED_WIRES
@@ -142,18 +143,7 @@ class ContextController:
 
     def note_prompt(self, request: ManagedRequest, layers: bytes) -> None:
         """Note a request that was sent, whatever was made of it."""
-        self._bus.publish(
-            PromptSent(
-                request.exchange,
-                request.session.id,
-                request.session.upstream,
-                request.model,
-                request.chain.nodes,
-                layers,
-                request.opened_ms,
-                FORMATS[request.wire].read_terms(request.split),
-            )
-        )
+        self._bus.publish(describe_prompt(request, layers))
 
     def watch(self, request: ManagedRequest, outgoing: OutgoingRequest) -> None:
         """Watch the response to a request that was sent uncounted, and never will be counted."""
@@ -214,7 +204,7 @@ class ContextController:
         """Return the unchanged request if its size in bytes proves that it is short. Nothing is looked up."""
         content, budget = request.split.content, self.states.find_budget(request)
         is_short = request.chain.is_plain and is_below_soft_mark(budget, len(content))
-        if not is_short or self._is_overflowed(request) or _find_mark(request):
+        if not is_short or self.states.is_overflowed(request) or _find_mark(request):
             return None
         return OutgoingRequest("original", content, is_managed=True, is_guarded=_is_risky(budget, request))
 
@@ -232,7 +222,7 @@ class ContextController:
         epoch = context.find(request.model, request)
         if epoch is not None:
             return self._keep_epoch(request, context, epoch, budget)
-        if not self.states.is_below(request, budget) or self._is_overflowed(request):
+        if not self.states.is_below(request, budget) or self.states.is_overflowed(request):
             return None
         if budget.window is None:
             self.states.models.ask(request.upstream, request.headers)
@@ -376,10 +366,6 @@ class ContextController:
         notice = f"above the ceiling: {tokens} tokens of {usable}; {reason}"
         told = "; ".join(filter(None, (notice, outgoing.note)))
         return replace(outgoing, plan=replace(outgoing.plan, reason=told)).add(label_note(notice))
-
-    def _is_overflowed(self, request: ManagedRequest) -> bool:
-        """Return whether the last response of the request's view shows that its request was too long."""
-        return self.states.overflows.is_due(request.session.id, request.model)
 
     def _find_sign(self, request: ManagedRequest) -> str:
         """Find a sign in the new messages that the client or provider manages the context already.

@@ -242,6 +242,10 @@ class StateReader:
         """Return the prices of a model's input when there is no request."""
         return self._calibrator.find_tariff(upstream, model, self.models.card(upstream, model))
 
+    def is_overflowed(self, request: ManagedRequest) -> bool:
+        """Return whether the last response of the request's view shows that its request was too long."""
+        return self.overflows.is_due(request.session.id, request.model)
+
     def is_below(self, request: ManagedRequest, budget: Budget) -> bool:
         """Return whether cached counts and the bytes of the rest prove that a request is below the soft mark."""
         known, shared = self.caches.histories.find(request)
@@ -308,7 +312,7 @@ class StateReader:
             is_refused=epoch is not None
             and epoch.why == "refused"
             and self.clock.now_ms() - epoch.opened_ms < _REFUSED_MS,
-            is_overflowed=self.overflows.is_due(request.session.id, model),
+            is_overflowed=self.is_overflowed(request),
         )
 
     async def _weigh(self, request: ManagedRequest, context: SessionContext, epoch: Epoch) -> int:

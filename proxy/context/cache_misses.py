@@ -62,30 +62,29 @@ class PromptTrail:
 
     def __init__(self) -> None:
         self._ends: list[SentPrompt] = []
-
-    @property
-    def weight(self) -> int:
-        """The number of nodes that it holds in memory."""
-        return sum([len(end.nodes) for end in self._ends])
+        self.weight = 0  # the number of nodes that it holds in memory
 
     def find(self, prompt: SentPrompt) -> Precedent | None:
         """Return the precedent of a prompt: the one that shares most with it, at best to its model, then the newest."""
-        ready = [end for end in self._ends if end.ready_ms <= prompt.sent_ms]
-        ranks = [
-            (count_shared_nodes(end.nodes, prompt.nodes), end.has_model_of(prompt), at) for at, end in enumerate(ready)
-        ]
-        shared, _, at = max(ranks, default=(0, False, 0))
-        if shared:
-            return Precedent(ready[at], shared)
-        for end in reversed(ready):
-            if _LONG < len(end.nodes) <= len(prompt.nodes) and end.has_model_of(prompt):
-                return Precedent(end, 0)
-        return None
+        found, best, changed = None, (0, False), None
+        for end in self._ends:
+            if end.ready_ms > prompt.sent_ms:
+                continue
+            is_same = end.has_model_of(prompt)
+            rank = count_shared_nodes(end.nodes, prompt.nodes), is_same
+            if rank[0] and rank >= best:
+                found, best = end, rank
+            elif is_same and _LONG < len(end.nodes) <= len(prompt.nodes):
+                changed = end
+        if found is not None:
+            return Precedent(found, best[0])
+        return Precedent(changed, 0) if changed is not None else None
 
     def add(self, prompt: SentPrompt) -> None:
         """Add a prompt that was answered, in place of the one that it continues."""
-        self._ends = [end for end in self._ends if not _is_continued(end, prompt)][-_MOST_ENDS + 1 :]
-        self._ends.append(prompt)
+        kept = [end for end in self._ends if not _is_continued(end, prompt)]
+        self._ends = [*kept[-_MOST_ENDS + 1 :], prompt]
+        self.weight = sum([len(end.nodes) for end in self._ends])
 
 
 def _is_continued(end: SentPrompt, prompt: SentPrompt) -> bool:
@@ -150,6 +149,14 @@ def explain_use(
         idle,
         is_told,
     )
+
+
+def can_have_missed(prompt: SentPrompt, precedent: Precedent | None) -> bool:
+    """Return whether a cache of any kind may have missed something that counts."""
+    usage = prompt.usage
+    if precedent is None or usage.input is None or usage.cached is None:
+        return False
+    return min(precedent.prompt.usage.input or 0, usage.input) - usage.cached > _SLACK_TOKENS
 
 
 def compute_slack(expected: float) -> float:

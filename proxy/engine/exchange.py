@@ -19,17 +19,18 @@ from proxy.engine.request_resolver import BuildManifest, RequestResolver
 from proxy.engine.runtime import TaskRunner
 from proxy.model.epoch import Epoch
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
-from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, Round
+from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, RequestOptions, Round
 from proxy.model.log import Record
 from proxy.model.manifest import Manifest, make_head_manifest, make_manifest
 from proxy.wire import MANAGED_WIRES
 from proxy.wire.format import Format
-from proxy.wire.headers import accept_identity_only, find_header, list_credentials
+from proxy.wire.headers import OWN_PREFIX, accept_identity_only, find_header, list_credentials
 
 _MODES = ("manage", "observe", "bypass")
 _LONGEST_NUMBER = 9
 # The accepted values of reserved request headers: those that ask for the default behaviour (BEHAVIOUR B38).
 _SERVED = {b"x-palimpsest-strategy": ("epochs",), b"x-palimpsest-history": (), b"x-palimpsest-source": ("direct",)}
+_MODE, _CEILING, _PIN = b"x-palimpsest-mode", b"x-palimpsest-ceiling", b"x-palimpsest-pin"
 
 
 class ExchangeService:
@@ -51,29 +52,33 @@ class ExchangeService:
         self._relay = relay
         self._tasks = tasks
         self._controller = controller
+        self._unasked = RequestOptions(policy.mode)
         named = (principal.header for principal in policy.principals.values() if principal.header)
         self._tenant_headers = tuple(name.lower().encode("latin-1") for name in named)
 
-    def read_mode(self, headers: Headers) -> Mode:
-        """Return the mode that a request asks for, or the configured one.
+    def read_options(self, headers: Headers) -> RequestOptions:
+        """Return what the headers of a request ask for. Its mode is the configured one if they ask for none.
 
-        Raises BadRequest for an unknown mode, and for reserved headers that this version does not serve.
+        Raises BadRequest for unknown values, and for reserved headers that this version does not serve.
         """
-        _check_reserved(headers)
-        asked = find_header(headers, b"x-palimpsest-mode").decode("latin-1").strip().lower()
-        if not asked:
-            return self._policy.mode
-        if asked not in _MODES:
-            raise BadRequest(f"x-palimpsest-mode is one of {', '.join(_MODES)}, not {asked[:40]!r}")
-        return cast(Mode, asked)
+        own = tuple([header for header in headers if header[0].startswith(OWN_PREFIX)])
+        if not own:
+            return self._unasked
+        _check_reserved(own)
+        mode = find_header(own, _MODE).decode("latin-1").strip().lower() or self._policy.mode
+        if mode not in _MODES:
+            raise BadRequest(f"x-palimpsest-mode is one of {', '.join(_MODES)}, not {mode[:40]!r}")
+        is_pinning = find_header(own, _PIN).strip().lower() == b"true"
+        return RequestOptions(cast(Mode, mode), read_ceiling(own), is_pinning)
 
     def reads(self, headers: Headers, wire: str) -> bool:
         """Return whether a request in a wire format is read. A server that was started in mode bypass reads none.
 
         If bypass is asked for one request, it is read where epochs may have been opened (BEHAVIOUR B36). Raises
-        BadRequest as `read_mode` does.
+        BadRequest as `read_options` does.
         """
-        return self.read_mode(headers) != "bypass" or (self._policy.mode != "bypass" and wire in MANAGED_WIRES)
+        mode = self.read_options(headers).mode
+        return mode != "bypass" or (self._policy.mode != "bypass" and wire in MANAGED_WIRES)
 
     def carry(self, incoming: ClientRequest, wire: str, client: Client) -> Coroutine[Any, Any, None]:
         """Return a coroutine that carries a request whose whole body is in memory, in the wire format named `wire`.
@@ -106,9 +111,9 @@ class ExchangeService:
 
     async def _carry(self, incoming: ClientRequest, form: Format, client: Client) -> None:
         self._check_log()
-        mode, ceiling = self.read_mode(incoming.headers), read_ceiling(incoming.headers)
+        options = self.read_options(incoming.headers)
         # adds its session, its upstream, and which of its messages are new
-        request, build = await self._resolver.resolve(incoming, form, mode, ceiling)
+        request, build = await self._resolver.resolve(incoming, form, options)
         _add_labels(client, request)
         exchange = self._open(request, form, client)
         outgoing = self._controller.decide_at_once(request)
@@ -199,7 +204,7 @@ class ExchangeService:
 
     async def _carry_stream(self, incoming: ClientRequest, body: RequestBody | None, client: Client) -> None:
         self._check_log()
-        request = self._resolver.resolve_stream(incoming, self.read_mode(incoming.headers))
+        request = self._resolver.resolve_stream(incoming, self.read_options(incoming.headers))
         _add_labels(client, request)
         exchange, passed = self._open(request, None, client), CappedBuffer(self._policy.record_cap_bytes)
 
@@ -261,7 +266,7 @@ def _check_reserved(headers: Headers) -> None:
 
 def read_ceiling(headers: Headers) -> int | None:
     """Return the ceiling that a request asks for, in tokens, or None. Raises BadRequest."""
-    asked = find_header(headers, b"x-palimpsest-ceiling").strip()
+    asked = find_header(headers, _CEILING).strip()
     if not asked:
         return None
     if not asked.isdigit() or len(asked) > _LONGEST_NUMBER or not int(asked):

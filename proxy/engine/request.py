@@ -23,6 +23,7 @@ class ResolvedRequest(ClientRequest, frozen=True, gc=False, kw_only=True):
     opened_ms: int
     model: str = ""
     ceiling: int | None = None  # the one that it asks for, in the model's tokens
+    is_pinning: bool = False  # it asks to pin its newest message
     is_stream: bool = False  # it asks for a streamed response
     step: Step | None = None  # its place in the session, if known
 

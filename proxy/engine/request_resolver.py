@@ -31,7 +31,7 @@ from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Clock, Ids, Upstream
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.response_reader import ResponseReader
-from proxy.model.exchange import ClientRequest, Mode, Opening, SessionKey
+from proxy.model.exchange import ClientRequest, Opening, RequestOptions, SessionKey
 from proxy.model.lineage import compute_chain_root
 from proxy.model.manifest import Manifest, make_capped_manifest
 from proxy.wire.body import SplitBody
@@ -94,7 +94,7 @@ class RequestResolver:
         self._ids = ids
 
     async def resolve(
-        self, request: ClientRequest, form: Format, mode: Mode, ceiling: int | None = None
+        self, request: ClientRequest, form: Format, options: RequestOptions
     ) -> tuple[ResolvedRequest, BuildManifest]:
         """Resolve a request whose body is in memory. Return it with a function that builds the manifest of its body.
 
@@ -104,19 +104,19 @@ class RequestResolver:
         exchange = self._ids.next_exchange()
         caller = self._lineage.tenants.identify(request.headers)
         try:
-            resolved = await self._resolve(request, form, caller, exchange, (mode, ceiling))
+            resolved = await self._resolve(request, form, caller, exchange, options)
         except Exception:  # noqa: BLE001 - a boundary: a body that we cannot read is still a call to carry
             _log.exception("a request was not understood; it is carried and kept whole")
             resolved = None
         if resolved is None:
-            unread = self._resolve_unread(request, mode, caller, exchange, form.name)
+            unread = self._resolve_unread(request, options, caller, exchange, form.name)
             return unread, partial(self._keep_whole, request.body)
         return resolved
 
-    def resolve_stream(self, request: ClientRequest, mode: Mode) -> ResolvedRequest:
+    def resolve_stream(self, request: ClientRequest, options: RequestOptions) -> ResolvedRequest:
         """Resolve a request whose body is still to come."""
         caller = self._lineage.tenants.identify(request.headers)
-        return self._resolve_unread(request, mode, caller, self._ids.next_exchange())
+        return self._resolve_unread(request, options, caller, self._ids.next_exchange())
 
     def make_opening(self, request: ResolvedRequest, build: BuildManifest) -> Opening:
         """Make the first record of an exchange.
@@ -143,9 +143,9 @@ class RequestResolver:
         )
 
     async def _resolve(
-        self, request: ClientRequest, form: Format, caller: Credential, exchange: str, asked: tuple[Mode, int | None]
+        self, request: ClientRequest, form: Format, caller: Credential, exchange: str, options: RequestOptions
     ) -> tuple[ResolvedRequest, BuildManifest] | None:
-        """Resolve a body that can be read message by message, else return None. `asked` has its mode and ceiling."""
+        """Resolve a body that can be read message by message, else return None."""
         content, until = request.body, self._clock.monotonic() + self._policy.hard_wait_seconds
         named = self._naming.read(request.headers)
         key = (caller.tenant, form.name, named.family)
@@ -188,12 +188,13 @@ class RequestResolver:
             exchange=exchange,
             session=session if place is None else place.session,
             upstream=upstream,
-            mode=asked[0],
+            mode=options.mode,
             kind="managed",
             wire=form.name,
             opened_ms=self._clock.now_ms(),
             model=model,
-            ceiling=asked[1],
+            ceiling=options.ceiling,
+            is_pinning=options.is_pinning,
             is_stream=is_stream,
             step=None if place is None else place.step,
         )
@@ -252,7 +253,7 @@ class RequestResolver:
         return body
 
     def _resolve_unread(
-        self, request: ClientRequest, mode: Mode, caller: Credential, exchange: str, wire: str = ""
+        self, request: ClientRequest, options: RequestOptions, caller: Credential, exchange: str, wire: str = ""
     ) -> ResolvedRequest:
         """Resolve a body that is not read or not understood, to the first upstream and the session in its headers."""
         upstream = self._choose("")
@@ -264,7 +265,7 @@ class RequestResolver:
             exchange=exchange,
             session=make_session(caller.tenant, upstream.name, self._naming.read(request.headers), exchange),
             upstream=upstream,
-            mode=mode,
+            mode=options.mode,
             kind="managed" if wire else "passthrough",
             wire=wire,
             opened_ms=self._clock.now_ms(),

@@ -64,7 +64,7 @@ class PromptSent(msgspec.Struct, frozen=True, gc=False):
 
 
 class CacheUsed(msgspec.Struct, frozen=True, gc=False):
-    """A response said what was read from the provider's cache.
+    """A response said what was read from the provider's cache, and something was missed, or saved by managing.
 
     `missed` tokens should have been read and were not, for this `cause`; it cost `cost` tokens of uncached input more,
     and `money` where the prices are known. `saved` and `saved_money` are what managing saved by the usage that came

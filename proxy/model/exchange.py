@@ -43,6 +43,17 @@ class SessionKey(msgspec.Struct, frozen=True, gc=False, array_like=True):
     parent: str = ""
 
 
+class RequestOptions(msgspec.Struct, frozen=True, gc=False):
+    """What the `x-palimpsest-` headers of a request ask for. `ceiling` is in the model's tokens, None if not asked for.
+
+    `is_pinning`: its newest message is to stay in every rendering (BEHAVIOUR B13).
+    """
+
+    mode: Mode = "manage"
+    ceiling: int | None = None
+    is_pinning: bool = False
+
+
 class ClientRequest(msgspec.Struct, frozen=True, gc=False):
     """A request as the client sent it. `target` is the raw path and query. Header names are lower case."""
 

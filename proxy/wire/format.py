@@ -25,7 +25,7 @@ from proxy.wire.json_values import (
     read_text,
     set_member,
 )
-from proxy.wire.messages import THINKING, find_markers, list_markers, read_counted_content, read_markers
+from proxy.wire.messages import CACHE_MARKER, THINKING, find_markers, list_markers, read_counted_content, read_markers
 from proxy.wire.streams import ServerEvent
 from proxy.wire.validity import Rules
 
@@ -33,6 +33,7 @@ DEFAULT_LIFETIME = "5m"
 """The lifetime of a cache marker that states none."""
 
 _MARKER = "cache_control"
+_UNASKED = CacheTerms()
 _CACHE_OPTIONS, _CACHE_RETENTION = "prompt_cache_options", "prompt_cache_retention"
 _OUR_SIGNS = (LEDGER_HEAD.encode(), b'"[tool: ', b'"[FILE: ')
 _COMPACTION_SIGNS = (b'"compaction', b'"context_compaction"')
@@ -249,6 +250,9 @@ class Format(ABC):
 
         Its messages are not read as JSON.
         """
+        has_options = _CACHE_OPTIONS in body.members or _CACHE_RETENTION in body.members
+        if not has_options and CACHE_MARKER not in body.content:
+            return _UNASKED
         lifetime, is_explicit = _read_cache_options(body)
         return CacheTerms(messages=list_markers(body.content), lifetime=lifetime, is_explicit=is_explicit)
 

@@ -83,14 +83,13 @@ def find_markers(message: Mapping[str, object], depth: int = 2) -> Iterator[str]
         yield read_text(marker.get("ttl")) or "5m"
 
 
+CACHE_MARKER = b'"cache_control"'
 _MARKER_VALUE = re.compile(rb'"cache_control"\s*:\s*\{([^{}]*)\}')
 _TTL_VALUE = re.compile(rb'"ttl"\s*:\s*"(\d{1,6}[smhd])"')
 
 
 def list_markers(body: bytes) -> tuple[str, ...]:
     """Return the retentions of the cache markers of a whole request, each once, without reading it as JSON."""
-    if b'"cache_control"' not in body:
-        return ()
     found = (_TTL_VALUE.search(marker) for marker in _MARKER_VALUE.findall(body))
     return tuple(sorted({ttl[1].decode() if ttl else "5m" for ttl in found}))
 

@@ -25,13 +25,12 @@ from proxy.wire.json_values import (
     read_text,
     set_member,
 )
-from proxy.wire.messages import TEXTS, is_result
+from proxy.wire.messages import CACHE_MARKER, TEXTS, is_result
 from proxy.wire.validity import MOST_MARKERS
 
 Role = Literal["user", "assistant"]
 
 _MARKER = "cache_control"
-_MARKER_NAME = b'"cache_control"'
 _MARKED_LISTS = ("content", "tool_calls")
 # Text beside a tool's results may be the user's own, unless it is longer than this (about 2,000 tokens).
 _MOST_BESIDE = 8_000
@@ -300,13 +299,13 @@ def _replace_output(form: Format, raw: bytes, kind: str, output: object, text: s
 
 def _unmark(raw: bytes, depth: int = 2) -> bytes:
     """Return a message without cache markers, where a format allows them. A tool's input is not changed."""
-    if _MARKER_NAME not in raw:
+    if CACHE_MARKER not in raw:
         return raw
 
     def change(name: str, value: bytes) -> bytes | None:
         if name == _MARKER:
             return None
-        if depth and name in _MARKED_LISTS and value[:1] == b"[" and _MARKER_NAME in value:
+        if depth and name in _MARKED_LISTS and value[:1] == b"[" and CACHE_MARKER in value:
             return join_array(_unmark(element, depth - 1) for element in list_elements(value))
         return value
 

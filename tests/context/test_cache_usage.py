@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.context.cache_misses import CacheUse, Precedent, PromptTrail, SentPrompt, explain_use, name_rewriting
+from proxy.context.cache_misses import (
+    CacheUse,
+    Precedent,
+    PromptTrail,
+    SentPrompt,
+    can_have_missed,
+    explain_use,
+    name_rewriting,
+)
 from proxy.context.pricing import Cost, price_missed, price_saved
 from proxy.context.provider_cache import UNKNOWN, CacheModel
 from proxy.model.card import Card, Prices, Rates
@@ -53,6 +61,24 @@ def test_what_was_sent_before_is_expected_to_be_read() -> None:
 def test_no_more_is_expected_than_the_prompt_has() -> None:
     use = explain(make_prompt(10, 5000, 6000, 10, rewriting="e1", why="soft"))
     assert (use.expected, use.missed, use.cause) == (6000, 1000, "epoch")
+
+
+@pytest.mark.parametrize("cache", [UNKNOWN, OPENAI, EXACT, MARKED])
+@pytest.mark.parametrize("size", [None, 100, 2000, 24_000])
+@pytest.mark.parametrize("read", [None, 0, 900, 1871, 1872, 19_599])
+def test_what_cannot_have_missed_is_never_told_as_a_miss(cache: CacheModel, size: int | None, read: int | None) -> None:
+    prompt, trail = make_prompt(12, read, size, 10, written=0), PromptTrail()
+    trail.add(make_prompt(written=20_000))
+    precedent = trail.find(prompt)
+    use = explain_use(prompt, precedent, cache)
+    assert use.use != "missed" or can_have_missed(prompt, precedent)
+
+
+def test_a_miss_takes_a_precedent_and_more_tokens_than_a_template_has() -> None:
+    precedent = Precedent(make_prompt(), 10)
+    assert not can_have_missed(make_prompt(12, 0, 2000, 10), None)
+    assert not can_have_missed(make_prompt(12, 1872, 2000, 10), precedent)
+    assert can_have_missed(make_prompt(12, 1871, 2000, 10), precedent)
 
 
 def test_a_few_tokens_of_a_template_are_no_miss() -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from proxy.engine.policy import EnginePolicy
 from proxy.model.errors import BadRequest
-from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, Round
+from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, Outcome, Reading, RequestOptions, Round
 from proxy.model.manifest import compute_digest
 from tests.support.engine import (
     HEALTHY,
@@ -45,17 +45,17 @@ async def finish(engine: Engine, task: "asyncio.Task[None]") -> None:
 @pytest.mark.parametrize(
     ("asked", "mode"), [(b"", "manage"), (b"observe", "observe"), (b" ByPass ", "bypass"), (b"manage", "manage")]
 )
-async def test_a_request_may_ask_for_a_mode(asked: bytes, mode: str) -> None:
+async def test_a_request_may_ask_for_a_mode(asked: bytes, mode: Mode) -> None:
     headers: Headers = ((b"x-palimpsest-mode", asked),) if asked else ()
     engine = make_engine(answer())
-    assert engine.exchanges.read_mode(headers) == mode
+    assert engine.exchanges.read_options(headers) == RequestOptions(mode)
     await finish(engine, engine.begin(replace(MANAGED, headers=headers), "chat_completions", RecordingClient()))
     assert engine.archive.opening.mode == mode
 
 
 async def test_without_asking_the_configured_mode_holds() -> None:
     engine = Engine(policy=EnginePolicy(mode="bypass"))
-    assert engine.exchanges.read_mode(()) == "bypass"
+    assert engine.exchanges.read_options(()) == RequestOptions("bypass")
 
 
 async def test_an_unknown_mode_is_a_bad_request_that_reaches_neither_upstream_nor_log() -> None:

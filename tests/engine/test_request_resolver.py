@@ -14,7 +14,7 @@ from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EventBus, TaskRunner
-from proxy.model.exchange import ClientRequest, Headers, Opening
+from proxy.model.exchange import ClientRequest, Headers, Opening, RequestOptions
 from proxy.model.manifest import compute_digest, make_manifest
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.engine import CountingIds, FakeArchive, FixedClock, ScriptedUpstream, make_lineage
@@ -39,12 +39,12 @@ class Setup:
 
     async def receive(self, body: bytes, headers: Headers = (), form: ChatCompletions = FORM) -> "Received":
         request = ClientRequest("POST", b"/v1/chat/completions?key=secret", headers, body)
-        resolved, build = await self.resolver.resolve(request, form, "observe")
+        resolved, build = await self.resolver.resolve(request, form, RequestOptions("observe"))
         return Received(resolved, self.resolver.make_opening(resolved, build))
 
     def receive_stream(self, headers: Headers = ()) -> "Received":
         request = ClientRequest("PUT", b"/v1/files", headers)
-        resolved = self.resolver.resolve_stream(request, "bypass")
+        resolved = self.resolver.resolve_stream(request, RequestOptions("bypass"))
         return Received(resolved, self.resolver.make_opening(resolved, lambda: make_manifest(b"")))
 
 
@@ -246,7 +246,7 @@ async def test_what_was_found_before_the_log_lost_a_record_is_not_leant_on() -> 
     texts = [f"{number} " + "x" * 3000 for number in range(3)]
     assert (await setup.receive(ask("m", *texts))).opening.body.slices
     request = ClientRequest("POST", b"/v1/chat/completions", (), ask("m", *texts, "y" * 3000))
-    resolved, build = await setup.resolver.resolve(request, FORM, "observe")
+    resolved, build = await setup.resolver.resolve(request, FORM, RequestOptions("observe"))
     setup.archive.health = replace(setup.archive.health, generation=1)
     opening = setup.resolver.make_opening(resolved, build)
     assert len(opening.body.slices) == 3

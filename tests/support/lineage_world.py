@@ -20,7 +20,7 @@ from proxy.engine.policy import EnginePolicy
 from proxy.engine.response_reader import UnreadAnswer as Answered
 from proxy.engine.runtime import TaskRunner
 from proxy.model.events import ExchangeRecorded
-from proxy.model.exchange import ClientRequest, Completeness, Headers, Outcome, Round, Timings
+from proxy.model.exchange import ClientRequest, Completeness, Headers, Outcome, RequestOptions, Round, Timings
 from proxy.model.lineage import Adoption, Step, compute_chain_root, extend_chain
 from proxy.wire.identity import Item, count_preamble
 from tests.support.ancestry import Tree
@@ -167,7 +167,7 @@ class World:
         self.engine.archive.refuses_recall = refuses
         request = ClientRequest("POST", b"/v1", headers, content)
         self.is_broken = True
-        received, build = self.run(self.engine.reception.resolve(request, self.tongue.form, "observe"))
+        received, build = self.run(self.engine.reception.resolve(request, self.tongue.form, RequestOptions("observe")))
         self.engine.archive.refuses_recall = False
         assert received.step is not None
         self.is_whole &= self.engine.lineage.index.is_complete  # receiving may have dropped a session

@@ -204,6 +204,7 @@ def make_subject(
         session=session,
         upstream=UPSTREAM,
         mode=mode,
+        is_pinning=(b"x-palimpsest-pin", b"true") in headers,
         kind="managed",
         wire=form.name,
         opened_ms=1,

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from proxy.context.cache_misses import PromptTrail, SentPrompt, explain_use, name_rewriting
+from proxy.context.cache_misses import PromptTrail, SentPrompt, can_have_missed, explain_use, name_rewriting
 from proxy.context.epoch_decision import CacheCostAccount, Decision, SentTokens, record_request, record_use
 from proxy.context.pricing import RequestSizes, estimate_client_read, estimate_saving, price_missed, price_saved
 from proxy.engine.context.epoch_scope import format_removed
@@ -25,13 +25,12 @@ from proxy.model.events import AnswerRead, CacheUsed, EpochOpened, Planned, Prom
 from proxy.model.exchange import Headers
 from proxy.model.lineage import count_shared_nodes
 from proxy.model.manifest import Manifest
-from proxy.wire import FORMATS
 
 _log = logging.getLogger("palimpsest.context")
 
 # No provider evicts a prompt that was read so recently: if it is read no more, that tells how the cache works.
 _SURELY_KEPT_SECONDS = 240.0
-# No server has a smaller window than this has tokens; shorter requests are not compared with what was read of them.
+# No server's window is too small for a text of fewer bytes.
 _WATCHED_BYTES = 8192
 _NOTHING_OPENED = "an epoch was to open, and another request's or none bore"
 
@@ -76,20 +75,6 @@ def add_note(request: ManagedRequest, outgoing: OutgoingRequest) -> OutgoingRequ
     plan = outgoing.plan or Plan(request.exchange, 0, request.model, "original")
     plan = replace(plan, reason="; ".join(filter(None, (plan.reason, outgoing.note))))
     return replace(outgoing, plan=plan).add(label_note(outgoing.note))
-
-
-def describe_prompt(request: ManagedRequest, layers: bytes) -> PromptSent:
-    """Return what is published of a request that is sent, whatever is made of it."""
-    return PromptSent(
-        request.exchange,
-        request.session.id,
-        request.session.upstream,
-        request.model,
-        request.chain.nodes,
-        layers,
-        request.opened_ms,
-        FORMATS[request.wire].read_terms(request.split),
-    )
 
 
 class SentObserver(Protocol):
@@ -161,8 +146,10 @@ class UsageAccounting:
 
     def watch(self, request: ManagedRequest, body: bytes) -> None:
         """Watch the response to a request that is not counted: it may show that the request was too long."""
+        if request.chain.is_plain and len(body) < _WATCHED_BYTES:
+            return
         key = find_key(request)
-        size = len(body) if len(body) >= _WATCHED_BYTES and request.chain.is_plain else 0
+        size = len(body) if request.chain.is_plain else 0
         expected = ExpectedUsage(key.upstream, key.model, 0, session=request.session.id, key=key, size=size)
         self._calibrator.wait_for(request.exchange, 0, expected)
 
@@ -306,7 +293,7 @@ class _UnansweredPrompt(msgspec.Struct, gc=False):
 
 
 class CacheWatch:
-    """Follows the prompts of each session, and publishes what each response says of the cache (`CacheUsed`).
+    """Follows the prompts of each session, and publishes what responses say of the cache (`CacheUsed`).
 
     The log says the same later (`engine/reports/cache`). Here it is said from memory, for the metrics: of a session
     that memory does not have, the first call counts as its first.
@@ -358,13 +345,16 @@ class CacheWatch:
             ready_ms=waiting.prompt.sent_ms + 1000 * event.first_byte_s,
             usage=usage,
         )
-        card, provider = self._find_model(prompt)
-        cache = find_cache(provider, card, waiting.terms, is_rewritten=bool(plan is not None and plan.epoch))
         trail = self._trails.pop(waiting.session, None) or PromptTrail()
-        use = explain_use(prompt, trail.find(prompt), cache, event.told)
+        precedent = trail.find(prompt)
         self._nodes -= trail.weight
         trail.add(prompt)
         self._keep_trail(waiting.session, trail)
+        if plan is None and not can_have_missed(prompt, precedent):
+            return  # nothing that would have to be looked up: true of most calls
+        card, provider = self._find_model(prompt)
+        cache = find_cache(provider, card, waiting.terms, is_rewritten=bool(plan is not None and plan.epoch))
+        use = explain_use(prompt, precedent, cache, event.told)
         cost = price_missed(use, usage, card)
         saved = price_saved(plan, usage, card) if plan is not None else None
         both = (None, None) if saved is None else (saved.tokens, saved.money)

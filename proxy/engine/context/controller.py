@@ -30,14 +30,13 @@ from proxy.engine.context.accounting import (
     SentObserver,
     UsageAccounting,
     add_note,
-    describe_prompt,
     label_note,
     list_labels,
     tell_removed,
 )
 from proxy.engine.context.epoch_scope import count_shortened, make_own_body
 from proxy.engine.context.fallback import BLIND_SHARE, Commit, FallbackChain
-from proxy.engine.context.pins import is_pinning, refuse_pin, take_pin
+from proxy.engine.context.pins import refuse_pin, take_pin
 from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader
 from proxy.engine.context.session_context import SessionContext
@@ -45,7 +44,7 @@ from proxy.engine.open_exchange import RetrySource
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EventBus
 from proxy.model.epoch import Epoch, EpochUse, Pin, Plan
-from proxy.model.events import CeilingExceeded, Planned, RungFailed
+from proxy.model.events import CeilingExceeded, Planned, PromptSent, RungFailed
 from proxy.model.exchange import Headers
 from proxy.model.manifest import Manifest
 from proxy.wire import FORMATS, MANAGED_WIRES
@@ -143,7 +142,9 @@ class ContextController:
 
     def note_prompt(self, request: ManagedRequest, layers: bytes) -> None:
         """Note a request that was sent, whatever was made of it."""
-        self._bus.publish(describe_prompt(request, layers))
+        session, terms = request.session, FORMATS[request.wire].read_terms(request.split)
+        named = request.exchange, session.id, session.upstream, request.model
+        self._bus.publish(PromptSent(*named, request.chain.nodes, layers, request.opened_ms, terms))
 
     def watch(self, request: ManagedRequest, outgoing: OutgoingRequest) -> None:
         """Watch the response to a request that was sent uncounted, and never will be counted."""
@@ -184,7 +185,7 @@ class ContextController:
 
     def _decide_at_once(self, request: ManagedRequest) -> OutgoingRequest | None:
         self._observer.note_arrival(request)
-        if is_pinning(request):
+        if request.is_pinning:
             return None
         if request.wire not in MANAGED_WIRES:
             return OutgoingRequest("original", request.split.content, labels=_label_unmanaged(self.states, request))

@@ -4,21 +4,14 @@ from proxy.engine.context.request_state import StateReader
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Pin
 from proxy.model.exchange import Headers
-from proxy.wire.headers import find_header
 
 # The share of a budget that all pins together may take.
 _PINNED_SHARE = 0.1
-_PIN_HEADER = b"x-palimpsest-pin"
-
-
-def is_pinning(request: ManagedRequest) -> bool:
-    """Return whether a request asks to pin its newest message."""
-    return find_header(request.headers, _PIN_HEADER).strip().lower() == b"true"
 
 
 async def take_pin(request: ManagedRequest, states: StateReader) -> tuple[Pin | None, Headers]:
     """Pin the newest message if the request asks for it. Return the pin, or labels that say why it was refused."""
-    if not is_pinning(request):
+    if not request.is_pinning:
         return None, ()
     if not request.nodes:
         return None, refuse_pin(request, "there is no message")
@@ -50,6 +43,6 @@ def find_pin_objection(tokens: int, usable: int) -> str:
 
 def refuse_pin(request: ManagedRequest, reason: str) -> Headers:
     """Return labels for a refused pin, or none if the request asks for no pin."""
-    if not is_pinning(request):
+    if not request.is_pinning:
         return ()
     return ((b"x-palimpsest-notice", f"not pinned: {reason}".encode("ascii", "replace")),)

@@ -87,9 +87,14 @@ def read_messages(form: Format, split: SplitBody, known: Chain | None, shared: i
 def digest_layers(split: SplitBody, preamble: Preamble) -> bytes:
     """Return what a `Step` has of the parts of a prompt beside its messages (`LAYERS`)."""
     tools = split.member("tools"), split.member("functions")
-    parameters = [name.encode() + b"\0" + split.member(name) for name in CACHED_PARAMETERS if name in split.members]
-    parts = (b"\0".join(tools), preamble.system, b"\0".join(parameters))
-    return b"".join([blake2b(part, digest_size=LAYER_SIZE).digest() for part in parts])
+    parameters = []
+    for name in CACHED_PARAMETERS:
+        if name in split.members:
+            parameters.append(name.encode() + b"\0" + split.member(name))
+    layers = b""
+    for part in (b"\0".join(tools), preamble.system, b"\0".join(parameters)):
+        layers += blake2b(part, digest_size=LAYER_SIZE).digest()
+    return layers
 
 
 def make_chain(messages: Messages, known: Chain | None, root: bytes, *, is_plain: bool = False) -> Chain:

@@ -34,7 +34,7 @@ class Watched:
     def read(self, exchange: str, input: int, cached: int, written: int | None = None, told: Any = "") -> str:
         """The response was read; the cause."""
         self.bus.publish(AnswerRead(exchange, 0, Usage(input, 5, cached, written), 0.5, told=told))
-        return self.told[-1].cause
+        return self.told[-1].cause if self.told and self.told[-1].exchange == exchange else ""
 
 
 def test_a_plan_and_the_reason_of_its_epoch_count_for_the_prompt_that_they_were_made_for() -> None:

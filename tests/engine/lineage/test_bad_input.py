@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.engine.lineage.session_index import SessionNodes
 from proxy.engine.policy import EnginePolicy
-from proxy.model.exchange import ClientRequest, Headers
+from proxy.model.exchange import ClientRequest, Headers, RequestOptions
 from proxy.model.lineage import Reply, Step
 from proxy.wire.body import ByteRange
 from proxy.wire.chat_completions import ChatCompletions
@@ -49,7 +49,7 @@ def test_thousands_of_namesakes_stay_apart_once_they_differ() -> None:
     async def ask(*messages: Message) -> str:
         body = json.dumps({"messages": messages}).encode()
         request = ClientRequest("POST", b"/", (), body)
-        received, _ = await engine.reception.resolve(request, ChatCompletions(), "observe")
+        received, _ = await engine.reception.resolve(request, ChatCompletions(), RequestOptions("observe"))
         assert received.step is not None
         engine.lineage.note_answer(received.exchange, 0, ChatCompletions(), CHAT.answer([PLAIN]))
         return received.session.id
@@ -240,7 +240,7 @@ def _go(engine: Engine, body: object, headers: Headers, form: ChatCompletions) -
     """Drive a reception that waits for nothing."""
     request = ClientRequest("POST", b"/v1", headers, json.dumps(body).encode())
     try:
-        engine.reception.resolve(request, form, "observe").send(None)
+        engine.reception.resolve(request, form, RequestOptions("observe")).send(None)
     except StopIteration as done:
         engine.reception.make_opening(*done.value)
         return done.value[0]

@@ -257,7 +257,7 @@ async def test_of_a_request_whose_system_prompt_changed_nothing_would_have_been_
     *_, before, changed = world.engine.log.of(Plan)
     assert before.client_read and before.sent_read
     assert (changed.client_read, changed.sent_read, changed.rung) == (0, 0, "epoch")
-    assert world.told[-1] == "system"
+    assert list(world.told.values())[-1] == "system"
 
 
 @pytest.mark.parametrize("characters", [3, 4, 5])

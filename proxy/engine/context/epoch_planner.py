@@ -237,7 +237,7 @@ def list_originals(plan: ContextPlan, request: ManagedRequest, known: Mapping[st
 def _find_sent(request: ManagedRequest) -> int | None:
     """Count the messages that were sent before. Return None unless the rest was appended: then all may be old."""
     step = request.step
-    return step.base if step is not None and step.base and step.relation == "append" else None
+    return step.base if step is not None and step.base and step.relation in ("append", "volatile") else None
 
 
 def read_plan(epoch: Epoch) -> ContextPlan:

@@ -41,13 +41,15 @@ class SessionNodes:
     """The nodes of a session, which of them prove that a request belongs to it, and which have successors.
 
     `levels` maps each node to PLAIN, PROVEN or ANSWER. `tips` are the nodes at which requests ended; `depth` is the
-    number of messages of the newest request. `adopted` are the sessions of other credentials that this one extends.
-    `is_partial`: the log may have more of the session, but could not be asked.
+    number of messages of the newest request. `newest` are the nodes of that request, unless it was before a restart;
+    `rewrites` is how many requests in a row, up to that one, rewrote the end of the one before. `adopted` are the
+    sessions of other credentials that this one extends. `is_partial`: the log may have more of the session, but could
+    not be asked.
     """
 
     __slots__ = (
         *("_parents", "_tip_traits", "adopted", "depth", "is_partial", "key"),
-        *("levels", "marks", "tips", "traits", "weight"),
+        *("levels", "marks", "newest", "rewrites", "tips", "traits", "weight"),
     )
 
     def __init__(self, key: SessionKey) -> None:
@@ -58,6 +60,8 @@ class SessionNodes:
         self.adopted: set[str] = set()
         self.traits: Traits | None = None
         self.depth = 0
+        self.newest: Sequence[bytes] = ()
+        self.rewrites = 0
         self.is_partial = False
         self.weight = _SESSION_WEIGHT
         self._parents: set[bytes] = set()

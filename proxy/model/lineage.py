@@ -96,13 +96,15 @@ class StoredSession(msgspec.Struct, frozen=True, gc=False):
     """A session as the log has it.
 
     `tips` are the distinct nodes at which its requests ended. `nodes` lists parents first; a node that was seen in a
-    request before it was recorded as a response is listed twice.
+    request before it was recorded as a response is listed twice. `volatile` is the tip of the newest request that is no
+    side call if that has a volatile tail, else empty.
     """
 
     key: SessionKey
     tips: tuple[bytes, ...]
     nodes: tuple[NodeRow, ...]
     marks: tuple[CallFingerprint, ...]
+    volatile: bytes = b""
 
 
 def compute_chain_root(upstream: str) -> bytes:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from proxy.engine.lineage.session_index import SessionIndex, SessionNodes, Traits
+from proxy.engine.lineage.session_index import REWRITES, SessionIndex, SessionNodes, Traits
 from proxy.engine.ports import MOST_MARKS
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import (
@@ -36,9 +36,6 @@ _LONG_CHARACTERS = 500
 _SMALL_OUTPUT_TOKENS = 64
 _FEW_MESSAGES = 3
 _ADOPTABLE_NODES = 3
-# So many requests in a row have other messages in place of the last ones of the request before: their client always
-# rewrites the end (BEHAVIOUR B6). aider does: files, images, the current task with failed attempts at it, a reminder.
-_REWRITES = 3
 _MOST_REMEMBERED = 4096
 _MOST_BROUGHT = 2048
 # 2 MB: the histories of two hundred tasks of an evaluation.
@@ -268,7 +265,7 @@ class SessionResolver:
         if not is_side and nodes[-1:] != known.newest[-1:]:
             known.rewrites = _count_rewrites(query, known, base)
             known.newest = nodes
-            if base and known.rewrites >= _REWRITES:
+            if base and known.rewrites >= REWRITES:
                 relation = "volatile"
         step = Step(query.exchange, relation, is_side, tip, depth, base, tuple(rows), _list_brought(query, base))
         self._index.add(known.key.id, step.nodes, step.marks)

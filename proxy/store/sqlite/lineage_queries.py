@@ -58,7 +58,7 @@ _KEY = """
     SELECT s.key, t.fingerprint, s.upstream, s.family, s.parent
     FROM session s JOIN tenant t ON t.id = s.tenant WHERE s.id = ?"""
 _NODES = "SELECT hash, parent, outer, is_answer FROM node WHERE session = ? ORDER BY n"
-_TIPS = "SELECT tip, outer FROM step WHERE session = ? ORDER BY n"
+_TIPS = "SELECT tip, outer, relation = ?2, is_side FROM step WHERE session = ?1 ORDER BY n"
 _MARKS = "SELECT name, node, form FROM mark WHERE session = ? ORDER BY n"
 # the same count as `Tree.weight` in memory
 _WEIGHT = "SELECT " + " + ".join(
@@ -171,10 +171,16 @@ def _find_answered(nodes: Sequence[bytes], list_answered: Callable[[bytes], list
 def _load_session(connection: sqlite3.Connection, session: int) -> StoredSession:
     key = (session,)
     nodes = load_nodes(connection, session)
-    tips = dict.fromkeys(nodes[n - 1].node if n else outer for n, outer in connection.execute(_TIPS, key))
+    tips: dict[bytes, None] = {}
+    volatile = b""
+    for n, outer, is_volatile, is_side in connection.execute(_TIPS, (session, RELATIONS.index("volatile"))):
+        tip = nodes[n - 1].node if n else outer
+        tips[tip] = None
+        if not is_side:
+            volatile = tip if is_volatile else b""
     marks = [CallFingerprint(name, nodes[n - 1].node, form) for name, n, form in connection.execute(_MARKS, key)]
     stored = SessionKey(*connection.execute(_KEY, key).fetchone())
-    return StoredSession(stored, tuple(tips), tuple(nodes), tuple(marks))
+    return StoredSession(stored, tuple(tips), tuple(nodes), tuple(marks), volatile)
 
 
 def load_nodes(connection: sqlite3.Connection, session: int) -> list[NodeRow]:

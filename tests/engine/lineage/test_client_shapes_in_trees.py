@@ -174,6 +174,17 @@ async def test_twelve_calls_of_aider_are_one_conversation_with_a_volatile_tail()
     assert branches[-1].tip == steps[-1].tip
 
 
+async def test_a_tail_stays_volatile_after_a_restart() -> None:
+    setup = Setup()
+    answers = list[str]()
+    before = await play_aider_turns(setup, range(1, 6), answers)
+    assert await setup.engine.tasks.finish(LIMIT)
+    setup = Setup(Engine(ScriptedUpstream(), after=setup.engine))
+    after = await play_aider_turns(setup, range(6, 9), answers)
+    assert {session for _, session, _ in after} == {before[0][1]}
+    assert [(step.relation, step.depth - step.base) for _, _, step in after] == 3 * [("volatile", 5)]
+
+
 def ask(input: object, answer: Said, **fields: object) -> Request:
     body = json.dumps({"model": "m", "input": input, **fields}).encode()
     return Request((), "/v1/responses", body, "main", responses_clients.answer(answer))

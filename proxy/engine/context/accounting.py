@@ -365,8 +365,8 @@ class CacheWatch:
         self._nodes -= trail.weight
         trail.add(prompt)
         self._keep_trail(waiting.session, trail)
-        cost = price_missed(use, usage, card)
-        saved = price_saved(plan, usage, card) if plan is not None else None
+        cost = price_missed(use, usage, card, cache)
+        saved = price_saved(plan, usage, card, cache) if plan is not None else None
         both = (None, None) if saved is None else (saved.tokens, saved.money)
         self._bus.publish(
             CacheUsed(event.exchange, waiting.session, use.cause, use.missed, cost.tokens, cost.money, *both)

@@ -247,14 +247,14 @@ def list_ends(state: RequestState, outgoing: OutgoingRequest) -> list[int] | Non
     structures = history.structures[depth:]
     sizes, marks = [history.head.tokens], [0] if cache.is_head_marked else []
     if depth:
-        sizes.append(sizes[0] + state.frozen)
+        sizes.append(sizes[0] + state.epoch_tokens)
         marks.append(1)  # a marker, or a user message of ours
     for place, structure in enumerate(structures, depth):
         following = structures[place - depth + 1].role if place - depth + 1 < len(structures) else ""
         is_end = structure.role in ("user", "tool") and following != "tool"
         if structure.markers if cache.kind == "breakpoints" else is_end:
             marks.append(len(sizes))
-        sizes.append(history.head.tokens + (state.frozen if depth else 0) + history.count(depth, place + 1))
+        sizes.append(history.head.tokens + (state.epoch_tokens if depth else 0) + history.count(depth, place + 1))
     return [sizes[place] for place in cache.list_readable(marks, len(sizes))]
 
 

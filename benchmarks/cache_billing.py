@@ -15,8 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from benchmarks.picture import Message, TokenCount, Upstream, run_proxy, run_session
-from proxy.context.provider_cache import PromptBlock, SimulatedCache, SimulatedPrompt, choose_cache_model
+from proxy.context.provider_cache import CacheModel, choose_cache_model
 from proxy.model.card import CacheKind, CacheTerms
 from proxy.upstream.model_catalog import load_model_map
 
@@ -47,6 +49,69 @@ ROWS = (
     Row("markers at 0.05, client sets three, ours off", "claude-opus-5-5", "breakpoints", "auto", True),
     Row("markers at 0.05, client sets three, ours on", "claude-opus-5-5", "breakpoints", "breakpoints", True),
 )
+
+
+class PromptBlock(msgspec.Struct, frozen=True, gc=False):
+    """A part of a prompt that may end a cached prefix. `key` identifies all of the prompt up to its end.
+
+    `end` are the tokens up to there. `is_mark`: a breakpoint is there. `is_written`: this request writes an entry for
+    it; implicit breakpoints of older messages are looked at and not written.
+    """
+
+    key: bytes
+    end: int
+    is_mark: bool = False
+    is_written: bool = True
+
+
+class SimulatedPrompt(msgspec.Struct, frozen=True, gc=False):
+    """A prompt that is sent `at` monotonic seconds, as its blocks in order."""
+
+    blocks: Sequence[PromptBlock]
+    at: float = 0.0
+
+
+class CacheReads(msgspec.Struct, frozen=True, gc=False):
+    """The tokens of a prompt that a cache reads, and those that it writes."""
+
+    read: int
+    written: int
+
+
+class SimulatedCache:
+    """A provider's cache under its rules: tells of each prompt what is read of it and what is written."""
+
+    def __init__(self, model: CacheModel) -> None:
+        self.model = model
+        self._used: dict[bytes, float] = {}  # when each entry was last used, or was written
+
+    def send(self, prompt: SimulatedPrompt) -> CacheReads:
+        """Return what is read and written of a prompt, and remember it."""
+        model, blocks = self.model, prompt.blocks
+        if not model.is_used or not blocks:
+            return CacheReads(0, 0)
+        places = model.list_readable([place for place, block in enumerate(blocks) if block.is_mark], len(blocks))
+        hit = next((place for place in places if self._is_alive(blocks[place], prompt.at)), None)
+        read = model.find_read(blocks[hit].end) if hit is not None else 0
+        if hit is not None and model.is_refreshed:
+            self._used.update((block.key, prompt.at) for block in blocks[: hit + 1] if block.key in self._used)
+        written = [block for block in self._list_written(blocks) if block.end > read]
+        self._used.update((block.key, prompt.at) for block in written)
+        return CacheReads(read, max((block.end for block in written), default=read) - read)
+
+    def _is_alive(self, block: PromptBlock, at: float) -> bool:
+        used, lifetime = self._used.get(block.key), self.model.retention
+        is_kept = used is not None and (lifetime is None or at - used <= lifetime)
+        return is_kept and self.model.find_read(block.end) > 0
+
+    def _list_written(self, blocks: Sequence[PromptBlock]) -> list[PromptBlock]:
+        model = self.model
+        if model.kind in ("breakpoints", "openai-breakpoints"):
+            marked = [block for block in blocks if block.is_mark and block.is_written]
+            marked = marked[-model.most_marks :] if model.most_marks else marked
+        else:
+            marked = list(blocks)
+        return [block for block in marked if block.end >= model.minimum]
 
 
 class Biller(TokenCount):

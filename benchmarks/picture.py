@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from benchmarks.processes import find_free_port, get_status
-from proxy.upstream.tokenizer import load_encoder
+from proxy.upstream.tokenizer import Encoder, load_encoder
 
 DOCS = Path(__file__).parents[1] / "docs"
 CALLS = 240
@@ -44,14 +44,19 @@ _WORDS = _TEXT.split()
 Message = dict[str, Any]
 
 
+def load_counting_encoder() -> Encoder:
+    """Return the encoder by which the benchmarks count tokens. Exits without one."""
+    encoder = load_encoder("o200k_base")
+    if encoder is None:
+        raise SystemExit("no tokenizer is installed for this machine")
+    return encoder
+
+
 class TokenCount:
     """Counts the tokens of requests, and which of them a prefix cache would hold from the request before."""
 
     def __init__(self) -> None:
-        encoder = load_encoder("o200k_base")
-        if encoder is None:
-            raise SystemExit("no tokenizer is installed for this machine")
-        self._encoder = encoder
+        self._encoder = load_counting_encoder()
         self._known: dict[str, int] = {}
         self._previous: list[str] = []
         self.requests: list[int] = []
@@ -74,25 +79,27 @@ class TokenCount:
         return self._known[text]
 
 
-class Upstream:
-    """An OpenAI-compatible server that answers every request with the next tool call of the script."""
+class LoopbackServer:
+    """An HTTP server on a free port of the loopback, for the length of a `with` block."""
 
-    def __init__(self, count: TokenCount) -> None:
-        upstream = self
-        self.count = count
+    def __init__(self) -> None:
+        server = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+            wbufsize = 65536
 
             def do_POST(self) -> None:
-                upstream.answer(self)
+                server.answer(self)
 
             def do_GET(self) -> None:
-                _respond(self, 404, {"error": {"message": "not found"}})
+                respond(self, 404, {"error": {"message": "not found"}})
 
             def log_message(self, format: str, *args: Any) -> None: ...
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
         self.port = self.server.server_address[1]
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
@@ -102,6 +109,18 @@ class Upstream:
     def __exit__(self, *exception: object) -> None:
         self.server.shutdown()
         self.server.server_close()
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        """Answer a POST request."""
+        raise NotImplementedError
+
+
+class Upstream(LoopbackServer):
+    """An OpenAI-compatible server that answers every request with the next tool call of the script."""
+
+    def __init__(self, count: TokenCount) -> None:
+        self.count = count
+        super().__init__()
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         body = json.loads(handler.rfile.read(int(handler.headers["content-length"])))
@@ -114,17 +133,18 @@ class Upstream:
             "prompt_tokens_details": {"cached_tokens": cached},
         }
         choice = {"index": 0, "finish_reason": "tool_calls", "message": make_answer(n)}
-        _respond(
+        respond(
             handler,
             200,
             {"id": f"c{n}", "object": "chat.completion", "model": MODEL, "choices": [choice], "usage": usage},
         )
 
 
-def _respond(handler: BaseHTTPRequestHandler, status: int, document: object) -> None:
-    content = json.dumps(document).encode()
+def respond(handler: BaseHTTPRequestHandler, status: int, document: object, kind: str = "application/json") -> None:
+    """Send a whole response."""
+    content = document if isinstance(document, bytes) else json.dumps(document).encode()
     handler.send_response(status)
-    handler.send_header("content-type", "application/json")
+    handler.send_header("content-type", kind)
     handler.send_header("content-length", str(len(content)))
     handler.end_headers()
     handler.wfile.write(content)

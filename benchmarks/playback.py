@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from benchmarks.picture import MODEL
-from proxy.upstream.tokenizer import load_encoder
+from benchmarks.picture import MODEL, LoopbackServer, load_counting_encoder, respond
 
 RawMessage = dict[str, Any]
 Recorded = dict[str, Any]
@@ -54,10 +53,7 @@ class TokenCounter:
     """Counts the tokens of messages; equal ones once."""
 
     def __init__(self) -> None:
-        encoder = load_encoder("o200k_base")
-        if encoder is None:
-            raise SystemExit("no tokenizer is installed for this machine")
-        self._encoder = encoder
+        self._encoder = load_counting_encoder()
         self._known: dict[str, int] = {}
 
     def count_text(self, text: str) -> int:
@@ -106,11 +102,10 @@ class _Script:
     arrived: list[RawMessage] | None = None
 
 
-class ScriptedUpstream:
+class ScriptedUpstream(LoopbackServer):
     """Answers the client's requests with the recorded responses, and the proxy's own by `summarise`."""
 
     def __init__(self, counter: TokenCounter, summarise: Summariser | None = None) -> None:
-        upstream = self
         self.counter = counter
         self.main, self.own = Spent(), Spent()
         self.own_requests: list[OwnRequest] = []
@@ -119,31 +114,7 @@ class ScriptedUpstream:
         self._script = _Script()
         self._cache: set[str] = set()
         self._head = 0
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
-            wbufsize = 65536
-
-            def do_POST(self) -> None:
-                upstream.answer(self)
-
-            def do_GET(self) -> None:
-                respond(self, 404, {"error": {"message": "not found"}})
-
-            def log_message(self, format: str, *args: Any) -> None: ...
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.port = self.server.server_address[1]
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+        super().__init__()
 
     def begin(self, tools: Sequence[Any]) -> None:
         """Begin a session: nothing of it is cached."""
@@ -214,16 +185,6 @@ class ScriptedUpstream:
 def _is_same_end(messages: Sequence[RawMessage], client: Sequence[RawMessage]) -> bool:
     last, wanted = messages[-1], client[-1]
     return last["role"] == wanted["role"] and get_text(wanted) in get_text(last)
-
-
-def respond(handler: BaseHTTPRequestHandler, status: int, document: object, kind: str = "application/json") -> None:
-    """Send a whole response."""
-    content = document if isinstance(document, bytes) else json.dumps(document).encode()
-    handler.send_response(status)
-    handler.send_header("content-type", kind)
-    handler.send_header("content-length", str(len(content)))
-    handler.end_headers()
-    handler.wfile.write(content)
 
 
 def _send(handler: BaseHTTPRequestHandler, body: RawMessage, message: RawMessage, usage: RawMessage) -> None:

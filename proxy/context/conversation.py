@@ -81,6 +81,7 @@ class PlanRequest(msgspec.Struct, frozen=True, gc=False):
     depth: int = 0  # pairs of epochs in a row that left too little room: a plan has to free more with each
     must_fit: bool = False  # a request above the budget would be refused
     unkept: frozenset[int] = frozenset()  # places of messages that the log does not have whole, so they must stay
+    is_volatile: bool = False  # the client rewrites what follows those messages in its next request, too (B6)
 
 
 _DIGITS = re.compile(r"\d+")
@@ -141,7 +142,7 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     bound = view.pinned | view.unkept | frozenset(_list_protected_outputs(messages, policy.protected_tools))
     bound |= find_newest_user(structures) & machine  # what was sent is checked to have the newest message of this role
     systems = frozenset(place for place, structure in enumerate(structures) if structure.role == "system")
-    unanswered = find_unanswered(structures)
+    unanswered = find_unanswered(structures, view.sent if view.is_volatile else None)
     verbatim = find_verbatim(
         reversed(steps), unanswered, turns=policy.protect_turns, pinned=bound | systems | client.files
     )

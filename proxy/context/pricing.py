@@ -121,18 +121,18 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
         return self.tokens > fraction * whole.tokens
 
 
-def price_usage(usage: Usage, card: Card) -> Cost:
-    """Return the cost of a call at a model's prices."""
+def price_usage(usage: Usage, card: Card, cache: CacheModel = UNKNOWN) -> Cost:
+    """Return the cost of a call at a model's prices; where none is stated, at those of its `cache`."""
     size = usage.input or 0
-    relative = _relative_prices(card.prices).find_rates(size)
+    relative = _find_relative_prices(card.prices, cache).find_rates(size)
     money = _price_tokens(usage, card.prices.find_rates(size)) if card.prices_source else None
     return Cost(_price_tokens(usage, relative), money)
 
 
 @lru_cache(maxsize=256)
-def _relative_prices(prices: Prices) -> Prices:
-    """Prices in multiples of a token of uncached input."""
-    return make_tariff(prices, UNKNOWN).prices
+def _find_relative_prices(prices: Prices, cache: CacheModel) -> Prices:
+    """Return prices in multiples of a token of uncached input."""
+    return make_tariff(prices, cache).prices
 
 
 def _price_tokens(usage: Usage, rates: Rates) -> float:
@@ -141,14 +141,14 @@ def _price_tokens(usage: Usage, rates: Rates) -> float:
     return fresh * rates.input + cached * rates.cached + written * rates.written + (usage.output or 0) * rates.output
 
 
-def price_missed(use: CacheUse, usage: Usage, card: Card) -> Cost:
+def price_missed(use: CacheUse, usage: Usage, card: Card, cache: CacheModel = UNKNOWN) -> Cost:
     """Return how much more a call cost because of what it missed."""
     read, written = usage.cached or 0, usage.written or 0
     ideal = Usage(usage.input, 0, read + use.missed, max(0, written - use.missed))
-    return price_usage(Usage(usage.input, 0, read, written), card) - price_usage(ideal, card)
+    return price_usage(Usage(usage.input, 0, read, written), card, cache) - price_usage(ideal, card, cache)
 
 
-def price_saved(planned: Plan | Bill, usage: Usage, card: Card) -> Cost | None:
+def price_saved(planned: Plan | Bill, usage: Usage, card: Card, cache: CacheModel = UNKNOWN) -> Cost | None:
     """Return how much more the client's own request would have cost, by the usage that came back. Negative: less.
 
     The provider's counts scale the size of the client's own request. Of it as many tokens would have been missed as
@@ -170,7 +170,8 @@ def price_saved(planned: Plan | Bill, usage: Usage, card: Card) -> Cost | None:
     fresh = usage.input - read
     is_written = (usage.written or 0) / fresh if fresh > 0 else 0.0
     own = Usage(client, usage.output, client_read, round((client - client_read) * min(1.0, is_written)))
-    return price_usage(own, card) - price_usage(Usage(usage.input, usage.output, read, usage.written), card)
+    sent_usage = Usage(usage.input, usage.output, read, usage.written)
+    return price_usage(own, card, cache) - price_usage(sent_usage, card, cache)
 
 
 def _price_estimate(saving: float | None, card: Card) -> Cost | None:

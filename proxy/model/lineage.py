@@ -15,18 +15,22 @@ from proxy.model.exchange import SessionKey
 
 NODE_SIZE = 16
 LONGEST_MARK = 200
+LONGEST_TAIL = 16
+"""The most messages at the end of a request that its client may rewrite in the next one without making a branch."""
 
 Layer = Literal["tools", "system", "parameters"]
 LAYERS: tuple[Layer, ...] = ("tools", "system", "parameters")
 """The parts of a prompt beside its messages, in the order in which providers put them before these."""
 LAYER_SIZE = 8
 
-Relation = Literal["root", "append", "retry", "branch", "compaction"]
+Relation = Literal["root", "append", "retry", "branch", "compaction", "volatile"]
 """How an exchange continues its session.
 
 `root`: no earlier message is known. `append`: it is the first to continue a known history. `retry`: it has the same
 history as an earlier exchange. `branch`: it shares a beginning with known messages, then differs (an edit, another
-response, a rewind). `compaction`: the client has replaced its history with a shorter one.
+response, a rewind). `compaction`: the client has replaced its history with a shorter one. `volatile`: it goes on with
+the newest exchange, but has other messages in place of the last ones of that, as had the two before it: the client
+rewrites the end of its request each time (BEHAVIOUR B6). `Step.base` tells where the stable part ends.
 """
 
 
@@ -92,13 +96,15 @@ class StoredSession(msgspec.Struct, frozen=True, gc=False):
     """A session as the log has it.
 
     `tips` are the distinct nodes at which its requests ended. `nodes` lists parents first; a node that was seen in a
-    request before it was recorded as a response is listed twice.
+    request before it was recorded as a response is listed twice. `volatile` is the tip of the newest request that is no
+    side call if that has a volatile tail, else empty.
     """
 
     key: SessionKey
     tips: tuple[bytes, ...]
     nodes: tuple[NodeRow, ...]
     marks: tuple[CallFingerprint, ...]
+    volatile: bytes = b""
 
 
 def compute_chain_root(upstream: str) -> bytes:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.context.budget import BudgetPolicy, make_budget
+from proxy.context.cache_misses import CacheUse
 from proxy.context.pricing import (
     MIN_SESSIONS,
     Cost,
@@ -15,6 +16,7 @@ from proxy.context.pricing import (
     estimate_client_read,
     estimate_saving,
     make_tariff,
+    price_missed,
     price_usage,
     quote_revert,
 )
@@ -275,3 +277,14 @@ def test_about_as_many_intervals_hold_as_are_said_to() -> None:
         assert found is not None
         held += found.low <= 0.3 <= found.high
     assert 0.91 <= held / 600 <= 0.97
+
+
+def test_where_no_price_is_stated_a_call_costs_what_the_tariff_of_its_cache_says() -> None:
+    """The generation's own read and write prices count for the report as they do for the decision."""
+    cache = CacheModel(kind="openai-breakpoints", read=0.1, write=1.25)
+    tariff = make_tariff(UNPRICED, cache)
+    usage = Usage(1000, 0, 600, 400)
+    assert price_usage(usage, Card(), cache).tokens == pytest.approx(tariff.price(600, 400)) == pytest.approx(560)
+    assert price_usage(usage, Card()).tokens != pytest.approx(560)
+    missed = price_missed(CacheUse("read", missed=600), Usage(1000, 0, 0, 1000), Card(), cache)
+    assert missed.tokens == pytest.approx(tariff.price(0, 1000) - tariff.price(600, 400))

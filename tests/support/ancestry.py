@@ -15,6 +15,7 @@ class Tree:
         self.nodes: dict[tuple[bytes, bool], NodeRow] = {}
         self.marks: dict[str, CallFingerprint] = {}
         self.tips: dict[bytes, None] = {}
+        self.volatile = b""
 
     def grow(self, nodes: Iterable[NodeRow], marks: Iterable[CallFingerprint]) -> None:
         """Take what is new."""
@@ -39,7 +40,8 @@ class Tree:
 
     def store(self) -> StoredSession:
         """As it is recalled."""
-        return StoredSession(self.key, tuple(self.tips), tuple(self.nodes.values()), tuple(self.marks.values()))
+        nodes, marks = tuple(self.nodes.values()), tuple(self.marks.values())
+        return StoredSession(self.key, tuple(self.tips), nodes, marks, self.volatile)
 
 
 class Trees:
@@ -59,6 +61,8 @@ class Trees:
             tree = self._of_exchange[record.exchange]
             tree.grow(record.nodes, record.marks)
             tree.tips[record.tip] = None
+            if not record.is_side:
+                tree.volatile = record.tip if record.relation == "volatile" else b""
         elif isinstance(record, Reply):
             self._of_exchange[record.exchange].grow(record.nodes, record.marks)
         elif isinstance(record, Adoption):

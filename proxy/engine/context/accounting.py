@@ -234,14 +234,14 @@ def list_ends(state: RequestState, outgoing: OutgoingRequest) -> list[int] | Non
     structures = history.structures[depth:]
     sizes, marks = [history.head.tokens], [0] if cache.is_head_marked else []
     if depth:
-        sizes.append(sizes[0] + state.frozen)
+        sizes.append(sizes[0] + state.epoch_tokens)
         marks.append(1)  # a marker, or a user message of ours
     for place, structure in enumerate(structures, depth):
         following = structures[place - depth + 1].role if place - depth + 1 < len(structures) else ""
         is_end = structure.role in ("user", "tool") and following != "tool"
         if structure.markers if cache.kind == "breakpoints" else is_end:
             marks.append(len(sizes))
-        sizes.append(history.head.tokens + (state.frozen if depth else 0) + history.count(depth, place + 1))
+        sizes.append(history.head.tokens + (state.epoch_tokens if depth else 0) + history.count(depth, place + 1))
     return [sizes[place] for place in cache.list_readable(marks, len(sizes))]
 
 
@@ -355,8 +355,8 @@ class CacheWatch:
         card, provider = self._find_model(prompt)
         cache = find_cache(provider, card, waiting.terms, is_rewritten=bool(plan is not None and plan.epoch))
         use = explain_use(prompt, precedent, cache, event.told)
-        cost = price_missed(use, usage, card)
-        saved = price_saved(plan, usage, card) if plan is not None else None
+        cost = price_missed(use, usage, card, cache)
+        saved = price_saved(plan, usage, card, cache) if plan is not None else None
         both = (None, None) if saved is None else (saved.tokens, saved.money)
         self._bus.publish(
             CacheUsed(event.exchange, waiting.session, use.cause, use.missed, cost.tokens, cost.money, *both)

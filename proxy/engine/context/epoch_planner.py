@@ -111,6 +111,7 @@ class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
     must_fit: bool = False
     needs_json: bool = False  # the upstream refuses the request without the word "JSON" in it
     is_minimal: bool = False  # make the plan in time linear in the messages' text
+    is_volatile: bool = False
 
     @property
     def weight(self) -> int:
@@ -161,6 +162,7 @@ def make_plan_request(job: PlanJob) -> PlanRequest:
         depth=job.depth,
         must_fit=job.must_fit,
         unkept=job.unkept,
+        is_volatile=job.is_volatile,
     )
 
 
@@ -222,6 +224,7 @@ class EpochPlanner:
             depth=inputs.depth,
             must_fit=inputs.must_fit,
             needs_json=rules.needs_json,
+            is_volatile=request.step is not None and request.step.relation == "volatile",
         )
 
 
@@ -237,7 +240,7 @@ def list_originals(plan: ContextPlan, request: ManagedRequest, known: Mapping[st
 def _find_sent(request: ManagedRequest) -> int | None:
     """Count the messages that were sent before. Return None unless the rest was appended: then all may be old."""
     step = request.step
-    return step.base if step is not None and step.base and step.relation == "append" else None
+    return step.base if step is not None and step.base and step.relation in ("append", "volatile") else None
 
 
 def read_plan(epoch: Epoch) -> ContextPlan:

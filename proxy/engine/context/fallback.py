@@ -202,7 +202,7 @@ class FallbackChain:
             return None
         draft = RenderedPlan(read_plan(adopted), adopted.rendered)
         frozen = await self._histories.count_messages(state.request, draft.rendered)
-        if msgspec.structs.replace(state, epoch=adopted, frozen=frozen).tokens >= state.budget.high:
+        if msgspec.structs.replace(state, epoch=adopted, epoch_tokens=frozen).tokens >= state.budget.high:
             return None
         begun, _ = await self._try(state, "epoch", self._open_planned(state, draft, wanted, "plan"))
         return None if begun is None else msgspec.structs.replace(begun, rung="epoch", is_opened=False)

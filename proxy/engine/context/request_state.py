@@ -37,7 +37,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     context: SessionContext
     epoch: Epoch | None  # the one that applies
     epoch_account: EpochAccount  # of the view under `epoch`
-    frozen: int  # tokens of the messages that are sent for `epoch`
+    epoch_tokens: int  # of the messages that are sent for `epoch`
     changed: Mapping[int, bytes]  # later messages that are sent without their reasoning, by index (B37)
     history: MeasuredHistory
     kept: int | None  # tokens at the beginning that were sent before; None if it continues the last request
@@ -63,7 +63,12 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     @property
     def tokens(self) -> int:
         """Tokens of what is sent if no epoch opens."""
-        return self.history.tokens - self.history.count_to(self.depth) + self.frozen - self.count_removed(self.changed)
+        return (
+            self.history.tokens
+            - self.history.count_to(self.depth)
+            + self.epoch_tokens
+            - self.count_removed(self.changed)
+        )
 
     @property
     def depth(self) -> int:
@@ -130,18 +135,20 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             return self.epoch_account
         return self.context.get_account(self.view, epoch.id if epoch is not None else "", self.budget)
 
-    def with_epoch(self, epoch: Epoch, frozen: int) -> "RequestState":
-        """Return the state of the same request under another epoch, for which `frozen` tokens are sent."""
+    def with_epoch(self, epoch: Epoch, epoch_tokens: int) -> "RequestState":
+        """Return the state of the same request under another epoch, for which so many tokens are sent."""
         changed = self.context.reasoning.find_changed(self.request, epoch)
         account = self.find_account(epoch)
-        return msgspec.structs.replace(self, epoch=epoch, epoch_account=account, frozen=frozen, changed=changed)
+        return msgspec.structs.replace(
+            self, epoch=epoch, epoch_account=account, epoch_tokens=epoch_tokens, changed=changed
+        )
 
     def to_model_tokens(self, tokens: int) -> int:
         """Convert our tokens to the model's."""
         return self.ratio.apply(tokens)
 
 
-def find_kept(history: MeasuredHistory, before: Sequence[bytes] | None, frozen: int, depth: int) -> int | None:
+def find_kept(history: MeasuredHistory, before: Sequence[bytes] | None, epoch_tokens: int, depth: int) -> int | None:
     """Count the tokens at a request's beginning that were sent before. Return None if it has all of the last request.
 
     `before` has the nodes of the last request under the same epoch. That epoch replaces the first `depth` messages,
@@ -152,7 +159,7 @@ def find_kept(history: MeasuredHistory, before: Sequence[bytes] | None, frozen: 
     shared = count_shared_nodes(before, history.nodes)
     if shared == len(before):
         return None
-    return history.head.tokens + frozen + history.count(depth, max(depth, shared))
+    return history.head.tokens + epoch_tokens + history.count(depth, max(depth, shared))
 
 
 def estimate_protected(history: MeasuredHistory, pinned: frozenset[int] = frozenset()) -> int:
@@ -260,18 +267,20 @@ class StateReader:
     ) -> RequestState:
         """Return the state of a request, with its new messages counted."""
         history = await self.caches.histories.follow(request)
-        frozen = await self._weigh(request, context, epoch) if epoch is not None else 0
-        return self._make(request, context, epoch, budget, history=history, frozen=frozen)
+        epoch_tokens = await self._weigh(request, context, epoch) if epoch is not None else 0
+        return self._make(request, context, epoch, budget, history=history, epoch_tokens=epoch_tokens)
 
     def read_uncounted(
         self, request: ManagedRequest, context: SessionContext, epoch: Epoch, budget: Budget
     ) -> UncountedState | None:
         """Return the state of a request before its few new messages are counted, or None for any other request."""
-        frozen = context.sizes.get(epoch.id)
-        begun = self.caches.histories.begin(request) if frozen is not None else None
-        if frozen is None or begun is None:
+        epoch_tokens = context.sizes.get(epoch.id)
+        begun = self.caches.histories.begin(request) if epoch_tokens is not None else None
+        if epoch_tokens is None or begun is None:
             return None
-        return UncountedState(self._make(request, context, epoch, budget, history=begun.history, frozen=frozen), begun)
+        return UncountedState(
+            self._make(request, context, epoch, budget, history=begun.history, epoch_tokens=epoch_tokens), begun
+        )
 
     def count(self, uncounted: UncountedState) -> RequestState:
         """Count the new messages of a state. This blocks the event loop."""
@@ -287,11 +296,11 @@ class StateReader:
         budget: Budget,
         *,
         history: MeasuredHistory,
-        frozen: int,
+        epoch_tokens: int,
     ) -> RequestState:
         model = request.model
         epoch_account = context.get_account(model, epoch.id if epoch is not None else "", budget)
-        kept = find_kept(history, epoch_account.before, frozen, epoch.depth if epoch is not None else 0)
+        kept = find_kept(history, epoch_account.before, epoch_tokens, epoch.depth if epoch is not None else 0)
         if epoch_account.head not in (None, history.head):
             kept = 0  # a provider's cache matches only from the very beginning
         return RequestState(
@@ -299,7 +308,7 @@ class StateReader:
             context=context,
             epoch=epoch,
             epoch_account=epoch_account,
-            frozen=frozen,
+            epoch_tokens=epoch_tokens,
             changed=context.reasoning.find_changed(request, epoch),
             history=history,
             kept=kept,

@@ -12,10 +12,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from proxy.engine.lineage.session_index import SessionIndex, SessionNodes, Traits
+from proxy.engine.lineage.session_index import REWRITES, SessionIndex, SessionNodes, Traits
 from proxy.engine.ports import MOST_MARKS
 from proxy.model.exchange import SessionKey
-from proxy.model.lineage import CallFingerprint, NodeRow, Relation, Step, name_mark
+from proxy.model.lineage import (
+    LONGEST_TAIL,
+    CallFingerprint,
+    NodeRow,
+    Relation,
+    Step,
+    count_shared_nodes,
+    name_mark,
+)
 from proxy.model.lru import LruCache
 from proxy.wire.identity import Item
 
@@ -254,6 +262,11 @@ class SessionResolver:
                     parent = node
             tip = parent
         relation = _relate(query, known, base, is_side=is_side)
+        if not is_side and nodes[-1:] != known.newest[-1:]:
+            known.rewrites = _count_rewrites(query, known, base)
+            known.newest = nodes
+            if base and known.rewrites >= REWRITES:
+                relation = "volatile"
         step = Step(query.exchange, relation, is_side, tip, depth, base, tuple(rows), _list_brought(query, base))
         self._index.add(known.key.id, step.nodes, step.marks)
         known.tips.add(tip)
@@ -395,6 +408,17 @@ def _relate(query: LineageQuery, known: SessionNodes, base: int, *, is_side: boo
     if base == depth and last in known.tips:
         return "retry"
     return "append" if known.is_leaf(last) else "branch"
+
+
+def _count_rewrites(query: LineageQuery, known: SessionNodes, base: int) -> int:
+    """Return how many requests in a row, up to this one, are longer than the one before, but replace its last messages.
+
+    One that replaces no fewer than it adds does not count: that is how a person edits or rewinds. Nor does one that
+    extends another request than the newest.
+    """
+    newest, nodes = known.newest, query.nodes
+    is_rewritten = 0 < len(newest) - base <= LONGEST_TAIL and len(nodes) > len(newest)
+    return known.rewrites + 1 if is_rewritten and count_shared_nodes(newest, nodes) == base else 0
 
 
 def _is_compacted(query: LineageQuery, known: SessionNodes, base: int) -> bool:

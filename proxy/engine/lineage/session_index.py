@@ -22,6 +22,10 @@ _MARK_WEIGHT = 500
 # The levels of a node in its session: sent by a client; sent by a client after a recorded answer; a recorded answer.
 PLAIN, PROVEN, ANSWER = 0, 1, 2
 
+# So many requests in a row have other messages in place of the last ones of the request before: their client always
+# rewrites the end (BEHAVIOUR B6). aider does: files, images, the current task with failed attempts at it, a reminder.
+REWRITES = 3
+
 # How many sessions with the same beginning (such as parallel workers) are distinguished: the newest.
 _NAMESAKES = 64
 
@@ -41,13 +45,15 @@ class SessionNodes:
     """The nodes of a session, which of them prove that a request belongs to it, and which have successors.
 
     `levels` maps each node to PLAIN, PROVEN or ANSWER. `tips` are the nodes at which requests ended; `depth` is the
-    number of messages of the newest request. `adopted` are the sessions of other credentials that this one extends.
-    `is_partial`: the log may have more of the session, but could not be asked.
+    number of messages of the newest request. `newest` are the nodes of that request, as far as memory has them;
+    `rewrites` is how many requests in a row, up to that one, rewrote the end of the one before. `adopted` are the
+    sessions of other credentials that this one extends. `is_partial`: the log may have more of the session, but could
+    not be asked.
     """
 
     __slots__ = (
         *("_parents", "_tip_traits", "adopted", "depth", "is_partial", "key"),
-        *("levels", "marks", "tips", "traits", "weight"),
+        *("levels", "marks", "newest", "rewrites", "tips", "traits", "weight"),
     )
 
     def __init__(self, key: SessionKey) -> None:
@@ -58,6 +64,8 @@ class SessionNodes:
         self.adopted: set[str] = set()
         self.traits: Traits | None = None
         self.depth = 0
+        self.newest: Sequence[bytes] = ()
+        self.rewrites = 0
         self.is_partial = False
         self.weight = _SESSION_WEIGHT
         self._parents: set[bytes] = set()
@@ -233,6 +241,8 @@ class SessionIndex:
         known.tips.update(stored.tips)
         self.add(stored.key.id, stored.nodes, stored.marks)
         known.marks.update({mark.name: mark for mark in reversed(stored.marks)})
+        if stored.volatile and not known.newest:
+            known.rewrites, known.newest = REWRITES, _trace(stored.nodes, stored.volatile)
         return known
 
     def clear(self) -> None:
@@ -267,6 +277,16 @@ class SessionIndex:
     def _record_loss(self) -> None:
         self.losses += 1
         self.is_complete = False
+
+
+def _trace(nodes: Iterable[NodeRow], tip: bytes) -> list[bytes]:
+    """Return the nodes of a chain from the first known one up to its tip."""
+    parents = {row.node: row.parent for row in nodes}
+    chain: list[bytes] = []
+    while tip in parents:
+        chain.append(tip)
+        tip = parents[tip]
+    return chain[::-1]
 
 
 def _find(index: _Index[K], key: K) -> Sequence[SessionNodes]:

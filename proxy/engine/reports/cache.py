@@ -14,14 +14,11 @@ from proxy.context.cache_misses import (
 )
 from proxy.context.pricing import Cost, price_missed, price_saved
 from proxy.context.provider_cache import CacheModel
-from proxy.engine.models import find_cache
-from proxy.engine.policy import Provider
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.context import Document
 from proxy.engine.reports.conversation import read_request, split_whole
 from proxy.engine.reports.lookup import find_session, read_pages
 from proxy.engine.reports.savings import SavingsInputs, remember_cards
-from proxy.model.card import CacheTerms
 from proxy.model.errors import NotFound
 from proxy.model.exchange import MissCause, Usage
 from proxy.model.log import ExchangeRow, RoundRow
@@ -29,9 +26,6 @@ from proxy.wire import FORMATS
 from proxy.wire.format import CACHED_PARAMETERS, read_diagnosis
 from proxy.wire.json_values import load_lenient
 
-_UNKNOWN_PROVIDER = Provider()
-# A lifetime of an unknown length: the cache is used, and where markers decide never known to be cold.
-_ANY_MARKER = CacheTerms(messages=("?",))
 _SHORTEST_MS = 300_000
 _MOST_PATHS = 64
 
@@ -113,11 +107,12 @@ class _Reader:
             usage,
         )
         precedent, card = self._trail.find(prompt), self._inputs.find_card(answered.upstream, row.model)
-        use = explain_use(prompt, precedent, await self._find_cache(prompt, precedent))
+        cache = await self._find_cache(prompt, precedent)
+        use = explain_use(prompt, precedent, cache)
         parameters: tuple[str, ...] = ()
         if use.cause in ("provider", "unrecorded"):
             told = await self._read_told(row, answered.k)
-            use = explain_use(prompt, precedent, await self._find_cache(prompt, precedent), told)
+            use = explain_use(prompt, precedent, cache, told)
         elif use.cause == "parameters" and precedent is not None:
             parameters = await self._name_parameters(row, self._sent[precedent.prompt.exchange][0])
         self._trail.add(prompt)
@@ -130,8 +125,8 @@ class _Reader:
             row.model,
             usage.input,
             use,
-            price_missed(use, usage, card),
-            price_saved(plan, usage, card) if plan is not None else None,
+            price_missed(use, usage, card, cache),
+            price_saved(plan, usage, card, cache) if plan is not None else None,
             parameters,
         )
 
@@ -153,9 +148,8 @@ class _Reader:
 
         They are looked at only after a time for which no terms might keep it. That it was used is seen in the usage.
         """
-        provider = self._inputs.providers.get(prompt.upstream, _UNKNOWN_PROVIDER)
         card = self._inputs.find_card(prompt.upstream, prompt.model)
-        cache = find_cache(provider, card, _ANY_MARKER)
+        cache = self._inputs.find_cache(prompt.upstream, card)
         if cache.kind != "breakpoints" and cache.retention is None:
             return cache
         if precedent is None or prompt.sent_ms - precedent.prompt.sent_ms <= _SHORTEST_MS:
@@ -165,7 +159,7 @@ class _Reader:
             sent = split_whole(await self._log.load_sent(before.id, k), FORMATS[before.wire].items_key)
         except NotFound:
             return cache
-        return find_cache(provider, card, FORMATS[before.wire].read_terms(sent))
+        return self._inputs.find_cache(prompt.upstream, card, FORMATS[before.wire].read_terms(sent))
 
     async def _read_told(self, row: ExchangeRow, k: int) -> MissCause | Literal[""]:
         """Return the provider's own diagnosis, which is in its response."""

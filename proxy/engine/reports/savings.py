@@ -18,14 +18,19 @@ from typing import Literal
 from proxy.context.budget import BudgetPolicy, compute_soft_mark
 from proxy.context.epoch_decision import HELD_OUT
 from proxy.context.pricing import MIN_SESSIONS, Comparison, Cost, compare, price_saved, price_usage
+from proxy.context.provider_cache import CacheModel
+from proxy.engine.models import find_cache
 from proxy.engine.policy import Provider
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.context import Document
-from proxy.model.card import Card
+from proxy.model.card import CacheTerms, Card
 from proxy.model.log import Bill, SessionRow
 
 Unit = Literal["money", "tokens"]
 
+_UNKNOWN_PROVIDER = Provider()
+# A lifetime of an unknown length: the cache is used, and where markers decide never known to be cold.
+_ANY_MARKER = CacheTerms(messages=("?",))
 _PAGE = 256  # exchanges; the event loop is blocked for 2 ms by each page
 _MAX_CARDS = 1024  # finding one takes longer than all else that is done with an exchange
 _NO_HOLDOUT = "no session was only observed so far; compaction.holdout_fraction says how many of them are"
@@ -40,6 +45,10 @@ class SavingsInputs:
     find_card: Callable[[str, str], Card]
     policy: BudgetPolicy
     providers: Mapping[str, Provider] = field(default_factory=dict)
+
+    def find_cache(self, upstream: str, card: Card, terms: CacheTerms = _ANY_MARKER) -> CacheModel:
+        """Return how the cache of an upstream's model works for requests with these terms, or that use it somehow."""
+        return find_cache(self.providers.get(upstream, _UNKNOWN_PROVIDER), card, terms)
 
 
 @dataclass(slots=True)
@@ -89,12 +98,13 @@ class SavingEstimate:
             if bill.usage.input is None:
                 continue
             card = inputs.find_card(bill.upstream, bill.model)
-            cost = price_usage(bill.usage, card)
+            cache = inputs.find_cache(bill.upstream, card)
+            cost = price_usage(bill.usage, card, cache)
             if is_own:
                 self.auxiliary += cost
                 continue
             self.cost += cost
-            if (saved := price_saved(bill, bill.usage, card)) is not None:
+            if (saved := price_saved(bill, bill.usage, card, cache)) is not None:
                 self.saved, self.is_known = self.saved + saved, True
 
 
@@ -264,7 +274,8 @@ def _add_exchange(sessions: dict[str, _Session], rounds: Sequence[Bill], inputs:
     if not counted or not (tokens or first.kind == "auxiliary"):
         return
     for bill in counted:
-        session.cost += price_usage(bill.usage, inputs.find_card(bill.upstream, bill.model))
+        card = inputs.find_card(bill.upstream, bill.model)
+        session.cost += price_usage(bill.usage, card, inputs.find_cache(bill.upstream, card))
         session.is_blind = session.is_blind and bill.usage.cached is None
     session.tokens += tokens
     if first.usable and tokens >= compute_soft_mark(first.usable, inputs.policy):

@@ -8,6 +8,7 @@ newest are returned: a killed server leaves some, and unreadable ones are found 
 import sqlite3
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import cast
 
@@ -20,6 +21,7 @@ from proxy.model.manifest import BlobPiece, Piece, compute_digest, compute_root_
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite.codec import RELATIONS, decode_headers, join_recipe
 from proxy.store.sqlite.context_queries import Row
+from proxy.store.sqlite.lineage_queries import find_branches, load_positions
 
 # The longest chain that is followed: longer than any body that fits in memory, and an end if a fault made a cycle.
 _LONGEST = 4_000_000
@@ -169,9 +171,10 @@ _CHOSEN_BY = {
     name: f"s.{name} <> '' AND s.{name} >= :{name} AND s.{name} < :{name}_end" for name in ("family", "parent")
 }
 _LAST_CHARACTER = "\U0010ffff"
+_VOLATILE = RELATIONS.index("volatile")
 # `forked`: sessions whose nodes are more than one chain; others have one branch if any request ended in them.
 # `inner`: nodes with a tip below them (see `lineage_queries`). `spent`: all calls including our own, since the index
-# does not distinguish them. `aside`: our own calls.
+# does not distinguish them. `aside`: our own calls. The last column: whether there are tails that are not branches.
 _SESSIONS = """
     WITH RECURSIVE latest AS MATERIALIZED ({latest}),
     forked AS MATERIALIZED (
@@ -209,7 +212,8 @@ _SESSIONS = """
         ifnull((SELECT o.key FROM adoption a JOIN session o ON o.id = a.source WHERE a.session = s.id
             ORDER BY a.n LIMIT 1), ''),
         e.seq, ifnull(managed.counted, 0), ifnull(managed.sent, 0), managed.saving,
-        ifnull(aside.calls, 0), ifnull(aside.input, 0), ifnull(aside.output, 0)
+        ifnull(aside.calls, 0), ifnull(aside.input, 0), ifnull(aside.output, 0),
+        EXISTS (SELECT 1 FROM step t WHERE t.session = s.id AND t.relation = {volatile})
     FROM latest JOIN session s ON s.id = latest.id JOIN exchange e ON e.seq = latest.seq
         JOIN exchange own ON own.seq = ifnull((SELECT x.seq FROM exchange x
             WHERE x.session = latest.id AND x.kind <> 'auxiliary' ORDER BY x.n DESC LIMIT 1), latest.seq)
@@ -251,7 +255,7 @@ def list_sessions(
     """Return what `LogReader.list_sessions` does. A log with more than `few` sessions uses the other query."""
     (count,) = connection.execute(_COUNT_SESSIONS).fetchone()
     query = select_sessions(selection, limit, is_many=count > few)
-    return [SessionRow(*row) for row in connection.execute(*query)]
+    return [_read_session(connection, row) for row in connection.execute(*query).fetchall()]
 
 
 def find_session(connection: sqlite3.Connection, session: str) -> SessionRow:
@@ -259,7 +263,15 @@ def find_session(connection: sqlite3.Connection, session: str) -> SessionRow:
     row = connection.execute(*select_session(session)).fetchone()
     if row is None:
         raise NotFound(f"there is no session {session}")
-    return SessionRow(*row)
+    return _read_session(connection, row)
+
+
+def _read_session(connection: sqlite3.Connection, row: sqlite3.Row) -> SessionRow:
+    *values, has_tails = row
+    session = SessionRow(*values)
+    if not has_tails:
+        return session
+    return replace(session, branches=len(find_branches(*load_positions(connection, session.id))))
 
 
 def list_ids(connection: sqlite3.Connection, prefix: str, limit: int) -> list[str]:
@@ -281,13 +293,18 @@ def select_sessions(selection: Selection, limit: int, *, is_many: bool) -> Query
     else:
         called = "true" if selection.family else _CALLED.format(session="s.id")
         latest = _LATEST_OF_FEW.format(chosen=f"{chosen or 'true'} AND {called}")
-    return _SESSIONS.format(latest=latest), {**key, "before": selection.before, "limit": limit}
+    return _SESSIONS.format(latest=latest, volatile=_VOLATILE), {**key, "before": selection.before, "limit": limit}
 
 
 def select_session(session: str) -> Query:
     """Return the query for the session with this id."""
-    key: dict[str, object] = {"key": fit_text(session), "before": ALL_SESSIONS.before, "limit": 1}
-    return _SESSIONS.format(latest=_ONE), key
+    key: dict[str, object] = {
+        "key": fit_text(session),
+        "before": ALL_SESSIONS.before,
+        "limit": 1,
+        "volatile": _VOLATILE,
+    }
+    return _SESSIONS.format(latest=_ONE, volatile=_VOLATILE), key
 
 
 def sum_auxiliary(connection: sqlite3.Connection, since_ms: int) -> list[AuxiliaryUsage]:

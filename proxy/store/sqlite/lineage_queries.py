@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 
 from proxy.engine.ports import MOST_BEARING, MOST_MARKS, MOST_RECALLED, MOST_RECALLED_ROWS
 from proxy.model.exchange import SessionKey
-from proxy.model.lineage import CallFingerprint, NodeRow, Relation, StoredSession, name_mark
+from proxy.model.lineage import LONGEST_TAIL, CallFingerprint, NodeRow, Relation, StoredSession, name_mark
 from proxy.model.log import BranchRow, Call
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite.codec import RELATIONS, compute_mark_key
@@ -58,7 +58,7 @@ _KEY = """
     SELECT s.key, t.fingerprint, s.upstream, s.family, s.parent
     FROM session s JOIN tenant t ON t.id = s.tenant WHERE s.id = ?"""
 _NODES = "SELECT hash, parent, outer, is_answer FROM node WHERE session = ? ORDER BY n"
-_TIPS = "SELECT tip, outer FROM step WHERE session = ? ORDER BY n"
+_TIPS = "SELECT tip, outer, relation = ?2, is_side FROM step WHERE session = ?1 ORDER BY n"
 _MARKS = "SELECT name, node, form FROM mark WHERE session = ? ORDER BY n"
 # the same count as `Tree.weight` in memory
 _WEIGHT = "SELECT " + " + ".join(
@@ -171,10 +171,16 @@ def _find_answered(nodes: Sequence[bytes], list_answered: Callable[[bytes], list
 def _load_session(connection: sqlite3.Connection, session: int) -> StoredSession:
     key = (session,)
     nodes = load_nodes(connection, session)
-    tips = dict.fromkeys(nodes[n - 1].node if n else outer for n, outer in connection.execute(_TIPS, key))
+    tips: dict[bytes, None] = {}
+    volatile = b""
+    for n, outer, is_volatile, is_side in connection.execute(_TIPS, (session, RELATIONS.index("volatile"))):
+        tip = nodes[n - 1].node if n else outer
+        tips[tip] = None
+        if not is_side:
+            volatile = tip if is_volatile else b""
     marks = [CallFingerprint(name, nodes[n - 1].node, form) for name, n, form in connection.execute(_MARKS, key)]
     stored = SessionKey(*connection.execute(_KEY, key).fetchone())
-    return StoredSession(stored, tuple(tips), tuple(nodes), tuple(marks))
+    return StoredSession(stored, tuple(tips), tuple(nodes), tuple(marks), volatile)
 
 
 def load_nodes(connection: sqlite3.Connection, session: int) -> list[NodeRow]:
@@ -246,6 +252,7 @@ def find_parent(parents: Mapping[bytes, bytes], row: NodeRow) -> bytes:
 
 def find_branches(parents: Mapping[bytes, bytes], positions: Sequence[ExchangePosition]) -> list[BranchRow]:
     """Return the branches in the order in which they began. `parents`: as `find_parent` has it, in order."""
+    positions = _leave_tails(parents, positions)
     first = _find_first(parents, positions)
     successors = _find_successors(parents, first)
     ended: dict[bytes, list[ExchangePosition]] = {}
@@ -262,6 +269,34 @@ def find_branches(parents: Mapping[bytes, bytes], positions: Sequence[ExchangePo
         forks.update(zip(path, (_Fork(branch, count) for count in accumulate(map(len, own))), strict=True))
         found.append(branch)
     return found
+
+
+def _leave_tails(parents: Mapping[bytes, bytes], positions: Sequence[ExchangePosition]) -> Sequence[ExchangePosition]:
+    """Return the positions; an exchange whose last messages the next one rewrote ends where that leaves it.
+
+    A tail to which an exchange came back later is not left.
+    """
+    newest = {position.tip: position.n for position in positions}
+    left: dict[bytes, bytes] = {}
+    before: ExchangePosition | None = None
+    for position in positions:
+        is_left = position.relation == "volatile" and before is not None and newest[before.tip] < position.n
+        if is_left and before is not None and (fork := _find_fork(parents, before.tip, position.tip)):
+            left[before.tip] = fork
+        if not position.is_side:
+            before = position
+    return [each._replace(tip=left[each.tip]) if each.tip in left else each for each in positions]
+
+
+def _find_fork(parents: Mapping[bytes, bytes], old: bytes, new: bytes) -> bytes:
+    """Return the last node that two chains share, if it is at most `LONGEST_TAIL` before the tip of the old one."""
+    near: set[bytes] = set()
+    while old and len(near) <= LONGEST_TAIL:
+        near.add(old)
+        old = parents.get(old, b"")
+    while new and new not in near:
+        new = parents.get(new, b"")
+    return new
 
 
 def _find_first(parents: Mapping[bytes, bytes], positions: Sequence[ExchangePosition]) -> dict[bytes, int]:

@@ -294,7 +294,7 @@ async def test_the_frozen_prefix_ends_at_a_breakpoint() -> None:
     setup = Setup()
     state = await setup.read_state(until(3))
     epoch = Epoch("e", "s1", "gpt-4o", "", b"", 5, "hard", "x", 1, 2, 1, b"[]", (b"{}",))
-    state = replace(state, epoch=epoch, frozen=50, kept=1, tariff=make_tariff(UNPRICED, EXACT))
+    state = replace(state, epoch=epoch, epoch_tokens=50, kept=1, tariff=make_tariff(UNPRICED, EXACT))
     head, last = state.history.head.tokens, state.history.count(5, 7)
     assert list_ends(state, OutgoingRequest("epoch", b"")) == [head + 50 + last, head + 50, head]
 

@@ -54,7 +54,7 @@ async def test_an_epoch_that_opens_is_committed_and_holds() -> None:
     assert case.context.find("gpt-4o", case.request) is epoch
     assert list(case.context.sizes) == [epoch.id]  # what is sent for it need not be counted again
     again = await setup.read_state(LONG)
-    assert (again.epoch, again.tokens, again.frozen) == (epoch, outgoing.tokens, case.context.sizes[epoch.id])
+    assert (again.epoch, again.tokens, again.epoch_tokens) == (epoch, outgoing.tokens, case.context.sizes[epoch.id])
     kept = setup.chain.keep(again)
     assert kept == OutgoingRequest("epoch", outgoing.body, outgoing.tokens, epoch)
     assert setup.list_events(EpochOpened) == [

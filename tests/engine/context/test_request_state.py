@@ -34,7 +34,7 @@ async def make_case(epoch: Epoch | None = None, context: SessionContext | None =
         context=context,
         epoch=epoch,
         epoch_account=context.get_account(MODEL, epoch.id if epoch is not None else "", BUDGET),
-        frozen=FROZEN if epoch is not None else 0,
+        epoch_tokens=FROZEN if epoch is not None else 0,
         history=await follow(subject),
         changed={},
         kept=None,

@@ -168,7 +168,7 @@ async def test_a_request_is_looked_at_as_it_stands() -> None:
     context = SessionContext()
     context.protected[MODEL] = 70
     case = await world.state_reader.read(ask(), context, None, budget := world.state_reader.find_budget(ask()))
-    assert (case.epoch, case.frozen, case.kept, case.budget, case.protected) == (None, 0, None, budget, 70)
+    assert (case.epoch, case.epoch_tokens, case.kept, case.budget, case.protected) == (None, 0, None, budget, 70)
     assert (case.now, case.ratio, case.request) == (
         world.clock.monotonic(),
         world.state_reader.find_ratio(ask()),
@@ -183,9 +183,9 @@ async def test_what_is_sent_for_an_epoch_is_counted_once() -> None:
     context, budget = SessionContext(), world.state_reader.find_budget(ask())
     context.add(epoch)
     case = await world.state_reader.read(ask(), context, epoch, budget)
-    assert case.frozen == context.sizes["a"] > 100
+    assert case.epoch_tokens == context.sizes["a"] > 100
     context.sizes["a"] = 7
-    assert (await world.state_reader.read(ask(), context, epoch, budget)).frozen == 7
+    assert (await world.state_reader.read(ask(), context, epoch, budget)).epoch_tokens == 7
 
 
 async def test_what_was_sent_before_is_that_under_the_same_epoch() -> None:
@@ -207,7 +207,7 @@ async def test_looking_ahead_needs_the_tokens_of_the_epoch() -> None:
     context.sizes["a"] = 70
     ahead = world.state_reader.read_uncounted(ask(), context, epoch, budget)
     assert ahead is not None
-    assert (ahead.state.frozen, ahead.begun.most) == (70, 0)
+    assert (ahead.state.epoch_tokens, ahead.begun.most) == (70, 0)
     assert world.state_reader.count(ahead) == await world.state_reader.read(ask(), context, epoch, budget)
 
 

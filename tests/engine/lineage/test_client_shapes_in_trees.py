@@ -9,9 +9,11 @@ import pytest
 from proxy.engine.lineage.identity import ClientId, make_session
 from proxy.model.exchange import ClientRequest, Headers, Opening
 from proxy.model.lineage import Step
-from tests.support import responses_clients
+from proxy.store.sqlite.lineage_queries import ExchangePosition, find_branches
+from tests.support import chat_clients, responses_clients
 from tests.support.client_turns import CLIENTS, COMPACTING, REWRITING, turns
 from tests.support.clients import Request, Said
+from tests.support.coding_clients import write_aider
 from tests.support.engine import JSON, Engine, RecordingClient, ScriptedResponse, ScriptedUpstream
 from tests.support.scripted import LIMIT
 
@@ -134,6 +136,53 @@ async def test_files_that_wander_to_the_end_leave_a_conversation_one_by_its_answ
     for landed in (mine, theirs):
         assert len({session for session, _ in landed}) == 1
         assert [relation for _, relation in landed] == ["root", "root", "branch"]
+
+
+def write_call(turn: int, answers: list[str]) -> Request:
+    """A call of aider, with the answers that it got: `write_aider` has invented ones."""
+    messages = write_aider(turn)
+    start = len(messages) - 3 - 2 * (turn - 1)  # where what was done begins, before the files and the task
+    for i, text in enumerate(answers):
+        messages[start + 2 * i + 1] = {"role": "assistant", "content": text}
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    text = f"I changed the parser so that it reads shape {turn}, as it was asked for."
+    return Request((), "/v1/chat/completions", body, "main", chat_clients.answer(Said(text)))
+
+
+async def play_aider_turns(setup: Setup, turns: range, answers: list[str]) -> Landed:
+    landed: Landed = []
+    for turn in turns:
+        request = write_call(turn, answers)
+        landed.append((request, *await setup.send(request)))
+        answers.append(f"I changed the parser so that it reads shape {turn}, as it was asked for.")
+    return landed
+
+
+async def test_twelve_calls_of_aider_are_one_conversation_with_a_volatile_tail() -> None:
+    setup = Setup()
+    landed = await play_aider_turns(setup, range(1, 13), [])
+    assert len({session for _, session, _ in landed}) == 1
+    assert [step.relation for _, _, step in landed] == ["root", "branch", "branch", *9 * ["volatile"]]
+    steps = [step for _, _, step in landed]
+    assert steps[-1].depth - steps[-1].base == 5  # the turn before with its answer, the files with "Ok.", the new turn
+    parents = dict[bytes, bytes]()
+    for row in chain.from_iterable(step.nodes for step in steps):
+        parents.setdefault(row.node, row.parent if row.parent in parents else b"")
+    positions = [ExchangePosition(n, "", x.tip, x.depth, x.relation, x.is_side) for n, x in enumerate(steps, 1)]
+    branches = find_branches(parents, positions)
+    assert [len(branch.own) for branch in branches] == [1, 1, 10]
+    assert branches[-1].tip == steps[-1].tip
+
+
+async def test_a_tail_stays_volatile_after_a_restart() -> None:
+    setup = Setup()
+    answers = list[str]()
+    before = await play_aider_turns(setup, range(1, 6), answers)
+    assert await setup.engine.tasks.finish(LIMIT)
+    setup = Setup(Engine(ScriptedUpstream(), after=setup.engine))
+    after = await play_aider_turns(setup, range(6, 9), answers)
+    assert {session for _, session, _ in after} == {before[0][1]}
+    assert [(step.relation, step.depth - step.base) for _, _, step in after] == 3 * [("volatile", 5)]
 
 
 def ask(input: object, answer: Said, **fields: object) -> Request:

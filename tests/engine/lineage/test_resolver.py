@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from proxy.engine.lineage.resolver import list_shown_marks, name_answer
 from proxy.engine.lineage.session_index import Traits
 from proxy.model.exchange import SessionKey
-from proxy.model.lineage import extend_chain
+from proxy.model.lineage import LONGEST_TAIL, Step, extend_chain
 from proxy.wire.identity import Item
 from tests.engine.lineage.resolver_setup import (
     HI,
@@ -468,3 +468,71 @@ def test_a_call_beside_the_conversation_is_none(setup: Setup, chain: tuple[Item,
     titles = replace(MAIN, system=b"titles", has_tools=False)
     step = setup.place(*chain, name="n", traits=titles).step
     assert (step.is_side, step.relation == "compaction") == (True, False)
+
+
+FILE, OK, REMINDER = user("the files"), bot("Ok."), user("a reminder")
+
+
+def move_files(setup: Setup, turns: int, *, name: str = "n") -> list[Step]:
+    """The calls of a client that moves its files and a reminder to the end of each request."""
+    history, steps = [HI, THERE], []
+    for i in range(turns):
+        steps.append(setup.place(*history, FILE, OK, user(f"task {i}"), REMINDER, name=name).step)
+        history += [user(f"task {i}"), bot(f"done {i}")]
+    return steps
+
+
+def test_a_tail_that_is_rewritten_three_times_in_a_row_is_volatile(setup: Setup) -> None:
+    relations = [step.relation for step in move_files(setup, 7)]
+    assert relations == ["root", "branch", "branch", "volatile", "volatile", "volatile", "volatile"]
+
+
+def test_the_base_of_a_request_with_a_volatile_tail_is_all_that_is_stable(setup: Setup) -> None:
+    steps = move_files(setup, 6)
+    assert [step.base for step in steps[3:]] == [6, 8, 10]
+    assert all(step.depth - step.base == 6 for step in steps[3:])
+
+
+def test_retries_and_side_calls_do_not_change_that_a_tail_is_volatile(setup: Setup) -> None:
+    move_files(setup, 4)
+    history = [HI, THERE, *(each for i in range(4) for each in (user(f"task {i}"), bot(f"done {i}")))]
+    tail = (FILE, OK, user("task 4"), REMINDER)
+    other = replace(MAIN, model="small", system=b"title", has_tools=False)
+    assert setup.place(*history, *tail, name="n").step.relation == "volatile"
+    assert setup.place(*history, *tail, name="n").step.relation == "retry"
+    assert setup.place(user("sum up"), name="n", traits=other).step.is_side
+    history += [user("task 4"), bot("done 4")]
+    assert setup.place(*history, FILE, OK, user("task 5"), REMINDER, name="n").step.relation == "volatile"
+
+
+@pytest.mark.parametrize("is_edit", [False, True])
+def test_what_a_person_says_again_otherwise_is_a_branch_however_often(setup: Setup, *, is_edit: bool) -> None:
+    history = [HI, THERE, MORE, SO] if is_edit else []
+    setup.place(*history, user("first"), name="n")
+    relations = [setup.place(*history, user(f"again {i}"), name="n").step.relation for i in range(5)]
+    assert set(relations) == {"branch" if is_edit else "root"}
+
+
+def test_a_rewind_ends_a_run_of_rewritten_tails(setup: Setup) -> None:
+    move_files(setup, 5)
+    assert setup.place(HI, THERE, user("task 0"), bot("done 0"), user("no"), name="n").step.relation == "branch"
+    relations = [step.relation for step in move_files(setup, 8)]
+    assert relations == [*5 * ["retry"], "branch", "branch", "volatile"]
+
+
+def test_branches_that_take_turns_are_no_volatile_tail(setup: Setup) -> None:
+    left, right = [HI, THERE], [HI, THERE]
+    relations = set()
+    for i in range(5):
+        left += [user(f"l{i}"), bot(f"L{i}")]
+        right += [user(f"r{i}"), bot(f"R{i}")]
+        relations |= {setup.place(*side, MORE, name="n").step.relation for side in (left, right)}
+    assert "volatile" not in relations
+
+
+def test_a_long_tail_is_a_branch(setup: Setup) -> None:
+    history: list[Item] = [HI]
+    for i in range(6):
+        step = setup.place(*history, *(user(f"{i}:{n}") for n in range(LONGEST_TAIL + 1 + i)), name="n").step
+        history += [bot(f"{i}")]
+        assert step.relation in ("root", "branch")

@@ -6,7 +6,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from proxy.engine.lineage.session_index import SessionIndex, SessionNodes, Traits
+from proxy.engine.lineage.session_index import REWRITES, SessionIndex, SessionNodes, Traits
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import CallFingerprint, NodeRow, StoredSession
 
@@ -131,6 +131,16 @@ def test_a_session_of_the_log_adds_to_what_is_here(index: SessionIndex) -> None:
     weight = index.weight
     index.absorb(StoredSession(key("s"), (C,), NODES, MARKS))
     assert (index.weight, ids(index.find_own(ONE, B))) == (weight, ["s"])
+
+
+def test_the_newest_chain_of_a_session_with_a_volatile_tail_is_traced(index: SessionIndex) -> None:
+    stored = StoredSession(key("s"), (C,), NODES, MARKS, C)
+    known = index.absorb(stored)
+    assert (known.newest, known.rewrites) == ([A, B, C], REWRITES)
+    known.newest, known.rewrites = [A], 0
+    index.absorb(stored)  # what memory has of it is newer
+    assert (known.newest, known.rewrites) == ([A], 0)
+    assert index.absorb(StoredSession(key("t"), (C,), NODES, ())).newest == ()
 
 
 def test_where_the_log_says_a_call_was_made_it_was_made(index: SessionIndex) -> None:

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import threading
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from proxy.engine.ports import MOST_MARKS, MOST_RECALLED, MOST_RECALLED_ROWS
 from proxy.model.errors import NotFound, StoreUnavailable
-from proxy.model.lineage import CallFingerprint, NodeRow, Relation, compute_chain_root, extend_chain
+from proxy.model.lineage import LONGEST_TAIL, CallFingerprint, NodeRow, Relation, compute_chain_root, extend_chain
 from proxy.model.log import BranchRow, Call
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive
@@ -42,7 +43,7 @@ from tests.store.sqlite.conftest import Opener
 from tests.support.memory_store.archive import MemoryArchive
 from tests.support.scripted import LIMIT
 
-RELATIONS: tuple[Relation, ...] = ("root", "append", "retry", "branch", "compaction")
+RELATIONS: tuple[Relation, ...] = get_args(Relation)
 KEYS = (make_key("s0"), make_key("s1"), make_key("s2", OTHER_TENANT))
 _names = (f"t{i}" for i in itertools.count())
 
@@ -309,6 +310,37 @@ def test_a_branch_is_beside_the_conversation_if_all_that_is_its_own_is() -> None
     assert [branch.is_side for branch in find_branches(parents, stands)] == [False, False]
     stands[3] = stand(4, b"4", is_side=True)
     assert [branch.is_side for branch in find_branches(parents, stands)] == [False, True]
+
+
+def rewrite(n: int, tip: bytes, *, is_side: bool = False) -> ExchangePosition:
+    return ExchangePosition(n, f"e{n}", tip, n, "volatile", is_side)
+
+
+def test_a_tail_that_the_next_request_rewrote_is_no_branch() -> None:
+    # 0 - a1    each call has its own tail; the third is a side call, the fourth a retry of the second
+    #   \ 1 - a2
+    #       \ 2 - a5
+    parents = {b"0": b"", b"a1": b"0", b"1": b"0", b"a2": b"1", b"s": b"", b"2": b"1", b"a5": b"2"}
+    side, retry = stand(3, b"s", is_side=True), stand(4, b"a2")._replace(relation="retry")
+    positions = [stand(1, b"a1"), rewrite(2, b"a2"), side, retry, rewrite(5, b"a5")]
+    main, other = find_branches(parents, positions)
+    assert (main.tip, main.relation, [call.n for call in main.exchanges]) == (b"a5", "root", [1, 2, 4, 5])
+    assert (other.tip, other.is_side) == (b"s", True)
+
+
+def test_a_tail_to_which_an_exchange_comes_back_is_a_branch() -> None:
+    parents = {b"0": b"", b"a1": b"0", b"1": b"0", b"a2": b"1"}
+    positions = [stand(1, b"a1"), rewrite(2, b"a2"), stand(3, b"a1")]
+    assert [branch.tip for branch in find_branches(parents, positions)] == [b"a1", b"a2"]
+
+
+def test_a_long_tail_or_another_chain_is_a_branch() -> None:
+    nodes = [b"%d" % i for i in range(LONGEST_TAIL + 2)]
+    parents = dict(zip(nodes, (b"", *nodes), strict=False)) | {b"new": b"0"}
+    assert len(find_branches(parents, [stand(1, nodes[-1]), rewrite(2, b"new")])) == 2
+    assert len(find_branches(parents | {b"new": b"1"}, [stand(1, nodes[-1]), rewrite(2, b"new")])) == 1
+    assert len(find_branches({b"1": b"", b"2": b""}, [stand(1, b"1"), rewrite(2, b"2")])) == 2
+    assert len(find_branches({b"1": b""}, [rewrite(1, b"1")])) == 1
 
 
 def test_a_request_that_ended_at_no_node_is_on_no_branch() -> None:

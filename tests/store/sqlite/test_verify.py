@@ -209,7 +209,7 @@ DAMAGE = {
     "a step's root": ("UPDATE step SET outer = x'00' WHERE session = 1 AND n = 4", "step 1/4", "tip is not in the log"),
     "a step's number": ("UPDATE step SET n = 9 WHERE n = 1 AND session = 1", "step 1/9", "its exchange is not"),
     "a depth": ("UPDATE step SET depth = 1 WHERE n = 2 AND session = 1", "step 1/2", "cannot have depth 1, base 2"),
-    "a relation": ("UPDATE step SET relation = 5 WHERE n = 2 AND session = 1", "step 1/2", "relation 5"),
+    "a relation": ("UPDATE step SET relation = 9 WHERE n = 2 AND session = 1", "step 1/2", "relation 9"),
     "a name": ("UPDATE mark SET name = 'call:9' WHERE session = 1 AND n = 2", "mark 1/2", "does not follow"),
     "a mark's node": ("UPDATE mark SET node = 9 WHERE session = 1 AND n = 1", "mark 1/1", "not in the session"),
     "a missing mark": ("DELETE FROM mark WHERE session = 1 AND n = 1", "mark 1/2", "is preceded by 0"),

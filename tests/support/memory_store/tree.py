@@ -35,7 +35,9 @@ class Tree:
     def store(self, key: SessionKey) -> StoredSession:
         """The whole of it."""
         tips = dict.fromkeys(step.tip for _, step in sorted(self.steps.items()))
-        return StoredSession(key, tuple(tips), tuple(self.nodes.values()), tuple(self.marks.values()))
+        *_, newest = (b"", *(step for _, step in sorted(self.steps.items()) if not step.is_side))
+        volatile = newest.tip if isinstance(newest, Step) and newest.relation == "volatile" else b""
+        return StoredSession(key, tuple(tips), tuple(self.nodes.values()), tuple(self.marks.values()), volatile)
 
     def list_branches(self, exchanges: Mapping[int, str]) -> list[BranchRow]:
         """Its branches; `exchanges` are ids by number."""

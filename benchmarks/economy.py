@@ -227,9 +227,10 @@ def run(
         epochs += session.epochs
         print(f"{number + 1}/{len(sessions)}", end="\r", file=sys.stderr)
     r, f = replay.base.agg(results), sum_full(fulls)
-    losing = sum(price(own, rates) > price(whole, rates) for own, whole in zip(results, fulls, strict=True))
+    shares = [price(own, rates) / price(whole, rates) for own, whole in zip(results, fulls, strict=True)]
+    losses = {"at a loss": sum(each > 1 for each in shares), "worst": share(max(shares), 1), "largest": r["peak"]}
     told = c.story_summary(stories)
-    return {**summarize(r, f, stricts, rates), "losing": losing, **told, **tell_epochs(epochs, r["steps"])}
+    return {**summarize(r, f, stricts, rates), **losses, **told, **tell_epochs(epochs, r["steps"])}
 
 
 def price(figures: Mapping[str, int], rates: Rates) -> float:

@@ -23,7 +23,7 @@ from benchmarks.sessions import build_body, name_session
 from benchmarks.targets import MEASURED_CORE, Setting, start_mock, start_palimpsest
 
 EQUAL_BYTES, EQUAL_CALLS, EQUAL_WARM, EQUAL_PART = 100_000, 400, 20, 100
-# 269,000 tokens: above the default ceiling of 200,000, also once the mock's usage has taught that they are fewer.
+# 269,000 tokens: above the default ceiling of 128,000, also once the mock's usage has taught that they are fewer.
 COLD_BYTES, COLD_SECONDS, COLD_ROUNDS = 1_000_000, 4.0, 3
 POLL_SECONDS = 0.005
 _BUSY = "while True: pass"

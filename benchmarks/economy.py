@@ -1,8 +1,9 @@
 """What managing saves and what it loses, on recorded sessions: `python -m benchmarks.economy REPLAY CORPUS CEILING…`.
 
-The rule: no proxy and no model; the builder is asked when the ski-rental account says so, and what would be sent is
-scored by the replay's own measures. `--half` takes every other session (0 or 1), so that what was chosen on one half
-can be judged on the other; `--policy` one of the replay's baselines in place of the builder.
+The rule: no proxy and no model; the builder is asked when `context/epoch_decision` says so at the prices `--read` and
+`--write`, and what would be sent is scored by the replay's own measures. `--half` takes every other session (0 or 1),
+so that what was chosen on one half can be judged on the other; `--calls` the first calls of each session, `--join` so
+many consecutive sessions as one, `--policy` one of the replay's baselines in place of the builder.
 """
 
 import argparse
@@ -20,15 +21,26 @@ from typing import Any
 from proxy.context.budget import Budget, BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import BuilderPolicy, CountedMessage, PlanRequest
+from proxy.context.epoch_decision import (
+    CacheCostAccount,
+    RequestFacts,
+    SentTokens,
+    decide,
+    record_epoch,
+    record_request,
+)
 from proxy.context.message_features import MessageFeatures, extract_features
+from proxy.context.pricing import Tariff, make_tariff
+from proxy.context.provider_cache import CacheModel
 from proxy.context.references import PAGE, render_original
+from proxy.model.card import Prices, Rates
 from proxy.model.epoch import ContextPlan, Kept, Reference, Replaced
 from proxy.model.messages import Message, ToolCall
 from proxy.upstream.tokenizer import CountingTokenizer, load_encoder
 from proxy.wire import FORMATS
 
 RawMessage = dict[str, Any]
-WINDOW, READ, WRITE = 200_000, 0.1, 0.9
+WINDOW = 1_000_000
 
 
 class Replay:
@@ -62,17 +74,16 @@ def tell(message: RawMessage) -> Message:
 class Session:
     """One client as the proxy would see it: opens epochs, renders, resolves references."""
 
-    def __init__(self, replay: Replay, builder: ContextBuilder, budget: Budget, head: int) -> None:
+    def __init__(self, replay: Replay, builder: ContextBuilder, budget: Budget, head: int, tariff: Tariff) -> None:
         self._c, self._builder, self._budget, self._tools = replay.ctx, builder, budget, head
+        self._tariff, self._account, self._protected = tariff, CacheCostAccount(), 0
         self._seen: list[CountedMessage] = []
         self._raw: list[RawMessage] = []
         self._system: list[RawMessage] = []
         self._plan: ContextPlan | None = None
         self._frozen: list[RawMessage] = []
         self._references: dict[str, Reference] = {}
-        self._low = self._owed = 0.0
         self._literals: dict[str, set[str]] = {}
-        self._futile = 0
         self.epochs: list[tuple[int, int, float]] = []
 
     def step(self, messages: Sequence[RawMessage]) -> list[RawMessage]:
@@ -80,13 +91,12 @@ class Session:
             self._feed(message)
         sent = self._render()
         size = self._measure(sent)
-        if self._low:
-            self._owed += READ * max(0.0, size - self._low)
-        else:
-            self._low = float(size)
-        pressure = self._budget.compute_pressure(size)
-        if pressure == "hard" or (pressure == "soft" and self._owed >= WRITE * self._low and self._futile < 2):
+        facts = RequestFacts(size, self._budget, self._tariff, self._protected)
+        if decide(self._account, facts).why is not None:
             sent = self._open(size)
+            size = self._measure(sent)
+        low = self._budget.compute_low_mark(self._protected)
+        self._account = record_request(self._account, SentTokens(size), self._tariff, low)
         return sent
 
     def _feed(self, message: RawMessage) -> None:
@@ -103,7 +113,7 @@ class Session:
         began = time.process_time()
         head = self._measure(self._system)
         view = PlanRequest(
-            self._seen, head, self._budget, name_reference, frozenset(), self._plan, depth=self._futile // 2
+            self._seen, head, self._budget, name_reference, frozenset(), self._plan, depth=self._account.depth
         )
         plan = self._builder.build(view)
         spent = time.process_time() - began
@@ -114,9 +124,8 @@ class Session:
         sent = self._render()
         after = self._measure(sent)
         self.epochs.append((size, after, spent))
-        self._low, self._owed = float(after), 0.0
-        is_futile = size - after < 0.1 * self._budget.usable or after > self._budget.compute_low_mark(after) * 1.03
-        self._futile = self._futile + 1 if is_futile else 0
+        self._protected = head + plan.protected
+        self._account = record_epoch(self._account, size, after, self._protected, self._budget)
         return sent
 
     def _render(self) -> list[RawMessage]:
@@ -128,7 +137,7 @@ class Session:
             if isinstance(edit, Kept):
                 yield self._raw[edit.place]
             elif isinstance(edit, Replaced):
-                yield {**{k: v for k, v in self._raw[edit.place].items() if k != "_k"}, "content": edit.text}
+                yield replace_message(self._raw[edit.place], edit)
             else:
                 yield {"role": "user", "content": edit.text}
 
@@ -145,19 +154,49 @@ class Session:
         return self._literals[reference]
 
 
+def replace_message(message: RawMessage, edit: Replaced) -> RawMessage:
+    """Return a message with its edit's text and arguments, and without its cached digest."""
+    changed = {k: v for k, v in message.items() if k != "_k"}
+    if edit.text:
+        changed["content"] = edit.text
+    if edit.arguments:
+        given = dict(edit.arguments)
+        changed["tool_calls"] = [
+            {
+                **call,
+                "function": {**call["function"], "arguments": given.get(call["id"], call["function"]["arguments"])},
+            }
+            for call in message["tool_calls"]
+        ]
+    return changed
+
+
 def name_reference(start: int, stop: int, offset: int) -> str:
     digest = hashlib.sha256(f"{start} {stop} {offset}".encode()).digest()
     return base64.b32encode(digest).decode()[:10].lower()
 
 
+def cut_and_join(sessions: Sequence[RawMessage], calls: int | None, join: int) -> list[RawMessage]:
+    """Return so many consecutive sessions as one each, the system prompt once, and of each the first calls."""
+    made = []
+    for start in range(0, len(sessions) - join + 1, join):
+        steps = list(sessions[start]["steps"])
+        for later in sessions[start + 1 : start + join]:
+            first, *others = later["steps"]
+            steps += [{**first, "delta": [each for each in first["delta"] if each["role"] != "system"]}, *others]
+        made.append({**sessions[start], "steps": steps[:calls]})
+    return made
+
+
 def run(
-    replay: Replay, sessions: Sequence[RawMessage], ceiling: int, policy: str, common: frozenset[str]
+    replay: Replay, sessions: Sequence[RawMessage], ceiling: int, policy: str, common: frozenset[str], *, rates: Rates
 ) -> RawMessage:
     c = replay.ctx
     encoder = load_encoder("o200k_base")
     tokenizer = CountingTokenizer(lambda _: encoder)
     known: dict[int, MessageFeatures] = {}
-    results, fulls, stricts, epochs = [], [], [], []
+    results, fulls, stricts, stories, epochs = [], [], [], [], []
+    tariff = make_tariff(Prices(rates), CacheModel(block=128, minimum=1024))
 
     def find(told: Message) -> MessageFeatures:
         return known.setdefault(id(told), extract_features(told)) if id(told) not in known else known[id(told)]
@@ -165,10 +204,10 @@ def run(
     for number, recorded in enumerate(sessions):
         known.clear()
         meter, full = c.Meter(recorded, common=common, budget=ceiling), c.Meter(recorded, common=common)
-        strict = c.Strict(common)
+        strict, story = c.Strict(common), c.Story()
         budget = make_budget(WINDOW, None, None, BudgetPolicy(ceiling_tokens=ceiling))
         builder = ContextBuilder(BuilderPolicy(), lambda text: tokenizer.count(text, "o200k_base")[0], find)
-        session = Session(replay, builder, budget, len(meter.head))
+        session = Session(replay, builder, budget, len(meter.head), tariff)
         baseline = replay.policies.make(policy, ceiling, len(meter.head)) if policy else None
         messages: list[RawMessage] = []
         for step, each in enumerate(recorded["steps"]):
@@ -179,14 +218,23 @@ def run(
             resolver = None if baseline else session
             meter.step(messages, sent, answer, step, resolver)
             strict.step(messages, sent, answer, resolver)
+            story.step(messages, sent, answer)
             messages.append(answer)
         results.append(meter.result())
         fulls.append(full.r)
         stricts.append(strict)
+        stories.append(story.figures())
         epochs += session.epochs
         print(f"{number + 1}/{len(sessions)}", end="\r", file=sys.stderr)
     r, f = replay.base.agg(results), sum_full(fulls)
-    return {**summarize(r, f, stricts), **tell_epochs(epochs, r["steps"])}
+    shares = [price(own, rates) / price(whole, rates) for own, whole in zip(results, fulls, strict=True)]
+    losses = {"at a loss": sum(each > 1 for each in shares), "worst": share(max(shares), 1), "largest": r["peak"]}
+    told = c.story_summary(stories)
+    return {**summarize(r, f, stricts, rates), **losses, **told, **tell_epochs(epochs, r["steps"])}
+
+
+def price(figures: Mapping[str, int], rates: Rates) -> float:
+    return rates.written * (figures["sent_tok"] - figures["cached"]) + rates.cached * figures["cached"]
 
 
 def measure_full(c: Any, full: Any, messages: Sequence[RawMessage]) -> None:
@@ -200,22 +248,19 @@ def measure_full(c: Any, full: Any, messages: Sequence[RawMessage]) -> None:
     r["cached"] += cached if cached >= 1024 else 0
 
 
-def sum_full(fulls: Sequence[Mapping[str, int]]) -> RawMessage:
-    sent, cached = sum(each["sent_tok"] for each in fulls), sum(each["cached"] for each in fulls)
-    fresh = sent - cached
-    return {"sent_tok": sent, "cost_oai_0.1": fresh + 0.1 * cached, "cost_ant": 1.25 * fresh + 0.1 * cached}
+def sum_full(fulls: Sequence[Mapping[str, int]]) -> Mapping[str, int]:
+    return {name: sum(each[name] for each in fulls) for name in ("sent_tok", "cached")}
 
 
 def share(a: float, b: float) -> float | None:
     return round(100 * a / b, 1) if b else None
 
 
-def summarize(r: RawMessage, full: RawMessage, strict: Sequence[Any]) -> RawMessage:
+def summarize(r: RawMessage, full: Mapping[str, int], strict: Sequence[Any], rates: Rates) -> RawMessage:
     """The figures of QUALITY's goals, per cent of sending everything."""
     out = {
         "tokens": share(r["sent_tok"], full["sent_tok"]),
-        "cost": share(r["cost_oai_0.1"], full["cost_oai_0.1"]),
-        "1.25w": share(r["cost_ant"], full["cost_ant"]),
+        "cost": share(price(r, rates), price(full, rates)),
         "cache": share(r["cached"], r["sent_tok"]),
         "refs": share(r["refs_in"], r["refs"]),
     }
@@ -251,15 +296,21 @@ def main() -> None:
     parser.add_argument("ceilings", type=int, nargs="+")
     parser.add_argument("--half", type=int, choices=(0, 1))
     parser.add_argument("--n", type=int)
+    parser.add_argument("--calls", type=int)
+    parser.add_argument("--join", type=int, default=1)
+    parser.add_argument("--read", type=float, default=0.1, help="price of cached input, in multiples of input's")
+    parser.add_argument("--write", type=float, default=1.0, help="price of written input, likewise")
     parser.add_argument("--policy", default="", help="a baseline of the replay")
     args = parser.parse_args()
     replay = Replay(args.replay)
     everything = replay.load(args.corpus)
     common = replay.base.common_ids(everything)
-    sessions = (everything if args.half is None else everything[args.half :: 2])[: args.n]
+    rates = Rates(1.0, 5.0, args.read, args.write)
+    chosen = (everything if args.half is None else everything[args.half :: 2])[: args.n]
+    sessions = cut_and_join(chosen, args.calls, args.join)
     for ceiling in args.ceilings:
-        figures = run(replay, sessions, ceiling, args.policy, common)
-        print(f"{args.corpus} {ceiling} {args.policy} {len(sessions)} sessions")
+        figures = run(replay, sessions, ceiling, args.policy, common, rates=rates)
+        print(f"{args.corpus} {ceiling} {args.policy} {len(sessions)} sessions, {args.read} · {args.write}")
         print("  ".join(f"{name} {value}" for name, value in figures.items()), flush=True)
 
 

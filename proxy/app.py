@@ -241,23 +241,33 @@ def _describe_settings(settings: Settings) -> tuple[tuple[str, str], ...]:
         ("ceiling", _describe_ceiling(settings.budget.ceiling_tokens)),
         *_describe_shortening(settings),
         *_describe_missing(settings),
-        *(("upstream", _describe_upstream(policy)) for policy in settings.upstream_policies()),
+        *(("upstream", _describe_upstream(policy, settings)) for policy in settings.upstream_policies()),
         ("log", f"{store.path} (durability: {store.durability})"),
     )
 
 
-def _describe_upstream(policy: UpstreamPolicy) -> str:
-    """Return an upstream's name and address, and the address of its proxy without user and password."""
+def _describe_upstream(policy: UpstreamPolicy, settings: Settings) -> str:
+    """Return an upstream's name and address, that of its proxy without user and password, and the marks of its window.
+
+    The marks are told where the settings state the window of its models.
+    """
     proxy = urlsplit(policy.proxy).netloc.rpartition("@")[2]
-    return f"{policy.name}: {policy.base_url}" + (f" (through the proxy {proxy})" if proxy else "")
+    route = f" (through the proxy {proxy})" if proxy else ""
+    stated = settings.stated_windows().get(policy.name)
+    if stated is None or settings.mode != "manage":
+        return f"{policy.name}: {policy.base_url}{route}"
+    budget = make_budget(stated.window, None, None, settings.budget_policy())
+    marks = f"shortened from {budget.soft:,} tokens on where it pays, from {budget.high:,} on always"
+    return f"{policy.name}: {policy.base_url}{route}, {marks}"
 
 
 def _describe_shortening(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield which formats are shortened, from how many tokens on, and which formats are only recorded."""
     if settings.mode == "manage":
-        soft = make_budget(None, None, None, settings.budget_policy()).soft
+        budget = make_budget(None, None, None, settings.budget_policy())
         paths = ", ".join(FORMATS[wire].path_ending for wire in FORMATS if wire in MANAGED_WIRES)
-        yield "shortened", f"{paths}, from {soft:,} tokens on (fewer for models with a small window)"
+        marks = f"from {budget.soft:,} tokens on where it pays, from {budget.high:,} on always"
+        yield "shortened", f"{paths}, {marks} (fewer for models with a small window)"
     others = [FORMATS[wire].path_ending for wire in FORMATS if settings.mode != "manage" or wire not in MANAGED_WIRES]
     if others and settings.mode != "bypass":
         yield "recorded", f"{', '.join(others)}: kept in the log, not shortened"
@@ -272,7 +282,9 @@ def _describe_missing(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def _describe_ceiling(tokens: int | None) -> str:
-    return f"auto = {AUTO_CEILING:,} tokens" if tokens is None else f"{tokens:,} tokens"
+    if tokens is not None:
+        return f"{tokens:,} tokens"
+    return f"auto = {AUTO_CEILING:,} tokens, or fewer where a model's long-context prices begin earlier"
 
 
 def _print_banner(settings: Settings, policy: ServerPolicy, port: int) -> None:

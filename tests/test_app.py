@@ -46,8 +46,14 @@ async def test_a_server_says_where_it_is_serves_and_ends_with_everything_recorde
             assert link.startswith(f"http://127.0.0.1:{server.port}/-/?token=")
             client.send(request("GET", link.removeprefix(f"http://127.0.0.1:{server.port}")))
             assert (await client.read_answer()).status == 303
-            assert "ceiling  auto = 200,000 tokens\n" in server.announced
-            assert "shortened  /chat/completions, from 77,600 tokens on (" in server.announced
+            assert (
+                "ceiling  auto = 128,000 tokens, or fewer where a model's long-context prices begin earlier\n"
+                in server.announced
+            )
+            assert (
+                "shortened  /chat/completions, from 49,664 tokens on where it pays, from 124,160 on always ("
+                in server.announced
+            )
             assert "recorded  /responses, /v1/messages: kept in the log, not shortened\n" in server.announced
             assert "outlines  " not in server.announced
             assert "tokens  " not in server.announced
@@ -98,6 +104,20 @@ async def test_a_server_behind_a_proxy_streams_and_records_as_any_other(
     assert (code, "hidden" in server.announced + said) == (0, False)
     assert await server.completeness() == ["complete", "failed"]
     assert [head.target for head in proxy.heads] == [f"{upstream.url}/chat/completions".encode()]
+
+
+async def test_a_server_says_where_shortening_begins_for_a_window_that_is_set(
+    upstream: ScriptedUpstream, tmp_path: Path
+) -> None:
+    route = [{"name": "small", "base_url": upstream.url, "window": 32_000}]
+    for mode, told in (
+        ("manage", ", shortened from 11,640 tokens on where it pays, from 19,400 on always\n"),
+        ("observe", "\n"),
+    ):
+        async with running(upstream, tmp_path, upstreams=route, mode=mode) as server:
+            assert f"upstream  small: {upstream.url}{told}" in server.announced
+            server.tell()
+            assert (await server.end())[0] == 0
 
 
 async def test_the_link_with_the_token_is_for_a_terminal_alone(upstream: ScriptedUpstream, tmp_path: Path) -> None:

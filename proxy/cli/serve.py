@@ -23,6 +23,7 @@ from proxy.cli.services import (
     load_server_settings,
 )
 from proxy.config import load_settings
+from proxy.context.budget import AUTO_CEILING
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Mode
 
@@ -42,7 +43,10 @@ def serve(
     data: DataOption = None,
     config: ConfigOption = None,
     ceiling: Annotated[
-        str | None, typer.Option(metavar="TOKENS", help="Most tokens of a request; auto: 200,000. [default: auto]")
+        str | None,
+        typer.Option(
+            metavar="TOKENS", help=f"Most tokens of a request; auto: {AUTO_CEILING:,} at most. [default: auto]"
+        ),
     ] = None,
     mode: Annotated[
         Mode | None, typer.Option(help="observe: record, never change; bypass: do not even read. [default: manage]")

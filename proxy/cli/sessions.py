@@ -314,7 +314,7 @@ def _format_shortening(rows: Sequence[ExchangeRow], policy: BudgetPolicy) -> Ite
             yield f"shortened from {compute_soft_mark(usable[-1], policy)} tokens on"
         else:
             soft = make_budget(None, None, None, policy).soft
-            yield f"shortened from {soft} tokens on, or fewer where the model's window asks for it"
+            yield f"shortened from {soft} tokens on, or fewer where window or prices ask for it"
     if others:
         wires = ", ".join(sorted({row.wire for row in others}))
         yield f"recorded  {format_count(len(others), 'call')} of format {wires}, which is not shortened yet"

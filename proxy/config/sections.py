@@ -288,7 +288,10 @@ class BudgetSettings(Section):
 
     ceiling_tokens: AutoTokens = Field(
         _BUDGET.ceiling_tokens,
-        description=f"Most tokens of a request, tools included. auto: {AUTO_CEILING:,}, below all long-context prices.",
+        description=(
+            f"Most tokens of a request, tools included. auto: {AUTO_CEILING:,}, or fewer where the model's "
+            'long-context prices begin earlier (docs/how-it-works.md, "Where shortening begins").'
+        ),
     )
     soft_fraction: AutoFraction = Field(
         _BUDGET.soft_fraction,

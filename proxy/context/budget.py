@@ -11,11 +11,14 @@ from typing import TypeVar
 import msgspec
 
 from proxy.context.model_catalog import Family
+from proxy.model.card import UNPRICED, Prices
 from proxy.model.epoch import Pressure
 
 _T = TypeVar("_T")
 
-AUTO_CEILING = 200_000  # below it no provider charges long-context prices
+# Replaying working days, this costs four fifths of what 200,000 does and keeps as many references. 64,000 costs less
+# still, but of days of 400,000 tokens it loses a fourth of the far references (table in `docs/how-it-works.md`).
+AUTO_CEILING = 128_000
 _LARGE_BUDGET = 60_000
 _MARGIN_PERCENT = 3
 _MOST_PROTECTED = 0.7
@@ -103,16 +106,37 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
         return self.window is None or tokens >= _NEAR_WINDOW_SHARE * self.window
 
 
-def make_budget(window: int | None, most_output: int | None, asked_output: int | None, policy: BudgetPolicy) -> Budget:
-    """Return the budget of a request for `asked_output` tokens (None: unstated) to a model of `most_output` at most."""
+def make_budget(
+    window: int | None,
+    most_output: int | None,
+    asked_output: int | None,
+    policy: BudgetPolicy,
+    *,
+    prices: Prices = UNPRICED,
+) -> Budget:
+    """Return the budget of a request for `asked_output` tokens (None: unstated) to a model of `most_output` at most.
+
+    The model's `prices` count where the ceiling is `auto`.
+    """
     output = compute_output_reserve(window, most_output, asked_output, policy)
-    room = policy.ceiling_tokens or AUTO_CEILING
+    room = policy.ceiling_tokens or choose_ceiling(prices)
     if window is not None:
         reserve = min(policy.compaction_reserve, window // 8)
         room = min(room, window - output - reserve)
     usable = max(0, room * (100 - _MARGIN_PERCENT) // 100)
     low = policy.low_fraction if policy.low_fraction is not None else (0.2 if usable >= _LARGE_BUDGET else 0.3)
     return Budget(window, output, usable, compute_soft_mark(usable, policy), low)
+
+
+def choose_ceiling(prices: Prices) -> int:
+    """Return what `auto` means for a model: `AUTO_CEILING`, or less where its long-context prices begin earlier.
+
+    Unknown prices have no tiers. The price of cached input does not count here: it decides when an epoch pays, so that
+    where reads are cheap there are fewer epochs below the same ceiling.
+    """
+    base = prices.rates
+    dearer = [tier.above for tier in prices.tiers if tier.rates.input > base.input or tier.rates.cached > base.cached]
+    return min([AUTO_CEILING, *dearer])
 
 
 def compute_soft_mark(usable: int, policy: BudgetPolicy) -> int:

@@ -111,7 +111,7 @@ class Models:
             return known[0]
         card = self.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
         policy = self._policy if ceiling is None else replace(self._policy, ceiling_tokens=ceiling)
-        budget = make_budget(card.window, card.output, asked_output, policy)
+        budget = make_budget(card.window, card.output, asked_output, policy, prices=card.prices)
         if len(self._budgets) >= _MOST_CARDS:
             self._budgets.clear()
         self._budgets[asked] = (budget, now + _CARD_SECONDS)

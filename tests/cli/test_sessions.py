@@ -209,7 +209,7 @@ def test_calls_of_our_own_are_told_apart() -> None:
 
 
 def test_from_where_on_calls_are_shortened_is_told() -> None:
-    assert "shortened from 77600 tokens on, or fewer" in format_exchange(exchange(1))
+    assert "shortened from 49664 tokens on, or fewer" in format_exchange(exchange(1))
     small = BudgetPolicy(ceiling_tokens=10_000)
     assert "shortened from 5820 tokens on, or fewer" in format_exchange(exchange(1), None, small)
     plan = Plan("x1", 0, "m", "original", "", "none", "", 900, 900, 1000, 0.0, None)
@@ -225,7 +225,7 @@ def test_what_is_only_recorded_for_its_format_is_told() -> None:
     assert "shortened from" not in told
     both = format_session(Overview(SESSION, (), ()), [exchange(1), other, replace(other, wire="anthropic_messages")])
     assert "recorded  2 calls of format anthropic_messages, responses, which is not shortened yet\n" in both
-    assert "shortened from 77600" in both
+    assert "shortened from 49664" in both
     for untouched in (exchange(1, mode="observe"), exchange(1, kind="auxiliary"), exchange(1, kind="passthrough")):
         assert not {"shortened", "recorded"} & set(format_exchange(untouched).split())
 

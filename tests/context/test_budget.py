@@ -5,11 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.context.budget import (
+    AUTO_CEILING,
     LONGEST_RUN,
     Budget,
     BudgetPolicy,
     TokenRatio,
     bound_tokens,
+    choose_ceiling,
     compute_output_reserve,
     cut_stretches,
     estimate_tokens,
@@ -21,8 +23,10 @@ from proxy.context.budget import (
     make_budget,
 )
 from proxy.context.model_catalog import identify_family
+from proxy.model.card import UNPRICED, Prices, Rates, Tier
 
 POLICY = BudgetPolicy()
+BASE, DEAR = Rates(1.0, 5.0, 0.1, 1.25), Rates(2.0, 7.5, 0.2, 2.5)
 
 
 def of_ceiling(ceiling: int) -> Budget:
@@ -49,15 +53,53 @@ def test_room_for_the_answer_is_what_was_asked_for_or_the_least_known(
 @pytest.mark.parametrize(
     ("window", "usable"),
     [
-        (1_000_000, 194_000),  # the automatic ceiling less 3 %
-        (200_000, 166_653),  # 200,000 - 8192 - 20,000 = 171,808
+        (1_000_000, 124_160),  # the automatic ceiling less 3 %
+        (200_000, 124_160),
+        (150_000, 119_366),  # 150,000 - 8192 - 18,750 = 123,058, below the ceiling
         (128_000, 100_693),  # 128,000 - 8192 - 16,000 = 103,808
         (8192, 4966),  # 8192 - 2048 - 1024 = 5120
-        (None, 194_000),
+        (None, 124_160),
     ],
 )
 def test_usable_is_what_window_and_ceiling_leave(window: int | None, usable: int) -> None:
     assert make_budget(window, None, None, POLICY).usable == usable
+
+
+def price(*tiers: Tier, base: Rates = BASE) -> Prices:
+    return Prices(base, tiers)
+
+
+@pytest.mark.parametrize(
+    ("prices", "ceiling"),
+    [
+        (UNPRICED, AUTO_CEILING),  # no source states them
+        (price(), AUTO_CEILING),
+        (price(Tier(100_000, DEAR)), 100_000),
+        (price(Tier(100_000, DEAR), Tier(200_000, DEAR)), 100_000),
+        (price(Tier(272_000, DEAR)), AUTO_CEILING),  # beyond it
+        (price(Tier(90_000, Rates(1.0, 5.0, 0.2, 1.0)), Tier(100_000, DEAR)), 90_000),  # only reads are dearer
+        (price(Tier(90_000, Rates(1.0, 7.5, 0.1, 1.0)), Tier(100_000, DEAR)), 100_000),  # only the response is dearer
+        (price(base=Rates(1.0, 5.0, 0.5, 1.0)), AUTO_CEILING),  # whatever reads cost
+        (price(base=Rates(1.0, 5.0, 0.025, 1.25)), AUTO_CEILING),
+        (price(base=Rates(1.0, 5.0, 0.0, 1.0)), AUTO_CEILING),
+    ],
+)
+def test_an_automatic_ceiling_is_the_same_for_all_models_but_below_long_context_prices(
+    prices: Prices, ceiling: int
+) -> None:
+    assert choose_ceiling(prices) == ceiling
+    assert make_budget(1_000_000, None, None, POLICY, prices=prices).usable == ceiling * 97 // 100
+    assert make_budget(None, None, None, POLICY, prices=prices).usable == ceiling * 97 // 100
+
+
+def test_a_window_below_the_automatic_ceiling_counts() -> None:
+    budget = make_budget(64_000, None, None, POLICY, prices=price(Tier(100_000, DEAR)))
+    assert budget.usable == (64_000 - 8192 - 8000) * 97 // 100
+
+
+def test_a_ceiling_that_is_set_holds_above_long_context_prices() -> None:
+    policy = BudgetPolicy(ceiling_tokens=300_000)
+    assert make_budget(1_000_000, None, None, policy, prices=price(Tier(100_000, DEAR))).usable == 291_000
 
 
 def test_a_model_whose_answer_may_fill_its_window_still_has_a_budget() -> None:

@@ -10,7 +10,7 @@ from proxy.context.model_catalog import Encoding
 from proxy.engine.models import Models
 from proxy.engine.runtime import TaskRunner
 from proxy.engine.token_counter import TokenCounter
-from proxy.model.card import Card, LimitKey
+from proxy.model.card import Card, LimitKey, Prices, Rates, Tier
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Headers
 from tests.support.engine import JSON, LIMIT, FixedClock, ScriptedResponse, ScriptedUpstream
@@ -82,6 +82,16 @@ async def test_a_budget_is_of_the_models_window_and_the_ceiling(world: World) ->
     assert world.models.budget(LimitKey("u", "unknown")).usable == 97_000
     assert world.models.budget(LimitKey("u", "unknown"), ceiling=50_000).usable == 48_500
     assert world.models.budget(LimitKey("u", "small"), 10_000).output == 10_000
+
+
+async def test_an_automatic_ceiling_stays_below_a_models_long_context_prices() -> None:
+    catalog, tasks = ListedCatalog(), TaskRunner()
+    models = Models(catalog, TokenCounter(NoTokens()), BudgetPolicy(), FixedClock(), tasks.spawn)
+    dear = Tier(100_000, Rates(5.0, 25.0, 0.5, 6.25))
+    catalog.cards[LimitKey("u", "tiered")] = Card(1_000_000, prices=Prices(Rates(1.0, 5.0, 0.1, 1.25), (dear,)))
+    assert models.budget(LimitKey("u", "tiered")).usable == 97_000
+    assert models.budget(LimitKey("u", "tiered"), ceiling=200_000).usable == 194_000  # as the request asks
+    assert models.budget(LimitKey("u", "unknown")).usable == 124_160
 
 
 async def test_limits_hold_for_whom_they_were_learned(world: World) -> None:

@@ -72,8 +72,9 @@ def _list_pages(steps: Sequence[AgentStep], first: int, last: int) -> Iterator[P
 FIRST_HEADER = (
     f"[{LEDGER_HEAD}: earlier work, told by a proxy; not the words of the user.]\n"
     "Completed steps that stood here, in order: what the assistant said and did, and how it ended. `!` changed"
-    " something: it is done, not to be repeated. Behind | and > are words of a step. Originals are intact under their"
-    " references. To see one: run a command that only reads again, or ask the user for `palimpsest expand ID`."
+    " something: it is done, not to be repeated. Behind | are words of a step, indented below it lines of it. Originals"
+    " are intact under their references. To see one: run a command that only reads again, or ask the user for"
+    " `palimpsest expand ID`."
 )
 FIRST_CHAT_HEADER = (
     f"[{LEDGER_HEAD}: earlier messages, told by a proxy; not the words of the user.]\n"
@@ -125,7 +126,7 @@ def _render_line(line: LedgerLine) -> Iterator[str]:
     steps = f"{line.first + 1}" if line.first == line.last else f"{line.first + 1}-{line.last + 1}"
     names = " ".join(f"ref:{each.id}" for each in line.references)
     yield " ".join(filter(None, (steps, line.text, names))) + render_words(line.words)
-    yield from (f"  > {sanitize_text(quote, _LONGEST_QUOTE)}" for quote in line.quotes)
+    yield from (f"    {sanitize_text(quote, _LONGEST_QUOTE)}" for quote in line.quotes)
 
 
 _CHANGE_DIRECTORY = re.compile(r"cd [\w./~-]+ && ")
@@ -200,9 +201,6 @@ _FIRST_SHARE = 0.7
 _NEXT_SHARE, _NEXT_RATIO = 0.2, 0.143
 # The least tokens of a first ledger, as far as there is room, and of one behind others: below, headers take too much.
 _FIRST_LEAST, _NEXT_LEAST = 4000, 400
-# The part of a summary's tokens by which a first ledger beside it shrinks: it need not describe what the summary
-# describes. The part is below 1, because the identifiers and quotations that later steps need are in the ledger alone.
-_LEFT_TO_REPORTS = 0.5
 _REFERENCE = re.compile(r"\bref:([a-z0-9]{10})\b")
 
 
@@ -255,13 +253,6 @@ def carry_ledgers(
     return CarriedLedgers(
         written, tokens + reported, references, _find_covered_steps(index, frozen, stop), next_room, reported
     )
-
-
-def reduce_room(carried: CarriedLedgers, reported: int) -> CarriedLedgers:
-    """Reduce the tokens for a first ledger by half of `reported`, the tokens of new summaries beside it."""
-    if carried.ledgers:
-        return carried
-    return msgspec.structs.replace(carried, room=max(0.0, carried.room - _LEFT_TO_REPORTS * reported))
 
 
 def _find_covered_steps(index: ConversationIndex, frozen: ContextPlan, stop: int) -> frozenset[int]:

@@ -40,7 +40,7 @@ from proxy.context.word_ranking import (
 from proxy.model.epoch import Reference, Written
 
 # Shares of a ledger's tokens: for lines that tell steps, of these for the user's turns, and for quoted lines.
-_TOLD_SHARE, _USERS_SHARE, _QUOTED_SHARE = 0.48, 0.3, 0.03
+_TOLD_SHARE, _USERS_SHARE, _QUOTED_SHARE = 0.5, 0.3, 0.06
 # A small ledger tells steps first: so many tokens, up to this share.
 _TOLD_LEAST, _TOLD_MOST_SHARE = 1500.0, 0.8
 # The share of what is left for lines that one finished task may have, the newest first, and the least in tokens.
@@ -49,7 +49,7 @@ _PAGES_SHARE = 0.35
 # Pages of one step that its line names.
 _MOST_PAGES = 6
 _REFERENCE_TOKENS = 9.0
-_LINE_TOKENS = 4.0
+_LINE_TOKENS, _QUOTE_TOKENS = 4.0, 2.0
 _FRAME_TOKENS, _NEXT_FRAME_TOKENS = 110.0, 24.0
 # Tokens, of all and of each on the average, below which a ledger has one section: headers would take most of them.
 _SECTIONS_LEAST, _SECTION_LEAST = 600.0, 60.0
@@ -70,7 +70,8 @@ class LedgerScope(msgspec.Struct, frozen=True, gc=False):
     `tail` is the step from which on all is sent, `staying` are the steps before it that are sent in any case, and
     `carried` has the ledgers that are kept, with the steps that they cover. `has_words`: identifiers and lines of
     outputs are kept, too, which takes most of the time. `shortened` has the texts that are sent in place of the user's
-    own, by the index of the message. `pruned` are the indexes of messages that tombstones replace.
+    own, by the index of the message. `pruned` are the indexes of messages that tombstones replace. `reported` are the
+    steps that a summary beside the ledger covers: of these only what changed something is told.
     """
 
     tail: int
@@ -79,6 +80,7 @@ class LedgerScope(msgspec.Struct, frozen=True, gc=False):
     has_words: bool = True
     shortened: Mapping[int, str] = {}
     pruned: frozenset[int] = frozenset()
+    reported: frozenset[int] = frozenset()
 
 
 class Ledger(msgspec.Struct, frozen=True, gc=False):
@@ -197,14 +199,15 @@ def _write(material: _Material, room: float, rules: str, count: Callable[[str], 
     texts = _choose_texts(material, room)
     lines = _compose_lines(material, texts, _PAGES_SHARE * room)
     quotes = take_fitting(
-        material.quotes, _QUOTED_SHARE * room, lambda quote: estimate_tokens_of_word(quote.line) + _LINE_TOKENS
+        material.quotes, _QUOTED_SHARE * room, lambda quote: estimate_tokens_of_word(quote.line) + _QUOTE_TOKENS
     )
     room -= sum(
         estimate_tokens_of_word(line.text) + _LINE_TOKENS + _REFERENCE_TOKENS * len(line.references) for line in lines
     )
-    room -= sum(estimate_tokens_of_word(quote.line) + _LINE_TOKENS for quote in quotes)
+    room -= sum(estimate_tokens_of_word(quote.line) + _QUOTE_TOKENS for quote in quotes)
+    lines = _add_quotes(lines, quotes)
     words, pruned = _choose_words(material, lines, room)
-    lines = _add_quotes([msgspec.structs.replace(line, words=words.get(n, ())) for n, line in enumerate(lines)], quotes)
+    lines = [msgspec.structs.replace(line, words=words.get(n, ())) for n, line in enumerate(lines)]
     sections = _render_sections(material, lines, rules, is_first=is_first, is_one=is_one)
     references = tuple([each for line in lines for each in line.references])
     return Ledger(sections, references, sum(count(each.text) + MESSAGE_FRAME for each in sections), pruned)
@@ -219,12 +222,12 @@ def _choose_texts(material: _Material, room: float) -> dict[int, str]:
     """Return what is told of blocks, by their number, within the share of `room` tokens that is for it.
 
     The user's turns come first. Then every step of the running task is told, from the newest on, then the end and the
-    changes of finished tasks, then their other calls.
+    changes of finished tasks, then their other calls. Under a summary only changes are told (B14a).
     """
     told = max(_TOLD_SHARE * room, min(_TOLD_MOST_SHARE * room, _TOLD_LEAST))
     texts = _choose_turns(material, _USERS_SHARE * told)
     left = told - sum(map(_estimate_line, texts.values()))
-    steps = [n for n, block in enumerate(material.blocks) if not block.is_user]
+    steps = [n for n, block in enumerate(material.blocks) if not block.is_user and _is_worth_telling(material, n)]
     running = material.index.steps[-1].turn
     newest = [n for n in reversed(steps) if material.blocks[n].turn == running]
     left -= _tell(material, sorted(newest, key=lambda n: not _has_effects(material, n)), left, texts)
@@ -234,6 +237,10 @@ def _choose_texts(material: _Material, room: float) -> dict[int, str]:
     for task in finished:
         left -= _tell(material, [n for n in task if n not in texts], left, texts)
     return texts
+
+
+def _is_worth_telling(material: _Material, n: int) -> bool:
+    return material.blocks[n].first not in material.scope.reported or _has_effects(material, n)
 
 
 def _tell(material: _Material, blocks: Sequence[int], room: float, texts: dict[int, str]) -> float:
@@ -347,7 +354,7 @@ def _choose_words(
 ) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
     """Choose identifiers within `room` tokens, by the number of their line, and by message for pruned outputs."""
     line_of = {i: n for n, line in enumerate(lines) for i in range(line.first, line.last + 1)}
-    said = {word for line in lines for word in list_identifiers(line.text)}
+    said = {word for line in lines for text in (line.text, *line.quotes) for word in list_identifiers(text)}
     on_lines, on_pruned = dict[int, list[str]](), dict[int, list[str]]()
     used: dict[tuple[bool, int], float] = {}
     folds = set[tuple[bool, int, str, str]]()

@@ -6,7 +6,7 @@ are those of CONTEXT-ECONOMY's hand-made order, adjusted on replayed sessions. N
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import log, log2
 
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 from proxy.context.conversation import ConversationIndex
 from proxy.context.message_features import find_namespace, is_name, is_opaque
 from proxy.context.references import list_argument_lines
+from proxy.model.messages import Message
 
 _NEAR = 32_000
 _YOUNG = 8_000
@@ -125,7 +126,7 @@ _NUMBERED = re.compile(r"\d+[:\-\t ]\s*")
 _IMPORT = re.compile(r"(?:from|import|#include|use|require|using)\b")
 _IN_LETTERS = re.compile(r"[A-Za-z]{3}")
 
-_LINE_TYPED, _LINE_AGAIN, _LINE_IMPORTED, _LINE_SAME_TURN, _LINE_AGE, _LINE_LENGTH = 1.0, 0.8, 1.0, 1.0, -0.15, 0.8
+_LINE_TYPED, _LINE_AGAIN, _LINE_IMPORTED, _LINE_SAME_TURN, _LINE_AGE, _LINE_LENGTH = 1.0, 0.8, 2.0, 1.0, -0.15, 0.8
 
 
 class QuotedLine(msgspec.Struct, frozen=True, gc=False):
@@ -147,7 +148,7 @@ def order_quotes(index: ConversationIndex, gone: Iterable[int], ages: Sequence[i
         for place in index.steps[i].places:
             message = index.messages[place].message
             lines = list_lines(message.text) if index.messages[place].structure.role != "assistant" else {}
-            own = list_lines("\n".join(line for call in message.calls for line in list_argument_lines(call.arguments)))
+            own = list_lines("\n".join(_list_typed(message)))
             seen.update(lines.keys())
             seen.update(own.keys())
             typed.update(own)
@@ -161,6 +162,13 @@ def order_quotes(index: ConversationIndex, gone: Iterable[int], ages: Sequence[i
             age = max(ages[index.steps[i].start], 1)
             worth[line] = z + _LINE_AGE * log2(age / _YOUNG) - _LINE_LENGTH * log(4 + len(line) / 4)
     return [QuotedLine(line, newest[line]) for line in sorted(worth, key=lambda line: (-worth[line], line))]
+
+
+def _list_typed(message: Message) -> Iterator[str]:
+    """Yield the lines of the arguments of calls, but for the first of each argument, which the ledger tells."""
+    for call in message.calls:
+        for argument in list_argument_lines(call.arguments):
+            yield argument.partition("\n")[2]
 
 
 def list_lines(text: str) -> dict[str, None]:

@@ -19,7 +19,6 @@ from proxy.context.ledger import (
     cut_words,
     format_step,
     format_user_turn,
-    reduce_room,
     render_section,
 )
 from proxy.context.message_features import extract_features
@@ -79,8 +78,8 @@ def test_a_line_has_its_steps_what_is_told_its_references_and_words_and_quotes_b
         "Rules: none",
         "1-3 ref:aaaaaaaaaa ref:bbbbbbbbbb",
         "4-6 ls → 1 lines ref:cccccccccc ref:aaaaaaaaaa | read_shape np.{ones,zeros}",
-        "  > import a",
-        "  > import b",
+        "    import a",
+        "    import b",
         "7 ref:bbbbbbbbbb",
         LEDGER_END,
     ]
@@ -196,16 +195,6 @@ def test_summaries_count_as_ledgers_where_all_have_too_little_room() -> None:
     written = Written("1-2 ref:aaaaaaaaaa " + "x" * 8000, 0, 7)
     assert take(plan(written), room=2600).ledgers == (written,)
     assert take(plan(report, written), room=2600).written == ()
-
-
-def test_a_first_ledger_leaves_room_to_the_summaries_beside_it() -> None:
-    assert reduce_room(take(None), 100).room == pytest.approx(6950)
-    assert reduce_room(take(None), 50_000).room == 0
-
-
-def test_a_ledger_behind_others_keeps_its_room_beside_summaries() -> None:
-    carried = take(plan(Written("1-2 ref:aaaaaaaaaa", 0, 7)))
-    assert reduce_room(carried, 100) == carried
 
 
 def test_a_ledger_that_would_be_mostly_headers_is_not_added_to_others() -> None:

@@ -29,12 +29,15 @@ def archive(
     *,
     has_words: bool = True,
     pruned: tuple[int, ...] = (),
+    reported: range = range(0),
 ) -> Ledger:
     seen = view(messages, 10_000)
     found = index_conversation(seen, BuilderPolicy(), extract_features)
     told = frozenset(range(1, 10)) if ledgers else frozenset[int]()
     carried = CarriedLedgers(ledgers, 0, (), told, room)
-    scope = LedgerScope(len(found.steps) - 2, frozenset(staying), carried, has_words, {}, frozenset(pruned))
+    scope = LedgerScope(
+        len(found.steps) - 2, frozenset(staying), carried, has_words, {}, frozenset(pruned), frozenset(reported)
+    )
     return build_ledger(seen, found, scope, count)
 
 
@@ -85,9 +88,20 @@ def test_words_that_stand_elsewhere_are_not_told_again() -> None:
     assert "word_027_0" in list_told(archive(3000))
     assert "word_027_0" not in list_told(archive(3000, [user("see word_027_0"), *MESSAGES[1:]]))
     assert "word_027_0" not in list_told(archive(3000, [*MESSAGES[:-1], {**MESSAGES[-1], "content": "word_027_0"}]))
-    old = (Written("src/{file_30,file_31}.py", 0, 1),)
-    assert "src/file_31.py" in list_told(archive(3000))
-    assert "src/file_31.py" not in list_told(archive(3000, ledgers=old))
+    old = (Written("src/{file_12,file_13}.py", 0, 1),)
+    assert "src/file_13.py" in list_told(archive(3000))
+    assert "src/file_13.py" not in list_told(archive(3000, ledgers=old))
+
+
+def test_lines_are_quoted_as_they_stood_and_their_words_are_not_named_again() -> None:
+    line = "from proxy.wire import shaping_of_bytes"
+    output = f"12:    {line}\n" + "\n".join(f"something else that is said only once {k}" for k in range(20))
+    messages = [user("go"), *act("1", "cat src/one.py", output), *LONG, user("b"), *act("z", "ls", "x")]
+    made = archive(2000, messages)
+    lines = list_lines(made)
+    assert re.match("2[ -]", lines[lines.index(f"    {line}") - 1])
+    assert "shaping_of_bytes" not in list_told(made)
+    assert archive(2000, messages, has_words=False).sections[0].text.count(line) == 0
 
 
 def test_what_an_older_ledger_tells_is_left_to_it() -> None:
@@ -175,6 +189,23 @@ def test_words_of_pruned_outputs_are_for_their_tombstones() -> None:
     made = archive(1500, pruned=(80,), staying=(0, 40))
     assert "word_039_1" in made.words[80] and "word_039_1" not in list_told(made)
     assert archive(1500, pruned=(80,), staying=(0, 40), has_words=False).words == {}
+
+
+def test_under_a_summary_only_what_changed_something_is_told_and_references_stay() -> None:
+    messages = [
+        user("go"),
+        *act("1", "cat src/one.py", "text"),
+        *act("2", "rm src/two.py", "gone"),
+        *act("3", "cat src/three.py", "text"),
+        *LONG[:20],
+        *act("z", "ls", "x"),
+    ]
+    alone, beside = (archive(2000, messages, reported=reported) for reported in (range(0), range(3)))
+    assert find_line(alone, "cat src/one.py") and find_line(alone, "rm src/two.py")
+    assert not find_line(beside, "cat src/one.py") and find_line(beside, "! rm src/two.py")
+    assert find_line(beside, "cat src/three.py")
+    covered = {place for each in beside.references for place in range(each.start, each.stop)}
+    assert covered >= set(range(1, 7))
 
 
 def test_what_fills_its_room_at_once_is_not_written_again() -> None:

@@ -75,5 +75,25 @@ def test_what_was_typed_imported_or_seen_again_is_quoted_with_its_newest_step() 
     }
 
 
+def test_the_first_line_of_a_call_is_told_and_not_quoted() -> None:
+    typed = "cat > some/file/of/ours.txt\nself.typed_by_agents_here()"
+    messages = [user("go"), *act("1", typed, "written"), user("next"), *act("2", "ls", "x")]
+    assert [quote.line for quote in order(messages, 1)] == ["self.typed_by_agents_here()"]
+
+
+def test_an_imported_line_is_quoted_before_one_that_was_typed() -> None:
+    messages = [
+        user("go"),
+        *act("1", "cat a", "from proxy.wire import shaping"),
+        *act("2", "cat > b\nself.typed_by_agents_here()", "written"),
+        user("next"),
+        *act("3", "ls", "x"),
+    ]
+    assert [quote.line for quote in order(messages, 1, 2)] == [
+        "from proxy.wire import shaping",
+        "self.typed_by_agents_here()",
+    ]
+
+
 def test_lines_of_other_steps_are_not_quoted() -> None:
     assert order([user("go"), *act("1", "ls", "from proxy.wire import shaping"), user("x")], 0) == []

@@ -133,7 +133,8 @@ def test_a_plan_is_valid_fits_and_keeps_what_must_stay(
     assert all(0 <= each.start < each.stop <= len(messages) for each in plan.references)
     newest = list_newest(messages)
     skills = [message for i, message in enumerate(messages) if is_skill(messages, i)]
-    last = head + weigh([*newest[-1], *skills, *messages[-2:]])
+    # What is said before the newest call goes with it.
+    last = head + weigh([*newest[-1], *skills, *messages[groups[-1].start :]])
     assert all(message in sent for message in newest[-1]) or last > 0.9 * seen.budget.usable
     # What is said before a call goes with it: a protected output holds its whole group.
     whole = {i for g in groups if any(is_skill(messages, i) for i in g.places) for i in g.places}

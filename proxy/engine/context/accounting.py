@@ -30,7 +30,7 @@ _log = logging.getLogger("palimpsest.context")
 
 # No provider evicts a prompt that was read so recently: if it is read no more, that tells how the cache works.
 _SURELY_KEPT_SECONDS = 240.0
-# No server's window is too small for a text of fewer bytes.
+# A text of fewer bytes has about 2,000 tokens at most, and hardly any server's window is smaller.
 _WATCHED_BYTES = 8192
 _NOTHING_OPENED = "an epoch was to open, and another request's or none bore"
 

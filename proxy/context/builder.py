@@ -181,7 +181,7 @@ class ContextBuilder:
 
         Return None if these are no more than the unanswered ones, or if the plan leaves too little room to go on.
         """
-        shown = with_unsent(index, view.sent)
+        shown = index if view.growth else with_unsent(index, view.sent)
         if shown is index:
             return None
         shown, words = self._replace(shown, words, self._outline_large(view, shown))
@@ -227,7 +227,7 @@ class ContextBuilder:
         self, view: PlanRequest, index: ConversationIndex, words: _UserForms, level: _ProtectionLevel
     ) -> _KeptMessages:
         """Return the messages that stay at a level in any case."""
-        least = find_tail_step(index, level.groups)
+        least = find_tail_step(index, max(0, level.groups - bool(view.growth)))  # the next request adds a group
         older = choose_older_forms(view, index, words.older, least, level.users)
         second = [forms[min(level.second, len(forms)) - 1] for forms in words.second.values()] if level.second else ()
         staying = index.newest | index.fixed | {each.step for each in older.shown}
@@ -247,7 +247,7 @@ class ContextBuilder:
     ) -> PlanDraft:
         """Draft a plan of at most `most` tokens: what stays at a level, a ledger of the rest, and more steps."""
         goal = view.goal or view.budget
-        low = min(goal.compute_low_mark(view.head + kept.tokens), most)
+        low = min(goal.compute_low_mark(view.head + kept.tokens), most) - view.growth
         room = _LEDGER_TOKENS + _LEDGER_SHARE * goal.usable + _SPARE_SHARE * kept.spare
         room = min(room, _LEDGER_MOST_SHARE * goal.usable, _LEDGER_MOST)
         room = max(_LEDGER_LEAST * goal.usable, min(room, most - view.head - kept.tokens))

@@ -82,6 +82,7 @@ class PlanRequest(msgspec.Struct, frozen=True, gc=False):
     must_fit: bool = False  # a request above the budget would be refused
     unkept: frozenset[int] = frozenset()  # places of messages that the log does not have whole, so they must stay
     is_volatile: bool = False  # the client rewrites what follows those messages in its next request, too (B6)
+    growth: int = 0  # tokens that the next request is expected to add if the plan is made for that one, else 0
 
 
 _DIGITS = re.compile(r"\d+")
@@ -143,6 +144,8 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     bound |= find_newest_user(structures) & machine  # what was sent is checked to have the newest message of this role
     systems = frozenset(place for place, structure in enumerate(structures) if structure.role == "system")
     unanswered = find_unanswered(structures, view.sent if view.is_volatile else None)
+    if view.growth and not view.is_volatile:
+        unanswered = len(structures)  # by the next request a model has answered all of these
     verbatim = find_verbatim(
         reversed(steps), unanswered, turns=policy.protect_turns, pinned=bound | systems | client.files
     )

@@ -12,6 +12,7 @@ losses of sessions that end after an epoch (figures in `docs/how-it-works.md`).
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 import msgspec
 from msgspec.structs import replace
@@ -84,18 +85,19 @@ def record_use(account: CacheCostAccount, at: float) -> CacheCostAccount:
 def record_epoch(
     account: CacheCostAccount, before: int, after: int, protected: int, budget: Budget
 ) -> CacheCostAccount:
-    """Return the account after an epoch that left `after` of `before` tokens, `protected` of which had to stay.
+    """Return the account after an epoch that left `after` of `before` tokens, `protected` of which had to stay."""
+    low = budget.compute_low_mark(protected)
+    settled = _start_after_epoch(account, after, low, is_effective=is_effective(before, after, budget))
+    return replace(settled, missed_mark=low) if budget.is_ceiling_unreachable(protected) else settled
+
+
+def is_effective(before: int, after: int, budget: Budget) -> bool:
+    """Return whether an epoch that leaves `after` of `before` tokens frees enough to go on (B12).
 
     The ledger is a useful part of what an epoch leaves. So the epoch is judged by the highest possible low mark (0.85
     of the usable tokens): below that there is room to go on, and the next epoch is worth opening.
     """
-    mark = min(budget.compute_low_mark(after), before - int(_MIN_FREED_SHARE * budget.usable))
-    settled = _start_after_epoch(account, after, mark, budget.compute_low_mark(protected))
-    return (
-        replace(settled, missed_mark=budget.compute_low_mark(protected))
-        if budget.is_ceiling_unreachable(protected)
-        else settled
-    )
+    return _reaches(after, min(budget.compute_low_mark(after), before - int(_MIN_FREED_SHARE * budget.usable)))
 
 
 def record_revert(account: CacheCostAccount, after: int) -> CacheCostAccount:
@@ -116,13 +118,20 @@ def restore_account(epochs: Iterable[Epoch], owed: float, budget: Budget) -> Cac
             continue
         after = epoch.tokens_after
         mark = min(low, epoch.tokens_before - int(_MIN_FREED_SHARE * budget.usable))
-        account = record_revert(account, after) if epoch.is_reversion else _start_after_epoch(account, after, mark, low)
+        account = (
+            record_revert(account, after)
+            if epoch.is_reversion
+            else _start_after_epoch(account, after, low, is_effective=_reaches(after, mark))
+        )
     return replace(account, owed=owed, sent=account.base)
 
 
-def _start_after_epoch(account: CacheCostAccount, after: int, mark: int, low: int) -> CacheCostAccount:
-    is_futile = after * 100 > mark * (100 + _MARGIN_PERCENT)
-    ineffective, missed_mark = (account.ineffective + 1, low) if is_futile else (0, 0)
+def _reaches(after: int, mark: int) -> bool:
+    return after * 100 <= mark * (100 + _MARGIN_PERCENT)
+
+
+def _start_after_epoch(account: CacheCostAccount, after: int, low: int, *, is_effective: bool) -> CacheCostAccount:
+    ineffective, missed_mark = (0, 0) if is_effective else (account.ineffective + 1, low)
     return CacheCostAccount(after, ineffective=ineffective, missed_mark=missed_mark, sent_at=account.sent_at)
 
 
@@ -155,6 +164,8 @@ UNREAD = "what the log knows of this session could not be read"
 LATE = "what the log knows of this session could not be read in time"
 NEEDED: tuple[EpochReason, ...] = ("hard", "overflow")
 """The reasons for which a request is cut even if its plan is late."""
+PRICED: tuple[EpochReason, ...] = ("soft", "cold", "client")
+"""The reasons for which an epoch opens only if that pays."""
 OBSTACLES = frozenset({UNREAD, LATE, SENT_BEFORE, REFUSED, MUST_STAY})
 """The reasons why no epoch opens though a request's size and price call for one."""
 
@@ -180,11 +191,16 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     is_overflowed: bool = False  # the last response shows that its request was too long (B18)
     unshortened: int = 0  # tokens of the last request whose plan was no shorter, 0 if there was none
     is_unshortened: bool = False  # that request was this one
+    planned: int | None = None  # tokens that the plan leaves which an epoch would open with, None if there is none yet
 
     @property
     def low(self) -> int:
         """Return the tokens that an epoch should leave."""
         return self.budget.compute_low_mark(self.protected)
+
+    def find_target(self, account: CacheCostAccount) -> int:
+        """Return the tokens that the next epoch leaves: those of its plan, or an estimate while there is no plan."""
+        return account.find_target(self.low) if self.planned is None else self.planned
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
@@ -213,14 +229,35 @@ def _decide_by_size(account: CacheCostAccount, facts: RequestFacts) -> Decision:
         return Decision(None, pressure, against)
     if pressure == "hard":
         return Decision("hard", pressure)
-    if facts.tokens <= account.find_target(facts.low):
+    if facts.tokens <= facts.find_target(account):
         return Decision(None, pressure, NOTHING_TO_GAIN)
     return _decide_by_price(account, facts, pressure)
 
 
 def price_opening(account: CacheCostAccount, facts: RequestFacts) -> float:
     """Return the price of opening an epoch now, in tokens of uncached input: the cache bust and the lost reasoning."""
-    return facts.tariff.price_cache_bust(account.find_target(facts.low), facts.stable) + facts.lost
+    return facts.tariff.price_cache_bust(facts.find_target(account), facts.stable) + facts.lost
+
+
+# A forecast looks so many calls ahead.
+_MOST_FORESEEN = 100
+
+
+def forecast_calls(account: CacheCostAccount, facts: RequestFacts, growth: float) -> float:
+    """Estimate after how many further calls the next one opens an epoch, if each adds `growth` tokens.
+
+    It opens above the soft mark when the excess reads have reached its price, or at the high mark. Infinite where that
+    is far.
+    """
+    price, target = price_opening(account, facts), facts.find_target(account)
+    repeated, owed, tokens = facts.tariff.price_repeated(target), account.owed, float(facts.tokens)
+    for calls in range(_MOST_FORESEEN):
+        is_paid = owed >= price and tokens + growth >= facts.budget.soft
+        if is_paid or tokens + growth >= facts.budget.high:
+            return calls
+        tokens += growth
+        owed += max(0.0, facts.tariff.price_repeated(int(tokens)) - repeated)
+    return inf
 
 
 def _explain_no_pressure(facts: RequestFacts) -> str:
@@ -274,15 +311,24 @@ def _decide_by_price(account: CacheCostAccount, facts: RequestFacts, pressure: P
             return Decision("cold", pressure)
         if _is_prefix_broken(account, facts):
             return Decision("client", pressure)
-    price = price_opening(account, facts)
-    if account.owed >= price:
+    price, owed = price_opening(account, facts), account.owed * _find_saved_share(account, facts)
+    if owed >= price:
         return Decision("soft", pressure)
-    return Decision(None, pressure, f"excess reads of {account.owed:.0f} have not reached the price of {price:.0f}")
+    return Decision(None, pressure, f"excess reads of {owed:.0f} have not reached the price of {price:.0f}")
+
+
+def _find_saved_share(account: CacheCostAccount, facts: RequestFacts) -> float:
+    """Return the share of the excess reads that the plan would have saved: they were counted above an estimate.
+
+    It is the share that it saves of this request, which is at least that of the shorter ones before it.
+    """
+    estimated, planned = account.find_target(facts.low), facts.find_target(account)
+    return 1.0 if planned <= estimated else (facts.tokens - planned) / (facts.tokens - estimated)
 
 
 def _is_worth_reasoning(account: CacheCostAccount, facts: RequestFacts) -> bool:
     """Return whether an epoch without a cache bust saves what the reasoning costs that it loses."""
-    saved = facts.tariff.price(0, facts.tokens) - facts.tariff.price(0, account.find_target(facts.low))
+    saved = facts.tariff.price(0, facts.tokens) - facts.tariff.price(0, facts.find_target(account))
     return facts.lost <= account.owed + saved
 
 
@@ -291,7 +337,7 @@ def _is_prefix_broken(account: CacheCostAccount, facts: RequestFacts) -> bool:
     if facts.kept is None or facts.kept >= account.sent:
         return False
     read = facts.tariff.estimate_cached(min(facts.kept, facts.tokens))
-    rewritten = facts.tariff.price_rewritten(account.find_target(facts.low), facts.stable)
+    rewritten = facts.tariff.price_rewritten(facts.find_target(account), facts.stable)
     return rewritten <= facts.tariff.price(read, facts.tokens - read)
 
 

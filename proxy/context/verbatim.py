@@ -120,6 +120,12 @@ def find_verbatim(
     return Verbatim(tail, tuple(of_turns), tuple(of_pinned))
 
 
+def find_tail(messages: Sequence[LinkedMessage], unanswered: int | None = None, groups: int = RECENT_GROUPS) -> int:
+    """Return the place from which on all messages stay: of the newest `groups` with calls, and from `unanswered` on."""
+    unanswered = find_unanswered(messages) if unanswered is None else unanswered
+    return find_verbatim(iterate_groups(messages), unanswered, groups, 0).tail
+
+
 def find_unanswered(messages: Sequence[LinkedMessage], sent: int | None = None) -> int:
     """Return the place of the first message that no model has answered.
 

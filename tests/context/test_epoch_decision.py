@@ -276,6 +276,35 @@ def test_a_rewrite_is_priced_at_what_the_last_one_reached() -> None:
     assert decide(account, see(20_000)).why is None
 
 
+def test_an_epoch_whose_plan_is_known_is_priced_by_what_it_leaves() -> None:
+    facts = replace(see(20_000), planned=16_000)
+    price = 0.9 * 16_000
+    assert price_opening(POOR, facts) == pytest.approx(price)
+    # The excess reads were counted above LOW; of this request's the plan saves the part above what it leaves.
+    saved = (20_000 - 16_000) / (20_000 - LOW)
+    assert decide(replace(POOR, owed=price / saved - 1), facts).why is None
+    assert decide(replace(POOR, owed=price / saved + 1), facts).why == "soft"
+    shorter = replace(see(20_000), planned=LOW - 1000)
+    assert decide(replace(POOR, owed=0.9 * (LOW - 1000) + 1), shorter).why == "soft"
+
+
+def test_a_plan_that_leaves_no_less_opens_no_epoch() -> None:
+    """A call was folded into a ledger of its size: 10,159 tokens became 10,051, at a price of 778 saved by nothing."""
+    rich = replace(POOR, owed=1e9)
+    for tokens, planned, why in ((20_000, 20_000, None), (20_000, 19_999, "soft"), (HIGH, HIGH, "hard")):
+        assert decide(rich, replace(see(tokens), planned=planned)).why == why
+    assert decide(rich, replace(see(20_000), planned=20_000)).reason == NOTHING_TO_GAIN
+    small = replace(see(20_159), planned=20_051)
+    assert decide(replace(POOR, owed=2 * PRICE), small).why is None
+
+
+def test_a_broken_prefix_is_no_reason_for_a_plan_that_does_not_pay() -> None:
+    broken = replace(see(20_000), kept=9_000)
+    account = replace(POOR, sent=19_500)
+    assert decide(account, broken).why == "client"
+    assert decide(account, replace(broken, planned=19_000)).why is None
+
+
 def test_writing_at_a_higher_price_waits_longer_and_a_marker_that_survives_less_long() -> None:
     prices = Prices(Rates(1, 5, 0.1, 1.25))
     marked = make_tariff(prices, choose_cache("breakpoints", "", "", ["5m"]))
@@ -446,13 +475,19 @@ def test_the_dearer_reading_is_the_sooner_an_epoch_opens(sizes: list[int], one: 
     st.integers(0, 20_000),
     st.none() | st.floats(0, 1e9),
     st.none() | st.integers(0, 10**6),
+    st.none() | st.integers(0, 2 * SOFT),
 )
 def test_where_none_opens_none_opens_for_less(
-    account: CacheCostAccount, sizes: list[int], protected: int, idle: float | None, kept: int | None
+    account: CacheCostAccount,
+    sizes: list[int],
+    protected: int,
+    idle: float | None,
+    kept: int | None,
+    planned: int | None,
 ) -> None:
     """Of an account in which nothing was in vain: what is decided of the most that may be sent holds for less."""
     account = replace(account, ineffective=0, base=account.base % HIGH, is_held=False)
-    most = replace(see(max(sizes)), protected=protected, idle=idle, kept=kept)
+    most = replace(see(max(sizes)), protected=protected, idle=idle, kept=kept, planned=planned)
     if most.budget.is_ceiling_unreachable(protected) or decide(account, most).why is not None:
         return
     assert decide(account, replace(most, tokens=min(sizes))).why is None

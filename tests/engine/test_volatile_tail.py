@@ -71,12 +71,12 @@ async def test_behind_an_epoch_the_tail_is_what_the_client_sent() -> None:
 
 
 async def test_a_person_who_goes_back_leaves_a_branch_under_the_epoch_of_what_it_shares() -> None:
-    played = await play(3_500, 16)
+    played = await play(3_500, 14)
     engine, (*_, epoch) = played.engine, played.engine.epochs
-    again = [*write(16)[: epoch.depth + 1], {"role": "user", "content": "No: change the lexer in place of the parser."}]
+    again = [*write(14)[: epoch.depth + 1], {"role": "user", "content": "No: change the lexer in place of the parser."}]
     turn = await engine.send(again)
     assert engine.log.of(Step)[-1].relation == "branch"
     assert turn.messages[-1] == again[-1]
-    forth = await engine.send(write(17))
+    forth = await engine.send(write(15))
     assert engine.log.of(Step)[-1].relation == "branch"
-    assert forth.messages[-5:] == write(17)[-5:]
+    assert forth.messages[-5:] == write(15)[-5:]

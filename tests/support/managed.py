@@ -178,9 +178,9 @@ class ManagedEngine(Engine):
         """Wait until the plan that came too late for a call is there."""
         context = self.controller.states.caches.contexts.get(turn.labels["x-palimpsest-session"])
         assert context is not None
-        assert context.late is not None
         async with asyncio.timeout(LIMIT):
-            await asyncio.wait((context.late,))
+            if context.awaited is not None:
+                await asyncio.wait((context.awaited,))
 
     @property
     def epochs(self) -> list[Epoch]:

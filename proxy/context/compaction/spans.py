@@ -4,12 +4,10 @@ It also decides how long a summary may be, and when it is asked for.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import inf
 
 import msgspec
 
 from proxy.context.conversation import ConversationIndex, find_tail_step
-from proxy.context.epoch_decision import CacheCostAccount, RequestFacts, price_opening
 from proxy.context.verbatim import RECENT_GROUPS
 from proxy.model.epoch import Summary, SummaryLevel
 
@@ -147,24 +145,6 @@ def compute_least_span(usable: int) -> int:
 # of a summary has to be left.
 _LEAD_CALLS = 2
 _LEAD_TIMES = 2
-_MOST_FORESEEN = 100
-
-
-def forecast_calls(account: CacheCostAccount, facts: RequestFacts, growth: float) -> float:
-    """Estimate after how many further calls the next one opens an epoch, if each adds `growth` tokens.
-
-    It opens above the soft mark when the excess reads have reached its price, or at the high mark. Infinite where that
-    is far.
-    """
-    price, target = price_opening(account, facts), account.find_target(facts.low)
-    repeated, owed, tokens = facts.tariff.price_repeated(target), account.owed, float(facts.tokens)
-    for calls in range(_MOST_FORESEEN):
-        is_paid = owed >= price and tokens + growth >= facts.budget.soft
-        if is_paid or tokens + growth >= facts.budget.high:
-            return calls
-        tokens += growth
-        owed += max(0.0, facts.tariff.price_repeated(int(tokens)) - repeated)
-    return inf
 
 
 def should_start_summary(calls: float, seconds: float, takes: float) -> bool:

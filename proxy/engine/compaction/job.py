@@ -7,8 +7,9 @@ from math import inf
 
 import msgspec
 
-from proxy.context.compaction.spans import MessageRange, compute_room, compute_target, forecast_calls, may_be_hidden
+from proxy.context.compaction.spans import MessageRange, compute_room, compute_target, may_be_hidden
 from proxy.context.conversation import ConversationIndex
+from proxy.context.epoch_decision import forecast_calls
 from proxy.context.plan_draft import compute_summaries_budget
 from proxy.context.pricing import Cost
 from proxy.context.references import make_reference
@@ -63,16 +64,9 @@ class SentRequest(msgspec.Struct, frozen=True, gc=False):
         return place
 
     @property
-    def growth(self) -> float:
-        """Return the tokens that a call of its conversation has added on average."""
-        history = self.state.history
-        calls = 1 + sum(structure.role == "assistant" for structure in history.structures)
-        return (history.tokens - history.head.tokens) / calls
-
-    @property
     def calls_left(self) -> float:
         """Return an estimate of the further calls before the next epoch opens."""
-        return forecast_calls(self.state.account, self.state.facts, self.growth)
+        return forecast_calls(self.state.account, self.state.facts, self.state.growth)
 
     @property
     def seconds_left(self) -> float:
@@ -83,7 +77,7 @@ class SentRequest(msgspec.Struct, frozen=True, gc=False):
         budget = self.state.budget
         if self.tokens < budget.soft:
             return inf
-        calls = max(0, budget.high - self.tokens) / max(1.0, self.growth)
+        calls = max(0, budget.high - self.tokens) / max(1.0, self.state.growth)
         return calls * (self.interval or 0.0)
 
     def find_end(self) -> int | None:
@@ -93,16 +87,12 @@ class SentRequest(msgspec.Struct, frozen=True, gc=False):
         expected growth is added: a message that is summarised and stays costs little, one that is removed without a
         summary is lost to all later ones.
         """
-        planned, calls, history = (
-            self.state.context.find_planned(self.state.request),
-            self.calls_left,
-            self.state.history,
-        )
-        if planned is None or planned <= self.verbatim_from or calls == inf:
+        drafted, calls, history = self.state.find_drafted(), self.calls_left, self.state.history
+        if drafted is None or drafted.through <= self.verbatim_from or calls == inf:
             return None
-        moved = _GROWTH_MARGIN * self.growth * (1 + calls)
-        places = range(planned, len(self.nodes))
-        return next((place for place in places if history.count(planned, place) >= moved), None)
+        moved = _GROWTH_MARGIN * self.state.growth * (1 + calls)
+        places = range(drafted.through, len(self.nodes))
+        return next((place for place in places if history.count(drafted.through, place) >= moved), None)
 
     @property
     def tokens(self) -> int:

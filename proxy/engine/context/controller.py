@@ -17,6 +17,7 @@ from proxy.context.epoch_decision import (
     MUST_STAY,
     NO_ROOM,
     OBSTACLES,
+    PRICED,
     REFUSED,
     REPORTING,
     SIDE,
@@ -151,9 +152,9 @@ class ContextController:
         self._accounting.watch(request, outgoing.body)
 
     def draft_ahead(self, outgoing: OutgoingRequest) -> None:
-        """Plan the next epoch in the background if the request was sent above its soft mark."""
+        """Plan the next epoch in the background if it is near."""
         if outgoing.state is not None and not outgoing.is_opened:  # in a callback: an error must not fail this call
-            asyncio.get_running_loop().call_soon(self.chain.draft_ahead, outgoing.state, outgoing.tokens)
+            asyncio.get_running_loop().call_soon(self.chain.draft_ahead, outgoing.state)
 
     def build_manifest(self, request: ManagedRequest, outgoing: OutgoingRequest) -> Manifest:
         """Build the manifest of a rewritten body."""
@@ -325,6 +326,8 @@ class ContextController:
         chosen = await self._run_chain(state, decision, commit)
         if decision.why == "overflow":
             self.states.overflows.settle(request.session.id, request.model)
+        elif decision.why in PRICED and not chosen.is_opened:
+            decision = decide(state.account, state.facts)  # its plan may not pay
         _choose(state, chosen)
         chosen = tell_removed(self._bus, request, context, chosen)
         outgoing = replace(self._accounting.account(state, chosen, decision), state=state)

@@ -14,7 +14,7 @@ from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import CountedMessage, LiveSummary, PlanRequest
 from proxy.context.message_features import MessageFeatures, extract_features
 from proxy.context.references import make_reference
-from proxy.context.verbatim import estimate_reasoning
+from proxy.context.verbatim import estimate_reasoning, find_tail
 from proxy.engine.context.history_cache import MeasuredHistory
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
@@ -46,35 +46,8 @@ class RenderedPlan(msgspec.Struct, frozen=True, gc=False):
         return 2 * sum(map(len, self.rendered)) + _EDIT_WEIGHT * (len(self.plan.edits) + len(self.plan.references))
 
 
-class EarlierPlan(msgspec.Struct, frozen=True, gc=False):
-    """A plan that a later request may use, with the model, nodes and tokens of the request it was made for.
-
-    That request itself is not kept: many sessions have such a plan, and each would hold a whole body.
-    """
-
-    model: str
-    nodes: Sequence[bytes]
-    drafting: "asyncio.Future[RenderedPlan]"
-    tokens: int = 0
-
-    @property
-    def weight(self) -> int:
-        """Bytes of memory, roughly."""
-        drafting, nodes = self.drafting, _NODE_WEIGHT * len(self.nodes)
-        if not drafting.done() or drafting.cancelled() or drafting.exception() is not None:
-            return nodes
-        return nodes + drafting.result().weight
-
-    def serves(self, request: ManagedRequest) -> bool:
-        """Return whether the plan is ready, and a request has all messages that it replaces."""
-        if not self.drafting.done() or self.drafting.cancelled():
-            return False
-        needed = 1 if self.drafting.exception() else self.drafting.result().plan.through
-        return self.model == request.model and count_shared_nodes(self.nodes, request.nodes) >= needed
-
-
 class PlanInputs(msgspec.Struct, frozen=True, gc=False):
-    """The inputs of a draft besides the conversation. `goal`, `depth` and `must_fit` are as in `PlanRequest`."""
+    """The inputs of a draft besides the conversation. `goal`, `depth`, `must_fit`, `growth`: as in `PlanRequest`."""
 
     budget: Budget
     frozen: Epoch | None = None  # the epoch that applies
@@ -84,6 +57,53 @@ class PlanInputs(msgspec.Struct, frozen=True, gc=False):
     depth: int = 0
     must_fit: bool = False
     is_bound: bool = False  # signed reasoning does not stay
+    growth: int = 0
+
+
+class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
+    """A plan that a later request may use, with the model, nodes and inputs of the request that it was drafted for.
+
+    That request itself is not kept: many sessions have such a plan, and each would hold a whole body.
+    """
+
+    model: str
+    nodes: Sequence[bytes]
+    epoch: Epoch | None  # the one that applies to that request
+    inputs: PlanInputs
+    drafting: "asyncio.Future[RenderedPlan]"
+    tail: int  # the place from which on it keeps all messages at the least
+    is_awaited: bool = False  # a request waits for it, or did until its time was up
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is there, and no error."""
+        return self.drafting.done() and not self.drafting.cancelled() and self.drafting.exception() is None
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory, roughly."""
+        return _NODE_WEIGHT * len(self.nodes) + (self.drafting.result().weight if self.is_ready else 0)
+
+    @property
+    def through(self) -> int:
+        """The number of messages that it replaces. It must be ready."""
+        return self.drafting.result().plan.through
+
+    @property
+    def tokens(self) -> int:
+        """The tokens, without the preamble, that it leaves of the request that it is meant for. It must be ready."""
+        return self.drafting.result().plan.tokens + self.inputs.growth
+
+    def holds(self, inputs: PlanInputs, structures: Sequence[MessageStructure]) -> bool:
+        """Return whether a plan with these inputs, for a request of these messages, would keep no more of them."""
+        own = self.inputs
+        is_same = (own.frozen is inputs.frozen and own.is_bound == inputs.is_bound) and own.pinned == inputs.pinned
+        return is_same and list(own.reports) == list(inputs.reports) and self.tail <= find_tail(structures)
+
+    def serves(self, request: ManagedRequest, epoch: Epoch | None) -> bool:
+        """Return whether the plan is ready, and a request under `epoch` has all messages that it replaces."""
+        is_same = self.is_ready and self.model == request.model and self.epoch is epoch
+        return is_same and count_shared_nodes(self.nodes, request.nodes) >= self.through
 
 
 class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
@@ -112,6 +132,7 @@ class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
     needs_json: bool = False  # the upstream refuses the request without the word "JSON" in it
     is_minimal: bool = False  # make the plan in time linear in the messages' text
     is_volatile: bool = False
+    growth: int = 0
 
     @property
     def weight(self) -> int:
@@ -163,6 +184,7 @@ def make_plan_request(job: PlanJob) -> PlanRequest:
         must_fit=job.must_fit,
         unkept=job.unkept,
         is_volatile=job.is_volatile,
+        growth=job.growth,
     )
 
 
@@ -225,6 +247,7 @@ class EpochPlanner:
             must_fit=inputs.must_fit,
             needs_json=rules.needs_json,
             is_volatile=request.step is not None and request.step.relation == "volatile",
+            growth=inputs.growth,
         )
 
 

@@ -7,12 +7,15 @@ before anything is sent under it. If the log does not accept it, it changes noth
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 import msgspec
 
 from proxy.context.budget import Budget
-from proxy.context.epoch_decision import NEEDED, record_epoch
+from proxy.context.epoch_decision import NEEDED, PRICED, decide, forecast_calls, is_effective, record_epoch
+from proxy.context.verbatim import RECENT_GROUPS, find_tail
 from proxy.engine.context.epoch_planner import (
+    DraftedPlan,
     EpochPlanner,
     PlanInputs,
     RenderedPlan,
@@ -37,10 +40,18 @@ Commit = Callable[[Epoch], Awaitable[bool]]
 SOFT_WAIT = 0.25
 # The size of what is sent in place of a request that was too long, as a share of it, if the limit is not known.
 BLIND_SHARE = 0.7
-# The growth of a request between two plans that are made ahead, as a share of the usable tokens.
-_AHEAD_SHARE = 0.05
+# A plan is made ahead if the next epoch is expected to open after at most so many further calls. A summary of what it
+# takes is begun two calls before it, and depends on that plan.
+_LEAD_CALLS = 3
 
 _log = logging.getLogger("palimpsest.context")
+
+
+class _EarlierPlan(NamedTuple):
+    """A plan that was drafted for an earlier request, and the tokens that it leaves of this one."""
+
+    draft: RenderedPlan
+    tokens: int
 
 
 class _EpochRequest(msgspec.Struct, frozen=True, gc=False):
@@ -214,6 +225,9 @@ class FallbackChain:
             )
         else:
             draft = await self._plan(state, wanted)
+            if wanted.why in PRICED and decide(state.account, state.facts).why is None:
+                return None  # the plan itself does not pay; it is kept
+            state.context.forget_drafted()
         self._report_unreachable(state, draft.plan.beyond)
         if not draft.plan.through:
             self._note_unshortened(state)
@@ -221,56 +235,61 @@ class FallbackChain:
         return await self._open_planned(state, draft, wanted, rung)
 
     async def _plan(self, state: RequestState, wanted: _EpochRequest) -> RenderedPlan:
-        """Return a plan within the time limit. Raises TimeoutError; a late plan is kept for the next request."""
-        context, request, seconds = state.context, state.request, wanted.seconds
-        deadline = asyncio.get_running_loop().time() + seconds
-        if context.late is not None:
-            await asyncio.wait((context.late,), timeout=seconds)
-        if context.is_drafting:
-            raise TimeoutError(f"the plan of an earlier request takes more than {seconds:g} s")
-        late = context.take_late(request)
-        if late is not None and await self._is_enough(state, late):
-            return late
-        ahead = context.take_ahead(request)
-        if ahead is not None and await self._is_enough(state, ahead):
-            deadline = min(deadline, asyncio.get_running_loop().time() + SOFT_WAIT)
-        else:
-            ahead = None
-        drafting = self._planner.draft(request, state.history, self._list_inputs(state, wanted.why))
-        await asyncio.wait((drafting,), timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
-        if not drafting.done():
-            context.note_late(request, drafting)
-            self._weigh_when_done(request.session.id, drafting)
-        elif ahead is None or drafting.exception() is None:
-            return drafting.result()
-        if ahead is not None:
-            return ahead
-        raise TimeoutError(f"planning took more than {seconds:g} s")
+        """Return the plan that was drafted ahead if it holds for this request, else its own. Raises TimeoutError.
 
-    def draft_ahead(self, state: RequestState, tokens: int) -> None:
-        """Plan the next epoch in advance if a request was sent with `tokens` above its soft mark (B8b).
-
-        This plan is used if the one for the request that opens the epoch is late. It also makes that one faster, since
-        the worker process then has the features of most messages.
+        A plan that is late is kept for the next request.
         """
-        context = state.context
-        is_due = state.budget.compute_pressure(tokens) == "soft" and not state.request.is_side
-        if not is_due or context.is_drafting or not context.is_ahead_due(tokens, _AHEAD_SHARE * state.budget.usable):
+        context, deadline = state.context, asyncio.get_running_loop().time() + wanted.seconds
+        if context.awaited is not None:
+            await asyncio.wait((context.awaited,), timeout=wanted.seconds)
+        if context.awaited is not None:
+            raise TimeoutError(f"the plan of an earlier request takes more than {wanted.seconds:g} s")
+        inputs = self._list_inputs(state, wanted.why)
+        earlier = await self._find_drafted(state, inputs)
+        if earlier is not None and is_effective(state.tokens, earlier.tokens, state.budget):
+            return earlier.draft
+        drafting = self._draft(state, inputs, is_awaited=True)
+        await asyncio.wait((drafting,), timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
+        if earlier is not None and not (drafting.done() and drafting.exception() is None):
+            return earlier.draft
+        if not drafting.done():
+            raise TimeoutError(f"planning took more than {wanted.seconds:g} s")
+        return drafting.result()
+
+    def draft_ahead(self, state: RequestState) -> None:
+        """Plan the next epoch behind a request if one of the next calls probably opens it (B8b).
+
+        What opens it then only renders and checks that plan.
+        """
+        if state.request.is_side or not state.context.is_draft_due(state.request):
             return
-        inputs = self._list_inputs(state, "soft")
-        drafting = self._planner.draft(state.request, state.history, inputs, is_ahead=True)
-        context.note_ahead(state.request, drafting, tokens)
-        self._weigh_when_done(state.request.session.id, drafting)
+        if forecast_calls(state.account, state.facts, state.growth) <= _LEAD_CALLS:
+            inputs = self._list_inputs(state, "soft")
+            self._draft(state, msgspec.structs.replace(inputs, growth=max(1, int(state.growth))))
 
-    def _weigh_when_done(self, session: str, drafting: "asyncio.Future[RenderedPlan]") -> None:
-        """Update the memory size of a session when a plan is done: there may be no later call that does it."""
-        drafting.add_done_callback(lambda _: self._contexts.weigh(session))
+    def _draft(
+        self, state: RequestState, inputs: PlanInputs, *, is_awaited: bool = False
+    ) -> "asyncio.Future[RenderedPlan]":
+        """Start to draft a plan, and keep it for later requests."""
+        request, structures = state.request, state.history.structures
+        drafting = self._planner.draft(request, state.history, inputs, is_ahead=not is_awaited)
+        tail = find_tail(structures, len(structures), RECENT_GROUPS - 1) if inputs.growth else find_tail(structures)
+        state.context.note_drafted(
+            DraftedPlan(request.model, request.nodes, state.epoch, inputs, drafting, tail, is_awaited)
+        )
+        # there may be no later call that weighs it
+        drafting.add_done_callback(lambda _: self._contexts.weigh(request.session.id))
+        return drafting
 
-    async def _is_enough(self, state: RequestState, draft: RenderedPlan) -> bool:
-        """Return whether a plan for an earlier request makes this one shorter, and leaves it below its ceiling."""
+    async def _find_drafted(self, state: RequestState, inputs: PlanInputs) -> "_EarlierPlan | None":
+        """Return the plan that is kept if it holds for a request, makes it shorter, and leaves it below its ceiling."""
+        drafted = state.find_drafted()
+        if drafted is None or not drafted.holds(inputs, state.history.structures):
+            return None
+        draft = drafted.drafting.result()
         frozen = await self._histories.count_messages(state.request, draft.rendered)
         tokens = state.history.tokens - state.history.count_to(draft.plan.through) + frozen
-        return tokens < min(state.budget.high, state.tokens)
+        return _EarlierPlan(draft, tokens) if tokens < min(state.budget.high, state.tokens) else None
 
     def _note_unshortened(self, state: RequestState) -> None:
         state.context.unshortened[state.view] = state.tokens, state.request.chain.tip

@@ -9,6 +9,7 @@ from proxy.context.budget import Budget, TokenRatio, is_surely_below_soft_mark
 from proxy.context.epoch_decision import LATE, UNREAD, CacheCostAccount, Holdout, RequestFacts
 from proxy.context.pricing import Tariff
 from proxy.context.verbatim import estimate_reasoning, find_unanswered, find_verbatim, iterate_groups
+from proxy.engine.context.epoch_planner import DraftedPlan
 from proxy.engine.context.history_cache import MeasuredHistory, PartialHistory, is_head_of
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.session_context import EpochAccount, SessionContext
@@ -75,6 +76,16 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
         """The number of messages that the epoch replaces."""
         return self.epoch.depth if self.epoch is not None else 0
 
+    @property
+    def growth(self) -> float:
+        """The tokens that a call of this conversation has added on average."""
+        calls = 1 + sum(structure.role == "assistant" for structure in self.history.structures)
+        return (self.history.tokens - self.history.head.tokens) / calls
+
+    def find_drafted(self) -> DraftedPlan | None:
+        """Return the plan that was drafted for an earlier request, or this one, and holds for this one; else None."""
+        return self.context.find_drafted(self.request, self.epoch)
+
     def count_removed(self, places: Iterable[int]) -> int:
         """Estimate the tokens of the signed reasoning in these messages."""
         return estimate_reasoning(sum([self.history.structures[place].signed for place in places]))
@@ -115,7 +126,12 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             is_overflowed=self.is_overflowed,
             unshortened=unshortened,
             is_unshortened=(unshortened, tip) == (self.tokens, request.chain.tip),
+            planned=self._count_planned(),
         )
+
+    def _count_planned(self) -> int | None:
+        drafted = self.find_drafted()
+        return None if drafted is None else self.history.head.tokens + drafted.tokens
 
     def _price_lost(self, bound: Sequence[int]) -> float:
         """Return the price of the reasoning that an epoch takes from the messages which stay behind it.

@@ -14,7 +14,7 @@ from proxy.context.budget import Budget
 from proxy.context.compaction.spans import is_worth_sending, list_live_summaries
 from proxy.context.conversation import LiveSummary
 from proxy.context.epoch_decision import CacheCostAccount, restore_account
-from proxy.engine.context.epoch_planner import EarlierPlan, RenderedPlan
+from proxy.engine.context.epoch_planner import DraftedPlan, RenderedPlan
 from proxy.engine.context.epoch_scope import ClearedOutputDetector, EpochReaches, ReasoningOrigins, weigh_epoch
 from proxy.engine.context.history_cache import PromptPrefix
 from proxy.engine.ports import Archive
@@ -66,12 +66,11 @@ class SessionContext:
 
     __slots__ = (
         "_accounts",
-        "_ahead",
         "_chosen",
         "_covered",
+        "_drafted",
         "_epochs",
         "_epochs_weight",
-        "_late",
         "_opening",
         "_owed",
         "_pins",
@@ -94,8 +93,7 @@ class SessionContext:
         self._covered = ClearedOutputDetector()
         self._accounts: OrderedDict[tuple[str, str], EpochAccount] = OrderedDict()
         self._owed: dict[tuple[str, str], float] = {}
-        self._late: EarlierPlan | None = None
-        self._ahead: EarlierPlan | None = None
+        self._drafted: DraftedPlan | None = None
         self._opening: asyncio.Lock | None = None
         self._summaries: dict[str, Summary] = {}
         self.reasoning = ReasoningOrigins()
@@ -112,11 +110,11 @@ class SessionContext:
     def weight(self) -> int:
         """Bytes of memory, roughly."""
         nodes = sum([len(account.before or ()) for account in self._accounts.values()]) + len(self._pins)
-        early = sum([each.weight for each in (self._late, self._ahead) if each is not None])
+        drafted = self._drafted.weight if self._drafted is not None else 0
         noted = _CHOSEN_WEIGHT * len(self._chosen) + _NODE_WEIGHT * nodes + _ACCOUNT_WEIGHT * len(self._accounts)
         covered, summaries = _ITEM_WEIGHT * len(self._covered), sum(map(weigh_record, self._summaries.values()))
         own = _CONTEXT_WEIGHT + self._epochs_weight + self.reasoning.weight
-        return own + noted + early + covered + summaries
+        return own + noted + drafted + covered + summaries
 
     @property
     def opening(self) -> asyncio.Lock:
@@ -131,51 +129,31 @@ class SessionContext:
         return self._epochs
 
     @property
-    def is_drafting(self) -> bool:
-        """True while a plan that was too late for its request is still being made."""
-        return self._late is not None and not self._late.drafting.done()
+    def awaited(self) -> "asyncio.Future[RenderedPlan] | None":
+        """The plan that an earlier request waited for in vain, while it is still being made."""
+        drafted = self._drafted
+        return drafted.drafting if drafted is not None and drafted.is_awaited and not drafted.drafting.done() else None
 
-    @property
-    def late(self) -> "asyncio.Future[RenderedPlan] | None":
-        """The plan that was too late for its request, unless it was used since."""
-        return self._late.drafting if self._late is not None else None
+    def note_drafted(self, drafted: DraftedPlan) -> None:
+        """Keep a plan for later requests in place of the one before it, which is no longer made."""
+        drafted.drafting.add_done_callback(_look_at_error)
+        if self._drafted is not None:
+            self._drafted.drafting.cancel()
+        self._drafted = drafted
 
-    def note_late(self, request: ManagedRequest, drafting: "asyncio.Future[RenderedPlan]") -> None:
-        """Keep a plan that is still being made, for the next request."""
-        drafting.add_done_callback(_look_at_error)
-        self._late = EarlierPlan(request.model, request.nodes, drafting)
+    def forget_drafted(self) -> None:
+        """Drop the plan that is kept: it is used, or was found to be invalid."""
+        self._drafted = None
 
-    def take_late(self, request: ManagedRequest) -> RenderedPlan | None:
-        """Return the late plan of an earlier request if this one continues that request. Raises the plan's error."""
-        if self._late is None or not self._late.serves(request):
-            return None
-        drafting, self._late = self._late.drafting, None
-        draft = drafting.result()
-        return draft if draft.plan.through else None
+    def is_draft_due(self, request: ManagedRequest) -> bool:
+        """Return whether a plan may be made behind a request: none is being made, or was made for it."""
+        drafted = self._drafted
+        return drafted is None or (drafted.drafting.done() and drafted.nodes != request.nodes)
 
-    def is_ahead_due(self, tokens: int, growth: float) -> bool:
-        """Return whether a request of `tokens` has grown by `growth` since the last plan that was made ahead."""
-        if self._ahead is None:
-            return True
-        return self._ahead.drafting.done() and not self._ahead.tokens <= tokens < self._ahead.tokens + growth
-
-    def note_ahead(self, request: ManagedRequest, drafting: "asyncio.Future[RenderedPlan]", tokens: int) -> None:
-        """Keep a plan that is made ahead from a request of `tokens`."""
-        drafting.add_done_callback(_look_at_error)
-        self._ahead = EarlierPlan(request.model, request.nodes, drafting, tokens)
-
-    def take_ahead(self, request: ManagedRequest) -> RenderedPlan | None:
-        """Return the plan that was made ahead if this request continues the one it was made for."""
-        if self._ahead is None or not self._ahead.serves(request):
-            return None
-        drafting, self._ahead = self._ahead.drafting, None
-        return drafting.result() if drafting.exception() is None and drafting.result().plan.through else None
-
-    def find_planned(self, request: ManagedRequest) -> int | None:
-        """Return how many messages the plan made ahead replaces, or None without one that a request may use."""
-        if self._ahead is None or not self._ahead.serves(request) or self._ahead.drafting.exception() is not None:
-            return None
-        return self._ahead.drafting.result().plan.through
+    def find_drafted(self, request: ManagedRequest, epoch: Epoch | None) -> DraftedPlan | None:
+        """Return the plan that is kept if it is ready, and was made for a request under `epoch` that this continues."""
+        drafted = self._drafted
+        return drafted if drafted is not None and drafted.serves(request, epoch) else None
 
     def absorb(self, stored: StoredContext) -> None:
         """Merge what the log has with what happened before it was loaded."""

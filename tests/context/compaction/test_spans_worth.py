@@ -11,10 +11,9 @@ from proxy.context.compaction.spans import (
     compute_least_span,
     compute_room,
     compute_target,
-    forecast_calls,
     should_start_summary,
 )
-from proxy.context.epoch_decision import CacheCostAccount, RequestFacts
+from proxy.context.epoch_decision import CacheCostAccount, RequestFacts, forecast_calls
 from proxy.context.pricing import make_tariff
 from proxy.context.provider_cache import UNKNOWN
 from proxy.model.card import UNPRICED

@@ -6,9 +6,10 @@ from math import inf
 import msgspec
 import pytest
 
-from proxy.context.compaction.spans import MessageRange, forecast_calls
+from proxy.context.compaction.spans import MessageRange
+from proxy.context.epoch_decision import forecast_calls
 from proxy.engine.compaction.job import SentRequest, SummaryJob, find_foreign_messages, format_date, list_references
-from proxy.engine.context.epoch_planner import RenderedPlan
+from proxy.engine.context.epoch_planner import DraftedPlan, PlanInputs, RenderedPlan
 from proxy.model.epoch import ContextPlan, Edit, Kept, Replaced, Written
 from proxy.model.exchange import SessionKey
 from proxy.model.manifest import compute_digest
@@ -147,13 +148,19 @@ async def plan_ahead(messages: list[Message], through: int) -> SentRequest:
     request = await Workshop().read_state(messages)
     drafting = asyncio.get_running_loop().create_future()
     drafting.set_result(RenderedPlan(ContextPlan(through, (), (), 0), ()))
-    request.state.context.note_ahead(request.state.request, drafting, request.tokens)
+    keep_draft(request, drafting)
     return request
+
+
+def keep_draft(request: SentRequest, drafting: "asyncio.Future[RenderedPlan]") -> None:
+    state, inputs = request.state, PlanInputs(request.state.budget)
+    own = state.request
+    state.context.note_drafted(DraftedPlan(own.model, own.nodes, state.epoch, inputs, drafting, 0))
 
 
 async def test_a_span_ends_where_the_tail_is_planned_to_begin_and_twice_what_is_to_come_behind_it() -> None:
     request = await plan_ahead(make_history(15, 1600), 12)
-    state, growth = request.state, request.growth
+    state, growth = request.state, request.state.growth
     calls = forecast_calls(state.account, state.facts, growth)
     assert 0 < calls == request.calls_left < 10
     end, history = request.find_end(), state.history
@@ -170,14 +177,14 @@ async def test_no_end_is_known_without_a_plan_or_where_the_epoch_is_far() -> Non
     failed = await plan_ahead(near, 12)
     drafting = asyncio.get_running_loop().create_future()
     drafting.set_exception(RuntimeError("no plan"))
-    failed.state.context.note_ahead(failed.state.request, drafting, 0)
+    keep_draft(failed, drafting)
     assert failed.find_end() is None
-    assert failed.state.context.find_planned(failed.state.request) is None
+    assert failed.state.find_drafted() is None
 
 
 async def test_the_high_mark_is_as_near_as_the_conversation_grows() -> None:
     request = msgspec.structs.replace(await Workshop().read_state(make_history(15, 1600)), interval=10.0)
-    calls = (request.state.budget.high - request.tokens) / request.growth
+    calls = (request.state.budget.high - request.tokens) / request.state.growth
     assert request.seconds_left == calls * 10
     assert msgspec.structs.replace(request, interval=None).seconds_left == 0
     below = await Workshop().read_state(make_history(5, 1600))

@@ -226,12 +226,11 @@ async def test_it_is_begun_two_calls_before_the_epoch_that_takes_what_it_is_of()
     assert begun is not None
     (summary,) = shop.summaries
     assert shop.epochs == []
-    for steps in range(begun + 1, begun + 4):
+    for steps in range(begun + 1, begun + 5):
         await shop.ask(HISTORY[: 2 + 2 * steps])
-    (epoch,) = shop.epochs
-    assert epoch.why == "soft"
+    (epoch,) = shop.epochs  # a call later than by the estimate: its plan leaves more, so it pays later
     assert summary.id in epoch.edits.decode()
-    assert epoch.depth <= summary.stop + 6  # the messages of three calls
+    assert epoch.depth <= summary.stop + 8  # the messages of four calls
 
 
 async def test_before_the_high_mark_it_is_begun_the_earlier_the_slower_models_are() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
-from proxy.model.epoch import ContextPlan, Epoch, Kept, Written
+from proxy.model.epoch import ContextPlan, Epoch, Kept, Pin, Written
 from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
 from tests.support import managed
 from tests.support.engine import LIMIT, FixedClock
@@ -160,10 +160,17 @@ class Late:
         self.setup = Setup(self.hang, *acts, hard_wait_seconds=PLANNING_SECONDS)
 
     async def release(self, case: RequestState) -> None:
+        awaited = case.context.awaited
+        assert awaited is not None
         self.hang.released.set()
-        assert case.context.late is not None
         async with asyncio.timeout(LIMIT):
-            await asyncio.wait((case.context.late,))
+            await asyncio.wait((awaited,))
+
+
+def owe(case: RequestState) -> RequestState:
+    """Let an epoch pay at once."""
+    case.epoch_account.account = msgspec.structs.replace(case.account, owed=1e9)
+    return case
 
 
 async def test_a_plan_that_came_too_late_is_there_for_the_next_request() -> None:
@@ -173,9 +180,39 @@ async def test_a_plan_that_came_too_late_is_there_for_the_next_request() -> None
         assert (await late.setup.run_chain(case, "soft")).rung == "original"
     finally:
         await late.release(case)
-    case = await late.setup.read_state(HISTORY[: 2 + 2 * 16], "x2")
+    case = owe(await late.setup.read_state(HISTORY[: 2 + 2 * 16], "x2"))
     outgoing = await late.setup.run_chain(case, "soft")
     assert (outgoing.rung, outgoing.is_opened, late.setup.builder.asked) == ("plan", True, ["plan"])
+    assert case.context.find_drafted(case.request, case.epoch) is None
+
+
+async def test_a_plan_that_does_not_pay_opens_no_epoch_and_is_kept() -> None:
+    setup = Setup()
+    case = await setup.read_state(BELOW)
+    outgoing = await setup.run_chain(case, "soft")
+    assert (outgoing.rung, setup.committed, setup.builder.asked) == ("original", [], ["plan"])
+    assert setup.list_events(RungFailed) == []
+    case = owe(await setup.read_state(HISTORY[: 2 + 2 * 16], "x2"))
+    assert case.facts.planned is not None
+    assert (await setup.run_chain(case, "soft")).is_opened
+    assert setup.builder.asked == ["plan"]
+
+
+async def test_a_plan_is_used_only_where_it_keeps_what_a_plan_of_the_request_itself_would() -> None:
+    setup = Setup()
+    await setup.run_chain(await setup.read_state(BELOW), "soft")
+    case = owe(await setup.read_state(HISTORY[: 2 + 2 * 16], "x2"))
+    case.context.pin(Pin("s1", case.request.nodes[3], True, 1))
+    outgoing = await setup.run_chain(case, "soft")
+    assert (outgoing.is_opened, setup.builder.asked) == (True, ["plan", "plan"])
+    assert str(HISTORY[4]["content"]).encode() in outgoing.body
+
+
+async def test_a_plan_that_was_found_invalid_is_not_tried_again() -> None:
+    setup = Setup(lambda view, build: ContextPlan(len(view.messages), (Kept(0), Kept(3)), (), 10))
+    assert (await setup.run_chain(await setup.read_state(LONG))).rung == "minimal"
+    case = await setup.read_state(LONG, "x2")
+    assert case.context.find_drafted(case.request, None) is None
 
 
 async def test_above_the_ceiling_none_waits_for_a_plan_that_hangs_nor_for_one_of_an_earlier_request() -> None:
@@ -232,7 +269,7 @@ async def test_a_late_plan_that_leaves_too_much_for_this_request_is_made_anew() 
     assert (outgoing.rung, outgoing.tokens <= 1_500) == ("plan", True)
 
 
-async def test_a_late_plan_that_failed_is_told_with_the_next_request() -> None:
+async def test_a_late_plan_that_failed_is_made_anew_for_the_next_request() -> None:
     late = Late()
     late.setup.builder.acts = [lambda view, build: late.hang(view, fail)]
     case = await late.setup.read_state(BELOW)
@@ -241,8 +278,7 @@ async def test_a_late_plan_that_failed_is_told_with_the_next_request() -> None:
     finally:
         await late.release(case)
     outgoing = await late.setup.run_chain(await late.setup.read_state(LONG, "x2"))
-    assert (outgoing.rung, late.setup.builder.asked) == ("minimal", ["plan", "minimal"])
-    assert "out of order" in late.setup.list_events(RungFailed)[-1].problem
+    assert (outgoing.rung, late.setup.builder.asked) == ("plan", ["plan", "plan"])
 
 
 @pytest.mark.parametrize("act", [gain_nothing, grow])

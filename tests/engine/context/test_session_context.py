@@ -10,7 +10,7 @@ import pytest
 from proxy.context.conversation import LiveSummary
 from proxy.context.epoch_decision import CacheCostAccount
 from proxy.engine.context import session_context as module
-from proxy.engine.context.epoch_planner import RenderedPlan
+from proxy.engine.context.epoch_planner import DraftedPlan, PlanInputs, RenderedPlan
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import ContextPlan, Epoch, Original, Pin, StoredContext, Summary
@@ -225,11 +225,17 @@ def draft(through: int, content: bytes = b"{}") -> RenderedPlan:
     return RenderedPlan(ContextPlan(through, (), (), 10), (content,))
 
 
-async def make_late(
-    context: SessionContext, subject: ManagedRequest, outcome: RenderedPlan | Exception | None
+def note_draft(
+    context: SessionContext,
+    subject: ManagedRequest,
+    outcome: RenderedPlan | Exception | None,
+    epoch: Epoch | None = None,
+    *,
+    is_awaited: bool = False,
 ) -> "asyncio.Future[RenderedPlan]":
     drafting: asyncio.Future[RenderedPlan] = asyncio.get_running_loop().create_future()
-    context.note_late(subject, drafting)
+    drafted = DraftedPlan(subject.model, subject.nodes, epoch, PlanInputs(BUDGET), drafting, 5, is_awaited)
+    context.note_drafted(drafted)
     if isinstance(outcome, RenderedPlan):
         drafting.set_result(outcome)
     elif outcome is not None:
@@ -237,43 +243,55 @@ async def make_late(
     return drafting
 
 
-async def test_a_plan_that_came_too_late_is_there_for_the_next_request_once() -> None:
+async def test_a_plan_that_a_request_waited_for_in_vain_is_there_for_the_next_one() -> None:
     context = SessionContext()
-    assert (context.take_late(ask()), context.is_drafting) == (None, False)
-    drafting = await make_late(context, ask(8), None)
-    assert (context.take_late(ask()), context.is_drafting) == (None, True)
+    assert (context.find_drafted(ask(), None), context.awaited) == (None, None)
+    drafting = note_draft(context, ask(8), None, is_awaited=True)
+    assert (context.find_drafted(ask(), None), context.awaited) == (None, drafting)
     drafting.set_result(made := draft(5))
-    assert not context.is_drafting
-    assert context.take_late(ask()) is made
-    assert context.take_late(ask()) is None
+    assert context.awaited is None
+    found = context.find_drafted(ask(), None)
+    assert found is not None
+    assert found.drafting.result() is made
 
 
-@pytest.mark.parametrize("outcome", [draft(5), ValueError("no plan")])
-async def test_a_late_plan_waits_for_a_request_that_goes_on_from_its_own(outcome: RenderedPlan | Exception) -> None:
-    context = SessionContext()
-    await make_late(context, ask(8), outcome)
+async def test_a_plan_serves_requests_under_its_epoch_that_go_on_from_its_own() -> None:
+    context, epoch = SessionContext(), make_epoch("a")
+    note_draft(context, ask(8), draft(5), epoch)
     apart = make_subject([{"role": "user", "content": "A title, please."}])
-    for other in (apart, make_subject(HISTORY[:1]), msgspec.structs.replace(ask(), model="other")):
-        assert context.take_late(other) is None
-    if isinstance(outcome, RenderedPlan):
-        assert context.take_late(ask(5)) is None
-        assert context.take_late(ask(6)) is outcome
-    else:
-        with pytest.raises(ValueError, match="no plan"):
-            context.take_late(ask(6))
-        assert context.take_late(ask(6)) is None
+    for other in (apart, make_subject(HISTORY[:1]), msgspec.structs.replace(ask(), model="other"), ask(5)):
+        assert context.find_drafted(other, epoch) is None
+    assert context.find_drafted(ask(6), None) is None
+    assert context.find_drafted(ask(6), epoch) is not None
 
 
-async def test_a_late_plan_that_changes_nothing_is_none() -> None:
+async def test_a_plan_that_failed_serves_no_request() -> None:
     context = SessionContext()
-    await make_late(context, ask(8), draft(0))
-    assert context.take_late(ask()) is None
+    note_draft(context, ask(8), ValueError("no plan"))
+    assert context.find_drafted(ask(8), None) is None
 
 
-async def test_a_plan_made_early_does_not_hold_the_request_that_it_was_made_for() -> None:
+async def test_a_plan_is_due_behind_a_longer_request_when_none_is_being_made() -> None:
+    context = SessionContext()
+    assert context.is_draft_due(ask(8))
+    drafting = note_draft(context, ask(8), None)
+    assert not context.is_draft_due(ask(9))
+    drafting.set_result(draft(5))
+    assert context.is_draft_due(ask(9))
+    assert not context.is_draft_due(ask(8))
+
+
+async def test_a_plan_that_another_replaces_is_no_longer_made() -> None:
+    context = SessionContext()
+    first = note_draft(context, ask(8), None)
+    note_draft(context, ask(9), draft(5))
+    assert first.cancelled()
+
+
+async def test_a_plan_does_not_hold_the_request_that_it_was_made_for() -> None:
     context, request = SessionContext(), ask()
     holders = sys.getrefcount(request), sys.getrefcount(request.split)
-    context.note_ahead(request, await make_late(context, request, draft(5)), 1)
+    note_draft(context, request, draft(5))
     assert (sys.getrefcount(request), sys.getrefcount(request.split)) == holders
 
 
@@ -296,12 +314,12 @@ async def test_what_a_context_holds_is_weighed() -> None:
     note()
     standing.before = ask().nodes
     note()
-    await make_late(context, ask(), draft(5))
+    note_draft(context, ask(), draft(5))
     note()
     assert weights[-1] - weights[-2] < len(ask().split.content)
-    context.note_ahead(ask(), await make_late(SessionContext(), ask(), large := draft(5, b"x" * 9_000)), 1)
+    note_draft(context, ask(), large := draft(5, b"x" * 9_000))
     note()
-    assert weights[-1] - weights[-2] > large.weight > 9_000
+    assert weights[-1] - weights[-2] == large.weight - draft(5).weight > 9_000
     context.add(make_epoch("b", originals=(Original("r", (b"d" * 32,) * 5, "chat_completions", 0),)))
     note()
     assert weights[-1] - weights[-2] > 1300

@@ -239,19 +239,15 @@ def price_opening(account: CacheCostAccount, facts: RequestFacts) -> float:
     return facts.tariff.price_cache_bust(facts.find_target(account), facts.stable) + facts.lost
 
 
-# A forecast looks so many calls ahead.
-_MOST_FORESEEN = 100
-
-
-def forecast_calls(account: CacheCostAccount, facts: RequestFacts, growth: float) -> float:
+def forecast_calls(account: CacheCostAccount, facts: RequestFacts, growth: float, most: int = 100) -> float:
     """Estimate after how many further calls the next one opens an epoch, if each adds `growth` tokens.
 
     It opens above the soft mark when the excess reads have reached its price, or at the high mark. Infinite where that
-    is far.
+    is more than `most` calls away.
     """
     price, target = price_opening(account, facts), facts.find_target(account)
     repeated, owed, tokens = facts.tariff.price_repeated(target), account.owed, float(facts.tokens)
-    for calls in range(_MOST_FORESEEN):
+    for calls in range(most + 1):
         is_paid = owed >= price and tokens + growth >= facts.budget.soft
         if is_paid or tokens + growth >= facts.budget.high:
             return calls

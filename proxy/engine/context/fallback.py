@@ -263,7 +263,7 @@ class FallbackChain:
         """
         if state.request.is_side or not state.context.is_draft_due(state.request):
             return
-        if forecast_calls(state.account, state.facts, state.growth) <= _LEAD_CALLS:
+        if forecast_calls(state.account, state.facts, state.growth, _LEAD_CALLS) <= _LEAD_CALLS:
             inputs = self._list_inputs(state, "soft")
             self._draft(state, msgspec.structs.replace(inputs, growth=max(1, int(state.growth))))
 

@@ -79,7 +79,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     @property
     def growth(self) -> float:
         """The tokens that a call of this conversation has added on average."""
-        calls = 1 + sum(structure.role == "assistant" for structure in self.history.structures)
+        calls = 1 + sum([structure.role == "assistant" for structure in self.history.structures])
         return (self.history.tokens - self.history.head.tokens) / calls
 
     def find_drafted(self) -> DraftedPlan | None:

@@ -146,7 +146,7 @@ async def test_where_it_would_free_too_little_by_now_the_request_has_a_plan_of_i
     builder = NotingBuilder()
     engine = make_engine(builder)
     await send(engine, NEAR)
-    turn = await engine.send(until(27))
+    turn = await engine.send(until(28))
     assert (turn.plan.rung, len(builder.sizes)) == ("plan", 2)
     assert turn.plan.tokens_upstream is not None and turn.plan.tokens_upstream < 0.5 * turn.plan.usable
 

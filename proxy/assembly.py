@@ -152,7 +152,7 @@ async def build_engine(settings: Settings) -> Engine:
     models = build_models(settings, tokenizer, tasks, worker)
     count = partial(count_text, tokenizer)
     planner = EpochPlanner(
-        worker.plan, ContextBuilder(settings.builder_policy(), count, features.find), archive.salt, settings.providers()
+        worker, ContextBuilder(settings.builder_policy(), count, features.find), archive.salt, settings.providers()
     )
     caches = ContextCaches(archive, models.counter, policy.cache_bytes // 4, policy.record_cap_bytes)
     trigger = _build_compaction(

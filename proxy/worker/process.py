@@ -23,7 +23,7 @@ PROGRAM = (sys.executable, "-P", "-m", "proxy.worker.program")
 JOB_SECONDS = 20.0
 # For how many seconds jobs are refused after the process was lost twice in a row; doubled each time up to the maximum.
 LEAST_PAUSE, _MOST_PAUSE = 1.0, 60.0
-# The most jobs in the queue of those made ahead, which no call waits for.
+# The most jobs in the queue of those made ahead, which no call waits for yet.
 _MOST_AHEAD = 8
 # The most bytes of all jobs together: each job holds a conversation in memory.
 MOST_BYTES = 32 * 1024 * 1024
@@ -86,6 +86,13 @@ class WorkerProcess:
     def plan(self, job: PlanJob, is_ahead: bool = False) -> "asyncio.Future[RenderedPlan]":
         """Return a future for the plan of a job. It raises WorkerLost, or RuntimeError if planning has failed."""
         return self._ask(job, self._ahead if is_ahead else self._urgent, _plans.decode)
+
+    def hurry(self, plan: "asyncio.Future[RenderedPlan]") -> None:
+        """Let a plan made ahead take its turn with those that calls wait for: now one waits for it."""
+        waiting = next((each for each in self._ahead if each.result is plan), None)
+        if waiting is not None:
+            self._ahead.remove(waiting)
+            self._urgent.append(waiting)
 
     async def measure(self, job: MeasureJob) -> list[Measured]:
         """Return the measurements of each content. Raises WorkerLost, or RuntimeError if measuring has failed."""

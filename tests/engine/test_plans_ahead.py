@@ -71,7 +71,7 @@ async def test_what_is_kept_of_plans_is_weighed_when_they_are_made() -> None:
     assert context is not None
     assert contexts.weight == context.weight
     late = await engine.send(until(50))
-    awaited = context.awaited
+    awaited = context.drafting
     assert awaited is not None
     hang.released.set()
     await engine.wait_for_late(late)

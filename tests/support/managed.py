@@ -179,8 +179,8 @@ class ManagedEngine(Engine):
         context = self.controller.states.caches.contexts.get(turn.labels["x-palimpsest-session"])
         assert context is not None
         async with asyncio.timeout(LIMIT):
-            if context.awaited is not None:
-                await asyncio.wait((context.awaited,))
+            if context.drafting is not None:
+                await asyncio.wait((context.drafting,))
 
     @property
     def epochs(self) -> list[Epoch]:

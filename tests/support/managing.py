@@ -128,19 +128,31 @@ def make_planner(
     Those that are made ahead are added to `plans_ahead`; without that none are made.
     """
     made = builder or make_builder()
+    return EpochPlanner(PlanThread(made, plans_ahead), made, secret, providers or {})
 
-    def compute(job: PlanJob, is_ahead: bool) -> "asyncio.Future[RenderedPlan]":
+
+class PlanThread:
+    """Makes plans in a thread. Those made ahead are added to `plans_ahead`; None: none are made."""
+
+    def __init__(
+        self, builder: ContextBuilder, plans_ahead: "list[asyncio.Future[RenderedPlan]] | None" = None
+    ) -> None:
+        self._builder = builder
+        self._plans_ahead = plans_ahead
+
+    def plan(self, job: PlanJob, is_ahead: bool = False) -> "asyncio.Future[RenderedPlan]":
         loop = asyncio.get_running_loop()
-        if not is_ahead or plans_ahead is not None:
-            plan = loop.run_in_executor(None, compute_plan, job, made)
-            if is_ahead and plans_ahead is not None:
-                plans_ahead.append(plan)
+        if not is_ahead or self._plans_ahead is not None:
+            plan = loop.run_in_executor(None, compute_plan, job, self._builder)
+            if is_ahead and self._plans_ahead is not None:
+                self._plans_ahead.append(plan)
             return plan
         refused: asyncio.Future[RenderedPlan] = loop.create_future()
         refused.set_exception(WorkerLost("there is too much to do"))
         return refused
 
-    return EpochPlanner(compute, made, secret, providers or {})
+    def hurry(self, plan: "asyncio.Future[RenderedPlan]") -> None:
+        """All plans are made at once."""
 
 
 def make_builder() -> ContextBuilder:

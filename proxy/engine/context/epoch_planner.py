@@ -3,9 +3,10 @@
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from itertools import pairwise
+from typing import Protocol
 
 import msgspec
 
@@ -72,7 +73,6 @@ class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
     inputs: PlanInputs
     drafting: "asyncio.Future[RenderedPlan]"
     tail: int  # the place from which on it keeps all messages at the least
-    is_awaited: bool = False  # a request waits for it, or did until its time was up
 
     @property
     def is_ready(self) -> bool:
@@ -188,17 +188,29 @@ def make_plan_request(job: PlanJob) -> PlanRequest:
     )
 
 
+class PlanWorker(Protocol):
+    """Makes plans, one at a time, outside this process."""
+
+    def plan(self, job: PlanJob, is_ahead: bool = False) -> "asyncio.Future[RenderedPlan]":
+        """Return a future for the plan of a job. All others precede one that is made ahead."""
+        ...
+
+    def hurry(self, plan: "asyncio.Future[RenderedPlan]") -> None:
+        """Let a plan made ahead take its turn with the others."""
+        ...
+
+
 class EpochPlanner:
-    """Drafts epochs. `compute` makes a plan, in the worker process; `secret` makes references unguessable."""
+    """Drafts epochs. `worker` makes the plans; `secret` makes references unguessable."""
 
     def __init__(
         self,
-        compute: Callable[[PlanJob, bool], "asyncio.Future[RenderedPlan]"],
+        worker: PlanWorker,
         builder: ContextBuilder,
         secret: bytes,
         providers: Mapping[str, Provider],
     ) -> None:
-        self._compute = compute
+        self._worker = worker
         self._builder = builder
         self._secret = secret
         self._providers = providers
@@ -208,9 +220,14 @@ class EpochPlanner:
     ) -> "asyncio.Future[RenderedPlan]":
         """Start to draft what would replace the beginning of a request's history.
 
-        The future may hold any error of planning. If `is_ahead`, nobody waits for it, and other jobs take precedence.
+        The future may hold any error of planning. If `is_ahead`, nobody waits for it yet, and other jobs precede it.
         """
-        return self._compute(self.make_job(request, history, inputs), is_ahead)
+        return self._worker.plan(self.make_job(request, history, inputs), is_ahead)
+
+    async def wait(self, drafting: "asyncio.Future[RenderedPlan]", seconds: float) -> None:
+        """Wait for a plan, whatever it becomes, for at most so many seconds."""
+        self._worker.hurry(drafting)
+        await asyncio.wait((drafting,), timeout=max(0.0, seconds))
 
     async def draft_minimal(
         self, request: ManagedRequest, history: MeasuredHistory, inputs: PlanInputs

@@ -239,17 +239,18 @@ class FallbackChain:
 
         A plan that is late is kept for the next request.
         """
-        context, deadline = state.context, asyncio.get_running_loop().time() + wanted.seconds
-        if context.awaited is not None:
-            await asyncio.wait((context.awaited,), timeout=wanted.seconds)
-        if context.awaited is not None:
+        clock, context = asyncio.get_running_loop().time, state.context
+        deadline = clock() + wanted.seconds
+        if context.drafting is not None:
+            await self._planner.wait(context.drafting, wanted.seconds)
+        if context.drafting is not None:
             raise TimeoutError(f"the plan of an earlier request takes more than {wanted.seconds:g} s")
         inputs = self._list_inputs(state, wanted.why)
         earlier = await self._find_drafted(state, inputs)
         if earlier is not None and is_effective(state.tokens, earlier.tokens, state.budget):
             return earlier.draft
-        drafting = self._draft(state, inputs, is_awaited=True)
-        await asyncio.wait((drafting,), timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
+        drafting = self._draft(state, inputs)
+        await self._planner.wait(drafting, deadline - clock())
         if earlier is not None and not (drafting.done() and drafting.exception() is None):
             return earlier.draft
         if not drafting.done():
@@ -267,16 +268,13 @@ class FallbackChain:
             inputs = self._list_inputs(state, "soft")
             self._draft(state, msgspec.structs.replace(inputs, growth=max(1, int(state.growth))))
 
-    def _draft(
-        self, state: RequestState, inputs: PlanInputs, *, is_awaited: bool = False
-    ) -> "asyncio.Future[RenderedPlan]":
-        """Start to draft a plan, and keep it for later requests."""
+    def _draft(self, state: RequestState, inputs: PlanInputs) -> "asyncio.Future[RenderedPlan]":
+        """Start to draft a plan, for this request or ahead, and keep it for later requests."""
         request, structures = state.request, state.history.structures
-        drafting = self._planner.draft(request, state.history, inputs, is_ahead=not is_awaited)
-        tail = find_tail(structures, len(structures), RECENT_GROUPS - 1) if inputs.growth else find_tail(structures)
-        state.context.note_drafted(
-            DraftedPlan(request.model, request.nodes, state.epoch, inputs, drafting, tail, is_awaited)
-        )
+        is_ahead = inputs.growth > 0
+        drafting = self._planner.draft(request, state.history, inputs, is_ahead=is_ahead)
+        tail = find_tail(structures, len(structures), RECENT_GROUPS - 1) if is_ahead else find_tail(structures)
+        state.context.note_drafted(DraftedPlan(request.model, request.nodes, state.epoch, inputs, drafting, tail))
         # there may be no later call that weighs it
         drafting.add_done_callback(lambda _: self._contexts.weigh(request.session.id))
         return drafting

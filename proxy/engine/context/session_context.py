@@ -129,16 +129,14 @@ class SessionContext:
         return self._epochs
 
     @property
-    def awaited(self) -> "asyncio.Future[RenderedPlan] | None":
-        """The plan that an earlier request waited for in vain, while it is still being made."""
+    def drafting(self) -> "asyncio.Future[RenderedPlan] | None":
+        """The plan that is still being made, or None."""
         drafted = self._drafted
-        return drafted.drafting if drafted is not None and drafted.is_awaited and not drafted.drafting.done() else None
+        return drafted.drafting if drafted is not None and not drafted.drafting.done() else None
 
     def note_drafted(self, drafted: DraftedPlan) -> None:
-        """Keep a plan for later requests in place of the one before it, which is no longer made."""
+        """Keep a plan for later requests, made or not, in place of the one before it."""
         drafted.drafting.add_done_callback(_look_at_error)
-        if self._drafted is not None:
-            self._drafted.drafting.cancel()
         self._drafted = drafted
 
     def forget_drafted(self) -> None:

@@ -160,7 +160,7 @@ class Late:
         self.setup = Setup(self.hang, *acts, hard_wait_seconds=PLANNING_SECONDS)
 
     async def release(self, case: RequestState) -> None:
-        awaited = case.context.awaited
+        awaited = case.context.drafting
         assert awaited is not None
         self.hang.released.set()
         async with asyncio.timeout(LIMIT):

@@ -230,11 +230,9 @@ def note_draft(
     subject: ManagedRequest,
     outcome: RenderedPlan | Exception | None,
     epoch: Epoch | None = None,
-    *,
-    is_awaited: bool = False,
 ) -> "asyncio.Future[RenderedPlan]":
     drafting: asyncio.Future[RenderedPlan] = asyncio.get_running_loop().create_future()
-    drafted = DraftedPlan(subject.model, subject.nodes, epoch, PlanInputs(BUDGET), drafting, 5, is_awaited)
+    drafted = DraftedPlan(subject.model, subject.nodes, epoch, PlanInputs(BUDGET), drafting, 5)
     context.note_drafted(drafted)
     if isinstance(outcome, RenderedPlan):
         drafting.set_result(outcome)
@@ -245,11 +243,11 @@ def note_draft(
 
 async def test_a_plan_that_a_request_waited_for_in_vain_is_there_for_the_next_one() -> None:
     context = SessionContext()
-    assert (context.find_drafted(ask(), None), context.awaited) == (None, None)
-    drafting = note_draft(context, ask(8), None, is_awaited=True)
-    assert (context.find_drafted(ask(), None), context.awaited) == (None, drafting)
+    assert (context.find_drafted(ask(), None), context.drafting) == (None, None)
+    drafting = note_draft(context, ask(8), None)
+    assert (context.find_drafted(ask(), None), context.drafting) == (None, drafting)
     drafting.set_result(made := draft(5))
-    assert context.awaited is None
+    assert context.drafting is None
     found = context.find_drafted(ask(), None)
     assert found is not None
     assert found.drafting.result() is made
@@ -279,13 +277,6 @@ async def test_a_plan_is_due_behind_a_longer_request_when_none_is_being_made() -
     drafting.set_result(draft(5))
     assert context.is_draft_due(ask(9))
     assert not context.is_draft_due(ask(8))
-
-
-async def test_a_plan_that_another_replaces_is_no_longer_made() -> None:
-    context = SessionContext()
-    first = note_draft(context, ask(8), None)
-    note_draft(context, ask(9), draft(5))
-    assert first.cancelled()
 
 
 async def test_a_plan_does_not_hold_the_request_that_it_was_made_for() -> None:

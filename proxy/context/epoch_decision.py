@@ -87,11 +87,11 @@ def record_epoch(
 ) -> CacheCostAccount:
     """Return the account after an epoch that left `after` of `before` tokens, `protected` of which had to stay."""
     low = budget.compute_low_mark(protected)
-    settled = _start_after_epoch(account, after, low, is_effective=is_effective(before, after, budget))
+    settled = _start_after_epoch(account, after, low, is_effective=_is_effective(before, after, budget))
     return replace(settled, missed_mark=low) if budget.is_ceiling_unreachable(protected) else settled
 
 
-def is_effective(before: int, after: int, budget: Budget) -> bool:
+def _is_effective(before: int, after: int, budget: Budget) -> bool:
     """Return whether an epoch that leaves `after` of `before` tokens frees enough to go on (B12).
 
     The ledger is a useful part of what an epoch leaves. So the epoch is judged by the highest possible low mark (0.85

@@ -298,7 +298,7 @@ def forget_user(view: Any, build: Any) -> ContextPlan:
 
 @pytest.mark.parametrize("act", [fail, orphan, forget_user])
 async def test_plans_that_do_not_bear_fail_no_call_and_the_client_is_told_of_the_excess(act: Any) -> None:
-    engine = ManagedEngine(builder=OwnBuilder(act, act))
+    engine = ManagedEngine(builder=OwnBuilder(act, act), plans_ahead=False)
     turn = await open_epoch(engine)
     assert (turn.client.status, turn.sent, turn.plan.rung) == (200, turn.body, "original")
     assert (engine.epochs, [rung for rung, _ in engine.failures]) == ([], ["plan", "minimal"])
@@ -355,7 +355,7 @@ async def test_what_would_be_above_the_ceiling_is_sent_as_a_minimal_plan(act: An
 async def test_a_builder_that_hangs_is_not_waited_for_and_what_is_sent_is_below_the_ceiling() -> None:
     hang = Hanging()
     builder = OwnBuilder(hang)
-    engine = ManagedEngine(builder=builder, hard_wait_seconds=PLANNING_SECONDS)
+    engine = ManagedEngine(builder=builder, hard_wait_seconds=PLANNING_SECONDS, plans_ahead=False)
     try:
         turn = await open_epoch(engine)
         assert (turn.client.status, turn.plan.rung) == (200, "minimal")

@@ -104,14 +104,14 @@ async def test_an_epoch_opens_with_the_plan_that_was_made_ahead() -> None:
 async def test_what_was_new_when_it_was_made_has_been_answered_by_then() -> None:
     """A plan of that request itself would keep the large output whole."""
     large = until(11)
-    large[-1] = {**large[-1], "content": "word " * 2_000}
+    large[-1] = {**large[-1], "content": "word " * 2_600}
     builder = NotingBuilder()
     engine = make_engine(builder)
     await engine.send(large)
     await engine.wait_for_ahead()
-    turn = await engine.send([*large, *HISTORY[2 + 2 * 11 : 2 + 2 * 15]])
+    turn = await engine.send([*large, *HISTORY[2 + 2 * 11 : 2 + 2 * 12]])
     assert (turn.plan.rung, len(builder.sizes)) == ("plan", 1)
-    assert "word " * 2_000 not in turn.sent.decode()
+    assert "word " * 2_600 not in turn.sent.decode()
 
 
 async def test_a_request_with_a_turn_of_the_user_and_no_new_call_keeps_the_three_newest_calls() -> None:

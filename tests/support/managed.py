@@ -131,7 +131,7 @@ class ManagedEngine(Engine):
         after: "ManagedEngine | None" = None,
         hard_wait_seconds: float = 30.0,
         tokenizer: Tokenizer | None = None,
-        plans_ahead: bool = False,
+        plans_ahead: bool = True,
     ) -> None:
         own = archive or ContextLog()
         self.log: ContextLog = after.log if after is not None else own
@@ -148,7 +148,8 @@ class ManagedEngine(Engine):
             held_out=held_out,
             hard_wait_seconds=hard_wait_seconds,
             tokenizer=tokenizer,
-            plans_ahead=self.ahead if plans_ahead else None,
+            plans_ahead=self.ahead,
+            has_ahead=plans_ahead,
         )
         formats = {"chat_completions": ChatCompletions()}
         self.exchanges = ExchangeService(

@@ -97,6 +97,7 @@ def make_controller(
     hard_wait_seconds: float = 30.0,
     tokenizer: Tokenizer | None = None,
     plans_ahead: "list[asyncio.Future[RenderedPlan]] | None" = None,
+    has_ahead: bool = True,
 ) -> ContextController:
     """Whoever decides what is sent, with a ceiling in tokens of four characters."""
     counter = TokenCounter(tokenizer or QuarterTokens())
@@ -105,7 +106,7 @@ def make_controller(
     providers = {"main": provider, "scripted": provider} if provider is not None else {}
     return build_controller(
         models=models,
-        planner=make_planner(builder, providers, plans_ahead=plans_ahead),
+        planner=make_planner(builder, providers, plans_ahead=plans_ahead, has_ahead=has_ahead),
         bus=bus,
         clock=clock,
         providers=providers,
@@ -122,29 +123,35 @@ def make_planner(
     secret: bytes = b"secret",
     *,
     plans_ahead: "list[asyncio.Future[RenderedPlan]] | None" = None,
+    has_ahead: bool = True,
 ) -> EpochPlanner:
     """Return a planner whose plans are made in a thread in place of the worker process.
 
-    Those that are made ahead are added to `plans_ahead`; without that none are made.
+    Those that are made ahead, if there are any, are added to `plans_ahead`.
     """
     made = builder or make_builder()
-    return EpochPlanner(PlanThread(made, plans_ahead), made, secret, providers or {})
+    return EpochPlanner(PlanThread(made, plans_ahead, has_ahead=has_ahead), made, secret, providers or {})
 
 
 class PlanThread:
-    """Makes plans in a thread. Those made ahead are added to `plans_ahead`; None: none are made."""
+    """Makes plans in a thread. Those made ahead are added to `plans_ahead`; without `has_ahead` they are refused."""
 
     def __init__(
-        self, builder: ContextBuilder, plans_ahead: "list[asyncio.Future[RenderedPlan]] | None" = None
+        self,
+        builder: ContextBuilder,
+        plans_ahead: "list[asyncio.Future[RenderedPlan]] | None" = None,
+        *,
+        has_ahead: bool = True,
     ) -> None:
         self._builder = builder
-        self._plans_ahead = plans_ahead
+        self._plans_ahead: list[asyncio.Future[RenderedPlan]] = [] if plans_ahead is None else plans_ahead
+        self._has_ahead = has_ahead
 
     def plan(self, job: PlanJob, is_ahead: bool = False) -> "asyncio.Future[RenderedPlan]":
         loop = asyncio.get_running_loop()
-        if not is_ahead or self._plans_ahead is not None:
+        if not is_ahead or self._has_ahead:
             plan = loop.run_in_executor(None, compute_plan, job, self._builder)
-            if is_ahead and self._plans_ahead is not None:
+            if is_ahead:
                 self._plans_ahead.append(plan)
             return plan
         refused: asyncio.Future[RenderedPlan] = loop.create_future()

@@ -327,7 +327,7 @@ class ContextController:
         if decision.why == "overflow":
             self.states.overflows.settle(request.session.id, request.model)
         elif decision.why in PRICED and not chosen.is_opened:
-            decision = decide(state.account, state.facts)  # its plan may not pay
+            decision = decide(state.account, state.planned_facts)  # its plan may not pay
         _choose(state, chosen)
         chosen = tell_removed(self._bus, request, context, chosen)
         outgoing = replace(self._accounting.account(state, chosen, decision), state=state)

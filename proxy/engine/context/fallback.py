@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from proxy.context.budget import Budget
-from proxy.context.epoch_decision import NEEDED, PRICED, decide, forecast_calls, is_effective, record_epoch
+from proxy.context.epoch_decision import NEEDED, PRICED, decide, forecast_calls, record_epoch
 from proxy.context.verbatim import RECENT_GROUPS, find_tail
 from proxy.engine.context.epoch_planner import (
     DraftedPlan,
@@ -40,6 +40,8 @@ Commit = Callable[[Epoch], Awaitable[bool]]
 SOFT_WAIT = 0.25
 # The size of what is sent in place of a request that was too long, as a share of it, if the limit is not known.
 BLIND_SHARE = 0.7
+# The share of the usable tokens by which a request may have grown more than a plan made ahead expects.
+_MOST_EXCESS = 0.1
 # A plan is made ahead if the next epoch is expected to open after at most so many further calls. A summary of what it
 # takes is begun two calls before it, and depends on that plan.
 _LEAD_CALLS = 3
@@ -48,10 +50,10 @@ _log = logging.getLogger("palimpsest.context")
 
 
 class _EarlierPlan(NamedTuple):
-    """A plan that was drafted for an earlier request, and the tokens that it leaves of this one."""
+    """A plan that was drafted for an earlier request. It leaves `excess` more tokens of this one than expected."""
 
     draft: RenderedPlan
-    tokens: int
+    excess: int
 
 
 class _EpochRequest(msgspec.Struct, frozen=True, gc=False):
@@ -225,7 +227,7 @@ class FallbackChain:
             )
         else:
             draft = await self._plan(state, wanted)
-            if wanted.why in PRICED and decide(state.account, state.facts).why is None:
+            if wanted.why in PRICED and decide(state.account, state.planned_facts).why is None:
                 return None  # the plan itself does not pay; it is kept
             state.context.forget_drafted()
         self._report_unreachable(state, draft.plan.beyond)
@@ -247,7 +249,7 @@ class FallbackChain:
             raise TimeoutError(f"the plan of an earlier request takes more than {wanted.seconds:g} s")
         inputs = self._list_inputs(state, wanted.why)
         earlier = await self._find_drafted(state, inputs)
-        if earlier is not None and is_effective(state.tokens, earlier.tokens, state.budget):
+        if earlier is not None and earlier.excess <= _MOST_EXCESS * state.budget.usable:
             return earlier.draft
         drafting = self._draft(state, inputs)
         await self._planner.wait(drafting, deadline - clock())
@@ -287,7 +289,8 @@ class FallbackChain:
         draft = drafted.drafting.result()
         frozen = await self._histories.count_messages(state.request, draft.rendered)
         tokens = state.history.tokens - state.history.count_to(draft.plan.through) + frozen
-        return _EarlierPlan(draft, tokens) if tokens < min(state.budget.high, state.tokens) else None
+        excess = tokens - state.history.head.tokens - drafted.tokens
+        return _EarlierPlan(draft, excess) if tokens < min(state.budget.high, state.tokens) else None
 
     def _note_unshortened(self, state: RequestState) -> None:
         state.context.unshortened[state.view] = state.tokens, state.request.chain.tip

@@ -126,12 +126,15 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             is_overflowed=self.is_overflowed,
             unshortened=unshortened,
             is_unshortened=(unshortened, tip) == (self.tokens, request.chain.tip),
-            planned=self._count_planned(),
         )
 
-    def _count_planned(self) -> int | None:
+    @property
+    def planned_facts(self) -> RequestFacts:
+        """The facts with what the drafted plan leaves. Without such a plan, the same as `facts`."""
         drafted = self.find_drafted()
-        return None if drafted is None else self.history.head.tokens + drafted.tokens
+        if drafted is None:
+            return self.facts
+        return msgspec.structs.replace(self.facts, planned=self.history.head.tokens + drafted.tokens)
 
     def _price_lost(self, bound: Sequence[int]) -> float:
         """Return the price of the reasoning that an epoch takes from the messages which stay behind it.

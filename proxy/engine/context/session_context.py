@@ -135,8 +135,10 @@ class SessionContext:
         return drafted.drafting if drafted is not None and not drafted.drafting.done() else None
 
     def note_drafted(self, drafted: DraftedPlan) -> None:
-        """Keep a plan for later requests, made or not, in place of the one before it."""
+        """Keep a plan for later requests, made or not, in place of the one before it, which is no longer made."""
         drafted.drafting.add_done_callback(_look_at_error)
+        if self._drafted is not None:
+            self._drafted.drafting.cancel()
         self._drafted = drafted
 
     def forget_drafted(self) -> None:
@@ -144,9 +146,8 @@ class SessionContext:
         self._drafted = None
 
     def is_draft_due(self, request: ManagedRequest) -> bool:
-        """Return whether a plan may be made behind a request: none is being made, or was made for it."""
-        drafted = self._drafted
-        return drafted is None or (drafted.drafting.done() and drafted.nodes != request.nodes)
+        """Return whether the plan that is kept, if any, is not for this request."""
+        return self._drafted is None or self._drafted.nodes != request.nodes
 
     def find_drafted(self, request: ManagedRequest, epoch: Epoch | None) -> DraftedPlan | None:
         """Return the plan that is kept if it is ready, and was made for a request under `epoch` that this continues."""

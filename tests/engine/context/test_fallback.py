@@ -193,7 +193,7 @@ async def test_a_plan_that_does_not_pay_opens_no_epoch_and_is_kept() -> None:
     assert (outgoing.rung, setup.committed, setup.builder.asked) == ("original", [], ["plan"])
     assert setup.list_events(RungFailed) == []
     case = owe(await setup.read_state(HISTORY[: 2 + 2 * 16], "x2"))
-    assert case.facts.planned is not None
+    assert (case.facts.planned, case.planned_facts.planned is not None) == (None, True)
     assert (await setup.run_chain(case, "soft")).is_opened
     assert setup.builder.asked == ["plan"]
 

@@ -269,14 +269,14 @@ async def test_a_plan_that_failed_serves_no_request() -> None:
     assert context.find_drafted(ask(8), None) is None
 
 
-async def test_a_plan_is_due_behind_a_longer_request_when_none_is_being_made() -> None:
+async def test_a_plan_is_due_behind_a_longer_request_and_the_one_before_is_no_longer_made() -> None:
     context = SessionContext()
     assert context.is_draft_due(ask(8))
-    drafting = note_draft(context, ask(8), None)
-    assert not context.is_draft_due(ask(9))
-    drafting.set_result(draft(5))
+    first = note_draft(context, ask(8), None)
     assert context.is_draft_due(ask(9))
     assert not context.is_draft_due(ask(8))
+    second = note_draft(context, ask(9), draft(5))
+    assert (first.cancelled(), second.cancelled()) == (True, False)
 
 
 async def test_a_plan_does_not_hold_the_request_that_it_was_made_for() -> None:

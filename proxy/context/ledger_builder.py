@@ -24,10 +24,12 @@ from proxy.context.ledger import (
     cut_pages,
     format_step,
     format_user_turn,
+    has_effects,
     render_section,
 )
-from proxy.context.message_features import list_identifiers
+from proxy.context.message_features import is_measure, list_identifiers
 from proxy.context.references import PAGE, find_fold, unfold_words
+from proxy.context.tool_outputs import UnusualOutputs, find_unusual
 from proxy.context.user_rules import compute_rules_budget, format_rules, list_unsent_rules
 from proxy.context.word_ranking import (
     IdentifierIndex,
@@ -142,6 +144,7 @@ class _Material(msgspec.Struct, frozen=True, gc=False):
     quotes: Sequence[QuotedLine]
     owner: Sequence[int]
     has_names: bool
+    unusual: UnusualOutputs
 
 
 def _collect_material(
@@ -157,11 +160,20 @@ def _collect_material(
         for place, found in enumerate(index.found):
             if not removed[place] and owner[place] not in scope.carried.told:
                 live.update(found.words)
-        fitting = [word for word, place in identifiers.newest.items() if removed[place] and word not in live]
+        fitting = [
+            word
+            for word, place in identifiers.newest.items()
+            if removed[place] and word not in live and not _is_bare_number(identifiers, word)
+        ]
         words = order_identifiers(identifiers, fitting)[:_MOST_TRIED]
         quotes = order_quotes(index, gone, identifiers.ages)
     blocks = list(_list_blocks(index, sorted(gone)))
-    return _Material(view, index, scope, blocks, identifiers, words, quotes, owner, len(names) > 1)
+    return _Material(view, index, scope, blocks, identifiers, words, quotes, owner, len(names) > 1, find_unusual(index))
+
+
+def _is_bare_number(identifiers: IdentifierIndex, word: str) -> bool:
+    """Return whether a word is a line number or a size, which nobody can use alone, and which the agent never named."""
+    return is_measure(word) and not (word.isdigit() and identifiers.uses[word])
 
 
 def _list_blocks(index: ConversationIndex, gone: Sequence[int]) -> Iterator[_StepRun]:
@@ -267,13 +279,16 @@ def _list_finished_tasks(material: _Material, steps: Sequence[int], running: int
 
 
 def _has_effects(material: _Material, n: int) -> bool:
-    step = material.index.steps[material.blocks[n].first]
-    return any(material.index.found[place].effects for place in step.places)
+    block = material.blocks[n]
+    steps = material.index.steps[block.first : block.last + 1]
+    return any(has_effects(material.index, step, material.unusual) for step in steps)
 
 
 def _format_block(material: _Material, n: int, detail: StepDetail) -> str:
     block = material.blocks[n]
-    text = format_step(material.index, material.index.steps[block.last], detail, has_names=material.has_names)
+    text = format_step(
+        material.index, material.index.steps[block.last], detail, material.unusual, has_names=material.has_names
+    )
     return text if block.first == block.last else f"{text} ({block.last - block.first + 1} times)"
 
 

@@ -83,6 +83,17 @@ def is_measure(word: str) -> bool:
     return _MEASURE.fullmatch(word) is not None
 
 
+# A number at the beginning of a line or behind a file's name, or the size in a long listing of a directory.
+_POSITION = re.compile(
+    r"(?m)^[ \t]*(?:-{1,4}>[ \t]*)?(\d{4,7})(?:[:\t -]|$)|:(\d{4,7})[:-]|^[-dl][rwxsStT-]{9}\S?[ \t]+\d+[^\n\d]{1,80}?(\d{4,})[ \t]"
+)
+
+
+def list_positions(text: str) -> set[str]:
+    """Return the line numbers and the sizes of files in a listing."""
+    return {number for found in _POSITION.findall(text) for number in found if number}
+
+
 def is_name(word: str) -> bool:
     """Return whether a word is a name: a path, a dotted name or one in snake case."""
     return ("/" in word or "." in word or "_" in word) and not is_opaque(word)

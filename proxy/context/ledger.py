@@ -195,10 +195,14 @@ def _list_asked(index: ConversationIndex, step: AgentStep, most: int, *, has_nam
 
 
 def cut_at_word(text: str, most: int) -> str:
-    """Return at most `most` characters of a text in one line; it ends with a whole word, unless that takes too much."""
-    cut = sanitize_text(text, most)
-    head, space, _ = cut.rpartition(" ")
-    return f"{head}…" if len(text) > most and space and len(head) >= most // 2 else cut
+    """Return about `most` characters of a text in one line, up to a quarter more or less, so that no word is cut.
+
+    A word that is longer than that is cut.
+    """
+    end = text.find(" ", most, most + most // 4 + 1)
+    if end < 0:
+        end = len(text) if len(text) <= most + most // 4 else text.rfind(" ", most - most // 4, most)
+    return sanitize_text(text, most) if end < 0 else sanitize_text(text[:end], end) + ("…" if end < len(text) else "")
 
 
 def cut_words(text: str, most: int) -> str:

@@ -85,7 +85,8 @@ def is_measure(word: str) -> bool:
 
 # A number at the beginning of a line or behind a file's name, or the size in a long listing of a directory.
 _POSITION = re.compile(
-    r"(?m)^[ \t]*(?:-{1,4}>[ \t]*)?(\d{4,7})(?:[:\t -]|$)|:(\d{4,7})[:-]|^[-dl][rwxsStT-]{9}\S?[ \t]+\d+[^\n\d]{1,80}?(\d{4,})[ \t]"
+    r"(?m)^[ \t]*(?:-{1,4}>[ \t]*)?(\d{4,7})(?:[:\t -]|$)|:(\d{4,7})[:-]"
+    r"|^[-dl][rwxsStT-]{9}\S?[ \t]+\d+[^\n\d]{1,80}?(\d{4,})[ \t]"
 )
 
 

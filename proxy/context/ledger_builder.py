@@ -460,6 +460,8 @@ def _render_sections(
         else:
             runs.append([line])
     joined = [runs[len(runs) * n // most : len(runs) * (n + 1) // most] for n in range(most)] if most else []
+    # A history must not begin with the assistant: only a message of the user may stay before the first section.
+    begins_with_user = not is_first or index.steps[min(material.scope.staying, default=0)].kind == "user"
     opening = FIRST_HEADER if any(step.has_calls for step in index.steps) else FIRST_CHAT_HEADER
     sections = [
         Written(
@@ -468,7 +470,7 @@ def _render_sections(
                 NEXT_HEADER if n or not is_first else opening,
                 "" if n else rules,
             ),
-            index.steps[group[-1][0].first].start,
+            index.steps[group[-1 if n or begins_with_user else 0][0].first].start,
             index.steps[group[-1][-1].last].stop,
         )
         for n, group in enumerate(filter(None, joined))

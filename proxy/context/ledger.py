@@ -14,6 +14,7 @@ import msgspec
 from proxy.context.budget import MESSAGE_FRAME
 from proxy.context.conversation import AgentStep, ConversationIndex
 from proxy.context.references import PAGE, render_words, sanitize_text
+from proxy.context.tool_outputs import UnusualOutputs
 from proxy.model.epoch import ContextPlan, Reference, Written
 from proxy.model.messages import LEDGER_HEAD
 
@@ -84,7 +85,7 @@ FIRST_CHAT_HEADER = (
 NEXT_HEADER = f"[{LEDGER_HEAD}: the work here]"
 LEDGER_END = "[End of the ledger]"
 
-_LONGEST_QUOTE, _LONGEST_TOOL, _LONGEST_SAID = 200, 40, 320
+_LONGEST_QUOTE, _LONGEST_TOOL, _LONGEST_SAID, _LONGEST_OUTCOME = 200, 40, 320, 60
 
 
 class LedgerLine(msgspec.Struct, frozen=True, gc=False):
@@ -146,20 +147,37 @@ class StepDetail(msgspec.Struct, frozen=True, gc=False):
 FULL, BRIEF = StepDetail(14, 48, 110), StepDetail(7, 28, 60)
 
 
-def format_step(index: ConversationIndex, step: AgentStep, detail: StepDetail, *, has_names: bool = True) -> str:
+_ALL_USUAL = UnusualOutputs()
+
+
+def has_effects(index: ConversationIndex, step: AgentStep, unusual: UnusualOutputs = _ALL_USUAL) -> bool:
+    """Return whether a step changed something: it made such a call, and not all of its calls were refused."""
+    outputs = [place for place in step.places if index.messages[place].structure.role == "tool"]
+    is_refused = bool(outputs) and unusual.refused.issuperset(outputs)
+    return not is_refused and any(index.found[place].effects for place in step.places)
+
+
+def format_step(
+    index: ConversationIndex,
+    step: AgentStep,
+    detail: StepDetail,
+    unusual: UnusualOutputs = _ALL_USUAL,
+    *,
+    has_names: bool = True,
+) -> str:
     """Tell a step in one phrase: what the assistant said, its calls, and how they ended; `!` if it changed something.
 
     `has_names` adds the names of the called tools.
     """
     found = [index.found[place] for place in step.places]
-    has_effects = any(each.effects for each in found)
+    is_act = has_effects(index, step, unusual)
     said = sanitize_text(next((each.said for each in found if each.said), ""), _LONGEST_SAID)
-    asked = _list_asked(index, step, detail.effects if has_effects else detail.asked, has_names=has_names)
+    asked = _list_asked(index, step, detail.effects if is_act else detail.asked, has_names=has_names)
     if not asked:
         return f'said: "{cut_words(said, 3 * detail.said)}"'
-    mark = "! " if has_effects else ""
+    mark = "! " if is_act else ""
     intent = f'"{cut_words(said, detail.said)}" · ' if said else ""
-    return f"{mark}{intent}{'; '.join(asked)}{_format_outcome(index, step.places)}"
+    return f"{mark}{intent}{'; '.join(asked)}{_format_outcome(index, step.places, unusual)}"
 
 
 def _list_asked(index: ConversationIndex, step: AgentStep, most: int, *, has_names: bool) -> list[str]:
@@ -168,12 +186,23 @@ def _list_asked(index: ConversationIndex, step: AgentStep, most: int, *, has_nam
         " ".join(
             (
                 *([sanitize_text(call.name, _LONGEST_TOOL)] if has_names else ()),
-                sanitize_text(_CHANGE_DIRECTORY.sub("", asked, count=1), most),
+                cut_at_word(_CHANGE_DIRECTORY.sub("", asked, count=1), most),
             )
         )
         for place in step.places
         for call, asked in zip(index.messages[place].message.calls, index.found[place].asked, strict=True)
     ]
+
+
+def cut_at_word(text: str, most: int) -> str:
+    """Return about `most` characters of a text in one line, up to a quarter more or less, so that no word is cut.
+
+    A word that is longer than that is cut.
+    """
+    end = text.find(" ", most, most + most // 4 + 1)
+    if end < 0:
+        end = len(text) if len(text) <= most + most // 4 else text.rfind(" ", most - most // 4, most)
+    return sanitize_text(text, most) if end < 0 else sanitize_text(text[:end], end) + ("…" if end < len(text) else "")
 
 
 def cut_words(text: str, most: int) -> str:
@@ -182,12 +211,16 @@ def cut_words(text: str, most: int) -> str:
     return " ".join(words) if len(words) <= most else f"{' '.join(words[:most])}…"
 
 
-def _format_outcome(index: ConversationIndex, places: range) -> str:
+def _format_outcome(index: ConversationIndex, places: range, unusual: UnusualOutputs) -> str:
+    """Say how calls ended: a failure, the line of an unusual output, or the number of their lines."""
     outputs = [index.found[place] for place in places if index.messages[place].structure.role == "tool"]
     if not outputs:
         return ""
     bad = next((each.outcome for each in outputs if each.outcome), "")
-    return f" → {sanitize_text(bad, 60)}" if bad else f" → {sum(each.lines for each in outputs)} lines"
+    shown = bad or next((unusual.shown[place] for place in places if place in unusual.shown), "")
+    lines = sum(each.lines for each in outputs)
+    count = f"{lines} line{'' if lines == 1 else 's'}" if lines else "no output"
+    return f" → {cut_at_word(shown, _LONGEST_OUTCOME) if shown else count}"
 
 
 def format_user_turn(index: ConversationIndex, step: AgentStep, most: int) -> str:

@@ -6,6 +6,7 @@ the lines of the steps that they stood in.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, zip_longest
 
 import msgspec
 
@@ -24,10 +25,12 @@ from proxy.context.ledger import (
     cut_pages,
     format_step,
     format_user_turn,
+    has_effects,
     render_section,
 )
-from proxy.context.message_features import list_identifiers
+from proxy.context.message_features import is_measure, list_identifiers, list_positions
 from proxy.context.references import PAGE, find_fold, unfold_words
+from proxy.context.tool_outputs import UnusualOutputs, find_unusual
 from proxy.context.user_rules import compute_rules_budget, format_rules, list_unsent_rules
 from proxy.context.word_ranking import (
     IdentifierIndex,
@@ -45,14 +48,16 @@ _TOLD_SHARE, _USERS_SHARE, _QUOTED_SHARE = 0.5, 0.3, 0.06
 _TOLD_LEAST, _TOLD_MOST_SHARE = 1500.0, 0.8
 # The share of what is left for lines that one finished task may have, the newest first, and the least in tokens.
 _TASK_SHARE, _TASK_LEAST = 0.2, 300
+# The shares of what is left there for what finished tasks changed, in brief, and for how they ended.
+_ACTS_SHARE, _ENDS_SHARE = 0.3, 0.15
 _PAGES_SHARE = 0.35
 # Pages of one step that its line names.
 _MOST_PAGES = 6
 _REFERENCE_TOKENS = 9.0
 _LINE_TOKENS, _QUOTE_TOKENS = 4.0, 2.0
 _FRAME_TOKENS, _NEXT_FRAME_TOKENS = 110.0, 24.0
-# Tokens, of all and of each on the average, below which a ledger has one section: headers would take most of them.
-_SECTIONS_LEAST, _SECTION_LEAST = 600.0, 60.0
+# Tokens below which a ledger has one section, and of each section below which neighbours are joined, up to so many.
+_SECTIONS_LEAST, _SECTION_LEAST, _JOINED_LEAST = 600.0, 60.0, 150.0
 # Characters of a user's turn on a line of the ledger, as far as the budget allows.
 _HEAD, _LONG_HEAD = 120, 400
 _MOST_TRIED = 6000
@@ -142,6 +147,7 @@ class _Material(msgspec.Struct, frozen=True, gc=False):
     quotes: Sequence[QuotedLine]
     owner: Sequence[int]
     has_names: bool
+    unusual: UnusualOutputs
 
 
 def _collect_material(
@@ -158,10 +164,21 @@ def _collect_material(
             if not removed[place] and owner[place] not in scope.carried.told:
                 live.update(found.words)
         fitting = [word for word, place in identifiers.newest.items() if removed[place] and word not in live]
+        fitting = _without_positions(index, identifiers, fitting)
         words = order_identifiers(identifiers, fitting)[:_MOST_TRIED]
         quotes = order_quotes(index, gone, identifiers.ages)
     blocks = list(_list_blocks(index, sorted(gone)))
-    return _Material(view, index, scope, blocks, identifiers, words, quotes, owner, len(names) > 1)
+    return _Material(view, index, scope, blocks, identifiers, words, quotes, owner, len(names) > 1, find_unusual(index))
+
+
+def _without_positions(index: ConversationIndex, identifiers: IdentifierIndex, words: Sequence[str]) -> list[str]:
+    """Return the words without sizes, and without line numbers that the agent never named."""
+    measures = {word for word in words if is_measure(word)}
+    doubtful = {word for word in measures if word.isdigit()}
+    places = {identifiers.newest[word] for word in doubtful if not identifiers.uses[word]}
+    listed = {(place, number) for place in places for number in list_positions(index.messages[place].message.text)}
+    dropped = measures - doubtful | {word for word in doubtful if (identifiers.newest[word], word) in listed}
+    return [word for word in words if word not in dropped]
 
 
 def _list_blocks(index: ConversationIndex, gone: Sequence[int]) -> Iterator[_StepRun]:
@@ -192,10 +209,8 @@ def _are_equal(index: ConversationIndex, one: int, other: int) -> bool:
 def _write(material: _Material, room: float, rules: str, count: Callable[[str], int]) -> Ledger:
     """Write a ledger of about `room` tokens; the user's rules are additional."""
     is_first = not material.scope.carried.ledgers
-    runs = _count_runs(material.blocks)
-    is_one = room < max(_SECTIONS_LEAST, runs * _SECTION_LEAST)
-    runs = 1 if is_one else runs
-    room -= (_FRAME_TOKENS if is_first else _NEXT_FRAME_TOKENS) + _NEXT_FRAME_TOKENS * max(0, runs - 1)
+    number = _count_sections(_count_runs(material.blocks), room)
+    room -= (_FRAME_TOKENS if is_first else _NEXT_FRAME_TOKENS) + _NEXT_FRAME_TOKENS * max(0, number - 1)
     texts = _choose_texts(material, room)
     lines = _compose_lines(material, texts, _PAGES_SHARE * room)
     quotes = take_fitting(
@@ -208,7 +223,7 @@ def _write(material: _Material, room: float, rules: str, count: Callable[[str], 
     lines = _add_quotes(lines, quotes)
     words, pruned = _choose_words(material, lines, room)
     lines = [msgspec.structs.replace(line, words=words.get(n, ())) for n, line in enumerate(lines)]
-    sections = _render_sections(material, lines, rules, is_first=is_first, is_one=is_one)
+    sections = _render_sections(material, lines, rules, is_first=is_first, most=number)
     references = tuple([each for line in lines for each in line.references])
     return Ledger(sections, references, sum(count(each.text) + MESSAGE_FRAME for each in sections), pruned)
 
@@ -218,11 +233,19 @@ def _count_runs(blocks: Sequence[_StepRun]) -> int:
     return sum(n == 0 or block.first != blocks[n - 1].last + 1 for n, block in enumerate(blocks))
 
 
+def _count_sections(runs: int, room: float) -> int:
+    """Return how many sections a ledger has: one for each run of steps, or fewer where headers would take too much."""
+    if room < _SECTIONS_LEAST:
+        return min(1, runs)
+    return runs if room >= runs * _SECTION_LEAST else max(1, int(room / _JOINED_LEAST))
+
+
 def _choose_texts(material: _Material, room: float) -> dict[int, str]:
     """Return what is told of blocks, by their number, within the share of `room` tokens that is for it.
 
-    The user's turns come first. Then every step of the running task is told, from the newest on, then the end and the
-    changes of finished tasks, then their other calls. Under a summary only changes are told (B14a).
+    The user's turns come first, then what the running task changed, then of each finished task, in brief, what it
+    changed and how it ended, then the other steps of the running task from the newest on, then more of the finished
+    ones. So no task is left without a line where there is room for one. Under a summary only changes are told (B14a).
     """
     told = max(_TOLD_SHARE * room, min(_TOLD_MOST_SHARE * room, _TOLD_LEAST))
     texts = _choose_turns(material, _USERS_SHARE * told)
@@ -230,9 +253,16 @@ def _choose_texts(material: _Material, room: float) -> dict[int, str]:
     steps = [n for n, block in enumerate(material.blocks) if not block.is_user and _is_worth_telling(material, n)]
     running = material.index.steps[-1].turn
     newest = [n for n in reversed(steps) if material.blocks[n].turn == running]
-    left -= _tell(material, sorted(newest, key=lambda n: not _has_effects(material, n)), left, texts)
+    left -= _tell(material, [n for n in newest if _has_effects(material, n)], left, texts)
     finished = list(_list_finished_tasks(material, steps, running))
+    acts = [[n for n in task if _has_effects(material, n)] for task in finished]
+    ends = [task[0] for task in finished if task[0] not in texts]
+    left -= _tell(material, _take_in_turn(acts), _ACTS_SHARE * left, texts, (BRIEF,))
+    left -= _tell(material, [n for n in ends if n not in texts], _ENDS_SHARE * left, texts, (BRIEF,))
+    left -= _tell(material, [n for n in newest if n not in texts], left, texts)
+    left -= _tell(material, [n for n in _take_in_turn(acts) if n not in texts], left, texts, (BRIEF,))
     for task in finished:
+        # What is told in brief is told in full where there is room.
         left -= _tell(material, task, min(left, max(_TASK_LEAST, _TASK_SHARE * left)), texts)
     for task in finished:
         left -= _tell(material, [n for n in task if n not in texts], left, texts)
@@ -243,15 +273,31 @@ def _is_worth_telling(material: _Material, n: int) -> bool:
     return material.blocks[n].first not in material.scope.reported or _has_effects(material, n)
 
 
-def _tell(material: _Material, blocks: Sequence[int], room: float, texts: dict[int, str]) -> float:
-    """Add texts for blocks, in this order, to `texts` while they fit into `room` tokens; return their tokens."""
+def _take_in_turn(tasks: Sequence[Sequence[int]]) -> list[int]:
+    """Return the first block of each task, then the second of each, and so on."""
+    return [n for row in zip_longest(*tasks) for n in row if n is not None]
+
+
+def _tell(
+    material: _Material,
+    blocks: Sequence[int],
+    room: float,
+    texts: dict[int, str],
+    details: Sequence[StepDetail] = (FULL, BRIEF),
+) -> float:
+    """Add texts for blocks, in this order, to `texts` while they fit into `room` tokens; return their tokens.
+
+    A text replaces the one that a block has.
+    """
     used = 0.0
     for n in blocks:
-        for detail in (FULL, BRIEF):
+        before = _estimate_line(texts[n]) if n in texts else 0.0
+        for detail in details:
             text = _format_block(material, n, detail)
-            if used + _estimate_line(text) <= room:
+            cost = _estimate_line(text) - before
+            if used + cost <= room:
                 texts[n] = text
-                used += _estimate_line(text)
+                used += cost
                 break
     return used
 
@@ -267,13 +313,16 @@ def _list_finished_tasks(material: _Material, steps: Sequence[int], running: int
 
 
 def _has_effects(material: _Material, n: int) -> bool:
-    step = material.index.steps[material.blocks[n].first]
-    return any(material.index.found[place].effects for place in step.places)
+    block = material.blocks[n]
+    steps = material.index.steps[block.first : block.last + 1]
+    return any(has_effects(material.index, step, material.unusual) for step in steps)
 
 
 def _format_block(material: _Material, n: int, detail: StepDetail) -> str:
     block = material.blocks[n]
-    text = format_step(material.index, material.index.steps[block.last], detail, has_names=material.has_names)
+    steps = material.index.steps[block.first : block.last + 1]
+    step = next((each for each in reversed(steps) if has_effects(material.index, each, material.unusual)), steps[-1])
+    text = format_step(material.index, step, detail, material.unusual, has_names=material.has_names)
     return text if block.first == block.last else f"{text} ({block.last - block.first + 1} times)"
 
 
@@ -316,10 +365,11 @@ def _compose_lines(material: _Material, texts: Mapping[int, str], room: float) -
             block = blocks[first]
             lines.append(LedgerLine(block.first, block.last, _name(material, each), texts[first]))
         else:
-            lines += [
-                LedgerLine(page.first, page.last, _name(material, [page]), _count_turns(material, page))
-                for page in each
-            ]
+            # The parts of a step that is longer than a page share its line.
+            for _, group in groupby(each, lambda page: (page.first, page.last)):
+                parts = list(group)
+                named = _name(material, parts, len(parts))
+                lines.append(LedgerLine(parts[0].first, parts[0].last, named, _count_turns(material, parts[0])))
     return lines
 
 
@@ -339,12 +389,12 @@ def _list_stretches(blocks: Sequence[_StepRun], texts: Mapping[int, str]) -> Ite
             first = n
 
 
-def _name(material: _Material, pages: Sequence[Page]) -> tuple[Reference, ...]:
-    """Return references to pages; of a long original only the first ones are named."""
+def _name(material: _Material, pages: Sequence[Page], most: int = _MOST_PAGES) -> tuple[Reference, ...]:
+    """Return references to pages; of a long original only the first `most` ones are named."""
     return tuple(
         [
             Reference(material.view.name(page.start, page.stop, page.offset), page.start, page.stop, page.offset)
-            for page in pages[:_MOST_PAGES]
+            for page in pages[:most]
         ]
     )
 
@@ -395,27 +445,35 @@ def _add_quotes(lines: Sequence[LedgerLine], quotes: Iterable[QuotedLine]) -> li
 
 
 def _render_sections(
-    material: _Material, lines: Sequence[LedgerLine], rules: str, *, is_first: bool, is_one: bool
+    material: _Material, lines: Sequence[LedgerLine], rules: str, *, is_first: bool, most: int
 ) -> tuple[Written, ...]:
     """Render a section for each stretch of removed steps; the first one has the header, and the user's rules.
 
-    If `is_one`, one section tells all stretches.
+    Of more than `most` stretches neighbours share a section, which stands in the place of the last one: behind the
+    messages of the user whose work it tells.
     """
     index = material.index
     runs: list[list[LedgerLine]] = []
     for line in lines:
-        if runs and (is_one or runs[-1][-1].last + 1 >= line.first):
+        if runs and runs[-1][-1].last + 1 >= line.first:
             runs[-1].append(line)
         else:
             runs.append([line])
+    joined = [runs[len(runs) * n // most : len(runs) * (n + 1) // most] for n in range(most)] if most else []
+    # A history must not begin with the assistant: only a message of the user may stay before the first section.
+    begins_with_user = not is_first or index.steps[min(material.scope.staying, default=0)].kind == "user"
     opening = FIRST_HEADER if any(step.has_calls for step in index.steps) else FIRST_CHAT_HEADER
     sections = [
         Written(
-            render_section(run, NEXT_HEADER if n or not is_first else opening, "" if n else rules),
-            index.steps[run[0].first].start,
-            index.steps[run[-1].last].stop,
+            render_section(
+                [line for run in group for line in run],
+                NEXT_HEADER if n or not is_first else opening,
+                "" if n else rules,
+            ),
+            index.steps[group[-1 if n or begins_with_user else 0][0].first].start,
+            index.steps[group[-1][-1].last].stop,
         )
-        for n, run in enumerate(runs)
+        for n, group in enumerate(filter(None, joined))
     ]
     if sections or not rules:
         return tuple(sections)

@@ -25,6 +25,8 @@ _UNSPACED_FILE = re.compile(
 )
 _HEXES = re.compile(r"(?=[0-9a-f-]*\d)[0-9a-f]{7,}[0-9a-f-]*")
 _STAMP = re.compile(r"[0-9TZ:./_-]+")
+# A line number, a size, a duration: it says nothing without what it measures.
+_MEASURE = re.compile(r"\d[\d.]{0,6}(?:[KMGTkm]i?B?|B|p|m?s)?")
 
 
 def list_identifiers(text: str) -> tuple[str, ...]:
@@ -76,6 +78,23 @@ def is_opaque(word: str) -> bool:
     return _HEXES.fullmatch(word) is not None or _STAMP.fullmatch(word) is not None
 
 
+def is_measure(word: str) -> bool:
+    """Return whether a word is a short number, with or without a unit: a line number, a size, a duration."""
+    return _MEASURE.fullmatch(word) is not None
+
+
+# A number at the beginning of a line or behind a file's name, or the size in a long listing of a directory.
+_POSITION = re.compile(
+    r"(?m)^[ \t]*(?:-{1,4}>[ \t]*)?(\d{4,7})(?:[:\t -]|$)|:(\d{4,7})[:-]"
+    r"|^[-dl][rwxsStT-]{9}\S?[ \t]+\d+[^\n\d]{1,80}?(\d{4,})[ \t]"
+)
+
+
+def list_positions(text: str) -> set[str]:
+    """Return the line numbers and the sizes of files in a listing."""
+    return {number for found in _POSITION.findall(text) for number in found if number}
+
+
 def is_name(word: str) -> bool:
     """Return whether a word is a name: a path, a dotted name or one in snake case."""
     return ("/" in word or "." in word or "_" in word) and not is_opaque(word)
@@ -91,6 +110,7 @@ def find_namespace(word: str) -> str:
 
 _LONGEST_ASKED = 240
 _LONGEST_OUTCOME = 100
+_LONGEST_LINE_OUTSIDE = 200
 _OUTCOME_SEARCHED, _NEAR_END = 4000, 300
 _SUMMARY_LINES, _LAST_LINES = 6, 3
 
@@ -143,7 +163,7 @@ class MessageFeatures(msgspec.Struct, frozen=True, gc=False):
     asked: tuple[str, ...]  # a summary of each of its calls, one line each
     effects: bool  # whether one of its calls changes something
     outcome: str  # how an output failed, empty if it did not
-    lines: int  # of its text
+    lines: int  # of its text, without the tags and exit code that a harness puts around an output
     characters: int  # of its original (`context/references`)
     digest: bytes  # SHA-256 of its text
 
@@ -177,10 +197,47 @@ def extract_features_without_identifiers(message: Message) -> MessageFeatures:
         or any(_WRITING_TOOL.search(call.name) for call in message.calls)
         or any(map(_CHANGING_COMMAND.search, typed)),
         find_outcome(message.text) if is_output else "",
-        message.text.count("\n") + bool(message.text),
+        count_lines(message.text) if is_output else message.text.count("\n") + bool(message.text),
         len(render_message(message)),
         sha256(message.text.encode("utf-8", "surrogatepass")).digest(),
     )
+
+
+# A line that is around an output, not of it: a tag, or an exit code in one.
+_WRAPPER_LINE = re.compile(r"</?[A-Za-z][\w-]{0,40}>|<([A-Za-z][\w-]{0,40})>\s*-?\d{0,6}\s*</\1>")
+
+
+def is_wrapper_line(line: str) -> bool:
+    """Return whether a line, without the spaces around it, is put around an output by a harness."""
+    return _WRAPPER_LINE.fullmatch(line) is not None
+
+
+def find_content(text: str) -> tuple[int, int]:
+    """Return start and end of what of an output is not wrapper lines or empty lines before or behind it."""
+    start, stop = 0, len(text)
+    while start < stop:
+        end = text.find("\n", start, stop)
+        end = stop if end < 0 else end
+        if not _is_outside(text, start, end):
+            break
+        start = min(end + 1, stop)
+    while start < stop:
+        begin = text.rfind("\n", start, stop) + 1 or start
+        if not _is_outside(text, begin, stop):
+            break
+        stop = max(begin - 1, start)
+    return start, stop
+
+
+def _is_outside(text: str, start: int, stop: int) -> bool:
+    line = text[start:stop].strip() if stop - start <= _LONGEST_LINE_OUTSIDE else "a line of content"
+    return not line or is_wrapper_line(line)
+
+
+def count_lines(text: str) -> int:
+    """Return the number of lines of an output, without its wrapper."""
+    start, stop = find_content(text)
+    return text.count("\n", start, stop) + (start < stop)
 
 
 _FENCE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)

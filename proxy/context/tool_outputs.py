@@ -4,12 +4,15 @@ Superseded outputs are replaced first, then repeated ones, then corrected errors
 (BEHAVIOUR B16).
 """
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from proxy.context.budget import MESSAGE_FRAME, estimate_tokens
 from proxy.context.conversation import BuilderPolicy, ConversationIndex, CountedMessage, PlanRequest
+from proxy.context.message_features import find_content
 from proxy.context.outline import OutlineParser, outline
 from proxy.context.references import (
     PAGE,
@@ -99,6 +102,45 @@ def _find_call(index: ConversationIndex, place: int) -> tuple[ToolCall, str, boo
         if index.messages[before].structure.role == "user":
             return None
     return None
+
+
+_LEAST_OUTPUTS, _USUAL_SHARE, _LEAST_ALIKE, _LONGEST_WRAPPER, _HEAD = 8, 0.8, 3, 60, 160
+_DIGITS = re.compile(r"\d+")
+
+
+class UnusualOutputs(msgspec.Struct, frozen=True, gc=False):
+    """Outputs that say by themselves how a call ended: `shown` has the first line of each, by place.
+
+    Those in `refused` came from the harness, which did not carry out the call.
+    """
+
+    shown: Mapping[int, str] = {}
+    refused: frozenset[int] = frozenset()
+
+
+def find_unusual(index: ConversationIndex) -> UnusualOutputs:
+    """Find the outputs that are equal to at least two others, or lack the line that nearly all others begin with.
+
+    Of the latter those that several calls got alike are refusals. That an output is repeated proves nothing alone:
+    "done" is, too. No harness is known by name; what is usual is taken from the conversation itself.
+    """
+    places = [place for place, seen in enumerate(index.messages) if seen.structure.role == "tool"]
+    texts = {place: index.messages[place].message.text for place in places}
+    begins = {place: _DIGITS.sub("0", text[: _LONGEST_WRAPPER + 1].partition("\n")[0]) for place, text in texts.items()}
+    usual, times = Counter(begins.values()).most_common(1)[0] if places else ("", 0)
+    has_usual = 0 < len(usual) <= _LONGEST_WRAPPER and times >= max(_LEAST_OUTPUTS, _USUAL_SHARE * len(places))
+    bare = [place for place in places if has_usual and begins[place] != usual and texts[place].strip()]
+    heads = {place: _DIGITS.sub("0", texts[place][:_HEAD]) for place in bare}
+    alike, same = Counter(heads.values()), Counter(index.found[place].digest for place in places)
+    told = {*bare, *(place for place in places if same[index.found[place].digest] >= _LEAST_ALIKE)}
+    shown = {place: _find_first_line(texts[place]) for place in sorted(told)}
+    refused = frozenset(place for place, head in heads.items() if alike[head] >= _LEAST_ALIKE)
+    return UnusualOutputs({place: line for place, line in shown.items() if line}, refused)
+
+
+def _find_first_line(text: str) -> str:
+    start, stop = find_content(text)
+    return text[start : min(stop, start + _HEAD)].partition("\n")[0].strip()
 
 
 def prune_output(view: PlanRequest, index: ConversationIndex, place: int, words: Sequence[str] = ()) -> ReplacedMessage:

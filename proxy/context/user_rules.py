@@ -112,6 +112,8 @@ _CLIENT = re.compile(
 _TEMPLATE = re.compile(
     r"(?m)^# (?:\*SEARCH/REPLACE block\* Rules:|task_progress (?:RECOMMENDED|LIST)|TODO LIST (?:UPDATE|RECOMMENDED))"
 )
+# A comment of HTML or Markdown: a person who fills in a template leaves it there, unseen where the text is shown.
+_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 _ITEM = re.compile(r"[ \t]*(?:[-*+\u2022\u2013]|\(?\d{1,3}[.)]|[a-z][.)])[ \t]+")
 _END = re.compile(
     r"(?<=[.!?])[\"'\u201d\u2019)*_`]{0,3}[ \t]+(?=[\"'\u201c\u2018(\[*_`¿¡]{0,3}(?:[A-ZÀ-ÖØ-Þ]|"
@@ -165,7 +167,7 @@ def _split_sentences(line: str) -> Iterator[str]:
 
 def _remove_foreign(text: str) -> str:
     """Replace what the user did not write by line ends, so that no sentence reaches over it."""
-    own = "\n".join(_list_outside_tags(_TEMPLATE.split(text, maxsplit=1)[0]))
+    own = "\n".join(_list_outside_tags(_TEMPLATE.split(_COMMENT.sub("\n", text), maxsplit=1)[0]))
     kept: list[str] = []
     at = 0
     for start, stop in list_pasted(own, 1):

@@ -12,7 +12,7 @@ from math import log, log2
 import msgspec
 
 from proxy.context.conversation import ConversationIndex
-from proxy.context.message_features import find_namespace, is_name, is_opaque
+from proxy.context.message_features import find_namespace, is_name, is_opaque, is_wrapper_line
 from proxy.context.references import list_argument_lines
 from proxy.model.messages import Message
 
@@ -178,6 +178,6 @@ def list_lines(text: str) -> dict[str, None]:
         bare = line.strip()
         if bare[:1].isdigit():
             bare = _NUMBERED.sub("", bare, count=1)
-        if _SHORTEST <= len(bare) <= _LONGEST:
+        if _SHORTEST <= len(bare) <= _LONGEST and not is_wrapper_line(bare):
             found[bare] = None
     return found

@@ -15,6 +15,7 @@ from proxy.context.ledger import (
     LedgerLine,
     Page,
     carry_ledgers,
+    cut_at_word,
     cut_pages,
     cut_words,
     format_step,
@@ -103,14 +104,14 @@ def test_a_step_is_told_with_what_was_said_and_asked_and_how_it_ended() -> None:
     assert failed == "shell make → exit 2 error: no rule"
     spoken, answer = act("1", "make all", "done")
     assert tell([spoken | {"content": "THOUGHT: Now I\nbuild it.\n```sh\nmake\n```"}, answer]) == (
-        '"Now I build it." · shell make all → 1 lines'
+        '"Now I build it." · shell make all → 1 line'
     )
 
 
 def test_what_changed_something_is_marked_and_told_at_more_length() -> None:
     assert tell(act("1", "sed -i s/a/b/ src/a.py", "")).startswith("! shell sed")
-    assert tell(act("1", f"rm {'x' * 90}", "")) == f"! shell rm {'x' * 90} → 0 lines"
-    assert tell(act("1", f"ls {'x' * 90}", "")) == f"shell ls {'x' * 44}… → 0 lines"
+    assert tell(act("1", f"rm {'x' * 90}", "")) == f"! shell rm {'x' * 90} → no output"
+    assert tell(act("1", f"ls {'x' * 90}", "")) == f"shell ls {'x' * 44}… → no output"
 
 
 def test_what_was_said_without_a_call_is_quoted() -> None:
@@ -203,3 +204,17 @@ def test_a_ledger_that_would_be_mostly_headers_is_not_added_to_others() -> None:
     assert take(plan(ledger, Kept(0)), tail=8).written == (ledger,)
     assert take(None, room=5000).room == 4000
     assert take(None, room=3000).room == 3000
+
+
+def test_of_an_output_only_its_content_is_counted() -> None:
+    wrapped = "<returncode>0</returncode>\n<output>\n{}\n</output>"
+    assert tell(act("1", "ls", wrapped.format("a\n\nb"))) == "shell ls → 3 lines"
+    assert tell(act("1", "ls", wrapped.format(""))) == "shell ls → no output"
+    assert tell(act("1", "ls", "<b>")) == "shell ls → no output"
+
+
+def test_a_command_is_cut_between_words() -> None:
+    assert tell(act("1", "grep -rn something_long in/this/folder and/in/that_one/too", "")) == (
+        "shell grep -rn something_long in/this/folder and/in/that_one/too → no output"
+    )
+    assert cut_at_word("all of it", 20) == "all of it"

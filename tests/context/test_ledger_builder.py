@@ -135,7 +135,7 @@ def test_of_the_running_task_changes_are_told_first_and_then_the_newest_steps() 
     carried = CarriedLedgers((), 0, (), frozenset(), 900.0)
     made = build_ledger(seen, found, LedgerScope(len(found.steps) - 2, frozenset({0, 1}), carried), count)
     assert find_line(made, "part_5.py").startswith(
-        '8 ! "Part five needs a guard." · sed -i s/a/b/ part_5.py → 1 lines ref:'
+        '8 ! "Part five needs a guard." · sed -i s/a/b/ part_5.py → fine ref:'
     )
     assert '"I look at part 57." · cat part_57.py' in find_line(made, "part_57.py")
     assert "I look at part 2." not in "\n".join(list_lines(made))
@@ -157,7 +157,7 @@ def test_of_a_finished_task_its_end_and_its_changes_are_told() -> None:
 def test_equal_steps_in_a_row_have_one_line() -> None:
     polls = [m for i in range(6) for m in act(f"p{i}", "curl status", f"{i} waiting")]
     made = archive(600, [user("go"), *polls, user("b"), *act("z", "ls", "x")])
-    assert find_line(made, "curl status").startswith("2-7 curl status → 1 lines (6 times) ref:")
+    assert find_line(made, "curl status").startswith("2-7 curl status → 1 line (6 times) ref:")
 
 
 def test_names_of_tools_are_told_where_there_are_several() -> None:
@@ -232,3 +232,77 @@ def test_rules_of_removed_turns_stand_in_the_first_section_also_where_no_step_go
     (only,) = build_ledger(seen, found, scope, count).sections
     assert (only.start, only.stop) == (0, 0)
     assert only.text.startswith(FIRST_HEADER) and "Always run the tests before you answer." in only.text
+
+
+def wrap(text: str) -> str:
+    return f"<returncode>0</returncode>\n<output>\n{text}\n</output>"
+
+
+REFUSAL = "Please send exactly one command, found {}."
+
+
+def test_a_call_that_the_harness_refused_is_told_with_its_answer_and_not_as_a_change() -> None:
+    work = [m for i in range(20) for m in act(f"w{i}", f"cat part_{i}.py", wrap(f"line {i}"))]
+    refused = [m for i in range(3) for m in act(f"r{i}", f"rm lost_{i}.py", REFUSAL.format(i + 2))]
+    done = [*act("d", "rm gone.py", wrap("")), *act("e", "git add -A", "diff --git a/one.py b/one.py")]
+    made = archive(1500, [user("go"), *work, *refused, *done, *act("y", "ls", wrap("y")), *act("z", "ls", wrap("x"))])
+    assert "22 rm lost_0.py → Please send exactly one command, found 2. ref:" in find_line(made, "lost_0.py")
+    assert "! rm gone.py → no output" in find_line(made, "gone.py")
+    assert "! git add -A → diff --git a/one.py b/one.py" in find_line(made, "git add")
+
+
+def test_an_output_that_others_repeat_is_shown_and_stays_a_change() -> None:
+    made = archive(900, [user("go"), *(m for i in range(3) for m in act(f"{i}", f"rm part_{i}.py", "removed")),
+                         user("b"), *act("z", "ls", "x")])  # fmt: skip
+    assert "! rm part_1.py → removed" in find_line(made, "part_1.py")
+
+
+def test_changes_of_older_tasks_are_told_before_the_ends_of_newer_ones() -> None:
+    chat = [m for i in range(30) for m in (user(f"Question {i}?"), said(f"The answer to {i} is long. " * 9))]
+    booked = [user("Book it."), *speak(1, "I book it.", "rm booking_77.py"), said("It is booked.")]
+    made = archive(1400, [user("go"), *booked, *chat, user("b"), *act("z", "ls", "x")], staying=tuple(range(70))[0:1])
+    assert "! " in find_line(made, "booking_77.py")
+
+
+def test_each_finished_task_has_a_line_where_the_running_one_would_take_all() -> None:
+    old = [*speak(1, "I write it.", "touch made_here.py"), said("The first task is finished.")]
+    new = [m for i in range(90) for m in speak(i + 2, f"I look at part {i}, which is another one.", f"cat part_{i}.py")]
+    messages = [user("go"), *old, user("next"), *new]
+    seen = view(messages, 10_000)
+    found = index_conversation(seen, BuilderPolicy(), extract_features)
+    carried = CarriedLedgers((), 0, (), frozenset(), 1500.0)
+    kept = frozenset({0, *found.users})
+    text = "\n".join(list_lines(build_ledger(seen, found, LedgerScope(len(found.steps) - 2, kept, carried), count)))
+    assert "! " in text and "made_here.py" in text and "The first task is finished." in text
+
+
+def test_where_stretches_share_a_section_it_stands_behind_the_turns_whose_work_it_tells() -> None:
+    chat = [m for i in range(40) for m in (user(f"Question {i}?"), *act(f"c{i}", f"cat part_{i}.py", "fine " * 40))]
+    messages = [*chat, user("b"), *act("z", "ls", "x")]
+    found = index_conversation(view(messages, 10_000), BuilderPolicy(), extract_features)
+    sections = archive(900, messages, staying=found.users).sections
+    assert 1 < len(sections) < 40
+    starts = [found.steps[i].start for i in found.users]
+    for section in sections:
+        told = [int(line.split("-")[0].split()[0]) for line in section.text.split("\n") if line[:1].isdigit()]
+        assert section.start >= found.steps[max(told) - 1].start and section.start - 1 in starts
+
+
+def test_a_step_of_several_pages_has_one_line() -> None:
+    made = archive(600, [user("go"), *act("1", "cat", "first_word " * 4000), user("b"), *act("z", "ls", "x")])
+    numbers = [line.split()[0] for line in list_lines(made) if line[:1].isdigit()]
+    assert len(numbers) == len(set(numbers)) and len(made.references) > 2
+
+
+def test_line_numbers_and_sizes_are_no_words() -> None:
+    listing = "\n".join(
+        ("1699:    def one(): pass", "-rw-r--r-- 1 root root 48121 Nov 3 a.py", "7.25K a.py", "paid 8844")
+    )
+    made = archive(900, [user("go"), *act("1", "cat", listing), user("b"), *act("z", "ls", "x")])
+    assert list_told(made).isdisjoint({"1699", "48121", "7.25K"}) and "8844" in list_told(made)
+
+
+def test_a_wrapper_is_not_quoted() -> None:
+    work = [m for i in range(20) for m in act(f"w{i}", f"cat part_{i}.py", wrap(f"line {i}"))]
+    made = archive(1500, [user("go"), *work, user("b"), *act("z", "ls", wrap("x"))])
+    assert "returncode" not in "\n".join(list_lines(made))

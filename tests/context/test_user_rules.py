@@ -391,3 +391,8 @@ def test_rules_that_nothing_shows_are_those_of_what_has_gone_or_was_cut_off() ->
     assert unshown([0], {2: "Fix part 1. Never touch file 1. …", 4: ""}) == [0, 2, 4, 4]
     assert unshown([2], {}, "m3: Always say 1.") == [2]
     assert unshown([0], {6: "Go on."}) == [0, 6]  # but not where the newest is cut itself
+
+
+def test_a_comment_of_a_template_is_no_rule() -> None:
+    text = "<!-- Please do not\nopen duplicates. Never skip this. -->\nAlways run the tests."
+    assert [sentence.text for sentence in list_sentences(text)] == ["Always run the tests."]

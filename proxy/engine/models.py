@@ -27,7 +27,7 @@ from proxy.engine.policy import Provider
 from proxy.engine.ports import Catalog, Clock, Upstream
 from proxy.engine.runtime import EventBus
 from proxy.engine.token_counter import TokenCounter
-from proxy.model.card import CacheTerms, Card, LimitKey, OverflowKind
+from proxy.model.card import UNASKED, CacheTerms, Card, LimitKey, OverflowKind
 from proxy.model.errors import ProxyError
 from proxy.model.events import AnswerRead, CacheDiffers, SilentOverflowSeen
 from proxy.model.exchange import Headers
@@ -55,7 +55,6 @@ Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 _MOST_WAITING = 4096
 _MOST_MODELS = 1024
 _UNKNOWN_PROVIDER = Provider()
-_UNASKED = CacheTerms()
 _NOTHING_LEARNED = Calibration()
 # The shares of the estimated tokens of a request below which a provider has not read all of it. A model's count differs
 # from ours by less; text and JSON have four bytes a token on the whole, and hardly ever twelve.
@@ -265,7 +264,7 @@ class CacheCalibrator:
         self._tariffs: OrderedDict[tuple[str, str], tuple[_Basis, Tariff]] = OrderedDict()
 
     def find_tariff(
-        self, upstream: str, model: str, card: Card, terms: CacheTerms = _UNASKED, *, is_rewritten: bool = False
+        self, upstream: str, model: str, card: Card, terms: CacheTerms = UNASKED, *, is_rewritten: bool = False
     ) -> Tariff:
         """Return the prices of a model's input, for requests with these terms of caching.
 
@@ -328,7 +327,7 @@ class CacheCalibrator:
 
 
 def find_cache(
-    provider: Provider, card: Card, terms: CacheTerms = _UNASKED, *, is_rewritten: bool = False
+    provider: Provider, card: Card, terms: CacheTerms = UNASKED, *, is_rewritten: bool = False
 ) -> CacheModel:
     """Return how the cache of a provider's model works for a request with these terms.
 

@@ -200,11 +200,13 @@ async def test_calls_with_an_end_that_the_client_rewrites_are_of_one_branch() ->
     """Aider's files are at the end of each of its requests, and no later one extends any of them (B6)."""
     shop = Workshop(lambda body: None, ceiling=4_500)
     tasks = [f"{i}: Change the parser so that it reads the shape number {i}." for i in range(30)]
-    turn = 0
-    while not len(shop.worker.schedule):
+    asked, turn = asyncio.create_task(shop.model.was_asked.wait()), 0
+    while not asked.done():
         turn += 1
         await shop.call(write_aider(turn, tasks))
-    await in_time(shop.model.was_asked.wait())
+        if running := shop.worker.schedule.list_at("main"):
+            work = [asked, *(job.task for job in running)]
+            await in_time(asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED))
     for later in range(turn + 1, turn + 4):
         await shop.call(write_aider(later, tasks))
     assert (len(shop.model.asked), len(shop.worker.schedule), len(shop.leases.held)) == (1, 1, 1)

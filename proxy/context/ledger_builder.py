@@ -70,8 +70,7 @@ class LedgerScope(msgspec.Struct, frozen=True, gc=False):
     `tail` is the step from which on all is sent, `staying` are the steps before it that are sent in any case, and
     `carried` has the ledgers that are kept, with the steps that they cover. `has_words`: identifiers and lines of
     outputs are kept, too, which takes most of the time. `shortened` has the texts that are sent in place of the user's
-    own, by the index of the message. `pruned` are the indexes of messages that tombstones replace. `reported` are the
-    steps that a summary beside the ledger covers: of these only what changed something is told.
+    own, by the index of the message. `pruned` are the indexes of messages that tombstones replace.
     """
 
     tail: int
@@ -80,7 +79,6 @@ class LedgerScope(msgspec.Struct, frozen=True, gc=False):
     has_words: bool = True
     shortened: Mapping[int, str] = {}
     pruned: frozenset[int] = frozenset()
-    reported: frozenset[int] = frozenset()
 
 
 class Ledger(msgspec.Struct, frozen=True, gc=False):
@@ -222,12 +220,12 @@ def _choose_texts(material: _Material, room: float) -> dict[int, str]:
     """Return what is told of blocks, by their number, within the share of `room` tokens that is for it.
 
     The user's turns come first. Then every step of the running task is told, from the newest on, then the end and the
-    changes of finished tasks, then their other calls. Under a summary only changes are told (B14a).
+    changes of finished tasks, then their other calls.
     """
     told = max(_TOLD_SHARE * room, min(_TOLD_MOST_SHARE * room, _TOLD_LEAST))
     texts = _choose_turns(material, _USERS_SHARE * told)
     left = told - sum(map(_estimate_line, texts.values()))
-    steps = [n for n, block in enumerate(material.blocks) if not block.is_user and _is_worth_telling(material, n)]
+    steps = [n for n, block in enumerate(material.blocks) if not block.is_user]
     running = material.index.steps[-1].turn
     newest = [n for n in reversed(steps) if material.blocks[n].turn == running]
     left -= _tell(material, sorted(newest, key=lambda n: not _has_effects(material, n)), left, texts)
@@ -237,10 +235,6 @@ def _choose_texts(material: _Material, room: float) -> dict[int, str]:
     for task in finished:
         left -= _tell(material, [n for n in task if n not in texts], left, texts)
     return texts
-
-
-def _is_worth_telling(material: _Material, n: int) -> bool:
-    return material.blocks[n].first not in material.scope.reported or _has_effects(material, n)
 
 
 def _tell(material: _Material, blocks: Sequence[int], room: float, texts: dict[int, str]) -> float:
@@ -257,7 +251,7 @@ def _tell(material: _Material, blocks: Sequence[int], room: float, texts: dict[i
 
 
 def _list_finished_tasks(material: _Material, steps: Sequence[int], running: int) -> Iterator[list[int]]:
-    """Yield the blocks worth telling of each finished task, the newest task first: its end, then its changes."""
+    """Yield the blocks of each finished task, the newest task first: its end, then its changes."""
     tasks: dict[int, list[int]] = {}
     for n in reversed(steps):
         if material.blocks[n].turn != running:

@@ -27,6 +27,7 @@ from proxy.context.plan_draft import (
     PlanDraft,
     Replacement,
     choose_summaries,
+    compute_summaries_budget,
     count_draft,
     list_replaceable,
     make_plan,
@@ -249,7 +250,8 @@ class ContextBuilder:
         low = min(goal.compute_low_mark(view.head + kept.tokens), most)
         room = _LEDGER_TOKENS + _LEDGER_SHARE * goal.usable + _SPARE_SHARE * kept.spare
         room = min(room, _LEDGER_MOST_SHARE * goal.usable, _LEDGER_MOST)
-        room = max(_LEDGER_LEAST * goal.usable, min(room, most - view.head - kept.tokens))
+        beside = compute_summaries_budget(view.budget.usable) if level.has_reports and view.reports else 0
+        room = max(_LEDGER_LEAST * goal.usable, min(room, most - view.head - kept.tokens - beside))
         carried = carry_ledgers(index, view.frozen, kept.least, room, self._count)
         reports = choose_summaries(view, carried) if level.has_reports else ()
         told = sum(self._count(each.text) + MESSAGE_FRAME for each in reports)

@@ -26,7 +26,9 @@ from benchmarks.scenarios import HISTORIES, Extras
 _MILLI = 1e3
 _MICRO = 1e6
 _MEBI = 1 / 2**20
-_ABOVE = ("palimpsest-32k",)  # targets whose ceiling is so small that agents are above their soft mark
+# Agents are above the soft mark of one ceiling with each call, and below that of the other to their end. That of the
+# default one they reach at some 185 KB, so that their figures would be of both.
+_ABOVE, _BELOW = "palimpsest-32k", "palimpsest-200k"
 
 Read = Callable[[Bench, Extras, str], float | None]
 
@@ -103,9 +105,9 @@ def _added(key: str, metric: Metric) -> Read:
 
 
 def _agents(label: str, metric: Metric, *, is_above: bool = False) -> Read:
-    """The added time of agents, below their soft mark, or (with a small ceiling) above it."""
-    read = _added(f"agents {label}", metric)
-    return lambda bench, extras, name: read(bench, extras, name) if (name in _ABOVE) == is_above else None
+    """The added time of agents below the soft mark of their ceiling, or above it; that of nginx is with the former."""
+    read, targets = _added(f"agents {label}", metric), (_ABOVE,) if is_above else (_BELOW, "nginx")
+    return lambda bench, extras, name: read(bench, extras, name) if name in targets else None
 
 
 def _equal(number: int) -> Read:
@@ -183,17 +185,18 @@ FIGURES = (
     Figure("SSE, CPU per chunk at 16 (15 ms), µs", _chunk("sse 15 ms 16"), 50, 30),
     Figure("SSE, CPU per chunk at 64 (15 ms), µs", _chunk("sse 15 ms 64"), 50, 30),
     Figure("SSE, CPU per chunk at 16 (burst), µs", _chunk("sse burst 16"), 50, 30),
-    Figure("one agent, 20 ms between calls, below the soft mark: added p50, ms", _agents("1 20 ms", p50), 1.3, 0.7),
-    Figure("above it: added p50, ms", _agents("1 20 ms", p50, is_above=True), 1.5, 0.8),
-    Figure("one agent: added p99, ms", _agents("1 20 ms", p99), 10, 5),
+    # Below the soft mark: of a ceiling of 200,000 tokens.
+    Figure("one agent, 20 ms between calls, ceiling 200K: added p50, ms", _agents("1 20 ms", p50), 1.3, 0.7),
+    Figure("above the soft mark: added p50, ms", _agents("1 20 ms", p50, is_above=True), 1.5, 0.8),
+    Figure("one agent, ceiling 200K: added p99, ms", _agents("1 20 ms", p99), 10, 5),
     Figure("above the soft mark: added p99, ms", _agents("1 20 ms", p99, is_above=True), 10, 5),
-    Figure("8 agents, 20 ms between calls: added p50, ms", _agents("8 20 ms", p50), 2.5, 1.2),
+    Figure("8 agents, 20 ms between calls, ceiling 200K: added p50, ms", _agents("8 20 ms", p50), 2.5, 1.2),
     Figure("above the soft mark: added p50, ms", _agents("8 20 ms", p50, is_above=True), 2.5, 1.2),
-    Figure("8 agents, 20 ms: added p99, ms", _agents("8 20 ms", p99), 25, 10),
+    Figure("8 agents, 20 ms, ceiling 200K: added p99, ms", _agents("8 20 ms", p99), 25, 10),
     Figure("above the soft mark: added p99, ms", _agents("8 20 ms", p99, is_above=True), 25, 10),
-    Figure("8 agents, 500 ms between calls: added p50, ms", _agents("8 500 ms", p50), 1.5, 0.8),
+    Figure("8 agents, 500 ms between calls, ceiling 200K: added p50, ms", _agents("8 500 ms", p50), 1.5, 0.8),
     Figure("above the soft mark: added p50, ms", _agents("8 500 ms", p50, is_above=True), 1.5, 0.8),
-    Figure("8 agents, 500 ms: added p99, ms", _agents("8 500 ms", p99), 6, 3),
+    Figure("8 agents, 500 ms, ceiling 200K: added p99, ms", _agents("8 500 ms", p99), 6, 3),
     Figure("above the soft mark: added p99, ms", _agents("8 500 ms", p99, is_above=True), 6, 3),
     Figure("equal histories, equal answers: CPU of the last 100 calls to the first", _equal(0), 1.2, 1.0),
     Figure("equal histories, other answers: CPU of the last 100 calls to the first", _equal(1), 1.2, 1.0),

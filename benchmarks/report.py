@@ -288,7 +288,8 @@ def _render_agents(bench: Bench) -> str:
     head, rows = _list_latencies(bench, cells, ["agents", "pause"])
     text = (
         "## Agents\n\nSessions with tool calls, from 100 KB on, without a session id; *pause*: how long an agent is "
-        "silent between an answer and its next call. `palimpsest-32k` is above its soft mark with each call.\n\n"
+        "silent between an answer and its next call. `palimpsest-32k` is above its soft mark with each call, "
+        "`palimpsest-200k` (a ceiling of 200,000 tokens) below it; `palimpsest` gets there near the end.\n\n"
     )
     return text + render_table(head, rows) if rows else ""
 

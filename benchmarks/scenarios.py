@@ -196,7 +196,7 @@ def measure_sessions(bench: Bench, extras: Extras) -> None:
 
 
 def measure_agents(bench: Bench, extras: Extras) -> None:
-    """Agents as they work; palimpsest-32k is above its soft mark with each of their calls."""
+    """Agents as they work; palimpsest-32k is above its soft mark with each of their calls, palimpsest-200k below it."""
     measure_cells(bench, list_agent_cells(bench.is_quick))
 
 

@@ -24,9 +24,17 @@ _VARIANTS: dict[str, tuple[str, ...]] = {
     "palimpsest-observe": ("--mode", "observe"),
     "palimpsest-16k": ("--ceiling", "16000"),
     "palimpsest-32k": ("--ceiling", "32000"),
+    "palimpsest-200k": ("--ceiling", "200000"),
     "palimpsest-before": (),
 }
-OPTIONAL_NAMES = ("direct-near", "palimpsest-observe", "palimpsest-16k", "palimpsest-32k", "palimpsest-before")
+OPTIONAL_NAMES = (
+    "direct-near",
+    "palimpsest-observe",
+    "palimpsest-16k",
+    "palimpsest-32k",
+    "palimpsest-200k",
+    "palimpsest-before",
+)
 _CORES = sorted(os.sched_getaffinity(0))
 MEASURED_CORE = _CORES[0]
 HARNESS_CORE = _CORES[-1]

@@ -23,6 +23,7 @@ from proxy.assembly import Engine, build_engine, find_admin_token, note_address
 from proxy.config import ConfigError, Settings
 from proxy.config.errors import Problem
 from proxy.context.budget import AUTO_CEILING, make_budget
+from proxy.engine.models import PriceList
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.runtime import WriteBatcher
 from proxy.heap import HeapTrimmer, find_heap, tune_collector
@@ -186,7 +187,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         engine.archive, engine.epoch_admin, engine.manual_compaction, engine.models.counter.count_messages
     )
     sessions = SessionsApi(
-        engine.archive, SavingsInputs(engine.models.card, settings.budget_policy(), settings.providers())
+        engine.archive, SavingsInputs(PriceList(engine.models.card, settings.providers()), settings.budget_policy())
     )
     app = build_routes(
         policy, engine.exchanges, health=health, inspector=inspector, sessions=sessions, contexts=contexts

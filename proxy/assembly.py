@@ -34,7 +34,7 @@ from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.lineage.identity import Tenants
 from proxy.engine.lineage.tracker import LineageTracker
-from proxy.engine.models import CacheCalibrator, Models, OverflowWatch
+from proxy.engine.models import CacheCalibrator, Models, OverflowWatch, PriceList
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Archive, Clock
 from proxy.engine.relay import Relay
@@ -352,9 +352,8 @@ async def measure(settings: Settings) -> SavingsInputs:
     """Return the models and the budget with which `palimpsest savings` prices sessions. Reads the model catalog."""
     catalog = ModelCatalog(settings.stated_windows(), settings.stated_prices(), SystemClock())
     await catalog.open()
-    return SavingsInputs(
-        lambda upstream, model: catalog.find(LimitKey(upstream, model)), settings.budget_policy(), settings.providers()
-    )
+    prices = PriceList(lambda upstream, model: catalog.find(LimitKey(upstream, model)), settings.providers())
+    return SavingsInputs(prices, settings.budget_policy())
 
 
 @contextlib.contextmanager

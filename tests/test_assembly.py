@@ -212,8 +212,8 @@ async def test_what_is_known_of_models_comes_from_the_settings_first(tmp_path: P
 async def test_sessions_are_measured_by_what_is_known_where_nothing_is_served(tmp_path: Path) -> None:
     prices = {"gpt-*": {"input": 3}}
     yardstick = await measure(settings_in(tmp_path, pricing=prices, **{"budget.soft_fraction": 0.5}))
-    assert yardstick.find_card("first", "gpt-4o").prices.rates.input == 3e-6
-    assert yardstick.find_card("first", "gpt-4o").window == 128_000
+    assert yardstick.prices.find_card("first", "gpt-4o").prices.rates.input == 3e-6
+    assert yardstick.prices.find_card("first", "gpt-4o").window == 128_000
     assert yardstick.policy.soft_fraction == 0.5
 
 

@@ -27,8 +27,8 @@ from proxy.context.plan_draft import (
     PlanDraft,
     Replacement,
     choose_summaries,
+    compute_summaries_budget,
     count_draft,
-    find_reported_steps,
     list_replaceable,
     make_plan,
     shrink_draft,
@@ -250,11 +250,11 @@ class ContextBuilder:
         low = min(goal.compute_low_mark(view.head + kept.tokens), most) - view.growth
         room = _LEDGER_TOKENS + _LEDGER_SHARE * goal.usable + _SPARE_SHARE * kept.spare
         room = min(room, _LEDGER_MOST_SHARE * goal.usable, _LEDGER_MOST)
-        room = max(_LEDGER_LEAST * goal.usable, min(room, most - view.head - kept.tokens))
+        beside = compute_summaries_budget(view.budget.usable) if level.has_reports and view.reports else 0
+        room = max(_LEDGER_LEAST * goal.usable, min(room, most - view.head - kept.tokens - beside))
         carried = carry_ledgers(index, view.frozen, kept.least, room, self._count)
         reports = choose_summaries(view, carried) if level.has_reports else ()
         told = sum(self._count(each.text) + MESSAGE_FRAME for each in reports)
-        reported = find_reported_steps(view, index, reports)
         others = view.head + kept.tokens + room + carried.reported + told
         free = min(most - others, max(low - others, _STEPS_SHARE * goal.usable))
         if level.has_more and view.goal is None:
@@ -262,15 +262,15 @@ class ContextBuilder:
             rest = extend_tail(index, kept.least, kept.staying, carried.told, low - others + room)
             free = free if rest else low - others + room
         steps = self._choose_steps(view, index, kept, carried.told, free if level.has_more else None)
-        ledger = self._write_ledger(view, index, kept, carried, steps, reported=reported, rung=rung)
+        ledger = self._write_ledger(view, index, kept, carried, steps, rung=rung)
         unused = carried.room - ledger.tokens
         if level.has_more and steps.tail and low - (others - unused) > free + _LEFT_SHARE * goal.usable:
             steps = self._choose_steps(view, index, kept, carried.told, low - (others - unused))
-            ledger = self._write_ledger(view, index, kept, carried, steps, reported=reported, rung=rung)
+            ledger = self._write_ledger(view, index, kept, carried, steps, rung=rung)
         gone = set(range(steps.tail)) - kept.staying - carried.told
         if not carried.ledgers and sum(index.steps[i].tokens for i in gone) <= ledger.tokens:
             steps = msgspec.structs.replace(steps, tail=0)
-            ledger = self._write_ledger(view, index, kept, carried, steps, reported=reported, rung=rung)
+            ledger = self._write_ledger(view, index, kept, carried, steps, rung=rung)
         marked = select_sent(index, {**kept.marked, **steps.marked}, steps.tail, kept.staying)
         marked |= {place: prune_output(view, index, place, words) for place, words in ledger.words.items()}
         reports = reports if ledger.sections else ()
@@ -308,13 +308,12 @@ class ContextBuilder:
         carried: CarriedLedgers,
         steps: _ChosenSteps,
         *,
-        reported: frozenset[int],
         rung: Rung,
     ) -> Ledger:
         marked = select_sent(index, kept.marked, steps.tail, kept.staying)
         spoken = (place for place in marked if index.messages[place].structure.role != "tool")
         shortened = {place: marked[place].edit.text for place in spoken}
-        scope = LedgerScope(steps.tail, kept.staying, carried, rung == "plan", shortened, steps.pruned, reported)
+        scope = LedgerScope(steps.tail, kept.staying, carried, rung == "plan", shortened, steps.pruned)
         return build_ledger(view, index, scope, self._count)
 
     def _prune_before(

@@ -101,6 +101,8 @@ _MACHINE_HEAD = re.compile(
 _HEAD_LENGTH = 40
 _MIN_ALIKE = 3
 _LEAST_REMINDER = 80
+# The share of the budget up to which what a client will rewrite is sent as it is: above it protection gives way (B12).
+_REWRITTEN_SHARE = 0.7
 _REMINDER_TAG = re.compile(r"<(?:[\w-]{0,40}reminder|environment_details|environment_context)\b", re.IGNORECASE)
 
 
@@ -141,6 +143,7 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     steps = list(_list_steps(messages, found, split_groups(structures, machine)))
     users = tuple(i for i, step in enumerate(steps) if step.kind == "user")
     bound = view.pinned | view.unkept | frozenset(_list_protected_outputs(messages, policy.protected_tools))
+    bound |= _list_rewritten(view)
     bound |= find_newest_user(structures) & machine  # what was sent is checked to have the newest message of this role
     systems = frozenset(place for place, structure in enumerate(structures) if structure.role == "system")
     unanswered = find_unanswered(structures, view.sent if view.is_volatile else None)
@@ -178,6 +181,21 @@ def _find_step(steps: Sequence[AgentStep], place: int) -> int:
 
 def _list_steps_at(steps: Sequence[AgentStep], groups: Iterable[range]) -> frozenset[int]:
     return frozenset(_find_step(steps, places.start) for places in groups)
+
+
+def _list_rewritten(view: PlanRequest) -> frozenset[int]:
+    """Return the places of what the client will rewrite in its next request, none where that does not fit (B6).
+
+    An epoch that replaced any of it would hold for this request alone, and each later one would need its own. What the
+    client keeps comes first: its last turn, up to the model's answer.
+    """
+    if not view.is_volatile or view.sent is None:
+        return frozenset()
+    stop = len(view.messages)
+    answers = (place for place in range(view.sent, stop) if view.messages[place].structure.role == "assistant")
+    places = range(next(answers, view.sent - 1) + 1, stop)
+    tokens = view.head + sum(view.messages[place].tokens for place in places)
+    return frozenset(places) if tokens <= _REWRITTEN_SHARE * view.budget.usable else frozenset()
 
 
 def _list_steps(

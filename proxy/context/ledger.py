@@ -266,9 +266,10 @@ def carry_ledgers(
     """Return the ledgers and summaries of the active plan that the next plan keeps.
 
     The ledgers of the next plan may have `room` tokens together. The share of a ledger behind others depends on the
-    tokens of the steps that it covers, so that ledgers do not grow where epochs follow each other soon. Summaries
-    count against `room` like ledgers, because they describe the same steps. Nothing is kept, and one new ledger is to
-    be written, where the kept text and a new ledger would exceed `room`, or where a ledger covers messages of the tail.
+    tokens of the steps that it covers, so that ledgers do not grow where epochs follow each other soon. Summaries have
+    a room of their own: where they count against this one, ledgers are written anew more often, which costs more than
+    the shorter text saves. Nothing is kept, and one new ledger is to be written, where the kept ledgers and a new one
+    would exceed `room`, or where a ledger covers messages of the tail.
     """
     written = tuple(edit for edit in (frozen.edits if frozen else ()) if isinstance(edit, Written))
     ledgers = [each for each in written if not each.report]
@@ -278,7 +279,7 @@ def carry_ledgers(
     fresh = sum(step.tokens for step in index.steps[:tail] if step.stop > stop and step.kind == "step")
     next_room = min(_NEXT_SHARE * room, _NEXT_RATIO * fresh)
     reported = sum(count(each.text) + MESSAGE_FRAME for each in written if each.report)
-    is_full = next_room < _NEXT_LEAST or tokens + reported + next_room > room
+    is_full = next_room < _NEXT_LEAST or tokens + next_room > room
     if frozen is None or not ledgers or stop > end or is_full:
         return CarriedLedgers((), 0, (), frozenset(), min(room, max(_FIRST_LEAST, _FIRST_SHARE * room)))
     named = {id for each in ledgers for id in _REFERENCE.findall(each.text)}

@@ -75,8 +75,7 @@ class LedgerScope(msgspec.Struct, frozen=True, gc=False):
     `tail` is the step from which on all is sent, `staying` are the steps before it that are sent in any case, and
     `carried` has the ledgers that are kept, with the steps that they cover. `has_words`: identifiers and lines of
     outputs are kept, too, which takes most of the time. `shortened` has the texts that are sent in place of the user's
-    own, by the index of the message. `pruned` are the indexes of messages that tombstones replace. `reported` are the
-    steps that a summary beside the ledger covers: of these only what changed something is told.
+    own, by the index of the message. `pruned` are the indexes of messages that tombstones replace.
     """
 
     tail: int
@@ -85,7 +84,6 @@ class LedgerScope(msgspec.Struct, frozen=True, gc=False):
     has_words: bool = True
     shortened: Mapping[int, str] = {}
     pruned: frozenset[int] = frozenset()
-    reported: frozenset[int] = frozenset()
 
 
 class Ledger(msgspec.Struct, frozen=True, gc=False):
@@ -245,12 +243,12 @@ def _choose_texts(material: _Material, room: float) -> dict[int, str]:
 
     The user's turns come first, then what the running task changed, then of each finished task, in brief, what it
     changed and how it ended, then the other steps of the running task from the newest on, then more of the finished
-    ones. So no task is left without a line where there is room for one. Under a summary only changes are told (B14a).
+    ones. So no task is left without a line where there is room for one.
     """
     told = max(_TOLD_SHARE * room, min(_TOLD_MOST_SHARE * room, _TOLD_LEAST))
     texts = _choose_turns(material, _USERS_SHARE * told)
     left = told - sum(map(_estimate_line, texts.values()))
-    steps = [n for n, block in enumerate(material.blocks) if not block.is_user and _is_worth_telling(material, n)]
+    steps = [n for n, block in enumerate(material.blocks) if not block.is_user]
     running = material.index.steps[-1].turn
     newest = [n for n in reversed(steps) if material.blocks[n].turn == running]
     left -= _tell(material, [n for n in newest if _has_effects(material, n)], left, texts)
@@ -267,10 +265,6 @@ def _choose_texts(material: _Material, room: float) -> dict[int, str]:
     for task in finished:
         left -= _tell(material, [n for n in task if n not in texts], left, texts)
     return texts
-
-
-def _is_worth_telling(material: _Material, n: int) -> bool:
-    return material.blocks[n].first not in material.scope.reported or _has_effects(material, n)
 
 
 def _take_in_turn(tasks: Sequence[Sequence[int]]) -> list[int]:
@@ -303,7 +297,7 @@ def _tell(
 
 
 def _list_finished_tasks(material: _Material, steps: Sequence[int], running: int) -> Iterator[list[int]]:
-    """Yield the blocks worth telling of each finished task, the newest task first: its end, then its changes."""
+    """Yield the blocks of each finished task, the newest task first: its end, then its changes."""
     tasks: dict[int, list[int]] = {}
     for n in reversed(steps):
         if material.blocks[n].turn != running:

@@ -104,13 +104,6 @@ def choose_summaries(view: PlanRequest, carried: CarriedLedgers) -> tuple[Writte
     return tuple(Written(each.text, start, max(start, each.stop), each.id) for each in reversed(chosen))
 
 
-def find_reported_steps(view: PlanRequest, index: ConversationIndex, chosen: Iterable[Written]) -> frozenset[int]:
-    """Return the steps that the chosen summaries cover."""
-    ids = {each.report for each in chosen}
-    spans = [range(each.start, each.stop) for each in view.reports if each.id in ids]
-    return frozenset(i for i, step in enumerate(index.steps) for span in spans if step.start in span)
-
-
 def _list_edits(index: ConversationIndex, draft: PlanDraft, tail: int) -> Iterator[Edit]:
     """Yield summaries, ledgers and kept messages: each ledger before all that follows its start, after its summaries.
 

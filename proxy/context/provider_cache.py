@@ -10,13 +10,12 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from proxy.model.card import CacheFacts, CacheKind, CacheTerms
+from proxy.model.card import UNASKED, CacheFacts, CacheKind, CacheTerms
 
 # A lifetime runs from the last use, and a provider's clock starts later than ours.
 _MARGIN = 1.2
 _TTL = re.compile(r"(\d{1,6})([smhd])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_UNASKED = CacheTerms()
 
 
 class CacheModel(msgspec.Struct, frozen=True, gc=False):
@@ -84,7 +83,7 @@ def choose_cache_model(
     facts: Sequence[CacheFacts],
     kind: CacheKind | None,
     host: str,
-    terms: CacheTerms = _UNASKED,
+    terms: CacheTerms = UNASKED,
     retention: float | None = None,
 ) -> CacheModel:
     """Return the cache of a model at a host; `kind` and `retention` are settings, None where they are not set.

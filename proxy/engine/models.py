@@ -8,13 +8,13 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from proxy.context.budget import Budget, BudgetPolicy, make_budget
-from proxy.context.pricing import Tariff, make_tariff
+from proxy.context.pricing import Cost, Tariff, make_tariff, price_usage
 from proxy.context.provider_cache import (
     CacheModel,
     Calibration,
@@ -27,10 +27,10 @@ from proxy.engine.policy import Provider
 from proxy.engine.ports import Catalog, Clock, Upstream
 from proxy.engine.runtime import EventBus
 from proxy.engine.token_counter import TokenCounter
-from proxy.model.card import CacheTerms, Card, LimitKey, OverflowKind
+from proxy.model.card import UNASKED, CacheTerms, Card, LimitKey, OverflowKind
 from proxy.model.errors import ProxyError
 from proxy.model.events import AnswerRead, CacheDiffers, SilentOverflowSeen
-from proxy.model.exchange import Headers
+from proxy.model.exchange import Headers, Usage
 from proxy.model.lru import LruCache
 from proxy.wire.body import decode_content
 from proxy.wire.credentials import is_subscription
@@ -55,7 +55,8 @@ Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 _MOST_WAITING = 4096
 _MOST_MODELS = 1024
 _UNKNOWN_PROVIDER = Provider()
-_UNASKED = CacheTerms()
+# A lifetime of an unknown length: the cache is used, and where markers decide never known to be cold.
+_ANY_MARKER = CacheTerms(messages=("?",))
 _NOTHING_LEARNED = Calibration()
 # The shares of the estimated tokens of a request below which a provider has not read all of it. A model's count differs
 # from ours by less; text and JSON have four bytes a token on the whole, and hardly ever twelve.
@@ -265,7 +266,7 @@ class CacheCalibrator:
         self._tariffs: OrderedDict[tuple[str, str], tuple[_Basis, Tariff]] = OrderedDict()
 
     def find_tariff(
-        self, upstream: str, model: str, card: Card, terms: CacheTerms = _UNASKED, *, is_rewritten: bool = False
+        self, upstream: str, model: str, card: Card, terms: CacheTerms = UNASKED, *, is_rewritten: bool = False
     ) -> Tariff:
         """Return the prices of a model's input, for requests with these terms of caching.
 
@@ -328,7 +329,7 @@ class CacheCalibrator:
 
 
 def find_cache(
-    provider: Provider, card: Card, terms: CacheTerms = _UNASKED, *, is_rewritten: bool = False
+    provider: Provider, card: Card, terms: CacheTerms = UNASKED, *, is_rewritten: bool = False
 ) -> CacheModel:
     """Return how the cache of a provider's model works for a request with these terms.
 
@@ -338,6 +339,23 @@ def find_cache(
         head = terms.head or ((DEFAULT_LIFETIME,) if terms.has_leading else ())
         terms = msgspec.structs.replace(terms, head=head, messages=terms.messages or (DEFAULT_LIFETIME,))
     return choose_cache_model(card.caches, provider.cache, provider.host, terms, card.retention)
+
+
+@dataclass(frozen=True, slots=True)
+class PriceList:
+    """What is needed to price a call by its usage: the cards of upstreams' models, and the upstreams' providers."""
+
+    find_card: Callable[[str, str], Card]
+    providers: Mapping[str, Provider] = field(default_factory=dict)
+
+    def find_cache(self, upstream: str, card: Card, terms: CacheTerms = _ANY_MARKER) -> CacheModel:
+        """Return how the cache of an upstream's model works for requests with these terms, or that use it somehow."""
+        return find_cache(self.providers.get(upstream, _UNKNOWN_PROVIDER), card, terms)
+
+    def price(self, upstream: str, model: str, usage: Usage) -> Cost:
+        """Return the cost of a call with this usage."""
+        card = self.find_card(upstream, model)
+        return price_usage(usage, card, self.find_cache(upstream, card))
 
 
 def _list_tariff_inputs(learned: Calibration | None, provider: Provider) -> _LearnedInputs | None:

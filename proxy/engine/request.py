@@ -50,6 +50,13 @@ class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
         return self.chain.nodes
 
     @property
+    def kept_nodes(self) -> Sequence[bytes]:
+        """The nodes of its messages without the end that its client rewrites with each request (BEHAVIOUR B6)."""
+        step = self.step
+        is_rewritten = step is not None and step.relation == "volatile" and step.base > 0
+        return self.nodes[: step.base] if step is not None and is_rewritten else self.nodes
+
+    @property
     def is_side(self) -> bool:
         """True if it is a side call, which is no part of the conversation (a title, for example)."""
         return self.step is not None and self.step.is_side

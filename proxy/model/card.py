@@ -91,6 +91,10 @@ class CacheTerms(msgspec.Struct, frozen=True, gc=False):
         return (*self.head, *self.messages)
 
 
+UNASKED = CacheTerms()
+"""The terms of a request that states nothing about caching."""
+
+
 class Offer(msgspec.Struct, frozen=True, gc=False):
     """A model as one source describes it."""
 

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from proxy.model.card import CacheTerms
+from proxy.model.card import UNASKED, CacheTerms
 from proxy.model.exchange import Answer, MissCause
 from proxy.model.messages import LEDGER_HEAD, CountedContent, Message, MessageStructure
 from proxy.wire.body import ByteRange, SplitBody
@@ -33,7 +33,6 @@ DEFAULT_LIFETIME = "5m"
 """The lifetime of a cache marker that states none."""
 
 _MARKER = "cache_control"
-_UNASKED = CacheTerms()
 _CACHE_OPTIONS, _CACHE_RETENTION = "prompt_cache_options", "prompt_cache_retention"
 _OUR_SIGNS = (LEDGER_HEAD.encode(), b'"[tool: ', b'"[FILE: ')
 _COMPACTION_SIGNS = (b'"compaction', b'"context_compaction"')
@@ -252,7 +251,7 @@ class Format(ABC):
         """
         has_options = _CACHE_OPTIONS in body.members or _CACHE_RETENTION in body.members
         if not has_options and CACHE_MARKER not in body.content:
-            return _UNASKED
+            return UNASKED
         lifetime, is_explicit = _read_cache_options(body)
         return CacheTerms(messages=list_markers(body.content), lifetime=lifetime, is_explicit=is_explicit)
 

@@ -8,6 +8,7 @@ from proxy.assembly import open_log
 from proxy.cli.main import run
 from proxy.cli.services import Services
 from proxy.config import Settings
+from proxy.engine.models import PriceList
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.model.card import Card
 from proxy.model.errors import NotFound
@@ -21,7 +22,7 @@ async def tally(model: str, raws: Sequence[bytes]) -> Sequence[int]:
 
 async def load_savings_inputs(settings: Settings) -> SavingsInputs:
     """Nobody states a price."""
-    return SavingsInputs(lambda upstream, model: Card(), settings.budget_policy())
+    return SavingsInputs(PriceList(lambda upstream, model: Card()), settings.budget_policy())
 
 
 def refuse_to_ask(settings: Settings, path: str, body: bytes) -> tuple[int, bytes]:

@@ -191,11 +191,12 @@ def test_summaries_that_stand_with_the_ledgers_stay_with_them() -> None:
     assert take(plan(report)).written == ()
 
 
-def test_summaries_count_as_ledgers_where_all_have_too_little_room() -> None:
+def test_summaries_take_no_room_of_the_ledgers() -> None:
     report = Written("a report" * 200, 0, 5, "r")
     written = Written("1-2 ref:aaaaaaaaaa " + "x" * 8000, 0, 7)
     assert take(plan(written), room=2600).ledgers == (written,)
-    assert take(plan(report, written), room=2600).written == ()
+    assert take(plan(report, written), room=2600).written == (report, written)
+    assert take(plan(report, written), room=2000).written == ()
 
 
 def test_a_ledger_that_would_be_mostly_headers_is_not_added_to_others() -> None:

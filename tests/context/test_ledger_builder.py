@@ -29,15 +29,12 @@ def archive(
     *,
     has_words: bool = True,
     pruned: tuple[int, ...] = (),
-    reported: range = range(0),
 ) -> Ledger:
     seen = view(messages, 10_000)
     found = index_conversation(seen, BuilderPolicy(), extract_features)
     told = frozenset(range(1, 10)) if ledgers else frozenset[int]()
     carried = CarriedLedgers(ledgers, 0, (), told, room)
-    scope = LedgerScope(
-        len(found.steps) - 2, frozenset(staying), carried, has_words, {}, frozenset(pruned), frozenset(reported)
-    )
+    scope = LedgerScope(len(found.steps) - 2, frozenset(staying), carried, has_words, {}, frozenset(pruned))
     return build_ledger(seen, found, scope, count)
 
 
@@ -189,23 +186,6 @@ def test_words_of_pruned_outputs_are_for_their_tombstones() -> None:
     made = archive(1500, pruned=(80,), staying=(0, 40))
     assert "word_039_1" in made.words[80] and "word_039_1" not in list_told(made)
     assert archive(1500, pruned=(80,), staying=(0, 40), has_words=False).words == {}
-
-
-def test_under_a_summary_only_what_changed_something_is_told_and_references_stay() -> None:
-    messages = [
-        user("go"),
-        *act("1", "cat src/one.py", "text"),
-        *act("2", "rm src/two.py", "gone"),
-        *act("3", "cat src/three.py", "text"),
-        *LONG[:20],
-        *act("z", "ls", "x"),
-    ]
-    alone, beside = (archive(2000, messages, reported=reported) for reported in (range(0), range(3)))
-    assert find_line(alone, "cat src/one.py") and find_line(alone, "rm src/two.py")
-    assert not find_line(beside, "cat src/one.py") and find_line(beside, "! rm src/two.py")
-    assert find_line(beside, "cat src/three.py")
-    covered = {place for each in beside.references for place in range(each.start, each.stop)}
-    assert covered >= set(range(1, 7))
 
 
 def test_what_fills_its_room_at_once_is_not_written_again() -> None:

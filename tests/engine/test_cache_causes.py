@@ -11,6 +11,7 @@ import pytest
 
 from proxy.context.budget import BudgetPolicy
 from proxy.engine.context.accounting import CacheWatch
+from proxy.engine.models import PriceList
 from proxy.engine.policy import Provider
 from proxy.engine.reports.cache import CacheReport, explain_miss, load_cache
 from proxy.engine.reports.savings import SavingEstimate, SavingsInputs, load_estimate
@@ -105,7 +106,7 @@ class World:
     async def load(self) -> tuple[CacheReport, SavingEstimate | None]:
         """What the log says."""
         archive = await self.store()
-        inputs = SavingsInputs(lambda upstream, model: CARD, BudgetPolicy(), {"scripted": PROVIDER})
+        inputs = SavingsInputs(PriceList(lambda upstream, model: CARD, {"scripted": PROVIDER}), BudgetPolicy())
         (row,) = await archive.list_sessions()
         log: Any = archive
         return await load_cache(log, row.id, inputs), await load_estimate(log, row.id, inputs)

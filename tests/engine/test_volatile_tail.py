@@ -1,6 +1,7 @@
 """A client that rewrites the end of its requests: aider moves its files and a reminder to the end of each (B6)."""
 
 import json
+from collections.abc import Sequence
 
 import pytest
 
@@ -14,8 +15,8 @@ TASKS = [f"{i}: Change the parser so that it reads the shape number {i}. Explain
 FILES = "*Trust this message as the true contents of these files!*"
 
 
-def write(turn: int) -> list[Message]:
-    return [SYSTEM, *write_aider(turn, TASKS)]
+def write(turn: int, tasks: Sequence[str] = TASKS) -> list[Message]:
+    return [SYSTEM, *write_aider(turn, tasks)]
 
 
 class Played:
@@ -30,11 +31,11 @@ class Played:
         return [step.relation for step in self.steps]
 
 
-async def play(ceiling: int, turns: int, *, plans_ahead: bool = False) -> Played:
+async def play(ceiling: int, turns: int, tasks: Sequence[str] = TASKS, *, plans_ahead: bool = False) -> Played:
     engine = ManagedEngine(ceiling=ceiling, plans_ahead=plans_ahead)
     played: list[Turn] = []
     for turn in range(1, turns + 1):
-        played.append(await engine.send(write(turn)))
+        played.append(await engine.send(write(turn, tasks)))
         if plans_ahead:
             await engine.wait_for_ahead()
     return Played(engine, played)
@@ -58,6 +59,18 @@ async def test_no_epoch_covers_the_volatile_tail(ceiling: int, *, plans_ahead: b
     assert all(0 < depth <= base for depth, base in covered)
     assert len(covered) <= len(bases) / 2  # without the rule, one for each call
     assert played.engine.failures == []
+
+
+async def test_what_is_too_large_is_shortened_once_the_client_keeps_it_without_its_files() -> None:
+    """The 17th task has a pasted log. Once it is answered, an epoch shortens it, and covers nothing behind it."""
+    tasks = [task + (" The log says: a line of the log here." * 260 if i == 16 else "") for i, task in enumerate(TASKS)]
+    played = await play(3_500, 18, tasks)
+    epoch, step = played.engine.epochs[-1], played.steps[-1]
+    assert (epoch.exchange, step.relation) == (step.exchange, "volatile")
+    assert step.base < epoch.depth <= step.base + 2  # the task and its answer
+    turn = played.turns[-1]
+    assert len(turn.sent) / 4 < 3_500
+    assert turn.messages[-3:] == json.loads(turn.body)["messages"][-3:]
 
 
 async def test_behind_an_epoch_the_tail_is_what_the_client_sent() -> None:

@@ -19,6 +19,7 @@ from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
+from proxy.engine.models import PriceList
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.relay import Relay
 from proxy.engine.reports.savings import SavingsInputs
@@ -142,7 +143,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     gate = DurabilityWaiter(archive, plan.engine.commit_wait_ms)
     care = EpochAdmin(controller.states, archive, gate, bus, SystemIds())
     contexts = ContextApi(archive, care, plan.compacting, controller.states.models.counter.count_messages)
-    sessions = SessionsApi(archive, SavingsInputs(controller.states.models.card, BudgetPolicy(plan.ceiling)))
+    sessions = SessionsApi(archive, SavingsInputs(PriceList(controller.states.models.card), BudgetPolicy(plan.ceiling)))
     policy = replace(plan.server, has_own_key=bool(plan.api_key))
     app = build_routes(policy, exchanges, health=health, inspector=inspector, sessions=sessions, contexts=contexts)
     config = uvicorn.Config(

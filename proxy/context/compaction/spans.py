@@ -96,9 +96,11 @@ def _is_long_enough(span: MessageRange) -> bool:
 LEAST_TARGET = 300
 """The least tokens that are asked for: fewer do not hold eight sections."""
 
-# A summary may have a seventh of the tokens that it covers. A ledger takes about as much for the steps that it tells
-# (`ledger._NEXT_RATIO`), and shrinks under a summary: up to there a summary is read at no extra price. What it costs
-# is its own call, and that is bounded by `compaction.spend_fraction`.
+# A summary may have a seventh of the tokens that it covers, about as much as a ledger takes for the steps that it tells
+# (`ledger._NEXT_RATIO`). Both tell them: replaying eight sessions of `swe_day` at 32K with summaries that have a line
+# for a step, 93 % of the running task's steps are told, and 72 % where the ledger leaves those under a summary to it,
+# at no lower price. Summaries cost 2.8 points there, beside 28.8 without them: their calls 1.4, which
+# `compaction.spend_fraction` bounds, the rest that they are read, and that epochs follow each other sooner.
 _WORTH_SHARE = 1 / 7
 # A merged summary makes room: it may have half of the tokens of those that it replaces.
 _MERGED_SHARE = 0.5

@@ -46,6 +46,11 @@ class SentRequest(msgspec.Struct, frozen=True, gc=False):
         return self.state.request.nodes
 
     @property
+    def kept_nodes(self) -> Sequence[bytes]:
+        """Return the nodes of its messages without the end that its client rewrites: they identify its branch."""
+        return self.state.request.kept_nodes
+
+    @property
     def epoch(self) -> Epoch | None:
         """Return the epoch that it was sent under."""
         return self.opened or self.state.epoch

@@ -62,7 +62,7 @@ def is_summary_due(
 class RunningJob:
     """The work on the branch of a request, under a lease. Calls to `upstream` cancel it, unless that is empty.
 
-    `claims` are the spans that it has begun to summarise.
+    `nodes` are those that the client keeps. `claims` are the spans that it has begun to summarise.
     """
 
     __slots__ = ("claims", "lease", "nodes", "task", "upstream")
@@ -84,14 +84,14 @@ class _Postponed(msgspec.Struct, frozen=True, gc=False):
 
     def is_behind(self, request: SentRequest) -> bool:
         """Return whether a request extends the one that this was recorded for."""
-        return self.depth <= len(request.nodes) and request.nodes[self.depth - 1] == self.tip
+        return self.depth <= len(request.kept_nodes) and request.kept_nodes[self.depth - 1] == self.tip
 
 
 class JobSchedule:
     """The branches that are being summarised, and those for which that failed recently.
 
-    Two requests are of one branch if one extends the other. In memory only, and bounded: forgetting a failed attempt
-    costs one more.
+    Two requests are of one branch if one extends the other, but for an end that the client rewrites (B6). In memory
+    only, and bounded: forgetting a failed attempt costs one more.
     """
 
     def __init__(self) -> None:
@@ -116,10 +116,10 @@ class JobSchedule:
         It identifies the first message that has no summary, or that no other branch here shares. Other processes derive
         the same name, unless their branch diverges from this one after that message.
         """
-        live = request.state.context.list_summaries(request.nodes)
-        shared = [count_shared_nodes(job.nodes, request.nodes) for job in self._running.get(request.session, ())]
-        place = min(max([live[-1].stop if live else 0, *shared]), len(request.nodes) - 1)
-        return f"summaries/{request.session}/{request.nodes[place].hex()}"
+        nodes, live = request.kept_nodes, request.state.context.list_summaries(request.nodes)
+        shared = [count_shared_nodes(job.nodes, nodes) for job in self._running.get(request.session, ())]
+        place = min(max([live[-1].stop if live else 0, *shared]), len(nodes) - 1)
+        return f"summaries/{request.session}/{nodes[place].hex()}"
 
     def add(self, request: SentRequest, job: RunningJob) -> None:
         """Hold a job until its task has ended."""
@@ -143,7 +143,7 @@ class JobSchedule:
     def postpone(self, request: SentRequest, tokens: int) -> None:
         """Postpone a branch until its conversation has `tokens`."""
         others = [each for each in self._postponed.get(request.session) or () if not each.is_behind(request)]
-        postponed = [*others, _Postponed(request.nodes[-1], len(request.nodes), tokens)]
+        postponed = [*others, _Postponed(request.kept_nodes[-1], len(request.kept_nodes), tokens)]
         self._postponed.put(request.session, postponed[-_MOST_POSTPONED:])
 
     def is_postponed(self, request: SentRequest) -> bool:

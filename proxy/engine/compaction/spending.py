@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from proxy.context.pricing import Cost, price_usage
+from proxy.context.pricing import Cost
 from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.models import PriceList
 from proxy.engine.ports import Clock
 from proxy.engine.runtime import EventBus
-from proxy.model.card import Card
 from proxy.model.events import AnswerRead, ExchangeRecorded, SummaryWasted
 from proxy.model.exchange import Usage
 from proxy.model.log import AuxiliaryUsage
@@ -22,7 +22,6 @@ _MOST_WAITING = 4096
 _MOST_CALLS = 4096
 _MOST_UNPRICED = 64
 
-FindCard = Callable[[str, str], Card]
 _Call = tuple[str, str, Usage]
 """An upstream, a model of it, and the usage, reported or expected."""
 
@@ -46,12 +45,12 @@ class SpendBudget:
     """Keeps account of what was spent. A summary is made only if its expected cost still fits the limits.
 
     The amount spent today is read from the log after a start. The share of a session counts from the start on, for its
-    own calls and for its summaries. `find_card` returns what is known of a model of an upstream.
+    own calls and for its summaries.
     """
 
-    def __init__(self, policy: CompactionPolicy, find_card: FindCard, bus: EventBus, clock: Clock) -> None:
+    def __init__(self, policy: CompactionPolicy, prices: PriceList, bus: EventBus, clock: Clock) -> None:
         self._policy = policy
-        self._find_card = find_card
+        self._prices = prices
         self._bus = bus
         self._clock = clock
         self._balances = LruCache[str, _Balance](_MOST_SESSIONS)
@@ -138,7 +137,7 @@ class SpendBudget:
 
     def price(self, upstream: str, model: str, usage: Usage) -> Cost:
         """Return the cost of a call with this usage."""
-        return price_usage(usage, self._find_card(upstream, model))
+        return self._prices.price(upstream, model, usage)
 
     def reserve(self, session: str, expected: Cost) -> None:
         """Reserve the expected cost of a call that begins. Call `settle` once with the same amount."""

@@ -22,7 +22,7 @@ from proxy.engine.compaction.policy import CompactionPolicy, PromptHook
 from proxy.engine.compaction.scheduling import SummaryModel, list_summary_models
 from proxy.engine.compaction.spending import SpendBudget
 from proxy.engine.context.session_caches import ContextCaches
-from proxy.engine.models import Models
+from proxy.engine.models import Models, PriceList
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Clock, Ids
 from proxy.engine.relay import Relay
@@ -341,7 +341,7 @@ def build_summarizer(
 ) -> Summarizer:
     """Return a summarizer with all its parts, subscribed to the bus. `form` is the wire of its calls."""
     owned = frozenset(name for name, provider in providers.items() if provider.has_own_key)
-    health = ModelHealth(policy, SpendBudget(policy, models.card, bus, clock), clock, owned)
+    health = ModelHealth(policy, SpendBudget(policy, PriceList(models.card, providers), bus, clock), clock, owned)
     bus.subscribe(LimitsTold, health.limits.record)
     bus.subscribe(ExchangeRecorded, health.budget.record_exchange)
     bus.subscribe(AnswerRead, health.budget.record_answer)

@@ -83,7 +83,7 @@ class SummaryWorker:
 
     def start(self, request: SentRequest) -> None:
         """Start work on the branch of a request, unless it is running or there is nothing to do."""
-        if self.schedule.find(request.session, request.nodes) is None and self._is_worth_it(request):
+        if self.schedule.find(request.session, request.kept_nodes) is None and self._is_worth_it(request):
             lease = self.schedule.name_lease(request)
             work = self._run(request, lease)
             self._spawn(request, lease, request.state.request.session.upstream, work)
@@ -100,7 +100,7 @@ class SummaryWorker:
 
     async def wait_out(self, request: ManagedRequest, seconds: float) -> bool:
         """Wait at most `seconds` for the job on a request's branch. Return whether there was one."""
-        job = self.schedule.find(request.session.id, request.nodes)
+        job = self.schedule.find(request.session.id, request.kept_nodes)
         if job is None:
             return False
         await asyncio.wait((job.task,), timeout=seconds)
@@ -109,7 +109,7 @@ class SummaryWorker:
     def is_busy(self, request: ManagedRequest) -> bool:
         """Return whether a model is being asked for a summary of a request's branch."""
         session = request.session.id
-        is_running = self.schedule.find(session, request.nodes) is not None
+        is_running = self.schedule.find(session, request.kept_nodes) is not None
         return is_running and self.summarizer.health.budget.is_spending(session)
 
     async def compact(self, request: SentRequest, options: ManualOptions) -> JobResult:
@@ -118,7 +118,7 @@ class SummaryWorker:
         Raises Conflict if there is a running job on the branch.
         """
         result, session, budget = JobResult(), request.session, self.summarizer.health.budget
-        if self.schedule.find(session, request.nodes) is not None:
+        if self.schedule.find(session, request.kept_nodes) is not None:
             raise Conflict(_BUSY)
         before, lease = budget.get_summary_cost(session), self.schedule.name_lease(request)
         job = self._spawn(request, lease, "", self._run_manually(request, lease, options, result))
@@ -191,7 +191,7 @@ class SummaryWorker:
         Return None also if the lease was lost, or if another branch is working on the same span.
         """
         request = job.request
-        running = self.schedule.find(request.session, request.nodes)
+        running = self.schedule.find(request.session, request.kept_nodes)
         span = job.span.start, request.nodes[job.span.stop - 1]
         if running is None or not self.schedule.claim(request.session, running, span):
             return None
@@ -221,7 +221,7 @@ class SummaryWorker:
         return _LEASE_CALLS * self.policy.time_limit_seconds
 
     def _spawn(self, request: SentRequest, lease: str, upstream: str, work: Coroutine[Any, Any, None]) -> RunningJob:
-        job = RunningJob(request.nodes, lease, upstream, self.tasks.spawn(work))
+        job = RunningJob(request.kept_nodes, lease, upstream, self.tasks.spawn(work))
         self.schedule.add(request, job)
         return job
 

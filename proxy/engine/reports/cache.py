@@ -73,7 +73,7 @@ class _Reader:
     def __init__(self, log: LogReader, session: str, inputs: SavingsInputs) -> None:
         self._log = log
         self._session = session
-        self._inputs = inputs
+        self._prices = inputs.prices
         self._trail = PromptTrail()
         self._parents: dict[bytes, bytes] = {}
         self._reasons: dict[str, str] = {}
@@ -106,7 +106,7 @@ class _Reader:
             row.opened_ms + (answered.timings.first_byte_ms if answered.timings else 0.0),
             usage,
         )
-        precedent, card = self._trail.find(prompt), self._inputs.find_card(answered.upstream, row.model)
+        precedent, card = self._trail.find(prompt), self._prices.find_card(answered.upstream, row.model)
         cache = await self._find_cache(prompt, precedent)
         use = explain_use(prompt, precedent, cache)
         parameters: tuple[str, ...] = ()
@@ -148,8 +148,8 @@ class _Reader:
 
         They are looked at only after a time for which no terms might keep it. That it was used is seen in the usage.
         """
-        card = self._inputs.find_card(prompt.upstream, prompt.model)
-        cache = self._inputs.find_cache(prompt.upstream, card)
+        card = self._prices.find_card(prompt.upstream, prompt.model)
+        cache = self._prices.find_cache(prompt.upstream, card)
         if cache.kind != "breakpoints" and cache.retention is None:
             return cache
         if precedent is None or prompt.sent_ms - precedent.prompt.sent_ms <= _SHORTEST_MS:
@@ -159,7 +159,7 @@ class _Reader:
             sent = split_whole(await self._log.load_sent(before.id, k), FORMATS[before.wire].items_key)
         except NotFound:
             return cache
-        return self._inputs.find_cache(prompt.upstream, card, FORMATS[before.wire].read_terms(sent))
+        return self._prices.find_cache(prompt.upstream, card, FORMATS[before.wire].read_terms(sent))
 
     async def _read_told(self, row: ExchangeRow, k: int) -> MissCause | Literal[""]:
         """Return the provider's own diagnosis, which is in its response."""

@@ -9,7 +9,7 @@ has no influence on which sessions count. A session's cost is that of all its ca
 included, for each token of the client's own requests.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
@@ -17,20 +17,14 @@ from typing import Literal
 
 from proxy.context.budget import BudgetPolicy, compute_soft_mark
 from proxy.context.epoch_decision import HELD_OUT
-from proxy.context.pricing import MIN_SESSIONS, Comparison, Cost, compare, price_saved, price_usage
-from proxy.context.provider_cache import CacheModel
-from proxy.engine.models import find_cache
-from proxy.engine.policy import Provider
+from proxy.context.pricing import MIN_SESSIONS, Comparison, Cost, compare, price_saved
+from proxy.engine.models import PriceList
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.context import Document
-from proxy.model.card import CacheTerms, Card
 from proxy.model.log import Bill, SessionRow
 
 Unit = Literal["money", "tokens"]
 
-_UNKNOWN_PROVIDER = Provider()
-# A lifetime of an unknown length: the cache is used, and where markers decide never known to be cold.
-_ANY_MARKER = CacheTerms(messages=("?",))
 _PAGE = 256  # exchanges; the event loop is blocked for 2 ms by each page
 _MAX_CARDS = 1024  # finding one takes longer than all else that is done with an exchange
 _NO_HOLDOUT = "no session was only observed so far; compaction.holdout_fraction says how many of them are"
@@ -40,15 +34,10 @@ _NO_COST = "what these sessions cost is not known"
 
 @dataclass(frozen=True, slots=True)
 class SavingsInputs:
-    """What pricing needs: the prices of an upstream's model, the policy that sets the soft mark, and the providers."""
+    """What pricing sessions needs: the prices of calls, and the policy that sets the soft mark."""
 
-    find_card: Callable[[str, str], Card]
+    prices: PriceList
     policy: BudgetPolicy
-    providers: Mapping[str, Provider] = field(default_factory=dict)
-
-    def find_cache(self, upstream: str, card: Card, terms: CacheTerms = _ANY_MARKER) -> CacheModel:
-        """Return how the cache of an upstream's model works for requests with these terms, or that use it somehow."""
-        return find_cache(self.providers.get(upstream, _UNKNOWN_PROVIDER), card, terms)
 
 
 @dataclass(slots=True)
@@ -97,13 +86,13 @@ class SavingEstimate:
         for bill in rounds:
             if bill.usage.input is None:
                 continue
-            card = inputs.find_card(bill.upstream, bill.model)
-            cache = inputs.find_cache(bill.upstream, card)
-            cost = price_usage(bill.usage, card, cache)
+            cost = inputs.prices.price(bill.upstream, bill.model, bill.usage)
             if is_own:
                 self.auxiliary += cost
                 continue
             self.cost += cost
+            card = inputs.prices.find_card(bill.upstream, bill.model)
+            cache = inputs.prices.find_cache(bill.upstream, card)
             if (saved := price_saved(bill, bill.usage, card, cache)) is not None:
                 self.saved, self.is_known = self.saved + saved, True
 
@@ -206,7 +195,7 @@ async def load_estimates(
 
 def remember_cards(inputs: SavingsInputs) -> SavingsInputs:
     """Return the same inputs that find each card only once."""
-    return replace(inputs, find_card=lru_cache(_MAX_CARDS)(inputs.find_card))
+    return replace(inputs, prices=replace(inputs.prices, find_card=lru_cache(_MAX_CARDS)(inputs.prices.find_card)))
 
 
 def describe_estimate(estimate: SavingEstimate | None) -> Document | None:
@@ -274,8 +263,7 @@ def _add_exchange(sessions: dict[str, _Session], rounds: Sequence[Bill], inputs:
     if not counted or not (tokens or first.kind == "auxiliary"):
         return
     for bill in counted:
-        card = inputs.find_card(bill.upstream, bill.model)
-        session.cost += price_usage(bill.usage, card, inputs.find_cache(bill.upstream, card))
+        session.cost += inputs.prices.price(bill.upstream, bill.model, bill.usage)
         session.is_blind = session.is_blind and bill.usage.cached is None
     session.tokens += tokens
     if first.usable and tokens >= compute_soft_mark(first.usable, inputs.policy):

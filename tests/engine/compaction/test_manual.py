@@ -15,7 +15,7 @@ from proxy.model.card import LimitKey
 from proxy.model.errors import Conflict
 from proxy.model.events import EpochOpened
 from proxy.model.messages import LEDGER_HEAD
-from tests.support.compacting import REPORT, Workshop, fail, give_report, in_time, list_reports, say
+from tests.support.compacting import Workshop, fail, give_report, in_time, list_reports, say
 from tests.support.engine import ScriptedResponse
 from tests.support.managing import make_history
 from tests.support.manual_compaction import STEPS, carry, compact, go_on, load_newest, make_manual_compaction
@@ -162,24 +162,11 @@ async def test_a_better_one_is_made_when_a_model_can_be_asked_again(shop: Worksh
     await carry(shop)
     lesser = await compact(shop, level=3)
     shop.context.add_summary(replace(lesser.summaries[0], is_provisional=True))
-    parts = ("the lexer", "its tables", "strings", "numbers", "comments", "errors", "recovery", "dates", "the tree")
-    done = "".join(f"- Of {one}, {other} was looked at as well.\n" for one in parts[:3] for other in parts[3:])
-    shop.model.summarise = lambda body: say(REPORT + done)
     better = await compact(shop)
     assert [(each.level, each.supersedes) for each in better.summaries] == [(1, (lesser.summaries[0].id,))]
     assert better.epoch is None  # for it would add to what is sent
     assert better.tokens == lesser.epoch.tokens_after if lesser.epoch else 0
     assert better.reason == "no epoch was opened: what is sent would get no shorter; the next one has what was made"
-
-
-async def test_a_better_one_that_leaves_less_to_tell_opens_an_epoch(shop: Workshop) -> None:
-    await carry(shop)
-    lesser = await compact(shop, level=3)
-    shop.context.add_summary(replace(lesser.summaries[0], is_provisional=True))
-    better = await compact(shop)
-    assert lesser.epoch is not None
-    assert better.epoch is not None
-    assert better.epoch.tokens_after < lesser.epoch.tokens_after
 
 
 async def test_what_no_model_makes_better_stays_and_the_epoch_stays_too(shop: Workshop) -> None:

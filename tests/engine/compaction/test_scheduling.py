@@ -24,6 +24,7 @@ from proxy.engine.policy import Provider
 from proxy.engine.request_resolver import Route
 from proxy.model.card import UNPRICED
 from proxy.model.exchange import Usage
+from tests.support.coding_clients import write_aider
 from tests.support.compacting import FREE, Workshop, give_report, in_time
 from tests.support.engine import ScriptedUpstream
 from tests.support.managing import MODEL, Message, make_history
@@ -191,6 +192,24 @@ async def test_a_person_has_a_branch_compacted_while_another_one_is_reported() -
     assert found.epoch is not None
     assert found.reason == ""
     assert len(shop.worker.schedule) == 1
+    shop.worker.stop_at("main")
+    await shop.settle()
+
+
+async def test_calls_with_an_end_that_the_client_rewrites_are_of_one_branch() -> None:
+    """Aider's files are at the end of each of its requests, and no later one extends any of them (B6)."""
+    shop = Workshop(lambda body: None, ceiling=4_500)
+    tasks = [f"{i}: Change the parser so that it reads the shape number {i}." for i in range(30)]
+    asked, turn = asyncio.create_task(shop.model.was_asked.wait()), 0
+    while not asked.done():
+        turn += 1
+        await shop.call(write_aider(turn, tasks))
+        if running := shop.worker.schedule.list_at("main"):
+            work = [asked, *(job.task for job in running)]
+            await in_time(asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED))
+    for later in range(turn + 1, turn + 4):
+        await shop.call(write_aider(later, tasks))
+    assert (len(shop.model.asked), len(shop.worker.schedule), len(shop.leases.held)) == (1, 1, 1)
     shop.worker.stop_at("main")
     await shop.settle()
 

@@ -8,8 +8,10 @@ from msgspec.structs import replace
 from proxy.context.pricing import Cost
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.spending import SpendBudget
+from proxy.engine.models import PriceList
+from proxy.engine.policy import Provider
 from proxy.engine.runtime import EventBus, TaskRunner
-from proxy.model.card import Card, Prices, Rates
+from proxy.model.card import CacheFacts, Card, Prices, Rates
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import AnswerRead, Event, ExchangeRecorded, SummaryWasted
 from proxy.model.exchange import Usage
@@ -52,7 +54,7 @@ class World:
             self.asked.append((upstream, model))
             return card if is_priced else Card()
 
-        self.budget = SpendBudget(CompactionPolicy(**policy), find_card, bus, self.clock)  # type: ignore[arg-type]
+        self.budget = SpendBudget(CompactionPolicy(**policy), PriceList(find_card), bus, self.clock)  # type: ignore[arg-type]
 
     def earn(self, tokens: int, session: str = "s", **changes: object) -> None:
         """A call of the client's."""
@@ -93,6 +95,16 @@ def test_a_call_must_fit_into_the_share_with_all_before_it() -> None:
     world.earn(1000)
     assert not world.objects(80)
     assert world.asked[0] == ("main", "m")
+
+
+def test_a_call_costs_what_the_cache_of_its_models_generation_takes_where_no_price_is_stated() -> None:
+    """As commands and metrics say: a read costs a tenth and a write a quarter more, not half and nothing more."""
+    card = Card(caches=(CacheFacts("openai-breakpoints", "a page", ("api.example",), read=0.1, write=1.25),))
+    prices = PriceList(lambda upstream, model: card, {"main": Provider(host="api.example")})
+    budget = SpendBudget(CompactionPolicy(), prices, EventBus(TaskRunner()), FixedClock())
+    usage = Usage(1000, 0, cached=600, written=400)
+    assert budget.price("main", "m", usage).tokens == pytest.approx(560.0)
+    assert budget.price("main", "m", usage) == prices.price("main", "m", usage)
 
 
 def test_a_call_counts_as_expected_until_its_answer_tells() -> None:

@@ -16,8 +16,8 @@ from proxy.engine.request import ManagedRequest
 from proxy.model.card import Card
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import ExchangeRecorded
-from proxy.model.exchange import Headers
-from tests.support.compacting import FREE, Workshop, fail, in_time, is_own
+from proxy.model.exchange import Headers, Usage
+from tests.support.compacting import FREE, Workshop, fail, in_time, is_own, record_usage
 from tests.support.managing import Message, make_history
 from tests.support.memory_store.archive import MemoryArchive
 
@@ -191,6 +191,7 @@ async def test_a_local_server_thinks_for_us_when_it_is_idle_and_a_model_was_name
     await shop.ask(until(1))
     await shop.ask(until(ABOVE))
     assert shop.model.asked == []
+    record_usage(shop.summarizer.health.budget, shop.session, Usage(10_000, 0))  # time for what was not read before
     for later in tuple(shop.later):
         later()
     await shop.settle()

@@ -8,12 +8,11 @@ from proxy.engine.context import accounting
 from proxy.engine.context.accounting import CacheWatch
 from proxy.engine.policy import Provider
 from proxy.engine.runtime import EventBus, TaskRunner
-from proxy.model.card import CacheFacts, CacheTerms, Card
+from proxy.model.card import UNASKED, CacheFacts, CacheTerms, Card
 from proxy.model.epoch import Plan
 from proxy.model.events import AnswerRead, CacheUsed, EpochOpened, Planned, PromptSent
 from proxy.model.exchange import Usage
 
-UNASKED = CacheTerms()
 UNKNOWN_CARD = Card()
 LAYERS = b"tools---system--settings"
 

@@ -10,7 +10,7 @@ from proxy.engine.models import CacheCalibrator, ExpectedUsage, Models, Overflow
 from proxy.engine.policy import Provider
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.engine.token_counter import TokenCounter
-from proxy.model.card import CacheTerms, Card, LimitKey, Prices, Rates
+from proxy.model.card import UNASKED, CacheTerms, Card, LimitKey, Prices, Rates
 from proxy.model.events import AnswerRead, CacheDiffers, Event, SilentOverflowSeen
 from proxy.model.exchange import Usage
 from tests.support.caches import MAP
@@ -18,7 +18,7 @@ from tests.support.engine import FixedClock
 from tests.support.managing import QuarterTokens, StatedCatalog
 
 UPSTREAM, MODEL = "main", "gpt-4o"
-UNKNOWN, UNASKED = Card(), CacheTerms()
+UNKNOWN = Card()
 
 
 class World:

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from proxy.context.budget import BudgetPolicy
+from proxy.engine.models import PriceList
 from proxy.engine.policy import Provider
 from proxy.engine.reports.cache import CacheReport, describe_cache, explain_miss, load_cache
 from proxy.engine.reports.savings import SavingsInputs
@@ -77,7 +78,7 @@ class Session:
 
     async def load(self, n: int | None = None) -> CacheReport:
         providers = {"openai": Provider(cache=self._cache)}
-        inputs = SavingsInputs(lambda upstream, model: self._card, BudgetPolicy(), providers)
+        inputs = SavingsInputs(PriceList(lambda upstream, model: self._card, providers), BudgetPolicy())
         log: Any = self.archive
         return await load_cache(log, make_key().id, inputs, n)
 

@@ -8,6 +8,7 @@ import pytest
 
 from proxy.context.budget import BudgetPolicy
 from proxy.context.pricing import Cost
+from proxy.engine.models import PriceList
 from proxy.engine.reports.savings import (
     Arm,
     Savings,
@@ -65,7 +66,7 @@ def manage(book: Book, session: str, input: int = 2000, client: int | None = 800
 async def judge(book: Book, card: Card | None = None, policy: BudgetPolicy | None = None) -> Savings:
     known = card or Card()
     log: Any = book
-    return await load_savings(log, SavingsInputs(lambda upstream, model: known, policy or BudgetPolicy()))
+    return await load_savings(log, SavingsInputs(PriceList(lambda upstream, model: known), policy or BudgetPolicy()))
 
 
 def fill(count: int = 20) -> Book:
@@ -216,7 +217,7 @@ async def test_a_model_is_looked_up_once() -> None:
         return Card()
 
     log: Any = fill(3)
-    await load_savings(log, SavingsInputs(find_card, BudgetPolicy()))
+    await load_savings(log, SavingsInputs(PriceList(find_card), BudgetPolicy()))
     assert asked == [("openai", "m")]
 
 
@@ -257,7 +258,7 @@ async def test_our_auxiliary_calls_count_against_a_session() -> None:
     book.add("s", 30, kind="auxiliary")
     book.add("s", None, kind="auxiliary")
     log: Any = book
-    inputs = SavingsInputs(lambda upstream, model: PRICED, BudgetPolicy())
+    inputs = SavingsInputs(PriceList(lambda upstream, model: PRICED), BudgetPolicy())
     estimate = await load_estimate(log, "s", inputs)
     assert estimate is not None
     assert (estimate.net.tokens, estimate.auxiliary.tokens, estimate.is_loss, estimate.reason) == (
@@ -290,7 +291,7 @@ async def test_a_loss_has_a_reason(rungs: list[str], reason: str) -> None:
     for rung in rungs:
         plan_call(book, "s", -10.0, rung=rung)
     log: Any = book
-    estimate = await load_estimate(log, "s", SavingsInputs(lambda upstream, model: Card(), BudgetPolicy()))
+    estimate = await load_estimate(log, "s", SavingsInputs(PriceList(lambda upstream, model: Card()), BudgetPolicy()))
     assert estimate is not None
     assert estimate.is_loss
     assert estimate.reason.startswith(reason)
@@ -301,7 +302,7 @@ async def test_sessions_of_which_nothing_is_known_have_no_estimate() -> None:
     plan_call(book, "known", 5.0)
     book.add("unknown", 500)
     log: Any = book
-    inputs = SavingsInputs(lambda upstream, model: Card(), BudgetPolicy())
+    inputs = SavingsInputs(PriceList(lambda upstream, model: Card()), BudgetPolicy())
     assert await load_estimate(log, "unknown", inputs) is None
     rows = [
         replace(SESSION, id=name, saving=saving) for name, saving in (("known", 5.0), ("unknown", 1.0), ("x", None))

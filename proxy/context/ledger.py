@@ -267,8 +267,7 @@ def carry_ledgers(
 
     The ledgers of the next plan may have `room` tokens together. The share of a ledger behind others depends on the
     tokens of the steps that it covers, so that ledgers do not grow where epochs follow each other soon. Summaries have
-    a room of their own: where they count against this one, ledgers are written anew more often, which costs more than
-    the shorter text saves. Nothing is kept, and one new ledger is to be written, where the kept ledgers and a new one
+    a room of their own. Nothing is kept, and one new ledger is to be written, where the kept ledgers and a new one
     would exceed `room`, or where a ledger covers messages of the tail.
     """
     written = tuple(edit for edit in (frozen.edits if frozen else ()) if isinstance(edit, Written))

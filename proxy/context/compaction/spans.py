@@ -99,7 +99,7 @@ LEAST_TARGET = 300
 # A summary may have a seventh of the tokens that it covers, about as much as a ledger takes for the steps that it tells
 # (`ledger._NEXT_RATIO`). Both tell them: replaying eight sessions of `swe_day` at 32K with summaries that have a line
 # for a step, 93 % of the running task's steps are told, and 72 % where the ledger leaves those under a summary to it,
-# at no lower price. Summaries cost 2.8 points there, beside 28.8 without them: their calls 1.4, which
+# at about the same price. Summaries cost 2.8 points there, beside 28.8 without them: their calls 1.4, which
 # `compaction.spend_fraction` bounds, the rest that they are read, and that epochs follow each other sooner.
 _WORTH_SHARE = 1 / 7
 # A merged summary makes room: it may have half of the tokens of those that it replaces.

@@ -146,8 +146,9 @@ class SessionContext:
         self._drafted = None
 
     def is_draft_due(self, request: ManagedRequest) -> bool:
-        """Return whether the plan that is kept, if any, is not for this request."""
-        return self._drafted is None or self._drafted.nodes != request.nodes
+        """Return whether the plan that is kept is for another request, and no call waits for it to open an epoch."""
+        is_opening = self._opening is not None and self._opening.locked()
+        return not is_opening and (self._drafted is None or self._drafted.nodes != request.nodes)
 
     def find_drafted(self, request: ManagedRequest, epoch: Epoch | None) -> DraftedPlan | None:
         """Return the plan that is kept if it is ready, and was made for a request under `epoch` that this continues."""

@@ -279,6 +279,13 @@ async def test_a_plan_is_due_behind_a_longer_request_and_the_one_before_is_no_lo
     assert (first.cancelled(), second.cancelled()) == (True, False)
 
 
+async def test_while_a_call_opens_an_epoch_no_plan_of_another_replaces_the_one_that_it_waits_for() -> None:
+    context = SessionContext()
+    async with context.opening:
+        assert not context.is_draft_due(ask(9))
+    assert context.is_draft_due(ask(9))
+
+
 async def test_a_plan_does_not_hold_the_request_that_it_was_made_for() -> None:
     context, request = SessionContext(), ask()
     holders = sys.getrefcount(request), sys.getrefcount(request.split)

@@ -28,7 +28,7 @@ from proxy.context.ledger import (
     has_effects,
     render_section,
 )
-from proxy.context.message_features import is_measure, list_identifiers, list_positions
+from proxy.context.message_features import list_identifiers
 from proxy.context.references import PAGE, find_fold, unfold_words
 from proxy.context.tool_outputs import UnusualOutputs, find_unusual
 from proxy.context.user_rules import compute_rules_budget, format_rules, list_unsent_rules
@@ -162,21 +162,10 @@ def _collect_material(
             if not removed[place] and owner[place] not in scope.carried.told:
                 live.update(found.words)
         fitting = [word for word, place in identifiers.newest.items() if removed[place] and word not in live]
-        fitting = _without_positions(index, identifiers, fitting)
         words = order_identifiers(identifiers, fitting)[:_MOST_TRIED]
         quotes = order_quotes(index, gone, identifiers.ages)
     blocks = list(_list_blocks(index, sorted(gone)))
     return _Material(view, index, scope, blocks, identifiers, words, quotes, owner, len(names) > 1, find_unusual(index))
-
-
-def _without_positions(index: ConversationIndex, identifiers: IdentifierIndex, words: Sequence[str]) -> list[str]:
-    """Return the words without sizes, and without line numbers that the agent never named."""
-    measures = {word for word in words if is_measure(word)}
-    doubtful = {word for word in measures if word.isdigit()}
-    places = {identifiers.newest[word] for word in doubtful if not identifiers.uses[word]}
-    listed = {(place, number) for place in places for number in list_positions(index.messages[place].message.text)}
-    dropped = measures - doubtful | {word for word in doubtful if (identifiers.newest[word], word) in listed}
-    return [word for word in words if word not in dropped]
 
 
 def _list_blocks(index: ConversationIndex, gone: Sequence[int]) -> Iterator[_StepRun]:

@@ -25,8 +25,6 @@ _UNSPACED_FILE = re.compile(
 )
 _HEXES = re.compile(r"(?=[0-9a-f-]*\d)[0-9a-f]{7,}[0-9a-f-]*")
 _STAMP = re.compile(r"[0-9TZ:./_-]+")
-# A line number, a size, a duration: it says nothing without what it measures.
-_MEASURE = re.compile(r"\d[\d.]{0,6}(?:[KMGTkm]i?B?|B|p|m?s)?")
 
 
 def list_identifiers(text: str) -> tuple[str, ...]:
@@ -76,23 +74,6 @@ def _has_inner_capital(word: str) -> bool:
 def is_opaque(word: str) -> bool:
     """Return whether a word means nothing by itself: a hash, a time, a number."""
     return _HEXES.fullmatch(word) is not None or _STAMP.fullmatch(word) is not None
-
-
-def is_measure(word: str) -> bool:
-    """Return whether a word is a short number, with or without a unit: a line number, a size, a duration."""
-    return _MEASURE.fullmatch(word) is not None
-
-
-# A number at the beginning of a line or behind a file's name, or the size in a long listing of a directory.
-_POSITION = re.compile(
-    r"(?m)^[ \t]*(?:-{1,4}>[ \t]*)?(\d{4,7})(?:[:\t -]|$)|:(\d{4,7})[:-]"
-    r"|^[-dl][rwxsStT-]{9}\S?[ \t]+\d+[^\n\d]{1,80}?(\d{4,})[ \t]"
-)
-
-
-def list_positions(text: str) -> set[str]:
-    """Return the line numbers and the sizes of files in a listing."""
-    return {number for found in _POSITION.findall(text) for number in found if number}
 
 
 def is_name(word: str) -> bool:

@@ -54,6 +54,12 @@ def order_outputs(index: ConversationIndex, places: Iterable[int]) -> list[int]:
     return sorted((place for place in outputs if index.messages[place].tokens > MIN_PRUNED_TOKENS), key=rank)
 
 
+def list_large_outputs(index: ConversationIndex, step: int) -> list[int]:
+    """Return the places of a step's outputs that are worth a marker."""
+    outputs = (place for place in index.steps[step].places if index.messages[place].structure.role == "tool")
+    return [place for place in outputs if index.messages[place].tokens > MIN_PRUNED_TOKENS]
+
+
 def find_superseded(index: ConversationIndex) -> dict[int, int]:
     """Return the places of outputs that a newer one supersedes, each with its rank.
 

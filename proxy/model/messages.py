@@ -51,6 +51,7 @@ class MessageStructure(msgspec.Struct, frozen=True, gc=False):
     says_json: bool = False  # whether the word "json" occurs in it
     flaws: tuple[str, ...] = ()  # what is wrong with the message by itself
     signed: int = 0  # characters of the reasoning that the provider has signed, at least 1 if there is any
+    is_leading: bool = False  # only a message of the assistant may follow directly
 
 
 class ToolCall(msgspec.Struct, frozen=True, gc=False):

@@ -373,3 +373,24 @@ def test_a_part_whose_type_is_no_word_is_of_no_kind(wire: str) -> None:
 )
 def test_reasoning_is_signed_where_a_provider_could_check_it(message: dict[str, Any], signed: int) -> None:
     assert read(CHAT, {"role": "assistant", **message}).signed == signed
+
+
+@pytest.mark.parametrize(
+    ("content", "signed"),
+    [
+        ([THOUGHT, TEXT], 2),
+        ([THOUGHT | {"thinking": ""}, TEXT], 1),
+        ([{"type": "redacted_thinking", "data": "abc"}, CALL], 3),
+        ([{"type": "thinking", "thinking": "hm"}, TEXT], 0),
+        ([TEXT], 0),
+        ("thinking", 0),
+    ],
+)
+def test_thinking_blocks_are_signed(content: Any, signed: int) -> None:
+    assert read(ANTHROPIC, {"role": "assistant", "content": content}).signed == signed
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_only_anthropic_s_system_messages_have_to_stand_before_an_answer(wire: str) -> None:
+    assert read(wire, {"role": "system", "content": "x"}).is_leading == (wire == ANTHROPIC)
+    assert not read(wire, {"role": "user", "content": "x"}).is_leading

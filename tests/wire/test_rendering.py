@@ -561,9 +561,37 @@ def test_what_is_no_message_of_the_assistant_keeps_its_bytes(raw: bytes) -> None
     assert FORMATS[CHAT].strip_reasoning(raw) is raw
 
 
-def test_other_formats_have_no_signed_reasoning_yet() -> None:
-    raw = json.dumps({"role": "assistant", "content": [THOUGHT]}).encode()
+SEALED = {"type": "redacted_thinking", "data": "s"}
+
+
+@pytest.mark.parametrize(
+    ("content", "left"),
+    [
+        ([THOUGHT, text("x"), USE], [text("x"), USE]),
+        ([THOUGHT | {"thinking": ""}, SEALED, USE], [USE]),
+        ([SEALED, text("x")], [text("x")]),
+        ([THOUGHT, SEALED], GONE),
+        ([text("about thinking")], [text("about thinking")]),
+        ([{"type": "thinking", "thinking": "hm"}, USE], [{"type": "thinking", "thinking": "hm"}, USE]),
+        ("thinking", "thinking"),
+    ],
+)
+def test_signed_thinking_blocks_are_taken_out_whole(content: Any, left: Any) -> None:
+    raw = json.dumps({"role": "assistant", "content": content}).encode()
+    stripped = FORMATS[ANTHROPIC].strip_reasoning(raw)
+    assert json.loads(stripped) == {"role": "assistant", "content": left}
+    if content == left:
+        assert stripped is raw
+
+
+@pytest.mark.parametrize("raw", [b'"thinking"', b'{"role":"user","content":[{"type":"thinking","signature":"s"}]}'])
+def test_thinking_that_no_assistant_sent_keeps_its_bytes(raw: bytes) -> None:
     assert FORMATS[ANTHROPIC].strip_reasoning(raw) is raw
+
+
+def test_items_have_no_signed_reasoning_yet() -> None:
+    raw = json.dumps({"role": "assistant", "content": [THOUGHT]}).encode()
+    assert FORMATS[RESPONSES].strip_reasoning(raw) is raw
 
 
 def test_items_are_changed_where_they_stand_and_all_other_bytes_stay() -> None:

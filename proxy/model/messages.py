@@ -66,7 +66,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     """What one message says.
 
     `role` and `results` are those of its structure. `text` joins its text parts with line ends, tool output included.
-    `media` has a short description of each image, document or audio in it.
+    `media` has a short description of each image, document or audio in it. `outputs` are the texts of its results if it
+    has several.
     """
 
     role: str
@@ -74,6 +75,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     calls: tuple[ToolCall, ...] = ()
     results: tuple[str, ...] = ()
     media: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
 
 
 class Medium(msgspec.Struct, frozen=True, gc=False):

@@ -250,6 +250,7 @@ class AnthropicMessages(Format):
             return Message(read_role(message), text, media=media)
         calls: list[ToolCall] = []
         results: list[str] = []
+        outputs: list[str] = []
         rest: list[object] = []
         for block in content:
             kind = block.get("type") if isinstance(block, dict) else ""
@@ -259,10 +260,13 @@ class AnthropicMessages(Format):
                 continue
             if kind == "tool_result":
                 results.append(read_text(block.get("tool_use_id")))
+                outputs.append(read_content([block])[0])
             rest.append(block)
         text, media = read_content(rest)
         role = "tool" if results else read_role(message)
-        return Message(role, text, tuple(calls), tuple(filter(None, results)), media)
+        answered = tuple(filter(None, results))
+        has_several = 1 < len(set(answered)) == len(results)
+        return Message(role, text, tuple(calls), answered, media, tuple(outputs) if has_several else ())
 
 
 def _list_thinking(blocks: Iterable[object]) -> list[dict[str, object]]:

@@ -94,6 +94,21 @@ def test_a_chat_message(message: dict[str, Any], told: Message) -> None:
         (
             {
                 "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": "one"},
+                    {"type": "tool_result", "tool_use_id": "t2", "content": [text("two"), SOURCE]},
+                    text("go on"),
+                ],
+            },
+            Message("tool", "one\ntwo\ngo on", (), ("t1", "t2"), ("image 640x480",), ("one", "two")),
+        ),
+        (
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1"}] * 2},
+            Message("tool", "", (), ("t1", "t1")),
+        ),
+        (
+            {
+                "role": "user",
                 "content": [{"type": "document", "title": "T", "source": {"type": "text", "data": "words"}}],
             },
             Message("user", "T\nwords"),

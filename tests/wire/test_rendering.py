@@ -172,6 +172,19 @@ def test_arguments_of_an_item(item: Any, member: str) -> None:
     assert change(RESPONSES, item, "words") == change(RESPONSES, item)
 
 
+def test_each_of_several_results_is_replaced_by_itself() -> None:
+    results = [
+        {"type": "tool_result", "tool_use_id": "a", "content": "old", "is_error": True},
+        {"type": "tool_result", "tool_use_id": "b", "content": [text("old"), IMAGE]},
+        {"type": "tool_result", "tool_use_id": "c", "content": [text("kept"), IMAGE]},
+    ]
+    edit = Replaced(0, "new a\nnew b\nkept", "tombstone", (("a", "new a"), ("b", "new b")))
+    raw = json.dumps({"role": "user", "content": [*results, text("and go on"), text("long " * 4000)]}).encode()
+    changed = [{**results[0], "content": "new a"}, {**results[1], "content": [text("new b")]}, results[2]]
+    shown = json.loads(render(FORMATS[ANTHROPIC], [edit], [raw])[0])
+    assert shown == {"role": "user", "content": [*changed, text("and go on")]}
+
+
 def test_everything_else_of_a_replaced_message_keeps_its_bytes() -> None:
     raw = b'{ "x":1e2 , "content" : "o\\u006cd", "y":"\\u0065" }'
     assert render(FORMATS[CHAT], [Replaced(0, "né", "file")], [raw]) == (raw.replace(b'"o\\u006cd"', '"né"'.encode()),)

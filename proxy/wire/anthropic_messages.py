@@ -157,6 +157,7 @@ class AnthropicMessages(Format):
 
     name = _NAME
     path_ending = "/v1/messages"
+    count_ending = "/v1/messages/count_tokens"
     items_key = "messages"
     instructions_key = "system"
     end_marker = re.compile(EVENT_LINE + rb"message_stop(?=[\r\n])|" + TYPED_DATA_LINE + b'message_stop"')

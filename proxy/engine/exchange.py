@@ -1,13 +1,14 @@
 """One client call from end to end: resolve the request, decide what is sent, send it, relay the response."""
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Mapping
 from functools import partial
 from typing import Any, cast
 
 from msgspec.structs import replace
 
-from proxy.engine.context.controller import ContextController
+from proxy.engine.context.controller import ContextController, write_counted
 from proxy.engine.context.request_state import OutgoingRequest
 from proxy.engine.lineage.chain import digest_layers
 from proxy.engine.open_exchange import CappedBuffer, OpenExchange, Refusal, Retry, Start
@@ -16,7 +17,7 @@ from proxy.engine.ports import Client, RequestBody
 from proxy.engine.relay import Relay, Send
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.request_resolver import BuildManifest, RequestResolver
-from proxy.engine.runtime import TaskRunner
+from proxy.engine.runtime import TaskRunner, attempt
 from proxy.model.epoch import Epoch
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
 from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, RequestOptions, Round
@@ -25,6 +26,8 @@ from proxy.model.manifest import Manifest, make_capped_manifest, make_head_manif
 from proxy.wire import MANAGED_WIRES
 from proxy.wire.format import Format
 from proxy.wire.headers import OWN_PREFIX, accept_identity_only, find_header, list_credentials
+
+_log = logging.getLogger("palimpsest.requests")
 
 _MODES = ("manage", "observe", "bypass")
 _LONGEST_NUMBER = 9
@@ -212,8 +215,10 @@ class ExchangeService:
 
     async def _carry_count(self, incoming: ClientRequest, form: Format, client: Client) -> None:
         self._check_log()
-        request = await self._resolver.resolve_count(incoming, form, self.read_options(incoming.headers))
-        body, own = await self._controller.write_counted(request)
+        unread = self._resolver.resolve_stream(incoming, self.read_options(incoming.headers))
+        found = await attempt(self._resolver.find_counted(incoming, form, unread), _note_uncounted)
+        written = await attempt(write_counted(self._controller, found), _note_uncounted) if found is not None else None
+        request, (body, own) = found or unread, written or (incoming.body, incoming.body)
         _add_labels(client, request)
         exchange, passed = self._open(request, None, client), CappedBuffer(self._policy.record_cap_bytes)
         passed.add(request.body)
@@ -301,6 +306,10 @@ class CapturedBody:
         else:
             self._exchange.record_opening()
         return content
+
+
+def _note_uncounted(error: Exception) -> None:
+    _log.error("what is sent for a request could not be found, so the client's own is counted", exc_info=error)
 
 
 def _check_reserved(headers: Headers) -> None:

@@ -118,18 +118,53 @@ class RequestResolver:
         caller = self._lineage.tenants.identify(request.headers)
         return self._resolve_unread(request, options, caller, self._ids.next_exchange())
 
-    async def resolve_count(self, request: ClientRequest, form: Format, options: RequestOptions) -> ResolvedRequest:
-        """Resolve a request whose tokens are to be counted. It becomes no part of the session that it would continue.
+    async def find_counted(
+        self, request: ClientRequest, form: Format, unread: ResolvedRequest
+    ) -> ManagedRequest | None:
+        """Return a request whose tokens are to be counted with its messages, and the session that it would continue.
 
-        It is a `ManagedRequest` if there is such a session.
+        It becomes no part of that. Return None if there is no such session. `unread` is what its headers say.
         """
-        unread = self.resolve_stream(request, options)
-        try:
-            found = await self._resolve_count(request, form, unread)
-        except Exception:  # noqa: BLE001 - a boundary: a body that we cannot read is still a call to carry
-            _log.exception("a request was not understood; it is carried and kept whole")
-            found = None
-        return found or unread
+        caller, named = self._lineage.tenants.identify(request.headers), self._naming.read(request.headers)
+        known, shared = self._histories.find((caller.tenant, form.name, named.family), request.body)
+        split = split_known(request.body, form.items_key, known, shared)
+        if split is None or not split.items or not self._lineage.tenants.trusts(caller):
+            return None
+        until, model = (
+            self._clock.monotonic() + self._policy.hard_wait_seconds,
+            parse_json_string(split.member("model")),
+        )
+        upstream = self._choose(model)
+        session = make_session(caller.tenant, upstream.name, read_body_id(named, split), unread.exchange)
+        remembered = _Remembered(known, shared, self._histories.losses)
+        root = compute_chain_root(session.upstream)
+        chain = await self._read_chain(form, session, split, remembered, root=root, until=until)
+        traits = Traits(model, split.member("tools") not in _NONE, chain.preamble.system, False)
+        query = LineageQuery(
+            exchange=unread.exchange,
+            session=session,
+            token=caller.token,
+            traits=traits,
+            root=chain.root,
+            nodes=chain.nodes,
+            items=chain.items,
+            most_output=read_output_limit(split),
+            until=until,
+        )
+        found = await self._lineage.find_session(query)
+        if found is None:
+            return None
+        base = found.measure(chain.nodes)
+        step = Step(unread.exchange, "append", False, chain.tip, len(chain.nodes), base, (), ())
+        resolved = replace(unread, session=found.key, upstream=upstream, wire=form.name, model=model, step=step)
+        return ManagedRequest(
+            **asdict(resolved),
+            items_key=form.items_key,
+            split=split,
+            chain=chain,
+            most_output=query.most_output,
+            until=until,
+        )
 
     def make_opening(self, request: ResolvedRequest, build: BuildManifest) -> Opening:
         """Make the first record of an exchange.
@@ -214,50 +249,6 @@ class RequestResolver:
         if place is not None and split.items:
             resolved = _make_managed(resolved, form, query, place, split=split, chain=chain, holding=holding)
         return resolved, partial(self._build_body, key, split, chain, remembered, holding)
-
-    async def _resolve_count(
-        self, request: ClientRequest, form: Format, unread: ResolvedRequest
-    ) -> ManagedRequest | None:
-        caller, named = self._lineage.tenants.identify(request.headers), self._naming.read(request.headers)
-        known, shared = self._histories.find((caller.tenant, form.name, named.family), request.body)
-        split = split_known(request.body, form.items_key, known, shared)
-        if split is None or not split.items or not self._lineage.tenants.trusts(caller):
-            return None
-        until, model = (
-            self._clock.monotonic() + self._policy.hard_wait_seconds,
-            parse_json_string(split.member("model")),
-        )
-        upstream = self._choose(model)
-        session = make_session(caller.tenant, upstream.name, read_body_id(named, split), unread.exchange)
-        remembered = _Remembered(known, shared, self._histories.losses)
-        root = compute_chain_root(session.upstream)
-        chain = await self._read_chain(form, session, split, remembered, root=root, until=until)
-        traits = Traits(model, split.member("tools") not in _NONE, chain.preamble.system, False)
-        query = LineageQuery(
-            exchange=unread.exchange,
-            session=session,
-            token=caller.token,
-            traits=traits,
-            root=chain.root,
-            nodes=chain.nodes,
-            items=chain.items,
-            most_output=read_output_limit(split),
-            until=until,
-        )
-        found = await self._lineage.find_session(query)
-        if found is None:
-            return None
-        base = found.measure(chain.nodes)
-        step = Step(unread.exchange, "append", False, chain.tip, len(chain.nodes), base, (), ())
-        resolved = replace(unread, session=found.key, upstream=upstream, wire=form.name, model=model, step=step)
-        return ManagedRequest(
-            **asdict(resolved),
-            items_key=form.items_key,
-            split=split,
-            chain=chain,
-            most_output=query.most_output,
-            until=until,
-        )
 
     async def _find_root(self, form: Format, session: SessionKey, previous: str, until: float) -> bytes:
         """Return the root of a request's chain: the stored response that it continues, or the upstream's root."""

@@ -173,7 +173,7 @@ def test_arguments_of_an_item(item: Any, member: str) -> None:
 
 
 def test_each_of_several_results_is_replaced_by_itself() -> None:
-    results = [
+    results: list[dict[str, Any]] = [
         {"type": "tool_result", "tool_use_id": "a", "content": "old", "is_error": True},
         {"type": "tool_result", "tool_use_id": "b", "content": [text("old"), IMAGE]},
         {"type": "tool_result", "tool_use_id": "c", "content": [text("kept"), IMAGE]},

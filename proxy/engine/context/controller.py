@@ -125,24 +125,6 @@ class ContextController:
             self._bus.publish(Planned(request.session.id, outgoing.plan))
         return outgoing.add(labels, pin)
 
-    async def write_counted(self, request: ResolvedRequest) -> tuple[bytes, bytes]:
-        """Return what would be sent for a request now, and what unmanaged. Opens no epoch, and never raises."""
-        own = request.body
-        if not isinstance(request, ManagedRequest):
-            return own, own
-        try:
-            context = await self._caches.contexts.open(request, request.until - self._clock.monotonic())
-            own = make_own_body(request, context.reasoning.find_changed(request, None))
-            if request.mode != "manage" or _find_mark(request):
-                return own, own
-            epoch = context.find(request.model, request)
-            state = await self.states.read(request, context, epoch, self.states.find_budget(request))
-            outgoing = self.chain.keep(state)
-        except Exception:  # noqa: BLE001 - a boundary: the upstream counts the client's own request
-            _log.exception("exchange %s: what is sent for the request could not be counted", request.exchange)
-            return own, own
-        return (outgoing.body if outgoing is not None else own), own
-
     def account(self, outgoing: OutgoingRequest) -> OutgoingRequest:
         """Count and charge a request that was sent uncounted. Return it with its plan and labels."""
         assert outgoing.uncounted is not None, "it was counted before"
@@ -468,6 +450,19 @@ def _label_shortened(state: RequestState, outgoing: OutgoingRequest) -> Headers:
     shortened = count_shortened(outgoing.epoch, state.request.chain.items)
     notice = f"shortened on arrival: {shortened} of the newest messages, too large for the ceiling"
     return ((b"x-palimpsest-notice", notice.encode()),) if shortened else ()
+
+
+async def write_counted(controller: ContextController, request: ManagedRequest) -> tuple[bytes, bytes]:
+    """Return what would be sent for a request now, and what unmanaged, for its upstream to count. Opens no epoch."""
+    states = controller.states
+    context = await states.caches.contexts.open(request, request.until - states.clock.monotonic())
+    own = make_own_body(request, context.reasoning.find_changed(request, None))
+    if request.mode != "manage" or _find_mark(request):
+        return own, own
+    epoch = context.find(request.model, request)
+    state = await states.read(request, context, epoch, states.find_budget(request))
+    outgoing = controller.chain.keep(state)
+    return (own if outgoing is None else outgoing.body), own
 
 
 def _find_mark(request: ManagedRequest) -> str:

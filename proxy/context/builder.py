@@ -236,9 +236,11 @@ class ContextBuilder:
         return _KeptMessages(least, staying, marked, older.spare, tokens)
 
     def _prune_led(self, view: PlanRequest, index: ConversationIndex, least: int) -> dict[int, ReplacedMessage]:
-        """Return tombstones for the outputs of steps before `least` that stay only because of what leads to them."""
-        led = (i for i in index.fixed if i < least and index.messages[index.steps[i].start].structure.is_leading)
-        outputs = [place for i in led for place in list_large_outputs(index, i) if place not in index.bound]
+        """Return tombstones for the outputs of steps before `least` that stay for what leads to, or is beside, them."""
+        old = [i for i in index.fixed if i < least]
+        led = {i for i in old if index.messages[index.steps[i].start].structure.is_leading}
+        led |= {i for i in old if not index.spoken.isdisjoint(index.steps[i].places)}
+        outputs = [place for i in sorted(led) for place in list_large_outputs(index, i) if place not in index.bound]
         return {place: prune_output(view, index, place) for place in outputs}
 
     def _draft(

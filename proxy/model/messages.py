@@ -67,7 +67,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
     `role` and `results` are those of its structure. `text` joins its text parts with line ends, tool output included.
     `media` has a short description of each image, document or audio in it. `outputs` are the texts of its results if it
-    has several.
+    has several, `beside` the texts that stand beside results.
     """
 
     role: str
@@ -76,6 +76,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     results: tuple[str, ...] = ()
     media: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
 class Medium(msgspec.Struct, frozen=True, gc=False):

@@ -267,7 +267,9 @@ class AnthropicMessages(Format):
         role = "tool" if results else read_role(message)
         answered = tuple(filter(None, results))
         has_several = 1 < len(set(answered)) == len(results)
-        return Message(role, text, tuple(calls), answered, media, tuple(outputs) if has_several else ())
+        texts = [read_text(block.get("text")) for block in read_objects(rest) if block.get("type") == "text"]
+        beside = tuple(filter(None, texts)) if results else ()
+        return Message(role, text, tuple(calls), answered, media, tuple(outputs) if has_several else (), beside)
 
 
 def _list_thinking(blocks: Iterable[object]) -> list[dict[str, object]]:

@@ -81,7 +81,7 @@ def test_a_chat_message(message: dict[str, Any], told: Message) -> None:
                 "role": "user",
                 "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "out"}, text("go on")],
             },
-            Message("tool", "out\ngo on", results=("t1",)),
+            Message("tool", "out\ngo on", results=("t1",), beside=("go on",)),
         ),
         (
             {
@@ -100,7 +100,7 @@ def test_a_chat_message(message: dict[str, Any], told: Message) -> None:
                     text("go on"),
                 ],
             },
-            Message("tool", "one\ntwo\ngo on", (), ("t1", "t2"), ("image 640x480",), ("one", "two")),
+            Message("tool", "one\ntwo\ngo on", (), ("t1", "t2"), ("image 640x480",), ("one", "two"), ("go on",)),
         ),
         (
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1"}] * 2},

@@ -86,7 +86,7 @@ class StrictMessages(ScriptedUpstream):
     async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> ScriptedResponse:
         assert isinstance(body, bytes)
         self.calls.append(Sent(method, target, headers, body))
-        request = json.loads(body)
+        request, before = json.loads(body), len(self.dropped)
         if target.split(b"?")[0].endswith(b"/count_tokens"):
             request["max_tokens"] = 1
         problem = "It does not like this one." if self.refuses_next else ""
@@ -99,7 +99,11 @@ class StrictMessages(ScriptedUpstream):
         if target.split(b"?")[0].endswith(b"/count_tokens"):
             counted = json.dumps({"input_tokens": len(body) // 4}).encode()
             return ScriptedResponse(counted, headers=JSON, ending="whole")
-        return answer(self._think(request), is_stream=bool(request.get("stream")))
+        message = self._think(request)
+        if len(self.dropped) > before:
+            kinds = [{"type": "thinking_dropped", "reason": reason} for _, reason in self.dropped[before:]]
+            message["input_transformations"] = kinds
+        return answer(message, is_stream=bool(request.get("stream")))
 
     def read_last(self) -> Block:
         """The last request."""

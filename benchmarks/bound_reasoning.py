@@ -3,15 +3,18 @@
 The client makes tool loops and turns, retries and branches; a person restarts the proxy, reverts epochs, observes or
 bypasses calls, pins messages and switches the model. Told are calls that were refused, calls that were managed, and the
 share of the assistant's messages in view that still have their reasoning. Exits with 1 if a call was refused, if the
-upstream dropped a block by itself, or if a block was not sent and that was not told.
+upstream dropped a block by itself, or if a block was not sent and that was not told. With `--wire messages` it is
+Anthropic's wire, whose upstream checks all other rules of messages, too (`tests/support/strict_messages`).
 """
 
 import argparse
 import asyncio
 import logging
 from collections import Counter
+from typing import get_args
 
 from tests.support.bound_sessions import BoundSession
+from tests.support.message_sessions import Marking, MessageSession
 from tests.support.strict_upstream import Check
 
 # Each ceiling with the mean length of an output, in characters.
@@ -21,26 +24,37 @@ _FAULTS = ("refused", "failed", "healed", "dropped", "unsaid", "put back")
 _ACTS = ("retry", "branch", "restart", "revert", "observe", "bypass", "switch", "pin")
 
 
-async def measure(ceiling: int, check: Check, sessions: int, calls: int, often: int) -> Counter[str]:
+def make_session(wire: str, ceiling: int, check: Check, seed: int, often: int) -> BoundSession:
+    """Return one session; each differs in how its client sends reasoning, or cache markers."""
+    if wire == "messages":
+        marking = get_args(Marking)[seed % len(get_args(Marking))]
+        size, is_stream = _CEILINGS[ceiling], bool(seed % 2)
+        return MessageSession(
+            ceiling, check=check, marking=marking, is_stream=is_stream, seed=seed, size=size, often=often
+        )
+    member = "thinking_blocks" if seed % 2 else "reasoning_details"
+    return BoundSession(ceiling, check=check, member=member, seed=seed, size=_CEILINGS[ceiling], often=often)
+
+
+async def measure(wire: str, ceiling: int, check: Check, sessions: int, *, calls: int, often: int) -> Counter[str]:
     """Carry sessions at a ceiling, and return what came of all of them."""
     counts: Counter[str] = Counter()
     for seed in range(sessions):
-        member = "thinking_blocks" if seed % 2 else "reasoning_details"
-        session = BoundSession(ceiling, check=check, member=member, seed=seed, size=_CEILINGS[ceiling], often=often)
+        session = make_session(wire, ceiling, check, seed, often)
         await session.run(calls)
         await session.talk.close()
         counts.update(session.counts)
     return counts
 
 
-async def run(sessions: int, calls: int, often: int) -> bool:
+async def run(wire: str, sessions: int, calls: int, often: int) -> bool:
     """Print a table. Return whether there was no fault."""
     is_sound = True
     print("| ceiling | check | calls | managed | reasoning kept | " + " | ".join((*_FAULTS, *_ACTS)) + " |")
     print("|--:" * (5 + len(_FAULTS) + len(_ACTS)) + "|")
     for ceiling in _CEILINGS:
         for check in _CHECKS:
-            counts = await measure(ceiling, check, sessions, calls, often)
+            counts = await measure(wire, ceiling, check, sessions, calls=calls, often=often)
             is_sound = is_sound and not any(counts[name] for name in _FAULTS)
             managed, kept = counts["managed"] / counts["calls"], counts["blocks sent"] / counts["messages"]
             told = " | ".join(str(counts[name]) for name in (*_FAULTS, *_ACTS))
@@ -54,9 +68,10 @@ def main() -> int:
     parser.add_argument("--sessions", type=int, default=6, help="sessions for each ceiling and check")
     parser.add_argument("--calls", type=int, default=300, help="steps of each session")
     parser.add_argument("--often", type=int, default=1, help="how many times as often things happen between calls")
+    parser.add_argument("--wire", choices=("chat", "messages"), default="chat", help="the format of the requests")
     asked = parser.parse_args()
     logging.disable(logging.WARNING)
-    return 0 if asyncio.run(run(asked.sessions, asked.calls, asked.often)) else 1
+    return 0 if asyncio.run(run(asked.wire, asked.sessions, asked.calls, asked.often)) else 1
 
 
 if __name__ == "__main__":

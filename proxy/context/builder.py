@@ -34,13 +34,13 @@ from proxy.context.plan_draft import (
     shrink_draft,
 )
 from proxy.context.tool_outputs import (
-    MIN_PRUNED_TOKENS,
     ReplacedMessage,
     can_be_cut,
     count_saved_tokens,
     find_sent_form,
     find_superseded,
     is_text_only,
+    list_large_outputs,
     order_by_size,
     order_outputs,
     outline_output,
@@ -231,9 +231,17 @@ class ContextBuilder:
         older = choose_older_forms(view, index, words.older, least, level.users)
         second = [forms[min(level.second, len(forms)) - 1] for forms in words.second.values()] if level.second else ()
         staying = index.newest | index.fixed | {each.step for each in older.shown}
-        marked = {**words.large, **_list_shortened((*older.shown, *second))}
+        marked = {**words.large, **self._prune_led(view, index, least), **_list_shortened((*older.shown, *second))}
         tokens = count_draft(index, PlanDraft(least, staying, Ledger(), marked), self._count)
         return _KeptMessages(least, staying, marked, older.spare, tokens)
+
+    def _prune_led(self, view: PlanRequest, index: ConversationIndex, least: int) -> dict[int, ReplacedMessage]:
+        """Return tombstones for the outputs of steps before `least` that stay for what leads to, or is beside, them."""
+        old = [i for i in index.fixed if i < least]
+        led = {i for i in old if index.messages[index.steps[i].start].structure.is_leading}
+        led |= {i for i in old if not index.spoken.isdisjoint(index.steps[i].places)}
+        outputs = [place for i in sorted(led) for place in list_large_outputs(index, i) if place not in index.bound]
+        return {place: prune_output(view, index, place) for place in outputs}
 
     def _draft(
         self,
@@ -326,11 +334,7 @@ class ContextBuilder:
         marked: dict[int, ReplacedMessage] = {}
         while tail and tail - 1 not in closed:
             step = index.steps[tail - 1]
-            made = {
-                place: prune_output(view, index, place)
-                for place in step.places
-                if index.messages[place].structure.role == "tool" and index.messages[place].tokens > MIN_PRUNED_TOKENS
-            }
+            made = {place: prune_output(view, index, place) for place in list_large_outputs(index, tail - 1)}
             room -= step.tokens - count_saved_tokens(index, made, self._count)
             if room < 0:
                 break

@@ -125,6 +125,7 @@ class ConversationIndex(msgspec.Struct, frozen=True, gc=False):
     newest: frozenset[int]  # the user's steps of the newest turns
     fixed: frozenset[int]  # steps that must stay
     bound: frozenset[int]  # places of messages that must be sent unchanged
+    spoken: frozenset[int] = frozenset()  # places of outputs with words of the user beside them
 
     def find_start(self, step: int) -> int:
         """Return the place where a step begins; after the last step, the number of messages."""
@@ -149,12 +150,14 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     unanswered = find_unanswered(structures, view.sent if view.is_volatile else None)
     if view.growth and not view.is_volatile:
         unanswered = len(structures)  # by the next request a model has answered all of these
+    spoken = frozenset(_list_spoken(messages))
     verbatim = find_verbatim(
-        reversed(steps), unanswered, turns=policy.protect_turns, pinned=bound | systems | client.files
+        reversed(steps), unanswered, turns=policy.protect_turns, pinned=bound | systems | client.files | spoken
     )
     newest = _list_steps_at(steps, verbatim.turns) | {*users[-1:]}
     fixed = _list_steps_at(steps, verbatim.pinned)
-    return ConversationIndex(messages, found, steps, _find_step(steps, unanswered), users, newest, fixed, bound)
+    fresh = _find_step(steps, unanswered)
+    return ConversationIndex(messages, found, steps, fresh, users, newest, fixed, bound, spoken)
 
 
 def with_unsent(seen: ConversationIndex, sent: int | None) -> ConversationIndex:
@@ -242,6 +245,17 @@ def _list_reminders(messages: Sequence[CountedMessage]) -> Iterator[int]:
                 texts[place] = _DIGITS.sub("0", text) if is_tagged else text
     alike = Counter(texts.values())
     yield from (place for place, text in texts.items() if alike[text] >= _MIN_ALIKE)
+
+
+def _list_spoken(messages: Sequence[CountedMessage]) -> Iterator[int]:
+    """Yield the places of outputs with words of the user beside them: not tagged, and not the same several times."""
+    texts = {place: seen.message.beside for place, seen in enumerate(messages) if seen.message.beside}
+    alike = Counter(_DIGITS.sub("0", text) for beside in texts.values() for text in beside)
+    for place, beside in texts.items():
+        if any(
+            not _REMINDER_TAG.match(text.lstrip()) and alike[_DIGITS.sub("0", text)] < _MIN_ALIKE for text in beside
+        ):
+            yield place
 
 
 def _normalize_head(text: str) -> str:

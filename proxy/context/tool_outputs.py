@@ -7,12 +7,13 @@ Superseded outputs are replaced first, then repeated ones, then corrected errors
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import sha256
 
 import msgspec
 
-from proxy.context.budget import MESSAGE_FRAME, estimate_tokens
+from proxy.context.budget import MESSAGE_FRAME, estimate_tokens, find_cap
 from proxy.context.conversation import BuilderPolicy, ConversationIndex, CountedMessage, PlanRequest
-from proxy.context.message_features import find_content
+from proxy.context.message_features import count_lines, find_content, find_outcome
 from proxy.context.outline import OutlineParser, outline
 from proxy.context.references import (
     PAGE,
@@ -21,6 +22,7 @@ from proxy.context.references import (
     cut_to_ends,
     list_argument_lines,
     render_file,
+    render_message,
     render_tombstone,
     sanitize_text,
 )
@@ -57,6 +59,12 @@ def order_outputs(index: ConversationIndex, places: Iterable[int]) -> list[int]:
     return sorted((place for place in outputs if index.messages[place].tokens > MIN_PRUNED_TOKENS), key=rank)
 
 
+def list_large_outputs(index: ConversationIndex, step: int) -> list[int]:
+    """Return the places of a step's outputs that are worth a marker."""
+    outputs = (place for place in index.steps[step].places if index.messages[place].structure.role == "tool")
+    return [place for place in outputs if index.messages[place].tokens > MIN_PRUNED_TOKENS]
+
+
 def find_superseded(index: ConversationIndex) -> dict[int, int]:
     """Return the places of outputs that a newer one supersedes, each with its rank.
 
@@ -64,44 +72,111 @@ def find_superseded(index: ConversationIndex) -> dict[int, int]:
     later. Only an output whose call was not made again counts as a copy, so that the newest copy is never among them.
     """
     calls = {
-        place: call
+        place: found
         for place, seen in enumerate(index.messages)
-        if seen.structure.role == "tool" and (call := _find_call(index, place))
+        if seen.structure.role == "tool" and (found := _find_calls(index, place))
     }
-    asked = {(call.name, call.arguments): place for place, (call, _, _) in calls.items()}
+    asked = {_identify_calls(found): place for place, found in calls.items()}
     outputs = [place for place, seen in enumerate(index.messages) if seen.structure.role == "tool"]
-    again = {place for place, (call, _, _) in calls.items() if asked[call.name, call.arguments] != place}
+    again = {place for place, found in calls.items() if asked[_identify_calls(found)] != place}
     copies = {index.found[place].digest: place for place in outputs if place not in again}
-    mended = {_identify_command(call): place for place, (call, _, _) in calls.items() if not index.found[place].outcome}
+    mended = {_identify_commands(found): place for place, found in calls.items() if not index.found[place].outcome}
     overtaken = dict.fromkeys(again, 0)
     for place in outputs:
         if place in again:
             continue
         if copies[index.found[place].digest] != place:
             overtaken[place] = 1
-        elif (
-            index.found[place].outcome and place in calls and mended.get(_identify_command(calls[place][0]), 0) > place
-        ):
+        elif index.found[place].outcome and place in calls and mended.get(_identify_commands(calls[place]), 0) > place:
             overtaken[place] = 2
     return overtaken
 
 
+class _Asked(msgspec.Struct, frozen=True, gc=False):
+    """A call that an output answers, its summary, and whether it has effects."""
+
+    call: ToolCall
+    summary: str
+    has_effects: bool
+
+
+def _identify_calls(found: Iterable[_Asked]) -> tuple[tuple[str, str], ...]:
+    return tuple([(asked.call.name, asked.call.arguments) for asked in found])
+
+
+def _identify_commands(found: Iterable[_Asked]) -> tuple[tuple[str, ...], ...]:
+    """Return the name of each call and the words of its arguments that are not options."""
+    return tuple([_identify_command(asked.call) for asked in found])
+
+
 def _identify_command(call: ToolCall) -> tuple[str, ...]:
-    """Return the name of a call and the words of its arguments that are not options."""
     words = " ".join(list_argument_lines(call.arguments)).split()
     return call.name, *(word for word in words if not word.startswith("-"))
 
 
-def _find_call(index: ConversationIndex, place: int) -> tuple[ToolCall, str, bool] | None:
-    """Return the call that an output answers, its summary, and whether it has effects; the first of several calls."""
+def _find_calls(index: ConversationIndex, place: int) -> list[_Asked]:
+    """Return the calls that the message at a place answers, in the order of its results; of one id, the newest."""
     answers = index.messages[place].message.results
+    found: dict[str, _Asked] = {}
     for before in range(place - 1, -1, -1):
         for call, asked in zip(index.messages[before].message.calls, index.found[before].asked, strict=True):
             if call.id in answers:
-                return call, asked, index.found[before].effects
-        if index.messages[before].structure.role == "user":
-            return None
-    return None
+                found.setdefault(call.id, _Asked(call, asked, index.found[before].effects))
+        if len(found) == len(answers) or index.messages[before].structure.role == "user":
+            break
+    return [found[id] for id in answers if id in found]
+
+
+class _Output(msgspec.Struct, frozen=True, gc=False):
+    """An output of a tool: all that a message says, or one of its results. It is in the original from `start` on."""
+
+    text: str
+    start: int
+    stop: int
+    lines: int
+    outcome: str
+    digest: bytes
+    asked: _Asked | None
+    id: str = ""  # of the call, if it is one of several results
+
+    @property
+    def way(self) -> str:
+        """The way to see it again, in words."""
+        return _ACCESS_AFTER_EFFECTS if self.asked is not None and self.asked.has_effects else _ACCESS
+
+
+def _read_output(index: ConversationIndex, place: int) -> _Output:
+    """Return all that a message says as one output."""
+    found, asked = index.found[place], next(iter(_find_calls(index, place)), None)
+    text = index.messages[place].message.text
+    return _Output(text, 0, found.characters, found.lines, found.outcome, found.digest, asked)
+
+
+def _list_outputs(index: ConversationIndex, place: int) -> list[_Output]:
+    """Return the outputs of a message with several results."""
+    message = index.messages[place].message
+    asked, original, at = {each.call.id: each for each in _find_calls(index, place)}, render_message(message), 0
+    outputs: list[_Output] = []
+    for id, text in zip(message.results, message.outputs, strict=True):
+        start = max(at, original.find(text, at))
+        at = start + len(text)
+        digest = sha256(text.encode("utf-8", "surrogatepass")).digest()
+        outputs.append(_Output(text, start, at, count_lines(text), find_outcome(text), digest, asked.get(id), id))
+    return outputs
+
+
+def _replace_outputs(
+    index: ConversationIndex, place: int, room: float, replace: Callable[[_Output], tuple[str, tuple[Reference, ...]]]
+) -> ReplacedMessage:
+    """Replace the results of more than `room` tokens of a message with several; all of them if none has so many."""
+    outputs, has_media = _list_outputs(index, place), bool(index.messages[place].message.media)
+    large = [output for output in outputs if has_media or estimate_tokens(output.text) > room] or outputs
+    texts, references = dict[str, str](), list[Reference]()
+    for output in large:
+        texts[output.id], named = replace(output)
+        references += named
+    text = "\n".join([texts.get(output.id, output.text) for output in outputs])
+    return ReplacedMessage(Replaced(place, text, "tombstone", tuple(texts.items())), tuple(references))
 
 
 _LEAST_OUTPUTS, _USUAL_SHARE, _LEAST_ALIKE, _LONGEST_WRAPPER, _HEAD = 8, 0.8, 3, 60, 160
@@ -144,21 +219,30 @@ def _find_first_line(text: str) -> str:
 
 
 def prune_output(view: PlanRequest, index: ConversationIndex, place: int, words: Sequence[str] = ()) -> ReplacedMessage:
-    """Replace an output by a tombstone with these words of it."""
-    found = index.found[place]
-    references = list_part_references(view, place, 0, found.characters)
-    call = _find_call(index, place)
-    has_effects = bool(call and call[2])
-    stone = Tombstone(
-        references[0].id,
-        call[0].name if call else "unknown",
-        found.outcome,
-        found.lines,
-        _ACCESS_AFTER_EFFECTS if has_effects else _ACCESS,
-        words,
-        has_effects,
-    )
-    return ReplacedMessage(Replaced(place, _append_parts(render_tombstone(stone), references), "tombstone"), references)
+    """Replace an output by a tombstone with these words of it; of several in one message, each by its own."""
+
+    def write(output: _Output, named: Sequence[str]) -> tuple[str, tuple[Reference, ...]]:
+        references, asked = list_part_references(view, place, output.start, output.stop), output.asked
+        stone = Tombstone(
+            references[0].id,
+            asked.call.name if asked is not None else "unknown",
+            output.outcome,
+            output.lines,
+            output.way,
+            named,
+            asked is not None and asked.has_effects,
+        )
+        return _append_parts(render_tombstone(stone), references), references
+
+    if index.messages[place].message.outputs:
+        return _replace_outputs(
+            index,
+            place,
+            MIN_PRUNED_TOKENS,
+            lambda output: write(output, [word for word in words if word in output.text]),
+        )
+    text, references = write(_read_output(index, place), words)
+    return ReplacedMessage(Replaced(place, text, "tombstone"), references)
 
 
 def shorten_message(view: PlanRequest, index: ConversationIndex, place: int) -> ReplacedMessage:
@@ -232,39 +316,50 @@ def outline_output(
 ) -> ReplacedMessage:
     """Replace an output that is too large to be sent again, or at all, by a file block.
 
-    What the block leaves of `room` tokens is filled with the first and the last lines of the output.
+    What the block leaves of `room` tokens is filled with the first and the last lines of the output. Of several outputs
+    in one message, the large ones are replaced, each by its own block.
     """
-    message, found = index.messages[place].message, index.found[place]
-    references = list_part_references(view, place, 0, index.found[place].characters)
-    call = _find_call(index, place)
-    seen = outline(message.text, _find_path(index, place), parse if has_outline else None)
-    has_preview = has_outline and seen.shows == "preview"
-    block = FileReference(
-        references[0].id,
-        _find_path(index, place) or (f"output of {call[0].name}" if call else "a message"),
-        seen.kind,
-        view.messages[place].tokens,
-        found.lines,
-        found.digest,
-        seen.structure if has_outline else (),
-        _ACCESS_AFTER_EFFECTS if call and call[2] else _ACCESS,
+
+    def write(output: _Output, room: float, tokens: int) -> tuple[str, tuple[Reference, ...]]:
+        references, asked = list_part_references(view, place, output.start, output.stop), output.asked
+        path = _find_path(asked)
+        seen = outline(output.text, path, parse if has_outline else None)
+        block = FileReference(
+            references[0].id,
+            path or (f"output of {asked.call.name}" if asked is not None else "a message"),
+            seen.kind,
+            tokens,
+            output.lines,
+            output.digest,
+            seen.structure if has_outline else (),
+            output.way,
+        )
+        text = _append_parts(render_file(block), references)
+        if room > 0:
+            is_too_long = count(text) + MESSAGE_FRAME > room
+            has_preview = has_outline and seen.shows == "preview"
+            bare = msgspec.structs.replace(block, outline=() if is_too_long or has_preview else block.outline)
+            left = room - MESSAGE_FRAME - _EXCERPT_FRAME - count(_append_parts(render_file(bare), references))
+            if left >= _LEAST_EXCERPT and seen.shows != "nothing":
+                bare = msgspec.structs.replace(bare, excerpt=cut_to_ends(output.text, left, count))
+            if is_too_long or bare.excerpt:
+                text = _append_parts(render_file(bare), references)
+        return text, references
+
+    outputs = index.messages[place].message.outputs
+    if not outputs:
+        text, references = write(_read_output(index, place), room, view.messages[place].tokens)
+        return ReplacedMessage(Replaced(place, text, "file"), references)
+    cap = find_cap(map(estimate_tokens, outputs), room) if room > 0 else 0
+    made = _replace_outputs(
+        index, place, max(cap, MIN_PRUNED_TOKENS), lambda output: write(output, cap, count(output.text))
     )
-    text = _append_parts(render_file(block), references)
-    if room > 0:
-        is_too_long = count(text) + MESSAGE_FRAME > room
-        bare = msgspec.structs.replace(block, outline=() if is_too_long or has_preview else block.outline)
-        left = room - MESSAGE_FRAME - _EXCERPT_FRAME - count(_append_parts(render_file(bare), references))
-        if left >= _LEAST_EXCERPT and seen.shows != "nothing":
-            bare = msgspec.structs.replace(bare, excerpt=cut_to_ends(message.text, left, count))
-        if is_too_long or bare.excerpt:
-            text = _append_parts(render_file(bare), references)
-    return ReplacedMessage(Replaced(place, text, "file"), references)
+    return msgspec.structs.replace(made, edit=msgspec.structs.replace(made.edit, kind="file"))
 
 
-def _find_path(index: ConversationIndex, place: int) -> str:
-    """Return the path that the call of an output read; empty unless it names exactly one."""
-    call = _find_call(index, place)
-    paths = [word for word in call[1].split() if "/" in word or "." in word.strip(".")] if call else []
+def _find_path(asked: _Asked | None) -> str:
+    """Return the path that a call read; empty unless it names exactly one."""
+    paths = [word for word in asked.summary.split() if "/" in word or "." in word.strip(".")] if asked else []
     return paths[0].strip("'\"") if len(paths) == 1 else ""
 
 
@@ -365,7 +460,7 @@ def count_saved_tokens(
 
 def _count_saved(seen: CountedMessage, made: ReplacedMessage, count: Callable[[str], int]) -> int:
     edit = made.edit
-    if edit.arguments:
+    if edit.arguments and seen.message.calls:
         known = {call.id: call.arguments for call in seen.message.calls}
         cut = sum(count(known[id]) - count(arguments) for id, arguments in edit.arguments)
         return cut + (count(seen.message.text) - count(edit.text) if edit.text else 0)

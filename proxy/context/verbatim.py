@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 
 from proxy.context.model_catalog import list_names, strip_cloud
-from proxy.model.messages import LinkedMessage, joins_run
+from proxy.model.messages import LinkedMessage, MessageStructure, joins_run
 
 RECENT_GROUPS, MIN_GROUPS = 3, 1
 """The number of newest groups with calls that stay if they fit, and if they do not."""
@@ -149,11 +149,16 @@ def find_newest_user(structures: Sequence[LinkedMessage]) -> frozenset[int]:
     return frozenset(islice(places, 1))
 
 
-def iterate_groups(messages: Sequence[LinkedMessage], machine: frozenset[int] = frozenset()) -> Iterator[Group]:
+def iterate_groups(
+    messages: Sequence[LinkedMessage],
+    machine: frozenset[int] = frozenset(),
+    leading: frozenset[int] = frozenset(),
+) -> Iterator[Group]:
     """Yield the groups of a conversation from the newest to the oldest, without gaps.
 
     A result and its call are in one group with everything between them. A result answers the newest call before it that
-    has its id. `machine` are the places of messages in the user's role that a machine wrote.
+    has its id. `machine` are the places of messages in the user's role that a machine wrote, `leading` of those that
+    are in one group with the assistant's message behind them (`MessageStructure.is_leading`).
     """
     stop, has_calls = len(messages), False
     roles = set[str]()
@@ -167,7 +172,7 @@ def iterate_groups(messages: Sequence[LinkedMessage], machine: frozenset[int] = 
             missing.difference_update(message.calls)
         if i not in machine:
             roles.add(message.role)
-        if before is not None and joins_run(before, message):
+        if before is not None and (joins_run(before, message) or (i - 1 in leading and message.role == "assistant")):
             continue
         if missing:
             if first_calls is None:
@@ -182,9 +187,10 @@ def iterate_groups(messages: Sequence[LinkedMessage], machine: frozenset[int] = 
         roles.clear()
 
 
-def split_groups(messages: Sequence[LinkedMessage], machine: frozenset[int] = frozenset()) -> list[Group]:
+def split_groups(messages: Sequence[MessageStructure], machine: frozenset[int] = frozenset()) -> list[Group]:
     """Return the groups of a conversation, oldest first."""
-    return list(iterate_groups(messages, machine))[::-1]
+    leading = frozenset(place for place, message in enumerate(messages) if message.is_leading)
+    return list(iterate_groups(messages, machine, leading))[::-1]
 
 
 OWN = ""

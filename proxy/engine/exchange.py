@@ -1,33 +1,37 @@
 """One client call from end to end: resolve the request, decide what is sent, send it, relay the response."""
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Mapping
 from functools import partial
 from typing import Any, cast
 
 from msgspec.structs import replace
 
-from proxy.engine.context.controller import ContextController
+from proxy.engine.context.controller import ContextController, write_counted
 from proxy.engine.context.request_state import OutgoingRequest
 from proxy.engine.lineage.chain import digest_layers
-from proxy.engine.open_exchange import CappedBuffer, OpenExchange
+from proxy.engine.open_exchange import CappedBuffer, OpenExchange, Refusal, Retry, Start
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Client, RequestBody
 from proxy.engine.relay import Relay, Send
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.request_resolver import BuildManifest, RequestResolver
-from proxy.engine.runtime import TaskRunner
+from proxy.engine.runtime import TaskRunner, attempt
 from proxy.model.epoch import Epoch
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
 from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, RequestOptions, Round
 from proxy.model.log import Record
-from proxy.model.manifest import Manifest, make_head_manifest, make_manifest
+from proxy.model.manifest import Manifest, make_capped_manifest, make_head_manifest, make_manifest
 from proxy.wire import MANAGED_WIRES
 from proxy.wire.format import Format
 from proxy.wire.headers import OWN_PREFIX, accept_identity_only, find_header, list_credentials
 
+_log = logging.getLogger("palimpsest.requests")
+
 _MODES = ("manage", "observe", "bypass")
 _LONGEST_NUMBER = 9
+_REFUSED_FORM = frozenset({400, 413, 422})
 # The accepted values of reserved request headers: those that ask for the default behaviour (BEHAVIOUR B38).
 _SERVED = {b"x-palimpsest-strategy": ("epochs",), b"x-palimpsest-history": (), b"x-palimpsest-source": ("direct",)}
 _MODE, _CEILING, _PIN = b"x-palimpsest-mode", b"x-palimpsest-ceiling", b"x-palimpsest-pin"
@@ -86,6 +90,13 @@ class ExchangeService:
         If it is cancelled because the client disconnected, the call is recorded as aborted.
         """
         return self._hold(self._carry(incoming, self._formats[wire], client), client)
+
+    def carry_count(self, incoming: ClientRequest, wire: str, client: Client) -> Coroutine[Any, Any, None]:
+        """Return a coroutine that carries a request whose tokens the upstream is to count. See also `carry`.
+
+        What is counted is what would be sent for such a request now. It opens no epoch and is no part of its session.
+        """
+        return self._hold(self._carry_count(incoming, self._formats[wire], client), client)
 
     def carry_stream(
         self, incoming: ClientRequest, body: RequestBody | None, client: Client
@@ -202,6 +213,29 @@ class ExchangeService:
         seconds = self._policy.hard_wait_seconds if epoch.why in ("hard", "overflow") else 0.0
         return await self._relay.confirm(exchange, seconds)
 
+    async def _carry_count(self, incoming: ClientRequest, form: Format, client: Client) -> None:
+        self._check_log()
+        unread = self._resolver.resolve_stream(incoming, self.read_options(incoming.headers))
+        found = await attempt(self._resolver.find_counted(incoming, form, unread), _note_uncounted)
+        written = await attempt(write_counted(self._controller, found), _note_uncounted) if found is not None else None
+        request, (body, own) = found or unread, written or (incoming.body, incoming.body)
+        _add_labels(client, request)
+        exchange, passed = self._open(request, None, client), CappedBuffer(self._policy.record_cap_bytes)
+        passed.add(request.body)
+
+        def make_records() -> tuple[Opening, *tuple[Record, ...]]:
+            opening = replace(self._resolver.make_opening(request, partial(_keep, passed)), wire="")
+            return opening, Round(opening.exchange, 0, request.upstream.name, keep_sent(body))
+
+        def keep_sent(content: bytes) -> Manifest | None:
+            return None if content == request.body else make_capped_manifest(content, self._policy.record_cap_bytes)
+
+        exchange.make_records = make_records
+        if body != own:
+            unmanaged = Retry(own, Round(exchange.id, 1, exchange.upstream, keep_sent(own)))
+            exchange.make_retries = partial(UnmanagedRetry, unmanaged)
+        await self._relay.carry(exchange, _bind(request, exchange), body)
+
     async def _carry_stream(self, incoming: ClientRequest, body: RequestBody | None, client: Client) -> None:
         self._check_log()
         request = self._resolver.resolve_stream(incoming, self.read_options(incoming.headers))
@@ -235,6 +269,27 @@ class ExchangeService:
         )
 
 
+class UnmanagedRetry:
+    """Sends the client's own request, once, if the upstream refuses to count what was sent in its place (B8a)."""
+
+    def __init__(self, retry: Retry) -> None:
+        self._retry: Retry | None = retry
+
+    def read_start(self, content: bytes) -> Start:
+        """Return that a stream has begun: a count is none."""
+        return "content"
+
+    async def find_retry(self, refusal: Refusal) -> Retry | None:
+        """Return the client's own request after the first refusal of the form of what was sent."""
+        if refusal.status not in _REFUSED_FORM:
+            return None
+        retry, self._retry = self._retry, None
+        return retry
+
+    async def accept(self) -> None:
+        """Do nothing."""
+
+
 class CapturedBody:
     """A streaming request body that is kept as it passes. Its end records the opening."""
 
@@ -251,6 +306,10 @@ class CapturedBody:
         else:
             self._exchange.record_opening()
         return content
+
+
+def _note_uncounted(error: Exception) -> None:
+    _log.error("what is sent for a request could not be found, so the client's own is counted", exc_info=error)
 
 
 def _check_reserved(headers: Headers) -> None:

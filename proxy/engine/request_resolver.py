@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import NamedTuple
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from proxy.context.budget import has_token_bound
 from proxy.engine.body_cache import (
@@ -32,7 +32,7 @@ from proxy.engine.ports import Clock, Ids, Upstream
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.response_reader import ResponseReader
 from proxy.model.exchange import ClientRequest, Opening, RequestOptions, SessionKey
-from proxy.model.lineage import compute_chain_root
+from proxy.model.lineage import Step, compute_chain_root
 from proxy.model.manifest import Manifest, make_capped_manifest
 from proxy.wire.body import SplitBody
 from proxy.wire.format import Format
@@ -117,6 +117,54 @@ class RequestResolver:
         """Resolve a request whose body is still to come."""
         caller = self._lineage.tenants.identify(request.headers)
         return self._resolve_unread(request, options, caller, self._ids.next_exchange())
+
+    async def find_counted(
+        self, request: ClientRequest, form: Format, unread: ResolvedRequest
+    ) -> ManagedRequest | None:
+        """Return a request whose tokens are to be counted with its messages, and the session that it would continue.
+
+        It becomes no part of that. Return None if there is no such session. `unread` is what its headers say.
+        """
+        caller, named = self._lineage.tenants.identify(request.headers), self._naming.read(request.headers)
+        known, shared = self._histories.find((caller.tenant, form.name, named.family), request.body)
+        split = split_known(request.body, form.items_key, known, shared)
+        if split is None or not split.items or not self._lineage.tenants.trusts(caller):
+            return None
+        until, model = (
+            self._clock.monotonic() + self._policy.hard_wait_seconds,
+            parse_json_string(split.member("model")),
+        )
+        upstream = self._choose(model)
+        session = make_session(caller.tenant, upstream.name, read_body_id(named, split), unread.exchange)
+        remembered = _Remembered(known, shared, self._histories.losses)
+        root = compute_chain_root(session.upstream)
+        chain = await self._read_chain(form, session, split, remembered, root=root, until=until)
+        traits = Traits(model, split.member("tools") not in _NONE, chain.preamble.system, False)
+        query = LineageQuery(
+            exchange=unread.exchange,
+            session=session,
+            token=caller.token,
+            traits=traits,
+            root=chain.root,
+            nodes=chain.nodes,
+            items=chain.items,
+            most_output=read_output_limit(split),
+            until=until,
+        )
+        found = await self._lineage.find_session(query)
+        if found is None:
+            return None
+        base = found.measure(chain.nodes)
+        step = Step(unread.exchange, "append", False, chain.tip, len(chain.nodes), base, (), ())
+        resolved = replace(unread, session=found.key, upstream=upstream, wire=form.name, model=model, step=step)
+        return ManagedRequest(
+            **asdict(resolved),
+            items_key=form.items_key,
+            split=split,
+            chain=chain,
+            most_output=query.most_output,
+            until=until,
+        )
 
     def make_opening(self, request: ResolvedRequest, build: BuildManifest) -> Opening:
         """Make the first record of an exchange.

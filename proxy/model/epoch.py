@@ -69,7 +69,8 @@ class Replaced(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True)
     Images and other media beside the text stay, except in a tool's output and where a `tombstone` stands for them.
 
     `arguments` are pairs of a call's id and its new arguments as JSON. If they are set, an empty `text` leaves the
-    message's text unchanged.
+    message's text unchanged. In a message with several results they are pairs of a call's id and the text that stands
+    for its result; `text` then has what is shown of all results.
     """
 
     place: int

@@ -51,6 +51,7 @@ class MessageStructure(msgspec.Struct, frozen=True, gc=False):
     says_json: bool = False  # whether the word "json" occurs in it
     flaws: tuple[str, ...] = ()  # what is wrong with the message by itself
     signed: int = 0  # characters of the reasoning that the provider has signed, at least 1 if there is any
+    is_leading: bool = False  # only a message of the assistant may follow directly
 
 
 class ToolCall(msgspec.Struct, frozen=True, gc=False):
@@ -65,7 +66,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     """What one message says.
 
     `role` and `results` are those of its structure. `text` joins its text parts with line ends, tool output included.
-    `media` has a short description of each image, document or audio in it.
+    `media` has a short description of each image, document or audio in it. `outputs` are the texts of its results if it
+    has several, `beside` the texts that stand beside results.
     """
 
     role: str
@@ -73,6 +75,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     calls: tuple[ToolCall, ...] = ()
     results: tuple[str, ...] = ()
     media: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
 class Medium(msgspec.Struct, frozen=True, gc=False):

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -24,6 +24,7 @@ from proxy.wire import FORMATS
 
 # Only the endings count, since clients use various prefixes: Azure's `/openai/deployments/NAME`, `/api/v1`, or none.
 _ENDINGS = {form.path_ending: form.name for form in FORMATS.values()}
+_COUNT_ENDINGS = {form.count_ending: form.name for form in FORMATS.values() if form.count_ending}
 
 # Variants of `/-/` such as `//-/` are also ours and never go upstream, since such requests carry our token. So is the
 # target `*`, which is about the server itself.
@@ -35,7 +36,16 @@ def find_wire(path: str) -> str:
 
     Below `/threads/` the same endings mean something else, and paths below `/-/` are our own pages.
     """
-    for ending, wire in _ENDINGS.items():
+    return _find_ending(path, _ENDINGS)
+
+
+def find_counted_wire(path: str) -> str:
+    """Return the wire format of a POST to a path at which an upstream counts tokens, or an empty string."""
+    return _find_ending(path, _COUNT_ENDINGS)
+
+
+def _find_ending(path: str, endings: Mapping[str, str]) -> str:
+    for ending, wire in endings.items():
         if path.endswith(ending):
             return "" if "/threads/" in path or path.lstrip("/").startswith("-/") else wire
     return ""
@@ -68,22 +78,29 @@ class FastRouter:
             self._rules.check_call(scope["headers"])
         except ProxyError as error:
             return self._refuse(scope, error)
-        return self._carry(scope, wire) if wire else self._carry_unread(scope)
+        if wire:
+            return self._carry(scope, wire)
+        counted = find_counted_wire(path) if scope["method"] == "POST" else ""
+        return self._carry(scope, counted, is_count=True) if counted else self._carry_unread(scope)
 
     async def _refuse(self, scope: Scope, error: ProxyError) -> None:
         client = ServedClient(scope, self._policy)
         client.expect_nothing()
         client.fail(error)
 
-    async def _carry(self, scope: Scope, wire: str) -> None:
-        """Read the whole body of a call in a wire format, and pass the call to the engine."""
+    async def _carry(self, scope: Scope, wire: str, *, is_count: bool = False) -> None:
+        """Read the whole body of a call in a wire format, and pass the call to the engine.
+
+        If `is_count`, the upstream is to count the tokens of the request.
+        """
         client, share = ServedClient(scope, self._policy), Share()
         try:
             if not self._exchanges.reads(scope["headers"], wire):
                 return await self._carry_unread(scope)
             body = await client.read_whole(self._bodies, share)
             client.cancel_on_disconnect()
-            await self._exchanges.carry(read_request(scope, body), wire, client)
+            carry = self._exchanges.carry_count if is_count else self._exchanges.carry
+            await carry(read_request(scope, body), wire, client)
         except ProxyError as error:
             client.fail(error)
         except asyncio.CancelledError:

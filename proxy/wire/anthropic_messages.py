@@ -1,15 +1,16 @@
 """Anthropic Messages (`/v1/messages`)."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
+from typing import ClassVar
 
 import msgspec
 from msgspec.structs import replace
 
 from proxy.model.exchange import Answer, Usage
 from proxy.model.messages import Message, MessageStructure, ToolCall
-from proxy.wire.format import Format
+from proxy.wire.format import MANAGING_MEMBERS, Format, is_set
 from proxy.wire.identity import (
     Item,
     ItemPosition,
@@ -24,13 +25,17 @@ from proxy.wire.identity import (
 )
 from proxy.wire.json_values import (
     JSON_ERRORS,
+    join_array,
+    list_elements,
     load_json,
+    load_lenient,
     normalize_arguments,
     normalize_object,
     read_member,
     read_object,
     read_objects,
     read_text,
+    set_member,
 )
 from proxy.wire.messages import THINKING, digest_reasoning, format_arguments, is_empty, read_content, read_role
 from proxy.wire.streams import (
@@ -54,6 +59,10 @@ _TEXTS = frozenset({"text"})
 # Claude Code since 2.1.36 sends it as a first block or line. Its `cch` is computed from the whole body.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 _ID = re.compile(r"[A-Za-z0-9_-]+\Z")
+_REMOVED = b'"[The reasoning of this message was removed.]"'
+# Edits of `context_management` that only remove what the provider has read before, as ours do. Any other one may put
+# something in place of messages.
+_CLEARING = ("clear_tool_uses_", "clear_thinking_")
 _USAGE = UsageNames(
     input=("input_tokens",),
     output=("output_tokens",),
@@ -128,15 +137,39 @@ def _normalize_result(content: object) -> object:
     return content or None if isinstance(content, str) else collapse(normalize_values(content, _TEXTS))
 
 
+def _replaces_context(value: object) -> bool:
+    """Return whether `context_management` does more than clear tool outputs and thinking, as Claude Code lets it."""
+    edits = value.get("edits") if isinstance(value, dict) and value.keys() <= {"edits"} else None
+    if not isinstance(edits, list):
+        return is_set(value)
+    kinds = [read_text(edit.get("type")) if isinstance(edit, dict) else "" for edit in edits]
+    return not all(kind.startswith(_CLEARING) for kind in kinds)
+
+
+def _demands_binding(value: object) -> bool:
+    """Return whether `thinking` asks for an error where reasoning is bound to another beginning."""
+    binding = value.get("block_binding") if isinstance(value, dict) else None
+    return isinstance(binding, dict) and "error" in binding.values()
+
+
 class AnthropicMessages(Format):
     """The Anthropic Messages format, which Claude Code uses."""
 
     name = _NAME
     path_ending = "/v1/messages"
+    count_ending = "/v1/messages/count_tokens"
     items_key = "messages"
     instructions_key = "system"
     end_marker = re.compile(EVENT_LINE + rb"message_stop(?=[\r\n])|" + TYPED_DATA_LINE + b'message_stop"')
+    is_managed = True
     limit_headers = (b"anthropic-beta",)
+    signed_names = (b"thinking",)
+    managing_members: ClassVar[Mapping[str, Callable[[object], bool]]] = {
+        **MANAGING_MEMBERS,
+        "context_management": _replaces_context,
+        "compaction": is_set,
+        "thinking": _demands_binding,
+    }
     reader = ItemReader(_NAME, _AnthropicMessage, _read_item)
 
     def read_answer(self, value: Mapping[str, object]) -> Answer:
@@ -179,7 +212,7 @@ class AnthropicMessages(Format):
         blocks = read_objects(content)
         calls = [read_text(block.get("id")) for block in blocks if block.get("type") == "tool_use"]
         results = [read_text(block.get("tool_use_id")) for block in blocks if block.get("type") == "tool_result"]
-        thinking = [block for block in blocks if read_text(block.get("type")) in THINKING]
+        thinking = _list_thinking(blocks)
         return MessageStructure(
             "tool" if results else read_role(message),
             tuple(filter(None, calls)),
@@ -194,7 +227,22 @@ class AnthropicMessages(Format):
                     ["id"] if not all(map(_ID.match, [*calls, *results])) else (),
                 )
             ),
+            _count_signed(thinking),
+            is_leading=message.get("role") == "system",
         )
+
+    def strip_reasoning(self, raw: bytes) -> bytes:
+        """Return a message without its thinking, if that is signed, with text and calls as they are."""
+        if self.signed_names[0] not in raw:
+            return raw
+        message = load_lenient(raw)
+        if not isinstance(message, dict) or message.get("role") != "assistant":
+            return raw
+        if not _count_signed(_list_thinking(read_objects(message.get("content")))):
+            return raw
+        parts = list_elements(read_member(raw, "content"))
+        kept = [part for part in parts if not _list_thinking([load_lenient(part)])]
+        return set_member(raw, "content", join_array(kept) if kept else _REMOVED)
 
     def _read_message(self, message: Mapping[str, object]) -> Message:
         content = message.get("content")
@@ -203,6 +251,7 @@ class AnthropicMessages(Format):
             return Message(read_role(message), text, media=media)
         calls: list[ToolCall] = []
         results: list[str] = []
+        outputs: list[str] = []
         rest: list[object] = []
         for block in content:
             kind = block.get("type") if isinstance(block, dict) else ""
@@ -212,10 +261,26 @@ class AnthropicMessages(Format):
                 continue
             if kind == "tool_result":
                 results.append(read_text(block.get("tool_use_id")))
+                outputs.append(read_content([block])[0])
             rest.append(block)
         text, media = read_content(rest)
         role = "tool" if results else read_role(message)
-        return Message(role, text, tuple(calls), tuple(filter(None, results)), media)
+        answered = tuple(filter(None, results))
+        has_several = 1 < len(set(answered)) == len(results)
+        texts = [read_text(block.get("text")) for block in read_objects(rest) if block.get("type") == "text"]
+        beside = tuple(filter(None, texts)) if results else ()
+        return Message(role, text, tuple(calls), answered, media, tuple(outputs) if has_several else (), beside)
+
+
+def _list_thinking(blocks: Iterable[object]) -> list[dict[str, object]]:
+    return [block for block in blocks if isinstance(block, dict) and read_text(block.get("type")) in THINKING]
+
+
+def _count_signed(thinking: list[dict[str, object]]) -> int:
+    """Return the characters of the thinking of a message, at least 1 if it is signed or encrypted, else 0."""
+    if not any([block.get("signature") or block.get("data") for block in thinking]):
+        return 0
+    return max(1, sum([len(read_text(block.get(name))) for block in thinking for name in ("thinking", "data")]))
 
 
 def _find_disorder(blocks: list[dict[str, object]], results: int) -> Iterator[str]:

@@ -101,11 +101,13 @@ class Format(ABC):
 
     name: ClassVar[str]
     path_ending: ClassVar[str]  # the end of the paths at which the API is served
+    count_ending: ClassVar[str] = ""  # the end of the paths at which an upstream counts the tokens of a request
     items_key: ClassVar[str]  # the top-level array member that holds the conversation
     instructions_key: ClassVar[str] = ""  # the top-level member with the system prompt, empty if it is a message
     previous_key: ClassVar[str] = ""  # the member that names a stored response to continue from, if there is one
     end_marker: ClassVar[re.Pattern[bytes]]
     is_managed: ClassVar[bool] = False  # whether the context of its requests may be shortened
+    has_summaries: ClassVar[bool] = False  # whether models can be asked in it for summaries (`wire/summary_request`)
     is_itemised: ClassVar[bool] = False  # whether calls, texts and reasoning are items of their own
     takes_markers: ClassVar[bool] = True  # whether messages may have cache markers
     has_compaction: ClassVar[bool] = True  # whether a provider may put compactions of its own into messages

@@ -219,7 +219,7 @@ def _replace_content(form: Format, raw: bytes, role: str, edit: Replaced) -> byt
     parts = list_elements(content)
     kinds = [_read_kind(part) for part in parts]
     if "tool_result" in kinds:
-        written = list(_replace_results(parts, kinds, text))
+        written = list(_replace_results(parts, kinds, text, dict(edit.arguments)))
     elif role in ("tool", "function") or (role == "user" and edit.kind == "tombstone"):
         written = [form.write_text_part(role, encode_text(text))]
     else:
@@ -272,11 +272,20 @@ def _replace_texts(parts: Sequence[bytes], kinds: Sequence[str], text: bytes) ->
     return [*parts[:place], text, *rest]
 
 
-def _replace_results(parts: Sequence[bytes], kinds: Sequence[str], text: str) -> Iterator[bytes]:
-    """Yield the parts with the text in the first result and a note in the others. Short texts beside them stay."""
+def _replace_results(
+    parts: Sequence[bytes], kinds: Sequence[str], text: str, outputs: Mapping[str, str]
+) -> Iterator[bytes]:
+    """Yield the parts with the results replaced by `outputs`, which has texts by ids of calls; the other results stay.
+
+    Without any, the text is in the first result and a note in the others. Short texts beside the results stay.
+    """
     left = text
     for part, kind in zip(parts, kinds, strict=True):
-        if kind == "tool_result":
+        if kind == "tool_result" and outputs:
+            value = read_object(part.decode(errors="replace")) or {}
+            new = outputs.get(read_text(value.get("tool_use_id")))
+            yield part if new is None else _replace_result(part, new)
+        elif kind == "tool_result":
             yield _replace_result(part, left)
             left = _BESIDE
         elif kind in TEXTS and len(part) <= _MOST_BESIDE:

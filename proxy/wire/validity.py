@@ -29,6 +29,7 @@ Kind = Literal[
     "protected",  # a message that is lost, or changed though it is pinned: the newest of the user may become shorter
     "userless",  # no user message at all
     "beginning",  # the first message is the assistant's or a result
+    "position",  # a message behind which only the assistant's may stand, and another one does
     "prefill",  # the last message is the assistant's, which a model would continue
     "alternation",  # two of a role in a row, if the upstream's template refuses that
     "markers",  # too many cache markers, a longer retention after a shorter one, or all markers lost
@@ -88,6 +89,7 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     has_user: bool
     has_reasoning: bool
     says_json: bool
+    is_leading: bool = False  # only a run of the assistant may follow
 
 
 class MessageRuns(msgspec.Struct, frozen=True, gc=False):
@@ -264,6 +266,7 @@ def _judge_run(structures: tuple[MessageStructure, ...], places: Sequence[int], 
         has_user=structures[0].role == "user",
         has_reasoning=any([structure.reasoning for structure in structures]),
         says_json=any([structure.says_json for structure in structures]),
+        is_leading=structures[-1].is_leading,
     )
 
 
@@ -319,6 +322,9 @@ def _judge_ends(runs: Sequence[Run]) -> Iterator[RequestFault]:
         yield RequestFault("beginning", spoken)
     if runs and runs[-1].structures[-1].role == "assistant":
         yield RequestFault("prefill")
+    for i in [i for i, run in enumerate(runs) if run.is_leading and i + 1 < len(runs)]:
+        if runs[i + 1].structures[0].role != "assistant":
+            yield RequestFault("position", "", runs[i].places[-1])
 
 
 def _judge_markers(markers: Sequence[str]) -> Iterator[RequestFault]:

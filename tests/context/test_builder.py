@@ -205,6 +205,25 @@ def test_pins_and_outputs_of_protected_tools_stay_as_they_are() -> None:
     assert large[1] in render([*DAY, *large, *DAY[-6:]], plan)
 
 
+def test_what_a_message_leads_to_stays_behind_it_with_tombstones_for_its_outputs() -> None:
+    first = [
+        user("go"),
+        {"role": "system", "content": "The date is new."},
+        *act("a", "cat a.py", "a line of a\n" * 300),
+    ]
+    rest = [message for i in range(40) for message in act(f"c{i}", f"cat {i}.py", f"a line of {i}\n" * 60)]
+    seen = view([*first, *rest], 6000)
+    leading = msgspec.structs.replace(seen.messages[1].structure, is_leading=True)
+    messages = [*seen.messages]
+    messages[1] = msgspec.structs.replace(messages[1], structure=leading)
+    plan = BUILDER.build(msgspec.structs.replace(seen, messages=messages))
+    kept = [edit.place for edit in plan.edits if not isinstance(edit, Written)]
+    assert kept[:4] == [0, 1, 2, 3] and plan.edits[kept.index(1) :][:2] == (Kept(1), Kept(2))
+    assert [edit.place for edit in plan.edits if isinstance(edit, Replaced) and edit.kind == "tombstone"][:1] == [3]
+    # Elsewhere the answer goes as any other does.
+    assert Kept(2) not in BUILDER.build(seen).edits
+
+
 def test_the_next_epoch_takes_the_ledger_over_as_it_is() -> None:
     before = BUILDER.build(view(DAY, 6000))
     messages = [*DAY, *(message for i in range(30, 36) for message in act(f"{i}", f"cat {i}.py", OUTPUT))]

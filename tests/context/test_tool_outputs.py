@@ -3,12 +3,20 @@ import re
 
 import msgspec
 
-from proxy.context.conversation import BuilderPolicy, ConversationIndex, index_conversation
+from proxy.context.builder import ContextBuilder
+from proxy.context.conversation import (
+    BuilderPolicy,
+    ConversationIndex,
+    CountedMessage,
+    PlanRequest,
+    index_conversation,
+)
 from proxy.context.message_features import extract_features
-from proxy.context.references import PAGE
+from proxy.context.references import PAGE, render_message
 from proxy.context.tool_outputs import (
     ReplacedMessage,
     count_saved_tokens,
+    find_superseded,
     order_outputs,
     outline_output,
     prune_output,
@@ -16,7 +24,9 @@ from proxy.context.tool_outputs import (
     shorten_message,
     trim_message,
 )
-from tests.support.views import RawMessage, act, call, count, result, said, user, view
+from proxy.model.epoch import Kept, Replaced, Written
+from proxy.wire import FORMATS
+from tests.support.views import RawMessage, act, call, count, result, said, see, user, view
 
 BIG = "some words that fill an output; " * 40
 
@@ -252,3 +262,89 @@ def test_what_stays_beside_shortened_words_is_not_saved() -> None:
     surveyed = index_conversation(seen, BuilderPolicy(), extract_features)
     made = shorten_message(seen, surveyed, 1)
     assert count_saved_tokens(surveyed, {1: made}, count) == count(f"look: {LONG}") - count(made.edit.text)
+
+
+# --- several results in one message ---------------------------------------------------------------------------------
+
+
+def see_blocks(*contents: object) -> CountedMessage:
+    """An Anthropic message: the assistant's of tool uses, else the user's."""
+    role = "assistant" if any(isinstance(each, dict) and each["type"] == "tool_use" for each in contents) else "user"
+    decoded = FORMATS["anthropic_messages"].decode_message(json.dumps({"role": role, "content": contents}).encode())
+    return CountedMessage(decoded.message, decoded.structure, count(decoded.message.text))
+
+
+def use(id: str, command: str) -> dict[str, object]:
+    return {"type": "tool_use", "id": id, "name": "bash", "input": {"command": command}}
+
+
+def answer(id: str, output: str) -> dict[str, object]:
+    return {"type": "tool_result", "tool_use_id": id, "content": output}
+
+
+def begin(*messages: CountedMessage) -> tuple[PlanRequest, ConversationIndex]:
+    request = msgspec.structs.replace(view([user("go")], 10_000), messages=[see(user("go")), *messages, see(user("b"))])
+    return request, index_conversation(request, BuilderPolicy(), extract_features)
+
+
+PARALLEL = see_blocks(use("1", "cat a.py"), use("2", "sed -i s/a/b/ b.py"), use("3", "ls"))
+
+
+def test_of_several_outputs_each_large_one_has_a_tombstone_of_its_own() -> None:
+    texts = [f"alpha_word {BIG}", f"beta_word\nfatal: no such thing {BIG}", "a.py"]
+    results = see_blocks(*(answer(str(i), text) for i, text in enumerate(texts, 1)))
+    request, seen = begin(PARALLEL, results)
+    made = prune_output(request, seen, 2, ["alpha_word", "beta_word"])
+    (first, one), (second, two) = made.edit.arguments
+    assert (first, second, made.edit.text, made.edit.kind) == ("1", "2", f"{one}\n{two}\na.py", "tombstone")
+    assert one.endswith("| alpha_word") and two.endswith("| beta_word") and "1 lines" in one and "2 lines" in two
+    assert "do not repeat" in one and "do not repeat" in two  # what a message did is not told apart
+    original = render_message(results.message)
+    starts = [each.offset for each in made.references]
+    assert [original[at:].startswith(text) for at, text in zip(starts, texts, strict=False)] == [True, True]
+    assert count_saved_tokens(seen, {2: made}, count) == results.tokens - count(made.edit.text) - 4
+
+
+def test_where_none_of_several_outputs_is_large_all_are_replaced() -> None:
+    request, seen = begin(PARALLEL, see_blocks(*(answer(str(i), "some words") for i in (1, 2, 3))))
+    assert [id for id, _ in prune_output(request, seen, 2).edit.arguments] == ["1", "2", "3"]
+
+
+def test_of_several_outputs_the_large_ones_have_blocks_in_the_room_that_there_is() -> None:
+    request, seen = begin(PARALLEL, see_blocks(answer("1", BIG * 9), answer("2", BIG), answer("3", "a.py")))
+    made = outline_output(request, seen, 2, 1500, count=count)
+    ((id, block),) = made.edit.arguments
+    assert (id, made.edit.kind) == ("1", "file") and block.startswith("[FILE: a.py]")
+    assert made.edit.text == f"{block}\n{BIG}\na.py" and 900 < count(block) < 1500
+    assert [id for id, _ in outline_output(request, seen, 2, count=count).edit.arguments] == ["1", "2"]
+
+
+def test_what_the_user_says_beside_an_output_stays_and_its_output_gives_way() -> None:
+    words, reminder = (
+        {"type": "text", "text": "Use tabs."},
+        {"type": "text", "text": "<system-reminder>x</system-reminder>"},
+    )
+    note = {"type": "text", "text": "[Request interrupted by user for tool use]"}
+    besides = [[words, reminder], [reminder], [note], [note], [note, reminder], *[[]] * 9]
+    steps = [
+        message
+        for i, beside in enumerate(besides)
+        for message in (see_blocks(use(f"u{i}", f"cat {i}.py")), see_blocks(answer(f"u{i}", f"{i} {BIG}"), *beside))
+    ]
+    request, seen = begin(*steps)
+    assert seen.spoken == {2} and seen.fixed & {1, 2, 3, 4, 5} == {1}
+    small = msgspec.structs.replace(view([user("go")], 2_500), messages=request.messages)
+    edits = ContextBuilder(BuilderPolicy(), count).build(small).edits
+    assert {edit.place for edit in edits if not isinstance(edit, Written)} >= {1, 2}
+    assert [edit.kind for edit in edits if isinstance(edit, Replaced) and edit.place == 2] == ["tombstone"]
+    assert not any(isinstance(edit, Kept) and edit.place in (3, 5, 7) for edit in edits)
+
+
+def test_several_outputs_are_superseded_only_together() -> None:
+    both = see_blocks(use("4", "cat a"), use("5", "cat b")), see_blocks(answer("4", BIG), answer("5", BIG))
+    one = see_blocks(use("6", "cat a")), see_blocks(answer("6", BIG))
+    again = see_blocks(use("7", "cat a"), use("8", "cat b")), see_blocks(answer("7", BIG), answer("8", f"{BIG}new"))
+    _, seen = begin(*both, *one)
+    assert find_superseded(seen) == {}
+    _, seen = begin(*both, *one, *again)
+    assert find_superseded(seen) == {2: 0}

@@ -42,6 +42,18 @@ def test_a_result_far_behind_its_call_holds_what_is_between() -> None:
     assert groups == [Group(0, 6, "user", has_calls=True), Group(6, 7, "user", has_calls=False)]
 
 
+def test_a_message_that_has_to_stand_before_an_answer_goes_with_it() -> None:
+    leading = MessageStructure("system", is_leading=True)
+    assert split_groups([USER, leading, call("a"), answer("a"), SAID, USER, leading]) == [
+        Group(0, 1, "user", has_calls=False),
+        Group(1, 4, "system", has_calls=True),
+        Group(4, 5, "step", has_calls=False),
+        Group(5, 6, "user", has_calls=False),
+        Group(6, 7, "system", has_calls=False),
+    ]
+    assert len(split_groups([USER, SYSTEM, call("a"), answer("a")])) == 3
+
+
 def test_an_id_used_again_is_answered_behind_its_newest_use() -> None:
     groups = split_groups([call("a"), answer("a"), USER, call("a"), USER, answer("a")])
     assert [group.start for group in groups] == [0, 2, 3]

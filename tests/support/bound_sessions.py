@@ -5,10 +5,12 @@ Rule: the client keeps each answer as it came and sends all of it again; it neve
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from proxy.engine.policy import Provider
 from proxy.model.errors import Conflict, NotFound
 from proxy.model.events import ReasoningRemoved
 from proxy.model.exchange import ClientRequest, Headers
@@ -27,6 +29,8 @@ CHANCES = {"retry": 25, "branch": 20, "restart": 15, "revert": 8, "observe": 12,
 class BoundSession:
     """One session; `run` carries it for so many calls, `counts` tells what came of them."""
 
+    target, wire = b"/v1/chat/completions", "chat_completions"
+
     def __init__(
         self,
         ceiling: int,
@@ -37,12 +41,13 @@ class BoundSession:
         size: int = 900,
         often: int = 1,
         path: Path | None = None,
+        provider: Provider | None = None,
     ) -> None:
         """Make a session whose outputs have `size` characters, in which things happen so many times as `often`."""
-        self.upstream = StrictUpstream(check, member, seed)
-        self.talk = Talk(path, ceiling, self.upstream)
-        self.history: list[Message] = [_SYSTEM, {"role": "user", "content": "Mend the tests of the parser."}]
-        self.model = MODEL
+        self.upstream: Any = self.make_upstream(check, member, seed)
+        self.talk = Talk(path, ceiling, self.upstream, provider)
+        self.history: list[Message] = [*self.begin(), {"role": "user", "content": "Mend the tests of the parser."}]
+        self.model, self.own, self.other = MODEL, MODEL, OTHER
         self.counts: Counter[str] = Counter()
         self.told: Counter[str] = Counter()  # the messages with removed reasoning, as events told, by view
         self.removed: set[str] = set()  # the signatures that the client sent and the upstream never got again
@@ -55,6 +60,27 @@ class BoundSession:
     def _note(self, event: ReasoningRemoved) -> None:
         self.told[event.view] += event.messages
 
+    def make_upstream(self, check: Check, member: Member, seed: int) -> Any:
+        """The upstream."""
+        return StrictUpstream(check, member, seed)
+
+    def begin(self) -> list[Message]:
+        """The messages before the user's first."""
+        return [_SYSTEM]
+
+    def write(self) -> bytes:
+        """The body of a call."""
+        return json.dumps({"model": self.model, "messages": self.history, "tools": TOOLS}).encode()
+
+    def read(self, body: bytes) -> dict[str, Any]:
+        """The message in a response."""
+        message: dict[str, Any] = json.loads(body)["choices"][0]["message"]
+        return message
+
+    def list_signatures(self, messages: Sequence[Message]) -> set[str]:
+        """What the blocks of signed reasoning are known by."""
+        return {block["signature"] for message in messages for block in list_blocks(message)}
+
     async def run(self, calls: int) -> None:
         """Carry so many calls, with everything that may happen in between."""
         for _ in range(calls):
@@ -64,7 +90,7 @@ class BoundSession:
         """Do what chance wants, and make a call."""
         self._left -= 1
         if self._left == 0:
-            self.model = MODEL
+            self.model = self.own
         pick = self._random.randrange(1000)
         for what, chance in CHANCES.items():
             chance *= self._often
@@ -78,7 +104,7 @@ class BoundSession:
         if what == "retry":
             await self.call(keeps=False)
         elif what == "branch":
-            places = [i for i, message in enumerate(self.history) if message["role"] != "assistant" and i > 1]
+            places = [i for i, message in enumerate(self.history) if message["role"] in ("user", "tool") and i > 1]
             if places:
                 del self.history[self._random.choice(places[-12:]) + 1 :]
                 self._ask(f"Rather look at part {len(self.history)}.")
@@ -87,7 +113,7 @@ class BoundSession:
         elif what == "revert":
             await self.revert()
         elif what == "switch":
-            self.model, self._left = OTHER, self._random.randint(2, 9)
+            self.model, self._left = self.other, self._random.randint(2, 9)
         await self.call(what if what in ("observe", "bypass") else "", is_pinned=what == "pin")
 
     async def restart(self) -> None:
@@ -108,20 +134,19 @@ class BoundSession:
         """Send the history. Unless it is to be sent again, add the answer and what follows it."""
         headers: Headers = ((b"x-palimpsest-mode", mode.encode()),) if mode else ()
         headers += ((b"x-palimpsest-pin", b"true"),) if is_pinned else ()
-        body = json.dumps({"model": self.model, "messages": self.history, "tools": TOOLS}).encode()
         client, before, told = RecordingClient(), len(self.upstream.calls), sum(self.told.values())
-        request = ClientRequest("POST", b"/v1/chat/completions", (*NAME, *headers), body)
-        await wait_out(self.talk.engine.begin(request, "chat_completions", client))
+        request = ClientRequest("POST", self.target, (*NAME, *headers), self.write())
+        await wait_out(self.talk.engine.begin(request, self.wire, client))
         labels = dict(client.labels)
         self.talk.session = labels.get(b"x-palimpsest-session", self.talk.session.encode()).decode()
         self._count(client, self.upstream.calls[before:], sum(self.told.values()) - told)
         if client.status == 200 and keeps:
-            self._go_on(json.loads(client.body)["choices"][0]["message"])
+            self.go_on(self.read(client.body))
         return client
 
     def _count(self, client: RecordingClient, sent: list[Any], told: int) -> None:
         last = json.loads(sent[-1].body)["messages"]
-        ours, theirs = ({b["signature"] for m in each for b in list_blocks(m)} for each in (last, self.history))
+        ours, theirs = self.list_signatures(last), self.list_signatures(self.history)
         fresh = theirs - ours - self.removed
         self.removed |= fresh
         is_said = any(name == b"x-palimpsest-notice" and b"signed reasoning" in value for name, value in client.labels)
@@ -137,7 +162,8 @@ class BoundSession:
         self.counts["messages"] += sum(message["role"] == "assistant" for message in last)
         self.counts["put back"] += len(ours - theirs)
 
-    def _go_on(self, message: dict[str, Any]) -> None:
+    def go_on(self, message: dict[str, Any]) -> None:
+        """Add an answer, and what follows it."""
         self.history.append(message)
         for call in message.get("tool_calls") or ():
             text = f"def function_{len(self.history)}(value):\n    return other.path\n"

@@ -12,7 +12,7 @@ from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.lineage.identity import Tenants
 from proxy.engine.lineage.tracker import LineageTracker
-from proxy.engine.policy import EnginePolicy
+from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES, Archive, Client, Clock, RequestBody
 from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import RequestResolver, Route
@@ -456,6 +456,7 @@ class Engine:
         after: "Engine | None" = None,
         archive: FakeArchive | None = None,
         tasks: TaskRunner | None = None,
+        provider: Provider | None = None,
     ) -> None:
         """`after` is an engine that was ended: this one goes on with its log. Else its log is `archive`, or an own."""
         policy = policy or EnginePolicy(commit_wait_ms=60_000)
@@ -483,7 +484,9 @@ class Engine:
         self.leftovers = UnreadResponses(
             self.archive, self.bus, self.tasks, self.lineage, self.readings, formats=formats
         )
-        self.controller = make_controller(self.archive, self.bus, self.clock, self.tasks, ceiling=ceiling)
+        self.controller = make_controller(
+            self.archive, self.bus, self.clock, self.tasks, ceiling=ceiling, provider=provider
+        )
         policy = replace(policy, own_keys=own_keys)
         self.exchanges = ExchangeService(
             policy, formats, resolver=self.reception, relay=self.relay, tasks=self.tasks, controller=self.controller
@@ -492,6 +495,10 @@ class Engine:
     def begin(self, request: ClientRequest, wire: str, client: Client) -> "asyncio.Task[None]":
         """A call in a task of its own, as the server has one for each."""
         return asyncio.create_task(self.exchanges.carry(request, wire, client))
+
+    def begin_count(self, request: ClientRequest, wire: str, client: Client) -> "asyncio.Task[None]":
+        """The same for a request whose tokens are to be counted."""
+        return asyncio.create_task(self.exchanges.carry_count(request, wire, client))
 
     def begin_stream(self, request: ClientRequest, body: RequestBody | None, client: Client) -> "asyncio.Task[None]":
         """The same for a body that streams."""

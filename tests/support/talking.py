@@ -12,6 +12,7 @@ from typing import Any
 
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.durability import DurabilityWaiter
+from proxy.engine.policy import Provider
 from proxy.engine.ports import Archive, RequestBody
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.store.policy import StorePolicy
@@ -57,10 +58,15 @@ class Talk:
     """The engine over a log, in memory or in a directory; `ask` is a call of the client's, `reopen` a restart."""
 
     def __init__(
-        self, path: Path | None = None, ceiling: int | None = 4000, upstream: ScriptedUpstream | None = None
+        self,
+        path: Path | None = None,
+        ceiling: int | None = 4000,
+        upstream: ScriptedUpstream | None = None,
+        provider: Provider | None = None,
     ) -> None:
         self._policy = StorePolicy(path / "log.db") if path is not None else None
         self._ceiling = ceiling
+        self._provider = provider
         self.upstream: Any = upstream or TalkingUpstream()
         self.exchanges: list[str] = []
         self.session = ""
@@ -75,7 +81,7 @@ class Talk:
         log: Any = self.log
         if after is not None:
             after.archive = log
-        self.engine = Engine(self.upstream, archive=log, ceiling=self._ceiling, after=after)
+        self.engine = Engine(self.upstream, archive=log, ceiling=self._ceiling, after=after, provider=self._provider)
         parts = self.engine
         gate = DurabilityWaiter(self.log, 5_000)
         self.care = EpochAdmin(parts.controller.states, self.log, gate, parts.bus, parts.ids)

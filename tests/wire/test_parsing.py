@@ -81,7 +81,7 @@ def test_a_chat_message(message: dict[str, Any], told: Message) -> None:
                 "role": "user",
                 "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "out"}, text("go on")],
             },
-            Message("tool", "out\ngo on", results=("t1",)),
+            Message("tool", "out\ngo on", results=("t1",), beside=("go on",)),
         ),
         (
             {
@@ -91,6 +91,21 @@ def test_a_chat_message(message: dict[str, Any], told: Message) -> None:
             Message("tool", "out", results=("t1",), media=("image 640x480",)),
         ),
         ({"role": "user", "content": [{"type": "tool_result"}]}, Message("tool", "")),
+        (
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": "one"},
+                    {"type": "tool_result", "tool_use_id": "t2", "content": [text("two"), SOURCE]},
+                    text("go on"),
+                ],
+            },
+            Message("tool", "one\ntwo\ngo on", (), ("t1", "t2"), ("image 640x480",), ("one", "two"), ("go on",)),
+        ),
+        (
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1"}] * 2},
+            Message("tool", "", (), ("t1", "t1")),
+        ),
         (
             {
                 "role": "user",
@@ -373,3 +388,24 @@ def test_a_part_whose_type_is_no_word_is_of_no_kind(wire: str) -> None:
 )
 def test_reasoning_is_signed_where_a_provider_could_check_it(message: dict[str, Any], signed: int) -> None:
     assert read(CHAT, {"role": "assistant", **message}).signed == signed
+
+
+@pytest.mark.parametrize(
+    ("content", "signed"),
+    [
+        ([THOUGHT, TEXT], 2),
+        ([THOUGHT | {"thinking": ""}, TEXT], 1),
+        ([{"type": "redacted_thinking", "data": "abc"}, CALL], 3),
+        ([{"type": "thinking", "thinking": "hm"}, TEXT], 0),
+        ([TEXT], 0),
+        ("thinking", 0),
+    ],
+)
+def test_thinking_blocks_are_signed(content: Any, signed: int) -> None:
+    assert read(ANTHROPIC, {"role": "assistant", "content": content}).signed == signed
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_only_anthropic_s_system_messages_have_to_stand_before_an_answer(wire: str) -> None:
+    assert read(wire, {"role": "system", "content": "x"}).is_leading == (wire == ANTHROPIC)
+    assert not read(wire, {"role": "user", "content": "x"}).is_leading

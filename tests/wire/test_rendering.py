@@ -172,6 +172,19 @@ def test_arguments_of_an_item(item: Any, member: str) -> None:
     assert change(RESPONSES, item, "words") == change(RESPONSES, item)
 
 
+def test_each_of_several_results_is_replaced_by_itself() -> None:
+    results: list[dict[str, Any]] = [
+        {"type": "tool_result", "tool_use_id": "a", "content": "old", "is_error": True},
+        {"type": "tool_result", "tool_use_id": "b", "content": [text("old"), IMAGE]},
+        {"type": "tool_result", "tool_use_id": "c", "content": [text("kept"), IMAGE]},
+    ]
+    edit = Replaced(0, "new a\nnew b\nkept", "tombstone", (("a", "new a"), ("b", "new b")))
+    raw = json.dumps({"role": "user", "content": [*results, text("and go on"), text("long " * 4000)]}).encode()
+    changed = [{**results[0], "content": "new a"}, {**results[1], "content": [text("new b")]}, results[2]]
+    shown = json.loads(render(FORMATS[ANTHROPIC], [edit], [raw])[0])
+    assert shown == {"role": "user", "content": [*changed, text("and go on")]}
+
+
 def test_everything_else_of_a_replaced_message_keeps_its_bytes() -> None:
     raw = b'{ "x":1e2 , "content" : "o\\u006cd", "y":"\\u0065" }'
     assert render(FORMATS[CHAT], [Replaced(0, "né", "file")], [raw]) == (raw.replace(b'"o\\u006cd"', '"né"'.encode()),)
@@ -561,9 +574,37 @@ def test_what_is_no_message_of_the_assistant_keeps_its_bytes(raw: bytes) -> None
     assert FORMATS[CHAT].strip_reasoning(raw) is raw
 
 
-def test_other_formats_have_no_signed_reasoning_yet() -> None:
-    raw = json.dumps({"role": "assistant", "content": [THOUGHT]}).encode()
+SEALED = {"type": "redacted_thinking", "data": "s"}
+
+
+@pytest.mark.parametrize(
+    ("content", "left"),
+    [
+        ([THOUGHT, text("x"), USE], [text("x"), USE]),
+        ([THOUGHT | {"thinking": ""}, SEALED, USE], [USE]),
+        ([SEALED, text("x")], [text("x")]),
+        ([THOUGHT, SEALED], GONE),
+        ([text("about thinking")], [text("about thinking")]),
+        ([{"type": "thinking", "thinking": "hm"}, USE], [{"type": "thinking", "thinking": "hm"}, USE]),
+        ("thinking", "thinking"),
+    ],
+)
+def test_signed_thinking_blocks_are_taken_out_whole(content: Any, left: Any) -> None:
+    raw = json.dumps({"role": "assistant", "content": content}).encode()
+    stripped = FORMATS[ANTHROPIC].strip_reasoning(raw)
+    assert json.loads(stripped) == {"role": "assistant", "content": left}
+    if content == left:
+        assert stripped is raw
+
+
+@pytest.mark.parametrize("raw", [b'"thinking"', b'{"role":"user","content":[{"type":"thinking","signature":"s"}]}'])
+def test_thinking_that_no_assistant_sent_keeps_its_bytes(raw: bytes) -> None:
     assert FORMATS[ANTHROPIC].strip_reasoning(raw) is raw
+
+
+def test_items_have_no_signed_reasoning_yet() -> None:
+    raw = json.dumps({"role": "assistant", "content": [THOUGHT]}).encode()
+    assert FORMATS[RESPONSES].strip_reasoning(raw) is raw
 
 
 def test_items_are_changed_where_they_stand_and_all_other_bytes_stay() -> None:

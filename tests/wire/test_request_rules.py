@@ -109,10 +109,19 @@ def split_messages(wire: str, messages: list[Any], **members: Any) -> SplitBody:
     return body
 
 
+CLEARING = {"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 1000}}
+
+
 @pytest.mark.parametrize(
     ("wire", "name", "value"),
     [
-        (ANTHROPIC, "context_management", {"edits": [{"type": "clear_tool_uses_20250919"}]}),
+        (ANTHROPIC, "context_management", {"edits": [CLEARING, {"type": "compact_20260112"}]}),
+        (ANTHROPIC, "context_management", {"edits": [CLEARING, {}]}),
+        (ANTHROPIC, "context_management", {"edits": [CLEARING], "strategy": "auto"}),
+        (ANTHROPIC, "context_management", {"edits": {}}),
+        (ANTHROPIC, "compaction", {"type": "summarize"}),
+        (ANTHROPIC, "thinking", {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "error"}}),
+        (ANTHROPIC, "thinking", {"type": "adaptive", "block_binding": {"mismatch_behavior": "error"}}),
         (RESPONSES, "context_management", [{"type": "compaction", "compact_threshold": 1000}]),
         (RESPONSES, "truncation", "auto"),
         (CHAT, "transforms", ["middle-out"]),
@@ -134,6 +143,10 @@ def test_a_member_that_manages(wire: str, name: str, value: Any) -> None:
         (CHAT, {"model": "m", "stream": True, "tools": [1]}),
         (CHAT, {"store": True, "previous_response_id": "x", "conversation": "x"}),
         (ANTHROPIC, {"context_management": None, "metadata": {"user_id": "u"}}),
+        (ANTHROPIC, {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}, CLEARING]}}),
+        (ANTHROPIC, {"context_management": {"edits": []}}),
+        (ANTHROPIC, {"thinking": {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}}}),
+        (ANTHROPIC, {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
         (RESPONSES, {"store": False, "background": False, "truncation": "disabled", "previous_response_id": None}),
         (CHAT, {"transforms": []}),
     ],

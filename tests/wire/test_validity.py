@@ -24,6 +24,7 @@ from proxy.wire.validity import (
 from tests.support.valid_histories import WIRES, steps, structure, write
 
 USER, SAID, SYSTEM = MessageStructure("user"), MessageStructure("assistant"), MessageStructure("system")
+LEADING = MessageStructure("system", is_leading=True)
 wires = st.sampled_from(WIRES)
 
 
@@ -173,6 +174,13 @@ CASES: dict[str, tuple[list[MessageStructure], list[Splice], Rules, RequestFault
     "pinned": ([USER, SAID, USER], [Splice(0, 1, (USER,))], rules(), RequestFault("protected", "", 0)),
     "newest": ([USER, SAID, USER], [Splice(2, 3, (SAID,))], rules(), RequestFault("protected", "", 2)),
     "newest with more": ([USER, SAID, USER], [Splice(1, 3, (USER,))], rules(), RequestFault("protected", "", 2)),
+    "position": ([USER, LEADING, SAID, USER], [Splice(2, 3)], rules(), RequestFault("position", "", 1)),
+    "position of ours": (
+        [USER, LEADING, SAID, USER],
+        [Splice(2, 2, (USER,))],
+        rules(),
+        RequestFault("position", "", 1),
+    ),
     "system": ([SYSTEM, USER], [Splice(0, 1)], rules(), RequestFault("instructions", "gone", 0)),
     "ours": ([USER, USER], [Splice(0, 0, (SYSTEM,))], rules(), RequestFault("instructions", "ours", 0)),
     "flaw": (
@@ -287,6 +295,8 @@ FINE: dict[str, tuple[list[MessageStructure], list[Splice], Rules]] = {
         [Splice(1, 2, (MessageStructure("assistant", markers=("5m",)),))],
         Rules(markers=("1h",)),
     ),
+    "a leading message at the end": ([USER, SAID, USER, LEADING], [Splice(1, 2)], rules()),
+    "a position of the client's own": ([USER, SAID, LEADING, USER], [Splice(1, 2)], rules()),
     "nothing": ([], [], rules()),
 }
 

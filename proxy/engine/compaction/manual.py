@@ -174,7 +174,7 @@ class ManualCompaction:
 def _check_managed(row: ExchangeRow) -> None:
     """Raise Conflict if calls like this one are never sent under an epoch, so that none is of use."""
     if row.wire not in MANAGED_WIRES:
-        raise Conflict("calls of this wire are recorded, not managed; only /v1/chat/completions can be compacted")
+        raise Conflict("calls of this wire are recorded, not managed")
     if row.mode != "manage":
         raise Conflict(f"the newest call was in mode {row.mode}, in which nothing is sent in short; send it in manage")
 

@@ -30,6 +30,7 @@ from proxy.engine.request_resolver import Route
 from proxy.engine.runtime import EventBus, TaskRunner, attempt
 from proxy.model.epoch import Summary, SummaryLevel
 from proxy.model.events import AnswerRead, ExchangeRecorded, LimitsTold
+from proxy.wire import FORMATS
 from proxy.wire.format import Format
 from proxy.wire.headers import select_stored
 from proxy.wire.summary_request import raise_output_limit
@@ -38,6 +39,7 @@ _MODEL_LEVELS: tuple[SummaryLevel, ...] = (1, 2)
 _ANY = Provider()
 # Statuses that the body of a request may have caused, not the state of the upstream.
 _DUE_TO_REQUEST = frozenset({200, 400, 413, 422})
+_OTHER_WIRE = "models are not asked for summaries in the format of this conversation"
 _NO_CREDENTIAL = "no model was asked: no call of this session was accepted in the last half hour, or since the start"
 
 KeepsLease = Callable[[], Awaitable[bool]]
@@ -161,6 +163,9 @@ class Summarizer:
         Without a credential, only upstreams with an API key in the settings are asked.
         """
         policy, options, request = self.policy, job.options, job.request
+        if not FORMATS[request.state.request.wire].has_summaries:
+            attempts.problems.append(_OTHER_WIRE)
+            return
         levels = [level for level in _MODEL_LEVELS if level >= job.level]
         if not policy.level2:
             del levels[1:]

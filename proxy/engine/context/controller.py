@@ -452,6 +452,19 @@ def _label_shortened(state: RequestState, outgoing: OutgoingRequest) -> Headers:
     return ((b"x-palimpsest-notice", notice.encode()),) if shortened else ()
 
 
+async def write_counted(controller: ContextController, request: ManagedRequest) -> tuple[bytes, bytes]:
+    """Return what would be sent for a request now, and what unmanaged, for its upstream to count. Opens no epoch."""
+    states = controller.states
+    context = await states.caches.contexts.open(request, request.until - states.clock.monotonic())
+    own = make_own_body(request, context.reasoning.find_changed(request, None))
+    if request.mode != "manage" or _find_mark(request):
+        return own, own
+    epoch = context.find(request.model, request)
+    state = await states.read(request, context, epoch, states.find_budget(request))
+    outgoing = controller.chain.keep(state)
+    return (own if outgoing is None else outgoing.body), own
+
+
 def _find_mark(request: ManagedRequest) -> str:
     """Find a sign outside the messages that the context is managed already. Return an empty string if there is none."""
     return FORMATS[request.wire].find_management(request.split, len(request.split.items))

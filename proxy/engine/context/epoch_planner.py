@@ -366,6 +366,6 @@ class FeatureCache:
 
 def _weigh(message: Message, findings: MessageFeatures) -> int:
     """Estimate the bytes of memory of a message and the words that were found in it."""
-    said = len(message.text) + sum(len(call.arguments) for call in message.calls)
+    said = len(message.text) + sum(map(len, message.outputs)) + sum(len(call.arguments) for call in message.calls)
     words = sum(len(word) + _WORD_WEIGHT for word in findings.words)
     return _MESSAGE_WEIGHT + said + words

@@ -30,10 +30,14 @@ Key = tuple[str, str]
 
 
 class PromptPrefix(msgspec.Struct, frozen=True, gc=False):
-    """The part of a prompt before the messages: its tokens, and the raw members from which they were counted."""
+    """The part of a prompt before the messages: the digest of its instructions, its raw tools, and its tokens.
+
+    The digest leaves out what changes with each request, and is no part of what providers cache
+    (`Format.read_instructions`).
+    """
 
     leading: bytes
-    members: tuple[bytes, ...]
+    tools: bytes
     tokens: int
 
 
@@ -71,7 +75,7 @@ class MeasuredHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
     @property
     def weight(self) -> int:
         """Bytes of memory, roughly."""
-        return _HISTORY_WEIGHT + _MESSAGE_WEIGHT * len(self.nodes) + sum(map(len, self.head.members))
+        return _HISTORY_WEIGHT + _MESSAGE_WEIGHT * len(self.nodes) + len(self.head.tools)
 
     def continues(self, other: "MeasuredHistory") -> bool:
         """Return whether this history has all the messages of the other, and perhaps more."""
@@ -177,13 +181,13 @@ class HistoryCache:
     async def _count_head(self, request: ManagedRequest, known: MeasuredHistory | None) -> PromptPrefix:
         if known is not None and is_head_of(known.head, request):
             return known.head
-        tools, orders = members = list_members(request)
+        tools, orders = find_tools(request), request.chain.preamble.instructions
         pieces = [Piece(compute_digest(raw), raw) for raw in request.list_leading()]
         if orders:
             pieces.append(Piece(compute_digest(orders), orders))
         if tools:
             pieces.append(Piece(compute_digest(tools), tools, is_tools=True))
-        return PromptPrefix(request.chain.preamble.system, members, sum(await self._count(request, pieces)))
+        return PromptPrefix(request.chain.preamble.system, tools, sum(await self._count(request, pieces)))
 
     async def _measure(
         self, request: ManagedRequest, raws: Sequence[bytes]
@@ -222,15 +226,15 @@ class HistoryCache:
             del self._seen[key]
 
 
-def list_members(request: ManagedRequest) -> tuple[bytes, bytes]:
-    """Return the raw members before the messages: tools and, on wires that have them, instructions. Empty if absent."""
+def find_tools(request: ManagedRequest) -> bytes:
+    """Return the raw tools of a request, empty if it has none."""
     tools = request.split.member("tools")
-    return (b"" if tools in _NOTHING else tools), request.chain.preamble.instructions
+    return b"" if tools in _NOTHING else tools
 
 
 def is_head_of(head: PromptPrefix, request: ManagedRequest) -> bool:
     """Return whether a prefix is what goes before the messages of a request."""
-    return head.leading == request.chain.preamble.system and head.members == list_members(request)
+    return head.leading == request.chain.preamble.system and head.tools == find_tools(request)
 
 
 def _name(request: ManagedRequest) -> Key:

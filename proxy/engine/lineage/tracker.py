@@ -126,6 +126,14 @@ class LineageTracker:
         waiting = [exchange for exchanges in self.unread.values() for exchange in exchanges]
         return [exchange for exchange in waiting if self.open_exchanges[exchange].known.key.tenant == tenant]
 
+    async def find_session(self, query: LineageQuery) -> SessionNodes | None:
+        """Return the session that a request would continue, or None if there is none. Nothing is remembered of it."""
+        proof = self._resolver.prove(query)
+        if not self.index.is_complete and self._resolver.needs_log(query, proof):
+            await self._recall(query)
+            proof = self._resolver.prove(query)
+        return self.index.get(query.session.id) if query.session.family else proof.known
+
     async def place(self, query: LineageQuery) -> Placement:
         """Decide where a request belongs, and remember it until its answer has been read."""
         resolver, index, is_certain = self._resolver, self.index, True

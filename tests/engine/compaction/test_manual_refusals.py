@@ -165,7 +165,7 @@ async def test_calls_of_other_wires_are_not_compacted() -> None:
         return row
 
     compactor.find_newest = find  # type: ignore[method-assign, assignment]
-    with pytest.raises(Conflict, match=r"only /v1/chat/completions can be compacted"):
+    with pytest.raises(Conflict, match="calls of this wire are recorded, not managed"):
         await compactor.compact(shop.session, ManualOptions())
 
 

@@ -41,7 +41,7 @@ def spell(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
 
 def make_path(messages: Sequence[Mapping[str, Any]]) -> MeasuredHistory:
     structures = [FORMATS[CHAT].parse_structure(raw) for raw in spell(messages)]
-    return MeasuredHistory([], structures, [], judge_history(structures), PromptPrefix(b"", (), 0), (), 0)
+    return MeasuredHistory([], structures, [], judge_history(structures), PromptPrefix(b"", b"", 0), (), 0)
 
 
 def splice(

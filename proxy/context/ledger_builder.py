@@ -57,7 +57,7 @@ _REFERENCE_TOKENS = 9.0
 _LINE_TOKENS, _QUOTE_TOKENS = 4.0, 2.0
 _FRAME_TOKENS, _NEXT_FRAME_TOKENS = 110.0, 24.0
 # Tokens below which a ledger has one section, and of each section below which neighbours are joined, up to so many.
-_SECTIONS_LEAST, _SECTION_LEAST, _JOINED_LEAST = 600.0, 60.0, 150.0
+_SECTIONS_LEAST, _SECTION_LEAST, _JOINED_LEAST = 600.0, 60.0, 400.0
 # Characters of a user's turn on a line of the ledger, as far as the budget allows.
 _HEAD, _LONG_HEAD = 120, 400
 _MOST_TRIED = 6000

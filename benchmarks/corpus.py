@@ -13,6 +13,9 @@ from typing import Any
 Message = dict[str, Any]
 
 NONCE = b"@@@@@@######"
+# Stands for the tokens of a request, which the mock upstream fills in: one that reports fewer is taken for one that
+# truncates prompts.
+PROMPT = b"1234567890"
 """Stands in every template where the nonce of a turn goes: six digits of the session, six of the turn."""
 
 POOL = 1024
@@ -140,7 +143,7 @@ def turn_messages(index: int, chunks: int) -> tuple[Message, Message]:
 def answer_body(index: int) -> bytes:
     """A `chat.completion` of about 600 bytes; its nonce is still the placeholder."""
     message = {**answer_message(index), "refusal": None}
-    usage = {"prompt_tokens": 1200, "completion_tokens": 48, "total_tokens": 1248}
+    usage = {"prompt_tokens": int(PROMPT), "completion_tokens": 48, "total_tokens": int(PROMPT)}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "tool_calls"}
     return encode(
         {
@@ -168,7 +171,7 @@ def stream_events(index: int, chunks: int) -> tuple[bytes, ...]:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
         return b"data: " + encode({**common, "choices": [choice]}) + b"\n\n"
 
-    usage = {"prompt_tokens": 1200, "completion_tokens": chunks, "total_tokens": 1200 + chunks}
+    usage = {"prompt_tokens": int(PROMPT), "completion_tokens": chunks, "total_tokens": int(PROMPT)}
     return (
         event({"role": "assistant", "content": ""}, None),
         *(event({"content": piece}, None) for piece in _deltas(index, chunks)),

@@ -91,6 +91,15 @@ def _render_plain(nonce: bytes) -> bytes:
     return _render_json(_find_turn(nonce) % corpus.POOL).replace(corpus.NONCE, nonce)
 
 
+def _fill(answer: bytes, request: Request) -> bytes:
+    return _fill_tokens(answer.replace(corpus.NONCE, request.nonce), request)
+
+
+def _fill_tokens(answer: bytes, request: Request) -> bytes:
+    """Fill in the prompt's tokens, a quarter of its bytes, in as many characters as the placeholder has."""
+    return answer.replace(corpus.PROMPT, b"%*d" % (len(corpus.PROMPT), request.length // 4))
+
+
 class Connection(asyncio.Protocol):
     """One keep-alive connection of the measured proxy, or of the load generator itself."""
 
@@ -141,27 +150,27 @@ class Connection(asyncio.Protocol):
         if _STREAM.search(self._last) or _STREAM.search(self._first):
             self._answer_stream(request)
         elif request.nonce == _FIRST_NONCE:
-            self._write(_render_plain(request.nonce))
+            self._write(_fill_tokens(_render_plain(request.nonce), request))
         else:
-            self._write(_render_json(_find_turn(request.nonce) % corpus.POOL).replace(corpus.NONCE, request.nonce))
+            self._write(_fill(_render_json(_find_turn(request.nonce) % corpus.POOL), request))
 
     def _answer_stream(self, request: Request) -> None:
         index = _find_turn(request.nonce) % corpus.STREAM_POOL
         if request.delay:
             frames = _render_frames(index, request.chunks)
-            self._write(_SSE_HEAD + frames[0].replace(corpus.NONCE, request.nonce))
+            self._write(_SSE_HEAD + _fill(frames[0], request))
             self._pace(request, frames, 1, self._loop.time())
         else:
-            self._write(_render_burst(index, request.chunks).replace(corpus.NONCE, request.nonce))
+            self._write(_fill(_render_burst(index, request.chunks), request))
 
     def _pace(self, request: Request, frames: tuple[bytes, ...], sent: int, begun: float) -> None:
         """Send frame `sent` when its time has come; deadlines count from the first, so that pacing does not drift."""
 
         def send() -> None:
             self._timer = None
-            frame = frames[sent].replace(corpus.NONCE, request.nonce)
+            frame = _fill(frames[sent], request)
             if sent + 4 > len(frames):  # finish, usage and [DONE] leave together, as providers send them
-                rest = b"".join(frames[sent + 1 :]).replace(corpus.NONCE, request.nonce)
+                rest = _fill(b"".join(frames[sent + 1 :]), request)
                 self._write(frame + rest + _LAST_CHUNK)
             else:
                 self._write(frame)

@@ -122,6 +122,13 @@ def test_what_was_shortened_stays_so_and_the_others_have_the_room() -> None:
     assert list_levels(NINE, full) == {0: 0, 1: 2, 3: 1, 6: 1, 7: 1, 8: 1}
 
 
+def test_where_only_the_shortened_ones_have_no_room_these_are_shortened_further() -> None:
+    before = dict.fromkeys(range(9), 1)
+    levels = list_levels(NINE, settle(NINE, 600, leave(before)))
+    assert levels != before
+    assert all(level >= before[i] for i, level in levels.items())
+
+
 def test_what_was_shortened_comes_back_when_all_fit() -> None:
     assert list_levels(NINE, settle(NINE, 9 * WHOLE, leave({0: 0, 8: 2}))) == dict.fromkeys(range(9), 0)
 

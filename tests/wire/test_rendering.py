@@ -597,7 +597,14 @@ def test_signed_thinking_blocks_are_taken_out_whole(content: Any, left: Any) -> 
         assert stripped is raw
 
 
-@pytest.mark.parametrize("raw", [b'"thinking"', b'{"role":"user","content":[{"type":"thinking","signature":"s"}]}'])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'"thinking"',
+        b'{"role":"user","content":[{"type":"thinking","signature":"s"}]}',
+        b'{"role":"assistant","content":"words"}',
+    ],
+)
 def test_thinking_that_no_assistant_sent_keeps_its_bytes(raw: bytes) -> None:
     assert FORMATS[ANTHROPIC].strip_reasoning(raw) is raw
 

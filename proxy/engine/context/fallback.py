@@ -36,7 +36,7 @@ from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
 Commit = Callable[[Epoch], Awaitable[bool]]
 """Writes an epoch, and what it refers to, to the log. Returns whether that succeeded."""
 
-# Seconds that a call waits for a plan that it can do without: below its ceiling, or if an earlier plan can be used.
+# Seconds that a call waits for a plan that it can do without, because it is below its ceiling.
 SOFT_WAIT = 0.25
 # The size of what is sent in place of a request that was too long, as a share of it, if the limit is not known.
 BLIND_SHARE = 0.7

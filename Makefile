@@ -12,6 +12,9 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=$(shell expr $$(getconf _NPROCE
 ARGS ?=
 RUN := $(VENV)/$(if $(OUTLINES),.outlines,.run)
 
+# Python keeps what it has compiled: else each of the hundreds of processes of the suite would compile the package.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help run check test static journeys golden bench format lock map clean
 

@@ -6,12 +6,13 @@ the lines of the steps that they stood in.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import groupby, zip_longest
 
 import msgspec
 
 from proxy.context.budget import MESSAGE_FRAME, take_fitting
-from proxy.context.conversation import ConversationIndex, PlanRequest
+from proxy.context.conversation import AgentStep, ConversationIndex, PlanRequest
 from proxy.context.ledger import (
     BRIEF,
     FIRST_CHAT_HEADER,
@@ -133,7 +134,8 @@ class _StepRun(msgspec.Struct, frozen=True, gc=False):
 class _Material(msgspec.Struct, frozen=True, gc=False):
     """The candidates for a ledger: blocks, oldest first, and words and quotes in the order of their usefulness.
 
-    `owner` has the step of each message.
+    `owner` has the step of each message. `acts` are the numbers of the blocks that changed something, `format` tells
+    a block in one phrase; phrases are kept, as most blocks are tried several times.
     """
 
     view: PlanRequest
@@ -144,8 +146,8 @@ class _Material(msgspec.Struct, frozen=True, gc=False):
     words: Sequence[str]
     quotes: Sequence[QuotedLine]
     owner: Sequence[int]
-    has_names: bool
-    unusual: UnusualOutputs
+    acts: frozenset[int]
+    format: Callable[[int, StepDetail], str]
 
 
 def _collect_material(
@@ -165,7 +167,10 @@ def _collect_material(
         words = order_identifiers(identifiers, fitting)[:_MOST_TRIED]
         quotes = order_quotes(index, gone, identifiers.ages)
     blocks = list(_list_blocks(index, sorted(gone)))
-    return _Material(view, index, scope, blocks, identifiers, words, quotes, owner, len(names) > 1, find_unusual(index))
+    unusual = find_unusual(index)
+    acts = frozenset(n for n, block in enumerate(blocks) if _find_act(index, block, unusual) is not None)
+    format_block = cache(lambda n, detail: _format_block(index, blocks[n], detail, unusual, has_names=len(names) > 1))
+    return _Material(view, index, scope, blocks, identifiers, words, quotes, owner, acts, format_block)
 
 
 def _list_blocks(index: ConversationIndex, gone: Sequence[int]) -> Iterator[_StepRun]:
@@ -240,9 +245,9 @@ def _choose_texts(material: _Material, room: float) -> dict[int, str]:
     steps = [n for n, block in enumerate(material.blocks) if not block.is_user]
     running = material.index.steps[-1].turn
     newest = [n for n in reversed(steps) if material.blocks[n].turn == running]
-    left -= _tell(material, [n for n in newest if _has_effects(material, n)], left, texts)
+    left -= _tell(material, [n for n in newest if n in material.acts], left, texts)
     finished = list(_list_finished_tasks(material, steps, running))
-    acts = [[n for n in task if _has_effects(material, n)] for task in finished]
+    acts = [[n for n in task if n in material.acts] for task in finished]
     ends = [task[0] for task in finished if task[0] not in texts]
     left -= _tell(material, _take_in_turn(acts), _ACTS_SHARE * left, texts, (BRIEF,))
     left -= _tell(material, [n for n in ends if n not in texts], _ENDS_SHARE * left, texts, (BRIEF,))
@@ -276,7 +281,7 @@ def _tell(
     for n in blocks:
         before = _estimate_line(texts[n]) if n in texts else 0.0
         for detail in details:
-            text = _format_block(material, n, detail)
+            text = material.format(n, detail)
             cost = _estimate_line(text) - before
             if used + cost <= room:
                 texts[n] = text
@@ -292,20 +297,20 @@ def _list_finished_tasks(material: _Material, steps: Sequence[int], running: int
         if material.blocks[n].turn != running:
             tasks.setdefault(material.blocks[n].turn, []).append(n)
     for end, *others in tasks.values():
-        yield [end, *(n for n in others if _has_effects(material, n))]
+        yield [end, *(n for n in others if n in material.acts)]
 
 
-def _has_effects(material: _Material, n: int) -> bool:
-    block = material.blocks[n]
-    steps = material.index.steps[block.first : block.last + 1]
-    return any(has_effects(material.index, step, material.unusual) for step in steps)
+def _find_act(index: ConversationIndex, block: _StepRun, unusual: UnusualOutputs) -> AgentStep | None:
+    """Find the last step of a block that changed something."""
+    steps = reversed(index.steps[block.first : block.last + 1])
+    return next((step for step in steps if has_effects(index, step, unusual)), None)
 
 
-def _format_block(material: _Material, n: int, detail: StepDetail) -> str:
-    block = material.blocks[n]
-    steps = material.index.steps[block.first : block.last + 1]
-    step = next((each for each in reversed(steps) if has_effects(material.index, each, material.unusual)), steps[-1])
-    text = format_step(material.index, step, detail, material.unusual, has_names=material.has_names)
+def _format_block(
+    index: ConversationIndex, block: _StepRun, detail: StepDetail, unusual: UnusualOutputs, *, has_names: bool
+) -> str:
+    step = _find_act(index, block, unusual) or index.steps[block.last]
+    text = format_step(index, step, detail, unusual, has_names=has_names)
     return text if block.first == block.last else f"{text} ({block.last - block.first + 1} times)"
 
 

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import BuilderPolicy, ConversationIndex, PlanRequest
+from proxy.context.conversation import BuilderPolicy, ConversationIndex, CountedMessage, PlanRequest
 from proxy.context.ledger_builder import MAX_RULES_SEARCHED
 from proxy.context.message_features import MessageFeatures, extract_features_without_identifiers
 from proxy.context.user_rules import Rule, list_rules
@@ -21,7 +21,8 @@ from proxy.model.epoch import ContextPlan, Kept, Replaced, Written
 from proxy.model.messages import Message
 from proxy.wire import FORMATS, rendering
 from proxy.wire.validity import Rules, find_faults, judge_history
-from tests.support.views import RawMessage, act, call, count, render, result, said, see, user, view
+from tests.support import views
+from tests.support.views import RawMessage, act, call, count, render, result, said, see, tell, user, view, view_seen
 
 BUILDER = ContextBuilder(BuilderPolicy(), count)
 INSTRUCTIONS = "\n".join(f"Instruction {i}: do the thing with the number {i} as it was always done." for i in range(14))
@@ -52,6 +53,7 @@ class Session:
     def __init__(self, usable: int, *, is_minimal: bool = False) -> None:
         self.ceiling = int(usable / MARGIN) + 1
         self.messages: list[RawMessage] = []
+        self._seen: list[CountedMessage] = []
         self.plan: ContextPlan | None = None
         self.sent: int | None = None
         self.opened = 0
@@ -61,7 +63,8 @@ class Session:
         self.messages += messages
 
     def see(self) -> PlanRequest:
-        return msgspec.structs.replace(view(self.messages, self.ceiling), frozen=self.plan, sent=self.sent)
+        self._seen += map(see, self.messages[len(self._seen) :])
+        return msgspec.structs.replace(view_seen(self._seen, self.ceiling), frozen=self.plan, sent=self.sent)
 
     def send(self) -> list[RawMessage]:
         """What is sent now."""
@@ -81,7 +84,7 @@ class Session:
 
 
 def weigh(messages: list[RawMessage]) -> int:
-    return sum(see(message).tokens for message in messages)
+    return sum(views.weigh(tell(message)) for message in messages)
 
 
 def list_turns(messages: list[RawMessage]) -> list[list[int]]:

@@ -227,13 +227,14 @@ async def test_what_waits_for_the_end_of_the_turn_comes_before_a_long_body(upstr
     plan = Plan(upstream.url, writes=BusyWrites())
     async with serving(plan) as served, await served.connect() as client:
         client.send(request("POST", CHAT, body=BODY))
-        await upstream.accept_request()
+        wire, _ = await upstream.accept_request()
         protocol = find_protocol(served)
         response = find_response(served)
         response.start(200, ((b"content-length", b"100000"),))
         plan.writes.put(protocol.transport, b"HTTP/1.1 103 Early Hints\r\n\r\n")
         response.write(bytes(100_000), is_last=True)
         assert [(await client.read_head()).status for _ in range(2)] == [103, 200]
+        wire.send(answer(b"ok"))  # else the server would wait for it at its end
 
 
 async def test_a_line_end_behind_a_body_is_no_request(plan: Plan, upstream: ScriptedUpstream) -> None:

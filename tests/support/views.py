@@ -35,8 +35,13 @@ def tell(message: RawMessage) -> Message:
 
 def see(message: RawMessage) -> CountedMessage:
     told = tell(message)
-    tokens = FRAME + count(told.text) + sum(count(call.name + call.arguments) for call in told.calls)
-    return CountedMessage(told, FORMATS["chat_completions"].parse_structure(json.dumps(message).encode()), tokens)
+    structure = FORMATS["chat_completions"].parse_structure(json.dumps(message).encode())
+    return CountedMessage(told, structure, weigh(told))
+
+
+def weigh(told: Message) -> int:
+    """Tokens of a message."""
+    return FRAME + count(told.text) + sum(count(call.name + call.arguments) for call in told.calls)
 
 
 def user(text: str) -> RawMessage:
@@ -66,8 +71,12 @@ def name_reference(start: int, stop: int, offset: int) -> str:
 
 
 def view(messages: Sequence[RawMessage], ceiling: int, head: int = 0, pinned: Sequence[int] = ()) -> PlanRequest:
+    return view_seen([see(message) for message in messages], ceiling, head, pinned)
+
+
+def view_seen(seen: Sequence[CountedMessage], ceiling: int, head: int = 0, pinned: Sequence[int] = ()) -> PlanRequest:
     budget = make_budget(WINDOW, None, None, BudgetPolicy(ceiling_tokens=ceiling))
-    return PlanRequest([see(message) for message in messages], head, budget, name_reference, frozenset(pinned))
+    return PlanRequest(seen, head, budget, name_reference, frozenset(pinned))
 
 
 def render(messages: Sequence[RawMessage], plan: ContextPlan) -> list[RawMessage]:

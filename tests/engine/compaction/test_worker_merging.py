@@ -59,11 +59,11 @@ def check_covers(summaries: list[Summary], raws: list[bytes], originals: dict[st
         assert originals[each.id] == tuple(raws[each.start : each.stop])
 
 
-@pytest.mark.parametrize(("turns", "every", "least"), [(850, 1, 12), (1800, 8, 4)])
+@pytest.mark.parametrize(("turns", "every", "least"), [(150, 1, 12), (100, 2, 4)])
 async def test_in_a_long_session_the_graph_stays_shallow_and_every_summary_covers_its_messages(
     turns: int, every: int, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Turns that are asked for one by one: epochs open as they are due. Or several at once: these come late."""
+    """Long turns that are asked for one by one: epochs open as they are due. Or several at once: these come late."""
     monkeypatch.setattr("proxy.engine.response_reader.GATHER_SECONDS", 0)  # else each turn waits for it
     shop, history = Workshop(), make_turns(turns)
     for turn in range(every, turns + 1, every):
@@ -90,8 +90,8 @@ def make_turns(count: int) -> list[Message]:
         message
         for i in range(count)
         for message in (
-            {"role": "user", "content": f"Question {i}: what does part {i} do, and why does it? " * 4},
-            {"role": "assistant", "content": f"Part {i} computes value {i}. It was written for reason {i}. " * 4},
+            {"role": "user", "content": f"Question {i}: what does part {i} do, and why does it? " * 16},
+            {"role": "assistant", "content": f"Part {i} computes value {i}. It was written for reason {i}. " * 16},
         )
     ]
     return messages[:-1]

@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks.gallery import classify, write
 from benchmarks.playback import OwnRequest, TokenCounter, read_sessions
 from benchmarks.summaries import Figures, StandIn, judge, make_session, render, run
@@ -14,6 +16,7 @@ RawMessage = dict[str, Any]
 STEPS = 90
 
 
+@pytest.mark.no_cover
 def test_the_gallery_shows_what_a_model_gets(tmp_path: Path) -> None:
     file = tmp_path / "sessions.jsonl.gz"
     with gzip.open(file, "wt") as lines:
@@ -47,6 +50,7 @@ def test_each_message_is_known_by_what_the_client_has() -> None:
     assert [each.kind for each in classify(client, [report, note])] == ["summary", "other text of ours"]
 
 
+@pytest.mark.no_cover
 def test_summaries_are_made_of_originals_within_the_share_of_the_session() -> None:
     figures = run([make_session(160)], 16_000)
     assert figures.leaves > 2 and figures.covered > 20

@@ -102,6 +102,7 @@ _WITH_LONG_WORDS = [
 ]
 
 
+@pytest.mark.no_cover
 @example(_WITH_LONG_WORDS, 1500, 0, False, None)
 @settings(max_examples=150, deadline=None)
 @given(

@@ -182,6 +182,7 @@ _turns = st.lists(
 )
 
 
+@pytest.mark.no_cover
 @settings(max_examples=25, deadline=None)
 @given(_turns, st.sampled_from([2000, 3000, 5000, 9000, 30_000]), st.booleans(), st.integers(1, 4))
 def test_every_turn_of_the_user_is_in_every_request_in_one_of_its_forms(
@@ -197,6 +198,7 @@ def test_every_turn_of_the_user_is_in_every_request_in_one_of_its_forms(
         session.say(said(f"Done with {number}. ```\nok\n``` {'So it is. ' * (words // 3)}"))
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("usable", [2000, 4000])
 @pytest.mark.parametrize("is_minimal", [False, True])
 def test_no_short_turn_of_very_many_is_lost(usable: int, *, is_minimal: bool) -> None:
@@ -309,6 +311,7 @@ def read(arguments: str) -> object:
 _flags = (st.booleans(), st.booleans())
 
 
+@pytest.mark.no_cover
 @settings(max_examples=80, deadline=None)
 @given(st.lists(_hard, max_size=14), st.integers(4000, 8000), st.integers(0, 1500), *_flags, st.integers(0, 2))
 @example(

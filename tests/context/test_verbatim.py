@@ -153,6 +153,7 @@ def test_what_is_pinned_stays_with_its_group() -> None:
     assert stay(WORK, groups=1, turns=1, pin=0) == [0, 8, 11, 12]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("recent", [0, 1, 3])
 @pytest.mark.parametrize("turns", [0, 1, 2])
 @given(messages=_messages, pinned=st.frozensets(st.integers(0, 11), max_size=2))

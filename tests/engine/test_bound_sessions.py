@@ -13,6 +13,7 @@ from tests.support.strict_upstream import Check, Member
 NEVER = ("refused", "failed", "healed", "dropped", "unsaid", "put back")
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("ceiling", "size", "check", "member", "seed"),
     [

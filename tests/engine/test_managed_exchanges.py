@@ -434,6 +434,7 @@ def is_kept(engine: ManagedEngine, turn: Turn) -> tuple[bool, bool]:
     return not any(body.whole_digest for body in bodies[0]), not any(body.whole_digest for body in bodies[1])
 
 
+@pytest.mark.no_cover
 async def test_a_session_that_repeats_twelve_megabytes_of_pictures_stays_under_its_ceiling() -> None:
     engine, messages = ManagedEngine(), list(HISTORY[:2])
     turns = []
@@ -456,6 +457,7 @@ async def test_a_session_that_repeats_twelve_megabytes_of_pictures_stays_under_i
     assert is_kept(again, later) == (True, True)
 
 
+@pytest.mark.no_cover
 async def test_a_message_larger_than_the_record_takes_stays_while_all_around_it_goes() -> None:
     engine, messages = ManagedEngine(), list(HISTORY[:22])
     large = picture(10 * 1024 * 1024)

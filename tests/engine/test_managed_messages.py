@@ -17,6 +17,7 @@ MARK = {"type": "ephemeral"}
 UNBOUND = {"model": "claude-sonnet-4-5", "other": "claude-opus-4-1"}
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("ceiling", "size", "marking", "often", "seed", "options"),
     [

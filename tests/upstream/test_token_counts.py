@@ -91,6 +91,7 @@ def test_well_known_words_have_their_well_known_ids(name: Encoding, ids: list[in
     assert load_encoder(name).count("hello world") == 2
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", BOTH)
 @given(TEXTS.filter(lambda text: LONG_S not in text))
 @settings(max_examples=500)
@@ -135,6 +136,7 @@ def list_odd_texts() -> Iterator[str]:
         yield chance.randbytes(100).hex()
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", BOTH)
 def test_all_scripts_have_the_same_tokens(name: Encoding) -> None:
     texts = list(list_scripts())

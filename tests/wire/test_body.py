@@ -291,6 +291,7 @@ def successions(draw: st.DrawFn) -> tuple[Written, bytes]:
     return first, first.content[:at] + draw(broken())[draw(st.integers(0, 40)) :]
 
 
+@pytest.mark.no_cover
 @settings(max_examples=120)
 @given(successions())
 def test_what_is_shared_is_counted_as_comparing_each_item_would(succession: tuple[Written, bytes]) -> None:
@@ -298,6 +299,7 @@ def test_what_is_shared_is_counted_as_comparing_each_item_would(succession: tupl
     assert count_shared(content, first.split) == count_naively(content, first.split)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=150)
 @given(successions())
 def test_splitting_only_what_is_new_gives_what_splitting_everything_does(succession: tuple[Written, bytes]) -> None:
@@ -381,6 +383,7 @@ def test_a_cut_stream_gives_the_beginning_of_the_content(content: bytes, data: s
     assert content.startswith(decode_content(cut, "deflate", 1000))
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("encoding", sorted(ENCODERS))
 def test_a_bomb_is_decoded_to_the_cap_only(encoding: str) -> None:
     bomb = ENCODERS[encoding](b"\0" * 50_000_000)
@@ -389,6 +392,7 @@ def test_a_bomb_is_decoded_to_the_cap_only(encoding: str) -> None:
     assert len(next(decode_pieces(bomb, encoding))) < 1_000_000
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("encoding", sorted(ENCODERS))
 def test_long_content_comes_back_whole_in_pieces(encoding: str) -> None:
     content = b"".join(b"%d " % i for i in range(400_000))

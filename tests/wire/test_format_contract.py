@@ -309,6 +309,7 @@ def list_events(wire: str) -> st.SearchStrategy[list[tuple[str, dict[str, object
     return st.lists(st.tuples(st.sampled_from(["", "error", *said]), events), max_size=6)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 @given(st.data())
 def test_events_whose_members_are_of_any_kind(wire: Format, data: st.DataObject) -> None:

@@ -175,6 +175,7 @@ anything = st.recursive(
 objects = st.dictionaries(members, anything, max_size=6)
 
 
+@pytest.mark.no_cover
 @each_wire
 @given(st.lists(objects | anything, max_size=3), st.randoms(use_true_random=False))
 def test_whatever_stands_there_has_an_item_that_does_not_depend_on_the_order_of_members(

@@ -227,6 +227,7 @@ _kinds = st.sampled_from(["message", "function_call", "function_call_output", "r
 _parts = st.lists(st.dictionaries(_keys, values, max_size=4), max_size=3)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=300)
 @given(st.sampled_from(WIRES), st.dictionaries(_keys, values | _kinds | _parts))
 def test_reading_is_total_and_gives_the_role_of_the_shape(wire: str, message: dict[str, Any]) -> None:

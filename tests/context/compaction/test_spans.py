@@ -255,6 +255,7 @@ def test_every_node_expands_to_exactly_the_messages_it_covers(sizes: list[int], 
     assert live[-1].stop == sum(sizes)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("leaves", "room"), [(500, 450), (200, 0), (200, 1500)])
 def test_the_depth_grows_with_the_logarithm_of_the_leaves(leaves: int, room: int) -> None:
     made = grow([3] * leaves, room, 0.4)

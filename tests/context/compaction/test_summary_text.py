@@ -159,6 +159,7 @@ def test_the_short_form_has_five_fields_and_loses_nothing() -> None:
 _lines = st.lists(st.from_regex(r"- [a-z]{1,9}", fullmatch=True), min_size=1, max_size=3)
 
 
+@pytest.mark.no_cover
 @given(st.dictionaries(st.sampled_from(NAMES), _lines))
 def test_what_was_written_is_read_again(sections: dict[str, list[str]]) -> None:
     assert parse_sections(render_sections(sections, 1)) == sections

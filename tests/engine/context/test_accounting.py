@@ -84,6 +84,7 @@ def list_plans(engine: ManagedEngine) -> list[Plan]:
     return [replace(plan, exchange="", epoch=plan.epoch and "e") for plan in engine.log.of(Plan)]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("members", [{}, {"stream": True}, {"tools": TOOLS}])
 async def test_what_is_counted_later_comes_to_the_same(
     members: dict[str, Any], monkeypatch: pytest.MonkeyPatch

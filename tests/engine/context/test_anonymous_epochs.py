@@ -69,6 +69,7 @@ def make_epoch(depth: int, *edits: Written, **changes: Any) -> Epoch:
     return msgspec.structs.replace(epoch, **changes)
 
 
+@pytest.mark.no_cover
 async def test_without_a_name_a_conversation_is_cut_no_more_often_than_with_one() -> None:
     named, unnamed = ManagedEngine(), ManagedEngine()
     share = await play(named, managed.NAMED)
@@ -136,6 +137,7 @@ async def test_a_minimal_one_is_not_taken_over(monkeypatch: pytest.MonkeyPatch) 
     assert (await engine.send(until(steps), base=UNNAMED)).plan.rung == "plan"
 
 
+@pytest.mark.no_cover
 async def test_where_it_is_too_long_the_next_plan_goes_on_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
     grounds: list[PlanInputs] = []
     engine = ManagedEngine()

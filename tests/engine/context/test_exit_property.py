@@ -8,6 +8,7 @@ import json
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,6 +56,7 @@ def find_new_faults(client: bytes, sent: bytes) -> list[RequestFault]:
     return [fault for fault in faults if fault.kind != "protected"]  # of a place, which such a splice hides
 
 
+@pytest.mark.no_cover
 @settings(max_examples=12, deadline=None)
 @given(steps=STEPS, ceiling=st.sampled_from((900, 1500, 2500)), is_reopened=st.booleans())
 async def test_what_is_sent_is_as_valid_as_what_the_client_holds(

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -127,5 +128,6 @@ class ManyPaths(RuleBasedStateMachine):
         self.runner.close()
 
 
+@pytest.mark.no_cover
 def test_whatever_is_asked_is_as_counted_from_scratch() -> None:
     run_state_machine_as_test(ManyPaths, settings=settings(max_examples=40, stateful_step_count=20, deadline=None))

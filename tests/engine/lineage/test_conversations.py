@@ -210,6 +210,7 @@ def _who(call: Call) -> tuple[str, str, str]:
 
 
 # How many of each, of a hundred examples that the profile asks for; see `tests/conftest`.
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("machine", "count"),
     [(Conversations, 120), (ItemConversations, 40), (BlockConversations, 40), (KeptConversations, 40)],

@@ -63,6 +63,7 @@ def make_path(forms: list[int], answer: int) -> tuple[list[NodeRow], NodeRow]:
     return rows, NodeRow(extend_chain(parent, [b"%d" % answer])[0], parent, True)
 
 
+@pytest.mark.no_cover
 @settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=60)
 @given(calls(), st.lists(st.integers(0, 2), max_size=6), st.lists(st.integers(0, 5), max_size=2))
 async def test_both_stores_answer_alike(

@@ -223,6 +223,7 @@ class RequestResolver:
             previous=previous,
             is_trusted=self._lineage.tenants.trusts(caller),
             until=until,
+            is_aside=form.is_aside(split),
         )
         is_large = len(content) > self._policy.record_cap_bytes
         holding = await self._hold(caller.tenant, split, remembered, until) if is_large else None

@@ -29,7 +29,7 @@ CHANCES = {"retry": 25, "branch": 20, "restart": 15, "revert": 8, "observe": 12,
 class BoundSession:
     """One session; `run` carries it for so many calls, `counts` tells what came of them."""
 
-    target, wire = b"/v1/chat/completions", "chat_completions"
+    target, wire, items_key = b"/v1/chat/completions", "chat_completions", "messages"
 
     def __init__(
         self,
@@ -104,8 +104,7 @@ class BoundSession:
         if what == "retry":
             await self.call(keeps=False)
         elif what == "branch":
-            places = [i for i, message in enumerate(self.history) if message["role"] in ("user", "tool") and i > 1]
-            if places:
+            if places := self.list_turns():
                 del self.history[self._random.choice(places[-12:]) + 1 :]
                 self._ask(f"Rather look at part {len(self.history)}.")
         elif what == "restart":
@@ -115,6 +114,14 @@ class BoundSession:
         elif what == "switch":
             self.model, self._left = self.other, self._random.randint(2, 9)
         await self.call(what if what in ("observe", "bypass") else "", is_pinned=what == "pin")
+
+    def list_turns(self) -> list[int]:
+        """The places behind which a person may go on in another way."""
+        return [i for i, message in enumerate(self.history) if message["role"] in ("user", "tool") and i > 1]
+
+    def count_answers(self, messages: Sequence[Message]) -> int:
+        """How many answers of the model are among the messages."""
+        return sum(message["role"] == "assistant" for message in messages)
 
     async def restart(self) -> None:
         """Stop the proxy, and start it again."""
@@ -145,7 +152,7 @@ class BoundSession:
         return client
 
     def _count(self, client: RecordingClient, sent: list[Any], told: int) -> None:
-        last = json.loads(sent[-1].body)["messages"]
+        last = json.loads(sent[-1].body)[self.items_key]
         ours, theirs = self.list_signatures(last), self.list_signatures(self.history)
         fresh = theirs - ours - self.removed
         self.removed |= fresh
@@ -159,7 +166,7 @@ class BoundSession:
         self.counts["managed"] += last != self.history and len(last) < len(self.history)
         self.counts["blocks"] += len(theirs)
         self.counts["blocks sent"] += len(ours)
-        self.counts["messages"] += sum(message["role"] == "assistant" for message in last)
+        self.counts["messages"] += self.count_answers(last)
         self.counts["put back"] += len(ours - theirs)
 
     def go_on(self, message: dict[str, Any]) -> None:

@@ -48,6 +48,7 @@ class BoundSession:
         self.talk = Talk(path, ceiling, self.upstream, provider)
         self.history: list[Message] = [*self.begin(), {"role": "user", "content": "Mend the tests of the parser."}]
         self.model, self.own, self.other = MODEL, MODEL, OTHER
+        self.sent = b""  # the client's last request
         self.counts: Counter[str] = Counter()
         self.told: Counter[str] = Counter()  # the messages with removed reasoning, as events told, by view
         self.removed: set[str] = set()  # the signatures that the client sent and the upstream never got again
@@ -142,7 +143,8 @@ class BoundSession:
         headers: Headers = ((b"x-palimpsest-mode", mode.encode()),) if mode else ()
         headers += ((b"x-palimpsest-pin", b"true"),) if is_pinned else ()
         client, before, told = RecordingClient(), len(self.upstream.calls), sum(self.told.values())
-        request = ClientRequest("POST", self.target, (*NAME, *headers), self.write())
+        self.sent = self.write()
+        request = ClientRequest("POST", self.target, (*NAME, *headers), self.sent)
         await wait_out(self.talk.engine.begin(request, self.wire, client))
         labels = dict(client.labels)
         self.talk.session = labels.get(b"x-palimpsest-session", self.talk.session.encode()).decode()
@@ -173,12 +175,15 @@ class BoundSession:
         """Add an answer, and what follows it."""
         self.history.append(message)
         for call in message.get("tool_calls") or ():
-            text = f"def function_{len(self.history)}(value):\n    return other.path\n"
-            size = self._random.randint(100, 2 * self._size)
-            output = (text * (size // len(text) + 1))[:size]
-            self.history.append({"role": "tool", "tool_call_id": call["id"], "content": output})
+            self.history.append({"role": "tool", "tool_call_id": call["id"], "content": self.make_output()})
         if not message.get("tool_calls"):
             self._ask(f"Now look at part {len(self.history)}, and say what is wrong there.")
+
+    def make_output(self) -> str:
+        """The output of a tool."""
+        text = f"def function_{len(self.history)}(value):\n    return other.path\n"
+        size = self._random.randint(100, 2 * self._size)
+        return (text * (size // len(text) + 1))[:size]
 
     def _ask(self, words: str) -> None:
         self.history.append({"role": "user", "content": words})

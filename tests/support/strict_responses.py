@@ -38,9 +38,9 @@ class StrictResponses(ScriptedUpstream):
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         self.refusals: list[str] = []
+        self.answers: list[bytes] = []
         self.overflows_next = ""  # how the next request is refused as too long: "error", "failed" or not
         self.refuses_next = False
-        self.is_patient = False  # calls of any tool may be without output
         self._random = Random(seed)
         self._numbers = count(1)
         self._made: dict[str, Item] = {}  # items of answers by id and, of reasoning, by what is encrypted
@@ -54,6 +54,8 @@ class StrictResponses(ScriptedUpstream):
 
     async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> ScriptedResponse:
         assert isinstance(body, bytes)
+        if method == "GET":  # it lists no models
+            return ScriptedResponse(b"{}", status=404, headers=JSON, ending="whole")
         self.calls.append(Sent(method, target, headers, body))
         request = json.loads(body)
         is_stream = bool(request.get("stream"))
@@ -71,7 +73,9 @@ class StrictResponses(ScriptedUpstream):
         if target.split(b"?")[0].endswith(b"/input_tokens"):
             counted = {"object": "response.input_tokens", "input_tokens": len(body) // 4}
             return ScriptedResponse(json.dumps(counted).encode(), headers=JSON, ending="whole")
-        return answer(self._respond(request), is_stream=is_stream)
+        said = answer(self._respond(request), is_stream=is_stream)
+        self.answers.append(b"".join(said.pieces))
+        return said
 
     def read_last(self) -> Item:
         """The last request."""
@@ -113,7 +117,7 @@ class StrictResponses(ScriptedUpstream):
             elif kind.endswith("_output"):
                 answered.add(call_id)
         for call_id, item in called.items():
-            if call_id not in answered and item.get("name") != LATER and not self.is_patient:
+            if call_id not in answered and item.get("name") != LATER:
                 yield 400, f"No tool output found for {_CALLS[item['type']]} {call_id}.", None
 
     def _find_in_reasoning(self, items: list[Item]) -> Iterator[Problem]:
@@ -238,7 +242,7 @@ def _compact(number: int) -> Item:
 def _is_same(item: Item, made: Item) -> bool:
     if item.get("type") != made["type"]:
         return False
-    names = ("call_id", "action") if made["type"] != "message" else ()
+    names = ("call_id", "action") if made["type"] != "message" else ("role",)
     return all(item.get(name) == made.get(name) for name in names)
 
 

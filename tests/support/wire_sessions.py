@@ -63,9 +63,3 @@ class WireSession(BoundSession):
         request = ClientRequest("POST", self.count_target, headers, json.dumps(kept).encode())
         await wait_out(self.talk.engine.begin_count(request, self.wire, client))
         return client
-
-    def make_output(self) -> str:
-        """The output of a tool."""
-        text = f"def function_{len(self.history)}(value):\n    return other.path\n"
-        size = self._random.randint(100, 2 * self._size)
-        return (text * (size // len(text) + 1))[:size]

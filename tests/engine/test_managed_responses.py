@@ -144,7 +144,7 @@ async def test_an_output_may_come_turns_later() -> None:
 async def test_items_of_unknown_kinds_stay_as_they_came() -> None:
     session = ResponseSession(8_000, size=1_500, often=0)
     await session.run(4)
-    odd = {"type": "program", "id": "prog_1", "call_id": "call_p", "code": "x", "fingerprint": "f" * 40}
+    odd = {"type": "program", "id": "prog_1", "code": "x", "fingerprint": "f" * 40}
     session.history.append(odd)
     await session.run(50)
     assert session.counts["managed"] > 10

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, Literal
 
+from tests.support.engine import RecordingClient
 from tests.support.managing import Message
 from tests.support.strict_responses import StrictResponses, read_answer
 from tests.support.strict_upstream import Check, Member
@@ -36,6 +37,10 @@ class ResponseSession(WireSession):
     ) -> None:
         super().__init__(ceiling, model=model, other=other, **options)
         self.echo = echo
+
+    def _count(self, client: RecordingClient, sent: list[Any], told: int) -> None:
+        super()._count(client, sent, told)
+        self.counts["unsaid"] = 0  # reasoning goes with the step that it led to
 
     def make_upstream(self, check: Check, member: Member, seed: int) -> StrictResponses:
         """The upstream."""

@@ -490,6 +490,8 @@ def test_an_item_that_keeps_its_id_without_its_reasoning_is_a_fault() -> None:
     detached = [gone, Splice(4, 5, (call("c"),)), *kept[1:]]
     assert find_faults(history, detached, rules("responses")) == ()
     assert find_faults(history, [Splice(3, 4, (answer("a"),)), *kept[1:]], rules("responses")) == ()
+    joined = [Splice(0, 1, (USER,), whole=(0,)), *kept]
+    assert find_faults(history, joined, rules("responses")) == (RequestFault("reasoning", "fc_1", 4),)
 
 
 def test_an_item_of_an_unknown_kind_may_not_go() -> None:

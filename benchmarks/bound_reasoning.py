@@ -4,7 +4,9 @@ The client makes tool loops and turns, retries and branches; a person restarts t
 bypasses calls, pins messages and switches the model. Told are calls that were refused, calls that were managed, and the
 share of the assistant's messages in view that still have their reasoning. Exits with 1 if a call was refused, if the
 upstream dropped a block by itself, or if a block was not sent and that was not told. With `--wire messages` it is
-Anthropic's wire, whose upstream checks all other rules of messages, too (`tests/support/strict_messages`).
+Anthropic's wire, whose upstream checks all other rules of messages, too (`tests/support/strict_messages`). With `--wire
+responses` no reasoning is bound: it goes with its step, which need not be told; the upstream checks ids, pairs and the
+order of items (`tests/support/strict_responses`). There the second row of a ceiling has four times as much in between.
 """
 
 import argparse
@@ -15,6 +17,7 @@ from typing import get_args
 
 from tests.support.bound_sessions import BoundSession
 from tests.support.message_sessions import Marking, MessageSession
+from tests.support.response_sessions import Echo, ResponseSession
 from tests.support.strict_upstream import Check
 
 # Each ceiling with the mean length of an output, in characters.
@@ -26,6 +29,10 @@ _ACTS = ("retry", "branch", "restart", "revert", "observe", "bypass", "switch", 
 
 def make_session(wire: str, ceiling: int, check: Check, seed: int, often: int) -> BoundSession:
     """Return one session; each differs in how its client sends reasoning, or cache markers."""
+    if wire == "responses":
+        echo = get_args(Echo)[seed % len(get_args(Echo))]
+        is_stream, often = bool(seed // 2 % 2), often if check == "error" else 4 * often
+        return ResponseSession(ceiling, echo=echo, is_stream=is_stream, seed=seed, size=_CEILINGS[ceiling], often=often)
     if wire == "messages":
         marking = get_args(Marking)[seed % len(get_args(Marking))]
         size, is_stream = _CEILINGS[ceiling], bool(seed % 2)
@@ -68,7 +75,9 @@ def main() -> int:
     parser.add_argument("--sessions", type=int, default=6, help="sessions for each ceiling and check")
     parser.add_argument("--calls", type=int, default=300, help="steps of each session")
     parser.add_argument("--often", type=int, default=1, help="how many times as often things happen between calls")
-    parser.add_argument("--wire", choices=("chat", "messages"), default="chat", help="the format of the requests")
+    parser.add_argument(
+        "--wire", choices=("chat", "messages", "responses"), default="chat", help="the format of the requests"
+    )
     asked = parser.parse_args()
     logging.disable(logging.WARNING)
     return 0 if asyncio.run(run(asked.wire, asked.sessions, asked.calls, asked.often)) else 1

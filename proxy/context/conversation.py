@@ -144,7 +144,7 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     steps = list(_list_steps(messages, found, split_groups(structures, machine)))
     users = tuple(i for i, step in enumerate(steps) if step.kind == "user")
     bound = view.pinned | view.unkept | frozenset(_list_protected_outputs(messages, policy.protected_tools))
-    bound |= _list_rewritten(view)
+    bound |= _list_rewritten(view) | frozenset(_list_staying(structures))
     bound |= find_newest_user(structures) & machine  # what was sent is checked to have the newest message of this role
     systems = frozenset(place for place, structure in enumerate(structures) if structure.role == "system")
     unanswered = find_unanswered(structures, view.sent if view.is_volatile else None)
@@ -184,6 +184,15 @@ def _find_step(steps: Sequence[AgentStep], place: int) -> int:
 
 def _list_steps_at(steps: Sequence[AgentStep], groups: Iterable[range]) -> frozenset[int]:
     return frozenset(_find_step(steps, places.start) for places in groups)
+
+
+def _list_staying(structures: Sequence[MessageStructure]) -> Iterator[int]:
+    """Yield the places of items that their format keeps: of unknown kinds, and calls whose output may still come."""
+    staying = [(place, structure) for place, structure in enumerate(structures) if structure.stays]
+    answered = {id for structure in structures for id in structure.results} if staying else set()
+    for place, structure in staying:
+        if structure.stays == "always" or not answered.issuperset(structure.calls):
+            yield place
 
 
 def _list_rewritten(view: PlanRequest) -> frozenset[int]:

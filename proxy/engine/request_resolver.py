@@ -23,7 +23,14 @@ from proxy.engine.body_cache import (
     split_known,
 )
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
-from proxy.engine.lineage.identity import ClientIdReader, Credential, make_session, parse_json_string, read_body_id
+from proxy.engine.lineage.identity import (
+    ClientIdReader,
+    Credential,
+    asks_compaction,
+    make_session,
+    parse_json_string,
+    read_body_id,
+)
 from proxy.engine.lineage.resolver import LineageQuery, Placement
 from proxy.engine.lineage.session_index import Traits
 from proxy.engine.lineage.tracker import LineageTracker
@@ -223,6 +230,7 @@ class RequestResolver:
             previous=previous,
             is_trusted=self._lineage.tenants.trusts(caller),
             until=until,
+            is_aside=form.is_aside(split) or asks_compaction(request.headers),
         )
         is_large = len(content) > self._policy.record_cap_bytes
         holding = await self._hold(caller.tenant, split, remembered, until) if is_large else None

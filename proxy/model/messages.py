@@ -3,7 +3,7 @@
 They are made once from a raw message by `wire/format.Format` and never sent: what is sent are raw bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -15,6 +15,9 @@ It must never change, because logs and other proxies hold it.
 """
 
 MediaKind = Literal["image", "document", "audio"]
+
+Stay = Literal["", "always", "unanswered"]
+"""Whether an item has to be sent as it is, with its group: never, always, or while its calls have no outputs."""
 
 
 class LinkedMessage(Protocol):
@@ -52,6 +55,8 @@ class MessageStructure(msgspec.Struct, frozen=True, gc=False):
     flaws: tuple[str, ...] = ()  # what is wrong with the message by itself
     signed: int = 0  # characters of the reasoning that the provider has signed, at least 1 if there is any
     is_leading: bool = False  # only a message of the assistant may follow directly
+    stays: Stay = ""
+    item_id: str = ""  # the provider pairs the item by it with the reasoning that led to it; it may be left out
 
 
 class ToolCall(msgspec.Struct, frozen=True, gc=False):
@@ -120,3 +125,18 @@ def joins_run(before: LinkedMessage, message: LinkedMessage) -> bool:
 def list_run_starts(messages: Sequence[MessageStructure]) -> list[int]:
     """Return the indexes at which runs begin."""
     return [i for i, message in enumerate(messages) if not i or not joins_run(messages[i - 1], message)]
+
+
+def list_led(messages: Iterable[MessageStructure]) -> Iterator[tuple[int, int]]:
+    """Yield the index of each item with an id of its own, and that of the newest reasoning before it in its turn.
+
+    The provider may ask for that reasoning: some clients send the outputs of an answer between its calls.
+    """
+    newest: int | None = None
+    for place, message in enumerate(messages):
+        if message.reasoning:
+            newest = place
+        elif message.role not in ("assistant", "tool"):
+            newest = None
+        elif message.item_id and newest is not None:
+            yield place, newest

@@ -178,7 +178,7 @@ class ChatCompletions(Format):
     end_marker = re.compile(DATA_LINE + rb"\[DONE\]")
     is_managed = True
     has_summaries = True
-    has_compaction = False
+    foreign_signs = ()
     signed_names = (b"reasoning_details", b"thinking_blocks", b"thinking")
     reader = ItemReader(_NAME, _ChatMessage, _read_item)
 

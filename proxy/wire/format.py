@@ -35,7 +35,9 @@ DEFAULT_LIFETIME = "5m"
 _MARKER = "cache_control"
 _CACHE_OPTIONS, _CACHE_RETENTION = "prompt_cache_options", "prompt_cache_retention"
 _OUR_SIGNS = (LEDGER_HEAD.encode(), b'"[tool: ', b'"[FILE: ')
-_COMPACTION_SIGNS = (b'"compaction', b'"context_compaction"')
+COMPACTION_SIGNS = (b'"compaction', b'"context_compaction"')
+"""How the names of compactions begin that a provider may put into messages."""
+_REFERENCE = "item_reference"
 _COMPACTIONS = frozenset({"compaction", "compaction_summary", "context_compaction"})
 # As `context/references` writes them.
 _PRUNED = re.compile(r"\[tool: [^\n]* — output pruned; completed[^\n]*; ref:[a-z2-7]{10}\]")
@@ -110,7 +112,7 @@ class Format(ABC):
     has_summaries: ClassVar[bool] = False  # whether models can be asked in it for summaries (`wire/summary_request`)
     is_itemised: ClassVar[bool] = False  # whether calls, texts and reasoning are items of their own
     takes_markers: ClassVar[bool] = True  # whether messages may have cache markers
-    has_compaction: ClassVar[bool] = True  # whether a provider may put compactions of its own into messages
+    foreign_signs: ClassVar[tuple[bytes, ...]] = COMPACTION_SIGNS  # in messages that a provider keeps or has compacted
     managing_members: ClassVar[Mapping[str, Callable[[object], bool]]] = MANAGING_MEMBERS
     limit_headers: ClassVar[tuple[bytes, ...]] = ()  # request headers that change a model's window
     signed_names: ClassVar[tuple[bytes, ...]] = ()  # one of them is in each message with signed reasoning
@@ -190,6 +192,10 @@ class Format(ABC):
         """
         return raw
 
+    def detach(self, raw: bytes) -> bytes:
+        """Return a raw item without its own id (`MessageStructure.item_id`)."""
+        return raw
+
     # Writing messages
 
     def read_item_kind(self, item: Mapping[str, object]) -> str:
@@ -199,6 +205,13 @@ class Format(ABC):
     def write_message(self, role: str, text: bytes) -> bytes:
         """Return a raw message with a role and a text, which is given as a raw JSON string."""
         return b'{"role":"%b","content":%b}' % (role.encode(), text)
+
+    def replace_output(self, raw: bytes, item: Mapping[str, object], text: str) -> bytes:
+        """Return a raw item that is no message with a text in place of its output, in the shape that it has.
+
+        `item` is the same, decoded. One whose output has to keep its shape is returned as it is.
+        """
+        return raw
 
     def write_text_part(self, role: str, text: bytes) -> bytes:
         """Return a raw text part for a message of a role; the text is given as a raw JSON string."""
@@ -257,6 +270,10 @@ class Format(ABC):
         lifetime, is_explicit = _read_cache_options(body)
         return CacheTerms(messages=list_markers(body.content), lifetime=lifetime, is_explicit=is_explicit)
 
+    def is_aside(self, body: SplitBody) -> bool:
+        """Return whether a request says itself that it is no part of the conversation: it asks for a compaction."""
+        return False
+
     def find_management(self, body: SplitBody, known: int = 0) -> str:
         """Return a short description of what already manages the context of a request; empty if nothing does (B7).
 
@@ -270,12 +287,12 @@ class Format(ABC):
             return ""
         start, end = body.items[known].start, body.items[-1].end
         # Searching a long first request costs half a millisecond per word.
-        signs = (*_OUR_SIGNS, *_COMPACTION_SIGNS) if self.has_compaction else _OUR_SIGNS
+        signs = (*_OUR_SIGNS, *self.foreign_signs)
         found = [at for sign in signs if (at := body.content.find(sign, start, end)) >= 0]
         first = min(found, default=end)
         for span in body.items[known:] if found else ():
             raw = body.content[span.start : span.end]
-            is_suspicious = span.end > first and any(sign in raw for sign in (*_OUR_SIGNS, *_COMPACTION_SIGNS))
+            is_suspicious = span.end > first and any(sign in raw for sign in signs)
             if is_suspicious and (managing := self._find_managing_message(raw)):
                 return managing
         return ""
@@ -289,8 +306,10 @@ class Format(ABC):
         # a provider's own compaction is an item, or a part of a message
         value = load_lenient(raw)
         parts = [value, *read_objects(value.get("content"))] if isinstance(value, dict) else []
-        is_compacted = any(read_text(part.get("type")) in _COMPACTIONS for part in parts)
-        return "the messages have a compaction" if is_compacted else ""
+        kinds = {read_text(part.get("type")) for part in parts}
+        if _REFERENCE in kinds:
+            return "the messages have references to what the provider stores"
+        return "the messages have a compaction" if kinds & _COMPACTIONS else ""
 
 
 class DecodedMessage:

@@ -277,6 +277,9 @@ _FUNCTION, _PROPERTIES, _PROPERTY, _ENUM, _MEMBER, _END = 7, 3, 3, -3, 3, 12
 # Members that the model is not shown. Ids of calls count: some templates show them, and for the others the ratio that
 # is learned from usage corrects the count.
 _UNREAD = frozenset(["type", "cache_control", "signature", "status", "index", "is_error"])
+# Items of which a model reads what it has encrypted: base64 of about four bytes a token.
+_ENCRYPTED = frozenset(["reasoning", "compaction", "compaction_summary", "context_compaction"])
+_SEALED = "encrypted_content"
 # Members whose objects a model reads as JSON.
 _JSON = frozenset(["input", "arguments", "action", "parameters", "input_schema", "schema"])
 
@@ -285,7 +288,7 @@ def read_counted_content(value: object) -> CountedContent:
     """Return the parts of a decoded message, of any format, that cost tokens."""
     texts: list[str] = []
     media: list[Medium] = []
-    left = [value]
+    left, frame = [value], _MESSAGE_FRAME
     while left:
         found = left.pop()
         if isinstance(found, str):
@@ -296,12 +299,15 @@ def read_counted_content(value: object) -> CountedContent:
             medium = read_medium(found)
             if medium is not None:
                 media.append(medium)
+            elif read_text(found.get("type")) in _ENCRYPTED:
+                frame += len(read_text(found.get(_SEALED))) * 3 // 16
+                left.extend(_list_members({name: part for name, part in found.items() if name != _SEALED}))
             else:
                 left.extend(_list_members(found))
         elif found is not None:
             texts.append(format_json(found))
     named = _NAME_FRAME if isinstance(value, dict) and value.get("name") else 0
-    return CountedContent("\n".join(texts), tuple(media), _MESSAGE_FRAME + named)
+    return CountedContent("\n".join(texts), tuple(media), frame + named)
 
 
 def _list_members(value: Mapping[str, object]) -> list[object]:

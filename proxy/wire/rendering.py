@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from proxy.model.card import CacheTerms
 from proxy.model.epoch import Edit, Kept, Replaced, Written
+from proxy.model.messages import MessageStructure, list_led
 from proxy.wire.body import SplitBody
 from proxy.wire.format import DEFAULT_LIFETIME, Format
 from proxy.wire.json_values import (
@@ -25,7 +26,7 @@ from proxy.wire.json_values import (
     read_text,
     set_member,
 )
-from proxy.wire.messages import CACHE_MARKER, TEXTS, is_result
+from proxy.wire.messages import CACHE_MARKER, TEXTS
 from proxy.wire.validity import MOST_MARKERS
 
 Role = Literal["user", "assistant"]
@@ -35,7 +36,8 @@ _MARKED_LISTS = ("content", "tool_calls")
 # Text beside a tool's results may be the user's own, unless it is longer than this (about 2,000 tokens).
 _MOST_BESIDE = 8_000
 _BESIDE = "[output pruned: see the first result of this message]"
-_OUTPUT_LISTS = ("function_call_output", "custom_tool_call_output")
+# So many items behind a cut may be of an answer whose beginning is gone: calls with their outputs in between.
+_MOST_LED = 64
 _TEXT_PART = b'{"type":"text","text":%b}'
 _CALLED, _ARGUMENTS = ("function", "custom"), ("arguments", "input")
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -66,6 +68,36 @@ def reach_user(
     if is_open and form.parse_structure(messages[through]).role == "user":
         return (*edits, Kept(through)), through + 1
     return tuple(edits), through
+
+
+def detach_items(
+    edits: Sequence[Edit], through: int, structures: Sequence[MessageStructure]
+) -> tuple[tuple[Edit, ...], int]:
+    """Return the edits and how many messages they cover, extended so that no id leads to reasoning that is gone.
+
+    Items that stay are sent without such an id. Those at the beginning of the tail are among them.
+    """
+    kept = {edit.place for edit in edits if not isinstance(edit, Written)}
+    led = {
+        place
+        for place, reasoning in list_led(structures[: through + _MOST_LED])
+        if reasoning < through and reasoning not in kept and (place >= through or place in kept)
+    }
+    if not led:
+        return tuple(edits), through
+    stop = max(through, *(place + 1 for place in led))
+    all_edits = (*edits, *map(Kept, range(through, stop)))
+    return tuple([_detach(edit) if _find_place(edit) in led else edit for edit in all_edits]), stop
+
+
+def _find_place(edit: Edit) -> int:
+    return -1 if isinstance(edit, Written) else edit.place
+
+
+def _detach(edit: Edit) -> Edit:
+    if isinstance(edit, Replaced):
+        return Replaced(edit.place, edit.text, "detached", edit.arguments)
+    return Replaced(edit.place, "", "detached") if isinstance(edit, Kept) else edit
 
 
 def _ends_with_ours(form: Format, edits: Sequence[Edit], messages: Sequence[bytes]) -> bool:
@@ -201,14 +233,15 @@ def _replace(form: Format, raw: bytes, edit: Replaced) -> bytes:
     value = read_object(raw.decode(errors="replace"))
     if value is None:
         return raw
-    kind = form.read_item_kind(value)
+    if edit.kind == "detached":
+        raw = form.detach(raw)
     if edit.arguments:
         raw = _replace_arguments(raw, dict(edit.arguments))
     if not edit.text:
         return raw
-    if kind == "message":
+    if form.read_item_kind(value) == "message":
         return _replace_content(form, raw, read_text(value.get("role")), edit)
-    return _replace_output(form, raw, kind, value.get("output"), edit.text) if is_result(kind) else raw
+    return form.replace_output(raw, value, edit.text)
 
 
 def _replace_content(form: Format, raw: bytes, role: str, edit: Replaced) -> bytes:
@@ -296,14 +329,6 @@ def _replace_result(block: bytes, text: str) -> bytes:
     is_list = read_member(block, "content")[:1] == b"["
     content = encode_text(text)
     return set_member(block, "content", join_array([_TEXT_PART % content]) if is_list else content)
-
-
-def _replace_output(form: Format, raw: bytes, kind: str, output: object, text: str) -> bytes:
-    if isinstance(output, str):
-        return set_member(raw, "output", encode_text(text))
-    if isinstance(output, list) and kind in _OUTPUT_LISTS:
-        return set_member(raw, "output", join_array([form.write_text_part("tool", encode_text(text))]))
-    return raw
 
 
 def _unmark(raw: bytes, depth: int = 2) -> bytes:

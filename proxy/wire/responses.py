@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import msgspec
 
 from proxy.model.exchange import Answer
-from proxy.model.messages import Message, MessageStructure, ToolCall
-from proxy.wire.format import MANAGING_MEMBERS, Format, is_set
+from proxy.model.messages import Message, MessageStructure, Stay, ToolCall
+from proxy.wire.body import SplitBody
+from proxy.wire.format import COMPACTION_SIGNS, MANAGING_MEMBERS, Format, is_set
 from proxy.wire.identity import (
     Item,
     ItemPosition,
@@ -23,12 +24,17 @@ from proxy.wire.identity import (
     weigh,
 )
 from proxy.wire.json_values import (
+    change_members,
+    encode_text,
+    join_array,
     list_elements,
     normalize_arguments,
     normalize_object,
     read_member,
+    read_object,
     read_objects,
     read_text,
+    set_member,
 )
 from proxy.wire.messages import (
     TEXTS,
@@ -69,6 +75,28 @@ _MANAGING_MEMBERS = {
     "conversation": is_set,
     "store": lambda value: value is True,
 }
+# Items of the model that the client may send without their own ids.
+_DETACHABLE = frozenset({"message", "function_call", "custom_tool_call", "shell_call", "apply_patch_call"})
+# Of these kinds nothing is lost that later items need, if they go with the groups that they are in.
+_OUTPUTS = frozenset(
+    {
+        "function_call_output",
+        "custom_tool_call_output",
+        "local_shell_call_output",
+        "shell_call_output",
+        "apply_patch_call_output",
+        "computer_call_output",
+        "mcp_approval_response",
+    }
+)
+_KNOWN = _DETACHABLE | _OUTPUTS | {kind.removesuffix("_output") for kind in _OUTPUTS}
+_KNOWN |= {"reasoning", "mcp_call", "mcp_approval_request"}
+_KNOWN |= {"web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"}
+_TEXT_LISTS = frozenset({"function_call_output", "custom_tool_call_output"})
+_SHELL_LISTS = frozenset({"shell_call_output"})
+# Items that hold for all that follows, as messages of the system do.
+_STANDING = frozenset({"configuration_update", "additional_tools"})
+_TRIGGER = "compaction_trigger"
 _ENDS = frozenset({"response.completed", "response.failed", "response.incomplete"})
 _END = rb"response\.(?:completed|failed|incomplete)"
 _UNDER_WAY = frozenset({"queued", "in_progress"})
@@ -150,6 +178,8 @@ def _read_item(element: _Element, source: ItemPosition) -> Item:
     # an item of a server-side tool, or of an unknown kind: outputs answer a call, anything else is the model's
     whole = normalize_object(source.load(), "id", "status")
     form = digest_form((_NAME, "other", whole))
+    if kind == _TRIGGER or kind in _STANDING:
+        return Item("user" if kind == _TRIGGER else "system", form, weight=len(whole))
     if is_result(kind or ""):
         return Item("tool", form, (), calls, len(whole))
     return Item("assistant", form, calls, (), len(whole))
@@ -169,14 +199,17 @@ class Responses(Format):
 
     name = _NAME
     path_ending = "/responses"
+    count_ending = "/responses/input_tokens"
     items_key = "input"
     instructions_key = "instructions"
     previous_key = "previous_response_id"
     end_marker = re.compile(
         EVENT_LINE + _END + rb"(?=[\r\n])|" + DATA_LINE + rb"\[DONE\]|" + TYPED_DATA_LINE + _END + b'"'
     )
+    is_managed = True
     is_itemised = True
     takes_markers = False
+    foreign_signs = (*COMPACTION_SIGNS, b'"item_reference"')
     managing_members = _MANAGING_MEMBERS
     reader = ItemReader(_NAME, _Element, _read_item)
 
@@ -222,30 +255,38 @@ class Responses(Format):
         self, message: Mapping[str, object], markers: tuple[str, ...], says_json: bool
     ) -> MessageStructure:
         kind = self.read_item_kind(message)
-        call_id = read_text(message.get("call_id"))
-        ids = (call_id,) if call_id else ()
+        own_id = read_text(message.get("id")) if kind in _DETACHABLE else ""
         if kind == "message":
             role, content = read_role(message), message.get("content")
             flaws = ["empty"] if is_empty(content) else []
             if role in _TEXT_ROLES and is_not_text(content):
                 flaws.append("not text")
-            return MessageStructure(role, markers=markers, says_json=says_json, flaws=tuple(flaws))
+            own_id = own_id if role == "assistant" else ""
+            return MessageStructure(role, markers=markers, says_json=says_json, flaws=tuple(flaws), item_id=own_id)
+        if kind == _TRIGGER or kind in _STANDING:
+            return MessageStructure("user" if kind == _TRIGGER else "system", markers=markers, says_json=says_json)
+        ids = _read_call_ids(kind, message)
         are_invalid = (ids or kind.startswith("function_call")) and are_ids_invalid(ids, _LONGEST_ID)
         flawed = ("id",) if are_invalid else ()
+        stays: Stay = "" if kind in _KNOWN else "always"
         if is_result(kind):
-            return MessageStructure("tool", (), ids, b"", markers, says_json, flawed)
+            return MessageStructure("tool", (), ids, b"", markers, says_json, flawed, stays=stays)
         reasoning = digest_reasoning([message]) if kind == "reasoning" else b""
-        return MessageStructure("assistant", ids, (), reasoning, markers, says_json, flawed)
+        stays = "unanswered" if ids and not stays else stays
+        return MessageStructure(
+            "assistant", ids, (), reasoning, markers, says_json, flawed, stays=stays, item_id=own_id
+        )
 
     def _read_message(self, message: Mapping[str, object]) -> Message:
         kind = self.read_item_kind(message)
         if kind == "message":
             text, media = read_content(message.get("content"))
             return Message(read_role(message), text, media=media)
-        call_id = read_text(message.get("call_id"))
+        ids = _read_call_ids(kind, message)
+        call_id = ids[0] if ids else ""
         if is_result(kind):
             text, media = read_content(message["output"] if "output" in message else list_unknown(message))
-            return Message("tool", text, (), (call_id,) if call_id else (), media)
+            return Message("tool", text, (), ids, media)
         if kind.endswith("_call"):
             text, media = read_content(message if kind == "image_generation_call" else message.get("output"))
             names = ("arguments", "input", "action", "code")
@@ -255,9 +296,34 @@ class Responses(Format):
         text, media = ("", ()) if kind == "reasoning" else read_content(list_unknown(message))
         return Message("assistant", text, (), (), media)
 
+    def is_aside(self, body: SplitBody) -> bool:
+        """Return whether a request ends with a trigger, whose answer is one compaction (B7)."""
+        raw = body.content[body.items[-1].start : body.items[-1].end] if body.items else b""
+        return (
+            _TRIGGER.encode() in raw
+            and self.read_item_kind(read_object(raw.decode(errors="replace")) or {}) == _TRIGGER
+        )
+
     def read_item_kind(self, item: Mapping[str, object]) -> str:
         """Return the type of an item. Without a type it is a message if it has a role."""
         return read_text(item.get("type")) or ("message" if item.get("role") else "")
+
+    def detach(self, raw: bytes) -> bytes:
+        """Return an item without its own id. Its `call_id` stays."""
+        return change_members(raw, lambda name, value: None if name == "id" else value)
+
+    def replace_output(self, raw: bytes, item: Mapping[str, object], text: str) -> bytes:
+        """Return an item with a text as its output: a string, a list of parts, or what a shell command has printed."""
+        kind, output, said = self.read_item_kind(item), item.get("output"), encode_text(text)
+        if isinstance(output, str) and (is_result(kind) or kind == "mcp_call"):
+            return set_member(raw, "output", said)
+        if isinstance(output, list) and kind in _TEXT_LISTS:
+            return set_member(raw, "output", join_array([self.write_text_part("tool", said)]))
+        if isinstance(output, list) and kind in _SHELL_LISTS and read_objects(output):
+            last = list_elements(read_member(raw, "output"))[-1]
+            told = set_member(set_member(last, "stdout", said), "stderr", b'""')
+            return set_member(raw, "output", join_array([told]))
+        return raw
 
     def write_message(self, role: str, text: bytes) -> bytes:
         """Return a message item with one part."""
@@ -267,6 +333,16 @@ class Responses(Format):
     def write_text_part(self, role: str, text: bytes) -> bytes:
         """Return a text part, whose type depends on the role."""
         return b'{"type":"%b","text":%b}' % (b"output_text" if role == "assistant" else b"input_text", text)
+
+
+def _read_call_ids(kind: str, item: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the id of the call that an item makes or answers, in whichever member its kind has it."""
+    call_id = read_text(item.get("call_id"))
+    if kind == "local_shell_call_output":
+        call_id = call_id or read_text(item.get("id"))
+    elif kind.startswith("mcp_approval_"):
+        call_id = read_text(item.get("id" if kind == "mcp_approval_request" else "approval_request_id"))
+    return (call_id,) if call_id else ()
 
 
 class _ResponsesStream:

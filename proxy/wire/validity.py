@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from proxy.model.messages import MessageStructure, joins_run, list_run_starts
+from proxy.model.messages import MessageStructure, joins_run, list_led, list_run_starts
 
 MOST_MARKERS = 4
 
@@ -102,7 +102,7 @@ class MessageRuns(msgspec.Struct, frozen=True, gc=False):
     runs: list[Run]
     starts: list[int]  # the places where the runs begin
     is_itemised: bool
-    odd: tuple[int, ...] = ()  # places of system messages and of messages with flaws
+    odd: tuple[int, ...] = ()  # places of system messages, of messages with flaws, and of items that always stay
     newest_user: int = NOWHERE  # place of the newest user message
     has_markers: bool = False  # whether any message has cache markers
 
@@ -155,7 +155,11 @@ def extend_history(known: MessageRuns, count: int, structures: Sequence[MessageS
 
 def _list_odd(runs: Iterable[Run]) -> tuple[int, ...]:
     placed = [pair for run in runs for pair in zip(run.places, run.structures, strict=True)]
-    return tuple([place for place, structure in placed if structure.flaws or structure.role == "system"])
+    return tuple([place for place, structure in placed if structure.flaws or _must_stay(structure)])
+
+
+def _must_stay(structure: MessageStructure) -> bool:
+    return structure.role == "system" or structure.stays == "always"
 
 
 def find_faults(
@@ -175,6 +179,7 @@ def find_faults(
     if found:
         found -= _judge_whole(history.runs, rules).union(*(run.faults for run in history.runs if run.faults))
     found.update(_judge_reasoning(history, rewritten.fresh))
+    found.update(_judge_ids(history, splices) if history.is_itemised else ())
     found.update(_judge_splices(history, splices, protected))
     if history.has_markers and not _list_markers(rewritten.runs):
         found.add(RequestFault("markers", "lost"))
@@ -368,6 +373,22 @@ def _is_bound_as_before(history: MessageRuns, run: Run, structure: MessageStruct
     return any(now[i : i + len(before)] == before for i in range(len(now)))
 
 
+def _judge_ids(history: MessageRuns, splices: Sequence[Splice]) -> Iterator[RequestFault]:
+    """Yield a fault for each kept item that has an id though the reasoning to which the id leads is gone."""
+    stop = splices[-1].stop
+    before = [structure for run in history.runs for structure in run.structures if run.places[0] < stop][:stop]
+    sent: list[MessageStructure | None] = list(before)
+    for splice in splices:
+        is_one = splice.stop == splice.start + 1 and len(splice.structures) == 1
+        for place in range(splice.start, splice.stop):
+            if place not in splice.whole:
+                sent[place] = splice.structures[0] if is_one else None
+    for place, reasoning in list_led(before):
+        item, led_by = sent[place], sent[reasoning]
+        if item is not None and item.item_id and not (led_by is not None and led_by.reasoning):
+            yield RequestFault("reasoning", item.item_id, place)
+
+
 def _list_said(run: Run) -> list[tuple[bytes, tuple[str, ...]]]:
     return [(structure.reasoning, structure.calls) for structure in run.structures if structure.role == "assistant"]
 
@@ -388,6 +409,8 @@ def _judge_splices(history: MessageRuns, splices: Iterable[Splice], protected: I
         for place, structure in replaced:
             if structure.role == "system":
                 yield RequestFault("instructions", "gone", place)
+            elif structure.stays == "always" and place not in splice.whole:
+                yield RequestFault("protected", "", place)
         touched = kept[bisect_left(kept, splice.start) : bisect_left(kept, splice.stop)]
         is_shorter = splice.stop == splice.start + 1 and [each.role for each in splice.structures] == ["user"]
         touched = [place for place in touched if place in pinned or not (is_shorter or place in splice.shortened)]

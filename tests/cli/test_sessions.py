@@ -219,12 +219,12 @@ def test_from_where_on_calls_are_shortened_is_told() -> None:
 
 
 def test_what_is_only_recorded_for_its_format_is_told() -> None:
-    other = exchange(1, wire="responses")
+    other = exchange(1, wire="another")
     told = format_exchange(other)
-    assert "recorded  1 call of format responses, which is not shortened yet\n" in told
+    assert "recorded  1 call of format another, which is not shortened yet\n" in told
     assert "shortened from" not in told
     both = format_session(Overview(SESSION, (), ()), [exchange(1), other, replace(other, id="x2")])
-    assert "recorded  2 calls of format responses, which is not shortened yet\n" in both
+    assert "recorded  2 calls of format another, which is not shortened yet\n" in both
     assert "shortened from 49664" in both
     for untouched in (exchange(1, mode="observe"), exchange(1, kind="auxiliary"), exchange(1, kind="passthrough")):
         assert not {"shortened", "recorded"} & set(format_exchange(untouched).split())

@@ -1,5 +1,6 @@
 import dataclasses
 
+import msgspec
 import pytest
 
 from proxy.context.budget import BudgetPolicy, make_budget
@@ -191,6 +192,19 @@ def test_pins_and_outputs_of_protected_tools_stay() -> None:
     seen = look([user("a"), *act("1", "ls", "x"), *act("2", "x", "y", name="skill"), said("z"), user("b")], 5)
     assert seen.fixed == {2, 3}
     assert seen.bound == {4, 5}
+
+
+def test_an_item_that_its_format_keeps_stays_with_its_group_and_a_call_until_it_is_answered() -> None:
+    asked = view([user("a"), *act("1", "ls", "x"), call("2", "ls"), user("b"), user("c"), user("d")], 10_000)
+    for stays, fixed in (("always", {1, 2}), ("unanswered", {2}), ("", set())):
+        kept = [
+            msgspec.structs.replace(seen, structure=msgspec.structs.replace(seen.structure, stays=stays))
+            if seen.structure.calls
+            else seen
+            for seen in asked.messages
+        ]
+        index = index_conversation(msgspec.structs.replace(asked, messages=kept), BuilderPolicy(), extract_features)
+        assert index.fixed == fixed
 
 
 def test_a_user_s_words_inside_a_group_make_it_the_user_s() -> None:

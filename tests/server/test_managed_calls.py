@@ -70,11 +70,11 @@ async def test_a_chunked_body_goes_on_whole_and_with_a_length(served: Served, up
     assert (sent.body, sent.find(b"content-length"), sent.all(b"transfer-encoding")) == (BODY, b"%d" % len(BODY), [])
 
 
-async def test_a_call_may_ask_to_be_passed_through(served: Served, upstream: ScriptedUpstream) -> None:
+async def test_a_call_may_ask_to_be_sent_as_it_came(served: Served, upstream: ScriptedUpstream) -> None:
     upstream.answer_with(answer(b"ok"))
     await served.ask(request("POST", "/v1/responses", "X-Palimpsest-Mode: bypass", body=BODY))
     opening = await served.opening()
-    assert (opening.kind, opening.mode) == ("passthrough", "bypass")
+    assert (opening.kind, opening.mode) == ("managed", "bypass")
     assert (upstream.requests[0].body, upstream.requests[0].all(b"x-palimpsest-mode")) == (BODY, [])
 
 

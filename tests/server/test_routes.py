@@ -85,6 +85,8 @@ async def test_another_method_on_our_pages_is_not_forwarded_either(
         ("GET", "/v1/responses/resp_1", "passthrough"),
         ("POST", "/v1/responses/resp_1/cancel", "passthrough"),
         ("POST", "/v1/messages/count_tokens", "passthrough"),
+        ("POST", "/v1/responses/input_tokens", "passthrough"),
+        ("POST", "/v1/responses/compact", "passthrough"),
         ("POST", "/v1/chat/completions/", "passthrough"),
         ("POST", "/V1/chat/completions", "managed"),
         ("POST", "//v1/messages", "managed"),

@@ -29,7 +29,7 @@ CHANCES = {"retry": 25, "branch": 20, "restart": 15, "revert": 8, "observe": 12,
 class BoundSession:
     """One session; `run` carries it for so many calls, `counts` tells what came of them."""
 
-    target, wire = b"/v1/chat/completions", "chat_completions"
+    target, wire, items_key = b"/v1/chat/completions", "chat_completions", "messages"
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class BoundSession:
         self.talk = Talk(path, ceiling, self.upstream, provider)
         self.history: list[Message] = [*self.begin(), {"role": "user", "content": "Mend the tests of the parser."}]
         self.model, self.own, self.other = MODEL, MODEL, OTHER
+        self.sent = b""  # the client's last request
         self.counts: Counter[str] = Counter()
         self.told: Counter[str] = Counter()  # the messages with removed reasoning, as events told, by view
         self.removed: set[str] = set()  # the signatures that the client sent and the upstream never got again
@@ -104,8 +105,7 @@ class BoundSession:
         if what == "retry":
             await self.call(keeps=False)
         elif what == "branch":
-            places = [i for i, message in enumerate(self.history) if message["role"] in ("user", "tool") and i > 1]
-            if places:
+            if places := self.list_turns():
                 del self.history[self._random.choice(places[-12:]) + 1 :]
                 self._ask(f"Rather look at part {len(self.history)}.")
         elif what == "restart":
@@ -115,6 +115,14 @@ class BoundSession:
         elif what == "switch":
             self.model, self._left = self.other, self._random.randint(2, 9)
         await self.call(what if what in ("observe", "bypass") else "", is_pinned=what == "pin")
+
+    def list_turns(self) -> list[int]:
+        """The places behind which a person may go on in another way."""
+        return [i for i, message in enumerate(self.history) if message["role"] in ("user", "tool") and i > 1]
+
+    def count_answers(self, messages: Sequence[Message]) -> int:
+        """How many answers of the model are among the messages."""
+        return sum(message["role"] == "assistant" for message in messages)
 
     async def restart(self) -> None:
         """Stop the proxy, and start it again."""
@@ -135,7 +143,8 @@ class BoundSession:
         headers: Headers = ((b"x-palimpsest-mode", mode.encode()),) if mode else ()
         headers += ((b"x-palimpsest-pin", b"true"),) if is_pinned else ()
         client, before, told = RecordingClient(), len(self.upstream.calls), sum(self.told.values())
-        request = ClientRequest("POST", self.target, (*NAME, *headers), self.write())
+        self.sent = self.write()
+        request = ClientRequest("POST", self.target, (*NAME, *headers), self.sent)
         await wait_out(self.talk.engine.begin(request, self.wire, client))
         labels = dict(client.labels)
         self.talk.session = labels.get(b"x-palimpsest-session", self.talk.session.encode()).decode()
@@ -145,7 +154,7 @@ class BoundSession:
         return client
 
     def _count(self, client: RecordingClient, sent: list[Any], told: int) -> None:
-        last = json.loads(sent[-1].body)["messages"]
+        last = json.loads(sent[-1].body)[self.items_key]
         ours, theirs = self.list_signatures(last), self.list_signatures(self.history)
         fresh = theirs - ours - self.removed
         self.removed |= fresh
@@ -159,19 +168,22 @@ class BoundSession:
         self.counts["managed"] += last != self.history and len(last) < len(self.history)
         self.counts["blocks"] += len(theirs)
         self.counts["blocks sent"] += len(ours)
-        self.counts["messages"] += sum(message["role"] == "assistant" for message in last)
+        self.counts["messages"] += self.count_answers(last)
         self.counts["put back"] += len(ours - theirs)
 
     def go_on(self, message: dict[str, Any]) -> None:
         """Add an answer, and what follows it."""
         self.history.append(message)
         for call in message.get("tool_calls") or ():
-            text = f"def function_{len(self.history)}(value):\n    return other.path\n"
-            size = self._random.randint(100, 2 * self._size)
-            output = (text * (size // len(text) + 1))[:size]
-            self.history.append({"role": "tool", "tool_call_id": call["id"], "content": output})
+            self.history.append({"role": "tool", "tool_call_id": call["id"], "content": self.make_output()})
         if not message.get("tool_calls"):
             self._ask(f"Now look at part {len(self.history)}, and say what is wrong there.")
+
+    def make_output(self) -> str:
+        """The output of a tool."""
+        text = f"def function_{len(self.history)}(value):\n    return other.path\n"
+        size = self._random.randint(100, 2 * self._size)
+        return (text * (size // len(text) + 1))[:size]
 
     def _ask(self, words: str) -> None:
         self.history.append({"role": "user", "content": words})

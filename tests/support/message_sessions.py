@@ -6,76 +6,41 @@ Rule: as in `bound_sessions`; the client's markers hop as those of its kind do, 
 import json
 from collections.abc import Sequence
 from copy import deepcopy
-from pathlib import Path
 from typing import Any, Literal
 
-from proxy.engine.policy import Provider
-from proxy.model.epoch import Plan
-from proxy.model.events import Planned
-from proxy.model.exchange import ClientRequest
-from tests.support.bound_sessions import BoundSession
-from tests.support.engine import RecordingClient, wait_out
 from tests.support.managing import Message
 from tests.support.strict_messages import BILLING, StrictMessages, find_signature, list_thinking, read_answer
 from tests.support.strict_upstream import Check, Member
-from tests.support.talking import NAME
+from tests.support.wire_sessions import PIXEL, WireSession
 
 Marking = Literal["", "hopping", "top", "long"]
 """Which cache markers the client sets: none, behind its system prompt and at the newest message, one for the whole
 request, or a long one behind the system prompt and a short one at the newest two messages."""
 
-PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}
 TOOLS = [{"name": "bash", "description": "Run a command.", "input_schema": {"type": "object"}}]
 
 
-class MessageSession(BoundSession):
-    """One session; `body` has further members of its requests."""
+class MessageSession(WireSession):
+    """One session."""
 
     target, wire = b"/v1/messages?beta=true", "anthropic_messages"
+    count_target = b"/v1/messages/count_tokens?beta=true"
+    counted = ("model", "system", "messages", "tools", "thinking")
 
     def __init__(
         self,
         ceiling: int,
         *,
-        check: Check = "error",
         marking: Marking = "hopping",
         model: str = "claude-fable-5-2",
         other: str = "claude-opus-5-5",
-        is_stream: bool = True,
-        seed: int = 0,
-        size: int = 900,
-        often: int = 1,
-        path: Path | None = None,
-        provider: Provider | None = None,
         is_billed: bool = False,
-        **body: Any,
+        **options: Any,
     ) -> None:
         """Make a session. If it `is_billed`, a line of the system prompt changes with each request."""
-        self.plans: list[Plan] = []
-        super().__init__(ceiling, check=check, seed=seed, size=size, often=often, path=path, provider=provider)
-        self.model, self.own, self.other = model, model, other
-        self.marking, self.is_stream, self.is_billed, self.more = marking, is_stream, is_billed, body
-
-    def _listen(self) -> None:
-        super()._listen()
-        self.talk.engine.bus.subscribe(Planned, lambda event: self.plans.append(event.plan))
-
-    async def try_direct(self, request: dict[str, Any]) -> str:
-        """Send a request without the proxy. Return why it is refused, or nothing."""
-        response = await self.upstream.send("POST", self.target, (), json.dumps(request).encode())
-        told = json.loads(response.pieces[0]) if response.status == 400 else {"error": {"message": ""}}
-        return str(told["error"]["message"])
-
-    async def count(self, mode: str = "") -> RecordingClient:
-        """Let the upstream count the tokens of the next call."""
-        body, client = json.loads(self.write()), RecordingClient()
-        kept = {name: body[name] for name in ("model", "system", "messages", "tools", "thinking")}
-        headers = (*NAME, (b"x-palimpsest-mode", mode.encode())) if mode else NAME
-        content = json.dumps(kept).encode()
-        request = ClientRequest("POST", b"/v1/messages/count_tokens?beta=true", headers, content)
-        await wait_out(self.talk.engine.begin_count(request, self.wire, client))
-        return client
+        super().__init__(ceiling, model=model, other=other, **options)
+        self.marking, self.is_billed = marking, is_billed
 
     def make_upstream(self, check: Check, member: Member, seed: int) -> StrictMessages:
         """The upstream."""
@@ -130,9 +95,7 @@ class MessageSession(BoundSession):
             self.history.append({"role": "system", "content": [{"type": "text", "text": text}]})
 
     def _run(self, call: dict[str, Any]) -> dict[str, Any]:
-        text = f"def function_{len(self.history)}(value):\n    return other.path\n"
-        size = self._random.randint(100, 2 * self._size)
-        output: Any = (text * (size // len(text) + 1))[:size]
+        output = self.make_output()
         result = {"type": "tool_result", "tool_use_id": call["id"]}
         if self._random.random() < 0.1:
             return result | {"content": f"Error: {output[:200]}", "is_error": True}

@@ -419,7 +419,16 @@ def test_a_plain_request_demands_nothing_and_is_not_managed(wire: Format) -> Non
 def test_every_format_is_listed_under_its_name_and_has_paths_of_its_own() -> None:
     assert list(FORMATS) == [wire.name for wire in WIRES]
     assert len({wire.path_ending for wire in WIRES}) == len(WIRES)
-    assert {"chat_completions", "anthropic_messages"} == MANAGED_WIRES
+    assert set(FORMATS) == MANAGED_WIRES
+
+
+@pytest.mark.parametrize("wire", [wire for wire in WIRES if not wire.is_itemised])
+def test_only_items_have_ids_of_their_own_and_outputs_outside_messages(wire: Format) -> None:
+    raw = b'{"id":"m","type":"message","role":"assistant","content":"x","output":"x"}'
+    assert wire.detach(raw) is raw
+    assert wire.replace_output(raw, json.loads(raw), "new") is raw
+    body = split_body(b'{"%b":[%b]}' % (wire.items_key.encode(), raw), wire.items_key)
+    assert body is not None and not wire.is_aside(body)
 
 
 @each_format

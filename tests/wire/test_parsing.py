@@ -282,7 +282,11 @@ def read(wire: str, message: dict[str, Any]) -> MessageStructure:
             {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
             MessageStructure("assistant"),
         ),
-        (RESPONSES, {"type": "function_call", "call_id": "a"}, MessageStructure("assistant", ("a",))),
+        (
+            RESPONSES,
+            {"type": "function_call", "call_id": "a"},
+            MessageStructure("assistant", ("a",), stays="unanswered"),
+        ),
         (
             RESPONSES,
             {"type": "function_call_output", "call_id": "a", "output": ""},
@@ -290,7 +294,7 @@ def read(wire: str, message: dict[str, Any]) -> MessageStructure:
         ),
         (RESPONSES, {"type": "mcp_approval_response"}, MessageStructure("tool")),
         (RESPONSES, {"type": "web_search_call", "id": "w"}, MessageStructure("assistant")),
-        (RESPONSES, {"id": "m"}, MessageStructure("assistant")),
+        (RESPONSES, {"id": "m"}, MessageStructure("assistant", stays="always")),
     ],
 )
 def test_messages_and_their_shapes(wire: str, message: dict[str, Any], structure: MessageStructure) -> None:

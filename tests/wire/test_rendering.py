@@ -104,6 +104,12 @@ def replace(wire: str, message: Any) -> Any:
             {"type": "local_shell_call_output", "output": "old"},
             {"type": "local_shell_call_output", "output": "new"},
         ),
+        (
+            RESPONSES,
+            {"type": "shell_call_output", "output": [{"stdout": "a"}, {"stdout": "b", "stderr": "c", "outcome": {}}]},
+            {"type": "shell_call_output", "output": [{"stdout": "new", "stderr": "", "outcome": {}}]},
+        ),
+        (RESPONSES, {"type": "mcp_call", "id": "m", "output": "a"}, {"type": "mcp_call", "id": "m", "output": "new"}),
     ],
 )
 def test_only_the_words_are_replaced(wire: str, message: Any, replaced: Any) -> None:
@@ -121,7 +127,9 @@ def test_a_tombstone_stands_for_the_images_of_a_turn_too() -> None:
     "message",
     [
         {"type": "computer_call_output", "output": {"type": "computer_screenshot", "image_url": "data:"}},
-        {"type": "shell_call_output", "output": [{"stdout": "x"}]},
+        {"type": "shell_call_output", "output": []},
+        {"type": "unheard_of_output", "output": [{"stdout": "x"}]},
+        {"type": "unheard_of_call", "output": "x"},
         {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
         {"type": "reasoning", "summary": []},
         ["no object"],

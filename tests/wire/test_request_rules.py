@@ -180,6 +180,7 @@ def test_a_member_that_cannot_be_read_is_the_upstreams_to_judge() -> None:
         (RESPONSES, {"type": "compaction", "encrypted_content": "…"}, "a compaction"),
         (RESPONSES, {"type": "compaction_summary", "encrypted_content": "…"}, "a compaction"),
         (RESPONSES, {"type": "context_compaction"}, "a compaction"),
+        (RESPONSES, {"type": "item_reference", "id": "msg_1"}, "references to what the provider stores"),
         (ANTHROPIC, {"role": "assistant", "content": [{"type": "compaction", "content": "…"}]}, "a compaction"),
     ],
 )
@@ -203,6 +204,8 @@ def test_a_message_that_was_managed(wire: str, message: Any, found: str) -> None
         {"role": "user", "content": "[FILE: a.py]\nref: none"},
         {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "compaction", "arguments": "{}"}}]},
         {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "input": {"type": "compaction"}}]},
+        {"type": "compaction_trigger"},
+        {"type": "message", "role": "user", "content": "item_reference"},
         "compaction",
     ],
 )

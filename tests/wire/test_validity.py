@@ -470,3 +470,31 @@ def test_nor_is_that_of_a_history_that_ends_with_what_was_replaced_or_with_the_s
     verdict = conclude(short, CUT)
     assert verdict is not None
     assert extend_verdict(verdict, short, PLAIN) is None
+
+
+def led(id: str) -> MessageStructure:
+    return MessageStructure("assistant", ("c",), item_id=id)
+
+
+THOUGHT = MessageStructure("assistant", reasoning=b"r")
+BETWEEN = [USER, THOUGHT, call("a"), answer("a"), led("fc_1"), answer("c"), USER]
+"""The outputs of one answer between its calls."""
+
+
+def test_an_item_that_keeps_its_id_without_its_reasoning_is_a_fault() -> None:
+    history = judge("responses", BETWEEN)
+    gone = Splice(1, 4, (USER,))
+    assert find_faults(history, [gone], rules("responses")) == ()  # what follows the plan is the planner's
+    kept = [gone, Splice(5, 6, (answer("c"),))]
+    assert find_faults(history, kept, rules("responses")) == (RequestFault("reasoning", "fc_1", 4),)
+    detached = [gone, Splice(4, 5, (call("c"),)), *kept[1:]]
+    assert find_faults(history, detached, rules("responses")) == ()
+    assert find_faults(history, [Splice(3, 4, (answer("a"),)), *kept[1:]], rules("responses")) == ()
+    joined = [Splice(0, 1, (USER,), whole=(0,)), *kept]
+    assert find_faults(history, joined, rules("responses")) == (RequestFault("reasoning", "fc_1", 4),)
+
+
+def test_an_item_of_an_unknown_kind_may_not_go() -> None:
+    history = judge("responses", [USER, MessageStructure("assistant", stays="always"), USER, call("b"), answer("b")])
+    assert find_faults(history, [Splice(1, 2)], rules("responses")) == (RequestFault("protected", "", 1),)
+    assert find_faults(history, [Splice(3, 5)], rules("responses")) == ()

@@ -23,7 +23,7 @@ from proxy.model.epoch import ContextPlan, Edit, Epoch, Kept, Original, Referenc
 from proxy.model.lineage import count_shared_nodes
 from proxy.model.messages import Message, MessageStructure
 from proxy.wire import FORMATS
-from proxy.wire.rendering import reach_user, render
+from proxy.wire.rendering import detach_items, reach_user, render
 
 _ANY = Provider()
 _JSON = "[This conversation asks for its answers as JSON.]"
@@ -156,6 +156,9 @@ def compute_plan(job: PlanJob, builder: ContextBuilder) -> RenderedPlan:
         plan = msgspec.structs.replace(plan, edits=edits, through=through)
     elif provider.summary_role == "assistant":
         plan = msgspec.structs.replace(plan, edits=_lead_with_user(plan.edits, structures))
+    if form.is_itemised:
+        edits, through = detach_items(plan.edits, plan.through, structures)
+        plan = msgspec.structs.replace(plan, edits=edits, through=through)
     if job.needs_json:
         plan = msgspec.structs.replace(plan, edits=_require_json_word(plan, structures))
     is_alternating = provider.strict_alternation

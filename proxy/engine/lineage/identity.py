@@ -14,12 +14,14 @@ from proxy.model.exchange import Headers, SessionKey
 from proxy.wire.body import SplitBody
 from proxy.wire.credentials import read_claims
 from proxy.wire.headers import find_credential, find_header, strip_scheme
+from proxy.wire.json_values import read_object
 
 _OWN = b"x-palimpsest-session"
 _GENERIC = (b"x-session-id", b"x-dynamo-session-id", b"helicone-session-id", b"x-litellm-session-id")
 _PARENTS = {b"x-session-id": b"x-parent-session-id"}
 _THREAD, _PARENT_THREAD = b"thread-id", b"x-codex-parent-thread-id"
 _SESSION, _AGENT = b"x-claude-code-session-id", b"x-claude-code-agent-id"
+_TURN = b"x-codex-turn-metadata"
 _OF_CLIENTS = (_THREAD, _PARENT_THREAD, _SESSION, _AGENT)
 _BODY_MEMBERS = ("litellm_session_id", "session_id")
 _LONGEST = 200
@@ -90,6 +92,13 @@ def read_body_id(found: ClientId, body: SplitBody) -> ClientId:
     if raw and (value := parse_json_string(raw)):
         return ClientId(_shorten(f"conversation:{value}"))
     return found
+
+
+def asks_compaction(headers: Headers) -> bool:
+    """Return whether codex says that this call compacts its conversation, by a prompt of its own."""
+    said = find_header(headers, _TURN)
+    turn = read_object(said.decode("latin-1")) if b"compaction" in said else None
+    return turn is not None and turn.get("request_kind") == "compaction"
 
 
 def make_session(tenant: bytes, upstream: str, client_id: ClientId, exchange: str) -> SessionKey:

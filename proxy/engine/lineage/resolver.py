@@ -62,6 +62,7 @@ class LineageQuery(msgspec.Struct, frozen=True, gc=False):
     previous: str = ""  # id of the stored answer that it extends, known or not
     is_trusted: bool = True  # it may use what is known of the tenant (BEHAVIOUR B2)
     until: float = 0.0  # the end of its waits for the log, on the monotonic clock
+    is_aside: bool = False  # it says itself that it is a side call
 
     @property
     def likeness(self) -> Likeness:
@@ -444,6 +445,8 @@ def _is_side(query: LineageQuery, known: SessionNodes, base: int) -> bool:
     was a side call all the same, the first call with tools takes its place. If a client continues from the answer to a
     side call, that has become a conversation.
     """
+    if query.is_aside:
+        return True
     before, now = known.traits, query.traits
     # Compare with the request whose answer this one continues, if it is in memory, or else with the conversation.
     for depth in range(base - 1, 0, -1):

@@ -159,7 +159,7 @@ async def test_calls_of_other_wires_are_not_compacted() -> None:
     shop = Workshop()
     await carry(shop)
     compactor = make_manual_compaction(shop)
-    row = dataclasses.replace(await compactor.find_newest(shop.session, ""), wire="responses")
+    row = dataclasses.replace(await compactor.find_newest(shop.session, ""), wire="another")
 
     async def find(*asked: object) -> ExchangeRow:
         return row

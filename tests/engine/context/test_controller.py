@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from proxy.engine.context import controller
 from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.context.request_state import OutgoingRequest, StateReader
 from proxy.engine.request import ManagedRequest
@@ -58,7 +59,8 @@ async def test_the_head_of_an_answer_waits_where_the_window_is_unknown_or_near()
         assert (sending.plan is not None, sending.is_guarded) == (True, is_near)
 
 
-async def test_a_wire_that_is_not_managed_goes_as_it_came() -> None:
+async def test_a_wire_that_is_not_managed_goes_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "MANAGED_WIRES", frozenset({"chat_completions"}))
     setup = Setup()
     subject = msgspec.structs.replace(make_subject(until(22)), wire="responses")
     said = ((b"x-palimpsest-mode", b"observe; recorded-only"),)

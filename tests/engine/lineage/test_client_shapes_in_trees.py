@@ -115,6 +115,12 @@ async def test_a_title_is_beside_the_conversation(client: str) -> None:
     assert not any(step.is_side for request, _, step in landed if request.kind == "main")
 
 
+async def test_a_call_by_which_codex_compacts_is_beside_the_conversation() -> None:
+    landed = await Setup().send_all(*turns("codex"))
+    assert [step.is_side for request, _, step in landed if request.kind == "compaction"] == [True]
+    assert not any(step.is_side for request, _, step in landed if request.kind == "main")
+
+
 @pytest.mark.parametrize(("client", "key"), [("claude-code", "system"), ("codex", "instructions")])
 async def test_a_call_under_other_orders_is_beside_the_conversation(client: str, key: str) -> None:
     setup, main = Setup(), [request for request in turns(client) if request.kind == "main"]

@@ -360,11 +360,13 @@ async def measure(settings: Settings) -> SavingsInputs:
 def note_address(settings: Settings, port: int) -> Iterator[None]:
     """Keep the running server's address in the data directory, for commands and for the container's health check.
 
+    Below it are the addresses of its upstreams: `palimpsest run` shares only a server with those of its client.
     If the file cannot be written, the server runs all the same, and commands use the address in the settings.
     """
     path = settings.data / _ADDRESS_FILE
+    lines = [name_address(settings.server.host, port), *(policy.base_url for policy in settings.upstream_policies())]
     try:
-        path.write_text(name_address(settings.server.host, port) + "\n", "ascii")
+        path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
     except OSError as error:
         _log.warning("the address cannot be kept in %s: %s", path, error.strerror)
     try:
@@ -376,11 +378,29 @@ def note_address(settings: Settings, port: int) -> Iterator[None]:
 
 def find_address(settings: Settings) -> str:
     """Return the server's address: from the settings if they name a port, else the one that the server has noted."""
-    if not settings.server.port or "port" not in settings.server.model_fields_set:
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            if noted := (settings.data / _ADDRESS_FILE).read_text("ascii").strip():
-                return noted
-    return name_address(settings.server.host, settings.server.port)
+    is_stated = settings.server.port and "port" in settings.server.model_fields_set
+    noted = [] if is_stated else _read_noted(settings)
+    return noted[0] if noted else name_address(settings.server.host, settings.server.port)
+
+
+def _read_noted(settings: Settings) -> list[str]:
+    try:
+        return (settings.data / _ADDRESS_FILE).read_text("utf-8").split()
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
+def find_server(settings: Settings) -> tuple[str, ...]:
+    """Return the address of the server that runs on the data directory, then those of its upstreams.
+
+    Return nothing if no server answers at the address that is noted there.
+    """
+    noted = _read_noted(settings)
+    if not noted:
+        return ()
+    from proxy.upstream.httpx_client import AdminClient  # noqa: PLC0415 - as below
+
+    return tuple(noted) if asyncio.run(AdminClient(noted[0], "").is_live()) else ()
 
 
 def find_link(settings: Settings) -> str:

@@ -137,9 +137,10 @@ CLIENTS = (
         {"openai": Way(("OPENAI_BASE_URL",), {"OPENAI_BASE_URL": "$base"}, ("--openai-base-url", "$base"))},
         owns_screen=True,
     ),
+    # Its background process would keep these settings, and serve later runs of cline with them.
     KnownClient(
         ("cline",),
-        {"openai": Way()},
+        {"openai": Way(environment={"CLINE_SESSION_BACKEND_MODE": "local"})},
         owns_screen=True,
         settings=SettingsFile(
             "data/settings/providers.json",
@@ -232,9 +233,15 @@ def start_client(
     return ClientStart((plan.command[0], *arguments, *plan.command[1:]), {**environment, **changes}, files)
 
 
-def forget_server(plan: ClientPlan, address: str) -> ClientPlan:
-    """Return the same plan, but without an upstream that is our own server: what is to be used is then its upstream."""
-    return replace(plan, upstream="") if f"{plan.upstream}/".startswith(f"{address}/") else plan
+def look_behind(plan: ClientPlan, server: Sequence[str]) -> ClientPlan:
+    """Return the same plan, but for a client that calls our server already with the upstream behind that.
+
+    `server` is the server's address and those of its upstreams. Where it has several, the client has none of its own.
+    """
+    if not server or not f"{plan.upstream}/".startswith(f"{server[0]}/"):
+        return plan
+    upstreams = server[1:]
+    return replace(plan, upstream=upstreams[0] if len(upstreams) == 1 else "")
 
 
 def _find_api(client: KnownClient, environment: Mapping[str, str]) -> Api:

@@ -282,7 +282,10 @@ def describe_net(estimate: SavingEstimate) -> str:
 
 
 def statusline(context: typer.Context, data: DataOption = None, config: ConfigOption = None) -> None:
-    """Write one line on a session for a client's status line. Claude Code names the session on standard input."""
+    """Write one line for a client's status line.
+
+    Claude Code names its session in JSON on standard input; else it is the one with the newest call.
+    """
     services: Services = context.obj
     name = "" if sys.stdin.isatty() else _read_session_name(sys.stdin.read())
 
@@ -319,13 +322,9 @@ def format_status(calls: Sequence[ExchangeRow], estimate: SavingEstimate | None)
             continue
         plan, sent = last.plan, last.usage.input
         parts.append(f"{sent:,} tokens")
-        if (
-            plan is not None
-            and plan.tokens_client
-            and plan.tokens_upstream
-            and plan.tokens_client > plan.tokens_upstream
-        ):
-            parts.append(f"{plan.tokens_client - plan.tokens_upstream:,} held back")
+        held = (plan.tokens_client or 0) - (plan.tokens_upstream or 0) if plan is not None else 0
+        if held > 0:
+            parts.append(f"{held:,} held back")
         break
     if estimate is not None and estimate.net.tokens:
         parts.append(format_net(estimate))

@@ -25,7 +25,7 @@ from typing import Annotated
 
 import typer
 
-from proxy.cli.clients import ClientPlan, find_client, forget_server, plan_client, start_client
+from proxy.cli.clients import ClientPlan, find_client, look_behind, plan_client, start_client
 from proxy.cli.formatting import format_count, make_plain
 from proxy.cli.reports import format_net
 from proxy.cli.serve import (
@@ -107,7 +107,7 @@ def run(
     drain: DrainOption = None,
     durability: DurabilityOption = None,
 ) -> None:
-    """Start a client whose calls go through the proxy: `palimpsest run -- codex`. Its exit code is the client's."""
+    """Start a client whose calls go through a proxy."""
     environment = read_environment()
     program = shutil.which(command[0], path=environment.get("PATH"))
     if program is None:
@@ -151,7 +151,7 @@ class _Chooser:
 
     def list_targets(self, plan: ClientPlan) -> Iterator[Target]:
         """Yield the proxies that will do for a client. Only the last may be started; the others if they run."""
-        configured = self.load({})
+        configured = self.load()
         is_chosen = "--upstream" in self.options
         address = plan.upstream if not is_chosen else ""
         if not address and "upstreams" not in configured.model_fields_set:
@@ -212,9 +212,10 @@ class _Run:
             except (ProxyError, ConfigError, OSError) as error:
                 _say(f"{command[0]} runs without the proxy, directly: {' '.join(str(error).split())}")
                 return end_like(run_client(program, command, self.environment))
-            _say(f"{command[0]} runs through {self._find_page(target, address)}")
+            data = target.settings.data.absolute()
+            _say(f"{command[0]} runs through {self._find_page(target, address)}, with its log in {data}")
             # What the client starts of ours, such as `palimpsest statusline`, reads this log.
-            environment = {**start.environment, "PALIMPSEST_DATA": str(target.settings.data.absolute())}
+            environment = {**start.environment, "PALIMPSEST_DATA": str(data)}
             since_ms = int(time.time() * 1000)
             is_quiet = plan.client.owns_screen and sys.stdout.isatty()
             with contextlib.nullcontext() if is_quiet else self._tell_epochs(target, since_ms):
@@ -224,8 +225,7 @@ class _Run:
 
     def _plan(self, command: Sequence[str]) -> ClientPlan:
         plan = plan_client(command, self.environment, self._read_settings_of(command[0]))
-        found = self.services.find_server(self.chooser.load())
-        return forget_server(plan, found[0]) if found else plan
+        return look_behind(plan, self.services.find_server(self.chooser.load()))
 
     def _read_settings_of(self, program: str) -> str:
         file = find_client(program).settings
@@ -244,22 +244,23 @@ class _Run:
         for target in others:
             with contextlib.ExitStack() as using:
                 using.enter_context(self.services.use_data(target.settings.data, _ENDING_SECONDS))
-                if self._find(target):
+                found = self.services.find_server(target.settings)
+                if found and found[1:] == target.upstreams:
                     stack.enter_context(using.pop_all())
-                    return target, self._find(target)[0]
+                    return target, self._share(found)
         stack.enter_context(self.services.use_data(last.settings.data, _ENDING_SECONDS))
         if found := self.services.find_server(last.settings):
             if found[1:] != last.upstreams:
                 what = f"the proxy on {last.settings.data} has another upstream: {', '.join(found[1:])}"
                 raise CannotUseProxy(f"{what}; choose another directory by --data")
-            if self.chooser.has_server_options:
-                _say("a proxy runs already, so that the options of the run that started it hold")
-            return last, found[0]
+            return last, self._share(found)
         return last, start_server(last, self.environment, lambda: self.services.find_server(last.settings))
 
-    def _find(self, target: Target) -> tuple[str, ...]:
-        found = self.services.find_server(target.settings)
-        return found if found[1:] == target.upstreams else ()
+    def _share(self, found: Sequence[str]) -> str:
+        """Return the address of a server that runs already."""
+        if self.chooser.has_server_options:
+            _say("a proxy runs already, and keeps the options with which it was started")
+        return found[0]
 
     def _find_page(self, target: Target, address: str) -> str:
         """Return the page's address. Only a terminal is shown the token: all else may be stored."""

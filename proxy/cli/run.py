@@ -224,19 +224,8 @@ class _Run:
         return end_like(code)
 
     def _plan(self, command: Sequence[str]) -> ClientPlan:
-        plan = plan_client(command, self.environment, self._read_settings_of(command[0]))
+        plan = plan_client(command, self.environment, read_client_settings(command[0], self.environment))
         return look_behind(plan, self.services.find_server(self.chooser.load()))
-
-    def _read_settings_of(self, program: str) -> str:
-        file = find_client(program).settings
-        if file is None:
-            return ""
-        variable, folder = file.home
-        home = Path(self.environment.get(variable) or Path(self.environment.get("HOME", ""), folder))
-        try:
-            return (home / file.path).read_text("utf-8")
-        except (OSError, UnicodeDecodeError):
-            return ""
 
     def _join(self, plan: ClientPlan, stack: contextlib.ExitStack) -> tuple[Target, str]:
         """Return the proxy that the client is to use, and its address. It stays until the stack is closed."""
@@ -307,6 +296,19 @@ class _Run:
             return totals
 
         return self.services.read(target.settings.data, None, query)
+
+
+def read_client_settings(program: str, environment: Mapping[str, str]) -> str:
+    """Return the text of the settings file that names a client's provider, empty if there is none."""
+    file = find_client(program).settings
+    if file is None:
+        return ""
+    variable, folder = file.home
+    home = Path(environment.get(variable) or Path(environment.get("HOME", ""), folder))
+    try:
+        return (home / file.path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 async def list_epochs(since_ms: int, log: LogReader) -> list[Epoch]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from proxy.cli.clients import UnknownUpstream, plan_client, start_client
 from proxy.cli.run import read_client_settings
 from tests.clients.client import Client, fill
-from tests.clients.comparing import Run, check_run, compare_log, compare_runs
+from tests.clients.comparing import Run, check_run, compare_log, compare_runs, drop_listings
 from tests.clients.logs import read_log
 from tests.clients.script import CONTENT, NOTE
 from tests.clients.trees import check_sessions
@@ -55,6 +55,7 @@ def run_journey(client: Client, programs: Sequence[Path], root: Path, *, by_run:
         return [f"direct: {fault}" for fault in faults]
     through = _travel(client, programs, root, "through", data=root / "data", by_run=by_run)
     again = _travel(_repeat(client), programs, root, "again", data=root / "data", by_run=by_run)
+    through, again = drop_listings(direct, through), drop_listings(direct, again)
     faults = [f"through the proxy: {fault}" for fault in check_run(client, through)]
     faults += compare_runs(client, direct, through)
     faults += [f"through the proxy again: {fault}" for fault in check_run(client, again)]

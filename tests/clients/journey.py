@@ -47,8 +47,8 @@ _SETTINGS = {
 def run_journey(client: Client, programs: Sequence[Path], root: Path, *, by_run: bool = False) -> list[str]:
     """Everything that is wrong with a client's journey; `programs` are folders of its programs, `root` is scratch.
 
-    With `by_run` the client is started by `palimpsest run`, else in front of a proxy that runs already. It is made twice
-    through the proxy, with a restart between: what begins anew is another conversation.
+    With `by_run` the client is started by `palimpsest run`, else in front of a proxy that runs already. It is made
+    twice through the proxy, with a restart between: what begins anew is another conversation.
     """
     direct = _travel(client, programs, root, "direct")
     if faults := list(check_run(client, direct)):

@@ -227,7 +227,8 @@ def test_a_server_with_another_upstream_is_not_used(provider: Provider, tmp_path
 def test_an_address_that_a_killed_server_left_does_not_matter(provider: Provider, tmp_path: Path) -> None:
     log = name_log(tmp_path, provider)
     log.mkdir(parents=True)
-    (log / "address").write_text(f"http://127.0.0.1:9\n{provider.base_url}\n")
+    (log / "address").write_text("http://127.0.0.1:9\n")
+    (log / "upstreams").write_text(f"{provider.base_url}\n")
     code, _, trouble = end(start(tmp_path, provider, "run", "--", sys.executable, "-c", ASK))
     assert code == 0
     assert "1 call;" in trouble

@@ -28,14 +28,13 @@ for piece in openai.OpenAI(api_key="sk-run").chat.completions.create(
 # Writes its process id, then each signal it gets, and ends on request.
 LISTEN = """
 import os, signal, sys, time
-def tell(number, frame):
-    print("got", number, flush=True)
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    signal.signal(number, tell)
+numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # so that each is taken as it comes
 print("pid", os.getpid(), flush=True)
 until = time.monotonic() + 60
 while time.monotonic() < until and not os.path.exists(sys.argv[1]):
-    time.sleep(0.02)
+    if got := signal.sigtimedwait(numbers, 0.02):
+        print("got", int(got.si_signo), flush=True)
 """
 
 
@@ -170,10 +169,10 @@ def test_a_signal_reaches_the_client_once(
     run.stdout.readline()
     (os.killpg if is_group else os.kill)(run.pid, number)
     assert run.stdout.readline() == f"got {int(number)}\n"
-    time.sleep(0.2)
+    time.sleep(0.5)
     gate.touch()
-    code, out, _ = end(run)
-    assert (code, out) == (0, "")
+    assert run.stdout.read() == ""
+    assert end(run)[0] == 0
 
 
 def test_ctrl_c_in_a_terminal_reaches_the_client_once_and_nothing_is_written_over_it(
@@ -185,12 +184,13 @@ def test_ctrl_c_in_a_terminal_reaches_the_client_once_and_nothing_is_written_ove
         words = [sys.executable, "-m", "proxy", "run", "--", sys.executable, "-c", LISTEN, str(gate)]
         os.execve(words[0], words, {**os.environ, "HOME": str(tmp_path), "OPENAI_BASE_URL": provider.base_url})
     shown = read_until(terminal, "pid")
-    os.write(terminal, b"\x03")
-    shown += read_until(terminal, "got 2")
-    time.sleep(0.3)
+    for _ in range(8):  # two that come at once count as one
+        os.write(terminal, b"\x03")
+        shown += read_until(terminal, "got 2")
+        time.sleep(0.1)
     gate.touch()
     shown += read_until(terminal, "no call came")
-    assert shown.count("got 2") == 1
+    assert shown.count("got 2") == 8
     assert re.search(r"/-/\?token=\S+, with its log", shown)
     assert os.waitpid(child, 0)[1] == 0
     os.close(terminal)

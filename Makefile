@@ -16,13 +16,15 @@ RUN := $(VENV)/$(if $(OUTLINES),.outlines,.run)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test static journeys golden bench format lock map clean
+.PHONY: help run install check test static journeys golden bench format lock map clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(RUN) ## start the proxy; options in ARGS, such as ARGS="--port 9000"; OUTLINES=1: with that extra
 	@exec $(BIN)/palimpsest serve $(ARGS)
+
+install: $(RUN) ## install, and start nothing: then .venv/bin/palimpsest run -- CLIENT
 
 check: static ## format, lint, types, import contracts, tests of the core: within a minute
 	$(PYTEST) tests/model tests/wire tests/context tests/test_house_rules.py tests/test_documentation.py

@@ -35,7 +35,7 @@ from proxy.server.inspector import Inspector
 from proxy.server.policy import ServerPolicy
 from proxy.server.routes import build_routes
 from proxy.server.sessions_api import SessionsApi
-from proxy.shutdown import DrainingServer, cancel_start_on_sigterm
+from proxy.shutdown import DrainingServer, call_when_unused, cancel_start_on_sigterm
 from proxy.upstream.origin import leads_back
 from proxy.upstream.policy import UpstreamPolicy
 from proxy.upstream.tokenizer import has_encoder
@@ -116,8 +116,11 @@ class CannotListen(ProxyError):
     """The address is in use, or is not an address of this machine."""
 
 
-def serve(settings: Settings) -> int:
-    """Run the server until a signal stops it. Return 0, or 1 if it could not start or has lost records."""
+def serve(settings: Settings, *, until_unused: bool = False) -> int:
+    """Run the server until a signal stops it, or with `until_unused` until no `palimpsest run` needs it.
+
+    Return 0, or 1 if it could not start or has lost records.
+    """
     logging.basicConfig(
         handlers=[RepeatCountingStream(sys.stderr)],
         level=logging.WARNING,
@@ -127,7 +130,7 @@ def serve(settings: Settings) -> int:
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # server/http11 logs bad requests itself
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run(settings))
+            runner.run(_run(settings, until_unused=until_unused))
     except (ProxyError, ConfigError) as error:
         _log.error("%s", error)
         return 1
@@ -136,7 +139,7 @@ def serve(settings: Settings) -> int:
     return 0
 
 
-async def _run(settings: Settings) -> None:
+async def _run(settings: Settings, *, until_unused: bool) -> None:
     cancel_start_on_sigterm()
     policy = replace(settings.server_policy(), admin_token=find_admin_token(settings))
     listener = _listen(policy)
@@ -157,6 +160,9 @@ async def _run(settings: Settings) -> None:
             engine.tasks.spawn(_warm(engine, health))
             server = DrainingServer(_configure(app, policy, engine), health, engine.tasks, policy.drain_seconds)
             engine.descriptors.add_holder(lambda: close_idle(server.server_state.connections))
+            if until_unused:
+                stop = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, server.stop)
+                call_when_unused(settings.data, stop)
             with note_address(settings, port):
                 await server.serve([listener])
             seconds_left = server.seconds_left

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
 
 _TOKEN_FILE = "admin-token"
 _ADDRESS_FILE = "address"
+_UPSTREAMS_FILE = "upstreams"
 # One token count is kept per this many bytes of the cache's size, in addition to it: by default 65,536 counts, 11 MB.
 _CACHE_FOR_A_WEIGHT = 1024
 _FINISH_SECONDS = 2.0
@@ -360,27 +361,50 @@ async def measure(settings: Settings) -> SavingsInputs:
 def note_address(settings: Settings, port: int) -> Iterator[None]:
     """Keep the running server's address in the data directory, for commands and for the container's health check.
 
-    If the file cannot be written, the server runs all the same, and commands use the address in the settings.
+    Beside it are the addresses of its upstreams: `palimpsest run` shares only a server with those of its client. If the
+    files cannot be written, the server runs all the same, and commands use the address in the settings.
     """
-    path = settings.data / _ADDRESS_FILE
-    try:
-        path.write_text(name_address(settings.server.host, port) + "\n", "ascii")
-    except OSError as error:
-        _log.warning("the address cannot be kept in %s: %s", path, error.strerror)
+    upstreams = "".join(f"{policy.base_url}\n" for policy in settings.upstream_policies())
+    noted = {_UPSTREAMS_FILE: upstreams, _ADDRESS_FILE: name_address(settings.server.host, port) + "\n"}
+    for name, text in noted.items():
+        try:
+            (settings.data / name).write_text(text, "utf-8")
+        except OSError as error:
+            _log.warning("the address cannot be kept in %s: %s", settings.data / name, error.strerror)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
-            path.unlink()
+        for name in noted:
+            with contextlib.suppress(OSError):
+                (settings.data / name).unlink()
 
 
 def find_address(settings: Settings) -> str:
     """Return the server's address: from the settings if they name a port, else the one that the server has noted."""
-    if not settings.server.port or "port" not in settings.server.model_fields_set:
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            if noted := (settings.data / _ADDRESS_FILE).read_text("ascii").strip():
-                return noted
-    return name_address(settings.server.host, settings.server.port)
+    is_stated = settings.server.port and "port" in settings.server.model_fields_set
+    noted = [] if is_stated else _read_noted(settings)
+    return noted[0] if noted else name_address(settings.server.host, settings.server.port)
+
+
+def _read_noted(settings: Settings, file: str = _ADDRESS_FILE) -> list[str]:
+    try:
+        return (settings.data / file).read_text("utf-8").split()
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
+def find_server(settings: Settings) -> tuple[str, ...]:
+    """Return the address of the server that runs on the data directory, then those of its upstreams.
+
+    Return nothing if no server answers at the address that is noted there.
+    """
+    noted = _read_noted(settings)
+    if not noted:
+        return ()
+    from proxy.upstream.httpx_client import AdminClient  # noqa: PLC0415 - as below
+
+    is_live = asyncio.run(AdminClient(noted[0], "").is_live())
+    return (noted[0], *_read_noted(settings, _UPSTREAMS_FILE)) if is_live else ()
 
 
 def find_link(settings: Settings) -> str:

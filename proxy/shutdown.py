@@ -10,18 +10,28 @@
    exit code is 0, or 1 if records were lost.
 
 A second signal goes to step 3 at once.
+
+A server that `palimpsest run` started begins the drain by itself as soon as no `run` uses its data directory. Each
+`run` holds a shared lock on the directory, and the server waits for an exclusive one, which it keeps to its end. The
+system releases the lock of a killed process, and no file is left.
 """
 
 import asyncio
 import contextlib
+import fcntl
 import math
+import os
 import signal
 import socket
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import uvicorn
 
 from proxy.engine.runtime import TaskRunner
+from proxy.model.errors import Conflict
 from proxy.server.health import Health
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -29,6 +39,48 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _CUT_SECONDS_PER_CALL = 0.0015
 _CUT_SECONDS = 0.25
 _CUT_FRACTION = 2 / 3
+
+
+_PAUSE_SECONDS = 0.05
+
+
+@contextlib.contextmanager
+def use_data(folder: Path, seconds: float) -> Iterator[None]:
+    """Use a data directory, so that a server of `palimpsest run` stays.
+
+    Waits up to `seconds` for one that is ending. Raises Conflict after that, and OSError.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    until = time.monotonic() + seconds
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while not _try_to_share(descriptor):
+            if time.monotonic() > until:
+                raise Conflict(f"the proxy on {folder} is ending, and has not ended in {seconds:.0f} s")
+            time.sleep(_PAUSE_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_to_share(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def call_when_unused(folder: Path, call: Callable[[], object]) -> None:
+    """Call `call` in a thread once nobody uses the data directory. Until this process ends nobody else can use it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+
+    def wait() -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended by itself
+            call()
+
+    threading.Thread(target=wait, name="use of the data directory", daemon=True).start()
 
 
 def cancel_start_on_sigterm() -> None:
@@ -79,6 +131,10 @@ class DrainingServer(uvicorn.Server):
         if self.should_exit:
             self.force_exit = True
             self._cancel_calls()
+        self.stop()
+
+    def stop(self) -> None:
+        """Begin the drain."""
         self.should_exit = self._health.is_draining = True
         self._is_told_to_stop.set()
 

@@ -2,9 +2,14 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
 
 from proxy.assembly import (
     ask_server,
@@ -14,6 +19,7 @@ from proxy.assembly import (
     find_admin_token,
     find_link,
     find_prompt_hook,
+    find_server,
     measure,
     note_address,
     open_log,
@@ -26,6 +32,7 @@ from proxy.model.card import LimitKey
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable, UpstreamUnreachable
 from proxy.upstream.httpx_client import ProxiedClient
 from proxy.upstream.tokenizer import CountingTokenizer
+from tests.journeys.provider import run_application
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 60.0
@@ -99,6 +106,31 @@ def test_a_server_is_found_at_the_port_that_it_listens_on(tmp_path: Path) -> Non
         assert find_address(settings) == "http://127.0.0.1:4321"
         assert find_address(settings_in(tmp_path, **{"server.port": 9})) == "http://127.0.0.1:9"
     assert find_address(settings) == "http://127.0.0.1:8484"
+
+
+def serve_live(response: Response) -> Starlette:
+    async def live(request: Request) -> Response:
+        return response
+
+    return Starlette(routes=[Route("/-/live", live)])
+
+
+def test_a_server_that_is_noted_and_does_not_answer_is_none(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    assert find_server(settings) == ()
+    with run_application(serve_live(PlainTextResponse("no"))) as port, note_address(settings, port):
+        assert find_server(settings) == (), "another program listens there now"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_answers_is_found_with_its_upstreams(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    upstreams = tuple(policy.base_url for policy in settings.upstream_policies())
+    with run_application(serve_live(JSONResponse({"status": "live"}))) as port, note_address(settings, port):
+        until = time.monotonic() + LIMIT
+        while not (found := find_server(settings)):  # its port is known before it listens
+            assert time.monotonic() < until
+        assert found == (f"http://127.0.0.1:{port}", *upstreams)
 
 
 def test_an_address_that_cannot_be_kept_keeps_no_server_from_running(

@@ -169,7 +169,20 @@ def test_the_licence_is_what_the_project_says() -> None:
 
 def test_make_knows_its_targets_and_says_what_they_do() -> None:
     targets = set(re.findall(r"(?m)^(\w+):.*## \w", read("Makefile")))
-    assert {"run", "check", "test", "journeys", "golden", "bench", "format", "lock", "map", "clean", "help"} == targets
+    assert {
+        "run",
+        "install",
+        "check",
+        "test",
+        "journeys",
+        "golden",
+        "bench",
+        "format",
+        "lock",
+        "map",
+        "clean",
+        "help",
+    } == targets
 
 
 def recipe_of(target: str) -> str:

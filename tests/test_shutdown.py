@@ -5,15 +5,18 @@ import contextlib
 import json
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from proxy.shutdown import compute_cut_seconds
+from proxy.model.errors import Conflict
+from proxy.shutdown import call_when_unused, compute_cut_seconds, use_data
 from tests.support.scripted import LAST_CHUNK, ScriptedUpstream, Wire, chunk, request
 from tests.support.server_process import (
     ASK,
+    ENDING,
     EVENT,
     STARTING,
     open_stream,
@@ -28,6 +31,19 @@ async def upstream() -> AsyncIterator[ScriptedUpstream]:
     """A scripted upstream."""
     async with ScriptedUpstream() as server:
         yield server
+
+
+def test_a_directory_is_given_up_with_the_last_that_uses_it_and_then_kept(tmp_path: Path) -> None:
+    folder, called = tmp_path / "data", threading.Event()
+    with use_data(folder, 1):
+        with use_data(folder, 1):
+            call_when_unused(folder, called.set)
+            assert not called.wait(0.1)
+        assert not called.wait(0.1)
+    assert called.wait(ENDING)
+    with pytest.raises(Conflict, match="is ending"), use_data(folder, 0.1):
+        pass
+    assert list(folder.iterdir()) == []
 
 
 async def test_a_stream_is_finished_while_nobody_else_is_let_in(upstream: ScriptedUpstream, tmp_path: Path) -> None:

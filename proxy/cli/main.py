@@ -12,6 +12,7 @@ from typer.main import get_command
 
 from proxy import __version__
 from proxy.cli import maintenance, reports, serve, sessions
+from proxy.cli import run as client_run
 from proxy.cli.formatting import make_plain
 from proxy.cli.services import Services
 from proxy.config import ConfigError
@@ -31,6 +32,7 @@ def build() -> typer.Typer:
     application = typer.Typer(rich_markup_mode=None, add_completion=False, epilog=_EXIT_CODES)
     application.callback(invoke_without_command=True)(_run_without_command)
     application.command()(serve.serve)
+    application.command(context_settings={"allow_interspersed_args": False})(client_run.run)
     application.command("open")(serve.open_page)
     application.command()(sessions.sessions)
     application.command()(sessions.show)
@@ -41,6 +43,7 @@ def build() -> typer.Typer:
     application.command()(reports.summaries)
     application.command()(reports.cache)
     application.command()(reports.savings)
+    application.command()(reports.statusline)
     application.command()(serve.compact)
     application.command()(maintenance.verify)
     application.command()(maintenance.backup)

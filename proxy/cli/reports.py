@@ -1,5 +1,9 @@
-"""`palimpsest expand`, `diff`, `handoff`, `summaries`, `cache` and `savings`: read the log, also beside a server."""
+"""`palimpsest expand`, `diff`, `handoff`, `summaries`, `cache`, `savings` and `statusline`: read the log, also beside a
+server.
+"""
 
+import json
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
@@ -19,7 +23,7 @@ from proxy.cli.formatting import (
 from proxy.cli.services import MAX_NUMBER, BranchOption, ConfigOption, DataOption, JsonOption, Services, SessionArgument
 from proxy.config import Settings
 from proxy.context.pricing import Cost
-from proxy.engine.ports import LogReader
+from proxy.engine.ports import ALL_SESSIONS, LogReader
 from proxy.engine.reports.cache import CacheReport, describe_cache, explain_miss, load_cache
 from proxy.engine.reports.context import SummaryStatus, describe_summaries, load_page, load_summaries, order_nodes
 from proxy.engine.reports.diff import Change, Difference, Side, describe_difference, load_difference
@@ -36,7 +40,10 @@ from proxy.engine.reports.savings import (
 )
 from proxy.engine.reports.sessions import write_json
 from proxy.model.epoch import Summary
+from proxy.model.errors import ProxyError
+from proxy.model.log import ExchangeRow, Selection
 
+_STATUS_CALLS = 50
 _MAX_SHOWN = 12  # messages of a change; the JSON form has all
 _SUMMARY_HEADINGS = ("SUMMARY", "LEVEL", "MESSAGES", "COVERED", "TOKENS", "MODEL")
 _SUMMARY_MARKS: dict[SummaryStatus, str] = {"live": MARK, "parent": "└", "superseded": SIDE_MARK}
@@ -272,6 +279,62 @@ def describe_net(estimate: SavingEstimate) -> str:
         lost = Cost(-net.tokens, None if net.money is None else -net.money)
         return f"Managing lost {_tell_cost(lost)} {by}: {estimate.reason}."
     return f"Managing saved {_tell_cost(net)} {by}."
+
+
+def statusline(context: typer.Context, data: DataOption = None, config: ConfigOption = None) -> None:
+    """Write one line for a client's status line.
+
+    Claude Code names its session in JSON on standard input; else it is the one with the newest call.
+    """
+    services: Services = context.obj
+    name = "" if sys.stdin.isatty() else _read_session_name(sys.stdin.read())
+
+    async def query(log: LogReader, settings: Settings) -> str:
+        rows = await log.list_sessions(1, Selection(family=f"claude-code:{name}:main") if name else ALL_SESSIONS)
+        if not rows:
+            return "no call yet"
+        row = rows[0]
+        calls = await log.list_calls(row.id, max(0, row.recorded - _STATUS_CALLS), _STATUS_CALLS)
+        return format_status(calls, await load_estimate(log, row.id, await services.load_savings_inputs(settings)))
+
+    # A client shows what is written, and nothing of a command that fails.
+    try:
+        text = services.read_with_settings(data, config, query)
+    except ProxyError as error:
+        text = shorten(str(error), WIDTH)
+    typer.echo(make_plain(f"palimpsest: {text}"))
+
+
+def _read_session_name(text: str) -> str:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return ""
+    return str(found.get("session_id") or "") if isinstance(found, dict) else ""
+
+
+def format_status(calls: Sequence[ExchangeRow], estimate: SavingEstimate | None) -> str:
+    """Format the newest call that is part of the conversation: tokens sent, tokens held back, and what was saved."""
+    parts = []
+    for call in reversed(calls):
+        last = call.rounds[-1] if call.rounds and not call.is_side and call.kind != "auxiliary" else None
+        if last is None or last.usage is None or last.usage.input is None:
+            continue
+        plan, sent = last.plan, last.usage.input
+        parts.append(f"{sent:,} tokens")
+        held = (plan.tokens_client or 0) - (plan.tokens_upstream or 0) if plan is not None else 0
+        if held > 0:
+            parts.append(f"{held:,} held back")
+        break
+    if estimate is not None and estimate.net.tokens:
+        parts.append(format_net(estimate))
+    return ", ".join(parts) or "no call yet"
+
+
+def format_net(estimate: SavingEstimate) -> str:
+    """Format what was saved or lost in a few words."""
+    net, verb = estimate.net, "lost" if estimate.is_loss else "saved"
+    return f"{verb} {abs(net.tokens):,.0f} tokens" if net.money is None else f"{verb} {abs(net.money):.4f} in money"
 
 
 def _tell_cost(cost: Cost) -> str:

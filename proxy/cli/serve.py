@@ -32,39 +32,50 @@ class CompactionRefused(ProxyError):
     """The server did not compact the session; the message says why."""
 
 
+UpstreamOption = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Base URL of the only upstream. [default: https://api.openai.com/v1]"),
+]
+ListenHostOption = Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")]
+CeilingOption = Annotated[
+    str | None,
+    typer.Option(metavar="TOKENS", help=f"Most tokens of a request; auto: {AUTO_CEILING:,} at most. [default: auto]"),
+]
+ModeOption = Annotated[
+    Mode | None, typer.Option(help="observe: record, never change; bypass: do not even read. [default: manage]")
+]
+AdminTokenOption = Annotated[str | None, typer.Option(metavar="T", help="Secret for the paths below /-/.")]
+IdleTimeoutOption = Annotated[
+    float | None, typer.Option(metavar="S", min=0.001, help="Seconds an upstream may be silent. [default: 600]")
+]
+DrainOption = Annotated[
+    float | None, typer.Option(metavar="S", help="Seconds that open calls have after a stop signal. [default: 30]")
+]
+DurabilityOption = Annotated[
+    Literal["full", "normal"] | None, typer.Option(help="full: records survive a power loss too. [default: normal]")
+]
+
+
 def serve(
     context: typer.Context,
-    upstream: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Base URL of the only upstream. [default: https://api.openai.com/v1]"),
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
+    upstream: UpstreamOption = None,
+    host: ListenHostOption = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0: any free one. [default: 8484]")] = None,
     data: DataOption = None,
     config: ConfigOption = None,
-    ceiling: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TOKENS", help=f"Most tokens of a request; auto: {AUTO_CEILING:,} at most. [default: auto]"
-        ),
-    ] = None,
-    mode: Annotated[
-        Mode | None, typer.Option(help="observe: record, never change; bypass: do not even read. [default: manage]")
-    ] = None,
-    admin_token: Annotated[str | None, typer.Option(metavar="T", help="Secret for the paths below /-/.")] = None,
-    idle_timeout: Annotated[
-        float | None, typer.Option(metavar="S", min=0.001, help="Seconds an upstream may be silent. [default: 600]")
-    ] = None,
-    drain: Annotated[
-        float | None, typer.Option(metavar="S", help="Seconds that open calls have after a stop signal. [default: 30]")
-    ] = None,
-    durability: Annotated[
-        Literal["full", "normal"] | None, typer.Option(help="full: records survive a power loss too. [default: normal]")
-    ] = None,
+    ceiling: CeilingOption = None,
+    mode: ModeOption = None,
+    admin_token: AdminTokenOption = None,
+    idle_timeout: IdleTimeoutOption = None,
+    drain: DrainOption = None,
+    durability: DurabilityOption = None,
+    until_unused: Annotated[
+        bool, typer.Option("--until-unused", help="End, too, when no `palimpsest run` uses the data directory.")
+    ] = False,
 ) -> None:
     """Run the proxy in the foreground until SIGINT or SIGTERM."""
     flags = {
-        "upstreams": None if upstream is None else [{"name": _find_host(upstream), "base_url": upstream}],
+        "upstreams": None if upstream is None else name_upstream(upstream),
         "server.host": host,
         "server.port": port,
         "server.admin_token": admin_token,
@@ -78,7 +89,12 @@ def serve(
     if idle_timeout is not None:
         settings = settings.with_idle_timeout(idle_timeout)
     services: Services = context.obj
-    raise typer.Exit(services.serve(settings))
+    raise typer.Exit(services.serve(settings, until_unused=until_unused))
+
+
+def name_upstream(url: str) -> list[dict[str, str]]:
+    """Return the setting `upstreams` with one upstream."""
+    return [{"name": _find_host(url), "base_url": url}]
 
 
 def _find_host(url: str) -> str:

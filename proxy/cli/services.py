@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Protocol, TypeVar
@@ -50,19 +51,24 @@ class Log(LogReader, Protocol):
 class Services:
     """The functions that commands call.
 
-    `serve` runs the proxy until a signal stops it and returns the exit code. `open_log` opens the log for reading.
+    `serve` runs the proxy until a signal stops it and returns the exit code; with `until_unused` also until no
+    `palimpsest run` uses the data directory. `use_data` uses it for a `with` block, and waits so many seconds for a
+    server on it that is ending. `find_server` returns the address of the server that runs on it and those of its
+    upstreams, or nothing. `open_log` opens the log for reading.
     `count_tokens` counts the tokens of messages. `load_savings_inputs` returns the prices and policy for `savings`.
     `ask_server` sends a POST request, given an API path and a body, to the running server. It returns the response's
     status and body, and raises ProxyError if no server runs. `find_link` returns the link to the server's page, with
     the admin token.
     """
 
-    serve: Callable[[Settings], int]
+    serve: Callable[..., int]
     open_log: Callable[[Settings], Log]
     count_tokens: Tally
     load_savings_inputs: Callable[[Settings], Awaitable[SavingsInputs]]
     ask_server: Callable[[Settings, str, bytes], tuple[int, bytes]]
     find_link: Callable[[Settings], str]
+    find_server: Callable[[Settings], tuple[str, ...]]
+    use_data: Callable[[Path, float], AbstractContextManager[None]]
 
     def read(self, data: Path | None, config: Path | None, query: Callable[[Log], Awaitable[T]]) -> T:
         """Return what `query` finds in the log that the options and settings name."""

@@ -1,7 +1,7 @@
 """The settings: a tree of sections from flags, environment and a file. Nothing else reads the environment."""
 
 from proxy.config.errors import ConfigError
-from proxy.config.loading import load_settings
+from proxy.config.loading import load_settings, read_environment
 from proxy.config.settings import Settings
 
-__all__ = ["ConfigError", "Settings", "load_settings"]
+__all__ = ["ConfigError", "Settings", "load_settings", "read_environment"]

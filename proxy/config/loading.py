@@ -29,7 +29,7 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = No
     `file` is a YAML file; without it the one that PALIMPSEST_CONFIG names, if any. `flags` are values by key path
     (`{"server.port": 1}`); None means not given.
     """
-    variables: Mapping[str, str] = os.environ  # noqa: TID251 - the one place that reads it
+    variables = read_environment()
     if file is None and variables.get(FILE_VARIABLE):
         file = Path(variables[FILE_VARIABLE])
     problems: list[Problem] = []
@@ -51,6 +51,11 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = No
     if problems:
         raise ConfigError(problems)
     return settings
+
+
+def read_environment() -> dict[str, str]:
+    """Return the variables of this process."""
+    return dict(os.environ)  # noqa: TID251 - the one place that reads it
 
 
 class Environment(EnvSettingsSource):

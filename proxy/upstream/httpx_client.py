@@ -28,6 +28,8 @@ _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepa
 _MAX_ADMIN_BYTES = 16 * 1024 * 1024
 # For one request our own server may call models several times, for a minute each.
 _ADMIN_TIMEOUT = httpx.Timeout(1800.0, connect=10.0)
+_LIVE_TIMEOUT = httpx.Timeout(1.0)
+_LIVE = b'{"status":"live"}'
 
 
 class ProxiedClient:
@@ -240,7 +242,7 @@ class AdminClient:
     def __init__(self, address: str, token: str, max_bytes: int = _MAX_ADMIN_BYTES) -> None:
         self._address = address
         self._headers = {
-            "authorization": f"Bearer {token}",
+            **({"authorization": f"Bearer {token}"} if token else {}),
             "content-type": "application/json",
             "accept-encoding": "identity",
         }
@@ -248,10 +250,7 @@ class AdminClient:
 
     async def post(self, target: str, body: bytes) -> tuple[int, bytes]:
         """Return status and body of the response. Raises TooLarge, and UpstreamUnreachable if no server responds."""
-        # Our server speaks plain HTTP: `verify` only saves reading the system's certificates.
-        client = httpx.AsyncClient(
-            base_url=self._address, headers=self._headers, timeout=_ADMIN_TIMEOUT, trust_env=False, verify=False
-        )
+        client = self._open(_ADMIN_TIMEOUT)
         try:
             async with client, client.stream("POST", target, content=body) as response:
                 content = b""
@@ -263,6 +262,20 @@ class AdminClient:
         except httpx.HTTPError as error:
             what = f"the server at {self._address} does not answer: {error}"
             raise UpstreamUnreachable(f"{what}; start it by `palimpsest serve`, or say --host, --port") from error
+
+    async def is_live(self) -> bool:
+        """Return whether a server of ours answers, within a second."""
+        try:
+            async with self._open(_LIVE_TIMEOUT) as client:
+                return (await client.get("/-/live")).content == _LIVE
+        except httpx.HTTPError:
+            return False
+
+    def _open(self, timeout: httpx.Timeout) -> httpx.AsyncClient:
+        """Our server speaks plain HTTP: `verify` only saves reading the system's certificates."""
+        return httpx.AsyncClient(
+            base_url=self._address, headers=self._headers, timeout=timeout, trust_env=False, verify=False
+        )
 
 
 class _Transport(httpx.AsyncHTTPTransport):

@@ -1,6 +1,7 @@
 """Running commands in this process: on a log that a test makes up, or on one on disk."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,13 @@ def find_link(settings: Settings) -> str:
 def call_with(arguments: Sequence[str], open_log: Callable[[Settings], Any], **changes: Any) -> int:
     """Run a command with these functions in place of the usual fakes; the exit code."""
     functions: dict[str, Any] = {
-        "serve": lambda settings: 0,
+        "serve": lambda settings, until_unused=False: 0,
         "count_tokens": tally,
         "load_savings_inputs": load_savings_inputs,
         "ask_server": refuse_to_ask,
         "find_link": find_link,
+        "find_server": lambda settings: (),
+        "use_data": lambda folder, seconds: nullcontext(),
     }
     try:
         run(Services(open_log=open_log, **functions | changes), arguments)
@@ -59,7 +62,7 @@ def call(log: FakeLog, *arguments: str) -> int:
         log.opened.append(settings)
         return log
 
-    def serve(settings: Settings) -> int:
+    def serve(settings: Settings, *, until_unused: bool = False) -> int:
         log.opened.append(settings)
         return 0
 
@@ -72,7 +75,7 @@ def call_without_log(*arguments: str) -> int:
     def open_log(settings: Settings) -> FakeLog:
         raise NotFound("there is no log; choose --data")
 
-    return call_with(arguments, open_log, serve=lambda settings: 3)
+    return call_with(arguments, open_log, serve=lambda settings, until_unused=False: 3)
 
 
 def call_on_disk(data: Path, *arguments: str) -> int:

@@ -1,5 +1,6 @@
-"""`palimpsest expand`, `diff`, `handoff`, `summaries`, `cache` and `savings`."""
+"""`palimpsest expand`, `diff`, `handoff`, `summaries`, `cache`, `savings` and `statusline`."""
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,14 +9,15 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from proxy.cli.reports import describe_net, format_cache, format_savings, format_summaries
+from proxy.cli.reports import describe_net, format_cache, format_net, format_savings, format_status, format_summaries
 from proxy.context.pricing import Comparison, Cost
+from proxy.engine.ports import ALL_SESSIONS
 from proxy.engine.reports.cache import CacheReport, MissTotal
 from proxy.engine.reports.savings import Arm, SavingEstimate, Savings, TotalEstimate
-from proxy.model.epoch import Original, StoredOriginal
+from proxy.model.epoch import Original, Plan, StoredOriginal
 from proxy.model.exchange import Usage
-from proxy.model.log import Bill
-from tests.cli.commands import call
+from proxy.model.log import Bill, Selection, SessionRow
+from tests.cli.commands import call, call_without_log
 from tests.store.samples import make_condensed, make_leaf
 from tests.support.fake_log import EXCHANGE, ROUND, FakeLog, make_use, tree_log
 
@@ -258,3 +260,54 @@ def test_without_a_holdout_it_says_what_to_set(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == (
         "No session was only observed so far; compaction.holdout_fraction says how many of them are.\n"
     )
+
+
+PLAN = Plan("x1", 0, "m", "epoch", tokens_client=90_000, tokens_upstream=30_000, usable=100_000)
+
+
+@pytest.mark.parametrize(
+    ("given", "family"),
+    [
+        ('{"session_id": "s-1", "cwd": "/"}', "claude-code:s-1:main"),
+        ("", ""),
+        ("nonsense", ""),
+        ("[1]", ""),
+        ('{"session_id": null}', ""),
+    ],
+)
+def test_a_status_line_is_of_the_session_that_the_client_names(
+    given: str, family: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Selection] = []
+
+    class Log(FakeLog):
+        async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
+            asked.append(selection)
+            return await super().list_sessions(limit)
+
+    monkeypatch.setattr("sys.stdin", io.StringIO(given))
+    assert call(Log(), "statusline") == 0
+    assert capsys.readouterr().out == "palimpsest: 10 tokens\n"
+    assert asked == [Selection(family=family)]
+
+
+def test_a_status_line_tells_the_newest_call_of_the_conversation() -> None:
+    short = replace(EXCHANGE, rounds=(replace(ROUND, plan=PLAN, usage=Usage(input=30_500, output=3)),))
+    later = (replace(EXCHANGE, is_side=True), replace(EXCHANGE, kind="auxiliary"), replace(EXCHANGE, rounds=()))
+    saved = SavingEstimate(saved=Cost(1234.0, None), is_known=True)
+    assert format_status((EXCHANGE, short, *later), saved) == "30,500 tokens, 60,000 held back, saved 1,234 tokens"
+    assert format_status((short, EXCHANGE), None) == "10 tokens"
+    assert format_status((), None) == "no call yet"
+
+
+def test_a_status_line_without_a_log_says_so_and_does_not_fail(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert call_without_log("statusline") == 0
+    assert capsys.readouterr().out == "palimpsest: there is no log; choose --data\n"
+
+
+def test_a_saving_in_few_words_is_in_money_where_prices_are_known() -> None:
+    assert format_net(SavingEstimate(saved=Cost(5.0, 0.25), is_known=True)) == "saved 0.2500 in money"
+    assert format_net(SavingEstimate(saved=Cost(-5.0, -0.25), is_known=True)) == "lost 0.2500 in money"

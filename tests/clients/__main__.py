@@ -24,6 +24,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"the clients: {', '.join(CLIENTS)}")
     parser.add_argument("--all", action="store_true", help="the agents too, and not the SDKs only")
     parser.add_argument("--keep", action="store_true", help="keep the folders of each run, and print where they are")
+    parser.add_argument("--run", action="store_true", help="start them by `palimpsest run`")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - set(CLIENTS):
         parser.error(f"no such client: {', '.join(sorted(unknown))}")
@@ -32,7 +33,7 @@ def main(arguments: list[str]) -> int:
     start = time.monotonic()
     for name in names:
         began = time.monotonic()
-        end, reasons = _try(CLIENTS[name], keep=options.keep)
+        end, reasons = _try(CLIENTS[name], keep=options.keep, by_run=options.run)
         counts[end] += 1
         print(
             f"{name:<18} {end:<7} {time.monotonic() - began:4.0f} s  {reasons[0] if reasons else ''}".rstrip(),
@@ -47,7 +48,7 @@ def main(arguments: list[str]) -> int:
     return 1 if counts["FAILED"] else 0
 
 
-def _try(client: Client, *, keep: bool) -> tuple[str, list[str]]:
+def _try(client: Client, *, keep: bool, by_run: bool) -> tuple[str, list[str]]:
     """How a journey ended, and why."""
     try:
         programs = prepare(client)
@@ -55,7 +56,7 @@ def _try(client: Client, *, keep: bool) -> tuple[str, list[str]]:
         return "skipped", [str(why)]
     root = Path(tempfile.mkdtemp(prefix=f"journey-{client.name}-"))
     try:
-        faults = run_journey(client, programs, root)
+        faults = run_journey(client, programs, root, by_run=by_run)
     finally:
         if not keep:
             shutil.rmtree(root, ignore_errors=True)

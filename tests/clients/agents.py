@@ -10,7 +10,7 @@ from tests.clients.masking import blank, number_ids, sort_member
 from tests.clients.script import CONTENT, COPY, NOTE, Script
 
 _FIRST, _SECOND = "Read the notes.", "Read them again, please. é"
-_LITELLM = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False", "OPENAI_API_BASE": "$origin/v1"}
+_LITELLM = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False"}
 _GIT = {
     f"GIT_{role}_{part}": value
     for role in ("AUTHOR", "COMMITTER")
@@ -25,7 +25,7 @@ check_for_update_on_startup = false
 
 [model_providers.journeys]
 name = "journeys"
-base_url = "$origin/v1"
+base_url = "http://127.0.0.1:9/v1"
 env_key = "OPENAI_API_KEY"
 wire_api = "responses"
 
@@ -39,7 +39,7 @@ _OPENCODE = """\
   "provider": {
     "journeys": {
       "npm": "@ai-sdk/openai-compatible",
-      "options": {"baseURL": "$origin/v1", "apiKey": "sk-dummy"},
+      "options": {"baseURL": "http://127.0.0.1:9/v1", "apiKey": "sk-dummy"},
       "models": {"scripted": {"name": "scripted"}}
     }
   }
@@ -143,7 +143,6 @@ AGENTS: tuple[Client, ...] = (
         ((*_CLAUDE, _FIRST), (*_CLAUDE, _SECOND, "--continue")),
         Expected(13, (Tree(("root append*8",)), Tree(("root append*3",), parent=0)), names="claude-code:"),
         {
-            "ANTHROPIC_BASE_URL": "$origin",
             "ANTHROPIC_API_KEY": "sk-ant-dummy",
             "DISABLE_TELEMETRY": "1",
             "DISABLE_ERROR_REPORTING": "1",
@@ -172,7 +171,18 @@ AGENTS: tuple[Client, ...] = (
         "cline",
         "npm",
         (
-            ("cline", "auth", "-p", "openai-compatible", "-k", "sk-dummy", "-m", "scripted", "-b", "$origin/v1"),
+            (
+                "cline",
+                "auth",
+                "-p",
+                "openai-compatible",
+                "-k",
+                "sk-dummy",
+                "-m",
+                "scripted",
+                "-b",
+                "http://127.0.0.1:9/v1",
+            ),
             ("cline", "--auto-approve", "true", _FIRST),
         ),
         # One turn: it goes on with a conversation in a terminal only. The subagent's conversation is the second;

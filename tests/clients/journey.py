@@ -9,14 +9,17 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from proxy.cli.clients import UnknownUpstream, plan_client, start_client
+from proxy.cli.run import read_client_settings
 from tests.clients.client import Client, fill
-from tests.clients.comparing import Run, check_run, compare_log, compare_runs
+from tests.clients.comparing import Run, check_run, compare_log, compare_runs, drop_listings
 from tests.clients.logs import read_log
 from tests.clients.script import CONTENT, NOTE
 from tests.clients.trees import check_sessions
@@ -27,28 +30,32 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 # A port that nothing listens on: a client that wants to reach the world beside its upstream fails at once.
 _NOWHERE = "http://127.0.0.1:9"
+_PALIMPSEST = (sys.executable, "-P", "-m", "proxy")
 _TOOK_TOO_LONG = 124  # as `timeout` says it
 _QUIET_LOOKS = 3
 _LOOK_SECONDS = 0.02
+_PROXY_SECONDS = 60.0
 _SETTINGS = {
     "LANG": "C.UTF-8", "TERM": "dumb", "NO_COLOR": "1", "CI": "1", "DO_NOT_TRACK": "1", "OPENAI_API_KEY": "sk-dummy",
-    "HTTP_PROXY": _NOWHERE, "HTTPS_PROXY": _NOWHERE, "NO_PROXY": "127.0.0.1,localhost", "OPENAI_BASE_URL": "$origin/v1",
+    "HTTP_PROXY": _NOWHERE, "HTTPS_PROXY": _NOWHERE, "NO_PROXY": "127.0.0.1,localhost",
     "PYTHONDONTWRITEBYTECODE": "1",
     # Sets have an order of their own in every process otherwise, and aider sends them.
     "PYTHONHASHSEED": "0",
 }  # fmt: skip
 
 
-def run_journey(client: Client, programs: Sequence[Path], root: Path) -> list[str]:
+def run_journey(client: Client, programs: Sequence[Path], root: Path, *, by_run: bool = False) -> list[str]:
     """Everything that is wrong with a client's journey; `programs` are folders of its programs, `root` is scratch.
 
-    It is made twice through the proxy, with a restart between: what begins anew is another conversation.
+    With `by_run` the client is started by `palimpsest run`, else in front of a proxy that runs already. It is made
+    twice through the proxy, with a restart between: what begins anew is another conversation.
     """
     direct = _travel(client, programs, root, "direct")
     if faults := list(check_run(client, direct)):
         return [f"direct: {fault}" for fault in faults]
-    through = _travel(client, programs, root, "through", data=root / "data")
-    again = _travel(_repeat(client), programs, root, "again", data=root / "data")
+    through = _travel(client, programs, root, "through", data=root / "data", by_run=by_run)
+    again = _travel(_repeat(client), programs, root, "again", data=root / "data", by_run=by_run)
+    through, again = drop_listings(direct, through), drop_listings(direct, again)
     faults = [f"through the proxy: {fault}" for fault in check_run(client, through)]
     faults += compare_runs(client, direct, through)
     faults += [f"through the proxy again: {fault}" for fault in check_run(client, again)]
@@ -63,19 +70,23 @@ def _repeat(client: Client) -> Client:
     return replace(client, script=replace(client.script, run=client.script.run + 1))
 
 
-def _travel(client: Client, programs: Sequence[Path], root: Path, name: str, data: Path | None = None) -> Run:
-    """One run, through a proxy that keeps its log in `data` if there is one."""
+def _travel(
+    client: Client, programs: Sequence[Path], root: Path, name: str, *, data: Path | None = None, by_run: bool = False
+) -> Run:
+    """One run, through a proxy that keeps its log in `data` if there is one; `by_run` starts one for each command."""
     work = root / "work"
     script = replace(client.script, folder=str(work))
     with contextlib.ExitStack() as stack:
         upstream = stack.enter_context(run_upstream(script))
-        origin = upstream.origin
-        if data is not None:
+        origin, starter = upstream.origin, tuple[str, ...]()
+        if data is not None and by_run:
+            starter = (*_PALIMPSEST, "run", "--upstream", f"{origin}/v1", "--data", str(data), "--")
+        elif data is not None:
             origin = stack.enter_context(run_proxy(data, f"{upstream.origin}/v1")).origin
         places = {"origin": origin, "home": str(root / "home"), "work": str(work), "programs": str(PROGRAMS)}
         places["packages"] = str(programs[-1].parent)
         _furnish(client, root, places)
-        run = _drive(client, programs, places, upstream)
+        run = _drive(client, programs, places, upstream, starter)
     (root / f"output-{name}").write_bytes(run.output)
     return run
 
@@ -91,22 +102,51 @@ def _furnish(client: Client, root: Path, places: Mapping[str, str]) -> None:
         path.write_text(fill(text, places))
 
 
-def _drive(client: Client, programs: Sequence[Path], places: Mapping[str, str], upstream: Upstream) -> Run:
+def _drive(
+    client: Client,
+    programs: Sequence[Path],
+    places: Mapping[str, str],
+    upstream: Upstream,
+    starter: Sequence[str] = (),
+) -> Run:
+    """Run the commands of a client; `starter` is a command that starts them and sends them where they are to go."""
     path = os.pathsep.join([*map(str, programs), os.defpath])
     settings = _SETTINGS | {"HOME": places["home"]} | dict(client.settings)
     environment = {"PATH": path} | {name: fill(value, places) for name, value in settings.items()}
     codes, output = [], b""
     try:
         for command in client.commands:
-            words = [fill(word, places) for word in command]
-            words[0] = shutil.which(words[0], path=path) or words[0]
-            code, said = _run(words, environment, places["work"], client.seconds)
+            words: Sequence[str] = [fill(word, places) for word in command]
+            sent: Mapping[str, str] = environment
+            if not starter:
+                words, sent = _send_to(places["origin"], words, environment, Path(places["home"]))
+            first = shutil.which(words[0], path=path) or words[0]
+            code, said = _run([*starter, first, *words[1:]], sent, places["work"], client.seconds)
+            if starter:
+                _wait_for_proxy(starter[starter.index("--data") + 1])
             codes.append(code)
             output += said
     finally:
         _end_what_is_left(places["home"])
     files = tuple(_read_files(Path(places["work"])))
     return Run(tuple(codes), output, tuple(upstream.recording), files)
+
+
+def _send_to(
+    origin: str, words: Sequence[str], environment: Mapping[str, str], folder: Path
+) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """A command and its environment as `palimpsest run` starts it with a proxy at this address.
+
+    What each client needs for that stands in the product's table only. What sets a client up is started as it is.
+    """
+    try:
+        plan = plan_client(words, environment, read_client_settings(words[0], environment))
+    except UnknownUpstream:
+        return tuple(words), environment
+    start = start_client(plan, origin, environment, folder=str(folder))
+    for path, text in start.files.items():
+        Path(path).write_text(text)
+    return start.command, start.environment
 
 
 def _run(words: Sequence[str], environment: Mapping[str, str], folder: str, seconds: float) -> tuple[int, bytes]:
@@ -125,6 +165,20 @@ def _run(words: Sequence[str], environment: Mapping[str, str], folder: str, seco
         for file in (output, trouble):
             file.seek(0)
         return code, output.read() + (trouble.read() if code else b"")
+
+
+def _wait_for_proxy(data: str) -> None:
+    """Wait until the proxy that `palimpsest run` started on a data directory has ended by itself."""
+    until = time.monotonic() + _PROXY_SECONDS
+    while any(f"--data={data}".encode() in words for words in _list_commands()):
+        assert time.monotonic() < until, "the proxy did not end with its client"
+        time.sleep(_LOOK_SECONDS)
+
+
+def _list_commands() -> Iterator[list[bytes]]:
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            yield file.read_bytes().split(b"\0")
 
 
 def _end_what_is_left(home: str) -> None:

@@ -15,7 +15,6 @@ _FUNCTIONS = "from tools import read_file, run_shell_command, write_file"
 _MODEL_OF_LLM = """\
 - model_id: scripted
   model_name: scripted
-  api_base: $origin/v1
   can_stream: true
   supports_tools: true
 """

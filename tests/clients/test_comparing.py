@@ -10,6 +10,7 @@ from tests.clients.comparing import (
     check_run,
     compare_log,
     compare_runs,
+    drop_listings,
     find_difference,
 )
 from tests.clients.logs import Recorded
@@ -100,3 +101,10 @@ def test_places_are_filled_in() -> None:
     assert fill("$origin/v1 {x}", {"origin": "http://h"}) == "http://h/v1 {x}"
     with pytest.raises(KeyError):
         fill("$nowhere", {})
+
+
+def test_a_listing_that_the_proxy_asks_for_is_no_call_of_the_client() -> None:
+    listing = Exchange("GET", "/v1/models?limit=9", b"", b"{}")
+    through = replace(RUN, recording=(*CALLS, listing))
+    assert drop_listings(RUN, through) == RUN
+    assert drop_listings(through, through) == through

@@ -25,7 +25,7 @@ def roots(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
             raise Broken("cannot install: no network")
         return []
 
-    def run_journey(client: Client, programs: Sequence[Path], root: Path) -> list[str]:
+    def run_journey(client: Client, programs: Sequence[Path], root: Path, *, by_run: bool) -> list[str]:
         given.append(root)
         return [f"fault {n}" for n in range(20)] if client.name == "codex" else []
 

@@ -5,6 +5,7 @@ The provider is a dummy that counts; the proxy is a process of its own, and is r
 
 import json
 import re
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -108,6 +109,19 @@ def load(proxy: Running, path: str, method: str = "GET") -> Any:
     return json.loads(content)
 
 
+GROW = """
+import json, sys, openai
+history, tools, model = json.load(open(sys.argv[1]))
+client = openai.OpenAI(api_key="sk-agent-0123456789", max_retries=0, timeout=60)
+for step in range(1, len(history) // 2 - 1):
+    client.chat.completions.create(
+        model=model, messages=history[: 2 + 2 * step], tools=tools, extra_headers={"x-session-id": "grown"}
+    )
+import time
+time.sleep(1.5)  # notices are looked for every second
+"""
+
+
 @pytest.fixture
 def history() -> list[Message]:
     return make_history(STEPS, 1200)
@@ -202,3 +216,26 @@ def decide(agent: Agent, proxy: Running, session: str, history: list[Message]) -
     metrics = urllib.request.Request(f"{proxy.origin}/-/metrics", headers={"authorization": f"Bearer {TOKEN}"})
     with urllib.request.urlopen(metrics, timeout=60) as answer:
         assert b'palimpsest_epochs_total{why="revert"} 1.0' in answer.read()
+
+
+def test_a_run_tells_of_its_epochs_and_what_it_came_to(tmp_path: Path, history: list[Message]) -> None:
+    provider, data, file = Dummy(), str(tmp_path / "data"), tmp_path / "history.json"
+    file.write_text(json.dumps([history, TOOLS, MODEL]))
+    with run_application(provider.app) as port:
+        options = ("--upstream", f"http://127.0.0.1:{port}/v1", "--data", data, "--ceiling", "6000")
+        done = run_command("run", *options, "--", sys.executable, "-c", GROW, str(file))
+    assert done.returncode == 0, done.stderr
+    _, *notices, last = done.stderr.decode().splitlines()
+    assert notices
+    assert [
+        line for line in notices if not re.match(r"palimpsest: compacted [\d,]+ to [\d,]+ tokens \(\w+\)$", line)
+    ] == []
+    found = re.fullmatch(
+        r"palimpsest: (\d+) calls; ([\d,]+) tokens sent, [\d,]+ received; (\d+) epochs; (\w+) .+", last
+    )
+    assert found
+    assert (int(found[1]), int(found[3])) == (len(provider.sent), len(notices))
+    estimate = json.loads(run_command("sessions", "--json", "--data", data).stdout)[0]["saved"]
+    assert found[4] == ("lost" if estimate["is_loss"] else "saved")
+    told = run_command("statusline", "--data", data).stdout.decode()
+    assert re.fullmatch(r"palimpsest: [\d,]+ tokens, [\d,]+ held back, (?:saved|lost) .+\n", told)

@@ -1,0 +1,252 @@
+"""`palimpsest run` as users run it: a client of the openai SDK, the shared proxy, signals, and what is left."""
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.journeys.provider import Provider, run_provider
+from tests.journeys.running import run_command, run_proxy
+
+SECONDS = 60.0
+ASK = """
+import openai
+for piece in openai.OpenAI(api_key="sk-run").chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "Tell me."}], stream=True,
+        stream_options={"include_usage": True}):
+    pass
+"""
+# Writes its process id, then each signal it gets, and ends on request.
+LISTEN = """
+import os, signal, sys, time
+numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # so that each is taken as it comes
+print("pid", os.getpid(), flush=True)
+until = time.monotonic() + 60
+while time.monotonic() < until and not os.path.exists(sys.argv[1]):
+    if got := signal.sigtimedwait(numbers, 0.02):
+        print("got", int(got.si_signo), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Provider]:
+    with run_provider() as running:
+        yield running
+
+
+def start(home: Path, provider: Provider, *words: str, **settings: str) -> "subprocess.Popen[str]":
+    """Start a command of ours without a terminal, in an environment of its own."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI", "PALIMPSEST"))}
+    environment |= {"HOME": str(home), "OPENAI_BASE_URL": provider.base_url} | settings
+    return subprocess.Popen(
+        [sys.executable, "-m", "proxy", *words],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def end(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    out, trouble = process.communicate(timeout=SECONDS)
+    return process.returncode, out, trouble
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    until = time.monotonic() + SECONDS
+    while not what():
+        assert time.monotonic() < until, "it did not come to pass"
+        time.sleep(0.02)
+
+
+def list_proxies(home: Path) -> list[int]:
+    """The proxies that runs have started here."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().decode().split("\0")
+            if "--until-unused" in words and any(word.startswith(f"--data={home}") for word in words):
+                found.append(int(folder.name))
+    return found
+
+
+def name_log(home: Path, provider: Provider) -> Path:
+    return home / ".palimpsest" / f"127.0.0.1-{provider.port}"
+
+
+def test_a_program_with_the_sdk_is_recorded_and_nothing_is_left(provider: Provider, tmp_path: Path) -> None:
+    code, out, trouble = end(start(tmp_path, provider, "run", "--", sys.executable, "-c", ASK))
+    first, last = trouble.splitlines()
+    assert (code, out) == (0, "")
+    assert re.match(r"palimpsest: \S+ runs through http://127\.0\.0\.1:\d+/-/, with its log in \S+", first)
+    assert last == "palimpsest: 1 call; 7 tokens sent, 11 received; 0 epochs"
+    log = name_log(tmp_path, provider)
+    wait_for(lambda: not list_proxies(tmp_path))
+    assert {path.name for path in log.iterdir()} == {"admin-token", "log.db", "log.db.lock"}
+    assert run_command("verify", "--data", str(log)).returncode == 0
+    assert b'"exchanges":1' in run_command("sessions", "--json", "--data", str(log)).stdout
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143)])
+def test_the_exit_code_is_the_clients(script: str, code: int, provider: Provider, tmp_path: Path) -> None:
+    got, _, trouble = end(start(tmp_path, provider, "run", "sh", "-c", script))
+    assert got == code
+    assert "no call came through the proxy" in trouble
+
+
+def test_a_client_that_is_not_there_is_named(provider: Provider, tmp_path: Path) -> None:
+    code, _, trouble = end(start(tmp_path, provider, "run", "--", "no-such-client"))
+    assert (code, trouble) == (127, "palimpsest: no-such-client is not installed, or not on your PATH\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_no_proxy_can_start_the_client_runs_as_it_is(provider: Provider, tmp_path: Path) -> None:
+    script = 'echo "$OPENAI_BASE_URL $PALIMPSEST_DATA"; exit 5'
+    code, out, trouble = end(start(tmp_path, provider, "run", "--host", "192.0.2.1", "--", "sh", "-c", script))
+    assert (code, out) == (5, f"{provider.base_url} \n")
+    [line] = trouble.splitlines()
+    assert line.startswith("palimpsest: sh runs without the proxy, directly: cannot listen on 192.0.2.1:0")
+    assert not list_proxies(tmp_path)
+
+
+def test_a_wrong_option_is_an_error_and_nothing_is_started(provider: Provider, tmp_path: Path) -> None:
+    code, out, trouble = end(start(tmp_path, provider, "run", "--ceiling", "lots", "--", "echo", "started"))
+    assert (code, out) == (2, "")
+    assert "budget.ceiling_tokens: must be" in trouble
+
+
+def test_runs_share_a_proxy_which_ends_with_the_last_of_them(provider: Provider, tmp_path: Path) -> None:
+    gates = [tmp_path / name for name in ("first", "second")]
+    runs = [start(tmp_path, provider, "run", "--", sys.executable, "-c", LISTEN, str(gate)) for gate in gates]
+    for run in runs:
+        assert run.stdout is not None
+        assert run.stdout.readline().startswith("pid")
+    wait_for(lambda: len(list_proxies(tmp_path)) == 1)  # the other one finds that the log is taken
+    gates[0].touch()
+    assert end(runs[0])[0] == 0
+    time.sleep(0.5)
+    assert len(list_proxies(tmp_path)) == 1
+    gates[1].touch()
+    assert end(runs[1])[0] == 0
+    wait_for(lambda: not list_proxies(tmp_path))
+    third = start(tmp_path, provider, "run", "--", sys.executable, "-c", ASK)
+    assert end(third)[2].endswith("palimpsest: 1 call; 7 tokens sent, 11 received; 0 epochs\n")
+
+
+@pytest.mark.parametrize("whom", ["client", "run"])
+def test_a_kill_leaves_no_proxy(whom: str, provider: Provider, tmp_path: Path) -> None:
+    run = start(tmp_path, provider, "run", "--", sys.executable, "-c", LISTEN, str(tmp_path / "gate"))
+    assert run.stdout is not None
+    client = int(run.stdout.readline().split()[1])
+    os.kill(client if whom == "client" else run.pid, signal.SIGKILL)
+    if whom == "run":
+        os.kill(client, signal.SIGKILL)
+    assert end(run)[0] == (137 if whom == "client" else -signal.SIGKILL)
+    wait_for(lambda: not list_proxies(tmp_path))
+    assert not (name_log(tmp_path, provider) / "address").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("is_group", [False, True])
+def test_a_signal_reaches_the_client_once(
+    number: signal.Signals, is_group: bool, provider: Provider, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    run = start(tmp_path, provider, "run", "--", sys.executable, "-c", LISTEN, str(gate))
+    assert run.stdout is not None
+    run.stdout.readline()
+    (os.killpg if is_group else os.kill)(run.pid, number)
+    assert run.stdout.readline() == f"got {int(number)}\n"
+    time.sleep(0.5)
+    gate.touch()
+    assert run.stdout.read() == ""
+    assert end(run)[0] == 0
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_client_once_and_nothing_is_written_over_it(
+    provider: Provider, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    child, terminal = pty.fork()
+    if child == 0:
+        words = [sys.executable, "-m", "proxy", "run", "--", sys.executable, "-c", LISTEN, str(gate)]
+        os.execve(words[0], words, {**os.environ, "HOME": str(tmp_path), "OPENAI_BASE_URL": provider.base_url})
+    shown = read_until(terminal, "pid")
+    for _ in range(8):  # two that come at once count as one
+        os.write(terminal, b"\x03")
+        shown += read_until(terminal, "got 2")
+        time.sleep(0.1)
+    gate.touch()
+    shown += read_until(terminal, "no call came")
+    assert shown.count("got 2") == 8
+    assert re.search(r"/-/\?token=\S+, with its log", shown)
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(terminal)
+
+
+def read_until(terminal: int, word: str) -> str:
+    shown, until = "", time.monotonic() + SECONDS
+    while word not in shown:
+        assert time.monotonic() < until, shown
+        shown += os.read(terminal, 4096).decode()
+    return shown
+
+
+def test_a_running_server_is_used_and_stays(provider: Provider, tmp_path: Path) -> None:
+    data = tmp_path / ".palimpsest"
+    with run_proxy(data, provider.base_url) as proxy:
+        code, _, trouble = end(start(tmp_path, provider, "run", "--mode", "observe", sys.executable, "-c", ASK))
+        assert code == 0
+        assert f"runs through {proxy.origin}/-/" in trouble
+        assert "keeps the options with which it was started" in trouble
+        assert proxy.process.poll() is None
+        named = start(tmp_path, provider, "run", sys.executable, "-c", ASK, OPENAI_BASE_URL=proxy.base_url)
+        assert f"runs through {proxy.origin}/-/" in end(named)[2]
+
+
+def test_a_server_with_another_upstream_is_not_used(provider: Provider, tmp_path: Path) -> None:
+    with run_proxy(tmp_path / "data", "http://127.0.0.1:9/v1"):
+        words = ("--data", str(tmp_path / "data"), "--", "sh", "-c", 'echo "$OPENAI_BASE_URL"')
+        _, out, trouble = end(start(tmp_path, provider, "run", *words))
+    assert out == f"{provider.base_url}\n"
+    assert "has another upstream: http://127.0.0.1:9/v1; choose another directory by --data" in trouble
+
+
+def test_an_address_that_a_killed_server_left_does_not_matter(provider: Provider, tmp_path: Path) -> None:
+    log = name_log(tmp_path, provider)
+    log.mkdir(parents=True)
+    (log / "address").write_text("http://127.0.0.1:9\n")
+    (log / "upstreams").write_text(f"{provider.base_url}\n")
+    code, _, trouble = end(start(tmp_path, provider, "run", "--", sys.executable, "-c", ASK))
+    assert code == 0
+    assert "1 call;" in trouble
+
+
+def test_the_settings_of_a_client_are_read_and_its_copy_is_gone(provider: Provider, tmp_path: Path) -> None:
+    """A program with the name of cline: it gets a copy of its settings with our address, and its own stay."""
+    file = tmp_path / ".cline" / "data" / "settings" / "providers.json"
+    file.parent.mkdir(parents=True)
+    own = json.dumps({"providers": {"openai-compatible": {"settings": {"baseUrl": provider.base_url}}}})
+    file.write_text(own)
+    program = tmp_path / "cline"
+    program.write_text('#!/bin/sh\necho "$CLINE_PROVIDER_SETTINGS_PATH"\ncat "$CLINE_PROVIDER_SETTINGS_PATH"\n')
+    program.chmod(0o700)
+    code, out, trouble = end(start(tmp_path, provider, "run", "--", str(program)))
+    copy, text = out.split("\n", 1)
+    address = re.findall(r"through (http://127\.0\.0\.1:\d+)/-/", trouble)[0]
+    assert code == 0
+    assert f'"baseUrl": "{address}/v1"' in text
+    assert not Path(copy).parent.exists()
+    assert file.read_text() == own

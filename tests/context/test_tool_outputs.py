@@ -348,3 +348,14 @@ def test_several_outputs_are_superseded_only_together() -> None:
     assert find_superseded(seen) == {}
     _, seen = begin(*both, *one, *again)
     assert find_superseded(seen) == {2: 0}
+
+
+def test_trimmed_arguments_save_what_they_no_longer_say() -> None:
+    long, short = "word " * 100, json.dumps({"command": "word …"})
+    messages = [user("go"), {**call("1", long), "content": BIG}, result("1", "done")]
+    index = look(messages)
+    cut = count(json.dumps({"command": long})) - count(short)
+    bare = ReplacedMessage(Replaced(1, "", "shortened", (("1", short),)), ())
+    assert count_saved_tokens(index, {1: bare}, count) == cut > 0
+    both = ReplacedMessage(Replaced(1, "some words", "shortened", (("1", short),)), ())
+    assert count_saved_tokens(index, {1: both}, count) == cut + count(BIG) - count("some words")

@@ -93,6 +93,8 @@ _WINDOW_FULL = "model_context_window_exceeded"
 _LIMIT_REASONS = frozenset({"length", "max_tokens", "max_output_tokens"})
 # A learned window of a smaller share is not believed (B18).
 _LEAST_OF_WINDOW = 0.25
+# Nor is a smaller one: contexts of Ollama begin at 2,048 tokens, and mocks report a few tokens of every request.
+_LEAST_WINDOW = 1024
 _ASKED = re.compile(r"(?P<output>\d{1,15}) in the (?:completion|output)")
 
 
@@ -131,8 +133,9 @@ def find_silent_overflow(
     if window is not None and given > window:
         return SilentOverflow("beyond", window)
     is_mute = output == 0 and bool(reasons & _LIMIT_REASONS)
-    is_plausible = given > 0 and (window is None or given >= _LEAST_OF_WINDOW * window)
-    if is_plausible and (is_mute or given < share * sent):
+    # One that reports fewer tokens than it has read from its cache counts these apart.
+    is_whole = given >= max(_LEAST_WINDOW, _LEAST_OF_WINDOW * (window or 0), usage.cached or 0)
+    if is_whole and (is_mute or given < share * sent):
         return SilentOverflow("truncated", given)
     return None
 

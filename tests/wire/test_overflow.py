@@ -232,6 +232,10 @@ FULL = "model_context_window_exceeded"
         ("stop", Usage(4_000, 5), {"sent": 20_000, "share": 0.4}, SilentOverflow("truncated", 4_000)),
         ("stop", Usage(8_000, 5), {"sent": 20_000, "share": 0.4}, None),
         ("stop", Usage(4_000, 5), {"sent": 20_000, "share": 0.4, "window": 17_000}, None),  # too small to be believed
+        ("stop", Usage(1_023, 5), {"sent": 20_000, "share": 0.4}, None),  # nor this one
+        ("stop", Usage(1_024, 5), {"sent": 20_000, "share": 0.4}, SilentOverflow("truncated", 1_024)),
+        ("stop", Usage(4_000, 5, 16_000), {"sent": 20_000, "share": 0.4}, None),  # what the cache has is counted apart
+        ("stop", Usage(4_000, 5, 4_000), {"sent": 20_000, "share": 0.4}, SilentOverflow("truncated", 4_000)),
         ("stop", Usage(0, 5), {"sent": 20_000, "share": 0.4}, None),
         ("", Usage(), {}, None),
     ],

@@ -146,18 +146,7 @@ class RequestResolver:
         remembered = _Remembered(known, shared, self._histories.losses)
         root = compute_chain_root(session.upstream)
         chain = await self._read_chain(form, session, split, remembered, root=root, until=until)
-        traits = Traits(model, split.member("tools") not in _NONE, chain.preamble.system, False)
-        query = LineageQuery(
-            exchange=unread.exchange,
-            session=session,
-            token=caller.token,
-            traits=traits,
-            root=chain.root,
-            nodes=chain.nodes,
-            items=chain.items,
-            most_output=read_output_limit(split),
-            until=until,
-        )
+        query = _make_query(unread.exchange, session, caller, split=split, chain=chain, until=until)
         found = await self._lineage.find_session(query)
         if found is None:
             return None
@@ -216,20 +205,10 @@ class RequestResolver:
         previous = parse_json_string(split.member(form.previous_key)) if form.previous_key else ""
         root = await self._find_root(form, session, previous, until)
         chain = await self._read_chain(form, session, split, remembered, root=root, until=until)
-        has_tools, is_stream = split.member("tools") not in _NONE, split.member("stream") == b"true"
-        traits = Traits(model, has_tools, chain.preamble.system, is_stream)
-        query = LineageQuery(
-            exchange=exchange,
-            session=session,
-            token=caller.token,
-            traits=traits,
-            root=chain.root,
-            nodes=chain.nodes,
-            items=chain.items,
-            most_output=read_output_limit(split),
+        query = replace(
+            _make_query(exchange, session, caller, split=split, chain=chain, until=until),
             previous=previous,
             is_trusted=self._lineage.tenants.trusts(caller),
-            until=until,
             is_aside=form.is_aside(split) or asks_compaction(request.headers),
         )
         is_large = len(content) > self._policy.record_cap_bytes
@@ -251,7 +230,7 @@ class RequestResolver:
             model=model,
             ceiling=options.ceiling,
             is_pinning=options.is_pinning,
-            is_stream=is_stream,
+            is_stream=query.traits.is_stream,
             step=None if place is None else place.step,
         )
         if place is not None and split.items:
@@ -346,6 +325,28 @@ def _is_plain(content: bytes, known: CachedBody | None, shared: int) -> bool:
     if known is None or not shared:
         return len(content) <= _MOST_LOOKED_AT and has_token_bound(content)
     return known.chain.is_plain and has_token_bound(content[known.split.items[shared - 1].end :])
+
+
+def _make_query(
+    exchange: str, session: SessionKey, caller: Credential, *, split: SplitBody, chain: Chain, until: float
+) -> LineageQuery:
+    """Make the question to which session a request belongs, by its body."""
+    return LineageQuery(
+        exchange=exchange,
+        session=session,
+        token=caller.token,
+        traits=Traits(
+            parse_json_string(split.member("model")),
+            split.member("tools") not in _NONE,
+            chain.preamble.system,
+            split.member("stream") == b"true",
+        ),
+        root=chain.root,
+        nodes=chain.nodes,
+        items=chain.items,
+        most_output=read_output_limit(split),
+        until=until,
+    )
 
 
 def _make_managed(

@@ -102,8 +102,17 @@ _WITH_LONG_WORDS = [
 ]
 
 
+_WITH_LONG_TURN = [
+    ("user", _PATH),
+    ("said", "; ".join([_PATH] * 200)),
+    ("skill", _PATH),
+    ("user", "; ".join([*[_PATH] * 4, "NULL"]) * 200),
+]
+
+
 @pytest.mark.no_cover
 @example(_WITH_LONG_WORDS, 1500, 0, False, None)
+@example(_WITH_LONG_TURN, 6000, 280, False, None)
 @settings(max_examples=150, deadline=None)
 @given(
     _steps,
@@ -133,12 +142,10 @@ def test_a_plan_is_valid_fits_and_keeps_what_must_stay(
     assert named - first == {each.id for each in plan.references}
     assert all(0 <= each.start < each.stop <= len(messages) for each in plan.references)
     newest = list_newest(messages)
-    skills = [message for i, message in enumerate(messages) if is_skill(messages, i)]
-    # What is said before the newest call goes with it.
-    last = head + weigh([*newest[-1], *skills, *messages[groups[-1].start :]])
-    assert all(message in sent for message in newest[-1]) or last > 0.9 * seen.budget.usable
     # What is said before a call goes with it: a protected output holds its whole group.
     whole = {i for g in groups if any(is_skill(messages, i) for i in g.places) for i in g.places}
+    last = head + weigh([*newest[-1], *(messages[i] for i in sorted(whole | set(groups[-1].places)))])
+    assert all(message in sent for message in newest[-1]) or last > 0.9 * seen.budget.usable
     whole |= {i for g in (*groups[-1:], *[g for g in groups if g.has_calls][-1:]) for i in g.places}
     must = [message for turn in newest for message in turn] + [messages[i] for i in sorted(whole)]
     # Protection gives way above 0.7 (B12), of which older words of the user may have 0.25 + 0.15 (B13).

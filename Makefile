@@ -16,7 +16,7 @@ RUN := $(VENV)/$(if $(OUTLINES),.outlines,.run)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run install check test static journeys golden bench format lock map clean
+.PHONY: help run install check test coverage static journeys golden bench format lock map clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,8 +29,13 @@ install: $(RUN) ## install, and start nothing: then .venv/bin/palimpsest run -- 
 check: static ## format, lint, types, import contracts, tests of the core: within a minute
 	$(PYTEST) tests/model tests/wire tests/context tests/test_house_rules.py tests/test_documentation.py
 
-test: static ## everything a change has to pass: the same, and all tests with coverage gates
-	$(PYTEST) --cov --cov-report=term --cov-fail-under=95
+test: static ## the same, and all tests: within five minutes
+	$(PYTEST)
+
+# Without the tests that start processes, and the long ones: they would take most of the time and reach nothing more.
+coverage: $(VENV)/.dev ## trace the tests that run in one process: which branches of the core are not tested
+	$(PYTEST) -m 'not no_cover' --ignore=tests/journeys --ignore=tests/clients --ignore=tests/test_packaging.py \
+		--ignore=tests/test_documented_commands.py --cov --cov-report=term --cov-fail-under=95
 	@printf 'branches covered in model, wire and context, percent: '
 	@$(BIN)/coverage report --include='proxy/model/*,proxy/wire/*,proxy/context/*' --format=total --fail-under=100
 

@@ -3,8 +3,8 @@
 `HYPOTHESIS_PROFILE=thorough` has hypothesis try twenty times as many examples everywhere. No example has a time limit,
 for what that measures is the machine and who else is busy on it.
 
-Long tests are marked `no_cover`: tracing would take more than half of their time, and other tests reach all that they
-reach, which the coverage gates hold.
+Long tests are marked `no_cover`: `make coverage` leaves them out, for tracing doubles their time, and other tests reach
+all that they reach.
 """
 
 import os

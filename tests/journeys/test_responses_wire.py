@@ -19,7 +19,7 @@ from tests.support.response_sessions import TOOLS
 from tests.support.strict_responses import StrictResponses
 
 FIELDS = {"x-palimpsest-session": "agent", "x-palimpsest-ceiling": "8000"}
-STEPS = 60
+STEPS = 45
 
 
 @contextlib.contextmanager

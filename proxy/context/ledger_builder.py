@@ -7,7 +7,7 @@ the lines of the steps that they stood in.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import groupby, zip_longest
+from itertools import zip_longest
 
 import msgspec
 
@@ -353,11 +353,7 @@ def _compose_lines(material: _Material, texts: Mapping[int, str], room: float) -
             block = blocks[first]
             lines.append(LedgerLine(block.first, block.last, _name(material, each), texts[first]))
         else:
-            # The parts of a step that is longer than a page share its line.
-            for _, group in groupby(each, lambda page: (page.first, page.last)):
-                parts = list(group)
-                named = _name(material, parts, len(parts))
-                lines.append(LedgerLine(parts[0].first, parts[0].last, named, _count_turns(material, parts[0])))
+            lines += [LedgerLine(p.first, p.last, _name(material, [p]), _count_turns(material, p)) for p in each]
     return lines
 
 
@@ -377,12 +373,12 @@ def _list_stretches(blocks: Sequence[_StepRun], texts: Mapping[int, str]) -> Ite
             first = n
 
 
-def _name(material: _Material, pages: Sequence[Page], most: int = _MOST_PAGES) -> tuple[Reference, ...]:
-    """Return references to pages; of a long original only the first `most` ones are named."""
+def _name(material: _Material, pages: Sequence[Page]) -> tuple[Reference, ...]:
+    """Return references to pages; of a long original only the first `_MOST_PAGES` are named."""
     return tuple(
         [
             Reference(material.view.name(page.start, page.stop, page.offset), page.start, page.stop, page.offset)
-            for page in pages[:most]
+            for page in pages[:_MOST_PAGES]
         ]
     )
 

@@ -268,12 +268,6 @@ def test_where_stretches_share_a_section_it_stands_behind_the_turns_whose_work_i
         assert section.start >= found.steps[max(told) - 1].start and section.start - 1 in starts
 
 
-def test_a_step_of_several_pages_has_one_line() -> None:
-    made = archive(600, [user("go"), *act("1", "cat", "first_word " * 4000), user("b"), *act("z", "ls", "x")])
-    numbers = [line.split()[0] for line in list_lines(made) if line[:1].isdigit()]
-    assert len(numbers) == len(set(numbers)) and len(made.references) > 2
-
-
 def test_a_wrapper_is_not_quoted() -> None:
     work = [m for i in range(20) for m in act(f"w{i}", f"cat part_{i}.py", wrap(f"line {i}"))]
     made = archive(1500, [user("go"), *work, user("b"), *act("z", "ls", wrap("x"))])

@@ -37,7 +37,6 @@ _CACHE_OPTIONS, _CACHE_RETENTION = "prompt_cache_options", "prompt_cache_retenti
 _OUR_SIGNS = (LEDGER_HEAD.encode(), b'"[tool: ', b'"[FILE: ')
 COMPACTION_SIGNS = (b'"compaction', b'"context_compaction"')
 """How the names of compactions begin that a provider may put into messages."""
-_REFERENCE = "item_reference"
 _COMPACTIONS = frozenset({"compaction", "compaction_summary", "context_compaction"})
 # As `context/references` writes them.
 _PRUNED = re.compile(r"\[tool: [^\n]* — output pruned; completed[^\n]*; ref:[a-z2-7]{10}\]")
@@ -192,6 +191,10 @@ class Format(ABC):
         """
         return raw
 
+    def is_reference(self, item: Mapping[str, object]) -> bool:
+        """Return whether a decoded element only names what the provider stores; in most formats none does."""
+        return False
+
     def detach(self, raw: bytes) -> bytes:
         """Return a raw item without its own id (`MessageStructure.item_id`)."""
         return raw
@@ -307,7 +310,7 @@ class Format(ABC):
         value = load_lenient(raw)
         parts = [value, *read_objects(value.get("content"))] if isinstance(value, dict) else []
         kinds = {read_text(part.get("type")) for part in parts}
-        if _REFERENCE in kinds:
+        if isinstance(value, dict) and self.is_reference(value):
             return "the messages have references to what the provider stores"
         return "the messages have a compaction" if kinds & _COMPACTIONS else ""
 

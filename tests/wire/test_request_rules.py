@@ -130,7 +130,6 @@ CLEARING = {"type": "clear_tool_uses_20250919", "trigger": {"type": "input_token
         (RESPONSES, "background", True),
         (RESPONSES, "previous_response_id", "resp_1"),
         (RESPONSES, "conversation", {"id": "conv_1"}),
-        (RESPONSES, "store", True),
     ],
 )
 def test_a_member_that_manages(wire: str, name: str, value: Any) -> None:
@@ -147,6 +146,7 @@ def test_a_member_that_manages(wire: str, name: str, value: Any) -> None:
         (ANTHROPIC, {"context_management": {"edits": []}}),
         (ANTHROPIC, {"thinking": {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}}}),
         (ANTHROPIC, {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+        (RESPONSES, {"store": True}),
         (RESPONSES, {"store": False, "background": False, "truncation": "disabled", "previous_response_id": None}),
         (CHAT, {"transforms": []}),
     ],
@@ -181,6 +181,7 @@ def test_a_member_that_cannot_be_read_is_the_upstreams_to_judge() -> None:
         (RESPONSES, {"type": "compaction_summary", "encrypted_content": "…"}, "a compaction"),
         (RESPONSES, {"type": "context_compaction"}, "a compaction"),
         (RESPONSES, {"type": "item_reference", "id": "msg_1"}, "references to what the provider stores"),
+        (RESPONSES, {"type": "reasoning", "id": "rs_1", "summary": []}, "references to what the provider stores"),
         (ANTHROPIC, {"role": "assistant", "content": [{"type": "compaction", "content": "…"}]}, "a compaction"),
     ],
 )
@@ -206,6 +207,9 @@ def test_a_message_that_was_managed(wire: str, message: Any, found: str) -> None
         {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "input": {"type": "compaction"}}]},
         {"type": "compaction_trigger"},
         {"type": "message", "role": "user", "content": "item_reference"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
         "compaction",
     ],
 )

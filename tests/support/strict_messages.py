@@ -91,7 +91,8 @@ class StrictMessages(ScriptedUpstream):
             request["max_tokens"] = 1
         problem = "It does not like this one." if self.refuses_next else ""
         self.refuses_next = False
-        problem = problem or next(find_problems(request), "") or next(self._find_problems(request), "")
+        problem = problem or next(find_half_pairs(request, headers), "") or next(find_problems(request), "")
+        problem = problem or next(self._find_problems(request), "")
         if problem:
             self.refusals.append(problem)
             error = {"type": "error", "error": {"type": "invalid_request_error", "message": problem}}
@@ -239,6 +240,15 @@ def _list_placed(request: Block) -> Iterator[tuple[int, int, Block]]:
         for i, block in enumerate(list_parts(message)):
             if block["type"] in THINKING:
                 yield place, i, block
+
+
+def find_half_pairs(request: Block, headers: Headers) -> Iterator[str]:
+    """Yield the members that need a beta which the headers do not name (WIRES 6.3)."""
+    betas = b",".join(value for name, value in headers if name.lower() == b"anthropic-beta")
+    if "context_management" in request and b"context-management-" not in betas:
+        yield "context_management: Extra inputs are not permitted"
+    if "block_binding" in request.get("thinking", {}) and b"thinking-binding-controls-" not in betas:
+        yield "thinking.adaptive.block_binding: Extra inputs are not permitted"
 
 
 def find_problems(request: Block) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The requests of the providers' documentation, in words of our own: what is read of each, and that all of it goes on.
 
 Rule: `published/*.txt` has a heading for each, behind a `!` why it is not managed, then `#` and its items, each with
-the calls that it makes (+) or answers (-), then the body as it is sent. A request of a new kind is added there.
+the calls that it makes (+) or answers (-), and a `*` if it always stays, then the body as it is sent.
 """
 
 import json
@@ -72,9 +72,11 @@ def respell(value: Any) -> bytes:
 
 def tell(form: Format, body: bytes, split: SplitBody) -> list[str]:
     """What is read of the items of a request."""
+    structures = [form.parse_structure(body[span.start : span.end]) for span in split.items]
+    stays = ["*" if structure.stays == "always" else "" for structure in structures]
     return [
-        "".join([item.role, *(f"+{call}" for call in item.calls), *(f"-{call}" for call in item.results)])
-        for item in form.read_items(body, split.items)
+        "".join([item.role, *(f"+{call}" for call in item.calls), *(f"-{call}" for call in item.results), stay])
+        for item, stay in zip(form.read_items(body, split.items), stays, strict=True)
     ]
 
 
@@ -105,8 +107,9 @@ def test_its_items_are_read_as_they_are_meant_however_they_are_spelt(name: str) 
     assert other is not None
     forms = [item.form for item in form.read_items(published.body, split.items)]
     assert [item.form for item in form.read_items(body, other.items)] == forms
+    assert tell(form, body, other) == published.items
     structures = [form.parse_structure(raw) for raw in published.raws]
-    assert all(structure.role == item.split("+")[0].split("-")[0] for structure, item in zip(structures, published.items, strict=True))
+    assert [structure.role for structure in structures] == [re.split(r"[-+*]", item)[0] for item in published.items]
     assert [structure.flaws for structure in structures] == [()] * len(structures)
 
 

@@ -149,6 +149,17 @@ def find_newest_user(structures: Sequence[LinkedMessage]) -> frozenset[int]:
     return frozenset(islice(places, 1))
 
 
+def find_turn_start(structures: Sequence[LinkedMessage]) -> frozenset[int]:
+    """Return the place of the first message of the turn under way, if that is the assistant's.
+
+    Where thinking has a budget, its provider refuses a turn of calls and results that does not begin with thinking.
+    Without interleaved thinking only that message has some.
+    """
+    start = max(find_newest_user(structures), default=-1) + 1
+    is_begun = 0 < start < len(structures) and structures[start].role == "assistant"
+    return frozenset([start]) if is_begun else frozenset()
+
+
 def iterate_groups(
     messages: Sequence[LinkedMessage],
     machine: frozenset[int] = frozenset(),

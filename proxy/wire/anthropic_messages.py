@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from proxy.model.exchange import Answer, Usage
 from proxy.model.messages import Message, MessageStructure, ToolCall
+from proxy.wire.body import SplitBody
 from proxy.wire.format import MANAGING_MEMBERS, Format, is_set
 from proxy.wire.identity import (
     Item,
@@ -236,6 +237,11 @@ class AnthropicMessages(Format):
             is_leading=message.get("role") == "system",
             stays="always" if any(map(_has_effect, blocks)) else "",
         )
+
+    def needs_thinking(self, body: SplitBody) -> bool:
+        """Return whether thinking has a budget: the provider then refuses a turn that does not begin with thinking."""
+        thinking = read_object(body.member("thinking").decode(errors="replace"))
+        return thinking is not None and thinking.get("type") == "enabled"
 
     def strip_reasoning(self, raw: bytes) -> bytes:
         """Return a message without its thinking, if that is signed, with text and calls as they are."""

@@ -255,9 +255,14 @@ class Format(ABC):
         return Rules(
             is_itemised=self.is_itemised,
             is_alternating=is_alternating,
+            needs_thinking=self.needs_thinking(body),
             needs_json=is_json_wanted and not _say_json(body, leading),
             markers=(*_read_head_markers(body, leading), *_read_own_marker(body)),
         )
+
+    def needs_thinking(self, body: SplitBody) -> bool:
+        """Return whether a turn under way, of calls and their results, has to begin with thinking."""
+        return False
 
     def read_cache_terms(self, body: SplitBody, leading: int, markers: Sequence[str] = ()) -> CacheTerms:
         """Return what a request states about caching. `markers` are those of the messages after the `leading` ones."""

@@ -136,6 +136,23 @@ async def test_the_upstream_is_strict() -> None:
     assert "A maximum of 4 blocks" in await session.try_direct(own | {"tools": many})
 
 
+MANUAL = {"type": "enabled", "budget_tokens": 2048}
+
+
+@pytest.mark.parametrize("is_interleaved", [True, False])
+@pytest.mark.parametrize("options", [UNBOUND, {"model": "claude-haiku-5-5"}])
+async def test_where_thinking_has_a_budget_a_turn_under_way_begins_with_thinking(
+    options: dict[str, Any], *, is_interleaved: bool
+) -> None:
+    session = MessageSession(8_000, size=1_500, often=0, seed=7, thinking=MANUAL, **options)
+    session.upstream.is_interleaved = is_interleaved
+    await session.run(110)
+    await session.talk.close()
+    assert session.upstream.refusals == []
+    assert {name: session.counts[name] for name in NEVER} == dict.fromkeys(NEVER, 0)
+    assert session.counts["managed"] > 0.4 * session.counts["calls"]
+
+
 class WideMessages(StrictMessages):
     """Sometimes a step with a dozen calls; some upstreams count each call and each result as a block."""
 

@@ -43,8 +43,8 @@ CODEX = (
 )
 MESSAGES = (
     b'{"model":"claude-opus-5","max_tokens":32000, "system":[{"type":"text","text":"x-anthropic-billing-header: cc=1;"}'
-    b',{"type":"text","text":"You are Claude Code.","cache_control":{"type":"ephemeral","ttl":"1h"}}],'
-    b'"messages":[{"role":"user","content":[{"type":"text","text":"Hi \xc3\xa9","cache_control":{"type":"ephemeral"}}]}]'
+    b',{"type":"text","text":"You are Claude Code.","cache_control":{"type":"ephemeral","ttl":"1h"}}],"mess'
+    b'ages":[{"role":"user","content":[{"type":"text","text":"Hi \xc3\xa9","cache_control":{"type":"ephemeral"}}]}]'
     b',"context_management":{"edits":[{"type":"clear_thinking_20251015","keep":"all"}]},"output_config":{"effort":"high"},'
     b'"metadata":{"user_id":"{\\"session_id\\":\\"0b3f\\"}"},"field_of_tomorrow":{"a":[1.50e0]},"stream":true}'
 )

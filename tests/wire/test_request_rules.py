@@ -155,6 +155,22 @@ def test_a_member_that_does_not(wire: str, members: dict[str, Any]) -> None:
     assert FORMATS[wire].find_management(split_messages(wire, [{"role": "user", "content": "x"}], **members)) == ""
 
 
+@pytest.mark.parametrize(
+    ("wire", "thinking", "is_needed"),
+    [
+        (ANTHROPIC, {"type": "enabled", "budget_tokens": 1024}, True),
+        (ANTHROPIC, {"type": "adaptive"}, False),
+        (ANTHROPIC, None, False),
+        (ANTHROPIC, "enabled", False),
+        (CHAT, {"type": "enabled"}, False),
+    ],
+)
+def test_with_a_budget_a_turn_has_to_begin_with_thinking(wire: str, thinking: Any, *, is_needed: bool) -> None:
+    body = split_messages(wire, [{"role": "user", "content": "x"}], thinking=thinking)
+    assert FORMATS[wire].read_rules(body).needs_thinking is is_needed
+    assert FORMATS[wire].needs_thinking(split_messages(wire, [])) is False
+
+
 def test_a_member_that_cannot_be_read_is_the_upstreams_to_judge() -> None:
     assert FORMATS[CHAT].find_management(SplitBody(b"\xff", {"truncation": ByteRange(0, 1)}, ())) == ""
 

@@ -10,7 +10,9 @@ or drop the block. A *rendering* is a form in which a history is sent: an epoch'
 exactly the blocks that were made under its rendering; all others are removed whole, and by the same rule every time. So
 what precedes a block is the same whenever the block is sent, and there is never a gap before another. This holds for
 all wire formats: a format only says where such blocks stand (`MessageStructure.signed`) and how a message looks without
-them (`Format.strip_reasoning`). Signatures of calls (`thought_signature`) and unsigned reasoning are not bound.
+them (`Format.strip_reasoning`). Signatures of calls (`thought_signature`) and unsigned reasoning are not bound. Of
+OpenAI's encrypted reasoning no source says that it is: it stays, and goes, with the step that it led to, and a refusal
+of it is answered as any other.
 """
 
 import re

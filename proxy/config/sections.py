@@ -165,7 +165,8 @@ class UpstreamSettings(Section):
             "How its prompt cache works. prefix: the longest common prefix; breakpoints: up to cache_control markers, "
             "which this upstream takes, so that shortened requests get some of ours; openai-breakpoints: exactly up to "
             "the breakpoints of gpt-5.6 and later; units: blocks of a request stored before; local: one machine's "
-            "memory. auto: as known of the provider and the model, and no markers of ours."
+            "memory. auto: as known of the provider and the model; of ours only a marker without which a client's "
+            "finds nothing."
         ),
     )
     proxy: ProxyUrl = Field(

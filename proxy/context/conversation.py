@@ -15,6 +15,7 @@ from proxy.context.verbatim import (
     Group,
     find_client_messages,
     find_newest_user,
+    find_turn_start,
     find_unanswered,
     find_verbatim,
     split_groups,
@@ -82,6 +83,7 @@ class PlanRequest(msgspec.Struct, frozen=True, gc=False):
     must_fit: bool = False  # a request above the budget would be refused
     unkept: frozenset[int] = frozenset()  # places of messages that the log does not have whole, so they must stay
     is_volatile: bool = False  # the client rewrites what follows those messages in its next request, too (B6)
+    needs_thinking: bool = False  # a turn under way has to begin with thinking
     growth: int = 0  # tokens that the next request is expected to add if the plan is made for that one, else 0
 
 
@@ -125,7 +127,8 @@ class ConversationIndex(msgspec.Struct, frozen=True, gc=False):
     newest: frozenset[int]  # the user's steps of the newest turns
     fixed: frozenset[int]  # steps that must stay
     bound: frozenset[int]  # places of messages that must be sent unchanged
-    spoken: frozenset[int] = frozenset()  # places of outputs with words of the user beside them
+    # places of outputs with words of the user beside them, and of the message with which a turn has to begin
+    spoken: frozenset[int] = frozenset()
 
     def find_start(self, step: int) -> int:
         """Return the place where a step begins; after the last step, the number of messages."""
@@ -150,7 +153,7 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     unanswered = find_unanswered(structures, view.sent if view.is_volatile else None)
     if view.growth and not view.is_volatile:
         unanswered = len(structures)  # by the next request a model has answered all of these
-    spoken = frozenset(_list_spoken(messages))
+    spoken = frozenset(_list_spoken(messages)) | (find_turn_start(structures) if view.needs_thinking else frozenset())
     verbatim = find_verbatim(
         reversed(steps), unanswered, turns=policy.protect_turns, pinned=bound | systems | client.files | spoken
     )

@@ -183,6 +183,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     is_side: bool = False
     lost: float = 0.0  # the price of the bound reasoning that an epoch would lose, in tokens of uncached input (B37)
     is_in_loop: bool = False  # it would lose some within a turn
+    needs_thinking: bool = False  # a turn has to begin with thinking, so that it may not lose any
     unread: str = ""  # what could not be read of the session's log, empty if all was read
     may_be_held_out: bool = False  # only the log tells whether the session is in the holdout
     is_repeat: bool = False  # the same history was sent before, according to memory
@@ -270,6 +271,8 @@ def _find_objection(account: CacheCostAccount, facts: RequestFacts, pressure: Pr
     """
     if facts.is_side:
         return SIDE
+    if facts.is_in_loop and facts.needs_thinking:
+        return IN_LOOP
     if pressure == "hard":
         return ""
     if facts.is_in_loop:

@@ -10,7 +10,9 @@ or drop the block. A *rendering* is a form in which a history is sent: an epoch'
 exactly the blocks that were made under its rendering; all others are removed whole, and by the same rule every time. So
 what precedes a block is the same whenever the block is sent, and there is never a gap before another. This holds for
 all wire formats: a format only says where such blocks stand (`MessageStructure.signed`) and how a message looks without
-them (`Format.strip_reasoning`). Signatures of calls (`thought_signature`) and unsigned reasoning are not bound.
+them (`Format.strip_reasoning`). Signatures of calls (`thought_signature`) and unsigned reasoning are not bound. Of
+OpenAI's encrypted reasoning no source says that it is: it stays, and goes, with the step that it led to, and a refusal
+of it is answered as any other.
 """
 
 import re
@@ -147,6 +149,17 @@ def find_newest_user(structures: Sequence[LinkedMessage]) -> frozenset[int]:
     """Return the place of the newest message in the user's role."""
     places = (place for place in reversed(range(len(structures))) if structures[place].role == "user")
     return frozenset(islice(places, 1))
+
+
+def find_turn_start(structures: Sequence[LinkedMessage]) -> frozenset[int]:
+    """Return the place of the first message of the turn under way, if that is the assistant's.
+
+    Where thinking has a budget, its provider refuses a turn of calls and results that does not begin with thinking.
+    Without interleaved thinking only that message has some.
+    """
+    start = max(find_newest_user(structures), default=-1) + 1
+    is_begun = 0 < start < len(structures) and structures[start].role == "assistant"
+    return frozenset([start]) if is_begun else frozenset()
 
 
 def iterate_groups(

@@ -82,7 +82,7 @@ class CacheTerms(msgspec.Struct, frozen=True, gc=False):
     head: tuple[str, ...] = ()  # markers of tools, instructions and leading messages, and of the request as a whole
     messages: tuple[str, ...] = ()  # markers of the other messages
     lifetime: str = ""  # the lifetime that a member of the request asks for, as sent
-    has_leading: bool = False  # whether a system or developer message leads the messages
+    has_leading: bool = False  # whether instructions precede the messages that may end at a breakpoint
     is_explicit: bool = False  # whether only marked blocks are to be cached
 
     @property

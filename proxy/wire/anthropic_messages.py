@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from proxy.model.exchange import Answer, Usage
 from proxy.model.messages import Message, MessageStructure, ToolCall
+from proxy.wire.body import SplitBody
 from proxy.wire.format import MANAGING_MEMBERS, Format, is_set
 from proxy.wire.identity import (
     Item,
@@ -60,6 +61,11 @@ _TEXTS = frozenset({"text"})
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 _ID = re.compile(r"[A-Za-z0-9_-]+\Z")
 _REMOVED = b'"[The reasoning of this message was removed.]"'
+# Blocks from which nothing follows for what is sent later. Of others that is not known: a `tool_reference` loads a
+# tool, a `container_upload` puts a file where code runs.
+_KNOWN = frozenset({"text", "image", "document", "search_result", *THINKING, "tool_use", "server_tool_use"})
+_KNOWN |= {"tool_result", "mcp_tool_use", "mcp_tool_result", "web_search_tool_result", "web_fetch_tool_result"}
+_KNOWN |= {f"{kind}code_execution_tool_result" for kind in ("", "bash_", "text_editor_")}
 # Edits of `context_management` that only remove what the provider has read before, as ours do. Any other one may put
 # something in place of messages.
 _CLEARING = ("clear_tool_uses_", "clear_thinking_")
@@ -229,7 +235,13 @@ class AnthropicMessages(Format):
             ),
             _count_signed(thinking),
             is_leading=message.get("role") == "system",
+            stays="always" if any(map(_has_effect, blocks)) else "",
         )
+
+    def needs_thinking(self, body: SplitBody) -> bool:
+        """Return whether thinking has a budget: the provider then refuses a turn that does not begin with thinking."""
+        thinking = read_object(body.member("thinking").decode(errors="replace"))
+        return thinking is not None and thinking.get("type") == "enabled"
 
     def strip_reasoning(self, raw: bytes) -> bytes:
         """Return a message without its thinking, if that is signed, with text and calls as they are."""
@@ -274,6 +286,13 @@ class AnthropicMessages(Format):
 
 def _list_thinking(blocks: Iterable[object]) -> list[dict[str, object]]:
     return [block for block in blocks if isinstance(block, dict) and read_text(block.get("type")) in THINKING]
+
+
+def _has_effect(block: Mapping[str, object]) -> bool:
+    """Return whether later messages may need a block: one of an unknown kind, or a result that loads tools."""
+    if block.get("type") == "tool_result":
+        return any(part.get("type") == "tool_reference" for part in read_objects(block.get("content")))
+    return read_text(block.get("type")) not in _KNOWN
 
 
 def _count_signed(thinking: list[dict[str, object]]) -> int:

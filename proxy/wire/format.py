@@ -32,12 +32,13 @@ from proxy.wire.validity import Rules
 DEFAULT_LIFETIME = "5m"
 """The lifetime of a cache marker that states none."""
 
-_MARKER = "cache_control"
+CACHE_MEMBER = "cache_control"
+"""The member that marks a block, or a whole request, which stands for its last block."""
+
 _CACHE_OPTIONS, _CACHE_RETENTION = "prompt_cache_options", "prompt_cache_retention"
 _OUR_SIGNS = (LEDGER_HEAD.encode(), b'"[tool: ', b'"[FILE: ')
 COMPACTION_SIGNS = (b'"compaction', b'"context_compaction"')
 """How the names of compactions begin that a provider may put into messages."""
-_REFERENCE = "item_reference"
 _COMPACTIONS = frozenset({"compaction", "compaction_summary", "context_compaction"})
 # As `context/references` writes them.
 _PRUNED = re.compile(r"\[tool: [^\n]* — output pruned; completed[^\n]*; ref:[a-z2-7]{10}\]")
@@ -192,6 +193,10 @@ class Format(ABC):
         """
         return raw
 
+    def is_reference(self, item: Mapping[str, object]) -> bool:
+        """Return whether a decoded element only names what the provider stores; in most formats none does."""
+        return False
+
     def detach(self, raw: bytes) -> bytes:
         """Return a raw item without its own id (`MessageStructure.item_id`)."""
         return raw
@@ -222,13 +227,19 @@ class Format(ABC):
         limit = b"" if lifetime == DEFAULT_LIFETIME else b',"ttl":%b' % encode_text(lifetime)
         marker, content = b'{"type":"ephemeral"%b}' % limit, read_member(raw, "content")
         if content[:1] == b'"' and content != b'""':
-            part = set_member(b'{"type":"text","text":%b}' % content, _MARKER, marker)
+            part = set_member(b'{"type":"text","text":%b}' % content, CACHE_MEMBER, marker)
             return set_member(raw, "content", join_array([part]))
         parts = list_elements(content) if content[:1] == b"[" else []
         last = read_object(parts[-1].decode(errors="replace")) if parts else None
         if not last or read_text(last.get("type")) in THINKING or last.get("text") == "":
             return b""
-        return set_member(raw, "content", join_array([*parts[:-1], set_member(parts[-1], _MARKER, marker)]))
+        return set_member(raw, "content", join_array([*parts[:-1], set_member(parts[-1], CACHE_MEMBER, marker)]))
+
+    def mark_instructions(self, body: SplitBody, lifetime: str) -> bytes:
+        """Return the raw system prompt with a cache marker at its last part; empty if it cannot have one."""
+        member = body.member(self.instructions_key)
+        marked = self.mark_message(b'{"content":%b}' % member, lifetime) if member else b""
+        return read_member(marked, "content") if marked else b""
 
     # Requests
 
@@ -244,9 +255,14 @@ class Format(ABC):
         return Rules(
             is_itemised=self.is_itemised,
             is_alternating=is_alternating,
+            needs_thinking=self.needs_thinking(body),
             needs_json=is_json_wanted and not _say_json(body, leading),
             markers=(*_read_head_markers(body, leading), *_read_own_marker(body)),
         )
+
+    def needs_thinking(self, body: SplitBody) -> bool:
+        """Return whether a turn under way, of calls and their results, has to begin with thinking."""
+        return False
 
     def read_cache_terms(self, body: SplitBody, leading: int, markers: Sequence[str] = ()) -> CacheTerms:
         """Return what a request states about caching. `markers` are those of the messages after the `leading` ones."""
@@ -255,7 +271,7 @@ class Format(ABC):
             head=_read_head_markers(body, leading),
             messages=(*markers, *_read_own_marker(body)),
             lifetime=lifetime,
-            has_leading=leading > 0,
+            has_leading=leading > 0 or (self.takes_markers and self.instructions_key in body.members),
             is_explicit=is_explicit,
         )
 
@@ -307,7 +323,7 @@ class Format(ABC):
         value = load_lenient(raw)
         parts = [value, *read_objects(value.get("content"))] if isinstance(value, dict) else []
         kinds = {read_text(part.get("type")) for part in parts}
-        if _REFERENCE in kinds:
+        if isinstance(value, dict) and self.is_reference(value):
             return "the messages have references to what the provider stores"
         return "the messages have a compaction" if kinds & _COMPACTIONS else ""
 
@@ -339,7 +355,7 @@ class DecodedMessage:
             return MessageStructure("", flaws=("unreadable",))
         # Most messages are plain text, which need not be searched for the marker's name.
         if not (isinstance(value.get("content"), list) or value.get("tool_calls")):
-            markers = tuple(find_markers(value)) if _MARKER in value else ()
+            markers = tuple(find_markers(value)) if CACHE_MEMBER in value else ()
         else:  # a name may be written with escapes
             markers = tuple(find_markers(value)) if b"cache_control" in raw or b"\\u" in raw else ()
         return self._format._read_structure(value, markers, b"json" in raw.lower())
@@ -377,7 +393,7 @@ def _read_cache_options(body: SplitBody) -> tuple[str, bool]:
 
 def _read_head_markers(body: SplitBody, leading: int) -> tuple[str, ...]:
     """Return the cache markers in what precedes the conversation, in the order in which providers read it."""
-    items = [load_lenient(raw) for raw in _list_leading(body, leading) if _MARKER.encode() in raw or b"\\u" in raw]
+    items = [load_lenient(raw) for raw in _list_leading(body, leading) if CACHE_MEMBER.encode() in raw or b"\\u" in raw]
     return (*_read_marked(body, "tools"), *_read_marked(body, "system"), *read_markers(items))
 
 
@@ -387,14 +403,14 @@ def _list_leading(body: SplitBody, leading: int) -> list[bytes]:
 
 def _read_own_marker(body: SplitBody) -> tuple[str, ...]:
     """Return the marker of the request as a whole, which stands for one at its last block."""
-    return read_markers([{_MARKER: _load(body, _MARKER)}]) if _MARKER in body.members else ()
+    return read_markers([{CACHE_MEMBER: _load(body, CACHE_MEMBER)}]) if CACHE_MEMBER in body.members else ()
 
 
 def _read_marked(body: SplitBody, name: str) -> tuple[str, ...]:
     """Return the cache markers in a member, which is decoded only if it may have some, because tools are long."""
     raw = body.member(name)
     # a name may be written with escapes
-    return read_markers(_load(body, name)) if _MARKER.encode() in raw or b"\\u" in raw else ()
+    return read_markers(_load(body, name)) if CACHE_MEMBER.encode() in raw or b"\\u" in raw else ()
 
 
 def _load(body: SplitBody, name: str) -> object:

@@ -3,7 +3,8 @@
 Kept messages have the client's bytes. In replaced ones only the text is ours; a message without text stays as it is.
 Cache markers are removed from all rendered messages, because clients move them from request to request while rendered
 messages stay. `place_marker` adds one for all that the current request lost (PROTOCOL §3, 7), so that there are never
-more than the client sent. Where an upstream is known to take them, `add_markers` adds some of ours (B11).
+more than the client sent. Where an upstream is known to take them, `add_markers` adds some of ours (B11). A provider
+looks for an earlier entry only so many blocks before a marker: `find_hop` finds where one more is needed for that.
 """
 
 import re
@@ -31,7 +32,7 @@ from proxy.wire.validity import MOST_MARKERS
 
 Role = Literal["user", "assistant"]
 
-_MARKER = "cache_control"
+_MARKER, _TYPE = "cache_control", b'"type"'
 _MARKED_LISTS = ("content", "tool_calls")
 # Text beside a tool's results may be the user's own, unless it is longer than this (about 2,000 tokens).
 _MOST_BESIDE = 8_000
@@ -45,6 +46,9 @@ _BEFORE = re.compile(rb"[ \t\r\n]*,?[ \t\r\n]*")
 _BEHIND = re.compile(rb"[ \t\r\n]*[,\]]")
 
 NO_CHANGES: Mapping[int, bytes] = MappingProxyType({})
+NO_MEMBERS: Mapping[str, bytes] = MappingProxyType({})
+LOOKBACK = 20
+"""The blocks up to each marker, its own among them, at whose ends Anthropic looks for an earlier entry."""
 
 
 def render(
@@ -127,10 +131,32 @@ def _mark_last(form: Format, rendered: tuple[bytes, ...], lifetime: str) -> tupl
 
 
 class MarkedRequest(NamedTuple):
-    """The messages of an epoch, and the client's own messages that are sent in other bytes, as `apply` takes them."""
+    """The messages of an epoch, and what is sent in other bytes than the client's, as `apply` takes it."""
 
     rendered: tuple[bytes, ...]
     changed: Mapping[int, bytes]
+    members: Mapping[str, bytes] = NO_MEMBERS
+
+
+def find_hop(
+    body: SplitBody, preamble: int, structures: Sequence[MessageStructure], newest: int, changed: Mapping[int, bytes]
+) -> int:
+    """Return the index of the last message before the newest answer, if a marker at message `newest` is too far away.
+
+    The earlier request ended there, with a marker; an entry that is more blocks before a new marker is not found.
+    Every block counts: only some upstreams count consecutive calls, or results, as one. -1: no marker is needed.
+    """
+    at = newest
+    while at >= 0 and structures[at].role != "assistant":
+        at -= 1
+    while at >= 0 and structures[at].role == "assistant":
+        at -= 1
+    spans = body.items[preamble + at + 1 : preamble + newest + 1]
+    raws = [changed.get(place, body.content[span.start : span.end]) for place, span in enumerate(spans, at + 1)]
+    if at < 0 or sum(max(1, raw.count(_TYPE)) for raw in raws) < LOOKBACK:  # most steps have few blocks
+        return -1
+    blocks = sum(max(1, len(list_elements(content))) for content in (read_member(raw, "content") for raw in raws))
+    return at if blocks >= LOOKBACK else -1
 
 
 def add_markers(
@@ -142,37 +168,67 @@ def add_markers(
     through: int,
     kept: CacheTerms,
     lost: Sequence[str],
+    hop: tuple[int, str] | None = None,
+    is_ours: bool = True,
 ) -> MarkedRequest:
-    """Return what is sent with markers of ours behind the frozen prefix, behind the preamble, and at the end (B11).
+    """Return what is sent with markers of ours at the end, behind the frozen prefix, and behind the preamble (B11).
 
     `kept` has the client's markers that stay, `lost` those whose place `place_marker` has taken. Ours come in addition,
     up to the most that a request may have. None has a shorter lifetime than one behind it; the client gives the last.
+    `hop` has the message that needs one for the client's marker, and its lifetime: the only one unless `is_ours`.
     """
-    rendered, changed = sent.rendered, dict(sent.changed)
-    room = MOST_MARKERS - len(kept.markers) - bool(lost)
+    marking = _Marking(form, body, sent, preamble, MOST_MARKERS - len(kept.markers) - bool(lost))
     lifetime = next(iter((*lost, *kept.messages)), DEFAULT_LIFETIME)
-    if not lost and room > 0 and (marked := _mark_last(form, rendered, lifetime)):
-        rendered, room = marked, room - 1
-    places = [(len(body.items) - 1, DEFAULT_LIFETIME)] if not kept.messages else []
-    for item, wanted in (*places, (preamble - 1, lifetime)):
-        place = item - preamble
-        if room <= 0 or item < 0 or 0 <= place < through:
-            continue
-        raw = changed.get(place, body.content[body.items[item].start : body.items[item].end])
-        if not form.parse_structure(raw).markers and (marked_one := form.mark_message(raw, wanted)):
-            changed[place] = marked_one
-            room -= 1
-    return MarkedRequest(rendered, changed)
+    if is_ours and not kept.messages and len(body.items) > preamble + through:
+        marking.mark(len(body.items) - preamble - 1, DEFAULT_LIFETIME)
+    if hop is not None and hop[0] >= through:
+        marking.mark(*hop)
+    rendered = sent.rendered
+    if is_ours and not lost and marking.room > 0 and (marked := _mark_last(form, rendered, lifetime)):
+        rendered, marking.room = marked, marking.room - 1
+    members = sent.members
+    if is_ours and preamble:
+        marking.mark(-1, lifetime)
+    elif is_ours and not kept.head and marking.room > 0 and (marked_one := form.mark_instructions(body, lifetime)):
+        members = {**members, form.instructions_key: marked_one}
+    return MarkedRequest(rendered, marking.changed, members)
+
+
+class _Marking:
+    """Puts markers at messages of the client's, while there is `room`."""
+
+    def __init__(self, form: Format, body: SplitBody, sent: MarkedRequest, preamble: int, room: int) -> None:
+        self.changed = dict(sent.changed)
+        self.room = room
+        self._form = form
+        self._body = body
+        self._preamble = preamble
+
+    def mark(self, place: int, lifetime: str) -> None:
+        """Put a marker at a message, given by its index after the preamble, unless it has one or cannot have one."""
+        span = self._body.items[self._preamble + place]
+        raw = self.changed.get(place, self._body.content[span.start : span.end])
+        if self.room <= 0 or self._form.parse_structure(raw).markers:
+            return
+        if marked := self._form.mark_message(raw, lifetime):
+            self.changed[place] = marked
+            self.room -= 1
 
 
 def apply(
-    body: SplitBody, preamble: int, through: int, rendered: Sequence[bytes], changed: Mapping[int, bytes] = NO_CHANGES
+    body: SplitBody,
+    preamble: int,
+    through: int,
+    rendered: Sequence[bytes],
+    changed: Mapping[int, bytes] = NO_CHANGES,
+    *,
+    members: Mapping[str, bytes] = NO_MEMBERS,
 ) -> bytes:
     """Return the body with these messages in place of the `through` items after its preamble.
 
     `changed` has what is sent in place of other items, by their index after the preamble, whose own items have negative
-    ones. Raises ValueError if there is nothing to replace or nothing to replace it with, or if the items to cut out are
-    not between separators.
+    ones; `members` what is sent in place of top-level members. Raises ValueError if there is nothing to replace or
+    nothing to replace it with, or if the items to cut out are not between separators.
     """
     stop = preamble + through
     if not (rendered and preamble >= 0 < through and stop <= len(body.items)):
@@ -182,6 +238,7 @@ def apply(
     if not _BEFORE.fullmatch(content, body.gap_before(preamble), start) or not _BEHIND.match(content, end):
         raise ValueError("the items are not between separators")
     changes = [(start, end, b",".join(rendered)), *_place_changes(body, preamble, changed)]
+    changes += [(body.members[name].start, body.members[name].end, raw) for name, raw in members.items()]
     return b"".join(_splice(body.content, changes))
 
 

@@ -73,7 +73,6 @@ _MANAGING_MEMBERS = {
     **MANAGING_MEMBERS,
     "previous_response_id": is_set,
     "conversation": is_set,
-    "store": lambda value: value is True,
 }
 # Items of the model that the client may send without their own ids.
 _DETACHABLE = frozenset({"message", "function_call", "custom_tool_call", "shell_call", "apply_patch_call"})
@@ -97,6 +96,7 @@ _SHELL_LISTS = frozenset({"shell_call_output"})
 # Items that hold for all that follows, as messages of the system do.
 _STANDING = frozenset({"configuration_update", "additional_tools"})
 _TRIGGER = "compaction_trigger"
+_REASONING_CONTENT = ("encrypted_content", "content", "summary")
 _ENDS = frozenset({"response.completed", "response.failed", "response.incomplete"})
 _END = rb"response\.(?:completed|failed|incomplete)"
 _UNDER_WAY = frozenset({"queued", "in_progress"})
@@ -209,7 +209,7 @@ class Responses(Format):
     is_managed = True
     is_itemised = True
     takes_markers = False
-    foreign_signs = (*COMPACTION_SIGNS, b'"item_reference"')
+    foreign_signs = (*COMPACTION_SIGNS, b'"item_reference"', b'"reasoning"')
     managing_members = _MANAGING_MEMBERS
     reader = ItemReader(_NAME, _Element, _read_item)
 
@@ -307,6 +307,14 @@ class Responses(Format):
     def read_item_kind(self, item: Mapping[str, object]) -> str:
         """Return the type of an item. Without a type it is a message if it has a role."""
         return read_text(item.get("type")) or ("message" if item.get("role") else "")
+
+    def is_reference(self, item: Mapping[str, object]) -> bool:
+        """Return whether an item only names what the provider stores: a reference, or reasoning without its content.
+
+        Such reasoning comes from providers that store their responses, whether the request says so or not.
+        """
+        kind = read_text(item.get("type"))
+        return kind == "item_reference" or (kind == "reasoning" and not any(map(item.get, _REASONING_CONTENT)))
 
     def detach(self, raw: bytes) -> bytes:
         """Return an item without its own id. Its `call_id` stays."""

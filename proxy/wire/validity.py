@@ -30,6 +30,7 @@ Kind = Literal[
     "userless",  # no user message at all
     "beginning",  # the first message is the assistant's or a result
     "position",  # a message behind which only the assistant's may stand, and another one does
+    "turn",  # the turn under way does not begin with thinking, which its request demands
     "prefill",  # the last message is the assistant's, which a model would continue
     "alternation",  # two of a role in a row, if the upstream's template refuses that
     "markers",  # too many cache markers, a longer retention after a shorter one, or all markers lost
@@ -54,6 +55,7 @@ class Rules(msgspec.Struct, frozen=True, gc=False):
 
     is_itemised: bool = False
     is_alternating: bool = False  # whether the upstream's template refuses two messages of a role in a row
+    needs_thinking: bool = False  # whether a turn under way has to begin with thinking
     needs_json: bool = False  # whether the output format requires the word "json"
     markers: tuple[str, ...] = ()  # retentions of the cache markers before the messages, in order
 
@@ -311,7 +313,7 @@ def _judge_whole(runs: Sequence[Run], rules: Rules) -> set[RequestFault]:
         found.add(RequestFault("userless"))
     if rules.needs_json and not any(run.says_json for run in runs):
         found.add(RequestFault("json"))
-    found.update(_judge_ends(runs))
+    found.update(_judge_ends(runs, rules))
     found.update(_judge_markers([*rules.markers, *_list_markers(runs)]))
     found.update(_judge_turns(runs) if rules.is_alternating else ())
     return found
@@ -321,12 +323,16 @@ def _list_markers(runs: Iterable[Run]) -> list[str]:
     return [marker for run in runs if run.markers for marker in run.markers]
 
 
-def _judge_ends(runs: Sequence[Run]) -> Iterator[RequestFault]:
+def _judge_ends(runs: Sequence[Run], rules: Rules) -> Iterator[RequestFault]:
     spoken = next((run.structures[0].role for run in runs if run.structures[0].role != "system"), "")
     if spoken in ("assistant", "tool"):
         yield RequestFault("beginning", spoken)
     if runs and runs[-1].structures[-1].role == "assistant":
         yield RequestFault("prefill")
+    if rules.needs_thinking:
+        turn = runs[max([i + 1 for i, run in enumerate(runs) if run.has_user], default=0) :]
+        if any(run.structures[0].role == "assistant" and not run.structures[0].reasoning for run in turn[:1]):
+            yield RequestFault("turn")
     for i in [i for i, run in enumerate(runs) if run.is_leading and i + 1 < len(runs)]:
         if runs[i + 1].structures[0].role != "assistant":
             yield RequestFault("position", "", runs[i].places[-1])

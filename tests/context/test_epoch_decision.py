@@ -351,6 +351,13 @@ def test_within_a_turn_one_that_loses_reasoning_waits_for_the_high_mark() -> Non
     assert decide(RICH, replace(facts, is_side=True)).reason == SIDE
 
 
+def test_one_after_which_the_turn_would_be_refused_waits_for_its_end() -> None:
+    facts = replace(see(20_000), is_in_loop=True, needs_thinking=True)
+    assert decide(POOR, replace(facts, tokens=HIGH)) == Decision(None, "hard", IN_LOOP)
+    assert decide(POOR, replace(facts, tokens=HIGH, is_in_loop=False)).why == "hard"
+    assert decide(POOR, replace(facts, is_overflowed=True)).why == "overflow"
+
+
 def test_a_cold_cache_makes_it_free() -> None:
     assert [decide(POOR, replace(see(20_000, SHORT_LIVED), idle=idle)).why for idle in (None, 300.0, 360.0, 361.0)] == [
         None,

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.context.verbatim import Group, find_unanswered, find_verbatim, iterate_groups, split_groups
+from proxy.context.verbatim import (
+    Group,
+    find_turn_start,
+    find_unanswered,
+    find_verbatim,
+    iterate_groups,
+    split_groups,
+)
 from proxy.model.messages import MessageStructure
 
 USER, SAID, SYSTEM = (MessageStructure(role) for role in ("user", "assistant", "system"))
@@ -27,6 +34,23 @@ def test_parallel_calls_go_with_all_their_results() -> None:
         Group(4, 6, "step", has_calls=True),
         Group(6, 7, "user", has_calls=False),
     ]
+
+
+@pytest.mark.parametrize(
+    ("history", "start"),
+    [
+        ([USER, call("a"), answer("a")], {1}),
+        ([USER, SAID, USER, call("a"), answer("a"), call("b"), answer("b")], {3}),
+        ([USER, call("a"), answer("a"), SAID, USER], set()),
+        ([USER, SYSTEM], set()),
+        ([call("a"), answer("a")], set()),
+        ([], set()),
+    ],
+)
+def test_a_turn_under_way_starts_behind_the_newest_message_of_the_user(
+    history: list[MessageStructure], start: set[int]
+) -> None:
+    assert find_turn_start(history) == start
 
 
 def test_reasoning_goes_with_what_it_led_to() -> None:

@@ -4,13 +4,15 @@ Nothing is refused, not even inside a call; on models that bind their thinking w
 """
 
 import json
+from hashlib import sha256
 from typing import Any
 
 import pytest
 
 from proxy.engine.policy import Provider
 from tests.support.message_sessions import Marking, MessageSession
-from tests.support.strict_messages import list_parts
+from tests.support.strict_messages import StrictMessages, list_parts
+from tests.support.strict_upstream import Check, Member
 
 NEVER = ("refused", "failed", "healed", "dropped", "put back")
 MARK = {"type": "ephemeral"}
@@ -94,7 +96,7 @@ async def test_after_an_answer_that_filled_the_window_the_next_request_opens_an_
     await session.talk.close()
 
 
-@pytest.mark.parametrize(("marking", "most"), [("", 2), ("hopping", 3), ("top", 3), ("long", 4)])
+@pytest.mark.parametrize(("marking", "most"), [("", 3), ("hopping", 3), ("top", 3), ("long", 4)])
 async def test_a_marker_of_ours_stands_behind_the_frozen_messages_where_the_upstream_takes_them(
     marking: Marking, most: int
 ) -> None:
@@ -132,3 +134,90 @@ async def test_the_upstream_is_strict() -> None:
     assert await session.try_direct(own | {"messages": messages}) == ""
     many = [{"name": f"t{i}", "cache_control": MARK} for i in range(4)]
     assert "A maximum of 4 blocks" in await session.try_direct(own | {"tools": many})
+
+
+MANUAL = {"type": "enabled", "budget_tokens": 2048}
+
+
+@pytest.mark.parametrize("is_interleaved", [True, False])
+@pytest.mark.parametrize("options", [UNBOUND, {"model": "claude-haiku-5-5"}])
+async def test_where_thinking_has_a_budget_a_turn_under_way_begins_with_thinking(
+    options: dict[str, Any], *, is_interleaved: bool
+) -> None:
+    session = MessageSession(8_000, size=1_500, often=0, seed=7, thinking=MANUAL, **options)
+    session.upstream.is_interleaved = is_interleaved
+    await session.run(110)
+    await session.talk.close()
+    assert session.upstream.refusals == []
+    assert {name: session.counts[name] for name in NEVER} == dict.fromkeys(NEVER, 0)
+    assert session.counts["managed"] > 0.4 * session.counts["calls"]
+
+
+class WideMessages(StrictMessages):
+    """Sometimes a step with a dozen calls; some upstreams count each call and each result as a block."""
+
+    def _call(self, number: int) -> list[dict[str, Any]]:
+        (call, *_) = super()._call(number)
+        return [call | {"id": f"{call['id']}{i}"} for i in range(13 if number % 7 == 0 else 1)]
+
+
+class WideSession(MessageSession):
+    def make_upstream(self, check: Check, member: Member, seed: int) -> StrictMessages:
+        return WideMessages(check, seed)
+
+
+class BlockCache:
+    """Reads up to an entry at most twenty blocks before a marker, and writes one at each marker."""
+
+    def __init__(self) -> None:
+        self._entries: set[bytes] = set()
+
+    def send(self, request: dict[str, Any]) -> tuple[int, int]:
+        """How many blocks of a request are read, and at how many the last marker is."""
+        system = (
+            [{"type": "text", "text": request["system"]}] if isinstance(request["system"], str) else request["system"]
+        )
+        blocks = [*system, *(part for message in request["messages"] for part in list_parts(message))]
+        key, keys, marks = b"", list[bytes](), list[int]()
+        for at, block in enumerate(blocks):
+            plain = {name: value for name, value in block.items() if name != "cache_control"}
+            key = sha256(key + json.dumps(plain, sort_keys=True).encode()).digest()
+            keys.append(key)
+            marks += [at] if "cache_control" in block else []
+        marks += [len(blocks) - 1] if "cache_control" in request else []
+        looked = {at for mark in marks for at in range(max(0, mark - 19), mark + 1)}
+        read = max((at + 1 for at in looked if keys[at] in self._entries), default=0)
+        self._entries |= {keys[at] for at in marks}
+        return read, marks[-1] + 1 if marks else 0
+
+
+@pytest.mark.parametrize(
+    ("marking", "provider"),
+    [("hopping", Provider()), ("top", Provider()), ("", Provider(cache="breakpoints")), ("long", Provider())],
+)
+async def test_after_a_step_of_many_blocks_all_that_was_sent_before_is_read(
+    marking: Marking, provider: Provider
+) -> None:
+    session = WideSession(16_000, marking=marking, size=600, often=0, model="claude-sonnet-4-5", provider=provider)
+    cache, end, missed, wide = BlockCache(), 0, 0, 0
+    for _ in range(60):
+        before = session.counts["managed"]
+        client = await session.call()
+        labels = dict(client.labels)
+        read, marked = cache.send(session.upstream.read_last())
+        is_kept = session.counts["managed"] > before and b"compacted" not in labels.get(b"x-palimpsest-notice", b"")
+        missed += is_kept and read < end
+        wide += is_kept and marked - end > 20
+        end = marked
+    await session.talk.close()
+    assert (missed, session.upstream.refusals) == (0, [])
+    assert wide > 2
+
+
+async def test_a_marker_of_ours_ends_the_top_level_system_prompt() -> None:
+    session = MessageSession(8_000, marking="", size=1_500, often=0, provider=Provider(cache="breakpoints"))
+    await session.run(30)
+    await session.talk.close()
+    (block,) = session.upstream.read_last()["system"]
+    assert block.pop("cache_control") == MARK and [block] == json.loads(session.sent)["system"]
+    assert session.upstream.refusals == [] and session.counts["healed"] == 0

@@ -162,7 +162,6 @@ async def test_items_of_unknown_kinds_stay_as_they_came() -> None:
     [
         {"previous_response_id": "resp_0"},
         {"conversation": "conv_1"},
-        {"store": True},
         {"truncation": "auto"},
         {"context_management": [{"type": "compaction", "compact_threshold": 1000}]},
     ],
@@ -175,9 +174,20 @@ async def test_what_others_keep_or_cut_goes_as_it_came(more: dict[str, Any]) -> 
     await session.talk.close()
 
 
-async def test_references_to_stored_items_go_as_they_came() -> None:
+@pytest.mark.parametrize("store", [True, None])
+async def test_what_the_provider_stores_is_managed_if_the_request_has_all_of_it(*, store: bool | None) -> None:
+    session = ResponseSession(8_000, size=1_500, often=0, store=store)
+    await session.run(30)
+    assert session.counts["managed"] > 10 and session.upstream.refusals == []
+    await session.talk.close()
+
+
+@pytest.mark.parametrize(
+    "item", [{"type": "item_reference", "id": "msg_stored"}, {"type": "reasoning", "id": "rs_stored", "summary": []}]
+)
+async def test_references_to_stored_items_go_as_they_came(item: dict[str, Any]) -> None:
     session = ResponseSession(8_000, size=1_500, often=0)
-    session.history.insert(1, {"type": "item_reference", "id": "msg_stored"})
+    session.history.insert(1, item)
     for _ in range(30):
         await session.call()
         assert session.upstream.calls[-1].body == session.sent

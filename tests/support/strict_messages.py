@@ -71,6 +71,7 @@ class StrictMessages(ScriptedUpstream):
     def __init__(self, check: Check = "error", seed: int = 0) -> None:
         super().__init__()
         self.check = check
+        self.is_interleaved = True  # without, it thinks at the beginning of a turn only if thinking has a budget
         self.refusals: list[str] = []
         self.refuses_next = self.is_full_next = False
         self.dropped: list[tuple[int, str]] = []
@@ -91,7 +92,8 @@ class StrictMessages(ScriptedUpstream):
             request["max_tokens"] = 1
         problem = "It does not like this one." if self.refuses_next else ""
         self.refuses_next = False
-        problem = problem or next(find_problems(request), "") or next(self._find_problems(request), "")
+        problem = problem or next(find_half_pairs(request, headers), "") or next(find_problems(request), "")
+        problem = problem or next(self._find_problems(request), "")
         if problem:
             self.refusals.append(problem)
             error = {"type": "error", "error": {"type": "invalid_request_error", "message": problem}}
@@ -153,7 +155,9 @@ class StrictMessages(ScriptedUpstream):
         thought = "" if pick < 0.1 else f"Step {number}: " + "I consider the output. " * self._random.randint(1, 12)
         signature = f"{request['model']}:{self._sign(request, len(request['messages']), thought)}"
         blocks: list[Block] = [{"type": "thinking", "thinking": thought, "signature": signature}]
-        if pick > 0.95:
+        if not self.is_interleaved and has_budget(request) and list_results(request["messages"][-1]):
+            blocks = []
+        elif pick > 0.95:
             sealed = f"{request['model']}:{self._sign(request, len(request['messages']), '')}"
             blocks.append({"type": "redacted_thinking", "data": sealed})
         made = [find_signature(block) for block in blocks]
@@ -241,6 +245,25 @@ def _list_placed(request: Block) -> Iterator[tuple[int, int, Block]]:
                 yield place, i, block
 
 
+def has_budget(request: Block) -> bool:
+    """Whether thinking has a budget."""
+    return bool(request.get("thinking", {}).get("type") == "enabled")
+
+
+def list_results(message: Block) -> list[Block]:
+    """The results in a message."""
+    return [block for block in list_parts(message) if block["type"] == "tool_result"]
+
+
+def find_half_pairs(request: Block, headers: Headers) -> Iterator[str]:
+    """Yield the members that need a beta which the headers do not name (WIRES 6.3)."""
+    betas = b",".join(value for name, value in headers if name.lower() == b"anthropic-beta")
+    if "context_management" in request and b"context-management-" not in betas:
+        yield "context_management: Extra inputs are not permitted"
+    if "block_binding" in request.get("thinking", {}) and b"thinking-binding-controls-" not in betas:
+        yield "thinking.adaptive.block_binding: Extra inputs are not permitted"
+
+
 def find_problems(request: Block) -> Iterator[str]:
     """Yield what the provider refuses in a request, apart from thinking."""
     messages = request["messages"]
@@ -255,8 +278,25 @@ def find_problems(request: Block) -> Iterator[str]:
         after = messages[place + 1] if place + 1 < len(messages) else None
         if message["role"] == "system" and after is not None and after["role"] != "assistant":
             yield f"messages.{place}: role 'system' must precede an 'assistant' message or end the array"
+    yield from _find_in_turn(request)
     yield from _find_in_calls(messages)
     yield from _find_in_markers(request)
+
+
+def _find_in_turn(request: Block) -> Iterator[str]:
+    """Yield what is wrong with the beginning of a turn under way, if thinking has a budget."""
+    messages = request["messages"]
+    if not has_budget(request) or not list_results(messages[-1]):
+        return
+    asked = [i for i, message in enumerate(messages) if message["role"] == "user" and not list_results(message)]
+    place = next(i for i in range(max(asked) + 1, len(messages)) if messages[i]["role"] == "assistant")
+    kind = list_parts(messages[place])[0]["type"]
+    if kind not in THINKING:
+        yield (
+            f"messages.{place}.content.0.type: Expected `thinking` or `redacted_thinking`, but found `{kind}`. When "
+            "`thinking` is enabled, a final `assistant` message must start with a thinking block (preceeding the "
+            "lastmost set of `tool_use` and `tool_result` blocks)."
+        )
 
 
 def _find_in_message(place: int, message: Block) -> Iterator[str]:

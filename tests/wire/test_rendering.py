@@ -379,7 +379,7 @@ def list_marked(messages: list[dict[str, Any]]) -> list[int]:
         ({"marks": {3: "5m"}}, [0, 2, 3], ["5m", "5m", "5m"]),
         ({"marks": {4: "5m"}}, [0, 2, 4], ["5m", "5m", "5m"]),
         # never more than four, those of tools and of the request counted
-        ({"tools": [MARK, MARK, MARK]}, [2], ["5m"] * 4),
+        ({"tools": [MARK, MARK, MARK]}, [4], ["5m"] * 4),
         ({"tools": [MARK, MARK]}, [2, 4], ["5m"] * 4),
         ({"tools": [MARK] * 4}, [], ["5m"] * 4),
         ({"marks": {0: "5m", 3: "5m", 4: "5m"}, "tools": [MARK]}, [0, 3, 4], ["5m"] * 4),

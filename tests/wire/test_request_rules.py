@@ -130,7 +130,6 @@ CLEARING = {"type": "clear_tool_uses_20250919", "trigger": {"type": "input_token
         (RESPONSES, "background", True),
         (RESPONSES, "previous_response_id", "resp_1"),
         (RESPONSES, "conversation", {"id": "conv_1"}),
-        (RESPONSES, "store", True),
     ],
 )
 def test_a_member_that_manages(wire: str, name: str, value: Any) -> None:
@@ -147,12 +146,29 @@ def test_a_member_that_manages(wire: str, name: str, value: Any) -> None:
         (ANTHROPIC, {"context_management": {"edits": []}}),
         (ANTHROPIC, {"thinking": {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}}}),
         (ANTHROPIC, {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+        (RESPONSES, {"store": True}),
         (RESPONSES, {"store": False, "background": False, "truncation": "disabled", "previous_response_id": None}),
         (CHAT, {"transforms": []}),
     ],
 )
 def test_a_member_that_does_not(wire: str, members: dict[str, Any]) -> None:
     assert FORMATS[wire].find_management(split_messages(wire, [{"role": "user", "content": "x"}], **members)) == ""
+
+
+@pytest.mark.parametrize(
+    ("wire", "thinking", "is_needed"),
+    [
+        (ANTHROPIC, {"type": "enabled", "budget_tokens": 1024}, True),
+        (ANTHROPIC, {"type": "adaptive"}, False),
+        (ANTHROPIC, None, False),
+        (ANTHROPIC, "enabled", False),
+        (CHAT, {"type": "enabled"}, False),
+    ],
+)
+def test_with_a_budget_a_turn_has_to_begin_with_thinking(wire: str, thinking: Any, *, is_needed: bool) -> None:
+    body = split_messages(wire, [{"role": "user", "content": "x"}], thinking=thinking)
+    assert FORMATS[wire].read_rules(body).needs_thinking is is_needed
+    assert FORMATS[wire].needs_thinking(split_messages(wire, [])) is False
 
 
 def test_a_member_that_cannot_be_read_is_the_upstreams_to_judge() -> None:
@@ -181,6 +197,7 @@ def test_a_member_that_cannot_be_read_is_the_upstreams_to_judge() -> None:
         (RESPONSES, {"type": "compaction_summary", "encrypted_content": "…"}, "a compaction"),
         (RESPONSES, {"type": "context_compaction"}, "a compaction"),
         (RESPONSES, {"type": "item_reference", "id": "msg_1"}, "references to what the provider stores"),
+        (RESPONSES, {"type": "reasoning", "id": "rs_1", "summary": []}, "references to what the provider stores"),
         (ANTHROPIC, {"role": "assistant", "content": [{"type": "compaction", "content": "…"}]}, "a compaction"),
     ],
 )
@@ -206,6 +223,9 @@ def test_a_message_that_was_managed(wire: str, message: Any, found: str) -> None
         {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "input": {"type": "compaction"}}]},
         {"type": "compaction_trigger"},
         {"type": "message", "role": "user", "content": "item_reference"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
         "compaction",
     ],
 )

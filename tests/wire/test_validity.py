@@ -170,6 +170,12 @@ CASES: dict[str, tuple[list[MessageStructure], list[Splice], Rules, RequestFault
         rules(),
         RequestFault("beginning", "tool"),
     ),
+    "turn": (
+        [USER, call("a", reasoning=b"x"), answer("a"), call("b"), answer("b")],
+        [Splice(1, 3)],
+        Rules(needs_thinking=True),
+        RequestFault("turn"),
+    ),
     "prefill": ([USER, SAID, USER], [Splice(2, 3)], rules(), RequestFault("prefill")),
     "pinned": ([USER, SAID, USER], [Splice(0, 1, (USER,))], rules(), RequestFault("protected", "", 0)),
     "newest": ([USER, SAID, USER], [Splice(2, 3, (SAID,))], rules(), RequestFault("protected", "", 2)),

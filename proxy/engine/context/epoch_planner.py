@@ -129,6 +129,7 @@ class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
     sent: int | None = None
     depth: int = 0
     must_fit: bool = False
+    needs_thinking: bool = False
     needs_json: bool = False  # the upstream refuses the request without the word "JSON" in it
     is_minimal: bool = False  # make the plan in time linear in the messages' text
     is_volatile: bool = False
@@ -187,6 +188,7 @@ def make_plan_request(job: PlanJob) -> PlanRequest:
         must_fit=job.must_fit,
         unkept=job.unkept,
         is_volatile=job.is_volatile,
+        needs_thinking=job.needs_thinking,
         growth=job.growth,
     )
 
@@ -265,6 +267,7 @@ class EpochPlanner:
             sent=_find_sent(request),
             depth=inputs.depth,
             must_fit=inputs.must_fit,
+            needs_thinking=rules.needs_thinking,
             needs_json=rules.needs_json,
             is_volatile=request.step is not None and request.step.relation == "volatile",
             growth=inputs.growth,

@@ -118,6 +118,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             is_side=request.is_side,
             lost=self._price_lost(bound),
             is_in_loop=bool(bound) and self.history.structures[-1].role != "user",
+            needs_thinking=bool(bound) and FORMATS[request.wire].needs_thinking(request.split),
             unread=unread,
             may_be_held_out=self.may_be_held_out,
             is_repeat=context.was_sent(self.view, request),

@@ -13,8 +13,10 @@ from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Written
 from proxy.model.messages import MessageStructure
 from proxy.wire import FORMATS
-from proxy.wire.rendering import NO_CHANGES, MarkedRequest, add_markers, apply, place_marker
+from proxy.wire.format import CACHE_MEMBER, DEFAULT_LIFETIME
+from proxy.wire.rendering import NO_CHANGES, MarkedRequest, add_markers, apply, find_hop, place_marker
 from proxy.wire.validity import (
+    MOST_MARKERS,
     RequestFault,
     Rules,
     Splice,
@@ -83,10 +85,28 @@ class Rewriter:
             lasting = make_verdict(history.runs, judged.splices, rules, judged.ids)
         judged.verdict = lasting
         sent = MarkedRequest(rendered, changed)
-        if provider.takes_markers and form.takes_markers:
-            kept = form.read_cache_terms(request.split, leading, history.list_markers()[len(lost) :])
-            sent = add_markers(form, request.split, sent, preamble=leading, through=epoch.depth, kept=kept, lost=lost)
-        return apply(request.split, leading, epoch.depth, sent.rendered, sent.changed)
+        if form.takes_markers:
+            kept = history.list_markers()[len(lost) :]
+            has_room = len(rules.markers) + len(kept) + bool(lost) < MOST_MARKERS
+            if has_room and (provider.takes_markers or kept or CACHE_MEMBER in request.split.members):
+                sent = self._mark(request, history, epoch, sent, is_ours=provider.takes_markers)
+        return apply(request.split, leading, epoch.depth, sent.rendered, sent.changed, members=sent.members)
+
+    def _mark(
+        self, request: ManagedRequest, history: MeasuredHistory, epoch: Epoch, sent: MarkedRequest, *, is_ours: bool
+    ) -> MarkedRequest:
+        """Return what is sent with cache markers of ours, up to the most that a request may have."""
+        form, body, first = FORMATS[request.wire], request.split, request.chain.preamble.count
+        lost = history.list_markers(epoch.depth)
+        kept = form.read_cache_terms(body, first, history.list_markers()[len(lost) :])
+        later = [place for place in history.marked if place >= epoch.depth]
+        is_at_end = CACHE_MEMBER in body.members or not later  # then ours is there
+        newest = len(history.structures) - 1 if is_at_end else later[-1]
+        place = find_hop(body, first, history.structures, newest, sent.changed) if kept.messages or is_ours else -1
+        behind = (marker for at in later if at > place for marker in history.structures[at].markers)
+        hop = (place, next(behind, kept.messages[-1] if kept.messages else DEFAULT_LIFETIME)) if place >= 0 else None
+        marks = {"preamble": first, "through": epoch.depth}
+        return add_markers(form, body, sent, **marks, kept=kept, lost=lost, hop=hop, is_ours=is_ours)
 
     def _find_judged(self, request: ManagedRequest, history: MeasuredHistory, epoch: Epoch) -> _CheckedSplices:
         key = epoch.id, hash(epoch.edits)  # after a failed plan, a minimal one has the same epoch id

@@ -53,7 +53,8 @@ class Script:
     """How the model answers one client. `folder`: where the client works; `command`: what it runs in the shell;
     `ending`: the command that ends the work, for clients that want one; `helper`: the kind of subagent it asks, if any;
     `prose`: what is said where no tool is offered, for clients that take their edits from text. `run`: how many runs of
-    the client were answered before: no id and no prose is said twice.
+    the client were answered before: no id and no prose is said twice. `note` and `copy` are the files that are read and
+    written, `text` is what is written.
     """
 
     folder: str = ""
@@ -62,6 +63,9 @@ class Script:
     helper: str = ""
     prose: str = ""
     run: int = 0
+    note: str = NOTE
+    copy: str = COPY
+    text: str = CONTENT
 
     def answer(self, asked: Json) -> Turn:
         """The answer to a request in any of the three wire formats."""
@@ -69,7 +73,7 @@ class Script:
         said = list(read_history(asked))
         asks_help = self.helper and DONE not in said and not is_helper(asked)
         parts = [part for part in STEPS if part != ("helper",) or asks_help]
-        steps = [step for part in parts if (step := self._fit(part, tools))]
+        steps = [step for part in parts if (step := self.fit(part, tools))]
         left = said[::-1].index(DONE) if DONE in said else len(said)
         for step in steps:
             if left < len(step):
@@ -77,10 +81,11 @@ class Script:
             left -= len(step)
         if self.prose and not tools:
             return Turn(f"This is answer {count_answers(asked) + 1} of run {self.run + 1}. {self.prose}")
-        calls = [Call(call.name, call.arguments | {"command": self.ending}) for call in self._fit(["shell"], tools)]
+        calls = [Call(call.name, call.arguments | {"command": self.ending}) for call in self.fit(["shell"], tools)]
         return Turn(f"{DONE} turn {said.count(DONE) + 1}. \U0001f600", tuple(calls) if self.ending else ())
 
-    def _fit(self, parts: Sequence[str], tools: Mapping[str, Json]) -> list[Call]:
+    def fit(self, parts: Sequence[str], tools: Mapping[str, Json]) -> list[Call]:
+        """The calls that play these parts with the tools that are offered."""
         found = [(part, name) for part in parts for name in tools if _PARTS[part].fullmatch(name)]
         first = {part: name for part, name in reversed(found)}
         return [Call(first[part], self._fill(part, tools[first[part]])) for part in parts if part in first]
@@ -95,11 +100,11 @@ class Script:
         kind = _find_kind(schema)
         text = "notes"
         if _PATH.fullmatch(name):
-            text = f"{self.folder}/{COPY if part == 'write' else NOTE}"
+            text = f"{self.folder}/{self.copy if part == 'write' else self.note}"
         elif _COMMAND.fullmatch(name):
             text = self.command
         elif _TEXT.fullmatch(name):
-            text = CONTENT
+            text = self.text
         elif name in ("prompt", "task"):
             text = HELP
         elif name == "subagent_type":

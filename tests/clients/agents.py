@@ -54,6 +54,15 @@ QWEN = """\
 }
 """
 
+GEMINI = """\
+{
+  "privacy": {"usageStatisticsEnabled": false},
+  "telemetry": {"enabled": false},
+  "general": {"disableAutoUpdate": true, "disableUpdateNag": true},
+  "security": {"auth": {"selectedType": "gemini-api-key"}}
+}
+"""
+
 AIDER = (
     "aider", "--model", "openai/scripted", "--edit-format", "whole", "--yes-always", "--no-check-update",
     "--analytics-disable", "--no-show-model-warnings", "--no-show-release-notes", "--no-pretty", "--no-gitignore",
@@ -190,5 +199,18 @@ AGENTS: tuple[Client, ...] = (
         Expected(9, (Tree(("root append*4",)), Tree(("root append*3",)))),
         {"CLINE_TELEMETRY_DISABLED": "1", "CLINE_NO_AUTO_UPDATE": "1"},
         script=Script(helper="any"),
+    ),
+    Client(
+        "gemini-cli",
+        "npm",
+        (
+            ("gemini", "-m", "scripted", "--yolo", "--skip-trust", "-p", _FIRST),
+            ("gemini", "-m", "scripted", "--yolo", "--skip-trust", "--resume", "latest", "-p", _SECOND),
+        ),
+        # Its wire is not read: calls pass, and are kept.
+        Expected(0, ()),
+        {"GEMINI_API_KEY": "dummy", "GOOGLE_GEMINI_BASE_URL": "$origin", "GEMINI_CLI_TRUST_WORKSPACE": "true"},
+        {"$home/.gemini/settings.json": GEMINI},
+        is_by_hand=True,
     ),
 )

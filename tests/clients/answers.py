@@ -113,6 +113,23 @@ def write_message(turn: Turn, n: int, asked: Json, tokens: Tokens = _FEW) -> lis
     return _name_events([*events, {"type": "message_stop"}])
 
 
+def write_content(turn: Turn, n: int, asked: Json, tokens: Tokens = _FEW) -> list[bytes]:
+    """The pieces of an answer to `/v1beta/models/NAME:streamGenerateContent?alt=sse`."""
+    parts: list[Json] = [{"text": turn.text}]
+    parts += [{"functionCall": {"name": call.name, "args": call.arguments}} for call in turn.calls]
+    usage = {
+        "promptTokenCount": tokens.prompt,
+        "candidatesTokenCount": tokens.answer,
+        "totalTokenCount": tokens.total,
+    }
+    own: Json = {"usageMetadata": usage, "modelVersion": "scripted", "responseId": f"resp_{n}"}
+    chunks = [
+        {"candidates": [{"content": {"role": "model", "parts": [part]}, "index": 0}]} | own for part in parts[:-1]
+    ]
+    last = {"content": {"role": "model", "parts": parts[-1:]}, "finishReason": "STOP", "index": 0}
+    return sse(*chunks, {"candidates": [last]} | own, end="")
+
+
 def _stream_block(block: Json, index: int) -> Iterator[Json]:
     """The events by which one block of a message comes."""
     member, delta, kind = "text", "text_delta", "text"
@@ -193,4 +210,5 @@ WRITERS: dict[str, Any] = {
     "/v1/chat/completions": write_chat,
     "/v1/responses": write_response,
     "/v1/messages": write_message,
+    "/v1beta/models/scripted:streamGenerateContent": write_content,
 }

@@ -15,8 +15,7 @@ from tests.clients.comparing import Run, compare_log, drop_listings
 from tests.clients.counting import Meter
 from tests.clients.journey import Way, travel
 from tests.clients.logs import Log, read_log
-from tests.clients.script import Call
-from tests.clients.task import PARTS, name_part, write_part
+from tests.clients.task import ORDER, PARTS, name_part, write_part
 from tests.clients.trees import check_sessions
 from tests.journeys.running import run_command
 
@@ -71,7 +70,7 @@ def run_long_journey(
         counted = _count(name, seconds, through)
         counted = _add_documents(counted, documents)
         figures.append(counted)
-        found = [*check_long_run(long, through, may_compact=False), *compare_work(direct, through)]
+        found = [*check_long_run(long, through, may_compact=False), *compare_work(long, direct, through)]
         found += check_log(long, through, log, counted)
         faults += [f"{name}: {fault}" for fault in found]
     return faults, figures
@@ -107,19 +106,25 @@ def check_long_run(long: Long, run: Run, *, may_compact: bool) -> Iterator[str]:
         yield f"{calls} calls, expected {long.expected.calls}"
 
 
-def list_tool_calls(run: Run) -> list[Call]:
+def list_tool_calls(run: Run) -> list[str]:
     """The tool calls that the upstream answered, in order."""
-    return [call for each in run.recording if each.turn and not each.is_refused for call in each.turn.calls]
+    turns = [each.turn for each in run.recording if each.turn and not each.is_refused]
+    return [json.dumps([call.name, call.arguments]) for turn in turns for call in turn.calls]
 
 
-def compare_work(direct: Run, through: Run) -> Iterator[str]:
-    """What the client did otherwise through the proxy."""
+def compare_work(long: Long, direct: Run, through: Run) -> Iterator[str]:
+    """What the client did otherwise through the proxy. A client that compacts may forget its newest step, and take it
+    again: of a direct run that compacted, steps count once.
+    """
+    one, other = list_tool_calls(direct), list_tool_calls(through)
+    files = [dict(direct.files), dict(through.files)]
+    if long.alone:
+        one = list(dict.fromkeys(one))
+        files[0][ORDER] = b"".join(dict.fromkeys(files[0].get(ORDER, b"").splitlines(keepends=True)))
     if direct.codes != through.codes:
         yield f"exit codes {through.codes}, direct {direct.codes}"
-    if direct.files != through.files:
-        names = sorted({name for name, _ in {*direct.files} ^ {*through.files}})
+    if names := [name for name in sorted({**files[0], **files[1]}) if files[0].get(name) != files[1].get(name)]:
         yield f"files that differ: {', '.join(names[:_MOST_SHOWN])}"
-    one, other = list_tool_calls(direct), list_tool_calls(through)
     if one != other:
         at = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
         yield f"tool call {at + 1}: {other[at : at + 1]}, direct {one[at : at + 1]}"

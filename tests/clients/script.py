@@ -27,6 +27,7 @@ _PARTS = {
     "helper": re.compile(r"(spawn_)?agent|task", re.IGNORECASE),
     "write": re.compile(r"(write|create)(_?(to_)?file)?|editor", re.IGNORECASE),
 }
+_SCHEMAS = ("parameters", "input_schema", "parametersJsonSchema")
 _PATH = re.compile(r"(absolute_?|file_?)?(path|name)s?", re.IGNORECASE)
 _COMMAND = re.compile(r"(cmd|command)s?", re.IGNORECASE)
 _TEXT = re.compile(r"(new_?|file_?)?(contents?|text)", re.IGNORECASE)
@@ -121,37 +122,42 @@ class Script:
 def read_tools(asked: Json) -> Iterator[tuple[str, Json]]:
     """Names and schemas of the functions that a request offers; other kinds of tools are left out."""
     for tool in asked.get("tools") or ():
-        inner = tool.get("function") or tool
-        schema = inner.get("parameters") or inner.get("input_schema")
-        if inner.get("name") and isinstance(schema, dict):
-            yield inner["name"], schema
+        for inner in tool.get("functionDeclarations") or [tool.get("function") or tool]:
+            schema = next((inner[name] for name in _SCHEMAS if inner.get(name)), None)
+            if inner.get("name") and isinstance(schema, dict):
+                yield inner["name"], schema
+
+
+def list_items(asked: Json) -> list[Json]:
+    """The messages of a request, in whichever format."""
+    items = asked.get("messages") or asked.get("input") or asked.get("contents") or ()
+    return [{"role": "user", "content": items}] if isinstance(items, str) else list(items)
 
 
 def is_helper(asked: Json) -> bool:
     """Whether a conversation begins with the model's own request for help."""
-    items = asked.get("messages") or asked.get("input") or ()
-    texts = [str(item.get("content")) for item in items if not isinstance(item, str) and item.get("role") == "user"]
+    texts = [str(item.get("content")) for item in list_items(asked) if item.get("role") == "user"]
     return any(HELP in text for text in texts)
 
 
 def count_answers(asked: Json) -> int:
     """How many answers a history shows."""
-    items = asked.get("messages") or asked.get("input") or ()
-    return sum(1 for item in items if not isinstance(item, str) and item.get("role") == "assistant")
+    return sum(1 for item in list_items(asked) if item.get("role") == "assistant")
 
 
 def read_history(asked: Json) -> Iterator[str]:
     """What the model did so far, oldest first: the name of each tool it called, and DONE where it ended a turn."""
-    items = asked.get("messages") or asked.get("input") or ()
-    for item in () if isinstance(items, str) else items:
+    for item in list_items(asked):
         if item.get("type") == "function_call":
             yield item["name"]
-        if item.get("role") != "assistant":
+        if item.get("role") not in ("assistant", "model"):
             continue
         yield from (call["function"]["name"] for call in item.get("tool_calls") or ())
-        content = item.get("content") or ()
+        content = item.get("content") or item.get("parts") or ()
         for part in [{"text": content}] if isinstance(content, str) else content:
-            if part.get("type") == "tool_use":
+            if call := part.get("functionCall"):
+                yield call["name"]
+            elif part.get("type") == "tool_use":
                 yield part["name"]
             elif str(part.get("text")).startswith(DONE):
                 yield DONE

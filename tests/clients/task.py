@@ -10,15 +10,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tests.clients.script import DONE, Json, Script, Turn, read_tools
+from tests.clients.script import DONE, Json, Script, Turn, list_items, read_tools
 
 PARTS = 60
 ORDER = "order.txt"  # what the commands that really ran wrote, in their order
 
 _LINES = 54
 _READ_EACH, _WRITE_EACH, _WRITE_AT = 4, 10, 5
+_READ = "all is read up to part-"
 _STEP = re.compile(r"(Begin with )?part-(\d\d)")
-_SUMMARY = re.compile(r"summar(y|ise|ize)|checkpoint|handoff|state_snapshot", re.IGNORECASE)
+# Where tools are offered all the same: Claude Code, codex.
+_SUMMARY = re.compile(r"Respond with TEXT ONLY|CONTEXT CHECKPOINT COMPACTION")
 _WORDS = (
     "billing", "ledger", "refund", "invoice", "gateway", "session", "webhook", "importer", "scheduler", "archive",
 )  # fmt: skip
@@ -47,7 +49,7 @@ class LongTask:
         if self.is_prose:
             return Turn(f"Here is the copy.\n\n{name_copy(newest.n)}\n```\n{write_summary(newest.n)}```\n")
         if not tools or newest.asks_summary:
-            return Turn(f"{DONE} all is read up to part-{newest.n:02}.")
+            return Turn(f"{DONE} {_READ}{newest.n:02}.")
         if newest.n and newest.n % self.turn == 0 and not newest.is_asked:
             ending = replace(self.script, command=self.script.ending).fit(["shell"], tools) if self.script.ending else []
             return Turn(f"{DONE} turn {newest.n // self.turn}.", tuple(ending))
@@ -75,20 +77,20 @@ class Step:
 
 def find_step(asked: Json) -> Step:
     """Find the newest step: in the newest item that names a part, which stands last there."""
-    items = asked.get("messages") or asked.get("input") or ()
-    items = [{"role": "user", "content": items}] if isinstance(items, str) else list(items)
+    items = list_items(asked)
     asks = bool(items) and _asks_summary(items[-1])
-    for item in reversed(items):
-        if item.get("role") != "system" and (found := _STEP.findall(json.dumps(item))):
-            begin, n = found[-1]
-            return Step(int(n), bool(begin), asks)
-    return Step(asks_summary=asks)
+    texts = [json.dumps(item) for item in items if item.get("role") != "system"]
+    # A client that compacted shows files again behind its summary that it had read before.
+    known = max((int(n) for text in texts for n in re.findall(rf"{_READ}(\d\d)", text)), default=0)
+    begin, n = next((found[-1] for text in reversed(texts) if (found := _STEP.findall(text))), ("", "0"))
+    return Step(max(known, int(n)), bool(begin) and int(n) > known, asks)
 
 
 def _asks_summary(item: Json) -> bool:
-    text = json.dumps(item)
-    is_person = item.get("role") == "user" and "tool_result" not in text and not _STEP.search(text)
-    return is_person and bool(_SUMMARY.search(text))
+    """Whether an item ends with the words by which a client wants its history in short."""
+    content = item.get("content") or ""
+    parts = [{"text": content}] if isinstance(content, str) else content
+    return item.get("role") == "user" and bool(_SUMMARY.search(str(parts[-1].get("text"))))
 
 
 def name_part(n: int) -> str:

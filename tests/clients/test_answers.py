@@ -40,7 +40,7 @@ def find_values(value: Any, names: tuple[str, ...]) -> list[Any]:
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-@pytest.mark.parametrize("path", WRITERS)
+@pytest.mark.parametrize("path", FORMATS)
 def test_an_answer_is_understood(path: str, is_streamed: bool) -> None:
     answer = read(path, is_streamed=is_streamed)
     assert answer.usage is not None
@@ -53,7 +53,7 @@ def test_an_answer_is_understood(path: str, is_streamed: bool) -> None:
         assert len(ids) == len(set(ids)), "each has its own"
 
 
-@pytest.mark.parametrize("path", WRITERS)
+@pytest.mark.parametrize("path", FORMATS)
 def test_a_streamed_answer_says_what_a_whole_one_says(path: str) -> None:
     whole, streamed = (read(path, is_streamed=is_streamed).value for is_streamed in (False, True))
     for names in (("name",), ("id",), ("call_id",), ("arguments",), ("path",), ("content", "text")):

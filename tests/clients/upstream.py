@@ -84,7 +84,8 @@ class Upstream:
             n = next(self.numbers) if asked.get("tools") else 0
             pieces = write(turn, n, asked, exchange.tokens)
             exchange.answer = b"".join(pieces)
-            kind = "text/event-stream" if asked.get("stream") else "application/json"
+            is_streamed = asked.get("stream") or request.query_params.get("alt") == "sse"
+            kind = "text/event-stream" if is_streamed else "application/json"
             return StreamingResponse(_send(pieces), media_type=kind)
         answer = self._answer_aside(request.method, request.url.path, body)
         exchange.answer = b"" if request.method == "HEAD" else bytes(answer.body)

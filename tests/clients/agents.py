@@ -92,6 +92,11 @@ def _mask_claude(body: bytes) -> bytes:
     return blank(body, r"duration_ms: (\d+)")
 
 
+def _mask_gemini(body: bytes) -> bytes:
+    """A call without an id gets one of the time at which it was made."""
+    return number_ids(body, re.compile(rb'(?<="id":")\w+_\d{13}_\d+'))
+
+
 AGENTS: tuple[Client, ...] = (
     Client(
         "aider",
@@ -211,6 +216,7 @@ AGENTS: tuple[Client, ...] = (
         Expected(0, ()),
         {"GEMINI_API_KEY": "dummy", "GOOGLE_GEMINI_BASE_URL": "$origin", "GEMINI_CLI_TRUST_WORKSPACE": "true"},
         {"$home/.gemini/settings.json": GEMINI},
+        normal=_mask_gemini,
         is_by_hand=True,
     ),
 )

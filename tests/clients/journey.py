@@ -155,7 +155,7 @@ def _send_to(
     What each client needs for that stands in the product's table only. What sets a client up is started as it is.
     """
     try:
-        plan = plan_client(words, environment, read_client_settings(words[0], environment))
+        plan = plan_client(words, environment, read_client_settings(words, environment))
     except UnknownUpstream:
         return tuple(words), environment
     start = start_client(plan, origin, environment, folder=str(folder))

@@ -51,7 +51,9 @@ class LongTask:
         if not tools or newest.asks_summary:
             return Turn(f"{DONE} {_READ}{newest.n:02}.")
         if newest.n and newest.n % self.turn == 0 and not newest.is_asked:
-            ending = replace(self.script, command=self.script.ending).fit(["shell"], tools) if self.script.ending else []
+            ending = (
+                replace(self.script, command=self.script.ending).fit(["shell"], tools) if self.script.ending else []
+            )
             return Turn(f"{DONE} turn {newest.n // self.turn}.", tuple(ending))
         return self._take(newest.n if newest.is_asked else newest.n + 1, tools)
 
@@ -115,7 +117,7 @@ def prompt_for(first: int) -> str:
 
 def write_part(n: int) -> str:
     """A part: about 2,000 tokens, as a log has them; no line stands in another part."""
-    chance = random.Random(n)  # noqa: S311 - nothing is secret here
+    chance = random.Random(n)
     lines = [f"part-{n:02}: measurements"]
     for k in range(_LINES):
         service, other = chance.choice(_WORDS), chance.choice(_WORDS)

@@ -216,6 +216,24 @@ def test_a_running_server_is_used_and_stays(provider: Provider, tmp_path: Path) 
         assert f"runs through {proxy.origin}/-/" in end(named)[2]
 
 
+def test_a_run_within_a_run_shares_its_proxy_or_has_a_directory_beside_its_own(
+    provider: Provider, tmp_path: Path
+) -> None:
+    """What an agent starts may be started by `run` again: on the same upstream, or on another one."""
+    ask = [sys.executable, "-c", ASK]
+    inner = [sys.executable, "-m", "proxy", "run", "--"]
+    code, _, trouble = end(start(tmp_path, provider, "run", "--", *inner, *ask))
+    places = re.findall(r"runs through (\S+), with its log in (\S+)", trouble)
+    assert (code, len(places), len(set(places))) == (0, 2, 1)
+    with run_provider() as other:
+        # Another client, with another upstream than that of the one that started it.
+        setting = f"OPENAI_BASE_URL={other.base_url}"
+        code, _, trouble = end(start(tmp_path, provider, "run", "--", "env", setting, *inner, *inner, *ask))
+        outer, middle, innermost = re.findall(r"runs through (\S+), with its log in (\S+)", trouble)
+        assert (code, len(other.seen), middle) == (0, 1, innermost)
+        assert [outer[1], middle[1]] == [str(name_log(tmp_path, each)) for each in (provider, other)]
+
+
 def test_a_server_with_another_upstream_is_not_used(provider: Provider, tmp_path: Path) -> None:
     with run_proxy(tmp_path / "data", "http://127.0.0.1:9/v1"):
         words = ("--data", str(tmp_path / "data"), "--", "sh", "-c", 'echo "$OPENAI_BASE_URL"')

@@ -1,8 +1,9 @@
 """What each client needs to make its calls here: a table, and pure functions over it. `run` starts the processes.
 
-A client is known by the name of its program, also behind npx and the like; every other program gets the variables that the SDKs read. An API is one
-of `openai` (chat completions and responses, base URL with `/v1`) and `anthropic` (messages, base URL without it). A
-client is sent here only for the API of its upstream: a key must not go to another provider.
+A client is known by the name of its program, also behind npx and the like; every other program gets the variables that
+the SDKs read. An API is one of `openai` (chat completions and responses, base URL with `/v1`) and `anthropic`
+(messages, base URL without it). A client is sent here only for the API of its upstream: a key must not go to another
+provider.
 """
 
 import json
@@ -157,8 +158,9 @@ _ANY_OTHER = KnownClient((), {"openai": _OPENAI, "anthropic": _ANTHROPIC})
 
 # What follows is a package or program, and then its own arguments.
 _LAUNCHERS = (
-    ("npx",), ("bunx",), ("bun", "x"), ("pnpm", "dlx"), ("yarn", "dlx"), ("uvx",), ("uv", "tool", "run"), ("pipx", "run"),
-)  # fmt: skip
+    *(("npx",), ("bunx",), ("bun", "x"), ("pnpm", "dlx"), ("yarn", "dlx")),
+    *(("uvx",), ("uv", "tool", "run"), ("pipx", "run")),
+)
 _LAUNCHER_VALUES = frozenset({"-p", "--package", "--python", "--from", "--with", "--spec"})
 _PACKAGES: Mapping[str, str] = {
     "@openai/codex": "codex",

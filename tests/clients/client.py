@@ -43,8 +43,8 @@ class Long:
     """How a client is sent through the long task. `files` and `settings` come beside those of its short journey, or in
     their place; `inputs` are what its commands read from standard input.
 
-    `ceiling` is that of the proxy, `window` that of the provider, which the client may be told. `alone`: whether direct,
-    without us, it compacts its history by itself.
+    `ceiling` is that of the proxy, `window` that of the provider. `alone`: whether direct, without us, the client
+    compacts its history by itself, by the tokens that are reported to it.
     """
 
     commands: tuple[tuple[str, ...], ...]

@@ -75,8 +75,8 @@ def _repeat(client: Client) -> Client:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a client reaches the scripted provider: through a proxy with options that keeps its log in `data`, if there is
-    one. `by_run`: `palimpsest run` starts one for each command. `model` answers, the client's script if there is none;
+    """How a client reaches the scripted provider: with `data`, through a proxy with options that keeps its log there;
+    `by_run`: `palimpsest run` starts one for each command. `model` answers (by default the client's script), and
     `meter` counts.
     """
 

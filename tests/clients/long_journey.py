@@ -44,7 +44,8 @@ class Figures:
     def __str__(self) -> str:
         text = (
             f"{self.way:<6} {self.seconds:4.0f} s, exit {self.codes}, {self.steps} tool calls in {self.calls} calls,"
-            f" {self.prompt:,} tokens received ({self.cached / max(1, self.prompt):.0%} cached), {self.largest:,} at most"
+            f" {self.prompt:,} tokens received, {self.cached / max(1, self.prompt):.0%} from its cache,"
+            f" {self.largest:,} at most"
         )
         if self.way == "direct":
             return text

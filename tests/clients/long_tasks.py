@@ -111,8 +111,8 @@ LONG_TASKS: Mapping[str, Long] = {
             (*AIDER, "--no-git", "--max-chat-history-tokens", "1000000", "--restore-chat-history"),
         ),
         # It has no tools: each step is a prompt that holds its part. It restores its history from Markdown, and not as
-        # it was, so that the second process has a conversation of its own.
-        Expected(PARTS, (Tree((f"root append*{_HALF - 1}",)), Tree((f"root append*{_HALF - 1}",)))),
+        # it was, so that the second process has a conversation of its own. The end of each request is written anew.
+        Expected(PARTS, 2 * (Tree(("root", "branch", f"branch volatile*{_HALF - 3}")),)),
         16_000,
         task=LongTask(is_prose=True),
         inputs=tuple(

@@ -155,7 +155,7 @@ def read_history(asked: Json) -> Iterator[str]:
         yield from (call["function"]["name"] for call in item.get("tool_calls") or ())
         content = item.get("content") or item.get("parts") or ()
         for part in [{"text": content}] if isinstance(content, str) else content:
-            if call := part.get("functionCall"):
+            if isinstance(call := part.get("functionCall"), dict):
                 yield call["name"]
             elif part.get("type") == "tool_use":
                 yield part["name"]

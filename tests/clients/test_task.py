@@ -8,7 +8,7 @@ import pytest
 from tests.clients.script import DONE, Script
 from tests.clients.task import PARTS, LongTask, Step, find_step, prompt_for, write_part
 
-TASK = LongTask(script=Script("/work", ending=""))
+TASK = LongTask(script=Script("/somewhere", ending=""))
 TOOLS = [
     {"name": name, "parameters": {"properties": {each: {"type": "string"} for each in names}}}
     for name, names in {"read": ["path"], "bash": ["command"], "write": ["path", "content"]}.items()
@@ -29,8 +29,8 @@ def test_each_step_follows_the_newest_one() -> None:
     [first] = TASK.answer(ask(prompt_for(1))).calls
     assert first.arguments == {"command": "cat part-01.txt; echo 01 >> order.txt"}
     assert take(7)[1] == {"command": "cat part-07.txt; echo 07 >> order.txt"}
-    assert take(8) == ("read", {"path": "/work/part-08.txt"})
-    assert take(15) == ("write", {"path": "/work/part-15.copy.txt", "content": "Measured: 15. é\n"})
+    assert take(8) == ("read", {"path": "/somewhere/part-08.txt"})
+    assert take(15) == ("write", {"path": "/somewhere/part-15.copy.txt", "content": "Measured: 15. é\n"})
     told = TASK.answer(ask("a ledger: part-03, part-04", "end of part-09"))
     assert told.calls[0].arguments == {"command": "cat part-10.txt; echo 10 >> order.txt"}
 

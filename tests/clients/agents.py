@@ -93,8 +93,8 @@ def _mask_claude(body: bytes) -> bytes:
 
 
 def _mask_gemini(body: bytes) -> bytes:
-    """A call without an id gets one of the time at which it was made."""
-    return number_ids(body, re.compile(rb'(?<="id":")\w+_\d{13}_\d+'))
+    """A call without an id gets one of the time at which it was made; a command tells its process."""
+    return blank(number_ids(body, re.compile(rb'(?<="id":")\w+_\d{13}_\d+')), r"Process Group PGID: (\d+)")
 
 
 AGENTS: tuple[Client, ...] = (

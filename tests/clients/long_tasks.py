@@ -20,18 +20,18 @@ _TALK = Tree((f"root append*{_CALLS - 1}",))
 _TURNS = {"TURNS": f"{_FIRST}\n{_SECOND}"}
 
 
-def _make_long(name: str, variants: int) -> Long:
+def _make_long(commands: tuple[tuple[str, ...], ...], variants: int) -> Long:
     """The task of one of our programs, which makes it once for each way to use its SDK."""
-    return Long(run_program(name), Expected(variants * _CALLS, variants * (_TALK,)), 16_000, settings=_TURNS)
+    return Long(commands, Expected(variants * _CALLS, variants * (_TALK,)), 16_000, settings=_TURNS)
 
 
 LONG_TASKS: Mapping[str, Long] = {
-    "openai-python": _make_long("openai_python", 4),
-    "openai-agents": _make_long("openai_agents", 4),
-    "langchain-openai": _make_long("langchain_client", 4),
-    "pydantic-ai": _make_long("pydantic_agent", 4),
-    "litellm": _make_long("litellm_sdk", 2),
-    "openai-node": _make_long("openai_node", 4),
+    "openai-python": _make_long(run_program("openai_python"), 4),
+    "openai-agents": _make_long(run_program("openai_agents"), 4),
+    "langchain-openai": _make_long(run_program("langchain_client"), 4),
+    "pydantic-ai": _make_long(run_program("pydantic_agent"), 4),
+    "litellm": _make_long(run_program("litellm_sdk"), 2),
+    "openai-node": _make_long((("node", "$programs/openai_node.mjs"),), 4),
     "llm": Long(
         (
             ("llm", "-m", "scripted", "--chain-limit", "0", "--functions", FUNCTIONS, _FIRST),

@@ -26,8 +26,8 @@ for piece in openai.OpenAI(api_key="sk-run").chat.completions.create(
         stream_options={"include_usage": True}):
     pass
 """
-# Sends one long history, so that an epoch opens, and stays until the file is there that its last word names. It takes its
-# base URL as codex does, or from its environment.
+# Sends one long history, so that an epoch opens, and stays until the file is there that its last word names. It takes
+# its base URL as codex does, or from its environment.
 LONG = """#!{python}
 import json, os, sys, time, urllib.request
 base = os.environ.get("OPENAI_BASE_URL") if sys.argv[1] != "-c" else sys.argv[2].partition("=")[2].strip('"')

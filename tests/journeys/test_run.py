@@ -41,7 +41,8 @@ asked = {"model": "m", "messages": messages}
 head = {"content-type": "application/json", "authorization": "Bearer sk-run"}
 request = urllib.request.Request(base + "/chat/completions", json.dumps(asked).encode(), head)
 print("epoch", urllib.request.urlopen(request, timeout=60).headers["x-palimpsest-epoch"], flush=True)
-while not os.path.exists(sys.argv[-1]):
+until = time.monotonic() + 60
+while time.monotonic() < until and not os.path.exists(sys.argv[-1]):
     time.sleep(0.02)
 """
 # Writes its process id, then each signal it gets, and ends on request.

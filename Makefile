@@ -45,8 +45,8 @@ static: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-journeys: $(VENV)/.dev ## real clients, direct and through the proxy; ALL=1: the agents too; names in ARGS
-	$(BIN)/python -m tests.clients $(if $(ALL),--all) $(ARGS)
+journeys: $(VENV)/.dev ## real clients, direct and through the proxy; ALL=1: the agents too; LONG=1: tasks of 60 steps; names in ARGS
+	$(BIN)/python -m tests.clients $(if $(ALL),--all) $(if $(LONG),--long) $(ARGS)
 
 golden: $(VENV)/.dev ## compare what is sent and said with what was recorded; names of stories in ARGS
 	$(BIN)/python -m tests.golden check $(ARGS)

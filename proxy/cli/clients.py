@@ -1,11 +1,13 @@
 """What each client needs to make its calls here: a table, and pure functions over it. `run` starts the processes.
 
-A client is known by the name of its program; every other program gets the variables that the SDKs read. An API is one
-of `openai` (chat completions and responses, base URL with `/v1`) and `anthropic` (messages, base URL without it). A
-client is sent here only for the API of its upstream: a key must not go to another provider.
+A client is known by the name of its program, also behind npx and the like; every other program gets the variables that
+the SDKs read. An API is one of `openai` (chat completions and responses, base URL with `/v1`) and `anthropic`
+(messages, base URL without it). A client is sent here only for the API of its upstream: a key must not go to another
+provider.
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -154,6 +156,21 @@ CLIENTS = (
 )
 _ANY_OTHER = KnownClient((), {"openai": _OPENAI, "anthropic": _ANTHROPIC})
 
+# What follows is a package or program, and then its own arguments.
+_LAUNCHERS = (
+    *(("npx",), ("bunx",), ("bun", "x"), ("pnpm", "dlx"), ("yarn", "dlx")),
+    *(("uvx",), ("uv", "tool", "run"), ("pipx", "run")),
+)
+_LAUNCHER_VALUES = frozenset({"-p", "--package", "--python", "--from", "--with", "--spec"})
+_PACKAGES: Mapping[str, str] = {
+    "@openai/codex": "codex",
+    "@anthropic-ai/claude-code": "claude",
+    "opencode-ai": "opencode",
+    "@qwen-code/qwen-code": "qwen",
+    "aider-chat": "aider",
+}
+_VERSION = re.compile(r"(?<=.)@[^/]*$|[\[=<>~].*$")
+
 
 @dataclass(frozen=True, slots=True)
 class ClientPlan:
@@ -178,10 +195,23 @@ class ClientPlan:
         return DEFAULT_UPSTREAMS[self.api]
 
 
-def find_client(program: str) -> KnownClient:
-    """Return what is known of a program, by its file's name."""
-    name = PurePath(program).name.lower()
+def find_client(command: Sequence[str]) -> KnownClient:
+    """Return what is known of a command's client, by the name of its file or package."""
+    name = PurePath(command[0]).name.lower()
+    if place := find_place(command):
+        package = _VERSION.sub("", command[place].lower())
+        name = _PACKAGES.get(package, package)
     return next((client for client in CLIENTS if name in client.names), _ANY_OTHER)
+
+
+def find_place(command: Sequence[str]) -> int:
+    """Return where in a command its client stands: at 0, or behind a program such as npx that fetches and starts it."""
+    names = [PurePath(command[0]).name.lower(), *command[1:]]
+    size = next((len(words) for words in _LAUNCHERS if tuple(names[: len(words)]) == words), 0)
+    place = size
+    while size and place < len(command) and command[place].startswith("-"):
+        place += 2 if command[place] in _LAUNCHER_VALUES else 1
+    return place if place < len(command) else 0
 
 
 def plan_client(command: Sequence[str], environment: Mapping[str, str], settings: str = "") -> ClientPlan:
@@ -189,7 +219,7 @@ def plan_client(command: Sequence[str], environment: Mapping[str, str], settings
 
     Raises UnknownUpstream if the client cannot be sent here.
     """
-    client = find_client(command[0])
+    client = find_client(command)
     plan = ClientPlan(client, tuple(command), _find_api(client, environment), settings=settings)
     if client.settings is not None:
         provider, upstream = client.settings.find(settings)
@@ -230,7 +260,9 @@ def start_client(
         path = str(PurePath(folder, PurePath(client.settings.path).name))
         files[path] = client.settings.change(plan.settings, base)
         changes[client.settings.variable] = path
-    return ClientStart((plan.command[0], *arguments, *plan.command[1:]), {**environment, **changes}, files)
+    own = find_place(plan.command) + 1
+    words = (*plan.command[:own], *arguments, *plan.command[own:])
+    return ClientStart(words, {**environment, **changes}, files)
 
 
 def look_behind(plan: ClientPlan, server: Sequence[str]) -> ClientPlan:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -149,8 +149,11 @@ class _Chooser:
     flags: Mapping[str, object]
     options: Mapping[str, str]
 
-    def list_targets(self, plan: ClientPlan) -> Iterator[Target]:
-        """Yield the proxies that will do for a client. Only the last may be started; the others if they run."""
+    def list_targets(self, plan: ClientPlan, server: Sequence[str]) -> Iterator[Target]:
+        """Yield the proxies that will do for a client. Only the last may be started; the others if they run.
+
+        `server` is the one on the configured data directory: its address and those of its upstreams, if there is one.
+        """
         configured = self.load()
         is_chosen = "--upstream" in self.options
         address = plan.upstream if not is_chosen else ""
@@ -164,7 +167,10 @@ class _Chooser:
         there = self.load(changes)
         yield self._make(there, {"--upstream": address}, has_all=False)
         if "--data" not in self.options:
-            place = there.data / _name_place(there.upstreams[0].base_url)
+            root = _find_root(there.data, server)
+            if root != there.data:
+                yield self._make(self.load(changes | {"data": root}), {"--upstream": address}, has_all=False)
+            place = root / _name_place(there.upstreams[0].base_url)
             yield self._make(self.load(changes | {"data": place}), {"--upstream": address}, has_all=False)
 
     def load(self, changes: Mapping[str, object] = MappingProxyType({})) -> Settings:
@@ -185,6 +191,14 @@ class _Chooser:
         return Target(settings.model_copy(update={"server": server}), words, has_all)
 
 
+def _find_root(data: Path, server: Sequence[str]) -> Path:
+    """Return the directory below which a client with another upstream has its log.
+
+    Within a `run`, the configured directory may itself be one for an upstream: then it is the one above.
+    """
+    return data.parent if len(server) == 2 and data.name == _name_place(server[1]) else data
+
+
 def _name_place(address: str) -> str:
     """Return the name of the directory for an upstream: its host, with port and path where these are not usual."""
     text = re.sub(r"^https?://|/v1/?$", "", address)
@@ -203,8 +217,9 @@ class _Run:
         """Run the client to its end, through a proxy if there can be one. Return the exit code."""
         with contextlib.ExitStack() as stack:
             try:
-                plan = self._plan(command)
-                target, address = self._join(plan, stack)
+                server = self.services.find_server(self.chooser.load())
+                plan = look_behind(self._plan(command), server)
+                target, address = self._join(self.chooser.list_targets(plan, server), stack)
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="palimpsest-"))
                 start = start_client(plan, address, self.environment, folder=folder, has_all=target.has_all)
                 for path, text in start.files.items():
@@ -224,12 +239,11 @@ class _Run:
         return end_like(code)
 
     def _plan(self, command: Sequence[str]) -> ClientPlan:
-        plan = plan_client(command, self.environment, read_client_settings(command[0], self.environment))
-        return look_behind(plan, self.services.find_server(self.chooser.load()))
+        return plan_client(command, self.environment, read_client_settings(command, self.environment))
 
-    def _join(self, plan: ClientPlan, stack: contextlib.ExitStack) -> tuple[Target, str]:
+    def _join(self, targets: Iterable[Target], stack: contextlib.ExitStack) -> tuple[Target, str]:
         """Return the proxy that the client is to use, and its address. It stays until the stack is closed."""
-        *others, last = self.chooser.list_targets(plan)
+        *others, last = targets
         for target in others:
             with contextlib.ExitStack() as using:
                 using.enter_context(self.services.use_data(target.settings.data, _ENDING_SECONDS))
@@ -298,9 +312,9 @@ class _Run:
         return self.services.read(target.settings.data, None, query)
 
 
-def read_client_settings(program: str, environment: Mapping[str, str]) -> str:
+def read_client_settings(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """Return the text of the settings file that names a client's provider, empty if there is none."""
-    file = find_client(program).settings
+    file = find_client(command).settings
     if file is None:
         return ""
     variable, folder = file.home

@@ -43,6 +43,24 @@ def opencode(text: str) -> Any:
         (("llm", "hi"), ("llm", "hi"), {"OPENAI_BASE_URL": BASE, "OPENAI_API_BASE": BASE}),
         (("python", "x.py"), ("python", "x.py"), {"OPENAI_BASE_URL": BASE, "OPENAI_API_BASE": BASE}),
         (("some/path/to/claude",), ("some/path/to/claude",), {"ANTHROPIC_BASE_URL": ORIGIN}),
+        (
+            ("npx", "@anthropic-ai/claude-code@2", "-p"),
+            ("npx", "@anthropic-ai/claude-code@2", "-p"),
+            {"ANTHROPIC_BASE_URL": ORIGIN},
+        ),
+        (
+            ("/bin/npx", "-y", "-p", "@openai/codex", "codex", "exec"),
+            ("/bin/npx", "-y", "-p", "@openai/codex", "codex", "-c", f'openai_base_url="{BASE}"', "exec"),
+            {},
+        ),
+        (("uvx", "aider-chat==0.86.2", "a.py"), ("uvx", "aider-chat==0.86.2", "--openai-api-base", BASE, "a.py"), {}),
+        (
+            ("pnpm", "dlx", "@qwen-code/qwen-code"),
+            ("pnpm", "dlx", "@qwen-code/qwen-code", "--openai-base-url", BASE),
+            {"OPENAI_BASE_URL": BASE},
+        ),
+        (("pnpm", "qwen"), ("pnpm", "qwen"), {"OPENAI_BASE_URL": BASE, "OPENAI_API_BASE": BASE}),
+        (("npx", "-y"), ("npx", "-y"), {"OPENAI_BASE_URL": BASE, "OPENAI_API_BASE": BASE}),
     ],
 )
 def test_a_client_gets_what_it_needs_and_keeps_the_rest(
@@ -154,5 +172,5 @@ def test_a_client_that_calls_our_server_already_is_sent_where_that_sends_it() ->
 
 
 def test_an_unknown_program_owns_no_screen() -> None:
-    assert not find_client("python").owns_screen
+    assert not find_client(("python",)).owns_screen
     assert isinstance(plan_client(("x",), {}), ClientPlan)

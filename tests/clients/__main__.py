@@ -12,6 +12,8 @@ from tests.clients.agents import AGENTS
 from tests.clients.client import Client
 from tests.clients.environment import Broken, Missing, prepare
 from tests.clients.journey import run_journey
+from tests.clients.long_journey import Figures, run_long_journey
+from tests.clients.long_tasks import LONG_TASKS
 from tests.clients.sdks import SDKS
 
 _MOST_REASONS = 12
@@ -25,6 +27,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--all", action="store_true", help="the agents too, and not the SDKs only")
     parser.add_argument("--keep", action="store_true", help="keep the folders of each run, and print where they are")
     parser.add_argument("--run", action="store_true", help="start them by `palimpsest run`")
+    parser.add_argument("--long", action="store_true", help="the tasks of 60 steps, with a small ceiling")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - set(CLIENTS):
         parser.error(f"no such client: {', '.join(sorted(unknown))}")
@@ -33,7 +36,7 @@ def main(arguments: list[str]) -> int:
     start = time.monotonic()
     for name in names:
         began = time.monotonic()
-        end, reasons = _try(CLIENTS[name], keep=options.keep, by_run=options.run)
+        end, reasons = _try(CLIENTS[name], options)
         counts[end] += 1
         print(
             f"{name:<18} {end:<7} {time.monotonic() - began:4.0f} s  {reasons[0] if reasons else ''}".rstrip(),
@@ -48,19 +51,28 @@ def main(arguments: list[str]) -> int:
     return 1 if counts["FAILED"] else 0
 
 
-def _try(client: Client, *, keep: bool, by_run: bool) -> tuple[str, list[str]]:
-    """How a journey ended, and why."""
+def _try(client: Client, options: argparse.Namespace) -> tuple[str, list[str]]:
+    """How a journey ended, and why; of a long one also what it came to."""
+    if options.run and client.is_by_hand:
+        return "skipped", ["`palimpsest run` does not know it"]
+    if options.long and client.name not in LONG_TASKS:
+        return "skipped", ["its calls are not shortened"]
     try:
         programs = prepare(client)
     except (Missing, Broken) as why:
         return "skipped", [str(why)]
     root = Path(tempfile.mkdtemp(prefix=f"journey-{client.name}-"))
+    figures: list[Figures] = []
     try:
-        faults = run_journey(client, programs, root, by_run=by_run)
+        if options.long:
+            faults, figures = run_long_journey(client, LONG_TASKS[client.name], programs, root)
+        else:
+            faults = run_journey(client, programs, root, by_run=options.run)
     finally:
-        if not keep:
+        if not options.keep:
             shutil.rmtree(root, ignore_errors=True)
-    return ("FAILED" if faults else "ok"), faults + ([f"kept in {root}"] if keep else [])
+    told = [*map(str, figures), *faults] + ([f"kept in {root}"] if options.keep else [])
+    return ("FAILED" if faults else "ok"), told
 
 
 if __name__ == "__main__":

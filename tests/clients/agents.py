@@ -18,7 +18,7 @@ _GIT = {
     for part, value in (("NAME", "journey"), ("EMAIL", "journey@localhost"), ("DATE", "2026-01-01T00:00:00Z"))
 }
 
-_CODEX = """\
+CODEX = """\
 model = "scripted"
 model_provider = "journeys"
 check_for_update_on_startup = false
@@ -32,7 +32,7 @@ wire_api = "responses"
 [analytics]
 enabled = false
 """
-_OPENCODE = """\
+OPENCODE = """\
 {
   "autoupdate": false,
   "share": "disabled",
@@ -46,7 +46,7 @@ _OPENCODE = """\
 }
 """
 
-_QWEN = """\
+QWEN = """\
 {
   "privacy": {"usageStatisticsEnabled": false},
   "telemetry": {"enabled": false},
@@ -54,13 +54,22 @@ _QWEN = """\
 }
 """
 
-_AIDER = (
+GEMINI = """\
+{
+  "privacy": {"usageStatisticsEnabled": false},
+  "telemetry": {"enabled": false},
+  "general": {"disableAutoUpdate": true, "disableUpdateNag": true},
+  "security": {"auth": {"selectedType": "gemini-api-key"}}
+}
+"""
+
+AIDER = (
     "aider", "--model", "openai/scripted", "--edit-format", "whole", "--yes-always", "--no-check-update",
     "--analytics-disable", "--no-show-model-warnings", "--no-show-release-notes", "--no-pretty", "--no-gitignore",
     "--no-suggest-shell-commands", "--map-tokens", "0",
 )  # fmt: skip
-_CLAUDE = ("claude", "--model", "scripted", "--allowedTools", "Bash,Read,Write", "-p")
-_CODEX_EXEC = ("codex", "exec", "--skip-git-repo-check", "--sandbox", "danger-full-access")
+CLAUDE = ("claude", "--model", "scripted", "--allowedTools", "Bash,Read,Write", "-p")
+CODEX_EXEC = ("codex", "exec", "--skip-git-repo-check", "--sandbox", "danger-full-access")
 
 
 def _mask_codex(body: bytes) -> bytes:
@@ -83,13 +92,18 @@ def _mask_claude(body: bytes) -> bytes:
     return blank(body, r"duration_ms: (\d+)")
 
 
+def _mask_gemini(body: bytes) -> bytes:
+    """A call without an id gets one of the time at which it was made; a command tells its process."""
+    return blank(number_ids(body, re.compile(rb'(?<="id":")\w+_\d{13}_\d+')), r"Process Group PGID: (\d+)")
+
+
 AGENTS: tuple[Client, ...] = (
     Client(
         "aider",
         "pip",
         (
-            (*_AIDER, "--message", _FIRST, "notes.txt"),
-            (*_AIDER, "--restore-chat-history", "--message", _SECOND, "notes.txt"),
+            (*AIDER, "--message", _FIRST, "notes.txt"),
+            (*AIDER, "--restore-chat-history", "--message", _SECOND, "notes.txt"),
         ),
         # It restores its history from Markdown, and not as it was: the second process has a conversation of its own, as
         # has the commit message, which shows nothing that was answered. In the second one its tail has changed.
@@ -111,9 +125,9 @@ AGENTS: tuple[Client, ...] = (
     Client(
         "codex",
         "npm",
-        ((*_CODEX_EXEC, _FIRST), (*_CODEX_EXEC, "resume", "--last", _SECOND)),
+        ((*CODEX_EXEC, _FIRST), (*CODEX_EXEC, "resume", "--last", _SECOND)),
         Expected(6, (Tree(("root append*5",)),), names="codex:"),
-        files={"$home/.codex/config.toml": _CODEX},
+        files={"$home/.codex/config.toml": CODEX},
         normal=_mask_codex,
     ),
     Client(
@@ -131,7 +145,7 @@ AGENTS: tuple[Client, ...] = (
             "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
             "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
         },
-        {"$home/.config/opencode/opencode.json": _OPENCODE},
+        {"$home/.config/opencode/opencode.json": OPENCODE},
         # It asks for a title and for the first answer at the same time.
         is_ordered=False,
         script=Script(helper="general"),
@@ -140,7 +154,7 @@ AGENTS: tuple[Client, ...] = (
     Client(
         "claude-code",
         "npm",
-        ((*_CLAUDE, _FIRST), (*_CLAUDE, _SECOND, "--continue")),
+        ((*CLAUDE, _FIRST), (*CLAUDE, _SECOND, "--continue")),
         Expected(13, (Tree(("root append*8",)), Tree(("root append*3",), parent=0)), names="claude-code:"),
         {
             "ANTHROPIC_API_KEY": "sk-ant-dummy",
@@ -163,7 +177,7 @@ AGENTS: tuple[Client, ...] = (
         ),
         # Its first message lists the folder, which has changed when it goes on: known by its calls, from a new root.
         Expected(8, (Tree(("root append*3", "root append*3")),)),
-        files={"$home/.qwen/settings.json": _QWEN},
+        files={"$home/.qwen/settings.json": QWEN},
         # It may miss what a command wrote that ends at once.
         script=Script(command=f"cat {NOTE}; sleep 1"),
     ),
@@ -190,5 +204,19 @@ AGENTS: tuple[Client, ...] = (
         Expected(9, (Tree(("root append*4",)), Tree(("root append*3",)))),
         {"CLINE_TELEMETRY_DISABLED": "1", "CLINE_NO_AUTO_UPDATE": "1"},
         script=Script(helper="any"),
+    ),
+    Client(
+        "gemini-cli",
+        "npm",
+        (
+            ("gemini", "-m", "scripted", "--yolo", "--skip-trust", "-p", _FIRST),
+            ("gemini", "-m", "scripted", "--yolo", "--skip-trust", "--resume", "latest", "-p", _SECOND),
+        ),
+        # Its wire is not read: calls pass, and are kept.
+        Expected(0, ()),
+        {"GEMINI_API_KEY": "dummy", "GOOGLE_GEMINI_BASE_URL": "$origin", "GEMINI_CLI_TRUST_WORKSPACE": "true"},
+        {"$home/.gemini/settings.json": GEMINI},
+        normal=_mask_gemini,
+        is_by_hand=True,
     ),
 )

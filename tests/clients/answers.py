@@ -5,15 +5,39 @@ Rule: pure; ids follow from `n`, the number of the answer, so that they are uniq
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from tests.clients.script import Json, Turn
 from tests.journeys.provider import chat_chunk, sse
 
 
-def write_chat(turn: Turn, n: int, asked: Json) -> list[bytes]:
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What an answer reports: tokens of the prompt, how many of these were read from a cache, and its own."""
+
+    prompt: int = 7
+    cached: int = 0
+    answer: int = 11
+
+    @property
+    def total(self) -> int:
+        """All tokens of a call."""
+        return self.prompt + self.answer
+
+
+_FEW = Tokens()
+
+
+def write_chat(turn: Turn, n: int, asked: Json, tokens: Tokens = _FEW) -> list[bytes]:
     """The pieces of an answer to `/v1/chat/completions`."""
-    usage = {"prompt_tokens": 7, "completion_tokens": 11, "total_tokens": 18}
+    usage: Json = {
+        "prompt_tokens": tokens.prompt,
+        "completion_tokens": tokens.answer,
+        "total_tokens": tokens.total,
+    }
+    if tokens.cached:
+        usage["prompt_tokens_details"] = {"cached_tokens": tokens.cached}
     calls = [
         {
             "id": f"call_{n}_{k}",
@@ -45,7 +69,7 @@ def write_chat(turn: Turn, n: int, asked: Json) -> list[bytes]:
     return sse(*chunks)
 
 
-def write_response(turn: Turn, n: int, asked: Json) -> list[bytes]:
+def write_response(turn: Turn, n: int, asked: Json, tokens: Tokens = _FEW) -> list[bytes]:
     """The pieces of an answer to `/v1/responses`."""
     text = {"type": "output_text", "text": turn.text, "annotations": [], "logprobs": []}
     message = {"type": "message", "id": f"msg_{n}", "role": "assistant", "status": "completed", "content": [text]}
@@ -54,8 +78,9 @@ def write_response(turn: Turn, n: int, asked: Json) -> list[bytes]:
         item = {"type": "function_call", "id": f"fc_{n}_{k}", "call_id": f"call_{n}_{k}", "name": call.name}
         output.append(item | {"arguments": _spell(call.arguments), "status": "completed"})
     whole = _describe_response(n, asked)
-    counts = {"input_tokens": 7, "output_tokens": 11, "total_tokens": 18}
-    details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
+    counts = {"input_tokens": tokens.prompt, "output_tokens": tokens.answer, "total_tokens": tokens.total}
+    details: Json = {"input_tokens_details": {"cached_tokens": tokens.cached}}
+    details["output_tokens_details"] = {"reasoning_tokens": 0}
     done = whole | {"status": "completed", "output": output, "usage": counts | details}
     if not asked.get("stream"):
         return [json.dumps(done).encode()]
@@ -66,7 +91,7 @@ def write_response(turn: Turn, n: int, asked: Json) -> list[bytes]:
     return _name_events(event | {"sequence_number": k} for k, event in enumerate(events))
 
 
-def write_message(turn: Turn, n: int, asked: Json) -> list[bytes]:
+def write_message(turn: Turn, n: int, asked: Json, tokens: Tokens = _FEW) -> list[bytes]:
     """The pieces of an answer to `/v1/messages`."""
     blocks: list[Json] = [{"type": "text", "text": turn.text}]
     blocks += [
@@ -74,7 +99,9 @@ def write_message(turn: Turn, n: int, asked: Json) -> list[bytes]:
         for k, call in enumerate(turn.calls)
     ]
     end = {"stop_reason": "tool_use" if turn.calls else "end_turn", "stop_sequence": None}
-    usage = {"input_tokens": 7, "output_tokens": 11}
+    usage = {"input_tokens": tokens.prompt - tokens.cached, "output_tokens": tokens.answer}
+    if tokens.cached:
+        usage["cache_read_input_tokens"] = tokens.cached
     message: Json = {"id": f"msg_{n}", "type": "message", "role": "assistant", "model": asked.get("model", "")}
     if not asked.get("stream"):
         return [json.dumps(message | end | {"content": blocks, "usage": usage}).encode()]
@@ -84,6 +111,23 @@ def write_message(turn: Turn, n: int, asked: Json) -> list[bytes]:
         events += _stream_block(block, index)
     events.append({"type": "message_delta", "delta": end, "usage": usage})
     return _name_events([*events, {"type": "message_stop"}])
+
+
+def write_content(turn: Turn, n: int, asked: Json, tokens: Tokens = _FEW) -> list[bytes]:
+    """The pieces of an answer to `/v1beta/models/NAME:streamGenerateContent?alt=sse`."""
+    parts: list[Json] = [{"text": turn.text}]
+    parts += [{"functionCall": {"name": call.name, "args": call.arguments}} for call in turn.calls]
+    usage = {
+        "promptTokenCount": tokens.prompt,
+        "candidatesTokenCount": tokens.answer,
+        "totalTokenCount": tokens.total,
+    }
+    own: Json = {"usageMetadata": usage, "modelVersion": "scripted", "responseId": f"resp_{n}"}
+    chunks = [
+        {"candidates": [{"content": {"role": "model", "parts": [part]}, "index": 0}]} | own for part in parts[:-1]
+    ]
+    last = {"content": {"role": "model", "parts": parts[-1:]}, "finishReason": "STOP", "index": 0}
+    return sse(*chunks, {"candidates": [last]} | own, end="")
 
 
 def _stream_block(block: Json, index: int) -> Iterator[Json]:
@@ -146,8 +190,25 @@ def _cut(text: str) -> list[str]:
     return [text[start : start + size] for start in range(0, len(text), size)]
 
 
+def write_refusal(path: str, tokens: int, window: int) -> bytes:
+    """The body with which a provider refuses a request that is too long."""
+    if path == "/v1/messages":
+        message = f"prompt is too long: {tokens} tokens > {window} maximum"
+        return json.dumps({"type": "error", "error": {"type": "invalid_request_error", "message": message}}).encode()
+    error: Json = {"type": "invalid_request_error", "code": "context_length_exceeded"}
+    if path == "/v1/responses":
+        message = "Your input exceeds the context window of this model. Please adjust your input and try again."
+        return json.dumps({"error": error | {"message": message, "param": "input"}}).encode()
+    message = (
+        f"This model's maximum context length is {window} tokens. However, your messages resulted in {tokens} tokens."
+        " Please reduce the length of the messages."
+    )
+    return json.dumps({"error": error | {"message": message, "param": "messages"}}).encode()
+
+
 WRITERS: dict[str, Any] = {
     "/v1/chat/completions": write_chat,
     "/v1/responses": write_response,
     "/v1/messages": write_message,
+    "/v1beta/models/scripted:streamGenerateContent": write_content,
 }

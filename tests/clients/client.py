@@ -10,8 +10,10 @@ from string import Template
 from typing import Literal
 
 from tests.clients.script import Script
+from tests.clients.task import LongTask
 
 Normal = Callable[[bytes], bytes]
+_ROOMY = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,27 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
+class Long:
+    """How a client is sent through the long task. `files` and `settings` come beside those of its short journey, or in
+    their place; `inputs` are what its commands read from standard input.
+
+    `ceiling` is that of the proxy, `window` that of the provider. `alone`: whether direct, without us, the client
+    compacts its history by itself, by the tokens that are reported to it.
+    """
+
+    commands: tuple[tuple[str, ...], ...]
+    expected: Expected
+    ceiling: int
+    window: int = _ROOMY
+    task: LongTask = field(default_factory=LongTask)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    inputs: tuple[str, ...] = ()
+    alone: bool = False
+    seconds: float = 400
+
+
+@dataclass(frozen=True, slots=True)
 class Client:
     """One client and its journey. `normal` takes out of a request what differs by chance; it says why."""
 
@@ -53,6 +76,9 @@ class Client:
     normal: Normal = bytes
     # A client that calls at the same time has no order of its calls.
     is_ordered: bool = True
+    inputs: tuple[str, ...] = ()
+    # `palimpsest run` does not know the variable that takes its calls elsewhere.
+    is_by_hand: bool = False
 
 
 def fill(text: str, places: Mapping[str, str]) -> str:

@@ -73,10 +73,12 @@ def check_run(client: Client, run: Run) -> Iterator[str]:
         yield "no request carries what a tool read"
 
 
-def compare_log(recording: Sequence[Exchange], log: Sequence[Recorded]) -> Iterator[str]:
+def compare_log(
+    recording: Sequence[Exchange], log: Sequence[Recorded], parts: Sequence[str] = ("request", "sent")
+) -> Iterator[str]:
     """Whether the log holds each exchange of the upstream whole, byte for byte, and no other."""
     seen = Counter((call.method, _path(call.target), call.body, call.answer) for call in recording)
-    for part in ("request", "sent"):
+    for part in parts:
         kept = Counter((row.method, _path(row.target), getattr(row, part), row.received) for row in log)
         for method, path, *_ in (seen - kept).elements():
             yield f"{method} {path}: the upstream saw other bytes than the log has as {part} and received"

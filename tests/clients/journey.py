@@ -13,17 +13,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 
 from proxy.cli.clients import UnknownUpstream, plan_client, start_client
 from proxy.cli.run import read_client_settings
 from tests.clients.client import Client, fill
 from tests.clients.comparing import Run, check_run, compare_log, compare_runs, drop_listings
+from tests.clients.counting import Meter
 from tests.clients.logs import read_log
 from tests.clients.script import CONTENT, NOTE
 from tests.clients.trees import check_sessions
-from tests.clients.upstream import Upstream, run_upstream
+from tests.clients.upstream import Model, Upstream, run_upstream
 from tests.journeys.running import run_command, run_proxy
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -50,11 +52,12 @@ def run_journey(client: Client, programs: Sequence[Path], root: Path, *, by_run:
     With `by_run` the client is started by `palimpsest run`, else in front of a proxy that runs already. It is made
     twice through the proxy, with a restart between: what begins anew is another conversation.
     """
-    direct = _travel(client, programs, root, "direct")
+    direct = travel(client, programs, root, "direct", Way())
     if faults := list(check_run(client, direct)):
         return [f"direct: {fault}" for fault in faults]
-    through = _travel(client, programs, root, "through", data=root / "data", by_run=by_run)
-    again = _travel(_repeat(client), programs, root, "again", data=root / "data", by_run=by_run)
+    way = Way(root / "data", by_run)
+    through = travel(client, programs, root, "through", way)
+    again = travel(_repeat(client), programs, root, "again", way)
     through, again = drop_listings(direct, through), drop_listings(direct, again)
     faults = [f"through the proxy: {fault}" for fault in check_run(client, through)]
     faults += compare_runs(client, direct, through)
@@ -70,19 +73,31 @@ def _repeat(client: Client) -> Client:
     return replace(client, script=replace(client.script, run=client.script.run + 1))
 
 
-def _travel(
-    client: Client, programs: Sequence[Path], root: Path, name: str, *, data: Path | None = None, by_run: bool = False
-) -> Run:
-    """One run, through a proxy that keeps its log in `data` if there is one; `by_run` starts one for each command."""
-    work = root / "work"
-    script = replace(client.script, folder=str(work))
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a client reaches the scripted provider: with `data`, through a proxy with options that keeps its log there;
+    `by_run`: `palimpsest run` starts one for each command. `model` answers (by default the client's script), and
+    `meter` counts.
+    """
+
+    data: Path | None = None
+    by_run: bool = False
+    options: tuple[str, ...] = ()
+    model: Model | None = None
+    meter: Meter | None = None
+
+
+def travel(client: Client, programs: Sequence[Path], root: Path, name: str, way: Way) -> Run:
+    """One run."""
+    work, data = root / "work", way.data
     with contextlib.ExitStack() as stack:
-        upstream = stack.enter_context(run_upstream(script))
+        model = way.model or replace(client.script, folder=str(work))
+        upstream = stack.enter_context(run_upstream(model, way.meter))
         origin, starter = upstream.origin, tuple[str, ...]()
-        if data is not None and by_run:
-            starter = (*_PALIMPSEST, "run", "--upstream", f"{origin}/v1", "--data", str(data), "--")
+        if data is not None and way.by_run:
+            starter = (*_PALIMPSEST, "run", "--upstream", f"{origin}/v1", *way.options, "--data", str(data), "--")
         elif data is not None:
-            origin = stack.enter_context(run_proxy(data, f"{upstream.origin}/v1")).origin
+            origin = stack.enter_context(run_proxy(data, f"{upstream.origin}/v1", *way.options)).origin
         places = {"origin": origin, "home": str(root / "home"), "work": str(work), "programs": str(PROGRAMS)}
         places["packages"] = str(programs[-1].parent)
         _furnish(client, root, places)
@@ -115,13 +130,13 @@ def _drive(
     environment = {"PATH": path} | {name: fill(value, places) for name, value in settings.items()}
     codes, output = [], b""
     try:
-        for command in client.commands:
+        for command, given in zip_longest(client.commands, client.inputs, fillvalue=""):
             words: Sequence[str] = [fill(word, places) for word in command]
             sent: Mapping[str, str] = environment
             if not starter:
                 words, sent = _send_to(places["origin"], words, environment, Path(places["home"]))
             first = shutil.which(words[0], path=path) or words[0]
-            code, said = _run([*starter, first, *words[1:]], sent, places["work"], client.seconds)
+            code, said = _run([*starter, first, *words[1:]], sent, places["work"], client.seconds, given)
             if starter:
                 _wait_for_proxy(starter[starter.index("--data") + 1])
             codes.append(code)
@@ -140,7 +155,7 @@ def _send_to(
     What each client needs for that stands in the product's table only. What sets a client up is started as it is.
     """
     try:
-        plan = plan_client(words, environment, read_client_settings(words[0], environment))
+        plan = plan_client(words, environment, read_client_settings(words, environment))
     except UnknownUpstream:
         return tuple(words), environment
     start = start_client(plan, origin, environment, folder=str(folder))
@@ -149,13 +164,16 @@ def _send_to(
     return start.command, start.environment
 
 
-def _run(words: Sequence[str], environment: Mapping[str, str], folder: str, seconds: float) -> tuple[int, bytes]:
+def _run(
+    words: Sequence[str], environment: Mapping[str, str], folder: str, seconds: float, given: str = ""
+) -> tuple[int, bytes]:
     """Exit code and standard output of a program; what it says beside that is shown where it fails."""
     # Files and not pipes: a daemon that it leaves may hold them open.
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as trouble:
-        process = subprocess.Popen(
-            words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=trouble
-        )
+    with tempfile.TemporaryFile() as input_, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as trouble:
+        input_.write(given.encode())
+        input_.seek(0)
+        source = input_ if given else subprocess.DEVNULL
+        process = subprocess.Popen(words, cwd=folder, env=environment, stdin=source, stdout=output, stderr=trouble)
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:

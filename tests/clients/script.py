@@ -27,6 +27,7 @@ _PARTS = {
     "helper": re.compile(r"(spawn_)?agent|task", re.IGNORECASE),
     "write": re.compile(r"(write|create)(_?(to_)?file)?|editor", re.IGNORECASE),
 }
+_SCHEMAS = ("parameters", "input_schema", "parametersJsonSchema")
 _PATH = re.compile(r"(absolute_?|file_?)?(path|name)s?", re.IGNORECASE)
 _COMMAND = re.compile(r"(cmd|command)s?", re.IGNORECASE)
 _TEXT = re.compile(r"(new_?|file_?)?(contents?|text)", re.IGNORECASE)
@@ -53,7 +54,8 @@ class Script:
     """How the model answers one client. `folder`: where the client works; `command`: what it runs in the shell;
     `ending`: the command that ends the work, for clients that want one; `helper`: the kind of subagent it asks, if any;
     `prose`: what is said where no tool is offered, for clients that take their edits from text. `run`: how many runs of
-    the client were answered before: no id and no prose is said twice.
+    the client were answered before: no id and no prose is said twice. `note` and `copy` are the files that are read and
+    written, `text` is what is written.
     """
 
     folder: str = ""
@@ -62,6 +64,9 @@ class Script:
     helper: str = ""
     prose: str = ""
     run: int = 0
+    note: str = NOTE
+    copy: str = COPY
+    text: str = CONTENT
 
     def answer(self, asked: Json) -> Turn:
         """The answer to a request in any of the three wire formats."""
@@ -69,7 +74,7 @@ class Script:
         said = list(read_history(asked))
         asks_help = self.helper and DONE not in said and not is_helper(asked)
         parts = [part for part in STEPS if part != ("helper",) or asks_help]
-        steps = [step for part in parts if (step := self._fit(part, tools))]
+        steps = [step for part in parts if (step := self.fit(part, tools))]
         left = said[::-1].index(DONE) if DONE in said else len(said)
         for step in steps:
             if left < len(step):
@@ -77,10 +82,11 @@ class Script:
             left -= len(step)
         if self.prose and not tools:
             return Turn(f"This is answer {count_answers(asked) + 1} of run {self.run + 1}. {self.prose}")
-        calls = [Call(call.name, call.arguments | {"command": self.ending}) for call in self._fit(["shell"], tools)]
+        calls = [Call(call.name, call.arguments | {"command": self.ending}) for call in self.fit(["shell"], tools)]
         return Turn(f"{DONE} turn {said.count(DONE) + 1}. \U0001f600", tuple(calls) if self.ending else ())
 
-    def _fit(self, parts: Sequence[str], tools: Mapping[str, Json]) -> list[Call]:
+    def fit(self, parts: Sequence[str], tools: Mapping[str, Json]) -> list[Call]:
+        """The calls that play these parts with the tools that are offered."""
         found = [(part, name) for part in parts for name in tools if _PARTS[part].fullmatch(name)]
         first = {part: name for part, name in reversed(found)}
         return [Call(first[part], self._fill(part, tools[first[part]])) for part in parts if part in first]
@@ -95,11 +101,11 @@ class Script:
         kind = _find_kind(schema)
         text = "notes"
         if _PATH.fullmatch(name):
-            text = f"{self.folder}/{COPY if part == 'write' else NOTE}"
+            text = f"{self.folder}/{self.copy if part == 'write' else self.note}"
         elif _COMMAND.fullmatch(name):
             text = self.command
         elif _TEXT.fullmatch(name):
-            text = CONTENT
+            text = self.text
         elif name in ("prompt", "task"):
             text = HELP
         elif name == "subagent_type":
@@ -116,37 +122,42 @@ class Script:
 def read_tools(asked: Json) -> Iterator[tuple[str, Json]]:
     """Names and schemas of the functions that a request offers; other kinds of tools are left out."""
     for tool in asked.get("tools") or ():
-        inner = tool.get("function") or tool
-        schema = inner.get("parameters") or inner.get("input_schema")
-        if inner.get("name") and isinstance(schema, dict):
-            yield inner["name"], schema
+        for inner in tool.get("functionDeclarations") or [tool.get("function") or tool]:
+            schema = next((inner[name] for name in _SCHEMAS if inner.get(name)), None)
+            if inner.get("name") and isinstance(schema, dict):
+                yield inner["name"], schema
+
+
+def list_items(asked: Json) -> list[Json]:
+    """The messages of a request, in whichever format."""
+    items = asked.get("messages") or asked.get("input") or asked.get("contents") or ()
+    return [{"role": "user", "content": items}] if isinstance(items, str) else list(items)
 
 
 def is_helper(asked: Json) -> bool:
     """Whether a conversation begins with the model's own request for help."""
-    items = asked.get("messages") or asked.get("input") or ()
-    texts = [str(item.get("content")) for item in items if not isinstance(item, str) and item.get("role") == "user"]
+    texts = [str(item.get("content")) for item in list_items(asked) if item.get("role") == "user"]
     return any(HELP in text for text in texts)
 
 
 def count_answers(asked: Json) -> int:
     """How many answers a history shows."""
-    items = asked.get("messages") or asked.get("input") or ()
-    return sum(1 for item in items if not isinstance(item, str) and item.get("role") == "assistant")
+    return sum(1 for item in list_items(asked) if item.get("role") == "assistant")
 
 
 def read_history(asked: Json) -> Iterator[str]:
     """What the model did so far, oldest first: the name of each tool it called, and DONE where it ended a turn."""
-    items = asked.get("messages") or asked.get("input") or ()
-    for item in () if isinstance(items, str) else items:
+    for item in list_items(asked):
         if item.get("type") == "function_call":
             yield item["name"]
-        if item.get("role") != "assistant":
+        if item.get("role") not in ("assistant", "model"):
             continue
         yield from (call["function"]["name"] for call in item.get("tool_calls") or ())
-        content = item.get("content") or ()
+        content = item.get("content") or item.get("parts") or ()
         for part in [{"text": content}] if isinstance(content, str) else content:
-            if part.get("type") == "tool_use":
+            if isinstance(call := part.get("functionCall"), dict):
+                yield call["name"]
+            elif part.get("type") == "tool_use":
                 yield part["name"]
             elif str(part.get("text")).startswith(DONE):
                 yield DONE

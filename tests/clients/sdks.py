@@ -11,7 +11,7 @@ _TALK = Tree(("root append*7",))
 _TRACING_OFF = {"OPENAI_AGENTS_DISABLE_TRACING": "1", "LANGSMITH_TRACING": "false", "LANGCHAIN_TRACING_V2": "false"}
 _LITELLM = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False"}
 
-_FUNCTIONS = "from tools import read_file, run_shell_command, write_file"
+FUNCTIONS = "from tools import read_file, run_shell_command, write_file"
 _MODEL_OF_LLM = """\
 - model_id: scripted
   model_name: scripted
@@ -20,24 +20,25 @@ _MODEL_OF_LLM = """\
 """
 
 
-def _run_program(name: str) -> tuple[tuple[str, ...], ...]:
+def run_program(name: str) -> tuple[tuple[str, ...], ...]:
+    """The command of one of our programs."""
     return (("python", f"$programs/{name}.py"),)
 
 
 SDKS = (
-    Client("openai-python", "pip", _run_program("openai_python"), Expected(4 * _CALLS, 4 * (_TALK,))),
-    Client("openai-agents", "pip", _run_program("openai_agents"), Expected(4 * _CALLS, 4 * (_TALK,)), _TRACING_OFF),
+    Client("openai-python", "pip", run_program("openai_python"), Expected(4 * _CALLS, 4 * (_TALK,))),
+    Client("openai-agents", "pip", run_program("openai_agents"), Expected(4 * _CALLS, 4 * (_TALK,)), _TRACING_OFF),
     Client(
-        "langchain-openai", "pip", _run_program("langchain_client"), Expected(4 * _CALLS, 4 * (_TALK,)), _TRACING_OFF
+        "langchain-openai", "pip", run_program("langchain_client"), Expected(4 * _CALLS, 4 * (_TALK,)), _TRACING_OFF
     ),
-    Client("pydantic-ai", "pip", _run_program("pydantic_agent"), Expected(4 * _CALLS, 4 * (_TALK,))),
-    Client("litellm", "pip", _run_program("litellm_sdk"), Expected(2 * _CALLS, 2 * (_TALK,)), _LITELLM),
+    Client("pydantic-ai", "pip", run_program("pydantic_agent"), Expected(4 * _CALLS, 4 * (_TALK,))),
+    Client("litellm", "pip", run_program("litellm_sdk"), Expected(2 * _CALLS, 2 * (_TALK,)), _LITELLM),
     Client(
         "llm",
         "pip",
         (
-            ("llm", "-m", "scripted", "--functions", _FUNCTIONS, "Read the notes."),
-            ("llm", "-c", "--functions", _FUNCTIONS, "Read them again, please. é"),
+            ("llm", "-m", "scripted", "--functions", FUNCTIONS, "Read the notes."),
+            ("llm", "-c", "--functions", FUNCTIONS, "Read them again, please. é"),
             ("llm", "-c", "--no-stream", "And without tools?"),
         ),
         # The last turn has no tools, hence one call. It is a turn of the conversation all the same.

@@ -40,7 +40,7 @@ def find_values(value: Any, names: tuple[str, ...]) -> list[Any]:
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-@pytest.mark.parametrize("path", WRITERS)
+@pytest.mark.parametrize("path", FORMATS)
 def test_an_answer_is_understood(path: str, is_streamed: bool) -> None:
     answer = read(path, is_streamed=is_streamed)
     assert answer.usage is not None
@@ -53,7 +53,17 @@ def test_an_answer_is_understood(path: str, is_streamed: bool) -> None:
         assert len(ids) == len(set(ids)), "each has its own"
 
 
-@pytest.mark.parametrize("path", WRITERS)
+def test_an_answer_to_gemini_is_a_stream_of_parts() -> None:
+    content = b"".join(WRITERS["/v1beta/models/scripted:streamGenerateContent"](TURN, 3, {}))
+    events = [json.loads(line.removeprefix(b"data: ")) for line in content.split(b"\n\n") if line]
+    parts = [part for event in events for part in event["candidates"][0]["content"]["parts"]]
+    assert [sorted(part) for part in parts] == [["text"], ["functionCall"], ["functionCall"]]
+    assert parts[1]["functionCall"] == {"name": "read", "args": {"path": "é.txt"}}
+    assert [event["candidates"][0].get("finishReason") for event in events] == [None, None, "STOP"]
+    assert events[-1]["usageMetadata"] == {"promptTokenCount": 7, "candidatesTokenCount": 11, "totalTokenCount": 18}
+
+
+@pytest.mark.parametrize("path", FORMATS)
 def test_a_streamed_answer_says_what_a_whole_one_says(path: str) -> None:
     whole, streamed = (read(path, is_streamed=is_streamed).value for is_streamed in (False, True))
     for names in (("name",), ("id",), ("call_id",), ("arguments",), ("path",), ("content", "text")):

@@ -8,8 +8,10 @@ import pytest
 
 from tests.clients import __main__ as command
 from tests.clients.agents import AGENTS
-from tests.clients.client import Client
+from tests.clients.client import Client, Long
 from tests.clients.environment import Broken, Missing
+from tests.clients.long_journey import Figures
+from tests.clients.long_tasks import LONG_TASKS
 from tests.clients.sdks import SDKS
 
 
@@ -29,6 +31,14 @@ def roots(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         given.append(root)
         return [f"fault {n}" for n in range(20)] if client.name == "codex" else []
 
+    def run_long_journey(
+        client: Client, long: Long, programs: Sequence[Path], root: Path
+    ) -> tuple[list[str], list[Figures]]:
+        assert long is LONG_TASKS[client.name]
+        faults = ["a fault"] if client.name == "codex" else []
+        return faults, [Figures("direct", 1, (0,), 62, 60, 1_000, 90, 500)]
+
+    monkeypatch.setattr(command, "run_long_journey", run_long_journey)
     monkeypatch.setattr(command, "prepare", prepare)
     monkeypatch.setattr(command, "run_journey", run_journey)
     return given
@@ -59,6 +69,17 @@ def test_failures_are_shown_and_counted(roots: list[Path], capsys: pytest.Captur
     assert "journeys: 1 ok, 1 FAILED, 1 skipped" in out
 
 
+def test_long_tasks_tell_what_they_came_to(roots: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--long", "codex", "gemini-cli"]) == 1
+    first, fault, skipped, _ = capsys.readouterr().out.splitlines()
+    assert "FAILED" in first
+    assert first.endswith("60 tool calls in 62 calls, 1,000 tokens received, 50% from its cache, 90 at most")
+    assert fault.split() == ["a", "fault"]
+    assert re.fullmatch(r"gemini-cli +skipped +0 s +its calls are not shortened", skipped)
+    assert command.main(["--run", "gemini-cli"]) == 0
+    assert "`palimpsest run` does not know it" in capsys.readouterr().out
+
+
 def test_folders_are_kept_if_wished(roots: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     command.main(["openai-python", "--keep"])
     assert f"kept in {roots[0]}" in capsys.readouterr().out
@@ -80,7 +101,7 @@ def test_the_clients_are_those_of_the_issue() -> None:
         "openai-python", "openai-agents", "langchain-openai", "pydantic-ai", "litellm", "llm", "openai-node",
     ]  # fmt: skip
     assert [client.name for client in AGENTS] == [
-        "aider", "mini-swe-agent", "codex", "opencode", "claude-code", "qwen-code", "cline",
+        "aider", "mini-swe-agent", "codex", "opencode", "claude-code", "qwen-code", "cline", "gemini-cli",
     ]  # fmt: skip
 
 

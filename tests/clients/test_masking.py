@@ -51,6 +51,12 @@ def find(name: str) -> Client:
             b"agentId: afedcba0987654321\nduration_ms: 9",
             b"agentId: a123\nduration_ms: 17",
         ),
+        (
+            "gemini-cli",
+            b'{"id":"read_file_1795647296408_0"} Process Group PGID: 30743',
+            b'{"id":"read_file_1795647310327_0"} Process Group PGID: 7',
+            b'{"id":"read_file_17_0"} Process Group PGID: 30743',
+        ),
         ("claude-code", claude("a" * 64, ONE), claude("b" * 64, TWO), claude("a" * 63, ONE)),
     ],
 )

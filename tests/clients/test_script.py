@@ -86,6 +86,15 @@ def test_arguments_fit_the_schema(tool: dict[str, Any], arguments: dict[str, Any
         assert SCRIPT.answer({"tools": [offered]}).calls[0] == Call(tool["name"], arguments)
 
 
+def test_gemini_is_answered_by_what_it_offers_and_shows() -> None:
+    schema = {"type": "object", "properties": {"command": {"type": "string"}}}
+    tools = [{"functionDeclarations": [{"name": "bash", "parametersJsonSchema": schema}]}]
+    said = {"role": "model", "parts": [{"text": "I will look."}, {"functionCall": {"name": "bash"}}]}
+    begun = {"contents": [{"role": "user", "parts": [{"text": "x"}]}, said], "tools": tools}
+    assert SCRIPT.answer(begun).calls == (Call("bash", {"command": "cat notes.txt"}),)
+    assert SCRIPT.answer(begun | {"contents": [said, said]}).calls == ()
+
+
 def test_prose_is_for_requests_without_tools() -> None:
     script = Script(prose="Take this.")
     assert script.answer({"messages": []}) == Turn("This is answer 1 of run 1. Take this.")

@@ -1,21 +1,24 @@
 """The scripted upstream of a journey: answers as the script says, whatever the client asks, and keeps every exchange.
 
-Rule: nothing is refused that a client may live on; what we do not know gets 404, as from a provider that lacks it.
+Rule: nothing is refused that a client may live on; what we do not know gets 404, as from a provider that lacks it. With
+a meter it reports the tokens that it was sent, and refuses what is above its window as the provider does.
 """
 
 import contextlib
 import itertools
 import json
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.clients.answers import WRITERS
-from tests.clients.script import Script
+from tests.clients.answers import WRITERS, Tokens, write_refusal
+from tests.clients.counting import Meter
+from tests.clients.script import Json, Turn
 from tests.journeys.provider import run_application
 
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -23,21 +26,34 @@ _MOST_ANSWERS = 1000  # of one run
 _MODELS = [{"id": "scripted", "object": "model", "created": 1, "owned_by": "journeys"}]
 
 
+class Model(Protocol):
+    """What answers; `run` is how many runs of the client it answered before."""
+
+    @property
+    def run(self) -> int: ...
+
+    def answer(self, asked: Json) -> Turn: ...
+
+
 @dataclass(slots=True)
 class Exchange:
-    """A request as it arrived, and the body of what it got."""
+    """A request as it arrived, and the body of what it got; of a conversation also the turn, and what was counted."""
 
     method: str
     target: str
     body: bytes
     answer: bytes = b""
+    turn: Turn | None = None
+    tokens: Tokens | None = None
+    is_refused: bool = False
 
 
 @dataclass(slots=True)
 class Upstream:
     """A running upstream and its recording, in the order in which requests came."""
 
-    script: Script
+    script: Model
+    meter: Meter | None = None
     port: int = 0
     recording: list[Exchange] = field(default_factory=list)
     numbers: Iterator[int] = field(init=False)
@@ -57,29 +73,40 @@ class Upstream:
         self.recording.append(exchange)
         if write := WRITERS.get(request.url.path) if request.method == "POST" else None:
             asked = json.loads(body)
-            turn = self.script.answer(asked)
+            exchange.turn = turn = self.script.answer(asked)
+            exchange.tokens = self._count(asked, turn)
+            if self.meter and exchange.tokens.prompt > self.meter.window:
+                exchange.is_refused = True
+                exchange.answer = write_refusal(request.url.path, exchange.tokens.prompt, self.meter.window)
+                return Response(exchange.answer, 400, media_type="application/json")
             # Only answers that open a tool call or end a turn with tools count: side calls may run beside the others,
             # and would give these other ids each time.
             n = next(self.numbers) if asked.get("tools") else 0
-            pieces = write(turn, n, asked)
+            pieces = write(turn, n, asked, exchange.tokens)
             exchange.answer = b"".join(pieces)
-            kind = "text/event-stream" if asked.get("stream") else "application/json"
+            is_streamed = asked.get("stream") or request.query_params.get("alt") == "sse"
+            kind = "text/event-stream" if is_streamed else "application/json"
             return StreamingResponse(_send(pieces), media_type=kind)
-        answer = _answer_aside(request.method, request.url.path)
+        answer = self._answer_aside(request.method, request.url.path, body)
         exchange.answer = b"" if request.method == "HEAD" else bytes(answer.body)
         return answer
 
+    def _count(self, asked: Json, turn: Turn) -> Tokens:
+        if self.meter is None:
+            return Tokens()
+        return replace(self.meter.measure(asked), answer=self.meter.count_turn(turn))
 
-def _answer_aside(method: str, path: str) -> Response:
-    """What is asked beside conversations."""
-    if path == "/v1/models":
-        return JSONResponse({"object": "list", "data": _MODELS})
-    if path == "/v1/messages/count_tokens":
-        return JSONResponse({"input_tokens": 7})
-    if method == "HEAD":
-        return Response()
-    error = {"message": f"{path} is not served here", "type": "invalid_request_error", "param": None, "code": None}
-    return JSONResponse({"error": error}, 404)
+    def _answer_aside(self, method: str, path: str, body: bytes) -> Response:
+        """What is asked beside conversations."""
+        if path == "/v1/models":
+            return JSONResponse({"object": "list", "data": _MODELS})
+        if path == "/v1/messages/count_tokens":
+            counted = self.meter.measure(json.loads(body), is_kept=False) if self.meter else Tokens()
+            return JSONResponse({"input_tokens": counted.prompt})
+        if method == "HEAD":
+            return Response()
+        error = {"message": f"{path} is not served here", "type": "invalid_request_error", "param": None, "code": None}
+        return JSONResponse({"error": error}, 404)
 
 
 async def _send(pieces: list[bytes]) -> AsyncIterator[bytes]:
@@ -88,9 +115,9 @@ async def _send(pieces: list[bytes]) -> AsyncIterator[bytes]:
 
 
 @contextlib.contextmanager
-def run_upstream(script: Script) -> Iterator[Upstream]:
+def run_upstream(script: Model, meter: Meter | None = None) -> Iterator[Upstream]:
     """An upstream for the length of a `with` block."""
-    upstream = Upstream(script)
+    upstream = Upstream(script, meter)
     application = Starlette(routes=[Route("/{path:path}", upstream.answer, methods=_METHODS)])
     with run_application(application) as upstream.port:
         yield upstream

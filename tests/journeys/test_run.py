@@ -18,12 +18,32 @@ from tests.journeys.provider import Provider, run_provider
 from tests.journeys.running import run_command, run_proxy
 
 SECONDS = 60.0
+NOTICE_SECONDS = 2.5  # an epoch is told within one
 ASK = """
 import openai
 for piece in openai.OpenAI(api_key="sk-run").chat.completions.create(
         model="m", messages=[{"role": "user", "content": "Tell me."}], stream=True,
         stream_options={"include_usage": True}):
     pass
+"""
+# Sends one long history, so that an epoch opens, and stays until the file is there that its last word names. It takes
+# its base URL as codex does, or from its environment.
+LONG = """#!{python}
+import json, os, sys, time, urllib.request
+base = os.environ.get("OPENAI_BASE_URL") if sys.argv[1] != "-c" else sys.argv[2].partition("=")[2].strip('"')
+messages = [{"role": "user", "content": "Read all files."}]
+for n in range(30):
+    call = {"id": f"call_long_{n}", "type": "function", "function": {"name": "read", "arguments": json.dumps({"n": n})}}
+    text = "\\n".join(f"{n} line {k} of the file {n * k}" for k in range(200))
+    messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+    messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
+asked = {"model": "m", "messages": messages}
+head = {"content-type": "application/json", "authorization": "Bearer sk-run"}
+request = urllib.request.Request(base + "/chat/completions", json.dumps(asked).encode(), head)
+print("epoch", urllib.request.urlopen(request, timeout=60).headers["x-palimpsest-epoch"], flush=True)
+until = time.monotonic() + 60
+while time.monotonic() < until and not os.path.exists(sys.argv[-1]):
+    time.sleep(0.02)
 """
 # Writes its process id, then each signal it gets, and ends on request.
 LISTEN = """
@@ -196,6 +216,30 @@ def test_ctrl_c_in_a_terminal_reaches_the_client_once_and_nothing_is_written_ove
     os.close(terminal)
 
 
+@pytest.mark.parametrize(("name", "is_told"), [("codex", False), ("agent", True)])
+def test_an_epoch_is_told_at_once_but_not_over_a_screen_that_a_client_fills(
+    name: str, is_told: bool, provider: Provider, tmp_path: Path
+) -> None:
+    program, gate = tmp_path / name, tmp_path / "gate"
+    program.write_text(LONG.replace("{python}", sys.executable))
+    program.chmod(0o700)
+    child, terminal = pty.fork()
+    if child == 0:
+        words = [sys.executable, "-m", "proxy", "run", "--upstream", provider.base_url, "--ceiling", "16000", "--"]
+        words += [str(program), str(gate)]
+        os.execve(words[0], words, {**os.environ, "HOME": str(tmp_path)})
+    shown = read_until(terminal, "epoch 0")
+    if is_told:
+        shown += read_until(terminal, "compacted")
+    else:
+        time.sleep(NOTICE_SECONDS)
+    gate.touch()
+    shown += read_until(terminal, "1 epoch")
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(terminal)
+    assert ("compacted" in shown) == is_told
+
+
 def read_until(terminal: int, word: str) -> str:
     shown, until = "", time.monotonic() + SECONDS
     while word not in shown:
@@ -214,6 +258,24 @@ def test_a_running_server_is_used_and_stays(provider: Provider, tmp_path: Path) 
         assert proxy.process.poll() is None
         named = start(tmp_path, provider, "run", sys.executable, "-c", ASK, OPENAI_BASE_URL=proxy.base_url)
         assert f"runs through {proxy.origin}/-/" in end(named)[2]
+
+
+def test_a_run_within_a_run_shares_its_proxy_or_has_a_directory_beside_its_own(
+    provider: Provider, tmp_path: Path
+) -> None:
+    """What an agent starts may be started by `run` again: on the same upstream, or on another one."""
+    ask = [sys.executable, "-c", ASK]
+    inner = [sys.executable, "-m", "proxy", "run", "--"]
+    code, _, trouble = end(start(tmp_path, provider, "run", "--", *inner, *ask))
+    places = re.findall(r"runs through (\S+), with its log in (\S+)", trouble)
+    assert (code, len(places), len(set(places))) == (0, 2, 1)
+    with run_provider() as other:
+        # Another client, with another upstream than that of the one that started it.
+        setting = f"OPENAI_BASE_URL={other.base_url}"
+        code, _, trouble = end(start(tmp_path, provider, "run", "--", "env", setting, *inner, *inner, *ask))
+        outer, middle, innermost = re.findall(r"runs through (\S+), with its log in (\S+)", trouble)
+        assert (code, len(other.seen), middle) == (0, 1, innermost)
+        assert [outer[1], middle[1]] == [str(name_log(tmp_path, each)) for each in (provider, other)]
 
 
 def test_a_server_with_another_upstream_is_not_used(provider: Provider, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from tools import FUNCTIONS, TURNS
+from tools import FUNCTIONS, MOST_CALLS, TURNS
 
 TOOLS = {name: tool(function) for name, function in FUNCTIONS.items()}
 
@@ -29,7 +29,9 @@ def run_agent(*, on_responses):
     agent = create_agent(model, list(TOOLS.values()), system_prompt=f"Be brief. Responses: {on_responses}.")
     messages = []
     for turn in TURNS:
-        messages = agent.invoke({"messages": [*messages, HumanMessage(turn)]})["messages"]
+        # A call of the model and one of its tools are two steps.
+        settings = {"recursion_limit": 2 * MOST_CALLS}
+        messages = agent.invoke({"messages": [*messages, HumanMessage(turn)]}, settings)["messages"]
         print(messages[-1].text)
 
 

@@ -14,7 +14,7 @@ from agents import (
     set_tracing_disabled,
 )
 from openai import AsyncOpenAI
-from tools import FUNCTIONS, TURNS
+from tools import FUNCTIONS, MOST_CALLS, TURNS
 
 set_tracing_disabled(True)
 
@@ -27,11 +27,11 @@ async def talk(model, *, is_streamed):
     for turn in TURNS:
         items.append({"role": "user", "content": turn})
         if is_streamed:
-            result = Runner.run_streamed(agent, items)
+            result = Runner.run_streamed(agent, items, max_turns=MOST_CALLS)
             async for _ in result.stream_events():
                 pass
         else:
-            result = await Runner.run(agent, items)
+            result = await Runner.run(agent, items, max_turns=MOST_CALLS)
         items = result.to_input_list()
         print(result.final_output)
 

@@ -8,7 +8,7 @@ import { createRequire } from "node:module";
 const { default: OpenAI } = createRequire(import.meta.url)("openai");
 
 const client = new OpenAI({ maxRetries: 0 });
-const TURNS = ["Read the notes.", "Read them again, please. é"];
+const TURNS = (process.env.TURNS ?? "Read the notes.\nRead them again, please. é").split("\n");
 const FUNCTIONS = {
   read_file: ({ path }) => readFileSync(path, "utf8"),
   run_shell_command: ({ command }) => execSync(command, { encoding: "utf8" }),
@@ -33,7 +33,8 @@ async function runTools(stream) {
   let messages = [{ role: "system", content: `Be brief. Streamed: ${stream}.` }];
   for (const turn of TURNS) {
     messages.push({ role: "user", content: turn });
-    const runner = client.chat.completions.runTools({ model: "scripted", stream, messages, tools });
+    const asked = { model: "scripted", stream, messages, tools };
+    const runner = client.chat.completions.runTools(asked, { maxChatCompletions: 100 });
     await runner.done();
     messages = [...runner.messages];
     console.log(await runner.finalContent());

@@ -5,9 +5,9 @@ Rule: the second turn gets the first one's messages.
 
 import asyncio
 
-from pydantic_ai import Agent
+from pydantic_ai import Agent, UsageLimits
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
-from tools import FUNCTIONS, TURNS
+from tools import FUNCTIONS, MOST_CALLS, TURNS
 
 
 async def drain(_context, events):
@@ -21,7 +21,9 @@ async def talk(model, *, is_streamed):
     history = []
     for turn in TURNS:
         # With a handler of events the calls are streamed; `run_stream` would take text beside a tool call for the end.
-        result = await agent.run(turn, message_history=history, event_stream_handler=drain if is_streamed else None)
+        handler = drain if is_streamed else None
+        limits = UsageLimits(request_limit=MOST_CALLS)
+        result = await agent.run(turn, message_history=history, event_stream_handler=handler, usage_limits=limits)
         history = result.all_messages()
         print(result.output)
 

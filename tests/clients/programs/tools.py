@@ -3,10 +3,13 @@ says in the working folder.
 """
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
-TURNS = ("Read the notes.", "Read them again, please. é")
+# The prompts, one a line.
+TURNS = tuple(os.environ.get("TURNS", "Read the notes.\nRead them again, please. é").split("\n"))
+MOST_CALLS = 100  # of a turn, for frameworks that end at fewer
 
 
 def read_file(path: str) -> str:

@@ -233,8 +233,8 @@ def _check_address(settings: Settings, address: str, port: int) -> None:
     what = "is where this server itself listens; name the provider's address, or choose another --port"
     problems = [
         Problem(f"upstreams[{i}].base_url", what)
-        for i, upstream in enumerate(settings.upstreams)
-        if leads_back(upstream.base_url, address, port)
+        for i, policy in enumerate(settings.upstream_policies())
+        if policy.base_url and leads_back(policy.base_url, address, port)
     ]
     if problems:
         raise ConfigError(problems)
@@ -260,12 +260,13 @@ def _describe_upstream(policy: UpstreamPolicy, settings: Settings) -> str:
     """
     proxy = urlsplit(policy.proxy).netloc.rpartition("@")[2]
     route = f" (through the proxy {proxy})" if proxy else ""
+    place = " ".join(filter(None, (policy.kind if policy.kind == "litellm" else "", policy.base_url)))
     stated = settings.stated_windows().get(policy.name)
     if stated is None or settings.mode != "manage":
-        return f"{policy.name}: {policy.base_url}{route}"
+        return f"{policy.name}: {place}{route}"
     budget = make_budget(stated.window, None, None, settings.budget_policy())
     marks = f"shortened from {budget.soft:,} tokens on where it pays, from {budget.high:,} on always"
-    return f"{policy.name}: {policy.base_url}{route}, {marks}"
+    return f"{policy.name}: {place}{route}, {marks}"
 
 
 def _describe_shortening(settings: Settings) -> Iterator[tuple[str, str]]:

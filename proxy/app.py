@@ -26,6 +26,7 @@ from proxy.context.budget import AUTO_CEILING, make_budget
 from proxy.engine.models import PriceList
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.runtime import WriteBatcher
+from proxy.engine.upstream_health import UpstreamCircuits
 from proxy.heap import HeapTrimmer, find_heap, tune_collector
 from proxy.model.errors import ProxyError, StoreUnavailable
 from proxy.server.context_api import ContextApi
@@ -187,7 +188,9 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     """Return the ASGI application over an engine, and its health."""
     metrics = Metrics(lambda: engine.archive.health, lambda: len(engine.tasks), lambda: engine.descriptors.shortages)
     metrics.subscribe(engine.bus)
-    health = Health(lambda: engine.relay.problem, metrics, refuses=settings.store.on_failure == "refuse")
+    circuits = UpstreamCircuits((upstream.name for upstream in engine.upstreams), engine.bus)
+    refuses = settings.store.on_failure == "refuse"
+    health = Health(lambda: engine.relay.problem, metrics, refuses=refuses, upstreams=circuits.describe)
     inspector = Inspector(_describe_settings(settings))
     contexts = ContextApi(
         engine.archive, engine.epoch_admin, engine.manual_compaction, engine.models.counter.count_messages

@@ -4,7 +4,7 @@
 
 FROM python:3.11.14-slim-bookworm AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-# "outlines": the grammars that outline source code, 190 MB more; "providers": litellm, 290 MB more; or both.
+# "outlines": the grammars that outline source code, 190 MB more; "providers": litellm, 105 MB more; or both.
 ARG EXTRAS=""
 RUN python -m venv /venv
 COPY requirements.lock requirements-outlines.lock requirements-providers.lock /source/

@@ -18,7 +18,8 @@ from proxy.upstream.litellm_library import load_litellm
 from proxy.upstream.policy import UpstreamPolicy
 from proxy.wire.overflow import read_overflow, read_stream_start
 from tests.support import provider_answers as says
-from tests.support.scripted import LIMIT, ScriptedUpstream, answer, chunk, stream_head
+from tests.support.loops import put_forward
+from tests.support.scripted import LAST_CHUNK, LIMIT, ScriptedUpstream, answer, chunk, stream_head
 from tests.upstream.test_client import Upload, read_all
 
 # litellm compares what providers answer with its own types, and warns of each difference.
@@ -412,6 +413,19 @@ async def test_a_client_that_has_gone_ends_the_call(
     assert await tasks.finish(LIMIT)
 
 
+async def test_a_client_that_goes_while_much_is_unread_ends_the_call(
+    make: Make, upstream: ScriptedUpstream, tasks: TaskRunner
+) -> None:
+    sending = asyncio.ensure_future(send(make(), {"model": OPENAI, "messages": ASKED, "stream": True}))
+    wire, _ = await upstream.accept_request()
+    wire.send(stream_head() + chunk(says.data(says.chat_chunk({"content": "x" * 2**20}))) * 2)
+    response = await sending
+    await asyncio.sleep(0.5)  # by then it reads no more; if not, the call ends all the same
+    response.close()
+    assert await tasks.finish(LIMIT)
+    assert await wire.read_to_end() == b""
+
+
 async def test_a_client_that_goes_before_the_response_ends_the_call(make: Make, upstream: ScriptedUpstream) -> None:
     sending = asyncio.ensure_future(send(make(), {"model": OPENAI, "messages": ASKED}))
     wire, _ = await upstream.accept_request()
@@ -440,6 +454,20 @@ async def test_an_error_at_the_beginning_of_a_stream_is_an_error_response(
         assert read_stream_start(content) == "overflow"
     else:
         assert read_overflow(response.status, response.headers, content) is not None
+
+
+async def test_a_slow_stream_begins_before_its_first_piece(make: Make, upstream: ScriptedUpstream) -> None:
+    sending = asyncio.ensure_future(send(make(), {"model": OPENAI, "messages": ASKED, "stream": True}))
+    wire, _ = await upstream.accept_request()
+    wire.send(stream_head())
+    while not sending.done():
+        await asyncio.sleep(0.05)
+        await put_forward(1)
+    response = await sending
+    assert (response.status, response.is_received) == (200, False)
+    refusal = says.data(says.openai_error(says.OPENAI_TOO_LONG, "context_length_exceeded"))
+    wire.send(chunk(refusal) + LAST_CHUNK)
+    assert read_stream_start(await read_all(response)) == "overflow"
 
 
 async def test_a_near_provider_is_told_through_which_servers_the_call_came(

@@ -1,6 +1,6 @@
 """litellm as a library: how it is imported, its entry points, what it may be handed, and how its answers are written.
 
-It is imported only for an upstream that needs it, which takes 4 s and 130 MB, and reads the map of models that comes
+It is imported only for an upstream that needs it, which takes 4 s and 150 MB, and reads the map of models that comes
 with it: nothing is fetched. A request may have only the listed members. litellm takes its own options by the same
 names as the API's, so any other could choose an address, a credential or a file of this machine.
 """
@@ -105,9 +105,9 @@ def is_installed() -> bool:
 
 
 def load_litellm() -> Any:
-    """Import litellm with its switches set. Blocks for seconds. Raises ImportError."""
+    """Import litellm with its switches set, and what its first call would import. Blocks for seconds."""
     os.environ.update(_SWITCHES)  # noqa: TID251 - litellm reads them nowhere else
-    library = importlib.import_module("litellm")
+    library, *_ = [importlib.import_module(name) for name in NEEDED]
     for name, value in _SETTINGS.items():
         setattr(library, name, value)
     logging.getLogger("LiteLLM").disabled = True  # it quotes requests; what it raises is recorded

@@ -148,10 +148,17 @@ GEMINI = {
     "usageMetadata": {"promptTokenCount": 5, "candidatesTokenCount": 2, "totalTokenCount": 7},
 }
 
+CONVERSE = {
+    "output": {"message": {"role": "assistant", "content": [{"text": "hello"}]}},
+    "stopReason": "end_turn",
+    "usage": {"inputTokens": 5, "outputTokens": 1, "totalTokens": 6},
+}
+
 OPENAI_TOO_LONG = (
     "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens. "
     "Please reduce the length of the messages."
 )
+GEMINI_TOO_LONG = "The input token count (9000) exceeds the maximum number of tokens allowed (8192)."
 ANTHROPIC_TOO_LONG = "prompt is too long: 9000 tokens > 8192 maximum"
 
 

@@ -134,6 +134,35 @@ async def test_gemini_is_asked_in_its_own_words(make: Make, upstream: ScriptedUp
     assert b'"mime_type":"image/png"' in asked.body.replace(b" ", b"")
 
 
+async def test_azure_is_asked_for_a_deployment(
+    make: Make, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_API_VERSION", "2025-01-01-preview")
+    upstream.answer_with(says.whole(says.CHAT))
+    client = make(base_url=upstream.url.removesuffix("/v1"), api_key="sk-own")
+    assert (await ask(client, {"model": "azure/mine", "messages": ASKED, "tools": TOOLS}))[0] == 200
+    (asked,) = upstream.requests
+    assert asked.target == b"/openai/deployments/mine/chat/completions?api-version=2025-01-01-preview"
+    assert asked.find(b"api-key") == b"sk-own"
+
+
+async def test_bedrock_is_asked_with_the_credentials_of_the_environment(
+    make: Make, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"ACCESS_KEY_ID": "AKIAOWN", "SECRET_ACCESS_KEY": "s", "REGION_NAME": "us-east-1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    upstream.answer_with(says.whole(says.CONVERSE))
+    client = make(auth="none")
+    body = {"model": "bedrock/anthropic.claude-sonnet-4-5-20250929-v1:0", "messages": SEEN, "tools": TOOLS}
+    status, value = await ask(client, body)
+    assert (status, value["choices"][0]["message"]["content"]) == (200, "hello")
+    (asked,) = upstream.requests
+    assert b"/converse" in asked.target
+    assert b"Credential=AKIAOWN/" in asked.find(b"authorization")
+    assert b"sk-client" not in asked.find(b"authorization")
+    assert b'"image"' in asked.body
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize(
     ("status", "kind"),
@@ -166,6 +195,7 @@ async def test_an_error_has_the_providers_status_and_the_shape_of_both_apis(
     [
         (OPENAI, CHAT, says.openai_error(says.OPENAI_TOO_LONG)),
         (ANTHROPIC, CHAT, says.anthropic_error(says.ANTHROPIC_TOO_LONG)),
+        (GEMINI, CHAT, {"error": {"code": 400, "message": says.GEMINI_TOO_LONG, "status": "INVALID_ARGUMENT"}}),
         (ANTHROPIC, MESSAGES, says.anthropic_error(says.ANTHROPIC_TOO_LONG)),
         (OPENAI, RESPONSES, says.openai_error(says.OPENAI_TOO_LONG)),
     ],

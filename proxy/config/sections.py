@@ -267,12 +267,10 @@ def _check_litellm(upstream: UpstreamSettings) -> None:
         raise PydanticCustomError("auth", "auth is none, so api_key would not be used; leave one of them out")
     if upstream.auth == "x-api-key":
         raise PydanticCustomError("auth", "litellm knows the header of each provider; set auth to bearer or none")
-    providers = {model.partition("/")[0] for model in upstream.models}
-    is_one = (
-        len(providers) == 1 and all("/" in model for model in upstream.models) and not _ANY.search("".join(providers))
-    )
-    if has_key and "base_url" not in upstream.model_fields_set and not is_one:
-        what = "api_key is one provider's: let all models begin with that provider, as in azure/*, or set base_url"
+    providers = {provider for model in upstream.models for provider, slash, _ in [model.partition("/")] if slash}
+    is_one = len(providers) == 1 and all("/" in model for model in upstream.models)
+    if has_key and (not is_one or _ANY.search(providers.pop())):
+        what = "api_key is one provider's: list models, and let all begin with that provider, as azure/* does"
         raise PydanticCustomError("api_key", what)
 
 

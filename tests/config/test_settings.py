@@ -259,6 +259,7 @@ LITELLM = {"name": "a", "kind": "litellm"}
         ({"auth": "none", "api_key": "k"}, "api_key would not be used"),
         ({"api_key": "k"}, "api_key is one provider's"),
         ({"api_key": "k", "models": ["*"]}, "api_key is one provider's"),
+        ({"api_key": "k", "base_url": "http://x"}, "api_key is one provider's"),
         ({"api_key": "k", "models": ["azure/*", "groq/*"]}, "api_key is one provider's"),
         ({"api_key": "k", "models": ["azure/*", "gpt-*"]}, "api_key is one provider's"),
         ({"api_key": "k", "models": ["a*/gpt"]}, "api_key is one provider's"),
@@ -271,9 +272,7 @@ def test_what_litellm_does_by_itself_is_not_set_and_a_key_goes_to_one_provider(
     assert problem in told
 
 
-@pytest.mark.parametrize(
-    "values", [{"api_key": "k", "models": ["azure/*", "azure/b"]}, {"api_key": "k", "base_url": "http://x"}, {}]
-)
+@pytest.mark.parametrize("values", [{"api_key": "k", "models": ["azure/*", "azure/b"]}, {"base_url": "http://x"}, {}])
 def test_an_upstream_of_litellm_has_an_address_only_if_one_is_set(values: dict[str, object]) -> None:
     settings = Settings(upstreams=[{**LITELLM, **values}])
     (policy,) = settings.upstream_policies()

@@ -384,6 +384,18 @@ async def test_a_provider_that_says_nothing_is_given_up(make: Make, upstream: Sc
     assert caught.value.status == 504
 
 
+async def test_a_provider_whose_code_knows_no_time_limit_is_given_up(make: Make) -> None:
+    async def wait(**_: object) -> None:
+        await asyncio.Event().wait()
+
+    async def close() -> None:
+        """Nothing is open."""
+
+    client = make(library=SimpleNamespace(acompletion=wait, close_litellm_async_clients=close), idle_timeout=0.1)
+    with pytest.raises(UpstreamUnreachable, match="did not answer litellm in time"):
+        await send(client, {"model": OPENAI, "messages": ASKED})
+
+
 async def test_a_stream_that_falls_silent_breaks_off(make: Make, upstream: ScriptedUpstream) -> None:
     sending = asyncio.ensure_future(send(make(idle_timeout=0.5), {"model": OPENAI, "messages": ASKED, "stream": True}))
     wire, _ = await upstream.accept_request()

@@ -4,11 +4,12 @@
 
 FROM python:3.11.14-slim-bookworm AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-# requirements-outlines.lock: with the grammars that outline source code, 190 MB more.
-ARG LOCK=requirements.lock
+# "outlines": the grammars that outline source code, 190 MB more; "providers": litellm, 105 MB more; or both.
+ARG EXTRAS=""
 RUN python -m venv /venv
-COPY requirements.lock requirements-outlines.lock /source/
-RUN /venv/bin/pip install --no-deps --require-hashes --requirement "/source/$LOCK"
+COPY requirements.lock requirements-outlines.lock requirements-providers.lock /source/
+RUN set -e; for lock in requirements $(for extra in $EXTRAS; do echo "requirements-$extra"; done); do \
+        /venv/bin/pip install --no-deps --require-hashes --requirement "/source/$lock.lock"; done
 COPY pyproject.toml README.md LICENSE /source/
 COPY proxy /source/proxy
 RUN /venv/bin/pip install --no-deps --no-build-isolation /source \

@@ -10,7 +10,8 @@ CODE := proxy scripts tests benchmarks
 # One worker more than there are cores: some tests wait for processes that they started.
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist=worksteal
 ARGS ?=
-RUN := $(VENV)/$(if $(OUTLINES),.outlines,.run)
+EXTRAS ?=
+RUN := $(if $(EXTRAS),$(EXTRAS:%=$(VENV)/.%),$(VENV)/.run)
 
 # Python keeps what it has compiled: else each of the hundreds of processes of the suite would compile the package.
 unexport PYTHONDONTWRITEBYTECODE
@@ -21,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: $(RUN) ## start the proxy; options in ARGS, such as ARGS="--port 9000"; OUTLINES=1: with that extra
+run: $(RUN) ## start the proxy; options in ARGS, such as ARGS="--port 9000"; EXTRAS="outlines providers": with these
 	@exec $(BIN)/palimpsest serve $(ARGS)
 
 install: $(RUN) ## install, and start nothing: then .venv/bin/palimpsest run -- CLIENT
@@ -58,10 +59,12 @@ format: $(VENV)/.dev ## bring the code into its form
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-lock: $(VENV)/.dev ## resolve pyproject.toml anew into the three locks; then make map
+lock: $(VENV)/.dev ## resolve pyproject.toml anew into the four locks; then make map
 	$(LOCK) --upgrade --output-file requirements.lock pyproject.toml
 	$(LOCK) --upgrade --output-file requirements-outlines.lock --extra outlines --constraint requirements.lock pyproject.toml
-	$(LOCK) --upgrade --output-file requirements-dev.lock --all-extras --constraint requirements-outlines.lock pyproject.toml
+	$(LOCK) --upgrade --output-file requirements-providers.lock --extra providers --constraint requirements.lock pyproject.toml
+	$(LOCK) --upgrade --output-file requirements-dev.lock --all-extras --constraint requirements-outlines.lock \
+		--constraint requirements-providers.lock pyproject.toml
 
 map: $(VENV)/.dev ## make the map of models anew from the installed litellm
 	$(BIN)/python -m scripts.model_map
@@ -93,6 +96,11 @@ $(VENV)/.outlines: requirements-outlines.lock pyproject.toml | $(BIN)/python
 	$(call INSTALL,requirements-outlines.lock,a minute)
 	@touch $@ $(VENV)/.run
 
-$(VENV)/.dev: requirements-dev.lock requirements-outlines.lock requirements.lock pyproject.toml | $(BIN)/python
+$(VENV)/.providers: requirements-providers.lock pyproject.toml | $(BIN)/python
+	$(call INSTALL,requirements-providers.lock,a minute)
+	@touch $@ $(VENV)/.run
+
+$(VENV)/.dev: requirements-dev.lock requirements-outlines.lock requirements-providers.lock requirements.lock pyproject.toml \
+		| $(BIN)/python
 	$(call INSTALL,requirements-dev.lock,a few minutes)
-	@touch $@ $(VENV)/.outlines $(VENV)/.run
+	@touch $@ $(VENV)/.outlines $(VENV)/.providers $(VENV)/.run

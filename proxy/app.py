@@ -26,6 +26,7 @@ from proxy.context.budget import AUTO_CEILING, make_budget
 from proxy.engine.models import PriceList
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.runtime import WriteBatcher
+from proxy.engine.upstream_health import UpstreamCircuits
 from proxy.heap import HeapTrimmer, find_heap, tune_collector
 from proxy.model.errors import ProxyError, StoreUnavailable
 from proxy.server.context_api import ContextApi
@@ -187,7 +188,9 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     """Return the ASGI application over an engine, and its health."""
     metrics = Metrics(lambda: engine.archive.health, lambda: len(engine.tasks), lambda: engine.descriptors.shortages)
     metrics.subscribe(engine.bus)
-    health = Health(lambda: engine.relay.problem, metrics, refuses=settings.store.on_failure == "refuse")
+    circuits = UpstreamCircuits((upstream.name for upstream in engine.upstreams), engine.bus)
+    refuses = settings.store.on_failure == "refuse"
+    health = Health(lambda: engine.relay.problem, metrics, refuses=refuses, upstreams=circuits.describe)
     inspector = Inspector(_describe_settings(settings))
     contexts = ContextApi(
         engine.archive, engine.epoch_admin, engine.manual_compaction, engine.models.counter.count_messages
@@ -233,8 +236,8 @@ def _check_address(settings: Settings, address: str, port: int) -> None:
     what = "is where this server itself listens; name the provider's address, or choose another --port"
     problems = [
         Problem(f"upstreams[{i}].base_url", what)
-        for i, upstream in enumerate(settings.upstreams)
-        if leads_back(upstream.base_url, address, port)
+        for i, policy in enumerate(settings.upstream_policies())
+        if policy.base_url and leads_back(policy.base_url, address, port)
     ]
     if problems:
         raise ConfigError(problems)
@@ -260,12 +263,13 @@ def _describe_upstream(policy: UpstreamPolicy, settings: Settings) -> str:
     """
     proxy = urlsplit(policy.proxy).netloc.rpartition("@")[2]
     route = f" (through the proxy {proxy})" if proxy else ""
+    place = " ".join(filter(None, (policy.kind if policy.kind == "litellm" else "", policy.base_url)))
     stated = settings.stated_windows().get(policy.name)
     if stated is None or settings.mode != "manage":
-        return f"{policy.name}: {policy.base_url}{route}"
+        return f"{policy.name}: {place}{route}"
     budget = make_budget(stated.window, None, None, settings.budget_policy())
     marks = f"shortened from {budget.soft:,} tokens on where it pays, from {budget.high:,} on always"
-    return f"{policy.name}: {policy.base_url}{route}, {marks}"
+    return f"{policy.name}: {place}{route}, {marks}"
 
 
 def _describe_shortening(settings: Settings) -> Iterator[tuple[str, str]]:

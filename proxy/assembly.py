@@ -60,6 +60,7 @@ from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.recovery import recover_log
 from proxy.upstream.client import DirectClient
+from proxy.upstream.litellm_library import is_installed, load_litellm
 from proxy.upstream.model_catalog import ModelCatalog
 from proxy.upstream.origin import name_address
 from proxy.upstream.policy import UpstreamPolicy
@@ -71,6 +72,9 @@ from proxy.worker.program import COUNTED_IN, WorkerSettings, count_text
 
 if TYPE_CHECKING:
     from proxy.upstream.httpx_client import ProxiedClient
+    from proxy.upstream.litellm_client import LitellmClient
+
+    AnyClient = DirectClient | ProxiedClient | LitellmClient
 
 _TOKEN_FILE = "admin-token"
 _ADDRESS_FILE = "address"
@@ -78,6 +82,10 @@ _UPSTREAMS_FILE = "upstreams"
 # One token count is kept per this many bytes of the cache's size, in addition to it: by default 65,536 counts, 11 MB.
 _CACHE_FOR_A_WEIGHT = 1024
 _FINISH_SECONDS = 2.0
+_INSTALL = (
+    "install it by make run EXTRAS=providers, pip install 'palimpsest[providers]', "
+    "or for an image by docker build --build-arg EXTRAS=providers"
+)
 
 _log = logging.getLogger("palimpsest")
 
@@ -103,7 +111,7 @@ class Engine:
     bus: EventBus
     tasks: TaskRunner
     descriptors: Descriptors
-    upstreams: "tuple[DirectClient | ProxiedClient, ...]"
+    upstreams: "tuple[AnyClient, ...]"
     models: Models
     tokenizer: CountingTokenizer
     worker: WorkerProcess
@@ -303,10 +311,19 @@ def _build_compaction(
     )
 
 
-def build_upstream(
-    policy: UpstreamPolicy, tasks: TaskRunner, descriptors: Descriptors, hop_id: str
-) -> "DirectClient | ProxiedClient":
-    """Return the client of an upstream. Only one behind a proxy needs httpx, whose import costs 60 ms and 6 MB."""
+def build_upstream(policy: UpstreamPolicy, tasks: TaskRunner, descriptors: Descriptors, hop_id: str) -> "AnyClient":
+    """Return the client of an upstream. Raises ConfigError if litellm is needed and not installed.
+
+    Only one behind a proxy needs httpx, whose import costs 60 ms and 6 MB, and only one of kind litellm needs that,
+    whose import costs 4 s and 150 MB.
+    """
+    if policy.kind == "litellm":
+        if not is_installed():
+            what = f"{policy.name!r} is of kind litellm, which needs the extra providers; {_INSTALL}"
+            raise ConfigError([Problem("upstreams", what)])
+        from proxy.upstream.litellm_client import LitellmClient  # noqa: PLC0415 - as said above
+
+        return LitellmClient(policy, load_litellm(), tasks.spawn, hop_id=hop_id)
     if not policy.proxy:
         return DirectClient(policy, tasks.spawn, WriteBatcher(tasks.held), descriptors, hop_id=hop_id)
     from proxy.upstream.httpx_client import ProxiedClient  # noqa: PLC0415 - as said above
@@ -364,7 +381,7 @@ def note_address(settings: Settings, port: int) -> Iterator[None]:
     Beside it are the addresses of its upstreams: `palimpsest run` shares only a server with those of its client. If the
     files cannot be written, the server runs all the same, and commands use the address in the settings.
     """
-    upstreams = "".join(f"{policy.base_url}\n" for policy in settings.upstream_policies())
+    upstreams = "".join(f"{policy.address}\n" for policy in settings.upstream_policies())
     noted = {_UPSTREAMS_FILE: upstreams, _ADDRESS_FILE: name_address(settings.server.host, port) + "\n"}
     for name, text in noted.items():
         try:

@@ -274,6 +274,24 @@ def test_neither_encoders_nor_grammars_are_there_before_they_are_needed() -> Non
     assert told.stdout.strip() == "[]"
 
 
+def test_litellm_is_imported_for_an_upstream_of_its_kind_alone(tmp_path: Path) -> None:
+    program = """
+import asyncio, sys
+from proxy.assembly import build_engine
+from proxy.config import Settings
+async def build(*kinds):
+    upstreams = [{"name": f"u{i}", "kind": kind} for i, kind in enumerate(kinds)]
+    await (await build_engine(Settings(upstreams=upstreams, data=sys.argv[1]))).close()
+    print("litellm" in sys.modules)
+asyncio.run(build("openai"))
+asyncio.run(build("openai", "litellm"))
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert told.stdout.split() == ["False", "True"]
+    assert told.stderr == ""
+
+
 async def test_an_engine_that_is_closed_ends_its_worker_process(tmp_path: Path) -> None:
     engine = await build_engine(settings_in(tmp_path))
     assert engine.worker.pid is None

@@ -16,13 +16,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FILE_LINES, FUNCTION_LINES, CLASS_LINES = 500, 60, 350
-# Of modules: 160 held the first six steps; why a cache missed, bound reasoning and the ledger of steps came on top.
-MOST_FILES, MEDIAN_LINES, SMALL_LINES, MOST_SMALL = 170, 150, 60, 0.1
+# Of modules: 160 held the first six steps; why a cache missed, bound reasoning, the ledger of steps and providers that
+# litellm calls came on top.
+MOST_FILES, MEDIAN_LINES, SMALL_LINES, MOST_SMALL = 174, 150, 60, 0.1
 # Packages may have 15 modules; these more.
 MOST_MODULES = {"proxy/store/sqlite": 18, "proxy/context": 19}
 # Imports a function may hold, by file: what many runs do not need and what costs start-up time.
 LAZY_IMPORTS: dict[str, set[str]] = {
-    "proxy/assembly.py": {"proxy.upstream.httpx_client"},
+    "proxy/assembly.py": {"proxy.upstream.httpx_client", "proxy.upstream.litellm_client"},
     "proxy/upstream/tokenizer.py": {"splintr"},
 }
 # The functions in which an exception of any kind is caught for good, and why.
@@ -42,9 +43,10 @@ BROAD_EXCEPTS = {
     "engine.runtime.EventBus.publish": "a subscriber must not reach the publisher",
     "engine.response_reader._try_to_read": "a response that cannot be read must not stop the reader",
     "store.sqlite.writer.Writer._write_some": "a record that cannot be written must not end the writer thread",
+    "upstream.litellm_errors.explained": "the code of a hundred providers raises what it likes",
     "worker.program.serve": "what is wrong with a job is its result, and must not end the process",
 }
-MOST_BROAD_EXCEPTS = 16
+MOST_BROAD_EXCEPTS = 17
 # How often tests use what is private to another file: each of them makes a change of that file harder.
 MOST_PRIVATE_USES = 17
 _NAMED_TUPLE = {"_asdict", "_field_defaults", "_fields", "_make", "_replace"}

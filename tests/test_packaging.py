@@ -23,8 +23,9 @@ import proxy
 from tests.support.scripted import LIMIT
 
 ROOT = Path(__file__).parents[1]
-CORE, OUTLINES, DEVELOPERS = "requirements.lock", "requirements-outlines.lock", "requirements-dev.lock"
-LOCKS = (CORE, OUTLINES, DEVELOPERS)
+CORE, DEVELOPERS = "requirements.lock", "requirements-dev.lock"
+OUTLINES, PROVIDERS = "requirements-outlines.lock", "requirements-providers.lock"
+LOCKS = (CORE, OUTLINES, PROVIDERS, DEVELOPERS)
 MEGABYTE = 1_000_000
 
 
@@ -81,7 +82,13 @@ def test_a_lock_names_no_place_to_download_from(lock: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lock", "extras"), [(CORE, ()), (OUTLINES, ("outlines",)), (DEVELOPERS, ("outlines", "providers", "dev"))]
+    ("lock", "extras"),
+    [
+        (CORE, ()),
+        (OUTLINES, ("outlines",)),
+        (PROVIDERS, ("providers",)),
+        (DEVELOPERS, ("outlines", "providers", "dev")),
+    ],
 )
 def test_a_lock_is_what_pip_would_install_and_no_more(lock: str, extras: tuple[str, ...]) -> None:
     versions, needed = locked(lock), find_needed(list_requirements(*extras))
@@ -97,7 +104,7 @@ def test_a_lock_is_what_pip_would_install_and_no_more(lock: str, extras: tuple[s
 
 def test_tests_run_with_the_versions_that_are_shipped() -> None:
     tested = locked(DEVELOPERS)
-    for lock in (CORE, OUTLINES):
+    for lock in (CORE, OUTLINES, PROVIDERS):
         assert {name: tested.get(name) for name in locked(lock)} == locked(lock)
     assert {name: distribution(name).version for name in tested} == tested
 
@@ -107,9 +114,11 @@ def test_what_few_people_need_is_an_extra() -> None:
     heavy = {"litellm", "tiktoken", "tree-sitter", "tree-sitter-language-pack"}
     assert heavy & set(locked(CORE)) == set()
     assert heavy & set(locked(OUTLINES)) == {"tree-sitter", "tree-sitter-language-pack"}
-    assert locked(DEVELOPERS)["litellm"] not in ("1.82.7", "1.82.8"), "these were tampered with"
-    [providers] = (Requirement(each) for each in project()["optional-dependencies"]["providers"])
-    assert not any(providers.specifier.contains(version) for version in ("1.82.7", "1.82.8"))
+    assert heavy & set(locked(PROVIDERS)) == {"litellm", "tiktoken"}
+    assert locked(PROVIDERS)["litellm"] not in ("1.82.7", "1.82.8"), "these were tampered with"
+    library, _ = (Requirement(each) for each in project()["optional-dependencies"]["providers"])
+    assert library.name == "litellm"
+    assert not any(library.specifier.contains(version) for version in ("1.82.7", "1.82.8"))
 
 
 def test_a_core_install_is_small() -> None:
@@ -190,16 +199,24 @@ def recipe_of(target: str) -> str:
     return read("Makefile").split(f"\n{target}:")[1].split("\n\n")[0]
 
 
-@pytest.mark.parametrize(("options", "lock"), [((), CORE), (("OUTLINES=1",), OUTLINES)])
+@pytest.mark.parametrize(
+    ("options", "locks"),
+    [
+        ((), [CORE]),
+        (("EXTRAS=outlines",), [OUTLINES]),
+        (("EXTRAS=providers",), [PROVIDERS]),
+        (("EXTRAS=outlines providers",), [OUTLINES, PROVIDERS]),
+    ],
+)
 def test_make_run_installs_the_core_unless_more_is_wished_and_says_so(
-    tmp_path: Path, options: tuple[str, ...], lock: str
+    tmp_path: Path, options: tuple[str, ...], locks: list[str]
 ) -> None:
     command = ["make", "--dry-run", f"VENV={tmp_path}", "run", *options]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=True).stdout
-    assert f"install --no-deps --require-hashes --requirement {lock}" in told
+    assert re.findall(r"install --no-deps --require-hashes --requirement (\S+)", told) == locks
     said = [line for line in told.splitlines() if line.startswith("echo ")]
-    assert [line.split()[1] for line in said] == ['"Making', '"Installing', '"Installing']
-    assert f"packages from {lock}: " in said[1]
+    assert [line.split()[1] for line in said] == ['"Making', *['"Installing'] * 2 * len(locks)]
+    assert [re.findall(r"packages from (\S+): ", line) for line in said[1::2]] == [[lock] for lock in locks]
 
 
 def test_make_check_runs_the_quick_gates_and_the_core() -> None:
@@ -301,9 +318,28 @@ def test_the_containers_base_is_pinned() -> None:
 
 def test_the_container_installs_from_the_lock_with_hashes() -> None:
     installs = [line for line in instructions("RUN") if "pip install" in line]
-    assert instructions("ARG") == [f"LOCK={CORE}"]
-    assert '--no-deps --require-hashes --requirement "/source/$LOCK"' in installs[0]
+    assert instructions("ARG") == ['EXTRAS=""']
+    assert '--no-deps --require-hashes --requirement "/source/$lock.lock"' in installs[0]
     assert "--no-deps --no-build-isolation" in installs[1]
+
+
+@pytest.mark.parametrize(
+    ("extras", "locks"),
+    [("", [CORE]), ("providers", [CORE, PROVIDERS]), ("outlines providers", [CORE, OUTLINES, PROVIDERS])],
+)
+def test_the_container_takes_the_extras_that_are_wished(tmp_path: Path, extras: str, locks: list[str]) -> None:
+    [install] = [line for line in instructions("RUN") if "--require-hashes" in line]
+    pip = tmp_path / "pip"
+    pip.write_text('#!/bin/sh\nfor last; do :; done\nbasename "$last"\ntest "$FAIL" != "$(basename "$last")"\n')
+    pip.chmod(0o755)
+
+    def run(fail: str) -> "subprocess.CompletedProcess[str]":
+        environment = {**os.environ, "EXTRAS": extras, "FAIL": fail}
+        command = ["sh", "-c", install.replace("/venv/bin/pip", str(pip))]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+
+    assert (run("").returncode, run("").stdout.split()) == (0, locks)
+    assert run(locks[0]).returncode != 0
 
 
 def test_the_container_is_not_root_and_writes_only_to_its_volume() -> None:

@@ -77,7 +77,7 @@ class Target:
     @property
     def upstreams(self) -> tuple[str, ...]:
         """The addresses of its upstreams."""
-        return tuple(policy.base_url for policy in self.settings.upstream_policies())
+        return tuple(policy.address for policy in self.settings.upstream_policies())
 
 
 @dataclass(slots=True)
@@ -159,7 +159,7 @@ class _Chooser:
         address = plan.upstream if not is_chosen else ""
         if not address and "upstreams" not in configured.model_fields_set:
             address = plan.default_upstream
-        known = [each.base_url for each in configured.upstream_policies()]
+        known = [each.address for each in configured.upstream_policies()]
         if not address or known == [address.rstrip("/")]:
             yield self._make(configured, {}, has_all=is_chosen or "upstreams" in configured.model_fields_set)
             return

@@ -1,5 +1,6 @@
 """The sections of the settings: keys with meaning, unit and default; defaults are those of the packages' policies."""
 
+import re
 from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import urlsplit
@@ -34,7 +35,7 @@ from proxy.engine.policy import EnginePolicy, Provider
 from proxy.model.card import Offer, Prices, Rates
 from proxy.server.policy import ServerPolicy
 from proxy.store.policy import Durability, StorePolicy
-from proxy.upstream.policy import Auth, UpstreamPolicy
+from proxy.upstream.policy import Auth, Kind, UpstreamPolicy
 
 _SERVER = ServerPolicy()
 _ENGINE = EnginePolicy()
@@ -45,6 +46,7 @@ _BUDGET = BudgetPolicy()
 _BUILDER = BuilderPolicy()
 _POLICY = CompactionPolicy()
 _MILLION = 1_000_000
+_ANY = re.compile(r"[*?\[]")
 
 
 def _refuse_both(given: SecretStr, from_file: SecretStr, name: str) -> None:
@@ -139,6 +141,13 @@ class UpstreamSettings(Section):
         pattern=r"^[A-Za-z0-9._:-]{1,64}$",
         description="Unique name, used in the log and in metrics; letters, digits and . _ : -.",
     )
+    kind: Kind = Field(
+        _UPSTREAM.kind,
+        description=(
+            "openai: a server that is asked over HTTP; litellm: providers that litellm calls, for which base_url is "
+            "needed only where litellm does not know it (docs/providers.md)."
+        ),
+    )
     base_url: BaseUrl = Field(_UPSTREAM.base_url, description="Base URL as an SDK takes it, usually ending in /v1.")
     api_key: Secret = Field(
         SecretStr(_UPSTREAM.api_key),
@@ -151,7 +160,10 @@ class UpstreamSettings(Section):
     )
     auth: Auth = Field(
         _UPSTREAM.auth,
-        description="Header that carries api_key. bearer: Authorization; x-api-key: that header; none: it is not sent.",
+        description=(
+            "Header that carries api_key. bearer: Authorization; x-api-key: that header; none: it is not sent, and "
+            "litellm takes credentials from the environment."
+        ),
     )
     connect_timeout: Seconds = Field(_UPSTREAM.connect_timeout, description="Longest time for connecting; seconds.")
     idle_timeout: Seconds = Field(
@@ -191,6 +203,12 @@ class UpstreamSettings(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        if self.kind == "litellm":
+            _check_litellm(self)
+        return self
+
+    @model_validator(mode="after")
     def _check_environment_proxy(self) -> Self:
         try:
             check_proxy_url(self._find_proxy() or "http://none")
@@ -198,6 +216,19 @@ class UpstreamSettings(Section):
             what = "proxy is env, and the proxy that the environment names for this upstream cannot be used: it {why}"
             raise PydanticCustomError("proxy", what, {"why": error.message()}) from None
         return self
+
+    @property
+    def _is_of_environment(self) -> bool:
+        return self.kind == "litellm" and self.auth == "none"
+
+    @property
+    def has_own_credential(self) -> bool:
+        """Whether calls may use a credential of this server. litellm finds some in the environment by itself."""
+        return self.kind == "litellm" or self.provider().has_own_key
+
+    def _find_base_url(self) -> str:
+        """Return the base URL, empty where litellm is to know it."""
+        return "" if self.kind == "litellm" and "base_url" not in self.model_fields_set else self.base_url
 
     def _find_proxy(self) -> str:
         setting = self.proxy.get_secret_value()
@@ -207,24 +238,41 @@ class UpstreamSettings(Section):
         """Return how the upstream is reached."""
         return UpstreamPolicy(
             name=self.name,
-            base_url=self.base_url,
+            base_url=self._find_base_url(),
             api_key=reveal(self.api_key, self.api_key_file),
             models=self.models,
             auth=self.auth,
             connect_timeout=self.connect_timeout,
             idle_timeout=self.idle_timeout,
             proxy=self._find_proxy(),
+            kind=self.kind,
         )
 
     def provider(self) -> Provider:
         """Return what the engine needs to know of the upstream."""
         return Provider(
-            host=urlsplit(self.base_url).hostname or "",
+            host=urlsplit(self._find_base_url()).hostname or "",
             cache=None if self.cache == "auto" else self.cache,
             summary_role=self.summary_role,
             strict_alternation=self.strict_alternation,
-            has_own_key=bool(reveal(self.api_key, self.api_key_file)) and self.auth != "none",
+            has_own_key=self.auth != "none" if reveal(self.api_key, self.api_key_file) else self._is_of_environment,
         )
+
+
+def _check_litellm(upstream: UpstreamSettings) -> None:
+    """Refuse what litellm does by itself, and an api_key that it could send to several providers."""
+    if upstream.proxy.get_secret_value() != "none":
+        raise PydanticCustomError("proxy", "litellm takes its proxy from HTTPS_PROXY and NO_PROXY; leave out proxy")
+    has_key = bool(reveal(upstream.api_key, upstream.api_key_file))
+    if has_key and upstream.auth == "none":
+        raise PydanticCustomError("auth", "auth is none, so api_key would not be used; leave one of them out")
+    if upstream.auth == "x-api-key":
+        raise PydanticCustomError("auth", "litellm knows the header of each provider; set auth to bearer or none")
+    providers = {provider for model in upstream.models for provider, slash, _ in [model.partition("/")] if slash}
+    is_one = len(providers) == 1 and all("/" in model for model in upstream.models)
+    if has_key and (not is_one or _ANY.search(providers.pop())):
+        what = "api_key is one provider's: list models, and let all begin with that provider, as azure/* does"
+        raise PydanticCustomError("api_key", what)
 
 
 class SessionsSettings(Section):

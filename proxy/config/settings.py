@@ -123,7 +123,7 @@ class Settings(BaseSettings):
 
     @property
     def _has_own_key(self) -> bool:
-        return any(provider.has_own_key for provider in self.providers().values())
+        return any(upstream.has_own_credential for upstream in self.upstreams)
 
     def _list_tenant_keys(self) -> tuple[str, ...]:
         """Return the keys of all tenants. A header that identifies tenants is no key, since anybody can send it."""

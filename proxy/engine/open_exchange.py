@@ -149,6 +149,7 @@ class OpenExchange:
     ended_at: float = 0.0  # set if the round ended earlier than it is recorded
     is_head_sent: bool = False  # the client has the head of a response
     is_final: bool = True  # no other round follows
+    is_unreached: bool = False  # no response came from the upstream
 
     def record_opening(self) -> Opening:
         """Queue the opening unless it is queued already. The copy kept here has only the size of a long body."""

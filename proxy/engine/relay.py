@@ -118,6 +118,7 @@ class Relay:
         try:
             response = await call_after_first_step(sending, note_sent)
         except ProxyError as error:
+            exchange.is_unreached = isinstance(error, UpstreamUnreachable)
             self._end_round(exchange, None, "failed", str(error))
             raise
         except BaseException:
@@ -331,6 +332,7 @@ class Relay:
                 is_readable=is_readable,
                 is_final=exchange.is_final,
                 model=opening.model,
+                is_unreached=exchange.is_unreached,
             )
         )
         if outcome.status == _TOO_MANY or has_rate_limits(outcome.headers):

@@ -14,7 +14,7 @@ class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
     """A round's outcome was handed to the log. Sizes are in bytes, times in seconds.
 
     If it `is_readable`, a reading or ReadingFailed follows. If it is not `is_final`, another round of the exchange
-    follows, and the client gets nothing of this one.
+    follows, and the client gets nothing of this one. If it `is_unreached`, no response came from the upstream.
     """
 
     exchange: str
@@ -31,6 +31,7 @@ class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
     is_readable: bool = False
     is_final: bool = True
     model: str = ""
+    is_unreached: bool = False
 
 
 class AnswerRead(msgspec.Struct, frozen=True, gc=False):

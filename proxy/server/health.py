@@ -252,11 +252,20 @@ class Health:
 
     `problem` returns why recording does not keep its durability promise, or an empty text. Such a degraded server is
     still ready, since calls go on, unless it `refuses` them. A draining server is not ready. Nor is one that
-    `is_starting`: it accepts calls, but the first would wait for what is still being loaded.
+    `is_starting`: it accepts calls, but the first would wait for what is still being loaded. `upstreams`
+    describes the circuit of each upstream: one that fails makes the server no less ready for the others.
     """
 
-    def __init__(self, problem: Callable[[], str], metrics: Metrics, *, refuses: bool) -> None:
+    def __init__(
+        self,
+        problem: Callable[[], str],
+        metrics: Metrics,
+        *,
+        refuses: bool,
+        upstreams: Callable[[], Mapping[str, object]] = dict,
+    ) -> None:
         self._problem = problem
+        self._upstreams = upstreams
         self._metrics = metrics
         self._refuses = refuses
         self.is_draining = False
@@ -268,15 +277,19 @@ class Health:
 
     async def ready(self, request: Request) -> Response:
         """Respond 200 if calls are served, else 503; with the reasons if the durability promise is suspended."""
-        reasons = [text for text in (self._problem(),) if text]
+        reasons, upstreams = [text for text in (self._problem(),) if text], dict(self._upstreams())
+
+        def tell(status: str, told: list[str], code: int = 200) -> Response:
+            return JSONResponse({"status": status, "reasons": told, "upstreams": upstreams}, code)
+
         if self.is_draining:
-            return JSONResponse({"status": "draining", "reasons": ["shutting down", *reasons]}, 503)
+            return tell("draining", ["shutting down", *reasons], 503)
         if self.is_starting:
-            return JSONResponse({"status": "starting", "reasons": ["loading the tokenizer", *reasons]}, 503)
+            return tell("starting", ["loading the tokenizer", *reasons], 503)
         if reasons:
             reasons.append(_REFUSING if self._refuses else _RELEASING)
-            return JSONResponse({"status": "degraded", "reasons": reasons}, 503 if self._refuses else 200)
-        return JSONResponse({"status": "ready", "reasons": []})
+            return tell("degraded", reasons, 503 if self._refuses else 200)
+        return tell("ready", [])
 
     async def metrics(self, request: Request) -> Response:
         """Respond with the metrics in Prometheus' text format."""

@@ -5,9 +5,8 @@ A call of 2 KB takes 0.47 ms of CPU through httpx and an HTTP proxy, and 0.05 ms
 """
 
 import asyncio
-import ipaddress
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
@@ -15,13 +14,11 @@ import httpx
 from proxy.engine.ports import RequestBody, UpstreamResponse
 from proxy.model.errors import BadRequest, ProxyError, TooLarge, UpstreamUnreachable
 from proxy.model.exchange import Headers
-from proxy.upstream.origin import choose_headers, make_key_header, make_tls_context, map_target, parse_base
+from proxy.upstream.origin import choose_headers, is_near, make_key_header, make_tls_context, map_target, parse_base
 from proxy.upstream.policy import UpstreamPolicy
-from proxy.wire.headers import HOP, find_header, is_loopback, list_hops
+from proxy.upstream.received_response import ReceivedResponse, Spawn
+from proxy.wire.headers import HOP, find_header, list_hops
 
-Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
-
-_HIGH_WATER = 256 * 1024
 # An idle tunnel is checked before reuse, but a close that is still on its way fails the call, which is sent only once.
 # So tunnels are kept for as long as an agent's tools run, not for the pauses of its user.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0)
@@ -47,7 +44,7 @@ class ProxiedClient:
         self._spawn = spawn
         self._origin, self._base_path = parse_base(policy.base_url)
         self._key = make_key_header(policy)
-        self._hop_id = hop_id.encode() if _is_near(self._origin.host) else b""
+        self._hop_id = hop_id.encode() if is_near(self._origin.host) else b""
         self._tls = make_tls_context()
         self._transport: _Transport | None = None
 
@@ -132,11 +129,11 @@ class ProxiedClient:
         return UpstreamUnreachable(f"the upstream closed the connection {where}")
 
 
-class ProxiedResponse:
+class ProxiedResponse(ReceivedResponse):
     """A response through a proxy; implements the port `UpstreamResponse`.
 
-    A separate task receives it: httpcore closes a connection when a read is cancelled, but readers of this class may
-    stop waiting and read again later.
+    A separate task receives it: httpcore closes a connection when a read is cancelled, but readers may stop waiting and
+    read again later.
     """
 
     def __init__(
@@ -146,90 +143,31 @@ class ProxiedResponse:
         explain: Callable[..., ProxyError],
         release: Callable[[], None],
     ) -> None:
-        self.status = response.status_code
-        self.headers: Headers = tuple([(name.lower(), value) for name, value in response.headers.raw])
-        self.is_received = False
+        headers = tuple([(name.lower(), value) for name, value in response.headers.raw])
+        super().__init__(response.status_code, headers)
         self._response = response
         self._explain = explain
         self._release = release
-        self._pieces: list[bytes] = []
-        self._buffered = 0
-        self._error: ProxyError | None = None
-        self._arrival: asyncio.Future[None] | None = None
-        self._room: asyncio.Future[None] | None = None
-        self._is_started = self._is_closed = False
-        self._task = spawn(self._receive())
+        self.start(spawn)
 
-    @property
-    def is_ended(self) -> bool:
-        """Whether every byte has been read."""
-        return self.is_received and not self._pieces
-
-    async def read(self) -> bytes:
-        """Return the next bytes, empty at the end."""
-        while not self._pieces:
-            if self.is_received:
-                return b""
-            await self._wait()
-        return self._take()
-
-    async def pump(self, take: Callable[[bytes], bool]) -> None:
-        """Pass received bytes to `take` until that returns False or the whole response has come."""
-        while not self.is_received:
-            if not self._pieces:
-                await self._wait()
-            elif not take(self._take()):
-                return
-
-    def close(self) -> None:
-        """Close the connection unless the whole response has come."""
-        self._is_closed = True
-        if self._is_started and not self.is_received:
-            self._task.cancel()
-
-    async def _wait(self) -> None:
-        """Wait until the task has received something. Raises the error that ended the response."""
-        if self._error is not None:
-            raise self._error
-        self._arrival = asyncio.get_running_loop().create_future()
+    async def receive(self) -> None:
+        """Receive the body, then release the connection."""
         try:
-            await self._arrival
+            await super().receive()
         finally:
-            self._arrival = None
-
-    def _take(self) -> bytes:
-        content = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._pieces.clear()
-        self._buffered = 0
-        _resolve(self._room)
-        return content
-
-    async def _receive(self) -> None:
-        self._is_started = True
-        try:
-            if not self._is_closed:
-                await self._receive_body()
-                self.is_received = True
-        except httpx.HTTPError as error:
-            self._error = self._explain(error, has_head=True)
-        finally:
-            if not self.is_received and self._error is None:
-                self._error = UpstreamUnreachable("the response was given up")
-            _resolve(self._arrival)
             try:
                 await self._response.aclose()
             finally:
                 self._release()
 
-    async def _receive_body(self) -> None:
+    async def receive_body(self) -> None:
+        """Receive the body."""
         assert isinstance(self._response.stream, httpx.AsyncByteStream)
-        async for piece in self._response.stream:
-            self._pieces.append(piece)
-            self._buffered += len(piece)
-            _resolve(self._arrival)
-            if self._buffered > _HIGH_WATER:
-                self._room = asyncio.get_running_loop().create_future()
-                await self._room
+        try:
+            async for piece in self._response.stream:
+                await self.put(piece)
+        except httpx.HTTPError as error:
+            raise self._explain(error, has_head=True) from error
 
 
 class AdminClient:
@@ -313,16 +251,3 @@ class _UploadStream(httpx.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while content := await self._body.read():
             yield content
-
-
-def _resolve(future: "asyncio.Future[None] | None") -> None:
-    if future is not None and not future.done():
-        future.set_result(None)
-
-
-def _is_near(host: str) -> bool:
-    """Return whether a host is this machine or a non-public address."""
-    try:
-        return is_loopback(host) or not ipaddress.ip_address(host).is_global
-    except ValueError:
-        return False

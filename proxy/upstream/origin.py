@@ -17,7 +17,7 @@ import msgspec
 from proxy.model.errors import BadRequest
 from proxy.model.exchange import Headers
 from proxy.upstream.policy import UpstreamPolicy
-from proxy.wire.headers import forward_request, is_credential
+from proxy.wire.headers import forward_request, is_credential, is_loopback
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
@@ -114,6 +114,14 @@ def make_tls_context() -> ssl.SSLContext:
     context.load_verify_locations(certifi.where())
     context.set_alpn_protocols(["http/1.1"])
     return context
+
+
+def is_near(host: str) -> bool:
+    """Return whether a host is this machine or a non-public address."""
+    try:
+        return is_loopback(host) or not ipaddress.ip_address(host).is_global
+    except ValueError:
+        return False
 
 
 def name_address(host: str, port: int) -> str:

@@ -246,3 +246,44 @@ def test_a_tenant_is_required_only_where_there_are_keys_to_know_one_by(tenants: 
     [(_, what)] = problems_of(server={"require_tenant": True}, tenants=tenants)
     assert "tenants has no keys" in what
     assert Settings(tenants={"team": ["k"]}).server_policy().tenant_keys is None
+
+
+LITELLM = {"name": "a", "kind": "litellm"}
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"proxy": "http://proxy.example:3128"}, "litellm takes its proxy from HTTPS_PROXY and NO_PROXY"),
+        ({"auth": "x-api-key"}, "set auth to bearer or none"),
+        ({"auth": "none", "api_key": "k"}, "api_key would not be used"),
+        ({"api_key": "k"}, "api_key is one provider's"),
+        ({"api_key": "k", "models": ["*"]}, "api_key is one provider's"),
+        ({"api_key": "k", "base_url": "http://x"}, "api_key is one provider's"),
+        ({"api_key": "k", "models": ["azure/*", "groq/*"]}, "api_key is one provider's"),
+        ({"api_key": "k", "models": ["azure/*", "gpt-*"]}, "api_key is one provider's"),
+        ({"api_key": "k", "models": ["a*/gpt"]}, "api_key is one provider's"),
+    ],
+)
+def test_what_litellm_does_by_itself_is_not_set_and_a_key_goes_to_one_provider(
+    values: dict[str, object], problem: str
+) -> None:
+    ((_, told),) = problems_of(upstreams=[{**LITELLM, **values}])
+    assert problem in told
+
+
+@pytest.mark.parametrize("values", [{"api_key": "k", "models": ["azure/*", "azure/b"]}, {"base_url": "http://x"}, {}])
+def test_an_upstream_of_litellm_has_an_address_only_if_one_is_set(values: dict[str, object]) -> None:
+    settings = Settings(upstreams=[{**LITELLM, **values}])
+    (policy,) = settings.upstream_policies()
+    assert (policy.kind, policy.base_url, policy.address) == ("litellm", values.get("base_url", ""), "litellm:a")
+    assert settings.providers()["a"].host == ("x" if "base_url" in values else "")
+    assert settings.providers()["a"].has_own_key == ("api_key" in values)
+
+
+def test_litellm_may_always_spend_what_is_the_servers() -> None:
+    """It finds credentials in the environment."""
+    assert Settings(upstreams=[LITELLM]).server_policy().has_own_key
+    with pytest.raises(ConfigError, match="everybody on that network"):
+        Settings(upstreams=[LITELLM]).check_network("0.0.0.0")
+    assert Settings(upstreams=[{**LITELLM, "auth": "none"}]).providers()["a"].has_own_key

@@ -1,0 +1,230 @@
+"""Requests to the providers that litellm knows; implements the port `Upstream`, so that the engine knows no difference.
+
+What the engine has recorded as sent is what litellm is handed: the members of the body, as keyword arguments. No HTTP
+lies between. litellm makes one call and repeats none. Headers of the client do not reach the provider, but for its key.
+"""
+
+import asyncio
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import orjson
+
+from proxy.engine.ports import RequestBody, UpstreamResponse
+from proxy.model.errors import BadRequest, NotFound, TooLarge
+from proxy.model.exchange import Headers
+from proxy.upstream.litellm_errors import ProviderRefusal, explained, pick_headers
+from proxy.upstream.litellm_library import (
+    ENTRY_POINTS,
+    close_stream,
+    find_call,
+    iterate,
+    spell_error,
+    spell_event,
+    spell_whole,
+)
+from proxy.upstream.origin import is_near
+from proxy.upstream.policy import UpstreamPolicy
+from proxy.upstream.received_response import ReceivedResponse, Spawn
+from proxy.wire import FORMATS
+from proxy.wire.body import decode_content
+from proxy.wire.headers import HOP, find_credential, find_header, list_hops, strip_scheme
+
+_JSON = (b"content-type", b"application/json")
+_STREAM: Headers = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+# A body that comes in pieces is kept whole, up to this size.
+_MOST_BYTES = 64 * 1024 * 1024
+# The head of a stream waits so long for its first piece, with which most providers say what is wrong.
+_HEAD_SECONDS = 5.0
+# Sent where neither the settings nor the client have a key: litellm would take one from the environment.
+_NO_KEY = "none"
+_PATTERN = frozenset("*?[")
+
+
+class LitellmClient:
+    """Sends requests to one upstream of kind litellm. `library` is litellm; `spawn` starts a task that receives."""
+
+    def __init__(self, policy: UpstreamPolicy, library: Any, spawn: Spawn, *, hop_id: str = "") -> None:
+        self.name = policy.name
+        self._policy = policy
+        self._library = library
+        self._spawn = spawn
+        self._hop_id = hop_id.encode() if is_near(urlsplit(policy.base_url).hostname or "") else b""
+
+    async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> UpstreamResponse:
+        """Hand one request to litellm. Raises NotFound for a path that no function of litellm serves."""
+        path = target.partition(b"?")[0].decode("latin-1")
+        if method == "GET" and path.endswith("/models"):
+            return self._list_models()
+        wire = next((form.name for form in FORMATS.values() if path.endswith(form.path_ending)), "")
+        if method != "POST" or not wire:
+            endings = ", ".join(form.path_ending for form in FORMATS.values())
+            raise NotFound(
+                f"the upstream {self.name!r} is of kind litellm and serves {endings} and /models, not {path}"
+            )
+        content = body if isinstance(body, bytes) else await _read_all(body)
+        try:
+            members = ENTRY_POINTS[wire].read_members(_decode(headers, content))
+            self._check_model(members.get("model"))
+            return await self._call(wire, members, self._make_options(headers))
+        except ProviderRefusal as refusal:
+            return WholeResponse(refusal.status, refusal.headers, refusal.body)
+
+    async def aclose(self) -> None:
+        """Close the connections that litellm keeps."""
+        await self._library.close_litellm_async_clients()
+
+    async def _call(self, wire: str, members: dict[str, Any], options: dict[str, Any]) -> UpstreamResponse:
+        with explained(self.name, (self._policy.api_key,)):
+            call = find_call(self._library, wire, members)
+            if call is None:
+                raise BadRequest(f"litellm has no {FORMATS[wire].path_ending} for the upstream {self.name!r}")
+            async with asyncio.timeout(self._policy.idle_timeout):
+                answer = await call(**members, **options)
+        if not hasattr(answer, "__aiter__"):
+            return WholeResponse(200, pick_headers(_find_headers(answer)), spell_whole(answer))
+        response = LitellmStream(answer, wire, self._policy, pick_headers(_find_headers(answer)))
+        response.start(self._spawn)
+        try:
+            await response.wait_for_head()
+        except BaseException:
+            response.close()
+            raise
+        return response
+
+    def _make_options(self, headers: Headers) -> dict[str, Any]:
+        """Return how litellm is to make the call."""
+        policy = self._policy
+        options: dict[str, Any] = {
+            "timeout": httpx.Timeout(policy.idle_timeout, connect=policy.connect_timeout),
+            "max_retries": 0,
+            "drop_params": True,  # of what the API has and the provider has not
+        }
+        if policy.auth != "none":
+            own = strip_scheme(find_credential(headers)).decode("latin-1")
+            options["api_key"] = policy.api_key or own or _NO_KEY
+        if policy.base_url:
+            options["api_base"] = policy.base_url
+        if self._hop_id:
+            hops = b", ".join([*list_hops(headers), self._hop_id])
+            options["extra_headers"] = {HOP.decode(): hops.decode("latin-1")}
+        return options
+
+    def _check_model(self, model: object) -> None:
+        """Raise BadRequest for a model that is not this upstream's: its key must go to no other provider."""
+        if not isinstance(model, str) or not model:
+            raise BadRequest("the request names no model")
+        patterns = self._policy.models
+        if patterns and not any(fnmatchcase(model, pattern) for pattern in patterns):
+            raise BadRequest(f"no upstream takes the model {model[:200]!r}; add it to the models of one")
+
+    def _list_models(self) -> "WholeResponse":
+        """Return the models of the settings. litellm cannot ask a provider for its own."""
+        names = [name for name in self._policy.models if not _PATTERN.intersection(name)]
+        if not names:
+            what = "has no list of models: litellm has none to ask for, and the settings name no model, only patterns"
+            raise NotFound(f"the upstream {self.name!r} {what}")
+        listed = [{"id": name, "object": "model", "created": 0, "owned_by": self.name} for name in names]
+        return WholeResponse(200, (), orjson.dumps({"object": "list", "data": listed}))
+
+
+class WholeResponse:
+    """A response that is in memory; implements the port `UpstreamResponse`."""
+
+    is_received = True
+
+    def __init__(self, status: int, headers: Headers, content: bytes) -> None:
+        self.status = status
+        self.headers: Headers = (_JSON, (b"content-length", b"%d" % len(content)), *headers)
+        self.is_ended = False
+        self._content = content
+
+    async def read(self) -> bytes:
+        """Return the body, then empty bytes."""
+        content, self._content = self._content, b""
+        self.is_ended = True
+        return content
+
+    async def pump(self, take: Callable[[bytes], bool]) -> None:
+        """Do nothing: all of it has come."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class LitellmStream(ReceivedResponse):
+    """A streamed response. Each chunk is written as the wire has it, and passed on before the next is asked for."""
+
+    def __init__(self, stream: Any, wire: str, policy: UpstreamPolicy, headers: Headers) -> None:
+        super().__init__(200, (*_STREAM, *headers))
+        self._stream = stream
+        self._wire = wire
+        self._policy = policy
+        self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._refusal: ProviderRefusal | None = None
+        self._is_head_sent = False
+
+    async def wait_for_head(self) -> None:
+        """Wait until something has come, for seconds at most. Raises ProviderRefusal or ProxyError."""
+        await asyncio.wait((self._begun,), timeout=_HEAD_SECONDS)
+        self._is_head_sent = True
+        if self._refusal is not None:
+            raise self._refusal
+        self.raise_early_error()
+
+    async def receive(self) -> None:
+        """Receive the body, then close the stream."""
+        try:
+            await super().receive()
+        finally:
+            self._begin()
+            await close_stream(self._stream)
+
+    async def receive_body(self) -> None:
+        """Receive the body."""
+        iterator, policy = iterate(self._stream), self._policy
+        try:
+            with explained(policy.name, (policy.api_key,)):
+                while True:
+                    async with asyncio.timeout(policy.idle_timeout):
+                        chunk = await anext(iterator, None)
+                    if chunk is None:
+                        break
+                    self._begin()
+                    await self.put(spell_event(self._wire, chunk))
+            if end := ENTRY_POINTS[self._wire].end:
+                await self.put(end)
+        except ProviderRefusal as refusal:
+            if not self._is_head_sent and not self._begun.done():
+                self._refusal = refusal
+                return
+            await self.put(spell_error(self._wire, refusal.body))
+
+    def _begin(self) -> None:
+        if not self._begun.done():
+            self._begun.set_result(None)
+
+
+async def _read_all(body: RequestBody) -> bytes:
+    content = bytearray()
+    while piece := await body.read():
+        content += piece
+        if len(content) > _MOST_BYTES:
+            raise TooLarge(f"a request to an upstream of kind litellm may have {_MOST_BYTES} bytes at most")
+    return bytes(content)
+
+
+def _decode(headers: Headers, content: bytes) -> bytes:
+    try:
+        return decode_content(content, find_header(headers, b"content-encoding").decode("latin-1"), _MOST_BYTES)
+    except ValueError as error:
+        raise BadRequest(f"the body cannot be decoded: {error}") from error
+
+
+def _find_headers(answer: Any) -> object:
+    """Return the headers of the provider's response, as far as litellm has them."""
+    hidden = getattr(answer, "_hidden_params", None)
+    return hidden.get("additional_headers") if isinstance(hidden, dict) else None

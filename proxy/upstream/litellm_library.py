@@ -1,0 +1,185 @@
+"""litellm as a library: how it is imported, its entry points, what it may be handed, and how its answers are written.
+
+It is imported only for an upstream that needs it, which takes 4 s and 150 MB, and reads the map of models that comes
+with it: nothing is fetched. A request may have only the listed members. litellm takes its own options by the same
+names as the API's, so any other could choose an address, a credential or a file of this machine.
+"""
+
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import orjson
+
+from proxy.model.errors import BadRequest
+
+NEEDED = ("litellm", "mcp")
+"""The modules of the extra `providers`."""
+
+# Read when litellm is imported: no map of models is fetched, no .env is read.
+_SWITCHES = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION", "PYTHON_DOTENV_DISABLED": "1"}
+# Advice is not printed, tokens that a provider does not report are not made up, and no tokenizer is fetched.
+_SETTINGS = {
+    "telemetry": False,
+    "suppress_debug_info": True,
+    "turn_off_message_logging": True,
+    "disable_streaming_logging": True,
+    "disable_token_counter": True,
+    "disable_hf_tokenizer_download": True,
+}
+_ADAPTER = "litellm.llms.anthropic.pass_through.adapters.handler"
+_THINKING = b'"type": "thinking"'
+
+Call = Callable[..., Awaitable[Any]]
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SAMPLING = _names(
+    "top_k top_a min_p repetition_penalty enable_thinking thinking_budget chat_template_kwargs safety_settings"
+)
+_CHAT = _SAMPLING | _names(
+    "audio context_management frequency_penalty function_call functions logit_bias logprobs max_completion_tokens "
+    "max_tokens messages modalities model n parallel_tool_calls prediction presence_penalty prompt_cache_key "
+    "prompt_cache_retention reasoning_effort response_format safety_identifier seed service_tier stop store stream "
+    "stream_options temperature thinking tool_choice tools top_logprobs top_p user verbosity web_search_options"
+)
+_RESPONSES = _names(
+    "background context_management include input instructions max_output_tokens max_tool_calls metadata model "
+    "parallel_tool_calls previous_response_id prompt prompt_cache_key prompt_cache_retention reasoning "
+    "safety_identifier service_tier store stream stream_options temperature text tool_choice tools top_logprobs top_p "
+    "truncation user"
+)
+_MESSAGES = _names(
+    "cache_control container context_management inference_geo max_tokens mcp_servers messages metadata model "
+    "output_config output_format service_tier speed stop_sequences stream system temperature thinking tool_choice "
+    "tools top_k top_p"
+)
+# What clients send for us, or for a gateway's statistics, and no provider needs.
+_ABOUT_CALLS = frozenset({"client_metadata", "litellm_session_id", "litellm_trace_id", "session_id", "diagnostics"})
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPoint:
+    """litellm's function for a wire, the members that it may be handed, and those that are left out."""
+
+    name: str
+    members: frozenset[str]
+    left_out: frozenset[str] = _ABOUT_CALLS
+    end: bytes = b""  # what ends a stream
+
+    def read_members(self, body: bytes) -> dict[str, Any]:
+        """Return the members of a request's body. Raises BadRequest for a body that is none, or has others."""
+        try:
+            value = msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadRequest(f"the body is not JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise BadRequest("the body is not a JSON object")
+        if unknown := sorted(value.keys() - self.members - self.left_out):
+            names = ", ".join(name[:64] for name in unknown[:8])
+            raise BadRequest(f"an upstream of kind litellm does not take: {names}; leave it out (docs/providers.md)")
+        return {name: member for name, member in value.items() if name in self.members}
+
+
+ENTRY_POINTS = {
+    # litellm keeps the metadata of a chat completion to itself
+    "chat_completions": EntryPoint("acompletion", _CHAT, _ABOUT_CALLS | {"metadata"}, b"data: [DONE]\n\n"),
+    "responses": EntryPoint("aresponses", _RESPONSES),
+    "anthropic_messages": EntryPoint("anthropic_messages", _MESSAGES),
+}
+
+
+def is_installed() -> bool:
+    """Return whether the extra is installed."""
+    return all(importlib.util.find_spec(name) is not None for name in NEEDED)
+
+
+def load_litellm() -> Any:
+    """Import litellm with its switches set, and what its first call would import. Blocks for seconds."""
+    os.environ.update(_SWITCHES)  # noqa: TID251 - litellm reads them nowhere else
+    library, *_ = [importlib.import_module(name) for name in NEEDED]
+    for name, value in _SETTINGS.items():
+        setattr(library, name, value)
+    logging.getLogger("LiteLLM").disabled = True  # it quotes requests; what it raises is recorded
+    warnings.filterwarnings("ignore", message="Pydantic serializer warnings")  # these quote values
+    return library
+
+
+def find_call(library: Any, wire: str, members: dict[str, Any]) -> Call | None:
+    """Return litellm's function for a request, or None if it has none for the wire.
+
+    A streamed response of a provider that itself speaks `/v1/messages` needs litellm's whole proxy, even to be read,
+    and goes on being read when the client has gone. Such a request is translated as those to other providers are.
+    """
+    call: Call | None = getattr(library, ENTRY_POINTS[wire].name, None)
+    if wire != "anthropic_messages" or call is None or not members.get("stream"):
+        return call
+    model, provider, _, _ = library.get_llm_provider(model=members.get("model"))
+    kinds = library.LlmProviders
+    known = provider in [each.value for each in kinds]
+    if not known or not library.utils.ProviderConfigManager.get_provider_anthropic_messages_config(
+        model=model, provider=kinds(provider)
+    ):
+        return call
+    handler = importlib.import_module(_ADAPTER).LiteLLMMessagesToCompletionTransformationHandler
+    translate: Call = handler.async_anthropic_messages_handler
+    return translate
+
+
+def spell_whole(answer: Any) -> bytes:
+    """Return a whole response as JSON. A message without text says so, as OpenAI's do."""
+    value = answer if isinstance(answer, dict) else answer.model_dump(mode="json", exclude_none=True, warnings=False)
+    for choice in value.get("choices") or ():
+        if isinstance(message := choice.get("message"), dict):
+            message.setdefault("content", None)
+    return orjson.dumps(value)
+
+
+def spell_event(wire: str, chunk: Any) -> bytes:
+    """Return a piece of a streamed response as it is sent in a wire."""
+    if isinstance(chunk, bytes | str):
+        return _mend_thinking(chunk.encode() if isinstance(chunk, str) else chunk)
+    value = chunk if isinstance(chunk, dict) else chunk.model_dump(mode="json", exclude_none=True, warnings=False)
+    data = b"data: %s\n\n" % orjson.dumps(value)
+    return data if wire == "chat_completions" else b"event: %s\n%s" % (str(value.get("type", "")).encode(), data)
+
+
+def spell_error(wire: str, body: bytes) -> bytes:
+    """Return an error in the middle of a stream."""
+    data = b"data: %s\n\n" % body
+    return data if wire == "chat_completions" else b"event: error\n" + data
+
+
+def _mend_thinking(event: bytes) -> bytes:
+    """Take from the start of a thinking block what its first delta says again: clients add both, and break it."""
+    if not event.startswith(b"event: content_block_start") or _THINKING not in event:
+        return event
+    head, _, data = event.partition(b"data: ")
+    value = json.loads(data)
+    value["content_block"]["thinking"] = ""
+    return b"%sdata: %s\n\n" % (head, orjson.dumps(value))
+
+
+async def close_stream(stream: Any) -> None:
+    """Close a stream of litellm, and so the connection under it."""
+    for holder in (stream, getattr(stream, "litellm_custom_stream_wrapper", None), getattr(stream, "response", None)):
+        close = getattr(holder, "aclose", None)
+        if close is not None:
+            await close()
+            return
+
+
+def iterate(stream: Any) -> AsyncIterator[Any]:
+    """Return the iterator over the chunks of a stream."""
+    iterator: AsyncIterator[Any] = aiter(stream)
+    return iterator

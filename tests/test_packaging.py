@@ -262,7 +262,7 @@ def test_a_failing_test_is_named_when_it_fails(tmp_path: Path, options: tuple[st
 
 def test_make_journeys_runs_the_agents_too_if_all_are_wished() -> None:
     recipe = read("Makefile").split("\njourneys:")[1].split("\n\n")[0]
-    assert "python -m tests.clients $(if $(ALL),--all) $(ARGS)" in recipe
+    assert "python -m tests.clients $(if $(ALL),--all) $(if $(LONG),--long) $(ARGS)" in recipe
 
 
 def test_ci_runs_the_tests_their_coverage_the_golden_corpus_and_the_journeys() -> None:

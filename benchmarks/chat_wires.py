@@ -2,8 +2,8 @@
 
 `messages` as Claude Code: system prompt and tools at the top level, results and words of a user in one message, cache
 markers behind the system prompt and on the last two messages. `responses` as codex: `instructions`, items without ids,
-`store: false`. What a request has is read back into the chat messages that it was made of; the answers of a scripted
-upstream are written as the events of the wire.
+`store: false`. What a request has is read back into the chat messages that it was made of. The answers of a scripted
+upstream are written as the events of the wire; their usage says nothing of a cache.
 """
 
 import json
@@ -179,9 +179,11 @@ def read_messages_tools(body: Body) -> list[Any]:
 
 
 def list_messages_events(answer: ChatMessage, usage: tuple[int, int]) -> Iterator[Body]:
-    counts = {"input_tokens": usage[0], "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0}
     head = {"id": "msg_1", "type": "message", "role": "assistant", "model": MODEL, "content": []}
-    yield {"type": "message_start", "message": head | {"stop_reason": None, "usage": counts | {"output_tokens": 1}}}
+    yield {
+        "type": "message_start",
+        "message": head | {"stop_reason": None, "usage": {"input_tokens": usage[0], "output_tokens": 1}},
+    }
     for index, block in enumerate(write_blocks(answer)):
         is_text = block["type"] == "text"
         begun: Body = block | ({"text": ""} if is_text else {"input": dict[str, Any]()})

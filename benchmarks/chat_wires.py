@@ -252,7 +252,7 @@ def read_responses(body: Body, spelling: Spelling) -> list[ChatMessage]:
             role = "system" if item["role"] == "developer" else item["role"]
             read.append({"role": role, "content": get_text(item["content"])})
         elif kind == "function_call":
-            if read[-1]["role"] != "assistant":
+            if not read or read[-1]["role"] != "assistant":
                 read.append({"role": "assistant", "content": None})
             read[-1].setdefault("tool_calls", []).append(make_call(item["call_id"], item["name"], item["arguments"]))
     return read

@@ -14,7 +14,9 @@ from proxy.context.conversation import (
     BuilderPolicy,
     ConversationIndex,
     PlanRequest,
+    can_be_pruned,
     find_last_turn,
+    find_spoken,
     find_tail_step,
     index_conversation,
     with_unsent,
@@ -231,16 +233,17 @@ class ContextBuilder:
         older = choose_older_forms(view, index, words.older, least, level.users)
         second = [forms[min(level.second, len(forms)) - 1] for forms in words.second.values()] if level.second else ()
         staying = index.newest | index.fixed | {each.step for each in older.shown}
-        marked = {**words.large, **self._prune_led(view, index, least), **_list_shortened((*older.shown, *second))}
+        pruned = self._prune_led(view, index, [i for i in staying if i < least])
+        marked = {**words.large, **pruned, **_list_shortened((*older.shown, *second))}
         tokens = count_draft(index, PlanDraft(least, staying, Ledger(), marked), self._count)
         return _KeptMessages(least, staying, marked, older.spare, tokens)
 
-    def _prune_led(self, view: PlanRequest, index: ConversationIndex, least: int) -> dict[int, ReplacedMessage]:
-        """Return tombstones for the outputs of steps before `least` that stay for what leads to, or is beside, them."""
-        old = [i for i in index.fixed if i < least]
-        led = {i for i in old if index.messages[index.steps[i].start].structure.is_leading}
-        led |= {i for i in old if not index.spoken.isdisjoint(index.steps[i].places)}
-        outputs = [place for i in sorted(led) for place in list_large_outputs(index, i) if place not in index.bound]
+    def _prune_led(self, view: PlanRequest, index: ConversationIndex, old: Iterable[int]) -> dict[int, ReplacedMessage]:
+        """Return tombstones for the outputs of steps that stay for what leads to, or is beside, these outputs."""
+        led = [
+            i for i in sorted(old) if index.messages[index.steps[i].start].structure.is_leading or find_spoken(index, i)
+        ]
+        outputs = [place for i in led for place in list_large_outputs(index, i) if can_be_pruned(index, place)]
         return {place: prune_output(view, index, place) for place in outputs}
 
     def _draft(

@@ -16,10 +16,22 @@ from typing import Literal
 import msgspec
 
 from proxy.context.budget import MESSAGE_FRAME, find_cap, take_fitting
-from proxy.context.conversation import ConversationIndex, PlanRequest, find_last_turn
+from proxy.context.conversation import (
+    ConversationIndex,
+    PlanRequest,
+    can_be_pruned,
+    find_last_turn,
+    find_spoken,
+    read_words,
+)
 from proxy.context.outline import OutlineParser, outline
 from proxy.context.references import PAGE, FileReference, cut_to_ends, render_file, render_message
-from proxy.context.tool_outputs import ReplacedMessage, list_part_references
+from proxy.context.tool_outputs import (
+    MIN_PRUNED_TOKENS,
+    ReplacedMessage,
+    list_large_outputs,
+    list_part_references,
+)
 from proxy.context.user_rules import find_block_path, list_pasted
 from proxy.model.epoch import Reference, Replaced, Written
 from proxy.model.messages import Message
@@ -160,7 +172,8 @@ def _list_forms(
             forms[i] = _make_forms(view, index, i, None if newer is None else known, count=count, parse=parse)
         if newer is not None:
             for place in index.steps[i].places:
-                known.add(i, index.messages[place].message.text)
+                if place in index.spoken or index.messages[place].structure.role != "tool":
+                    known.add(i, read_words(index, place))
     return dict(sorted(forms.items()))
 
 
@@ -176,7 +189,7 @@ def _make_forms(
     """Return the forms of the turn at step `i`, without blocks that stand in `known` and without pasted ones."""
     step, message = index.steps[i], index.messages[index.steps[i].start].message
     if step.stop - step.start > 1:
-        return (UserMessageForm(i, step.tokens),)
+        return (UserMessageForm(i, _count_pruned(index, i, count)),)
     own = cut = _CutText(message.text)
     holders: tuple[frozenset[int], ...] = ()
     if known is not None:
@@ -189,6 +202,16 @@ def _make_forms(
         with_blocks = _make_form(view, index, i, own, own.text, count=count)
         whole = msgspec.structs.replace(whole, holders=holders, with_blocks=with_blocks)
     return (whole, *others)
+
+
+def _count_pruned(index: ConversationIndex, i: int, count: Count) -> int:
+    """Return the tokens of a turn that is no message of its own. Outputs beside which its words stand give way."""
+    tokens = index.steps[i].tokens
+    for place in list_large_outputs(index, i) if find_spoken(index, i) else ():
+        if can_be_pruned(index, place):
+            kept = count(read_words(index, place)) if place in index.spoken else 0
+            tokens -= max(0, index.messages[place].tokens - kept - MIN_PRUNED_TOKENS)
+    return tokens
 
 
 def _shorten(text: str, most: int) -> str:

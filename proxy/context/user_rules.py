@@ -12,7 +12,7 @@ from itertools import accumulate
 import msgspec
 
 from proxy.context.budget import take_fitting
-from proxy.context.conversation import ConversationIndex
+from proxy.context.conversation import ConversationIndex, find_spoken, read_words
 from proxy.context.references import sanitize_text
 
 _OPENING = re.compile(
@@ -293,9 +293,9 @@ def format_message_number(place: int) -> str:
 def list_rules(index: ConversationIndex, places: Collection[int] | None = None) -> tuple[Rule, ...]:
     """Return the rules in the user's messages (None: all) in order; of equal rules the newest."""
     found: dict[str, Rule] = {}
-    for place in list_user_places(index):
+    for place in sorted({*list_user_places(index), *index.spoken}):
         if places is None or place in places:
-            for sentence in list_sentences(index.messages[place].message.text):
+            for sentence in list_sentences(read_words(index, place)):
                 if _is_rule(sentence):
                     key = " ".join(sentence.said.casefold().split())
                     found.pop(key, None)
@@ -343,8 +343,8 @@ def list_unsent_rules(
     `most` characters are searched, the newest messages first; None: all of them.
     """
     gone = {place for i in steps for place in index.steps[i].places}
-    newest = {index.steps[i].start for i in index.newest} - gone - shortened.keys()
-    said = [index.messages[place].message.text for place in newest]
+    newest = {place for i in index.newest for place in (index.steps[i].start, *find_spoken(index, i))}
+    said = [read_words(index, place) for place in newest - gone - shortened.keys()]
     return tuple(
         rule
         for rule in list_rules(index, _choose_newest(index, gone | shortened.keys(), most))

@@ -76,7 +76,7 @@ def replace(wire: str, message: Any) -> Any:
         ),
         (
             ANTHROPIC,
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1"}, text("go" * 4000)]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1"}, text("go" * 4001)]},
             {"role": "user", "content": [result("new")]},
         ),
         (

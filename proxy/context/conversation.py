@@ -155,8 +155,8 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
         reversed(steps), unanswered, turns=policy.protect_turns, pinned=bound | systems | client.files
     )
     newest = _list_steps_at(steps, verbatim.turns) | {*users[-1:]}
-    if spoken:  # what was sent is checked to have the newest message of the user's own role
-        newest |= {_find_step(steps, place) for place in find_newest_user(structures)}
+    own = (_find_step(steps, place) for place in find_newest_user(structures))
+    newest |= {i for i in own if steps[i].has_calls}  # it has no shorter form, and is to be sent in some form
     fixed = _list_steps_at(steps, verbatim.pinned)
     fresh = _find_step(steps, unanswered)
     return ConversationIndex(messages, found, steps, fresh, users, newest, fixed, bound, spoken)

@@ -242,7 +242,7 @@ def _choose_texts(material: _Material, room: float) -> dict[int, str]:
     told = max(_TOLD_SHARE * room, min(_TOLD_MOST_SHARE * room, _TOLD_LEAST))
     texts = _choose_turns(material, _USERS_SHARE * told)
     left = told - sum(map(_estimate_line, texts.values()))
-    steps = [n for n, block in enumerate(material.blocks) if not block.is_user]
+    steps = [n for n, block in enumerate(material.blocks) if not block.is_user or _is_untold_act(material, n, texts)]
     running = material.index.steps[-1].turn
     newest = [n for n in reversed(steps) if material.blocks[n].turn == running]
     left -= _tell(material, [n for n in newest if n in material.acts], left, texts)
@@ -259,6 +259,11 @@ def _choose_texts(material: _Material, room: float) -> dict[int, str]:
     for task in finished:
         left -= _tell(material, [n for n in task if n not in texts], left, texts)
     return texts
+
+
+def _is_untold_act(material: _Material, n: int, texts: Mapping[int, str]) -> bool:
+    """Return whether a block that ends with words of the user is told as a step, since there is no room for these."""
+    return n not in texts and material.index.steps[material.blocks[n].first].has_calls
 
 
 def _take_in_turn(tasks: Sequence[Sequence[int]]) -> list[int]:

@@ -108,7 +108,10 @@ def choose_older_forms(
     """
     older = {i: each for i, each in forms.items() if i < least}
     rooms = tuple(share * part * view.budget.usable for part in (WHOLE_SHARE, HEADS_SHARE))
-    levels = _choose_levels(older, {i: _find_sent_level(view, index, i, older[i]) for i in older}, rooms)
+    levels = dict(_choose_levels(older, {i: _find_sent_level(view, index, i, older[i]) for i in older}, rooms))
+    own = max((i for i in index.users if not index.steps[i].has_calls), default=-1)
+    if own in levels:  # newer turns stand beside outputs: what is sent is checked to have the newest of the user's role
+        levels[own] = min(levels[own], len(older[own]) - 1)
     sent = {i: older[i][level] for i, level in levels.items() if level < len(older[i])}
     whole = [i for i, level in levels.items() if not level]
     room = rooms[0] - sum(sent[i].tokens for i in whole)

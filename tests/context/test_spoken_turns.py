@@ -138,7 +138,26 @@ def test_a_step_with_the_same_call_as_the_one_before_is_told_apart_if_the_user_s
     messages += talk(12, 6)[1:]
     plan, _ = build(messages, 8_000)
     ledger = "\n".join(edit.text for edit in plan.edits if isinstance(edit, Written))
-    assert 'make test → 1 line; then the user said: "Now do the other thing.' in ledger
+    assert 'make test → 2 lines; then the user said: "Now do the other thing.' in ledger
+
+
+def test_where_there_is_no_room_for_the_words_the_step_is_told() -> None:
+    messages = talk(12, 3)
+    messages[1:1] = act(50, "Go on with it." + " x y" * 300, command="echo done > report.txt", output="ok")
+    messages += [message for i in range(60) for message in act(2000 + i, "Word " + "word " * i + " x y" * 300)]
+    plan, _ = build(messages, 8_000)
+    ledger = "\n".join(edit.text for edit in plan.edits if isinstance(edit, Written))
+    assert "Go on with it." not in ledger and "echo done > report.txt" in ledger
+
+
+def test_the_newest_message_of_the_users_own_role_is_sent_in_some_form() -> None:
+    messages = talk(12, 6)
+    messages[0] = {"role": "user", "content": "Task zero. " + "a b " * 4000}
+    _, sent = build(messages, 8_000)
+    assert sent[0]["content"].startswith("Task zero. a b a b") and len(sent[0]["content"]) < 700
+    late = [*messages[:30], {"role": "user", "content": "Another way. " + "c d " * 4000}, *messages[30:]]
+    _, sent = build(late, 8_000)
+    assert any("Another way. c d" in str(each["content"]) for each in sent if "ledger" not in str(each["content"]))
 
 
 def test_words_that_stay_beside_a_tombstone_are_not_saved() -> None:

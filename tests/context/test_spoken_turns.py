@@ -179,6 +179,17 @@ def test_where_the_words_are_too_long_to_stay_the_output_stays_too(characters: i
     assert spoken[0]["content"].startswith("[tool: bash") == may_go
 
 
+def test_an_older_turn_whose_words_are_too_long_to_stay_is_sent_whole_or_told() -> None:
+    long = ("Mend all of it. " * 600)[: MOST_BESIDE + 1]
+    messages = [*talk(2, 6), *act(50, long), *talk(6, 6)[1:]]
+    (place,) = [place for place in index(messages).spoken if index(messages).messages[place].message.beside == (long,)]
+    for ceiling in (16_000, 8_000):
+        plan, sent = build(messages, ceiling)
+        edits = [edit for edit in plan.edits if not isinstance(edit, Written) and edit.place == place]
+        ledger = "\n".join(edit.text for edit in plan.edits if isinstance(edit, Written))
+        assert edits == [Kept(place)] or 'the user said: "Mend all of it. ' in ledger
+
+
 def test_an_output_beside_the_newest_words_may_give_way_and_a_turn_of_its_own_may_not() -> None:
     messages = [{"role": "user", "content": "go"}, *act(0), *act(1, "Use tabs.")]
     draft = PlanDraft(0, frozenset(), Ledger(), {})

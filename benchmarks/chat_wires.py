@@ -8,6 +8,7 @@ upstream are written as the events of the wire; their usage says nothing of a ca
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 ChatMessage = dict[str, Any]
@@ -109,14 +110,18 @@ def write_blocks(message: ChatMessage) -> list[Body]:
     return blocks
 
 
-def write_messages(messages: Sequence[ChatMessage], tools: Sequence[Any]) -> Body:
-    """Write a request as Claude Code does: all that is not the model's between two of its messages is one message."""
+def write_messages(messages: Sequence[ChatMessage], tools: Sequence[Any], *, is_joined: bool = True) -> Body:
+    """Write a request as Claude Code does: all that is not the model's between two of its messages is one message.
+
+    Unless it `is_joined`, words of a user are a message of their own, as other clients send them.
+    """
     written: list[Body] = []
     for message in messages:
         if message["role"] == "system":
             continue
         role = "assistant" if message["role"] == "assistant" else "user"
-        if not written or written[-1]["role"] != role:
+        is_next = not is_joined and message["role"] == "user"
+        if not written or written[-1]["role"] != role or is_next:
             written.append({"role": role, "content": []})
         written[-1]["content"] += write_blocks(message)
     for message in written[-_MARKED_MESSAGES:]:
@@ -320,3 +325,5 @@ WIRES = {
         "/v1/messages", write_messages, read_messages, read_messages_tools, list_messages_events, read_messages_events
     ),
 }
+WIRES["messages-apart"] = WIRES["messages"]._replace(write=partial(write_messages, is_joined=False))
+"""How each wire is written and read. `messages-apart`: words of a user are a message of their own."""

@@ -3,8 +3,8 @@
 The scripted session of `benchmarks.picture` (240 calls, 15 simulated seconds apart) on Anthropic's wire, through a
 proxy to a mock that bills each request block by block: writes at 1.25, reads at 0.1 of the price of input. `look-back`:
 Anthropic's rules (20 blocks, 5 minutes). `exact`: a read ends at a marker, or where the provider sets one itself, as
-OpenAI does: at the end of each message of a user or a tool, of which the newest is written; 30 minutes. The client marks
-its system prompt and its last two messages, or nothing. Cost is in tokens of uncached input.
+OpenAI does: at the end of each message of a user or a tool, of which the newest is written; 30 minutes. The client
+marks its system prompt and its last two messages, or nothing. Cost is in tokens of uncached input.
 """
 
 import argparse

@@ -184,7 +184,7 @@ def test_an_older_turn_whose_words_are_too_long_to_stay_is_sent_whole_or_told() 
     messages = [*talk(2, 6), *act(50, long), *talk(6, 6)[1:]]
     (place,) = [place for place in index(messages).spoken if index(messages).messages[place].message.beside == (long,)]
     for ceiling in (16_000, 8_000):
-        plan, sent = build(messages, ceiling)
+        plan, _ = build(messages, ceiling)
         edits = [edit for edit in plan.edits if not isinstance(edit, Written) and edit.place == place]
         ledger = "\n".join(edit.text for edit in plan.edits if isinstance(edit, Written))
         assert edits == [Kept(place)] or 'the user said: "Mend all of it. ' in ledger

@@ -63,6 +63,7 @@ from proxy.context.user_messages import (
 )
 from proxy.context.verbatim import MIN_GROUPS, RECENT_GROUPS
 from proxy.model.epoch import ContextPlan, Rung
+from proxy.model.messages import BESIDE
 
 # The tokens of a ledger: a number that tells the newest steps at any size, and a share of the usable tokens; at most
 # another share, and a number beyond which no more is found in it.
@@ -322,8 +323,10 @@ class ContextBuilder:
         rung: Rung,
     ) -> Ledger:
         marked = select_sent(index, kept.marked, steps.tail, kept.staying)
-        spoken = (place for place in marked if index.messages[place].structure.role != "tool")
-        shortened = {place: marked[place].edit.text for place in spoken}
+        said = {place: dict(made.edit.arguments).get(BESIDE) for place, made in marked.items() if place in index.spoken}
+        others = (place for place in marked if index.messages[place].structure.role != "tool")
+        shortened = {place: marked[place].edit.text for place in others}
+        shortened |= {place: text for place, text in said.items() if text is not None}
         scope = LedgerScope(steps.tail, kept.staying, carried, rung == "plan", shortened, steps.pruned)
         return build_ledger(view, index, scope, self._count)
 

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from proxy.model.card import CacheTerms
 from proxy.model.epoch import Edit, Kept, Replaced, Written
-from proxy.model.messages import MOST_BESIDE, MessageStructure, list_led
+from proxy.model.messages import BESIDE, MOST_BESIDE, MessageStructure, list_led
 from proxy.wire.body import SplitBody
 from proxy.wire.format import DEFAULT_LIFETIME, Format
 from proxy.wire.json_values import (
@@ -313,9 +313,10 @@ def _replace_results(
 ) -> Iterator[bytes]:
     """Yield the parts with the results replaced by `outputs`, which has texts by ids of calls; the other results stay.
 
-    Without any, the text is in the first result and a note in the others. Short texts beside the results stay.
+    Without any, the text is in the first result and a note in the others. Short texts beside the results stay, unless
+    `outputs` has one for all of them.
     """
-    left = text
+    left, beside = text, outputs.get(BESIDE)
     for part, kind in zip(parts, kinds, strict=True):
         if kind == "tool_result" and outputs:
             value = read_object(part.decode(errors="replace")) or {}
@@ -324,6 +325,9 @@ def _replace_results(
         elif kind == "tool_result":
             yield _replace_result(part, left)
             left = _BESIDE
+        elif kind in TEXTS and beside is not None:
+            yield from (_TEXT_PART % encode_text(beside),) if beside else ()
+            beside = ""
         elif kind in TEXTS and len(_read_part_text(part)) <= MOST_BESIDE:
             yield part
 

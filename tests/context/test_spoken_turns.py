@@ -21,13 +21,14 @@ from proxy.context.plan_draft import PlanDraft, list_replaceable
 from proxy.context.tool_outputs import count_saved_tokens, prune_output
 from proxy.context.user_rules import list_rules
 from proxy.model.epoch import ContextPlan, Kept, Replaced, Written
-from proxy.model.messages import MOST_BESIDE
+from proxy.model.messages import BESIDE, MOST_BESIDE
 from proxy.wire import FORMATS
 from proxy.wire.rendering import render
 from tests.support.views import RawMessage, count, view
 
 FORM = FORMATS["anthropic_messages"]
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+MARK = "\n[shortened by palimpsest, not by the user; the original is intact: ref:"
 REMINDER = "<system-reminder>The file has changed.</system-reminder>"
 BIG = "some words of an output " * 60
 
@@ -122,8 +123,11 @@ def test_of_many_the_older_ones_go_into_the_ledger_and_all_fits() -> None:
     spoken = sorted(index(messages, 8_000).spoken)
     assert len(spoken) == 12 and {0, *spoken[-2:]} <= kept
     gone = [place for place in spoken if place not in kept]
-    assert len(gone) > 5
+    assert gone
     ledger = "\n".join(edit.text for edit in plan.edits if isinstance(edit, Written))
+    shortened = [dict(edit.arguments)[BESIDE] for edit in plan.edits if isinstance(edit, Replaced) and edit.arguments]
+    assert 4 < len(shortened) < 12 - len(gone) and any(MARK in words for words in shortened)
+    assert [find(sent, words)[0]["type"] for words in shortened] == ["tool_result"] * len(shortened)
     turns = [spoken.index(place) + 1 for place in gone]
     assert all(f'; then the user said: "Mend module_{NAMES[turn]}.' in ledger for turn in turns)
     assert all(f"Always use {NAMES[turn]}." in ledger for turn in turns)  # the rules that the user stated
@@ -187,7 +191,8 @@ def test_an_older_turn_whose_words_are_too_long_to_stay_is_sent_whole_or_told() 
         plan, _ = build(messages, ceiling)
         edits = [edit for edit in plan.edits if not isinstance(edit, Written) and edit.place == place]
         ledger = "\n".join(edit.text for edit in plan.edits if isinstance(edit, Written))
-        assert edits == [Kept(place)] or 'the user said: "Mend all of it. ' in ledger
+        words = [dict(edit.arguments)[BESIDE] for edit in edits if isinstance(edit, Replaced)]
+        assert words == [long] or words[0].startswith("Mend all of it. ") or 'user said: "Mend all of it. ' in ledger
 
 
 def test_an_output_beside_the_newest_words_may_give_way_and_a_turn_of_its_own_may_not() -> None:

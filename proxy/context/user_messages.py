@@ -168,7 +168,7 @@ def _list_forms(
             forms[i] = _make_forms(view, index, i, None if newer is None else known, count=count, parse=parse)
         if newer is not None:
             for place in index.steps[i].places:
-                if place in index.spoken or index.messages[place].structure.role != "tool":
+                if place in index.spoken or index.messages[place].structure.role == "user":
                     known.add(i, read_words(index, place))
     return dict(sorted(forms.items()))
 
@@ -246,8 +246,6 @@ def _make_spoken_form(
 ) -> UserMessageForm:
     """Return the form of a turn beside outputs that sends `text`, with a tombstone in place of these outputs."""
     step, (place,) = index.steps[i], find_spoken(index, i)
-    if place in index.bound:
-        return UserMessageForm(i, step.tokens)
     made = prune_output(view, index, place)
     edit, references = made.edit, made.references
     if text != read_words(index, place):

@@ -27,19 +27,19 @@ class Spelling:
     """
 
     def __init__(self) -> None:
-        self._arguments: dict[str, str] = {}
+        self._arguments: dict[str, list[str]] = {}  # some sessions use the id of a call again
         self._tools: dict[str, Any] = {}
 
     def note_message(self, message: ChatMessage) -> None:
         for call in message.get("tool_calls") or ():
-            self._arguments[call["id"]] = call["function"]["arguments"]
+            self._arguments.setdefault(call["id"], []).append(call["function"]["arguments"])
 
     def note_tools(self, tools: Sequence[Any]) -> None:
         self._tools.update((tool["function"]["name"], tool) for tool in tools)
 
     def spell(self, call_id: str, arguments: str) -> str:
-        known = self._arguments.get(call_id)
-        return known if known is not None and json.loads(known) == json.loads(arguments) else arguments
+        said, known = json.loads(arguments), self._arguments.get(call_id, ())
+        return next((each for each in known if json.loads(each) == said), arguments)
 
     def spell_tool(self, tool: Any) -> Any:
         known = self._tools.get(tool["function"]["name"])

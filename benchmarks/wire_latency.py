@@ -26,6 +26,7 @@ CEILING, WIDE_CEILING = 16_000, 200_000
 _SECONDS = 60.0
 _HISTORY_STEPS, _OUTPUT_LINES = 60, 40
 _WARM_CALLS = 5
+COMPARED = ("chat", "responses", "messages")
 TOOL = {
     "type": "function",
     "function": {"name": "bash", "description": "Run a command.", "parameters": {"type": "object", "properties": {}}},
@@ -113,7 +114,7 @@ def measure(server: Answerer, port: int, cell: Cell, calls: int, session: str) -
 
 def run(rounds: int, calls: int) -> dict[Cell, list[tuple[float, float]]]:
     """Return for each cell the medians of direct and of the proxy, by round."""
-    cells = [Cell(kind, wire) for kind in ("short", "managed", "whole") for wire in WIRES]
+    cells = [Cell(kind, wire) for kind in ("short", "managed", "whole") for wire in COMPARED]
     found: dict[Cell, list[tuple[float, float]]] = {cell: [] for cell in cells}
     with (
         tempfile.TemporaryDirectory() as narrow,

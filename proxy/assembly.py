@@ -65,8 +65,7 @@ from proxy.upstream.model_catalog import ModelCatalog
 from proxy.upstream.origin import name_address
 from proxy.upstream.policy import UpstreamPolicy
 from proxy.upstream.tokenizer import CountingTokenizer
-from proxy.wire import FORMATS, summary_request
-from proxy.wire.format import Format
+from proxy.wire import FORMATS
 from proxy.worker.process import WorkerProcess
 from proxy.worker.program import COUNTED_IN, WorkerSettings, count_text
 
@@ -174,7 +173,6 @@ async def build_engine(settings: Settings) -> Engine:
         models=models,
         tasks=tasks,
         bus=bus,
-        form=summary_request.FORMAT,
         routes=routes,
         planner=planner,
         extract=features.find,
@@ -270,7 +268,6 @@ def _build_compaction(
     models: Models,
     tasks: TaskRunner,
     bus: EventBus,
-    form: Format,
     routes: Sequence[Route],
     planner: EpochPlanner,
     extract: FeatureExtractor,
@@ -287,7 +284,6 @@ def _build_compaction(
         bus=bus,
         clock=clock,
         ids=SystemIds(),
-        form=form,
         providers=settings.providers(),
         routes=routes,
         count=count,

@@ -14,7 +14,9 @@ from proxy.context.conversation import (
     BuilderPolicy,
     ConversationIndex,
     PlanRequest,
+    can_be_pruned,
     find_last_turn,
+    find_spoken,
     find_tail_step,
     index_conversation,
     with_unsent,
@@ -61,6 +63,7 @@ from proxy.context.user_messages import (
 )
 from proxy.context.verbatim import MIN_GROUPS, RECENT_GROUPS
 from proxy.model.epoch import ContextPlan, Rung
+from proxy.model.messages import BESIDE
 
 # The tokens of a ledger: a number that tells the newest steps at any size, and a share of the usable tokens; at most
 # another share, and a number beyond which no more is found in it.
@@ -231,16 +234,15 @@ class ContextBuilder:
         older = choose_older_forms(view, index, words.older, least, level.users)
         second = [forms[min(level.second, len(forms)) - 1] for forms in words.second.values()] if level.second else ()
         staying = index.newest | index.fixed | {each.step for each in older.shown}
-        marked = {**words.large, **self._prune_led(view, index, least), **_list_shortened((*older.shown, *second))}
+        pruned = self._prune_led(view, index, [i for i in staying if i < least])
+        marked = {**words.large, **pruned, **_list_shortened((*older.shown, *second))}
         tokens = count_draft(index, PlanDraft(least, staying, Ledger(), marked), self._count)
         return _KeptMessages(least, staying, marked, older.spare, tokens)
 
-    def _prune_led(self, view: PlanRequest, index: ConversationIndex, least: int) -> dict[int, ReplacedMessage]:
-        """Return tombstones for the outputs of steps before `least` that stay for what leads to, or is beside, them."""
-        old = [i for i in index.fixed if i < least]
-        led = {i for i in old if index.messages[index.steps[i].start].structure.is_leading}
-        led |= {i for i in old if not index.spoken.isdisjoint(index.steps[i].places)}
-        outputs = [place for i in sorted(led) for place in list_large_outputs(index, i) if place not in index.bound]
+    def _prune_led(self, view: PlanRequest, index: ConversationIndex, old: Iterable[int]) -> dict[int, ReplacedMessage]:
+        """Return tombstones for the outputs of steps that stay for what leads to, or is beside, these outputs."""
+        led = [i for i in sorted(old) if _is_led(index, i)]
+        outputs = [place for i in led for place in list_large_outputs(index, i) if can_be_pruned(index, place)]
         return {place: prune_output(view, index, place) for place in outputs}
 
     def _draft(
@@ -319,8 +321,10 @@ class ContextBuilder:
         rung: Rung,
     ) -> Ledger:
         marked = select_sent(index, kept.marked, steps.tail, kept.staying)
-        spoken = (place for place in marked if index.messages[place].structure.role != "tool")
-        shortened = {place: marked[place].edit.text for place in spoken}
+        said = {place: dict(made.edit.arguments).get(BESIDE) for place, made in marked.items() if place in index.spoken}
+        others = (place for place in marked if index.messages[place].structure.role != "tool")
+        shortened = {place: marked[place].edit.text for place in others}
+        shortened |= {place: text for place, text in said.items() if text is not None}
         scope = LedgerScope(steps.tail, kept.staying, carried, rung == "plan", shortened, steps.pruned)
         return build_ledger(view, index, scope, self._count)
 
@@ -449,6 +453,12 @@ class ContextBuilder:
                 yield place, self._outline
             elif is_text_only(index, place):
                 yield place, shorten_message
+
+
+def _is_led(index: ConversationIndex, step: int) -> bool:
+    """Return whether a step stays for what leads to its outputs, or is beside them, and not for them."""
+    places, start = index.steps[step].places, index.messages[index.steps[step].start]
+    return start.structure.is_leading or bool(find_spoken(index, step)) or not index.begun.isdisjoint(places)
 
 
 def _list_shortened(shown: Iterable[UserMessageForm]) -> dict[int, ReplacedMessage]:

@@ -21,7 +21,7 @@ from proxy.context.verbatim import (
     split_groups,
 )
 from proxy.model.epoch import ContextPlan
-from proxy.model.messages import Message, MessageStructure
+from proxy.model.messages import MOST_BESIDE, Message, MessageStructure
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +127,8 @@ class ConversationIndex(msgspec.Struct, frozen=True, gc=False):
     newest: frozenset[int]  # the user's steps of the newest turns
     fixed: frozenset[int]  # steps that must stay
     bound: frozenset[int]  # places of messages that must be sent unchanged
-    # places of outputs with words of the user beside them, and of the message with which a turn has to begin
-    spoken: frozenset[int] = frozenset()
+    spoken: frozenset[int] = frozenset()  # places of outputs with words of the user beside them
+    begun: frozenset[int] = frozenset()  # place of the message with which the turn under way has to begin
 
     def find_start(self, step: int) -> int:
         """Return the place where a step begins; after the last step, the number of messages."""
@@ -144,7 +144,8 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
         {place: seen.message.text for place, seen in enumerate(messages) if seen.structure.role == "user"}
     )
     machine = _find_machine_messages(messages) | client.places
-    steps = list(_list_steps(messages, found, split_groups(structures, machine)))
+    spoken = frozenset(_list_spoken(messages))
+    steps = list(_list_steps(messages, found, split_groups(structures, machine, spoken)))
     users = tuple(i for i, step in enumerate(steps) if step.kind == "user")
     bound = view.pinned | view.unkept | frozenset(_list_protected_outputs(messages, policy.protected_tools))
     bound |= _list_rewritten(view) | frozenset(_list_staying(structures))
@@ -153,14 +154,15 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     unanswered = find_unanswered(structures, view.sent if view.is_volatile else None)
     if view.growth and not view.is_volatile:
         unanswered = len(structures)  # by the next request a model has answered all of these
-    spoken = frozenset(_list_spoken(messages)) | (find_turn_start(structures) if view.needs_thinking else frozenset())
-    verbatim = find_verbatim(
-        reversed(steps), unanswered, turns=policy.protect_turns, pinned=bound | systems | client.files | spoken
-    )
+    begun = find_turn_start(structures) if view.needs_thinking else frozenset[int]()
+    pinned = bound | systems | client.files | begun
+    verbatim = find_verbatim(reversed(steps), unanswered, turns=policy.protect_turns, pinned=pinned)
     newest = _list_steps_at(steps, verbatim.turns) | {*users[-1:]}
+    own = (_find_step(steps, place) for place in find_newest_user(structures))
+    newest |= {i for i in own if steps[i].has_calls}  # it has no shorter form, and is to be sent in some form
     fixed = _list_steps_at(steps, verbatim.pinned)
     fresh = _find_step(steps, unanswered)
-    return ConversationIndex(messages, found, steps, fresh, users, newest, fixed, bound, spoken)
+    return ConversationIndex(messages, found, steps, fresh, users, newest, fixed, bound, spoken, begun)
 
 
 def with_unsent(seen: ConversationIndex, sent: int | None) -> ConversationIndex:
@@ -178,6 +180,23 @@ def find_last_turn(index: ConversationIndex) -> set[int]:
     """Return the steps of the user's newest turn."""
     last = index.steps[index.users[-1]].turn if index.users else 0
     return {i for i in index.users if index.steps[i].turn == last}
+
+
+def read_words(index: ConversationIndex, place: int) -> str:
+    """Return what a message of the user says: its text, or what stands beside its outputs."""
+    message = index.messages[place].message
+    return "\n".join(message.beside) if place in index.spoken else message.text
+
+
+def find_spoken(index: ConversationIndex, step: int) -> list[int]:
+    """Return the places in a step of outputs with words of the user beside them."""
+    return [place for place in index.steps[step].places if place in index.spoken]
+
+
+def can_be_pruned(index: ConversationIndex, place: int) -> bool:
+    """Return whether an output may give way without words of the user beside it."""
+    is_long = place in index.spoken and any(len(text) > MOST_BESIDE for text in index.messages[place].message.beside)
+    return place not in index.bound and not is_long
 
 
 def _find_step(steps: Sequence[AgentStep], place: int) -> int:
@@ -218,7 +237,7 @@ def _list_steps(
 ) -> Iterator[AgentStep]:
     turn, before = 0, ""
     for group in groups:
-        turn += group.kind == "user" and before != "user"
+        turn += group.kind == "user" and (before != "user" or group.has_calls)
         before = group.kind
         tokens = sum(seen.tokens for seen in messages[group.start : group.stop])
         characters = sum(each.characters for each in found[group.start : group.stop])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from proxy.context.budget import MESSAGE_FRAME
-from proxy.context.conversation import AgentStep, ConversationIndex
+from proxy.context.conversation import AgentStep, ConversationIndex, read_words
 from proxy.context.references import PAGE, render_words, sanitize_text
 from proxy.context.tool_outputs import UnusualOutputs
 from proxy.model.epoch import ContextPlan, Reference, Written
@@ -225,9 +225,8 @@ def _format_outcome(index: ConversationIndex, places: range, unusual: UnusualOut
 
 def format_user_turn(index: ConversationIndex, step: AgentStep, most: int) -> str:
     """Quote at most `most` characters of a turn of the user."""
-    return (
-        f'the user said: "{sanitize_text(" ".join(index.messages[step.start].message.text[: 4 * most].split()), most)}"'
-    )
+    place = next((place for place in step.places if place in index.spoken), step.start)
+    return f'the user said: "{sanitize_text(" ".join(read_words(index, place)[: 4 * most].split()), most)}"'
 
 
 _FIRST_SHARE = 0.7

@@ -193,9 +193,9 @@ def _make_block(index: ConversationIndex, first: int, last: int) -> _StepRun:
 
 
 def _are_equal(index: ConversationIndex, one: int, other: int) -> bool:
-    """Return whether two steps made the same calls, at least one."""
+    """Return whether two steps made the same calls, at least one, and the user says nothing in them."""
     asked = [[index.found[place].asked for place in index.steps[i].places] for i in (one, other)]
-    return any(asked[0]) and asked[0] == asked[1]
+    return any(asked[0]) and asked[0] == asked[1] and "user" not in (index.steps[one].kind, index.steps[other].kind)
 
 
 def _write(material: _Material, room: float, rules: str, count: Callable[[str], int]) -> Ledger:
@@ -242,7 +242,7 @@ def _choose_texts(material: _Material, room: float) -> dict[int, str]:
     told = max(_TOLD_SHARE * room, min(_TOLD_MOST_SHARE * room, _TOLD_LEAST))
     texts = _choose_turns(material, _USERS_SHARE * told)
     left = told - sum(map(_estimate_line, texts.values()))
-    steps = [n for n, block in enumerate(material.blocks) if not block.is_user]
+    steps = [n for n, block in enumerate(material.blocks) if not block.is_user or _is_untold_act(material, n, texts)]
     running = material.index.steps[-1].turn
     newest = [n for n in reversed(steps) if material.blocks[n].turn == running]
     left -= _tell(material, [n for n in newest if n in material.acts], left, texts)
@@ -259,6 +259,11 @@ def _choose_texts(material: _Material, room: float) -> dict[int, str]:
     for task in finished:
         left -= _tell(material, [n for n in task if n not in texts], left, texts)
     return texts
+
+
+def _is_untold_act(material: _Material, n: int, texts: Mapping[int, str]) -> bool:
+    """Return whether a block that ends with words of the user is told as a step, since there is no room for these."""
+    return n not in texts and material.index.steps[material.blocks[n].first].has_calls
 
 
 def _take_in_turn(tasks: Sequence[Sequence[int]]) -> list[int]:
@@ -324,7 +329,9 @@ def _choose_turns(material: _Material, room: float) -> dict[int, str]:
     texts: dict[int, str] = {}
     for most in (_HEAD, _LONG_HEAD):
         for n in reversed(turns):
-            text = format_user_turn(material.index, material.index.steps[material.blocks[n].first], most)
+            step = material.index.steps[material.blocks[n].first]
+            quote = format_user_turn(material.index, step, most)
+            text = f"{material.format(n, BRIEF)}; then {quote}" if step.has_calls else quote
             cost = _estimate_line(text) - (_estimate_line(texts[n]) if n in texts else 0.0)
             if cost <= room:
                 texts[n], room = text, room - cost
@@ -445,7 +452,8 @@ def _render_sections(
             runs.append([line])
     joined = [runs[len(runs) * n // most : len(runs) * (n + 1) // most] for n in range(most)] if most else []
     # A history must not begin with the assistant: only a message of the user may stay before the first section.
-    begins_with_user = not is_first or index.steps[min(material.scope.staying, default=0)].kind == "user"
+    begins = index.steps[min(material.scope.staying, default=0)]
+    begins_with_user = not is_first or (begins.kind == "user" and not begins.has_calls)
     opening = FIRST_HEADER if any(step.has_calls for step in index.steps) else FIRST_CHAT_HEADER
     sections = [
         Written(

@@ -6,7 +6,7 @@ from itertools import takewhile
 import msgspec
 
 from proxy.context.budget import MESSAGE_FRAME, take_fitting
-from proxy.context.conversation import ConversationIndex, PlanRequest, find_last_turn
+from proxy.context.conversation import ConversationIndex, PlanRequest, find_last_turn, find_spoken
 from proxy.context.ledger import NO_LEDGERS, CarriedLedgers
 from proxy.context.ledger_builder import Ledger
 from proxy.context.tool_outputs import ReplacedMessage, count_saved_tokens
@@ -57,10 +57,15 @@ def shrink_draft(
 
 def list_replaceable(index: ConversationIndex, draft: PlanDraft) -> list[int]:
     """Return the places of sent messages that may still be replaced, which excludes the user's newest turn."""
-    bound = find_last_turn(index)
-    kept = [i for i in range(len(index.steps)) if (i >= draft.tail or i in draft.staying) and i not in bound]
-    done = index.bound | draft.marked.keys()
+    kept = [i for i in range(len(index.steps)) if i >= draft.tail or i in draft.staying]
+    done = index.bound | draft.marked.keys() | set(_list_own(index))
     return [place for i in kept for place in index.steps[i].places if place not in done]
+
+
+def _list_own(index: ConversationIndex) -> Iterator[int]:
+    """Yield the places of the user's newest turn, unless its words stand beside outputs, which may be replaced."""
+    for i in find_last_turn(index):
+        yield from () if find_spoken(index, i) else index.steps[i].places
 
 
 def count_draft(index: ConversationIndex, draft: PlanDraft, count: Callable[[str], int]) -> int:

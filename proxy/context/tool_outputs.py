@@ -27,7 +27,7 @@ from proxy.context.references import (
     sanitize_text,
 )
 from proxy.model.epoch import Reference, Replaced
-from proxy.model.messages import ToolCall
+from proxy.model.messages import BESIDE, MOST_BESIDE, ToolCall
 
 _OVERLAP = 200
 _MAX_PARTS = 24
@@ -465,7 +465,10 @@ def _count_saved(seen: CountedMessage, made: ReplacedMessage, count: Callable[[s
         cut = sum(count(known[id]) - count(arguments) for id, arguments in edit.arguments)
         return cut + (count(seen.message.text) - count(edit.text) if edit.text else 0)
     if edit.kind != "shortened":
-        return seen.tokens - count(edit.text) - MESSAGE_FRAME
+        words = dict(edit.arguments).get(BESIDE)
+        kept = [text for text in seen.message.beside if len(text) <= MOST_BESIDE] if words is None else [words]
+        beside = sum(map(count, kept))
+        return seen.tokens - count(edit.text) - MESSAGE_FRAME - beside
     # Where text is shortened, images and calls beside it stay.
     said = min(seen.tokens, count(seen.message.text) + MESSAGE_FRAME)
     return said - count(edit.text) - MESSAGE_FRAME if edit.text else 0

@@ -7,31 +7,36 @@ turn that is sent.
 """
 
 import re
-from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Literal
 
 import msgspec
 
 from proxy.context.budget import MESSAGE_FRAME, find_cap, take_fitting
-from proxy.context.conversation import ConversationIndex, PlanRequest, find_last_turn
+from proxy.context.conversation import (
+    ConversationIndex,
+    PlanRequest,
+    find_last_turn,
+    find_spoken,
+    read_words,
+)
 from proxy.context.outline import OutlineParser, outline
 from proxy.context.references import PAGE, FileReference, cut_to_ends, render_file, render_message
-from proxy.context.tool_outputs import ReplacedMessage, list_part_references
-from proxy.context.user_rules import find_block_path, list_pasted
+from proxy.context.tool_outputs import (
+    ReplacedMessage,
+    count_saved_tokens,
+    list_part_references,
+    prune_output,
+)
+from proxy.context.user_rules import NewerLines, find_block_path, list_pasted
 from proxy.model.epoch import Reference, Replaced, Written
-from proxy.model.messages import Message
+from proxy.model.messages import BESIDE, Message
 
 WHOLE_SHARE, HEADS_SHARE = 0.25, 0.15
 """Shares of the usable budget: for older turns that stay whole, and for those that are cut to their beginning."""
 
 _HEAD_LENGTHS = (400, 120)
-_LEAST_REPEATED = 100
-"""Fewest tokens of a block that is left out because a newer turn repeats it."""
-_MOST_PLACES = 8
-"""The most places of one line among newer turns that are compared, the nearest ones: time stays linear."""
 _MOST_PASTED, _PASTED_SHARE = 2000, 0.05
 # A share that is exceeded is filled again up to this part only: shortening a turn invalidates the provider's cache for
 # everything behind it, so that several turns are shortened at once.
@@ -96,7 +101,10 @@ def choose_older_forms(
     """
     older = {i: each for i, each in forms.items() if i < least}
     rooms = tuple(share * part * view.budget.usable for part in (WHOLE_SHARE, HEADS_SHARE))
-    levels = _choose_levels(older, {i: _find_sent_level(view, index, i, older[i]) for i in older}, rooms)
+    levels = dict(_choose_levels(older, {i: _find_sent_level(view, index, i, older[i]) for i in older}, rooms))
+    own = max((i for i in index.users if not index.steps[i].has_calls), default=-1)
+    if own in levels:  # newer turns stand beside outputs: what is sent is checked to have the newest of the user's role
+        levels[own] = min(levels[own], len(older[own]) - 1)
     sent = {i: older[i][level] for i, level in levels.items() if level < len(older[i])}
     whole = [i for i, level in levels.items() if not level]
     room = rooms[0] - sum(sent[i].tokens for i in whole)
@@ -160,7 +168,8 @@ def _list_forms(
             forms[i] = _make_forms(view, index, i, None if newer is None else known, count=count, parse=parse)
         if newer is not None:
             for place in index.steps[i].places:
-                known.add(i, index.messages[place].message.text)
+                if place in index.spoken or index.messages[place].structure.role == "user":
+                    known.add(i, read_words(index, place))
     return dict(sorted(forms.items()))
 
 
@@ -168,19 +177,20 @@ def _make_forms(
     view: PlanRequest,
     index: ConversationIndex,
     i: int,
-    known: "NewerLines | None",
+    known: NewerLines | None,
     *,
     count: Count,
     parse: OutlineParser | None,
 ) -> tuple[UserMessageForm, ...]:
     """Return the forms of the turn at step `i`, without blocks that stand in `known` and without pasted ones."""
-    step, message = index.steps[i], index.messages[index.steps[i].start].message
-    if step.stop - step.start > 1:
+    step, spoken = index.steps[i], find_spoken(index, i)
+    if step.stop - step.start > 1 and len(spoken) != 1:
         return (UserMessageForm(i, step.tokens),)
-    own = cut = _CutText(message.text)
+    message = index.messages[step.start].message
+    own = cut = _CutText(read_words(index, spoken[0]) if spoken else message.text)
     holders: tuple[frozenset[int], ...] = ()
     if known is not None:
-        own = _remove_pasted(view, step.start, message, count, parse)
+        own = own if spoken else _remove_pasted(view, step.start, message, count, parse)
         text, holders = known.remove_repeated(own.text, count)
         cut = _CutText(text, "", own.references) if holders else own
     heads = [_shorten(cut.text, most) for most in _HEAD_LENGTHS]
@@ -211,6 +221,8 @@ def _make_form(
     Media are described in words (B17).
     """
     step = index.steps[i]
+    if find_spoken(index, i):
+        return _make_spoken_form(view, index, i, text, count=count)
     media = index.messages[step.start].message.media
     if text == _get_text(index, i) and not media:
         return UserMessageForm(i, step.tokens)
@@ -229,15 +241,32 @@ def _make_form(
     return UserMessageForm(i, tokens, (Replaced(step.start, text, kind),), references)
 
 
+def _make_spoken_form(
+    view: PlanRequest, index: ConversationIndex, i: int, text: str, *, count: Count
+) -> UserMessageForm:
+    """Return the form of a turn beside outputs that sends `text`, with a tombstone in place of these outputs."""
+    step, (place,) = index.steps[i], find_spoken(index, i)
+    made = prune_output(view, index, place)
+    edit, references = made.edit, made.references
+    if text != read_words(index, place):
+        own = Reference(view.name(place, place + 1, 0), place, place + 1)
+        text = f"{text}\n[shortened by palimpsest, not by the user; the original is intact: ref:{own.id}]"
+        references = (*references, own)
+    outputs = edit.arguments or ((index.messages[place].message.results[0], edit.text),)
+    made = ReplacedMessage(Replaced(place, edit.text, "tombstone", (*outputs, (BESIDE, text))), references)
+    tokens = step.tokens - count_saved_tokens(index, {place: made}, count)
+    return UserMessageForm(i, tokens, (made.edit,), references)
+
+
 def _find_sent_level(view: PlanRequest, index: ConversationIndex, i: int, forms: Sequence[UserMessageForm]) -> int:
     """Return the level of the form that the active plan sends for a turn; 0 where that plan does not cover it."""
-    start = index.steps[i].start
-    if view.frozen is None or start >= view.frozen.through:
+    places = index.steps[i].places
+    if view.frozen is None or places.start >= view.frozen.through:
         return 0
-    edit = next((each for each in view.frozen.edits if not isinstance(each, Written) and each.place == start), None)
-    if edit is None:
+    edits = [each for each in view.frozen.edits if not isinstance(each, Written) and each.place in places]
+    if not edits:
         return _LEDGER_LEVEL
-    sent = (edit,) if isinstance(edit, Replaced) else ()
+    sent = tuple(edit for edit in edits if isinstance(edit, Replaced))
     return next((level for level, form in enumerate(forms) if form.edits == sent), 0)  # 0 with its blocks, too
 
 
@@ -404,71 +433,3 @@ def _cut_block(block: str, path: str, tokens: int, most: int, *, count: Count, p
     structure = "\n".join(f"  {line}" for line in seen.structure) if seen.shows == "structure" else ""
     listed = f"; it contains:\n{structure}\n" if structure and count(structure) <= _OUTLINE_SHARE * most else " "
     return cut_to_ends(block, most, count, f"[… the middle of {note}, is left out{listed}…]")
-
-
-class NewerLines:
-    """An index of the lines of user turns, to which turns are added from the newest to the oldest.
-
-    Lines are compared without white space at their end, and empty ones not at all.
-    """
-
-    def __init__(self) -> None:
-        self._lines: list[str] = []  # of all turns, with an empty one behind each turn
-        self._places: dict[str, deque[int]] = {}
-        self._starts: list[int] = []
-        self._steps: list[int] = []
-
-    def add(self, step: int, text: str) -> None:
-        """Add the text of a turn at a step."""
-        self._starts.append(len(self._lines))
-        self._steps.append(step)
-        for line in filter(None, map(str.rstrip, text.split("\n"))):
-            self._places.setdefault(line, deque(maxlen=_MOST_PLACES)).append(len(self._lines))
-            self._lines.append(line)
-        self._lines.append("")
-
-    def remove_repeated(self, text: str, count: Count) -> tuple[str, tuple[frozenset[int], ...]]:
-        """Return a text without long passages, of whole lines, that a turn contains, and the steps of those that do."""
-        kept, empty, holders = list[str](), list[str](), list[frozenset[int]]()
-        left_out = 0
-        for lines, places in self._list_runs(text.split("\n")):
-            block = "\n".join(lines)
-            if places and len(block) >= _LEAST_REPEATED and count(block) >= _LEAST_REPEATED:
-                left_out += len(empty) * bool(left_out) + len(lines)
-                holders.append(frozenset(self._steps[bisect_right(self._starts, place) - 1] for place in places))
-            elif left_out and not block.strip():
-                empty += lines
-                continue
-            else:
-                kept += [*_note_left_out(left_out), *empty, *lines]
-                left_out = 0
-            empty = []
-        return "\n".join((*kept, *_note_left_out(left_out), *empty)), tuple(holders)
-
-    def _list_runs(self, lines: Iterable[str]) -> Iterator[tuple[list[str], list[int]]]:
-        """Yield runs of lines, and the places of their last lines where the run stands in a turn; else none.
-
-        Empty lines within a run belong to it, those behind it do not.
-        """
-        run, empty, at = list[str](), list[str](), list[int]()
-        for line in lines:
-            bare = line.rstrip()
-            if not bare:
-                empty.append(line)
-                continue
-            going_on = [place + 1 for place in at if self._lines[place + 1] == bare]
-            if going_on:
-                run += [*empty, line]
-            else:
-                yield run, at
-                yield empty, []
-                run = [line]
-            at = going_on or [*self._places.get(bare, ())]
-            empty = []
-        yield run, at
-        yield empty, []
-
-
-def _note_left_out(lines: int) -> Iterator[str]:
-    if lines:
-        yield f"[… {lines} lines left out: they stand word for word in a newer message of the user …]"

@@ -6,13 +6,15 @@ Pasted blocks and text that a client added are left out first. A rule is a verba
 # ruff: noqa: RUF001 - words of languages in other scripts
 
 import re
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 import msgspec
 
 from proxy.context.budget import take_fitting
-from proxy.context.conversation import ConversationIndex
+from proxy.context.conversation import ConversationIndex, find_spoken, read_words
 from proxy.context.references import sanitize_text
 
 _OPENING = re.compile(
@@ -293,9 +295,9 @@ def format_message_number(place: int) -> str:
 def list_rules(index: ConversationIndex, places: Collection[int] | None = None) -> tuple[Rule, ...]:
     """Return the rules in the user's messages (None: all) in order; of equal rules the newest."""
     found: dict[str, Rule] = {}
-    for place in list_user_places(index):
+    for place in sorted({*list_user_places(index), *index.spoken}):
         if places is None or place in places:
-            for sentence in list_sentences(index.messages[place].message.text):
+            for sentence in list_sentences(read_words(index, place)):
                 if _is_rule(sentence):
                     key = " ".join(sentence.said.casefold().split())
                     found.pop(key, None)
@@ -343,11 +345,85 @@ def list_unsent_rules(
     `most` characters are searched, the newest messages first; None: all of them.
     """
     gone = {place for i in steps for place in index.steps[i].places}
-    newest = {index.steps[i].start for i in index.newest} - gone - shortened.keys()
-    said = [index.messages[place].message.text for place in newest]
+    newest = {place for i in index.newest for place in (index.steps[i].start, *find_spoken(index, i))}
+    said = [read_words(index, place) for place in newest - gone - shortened.keys()]
     return tuple(
         rule
         for rule in list_rules(index, _choose_newest(index, gone | shortened.keys(), most))
         if not any(rule.text in text for text in (shortened.get(rule.place, ""), *said))
         and not any(sanitize_text(rule.text, _LONGEST) in text for text in known)
     )
+
+
+_LEAST_REPEATED = 100
+"""Fewest tokens of a block that is left out because a newer turn repeats it."""
+_MOST_PLACES = 8
+"""The most places of one line among newer turns that are compared, the nearest ones: time stays linear."""
+
+
+class NewerLines:
+    """An index of the lines of user turns, to which turns are added from the newest to the oldest.
+
+    Lines are compared without white space at their end, and empty ones not at all.
+    """
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []  # of all turns, with an empty one behind each turn
+        self._places: dict[str, deque[int]] = {}
+        self._starts: list[int] = []
+        self._steps: list[int] = []
+
+    def add(self, step: int, text: str) -> None:
+        """Add the text of a turn at a step."""
+        self._starts.append(len(self._lines))
+        self._steps.append(step)
+        for line in filter(None, map(str.rstrip, text.split("\n"))):
+            self._places.setdefault(line, deque(maxlen=_MOST_PLACES)).append(len(self._lines))
+            self._lines.append(line)
+        self._lines.append("")
+
+    def remove_repeated(self, text: str, count: Callable[[str], int]) -> tuple[str, tuple[frozenset[int], ...]]:
+        """Return a text without long passages, of whole lines, that a turn contains, and the steps of those that do."""
+        kept, empty, holders = list[str](), list[str](), list[frozenset[int]]()
+        left_out = 0
+        for lines, places in self._list_runs(text.split("\n")):
+            block = "\n".join(lines)
+            if places and len(block) >= _LEAST_REPEATED and count(block) >= _LEAST_REPEATED:
+                left_out += len(empty) * bool(left_out) + len(lines)
+                holders.append(frozenset(self._steps[bisect_right(self._starts, place) - 1] for place in places))
+            elif left_out and not block.strip():
+                empty += lines
+                continue
+            else:
+                kept += [*_note_left_out(left_out), *empty, *lines]
+                left_out = 0
+            empty = []
+        return "\n".join((*kept, *_note_left_out(left_out), *empty)), tuple(holders)
+
+    def _list_runs(self, lines: Iterable[str]) -> Iterator[tuple[list[str], list[int]]]:
+        """Yield runs of lines, and the places of their last lines where the run stands in a turn; else none.
+
+        Empty lines within a run belong to it, those behind it do not.
+        """
+        run, empty, at = list[str](), list[str](), list[int]()
+        for line in lines:
+            bare = line.rstrip()
+            if not bare:
+                empty.append(line)
+                continue
+            going_on = [place + 1 for place in at if self._lines[place + 1] == bare]
+            if going_on:
+                run += [*empty, line]
+            else:
+                yield run, at
+                yield empty, []
+                run = [line]
+            at = going_on or [*self._places.get(bare, ())]
+            empty = []
+        yield run, at
+        yield empty, []
+
+
+def _note_left_out(lines: int) -> Iterator[str]:
+    if lines:
+        yield f"[… {lines} lines left out: they stand word for word in a newer message of the user …]"

@@ -100,8 +100,8 @@ def find_verbatim(
     """Return what stays of a conversation whose `groups` are given from the newest to the oldest.
 
     The tail has the `recent` newest groups with calls, and all messages from place `unanswered` on. Adjacent groups of
-    the user count as one of the `turns`. `pinned` are the places of messages that must stay for another reason. The
-    groups are read only as far back as needed.
+    the user count as one of the `turns`, unless the assistant acts in the later one. `pinned` are the places of
+    messages that must stay for another reason. The groups are read only as far back as needed.
     """
     tail, later, first_pinned = unanswered, "", min(pinned, default=unanswered)
     of_turns, of_pinned = list[range](), list[range]()
@@ -113,7 +113,7 @@ def find_verbatim(
             turns -= later != "user"
             if turns >= 0:
                 of_turns.append(group.places)
-        later = group.kind
+        later = "" if group.has_calls else group.kind
         if pinned and not pinned.isdisjoint(group.places):
             of_pinned.append(group.places)
         has_turns = turns < 0 or (not turns and later != "user")
@@ -166,12 +166,14 @@ def iterate_groups(
     messages: Sequence[LinkedMessage],
     machine: frozenset[int] = frozenset(),
     leading: frozenset[int] = frozenset(),
+    spoken: frozenset[int] = frozenset(),
 ) -> Iterator[Group]:
     """Yield the groups of a conversation from the newest to the oldest, without gaps.
 
     A result and its call are in one group with everything between them. A result answers the newest call before it that
     has its id. `machine` are the places of messages in the user's role that a machine wrote, `leading` of those that
-    are in one group with the assistant's message behind them (`MessageStructure.is_leading`).
+    are in one group with the assistant's message behind them (`MessageStructure.is_leading`), `spoken` of outputs with
+    words of the user beside them.
     """
     stop, has_calls = len(messages), False
     roles = set[str]()
@@ -184,7 +186,7 @@ def iterate_groups(
             missing.update(message.results)
             missing.difference_update(message.calls)
         if i not in machine:
-            roles.add(message.role)
+            roles.add("user" if i in spoken else message.role)
         if before is not None and (joins_run(before, message) or (i - 1 in leading and message.role == "assistant")):
             continue
         if missing:
@@ -200,10 +202,14 @@ def iterate_groups(
         roles.clear()
 
 
-def split_groups(messages: Sequence[MessageStructure], machine: frozenset[int] = frozenset()) -> list[Group]:
+def split_groups(
+    messages: Sequence[MessageStructure],
+    machine: frozenset[int] = frozenset(),
+    spoken: frozenset[int] = frozenset(),
+) -> list[Group]:
     """Return the groups of a conversation, oldest first."""
     leading = frozenset(place for place, message in enumerate(messages) if message.is_leading)
-    return list(iterate_groups(messages, machine, leading))[::-1]
+    return list(iterate_groups(messages, machine, leading, spoken))[::-1]
 
 
 OWN = ""

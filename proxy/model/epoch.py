@@ -70,7 +70,8 @@ class Replaced(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True)
 
     `arguments` are pairs of a call's id and its new arguments as JSON. If they are set, an empty `text` leaves the
     message's text unchanged. In a message with several results they are pairs of a call's id and the text that stands
-    for its result; `text` then has what is shown of all results. A `detached` item lacks its own id, by which
+    for its result; `text` then has what is shown of all results. Where words of the user stand beside these,
+    `messages.BESIDE` names what is sent of them. A `detached` item lacks its own id, by which
     the provider would look for reasoning that is not sent; an empty `text` leaves its text unchanged, too.
     """
 

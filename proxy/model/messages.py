@@ -14,6 +14,12 @@ LEDGER_HEAD = "palimpsest ledger 7c1e5b"
 It must never change, because logs and other proxies hold it.
 """
 
+MOST_BESIDE = 8_000
+"""Characters of a text beside results up to which it stays where they are replaced: it may be the user's own."""
+
+BESIDE = "beside"
+"""The name in `Replaced.arguments` of the text that stands for those beside results."""
+
 MediaKind = Literal["image", "document", "audio"]
 
 Stay = Literal["", "always", "unanswered"]

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from proxy.model.card import CacheTerms
 from proxy.model.epoch import Edit, Kept, Replaced, Written
-from proxy.model.messages import MessageStructure, list_led
+from proxy.model.messages import BESIDE, MOST_BESIDE, MessageStructure, list_led
 from proxy.wire.body import SplitBody
 from proxy.wire.format import DEFAULT_LIFETIME, Format
 from proxy.wire.json_values import (
@@ -34,8 +34,6 @@ Role = Literal["user", "assistant"]
 
 _MARKER, _TYPE = "cache_control", b'"type"'
 _MARKED_LISTS = ("content", "tool_calls")
-# Text beside a tool's results may be the user's own, unless it is longer than this (about 2,000 tokens).
-_MOST_BESIDE = 8_000
 _BESIDE = "[output pruned: see the first result of this message]"
 # So many items behind a cut may be of an answer whose beginning is gone: calls with their outputs in between.
 _MOST_LED = 64
@@ -355,6 +353,11 @@ def _read_kind(part: bytes) -> str:
     return read_text(value.get("type")) if value else ""
 
 
+def _read_part_text(part: bytes) -> str:
+    value = read_object(part.decode(errors="replace"))
+    return read_text(value.get("text")) if value else ""
+
+
 def _replace_texts(parts: Sequence[bytes], kinds: Sequence[str], text: bytes) -> list[bytes]:
     """Replace all text parts with one, at the place of the first or else before the calls. Other parts stay."""
     place = next((i for i, kind in enumerate(kinds) if kind in TEXTS or kind == "tool_use"), len(parts))
@@ -367,9 +370,10 @@ def _replace_results(
 ) -> Iterator[bytes]:
     """Yield the parts with the results replaced by `outputs`, which has texts by ids of calls; the other results stay.
 
-    Without any, the text is in the first result and a note in the others. Short texts beside the results stay.
+    Without any, the text is in the first result and a note in the others. Short texts beside the results stay, unless
+    `outputs` has one for all of them.
     """
-    left = text
+    left, beside = text, outputs.get(BESIDE)
     for part, kind in zip(parts, kinds, strict=True):
         if kind == "tool_result" and outputs:
             value = read_object(part.decode(errors="replace")) or {}
@@ -378,7 +382,10 @@ def _replace_results(
         elif kind == "tool_result":
             yield _replace_result(part, left)
             left = _BESIDE
-        elif kind in TEXTS and len(part) <= _MOST_BESIDE:
+        elif kind in TEXTS and beside is not None:
+            yield from (_TEXT_PART % encode_text(beside),) if beside else ()
+            beside = ""
+        elif kind in TEXTS and len(_read_part_text(part)) <= MOST_BESIDE:
             yield part
 
 

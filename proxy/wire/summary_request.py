@@ -1,35 +1,44 @@
-"""Requests for a summary of a Chat Completions conversation, and reading the responses (BEHAVIOUR B28, B29).
+"""Requests for a summary of a conversation, in its own format, and reading the responses (BEHAVIOUR B28, B29).
 
 A warm call is the last request, byte for byte, with one instruction appended, so that it reads the provider's prompt
-cache. If that request cannot be used so, the compact form, a small request of its own, always can.
+cache. If that request cannot be used so, the compact form, a small request of its own, always can. What differs between
+formats is in one class for each.
 """
 
 import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 import msgspec
 
-from proxy.model.exchange import Answer, Usage
+from proxy.model.exchange import Answer, Headers, Usage
+from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.body import SplitBody
 from proxy.wire.chat_completions import ChatCompletions
+from proxy.wire.format import Format
 from proxy.wire.json_values import (
     encode_text,
     join_array,
     list_elements,
     read_member,
+    read_object,
     read_objects,
     read_text,
     set_member,
 )
+from proxy.wire.responses import Responses
+from proxy.wire.streams import ServerEvent, read_kind
 
-FORMAT = ChatCompletions()
-"""The format in which models are asked for summaries."""
-
-_LIMITS = ("max_completion_tokens", "max_tokens")
 # Models that refuse `max_tokens`, because it never counted reasoning tokens.
 _NEWER_LIMIT = re.compile(r"(?:.*/)?(?:o\d|gpt-(?:[5-9]|\d\d))")
 _PLAIN_FORMATS = (b"", b"null")
 _FREE_CHOICES = (b"", b"null", b'"auto"', b'"none"')
 _THOUGHT = re.compile(r"\A\s*<(think|thinking)>.*?(?:</\1>|\Z)", re.DOTALL)
+# How the formats say that the limit of the output was reached, by the word of Chat Completions.
+_CUT_OFF = {"max_tokens": "length", "max_output_tokens": "length"}
+_ANTHROPIC = "anthropic.com"
+_ANTHROPIC_VERSION: Headers = ((b"anthropic-version", b"2023-06-01"),)
 
 
 class OutputLimit(msgspec.Struct, frozen=True, gc=False):
@@ -50,16 +59,162 @@ class SummaryAnswer(msgspec.Struct, frozen=True, gc=False):
     said: str = ""  # all visible text, including thoughts
 
 
-def write_warm(body: SplitBody, instruction: str, room: OutputLimit, *, is_alternating: bool = False) -> bytes | None:
+class _Spoken(msgspec.Struct, frozen=True, gc=False):
+    """What a response says: its visible text, the model's refusal, and whether it begins a tool call."""
+
+    text: str = ""
+    refusal: str = ""
+    is_tool_call: bool = False
+
+
+class _SummaryWire(ABC):
+    """How models are asked for summaries in one format. `limits` are the members with the limit of the output."""
+
+    form: ClassVar[Format]
+    limits: ClassVar[tuple[str, ...]]
+
+    def can_answer(self, body: SplitBody) -> bool:
+        """Return whether a request allows a plain text response: it demands no tool call and no other output."""
+        return bool(body.items) and body.member("tool_choice") in _FREE_CHOICES
+
+    def list_new(self, events: list[ServerEvent]) -> list[ServerEvent]:
+        """Return the events of a stream without those that only repeat what others have said."""
+        return events
+
+    @abstractmethod
+    def write(self, model: str, orders: str, text: str, most: int) -> bytes:
+        """Return a request with a system prompt and one user message, for at most `most` tokens."""
+
+    @abstractmethod
+    def read(self, value: Mapping[str, object]) -> _Spoken:
+        """Return what a response (`Answer.value`) says."""
+
+
+class _ChatSummaries(_SummaryWire):
+    """Chat Completions, which nearly all servers speak."""
+
+    form = ChatCompletions()
+    limits = ("max_completion_tokens", "max_tokens")
+
+    def can_answer(self, body: SplitBody) -> bool:
+        form = body.member("response_format")
+        is_plain = form in _PLAIN_FORMATS or read_member(form, "type") == b'"text"'
+        return is_plain and body.member("audio") in _PLAIN_FORMATS and super().can_answer(body)
+
+    def write(self, model: str, orders: str, text: str, most: int) -> bytes:
+        limit = self.limits[0] if _NEWER_LIMIT.match(model.strip().lower()) else self.limits[1]
+        return b'{"model":%b,"messages":%b,"%b":%d,"stream":true,"stream_options":{"include_usage":true}}' % (
+            encode_text(model),
+            join_array((_write_message(self.form, "system", orders), _write_message(self.form, "user", text))),
+            limit.encode(),
+            most,
+        )
+
+    def read(self, value: Mapping[str, object]) -> _Spoken:
+        message = next((choice.get("message") for choice in read_objects(value.get("choices"))), None)
+        if not isinstance(message, dict):
+            return _Spoken()
+        text, refusal = _read_content(message.get("content")), read_text(message.get("refusal"))
+        return _Spoken(text, refusal, bool(message.get("tool_calls") or message.get("function_call")))
+
+
+class _ResponsesSummaries(_SummaryWire):
+    """Responses, whose streams end with events that repeat all that was said."""
+
+    form = Responses()
+    limits = ("max_output_tokens",)
+
+    def can_answer(self, body: SplitBody) -> bool:
+        form = read_member(body.member("text") or b"{}", "format")
+        return (form in _PLAIN_FORMATS or read_member(form, "type") == b'"text"') and super().can_answer(body)
+
+    def list_new(self, events: list[ServerEvent]) -> list[ServerEvent]:
+        """Leave out events that have a text, a part, an item or the whole response as it is at its end."""
+        return [event for event in events if not _is_repetition(event)]
+
+    def write(self, model: str, orders: str, text: str, most: int) -> bytes:
+        return b'{"model":%b,"instructions":%b,"input":%b,"max_output_tokens":%d,"store":false,"stream":true}' % (
+            encode_text(model),
+            encode_text(orders),
+            join_array((_write_message(self.form, "user", text),)),
+            most,
+        )
+
+    def read(self, value: Mapping[str, object]) -> _Spoken:
+        items = read_objects(value.get("output"))
+        parts = [part for item in items if item.get("type") == "message" for part in read_objects(item.get("content"))]
+        return _Spoken(
+            "".join(read_text(part.get("text")) for part in parts),
+            "".join(read_text(part.get("refusal")) for part in parts),
+            any(read_text(item.get("type")).endswith("_call") for item in items),
+        )
+
+
+class _MessagesSummaries(_SummaryWire):
+    """Anthropic Messages, whose requests must have a limit of the output."""
+
+    form = AnthropicMessages()
+    limits = ("max_tokens",)
+
+    def can_answer(self, body: SplitBody) -> bool:
+        choice, shape = body.member("tool_choice"), read_member(body.member("output_config") or b"{}", "format")
+        is_free = choice in _PLAIN_FORMATS or read_member(choice, "type") in _FREE_CHOICES
+        is_plain = shape in _PLAIN_FORMATS and body.member("output_format") in _PLAIN_FORMATS
+        return bool(body.items) and is_free and is_plain
+
+    def write(self, model: str, orders: str, text: str, most: int) -> bytes:
+        return b'{"model":%b,"max_tokens":%d,"system":%b,"messages":%b,"stream":true}' % (
+            encode_text(model),
+            most,
+            encode_text(orders),
+            join_array((_write_message(self.form, "user", text),)),
+        )
+
+    def read(self, value: Mapping[str, object]) -> _Spoken:
+        blocks = read_objects(value.get("content"))
+        is_refused = value.get("stop_reason") == "refusal"
+        return _Spoken(
+            "".join(read_text(block.get("text")) for block in blocks if block.get("type") == "text"),
+            "the model refused" if is_refused else "",
+            any(read_text(block.get("type")).endswith("tool_use") for block in blocks),
+        )
+
+
+_WIRES: Mapping[str, _SummaryWire] = {
+    wire.form.name: wire for wire in (_ChatSummaries(), _ResponsesSummaries(), _MessagesSummaries())
+}
+_LIMITS = tuple(dict.fromkeys(name for wire in _WIRES.values() for name in wire.limits))
+
+
+def find_form(host: str) -> Format:
+    """Return the format in which a provider is asked that the session does not use: nearly all have the same one."""
+    is_anthropic = host == _ANTHROPIC or host.endswith(f".{_ANTHROPIC}")
+    return (_MessagesSummaries if is_anthropic else _ChatSummaries).form
+
+
+def make_target(form: Format) -> bytes:
+    """Return the path at which an upstream is asked in a format, where no request of a client tells it."""
+    return f"/v1/{form.path_ending.removeprefix('/v1').lstrip('/')}".encode()
+
+
+def list_headers(form: Format) -> Headers:
+    """Return the headers that a format demands, where no request of a client has them."""
+    return _ANTHROPIC_VERSION if form.name == _MessagesSummaries.form.name else ()
+
+
+def write_warm(
+    form: Format, body: SplitBody, instruction: str, room: OutputLimit, *, is_alternating: bool = False
+) -> bytes | None:
     """Return the last request with a user instruction appended, or None if it cannot be used so.
 
     All other bytes stay, except that the output limits are replaced if the request has any, and `n` becomes 1.
-    `is_alternating`: the upstream refuses two user messages in a row, not counting tool results.
+    `is_alternating`: the upstream refuses two user messages in a row, not counting messages of the role tool.
     """
-    message = _place(body, instruction, is_alternating=is_alternating) if _can_answer(body) else None
+    wire = _WIRES[form.name]
+    message = _place(form, body, instruction, is_alternating=is_alternating) if wire.can_answer(body) else None
     if message is None:
         return None
-    changes = [message, *_list_limits(body, room)]
+    changes = [message, *_list_limits(body, wire.limits, room)]
     if (read_number(body.member("n")) or 1) > 1:
         changes.append((body.members["n"].start, body.members["n"].end, b"1"))
     content, pieces, at = body.content, list[bytes](), 0
@@ -69,15 +224,9 @@ def write_warm(body: SplitBody, instruction: str, room: OutputLimit, *, is_alter
     return b"".join((*pieces, content[at:]))
 
 
-def write_compact(model: str, orders: str, text: str, room: OutputLimit) -> bytes:
+def write_compact(form: Format, model: str, orders: str, text: str, room: OutputLimit) -> bytes:
     """Return a small request with a system prompt (`orders`) and one user message."""
-    limit = _LIMITS[0] if _NEWER_LIMIT.match(model.strip().lower()) else _LIMITS[1]
-    return b'{"model":%b,"messages":%b,"%b":%d,"stream":true,"stream_options":{"include_usage":true}}' % (
-        encode_text(model),
-        join_array((_write_message("system", orders), _write_message("user", text))),
-        limit.encode(),
-        room.visible + room.reasoning,
-    )
+    return _WIRES[form.name].write(model, orders, text, room.visible + room.reasoning)
 
 
 def raise_output_limit(content: bytes, factor: int = 2) -> bytes | None:
@@ -88,16 +237,18 @@ def raise_output_limit(content: bytes, factor: int = 2) -> bytes | None:
     return None
 
 
-def read_summary(answer: Answer) -> SummaryAnswer:
+def read_summary(form: Format, answer: Answer) -> SummaryAnswer:
     """Return the summary in a response, which may be incomplete, without thoughts that precede it in the text."""
-    text = refusal = ""
-    is_tool_call = False
-    for choice in read_objects(answer.value.get("choices"))[:1]:
-        message = choice.get("message")
-        if isinstance(message, dict):
-            text, refusal = _read_content(message.get("content")), read_text(message.get("refusal"))
-            is_tool_call = bool(message.get("tool_calls") or message.get("function_call"))
-    return SummaryAnswer(_THOUGHT.sub("", text).strip(), answer.finish, answer.usage, is_tool_call, refusal, text)
+    said = _WIRES[form.name].read(answer.value)
+    text, finish = _THOUGHT.sub("", said.text).strip(), _CUT_OFF.get(answer.finish, answer.finish)
+    return SummaryAnswer(text, finish, answer.usage, said.is_tool_call, said.refusal, said.text)
+
+
+def read_piece(form: Format, events: Iterable[ServerEvent]) -> tuple[SummaryAnswer, bool]:
+    """Return what some events of a stream add to a response, and whether it ends with them."""
+    every = list(events)
+    new, answer = _WIRES[form.name].list_new(every), form.read_events(every)
+    return read_summary(form, answer if len(new) == len(every) else form.read_events(new)), answer.is_ended
 
 
 def begins_with_thoughts(begun: str) -> bool:
@@ -110,56 +261,63 @@ def read_number(raw: bytes) -> int | None:
     return int(raw[:9]) if raw.isdigit() else None
 
 
-def _can_answer(body: SplitBody) -> bool:
-    """Return whether the request allows a plain text response: it demands no tool call, output format or audio."""
-    form, choice = body.member("response_format"), body.member("tool_choice")
-    is_plain = form in _PLAIN_FORMATS or read_member(form, "type") == b'"text"'
-    return bool(body.items) and is_plain and choice in _FREE_CHOICES and body.member("audio") in _PLAIN_FORMATS
+def _is_repetition(event: ServerEvent) -> bool:
+    kind = event.name or read_kind(event, read_object(event.data) or {})
+    return kind.endswith((".done", ".completed", ".incomplete", ".failed"))
 
 
-def _place(body: SplitBody, instruction: str, *, is_alternating: bool) -> tuple[int, int, bytes] | None:
+def _place(form: Format, body: SplitBody, instruction: str, *, is_alternating: bool) -> tuple[int, int, bytes] | None:
     """Return the change that adds the instruction, as a new message or at the end of the last; None if impossible."""
     last = body.items[-1]
     raw = body.content[last.start : last.end]
-    message = FORMAT.parse_structure(raw)
-    if message.calls:
-        return None  # calls must be answered first
-    if not is_alternating or _find_last_speaker(body) == "assistant":
-        return last.end, last.end, b"," + _write_message("user", instruction)
-    longer = _lengthen(raw, instruction) if message.role == "user" else None
+    message = form.parse_structure(raw)
+    if message.calls or message.is_leading:
+        return None  # calls must be answered first, and some messages only by the assistant
+    if not is_alternating or _find_last_speaker(form, body) == "assistant":
+        return last.end, last.end, b"," + _write_message(form, "user", instruction)
+    longer = _lengthen(form, raw, instruction) if _is_of_user(raw) else None
     return (last.start, last.end, longer) if longer is not None else None
 
 
-def _find_last_speaker(body: SplitBody) -> str:
-    """Return the role of the last speaker as strict templates count: calls of tools and their results do not."""
+def _is_of_user(raw: bytes) -> bool:
+    return read_member(raw, "role") == b'"user"'
+
+
+def _find_last_speaker(form: Format, body: SplitBody) -> str:
+    """Return the role of the last speaker as strict templates count: calls, and results that are no user messages, do
+    not.
+    """
     for span in reversed(body.items):
-        message = FORMAT.parse_structure(body.content[span.start : span.end])
-        if message.role == "user" or (message.role == "assistant" and not message.calls):
+        raw = body.content[span.start : span.end]
+        message = form.parse_structure(raw)
+        if _is_of_user(raw):
+            return "user"
+        if message.role == "assistant" and not message.calls:
             return message.role
     return "assistant"  # no message counts, so a user message may follow
 
 
-def _lengthen(raw: bytes, instruction: str) -> bytes | None:
+def _lengthen(form: Format, raw: bytes, instruction: str) -> bytes | None:
     """Return a user message with text appended, or None if its content is neither text nor parts."""
     content = read_member(raw, "content")
     if content[:1] == b'"':
         return set_member(raw, "content", content[:-1] + b"\\n\\n" + encode_text(instruction)[1:])
     if content[:1] == b"[":
-        part = b'{"type":"text","text":%b}' % encode_text(instruction)
+        part = form.write_text_part("user", encode_text(instruction))
         return set_member(raw, "content", join_array((*list_elements(content), part)))
     return None
 
 
-def _list_limits(body: SplitBody, room: OutputLimit) -> list[tuple[int, int, bytes]]:
+def _list_limits(body: SplitBody, names: Iterable[str], room: OutputLimit) -> list[tuple[int, int, bytes]]:
     """Return the changes that set the request's output limits. At least its own thinking budget is added to them."""
     thinking = read_number(read_member(body.member("thinking") or b"{}", "budget_tokens")) or 0
     limit = b"%d" % (room.visible + max(room.reasoning, thinking))
-    spans = [body.members[name] for name in _LIMITS if read_number(body.member(name)) is not None]
+    spans = [body.members[name] for name in names if read_number(body.member(name)) is not None]
     return [(span.start, span.end, limit) for span in spans]
 
 
-def _write_message(role: str, text: str) -> bytes:
-    return b'{"role":"%b","content":%b}' % (role.encode(), encode_text(text))
+def _write_message(form: Format, role: str, text: str) -> bytes:
+    return form.write_message(role, encode_text(text))
 
 
 def _read_content(content: object) -> str:

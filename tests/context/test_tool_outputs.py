@@ -3,7 +3,6 @@ import re
 
 import msgspec
 
-from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import (
     BuilderPolicy,
     ConversationIndex,
@@ -24,7 +23,7 @@ from proxy.context.tool_outputs import (
     shorten_message,
     trim_message,
 )
-from proxy.model.epoch import Kept, Replaced, Written
+from proxy.model.epoch import Replaced
 from proxy.wire import FORMATS
 from tests.support.views import RawMessage, act, call, count, result, said, see, user, view
 
@@ -317,27 +316,6 @@ def test_of_several_outputs_the_large_ones_have_blocks_in_the_room_that_there_is
     assert (id, made.edit.kind) == ("1", "file") and block.startswith("[FILE: a.py]")
     assert made.edit.text == f"{block}\n{BIG}\na.py" and 900 < count(block) < 1500
     assert [id for id, _ in outline_output(request, seen, 2, count=count).edit.arguments] == ["1", "2"]
-
-
-def test_what_the_user_says_beside_an_output_stays_and_its_output_gives_way() -> None:
-    words, reminder = (
-        {"type": "text", "text": "Use tabs."},
-        {"type": "text", "text": "<system-reminder>x</system-reminder>"},
-    )
-    note = {"type": "text", "text": "[Request interrupted by user for tool use]"}
-    besides = [[words, reminder], [reminder], [note], [note], [note, reminder], *[[]] * 9]
-    steps = [
-        message
-        for i, beside in enumerate(besides)
-        for message in (see_blocks(use(f"u{i}", f"cat {i}.py")), see_blocks(answer(f"u{i}", f"{i} {BIG}"), *beside))
-    ]
-    request, seen = begin(*steps)
-    assert seen.spoken == {2} and seen.fixed & {1, 2, 3, 4, 5} == {1}
-    small = msgspec.structs.replace(view([user("go")], 2_500), messages=request.messages)
-    edits = ContextBuilder(BuilderPolicy(), count).build(small).edits
-    assert {edit.place for edit in edits if not isinstance(edit, Written)} >= {1, 2}
-    assert [edit.kind for edit in edits if isinstance(edit, Replaced) and edit.place == 2] == ["tombstone"]
-    assert not any(isinstance(edit, Kept) and edit.place in (3, 5, 7) for edit in edits)
 
 
 def test_several_outputs_are_superseded_only_together() -> None:

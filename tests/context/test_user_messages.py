@@ -10,7 +10,6 @@ from proxy.context.references import PAGE, render_original
 from proxy.context.user_messages import (
     WHOLE_SHARE,
     MessageForms,
-    NewerLines,
     OlderMessages,
     UserMessageForm,
     choose_older_forms,
@@ -18,6 +17,7 @@ from proxy.context.user_messages import (
     list_newest_forms,
     list_older_forms,
 )
+from proxy.context.user_rules import NewerLines
 from proxy.model.epoch import ContextPlan, Edit, Kept, Replaced, Written
 from tests.support.views import RawMessage, act, count, result, said, see, user, view
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
+from benchmarks import chat_wires
 from proxy.assembly import build_controller
 from proxy.context.budget import BudgetPolicy
 from proxy.context.conversation import BuilderPolicy
@@ -28,7 +30,8 @@ from proxy.engine.token_counter import TokenCounter
 from proxy.model.epoch import Summary
 from proxy.model.events import AnswerRead, ExchangeRecorded
 from proxy.model.exchange import ClientRequest, Headers, Usage
-from proxy.wire.chat_completions import ChatCompletions
+from proxy.wire import FORMATS
+from proxy.wire.summary_request import make_target
 from tests.support.engine import (
     JSON,
     LIMIT,
@@ -54,7 +57,16 @@ REPORT = """## Goal
 - The other parts are pending.
 """
 FREE = CompactionPolicy(spend_fraction=100.0)
+TOOL = {"type": "function", "function": {"name": "bash", "description": "Run it.", "parameters": {"type": "object"}}}
 OWN = (b"written by the proxy palimpsest", b'"You write ')
+
+CHAT = "chat_completions"
+WIRES = {CHAT: chat_wires.WIRES["chat"], "responses": chat_wires.WIRES["responses"]}
+WIRES["anthropic_messages"] = chat_wires.WIRES["messages"]
+"""How the messages of tests are written on each wire, and read."""
+_FINISHES = {"responses": {"length": "max_output_tokens"}, "anthropic_messages": {"length": "max_tokens"}}
+
+NO_PROVIDERS: Mapping[str, Provider] = MappingProxyType({})
 
 Reply = bytes | ScriptedResponse | Exception | None
 Summarise = Callable[[bytes], Reply]
@@ -72,6 +84,38 @@ def say(text: str | None, *, finish: str = "stop", sent: int = 0, **message: Any
     return json.dumps({"id": "a", "object": "chat.completion", "choices": [choice], "usage": usage}).encode()
 
 
+def spell_request(wire: str, value: Any) -> bytes:
+    """A client's request on a wire, from one of Chat Completions."""
+    if wire == CHAT:
+        return spell_as_client(value)
+    messages = value.pop("messages")
+    return json.dumps({**value, **WIRES[wire].write(messages, [TOOL])}, ensure_ascii=False).encode()
+
+
+def read_request(wire: str, body: bytes) -> list[Message]:
+    """The messages of a request as those of Chat Completions."""
+    return list(WIRES[wire].read(json.loads(body), chat_wires.Spelling()))
+
+
+def spell_answer(answer: bytes, wire: str) -> bytes:
+    """An answer on a wire, from one of Chat Completions."""
+    if wire == CHAT:
+        return answer
+    told = json.loads(answer)
+    (choice,), used = told["choices"], told["usage"]
+    message, reason = choice["message"], choice["finish_reason"]
+    finish, sent = _FINISHES[wire].get(reason, ""), used["prompt_tokens"]
+    if wire == "responses":
+        usage: dict[str, Any] = {"input_tokens": sent, "output_tokens": used["completion_tokens"]}
+        usage["input_tokens_details"] = {"cached_tokens": sent}
+        ended = {"status": "incomplete" if finish else "completed", "incomplete_details": {"reason": finish}}
+        return json.dumps({"output": chat_wires.write_items(message), "usage": usage, **ended}).encode()
+    usage = {"input_tokens": 0, "cache_read_input_tokens": sent, "output_tokens": used["completion_tokens"]}
+    content = chat_wires.write_blocks(message)
+    ended = {"role": "assistant", "stop_reason": finish or "end_turn"}
+    return json.dumps({"type": "message", "content": content, "usage": usage, **ended}).encode()
+
+
 def give_report(body: bytes) -> bytes:
     """A model that does as it is asked, each time in other words."""
     return say(f"{REPORT}- And so on ({len(body)}).\n", sent=len(body) // 4)
@@ -85,8 +129,9 @@ def fail(body: bytes) -> ScriptedResponse:
 class Model(ScriptedUpstream):
     """Answers clients with a word, and us by `summarise`; None never comes."""
 
-    def __init__(self, summarise: Summarise = give_report, name: str = "main") -> None:
+    def __init__(self, summarise: Summarise = give_report, name: str = "main", wire: str = CHAT) -> None:
         super().__init__(name)
+        self.wire = wire
         self.summarise = summarise
         self.sent: list[bytes] = []
         self.asked: list[bytes] = []
@@ -108,7 +153,9 @@ class Model(ScriptedUpstream):
         if isinstance(reply, Exception):
             raise reply
         assert reply is not None
-        return ScriptedResponse(reply, headers=JSON, ending="whole") if isinstance(reply, bytes) else reply
+        if not isinstance(reply, bytes):
+            return reply
+        return ScriptedResponse(spell_answer(reply, self.wire), headers=JSON, ending="whole")
 
 
 class Workshop(Engine):
@@ -122,12 +169,15 @@ class Workshop(Engine):
         ceiling: int = 8_000,
         window: int | None = 1_000_000,
         provider: Provider | None = None,
+        providers: Mapping[str, Provider] = NO_PROVIDERS,
         others: Sequence[ScriptedUpstream] = (),
         hook: PromptHook | None = None,
+        wire: str = CHAT,
         archive: Any = None,
         after: "Workshop | None" = None,
     ) -> None:
-        engine_policy, self.model = EnginePolicy(commit_wait_ms=60_000), Model(summarise)
+        engine_policy, self.model = EnginePolicy(commit_wait_ms=60_000), Model(summarise, wire=wire)
+        self.wire = wire
         log: Any = archive or (after.archive if after is not None else MemoryArchive())
         super().__init__(self.model, engine_policy, archive=log, is_fresh=after is None, after=after)
         self.log = log
@@ -136,12 +186,12 @@ class Workshop(Engine):
         models = Models(
             self.catalog, TokenCounter(QuarterTokens()), BudgetPolicy(ceiling), self.clock, self.tasks.spawn
         )
-        providers = {"main": provider} if provider is not None else {}
+        providers = {**providers, "main": provider} if provider is not None else {**providers}
         self.memory, planner = ContextCaches(log, models.counter, 1 << 26), make_planner(providers=providers)
         self.leases = MemoryLeases(self.clock)
         self.summarizer = build_summarizer(
             policy, engine_policy, relay=self.relay, memory=self.memory, models=models, tasks=self.tasks, bus=self.bus,
-            clock=self.clock, ids=self.ids, form=ChatCompletions(), providers=providers,
+            clock=self.clock, ids=self.ids, providers=providers,
             routes=[Route(self.model), *map(Route, others)],
             count=lambda text: QuarterTokens().count(text, "o200k_base")[0], hook=hook, secret=b"secret",
         )  # fmt: skip
@@ -156,10 +206,9 @@ class Workshop(Engine):
             models=models, planner=planner, bus=self.bus, clock=self.clock, providers=providers, caches=self.memory,
             observer=self.trigger, holdout=Holdout(), hard_wait_seconds=30.0,
         )  # fmt: skip
-        formats = {"chat_completions": ChatCompletions()}
         self.exchanges = ExchangeService(
             engine_policy,
-            formats,
+            FORMATS,
             resolver=self.reception,
             relay=self.relay,
             tasks=self.tasks,
@@ -171,9 +220,9 @@ class Workshop(Engine):
     ) -> RecordingClient:
         """A client's call, to its end; what comes of it goes on beside."""
         client = RecordingClient()
-        body = spell_as_client({"model": model, "messages": messages, **members})
-        request = ClientRequest("POST", b"/v1/chat/completions", (*NAMED, *headers), body)
-        await wait_out(self.begin(request, "chat_completions", client))
+        body = spell_request(self.wire, {"model": model, "messages": messages, **members})
+        request = ClientRequest("POST", make_target(FORMATS[self.wire]), (*NAMED, *headers), body)
+        await wait_out(self.begin(request, self.wire, client))
         assert client.is_whole, client.error
         return client
 
@@ -193,8 +242,7 @@ class Workshop(Engine):
         """A client's call with all that comes of it; the messages that went upstream."""
         await self.call(messages, headers, **members)
         await self.settle()
-        sent: list[Message] = json.loads(self.model.sent[-1])["messages"]
-        return sent
+        return read_request(self.wire, self.model.sent[-1])
 
     @property
     def session(self) -> str:

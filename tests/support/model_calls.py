@@ -42,7 +42,7 @@ class Setup:
         self.memory = ContextCaches(engine.archive, counting, 1 << 24)
         summarizer = build_summarizer(
             policy or CompactionPolicy(), engine_policy, relay=engine.relay, memory=self.memory, models=models,
-            tasks=engine.tasks, bus=engine.bus, clock=engine.clock, ids=engine.ids, form=ChatCompletions(),
+            tasks=engine.tasks, bus=engine.bus, clock=engine.clock, ids=engine.ids,
             providers=providers or {}, routes=(), count=len, hook=None, secret=b"secret",
         )  # fmt: skip
         self.caller, self.health = summarizer.caller, summarizer.health
@@ -54,6 +54,7 @@ class Setup:
             "session": SESSION,
             "credential": CallCredential(upstream, b"/v1/chat/completions?k=v", KEY),
             "upstream": upstream,
+            "form": ChatCompletions(),
             "model": MODEL,
             "body": ASKING,
             "most_characters": 400,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.model.card import CacheTerms
 from proxy.model.epoch import Edit, Kept, Replaced, Written
+from proxy.model.messages import BESIDE
 from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange, SplitBody, split_body
 from proxy.wire.rendering import (
@@ -76,7 +77,7 @@ def replace(wire: str, message: Any) -> Any:
         ),
         (
             ANTHROPIC,
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1"}, text("go" * 4000)]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1"}, text("go" * 4001)]},
             {"role": "user", "content": [result("new")]},
         ),
         (
@@ -114,6 +115,14 @@ def replace(wire: str, message: Any) -> Any:
 )
 def test_only_the_words_are_replaced(wire: str, message: Any, replaced: Any) -> None:
     assert replace(wire, message) == replaced
+
+
+@pytest.mark.parametrize(("said", "kept"), [("Use tabs.", [text("Use tabs.")]), ("", [])])
+def test_one_text_stands_for_those_beside_results(said: str, kept: list[Any]) -> None:
+    parts = [result("old"), result("other", "t2"), text("a"), IMAGE, text("b")]
+    edit = Replaced(0, "new\nother", "tombstone", (("t1", "new"), (BESIDE, said)))
+    (raw,) = render(FORMATS[ANTHROPIC], [edit], [json.dumps({"role": "user", "content": parts}).encode()])
+    assert json.loads(raw) == {"role": "user", "content": [result("new"), result("other", "t2"), *kept]}
 
 
 def test_a_tombstone_stands_for_the_images_of_a_turn_too() -> None:

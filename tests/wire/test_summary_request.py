@@ -6,20 +6,28 @@ from typing import Any
 import pytest
 
 from proxy.model.exchange import Answer, Usage
+from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.body import SplitBody, count_shared, split_body
 from proxy.wire.chat_completions import ChatCompletions
-from proxy.wire.streams import read_events
+from proxy.wire.format import Format
+from proxy.wire.responses import Responses
+from proxy.wire.streams import ServerEvent, read_events
 from proxy.wire.summary_request import (
     OutputLimit,
     SummaryAnswer,
     begins_with_thoughts,
+    find_form,
+    list_headers,
+    make_target,
     raise_output_limit,
+    read_piece,
     read_summary,
     write_compact,
     write_warm,
 )
 from tests.support.managing import make_history, spell
 
+CHAT, RESPONSES, MESSAGES = ChatCompletions(), Responses(), AnthropicMessages()
 ROOM = OutputLimit(100, 20)
 SYSTEM = {"role": "system", "content": "s"}
 ASKED = {"role": "user", "content": "Do it."}
@@ -36,7 +44,7 @@ def split(*messages: dict[str, Any], **members: Any) -> SplitBody:
 
 
 def warm(*messages: dict[str, Any], is_alternating: bool = False, **members: Any) -> Any:
-    body = write_warm(split(*messages, **members), "Report.", ROOM, is_alternating=is_alternating)
+    body = write_warm(CHAT, split(*messages, **members), "Report.", ROOM, is_alternating=is_alternating)
     return None if body is None else json.loads(body)
 
 
@@ -46,7 +54,7 @@ def test_a_warm_call_is_the_last_request_with_one_message_behind_it() -> None:
         json.dumps({"model": "m", "tools": [1], "stream": True, "messages": history}).encode(), "messages"
     )
     assert sent is not None
-    asked = write_warm(sent, "Report ü.", ROOM)
+    asked = write_warm(CHAT, sent, "Report ü.", ROOM)
     assert asked is not None
     added = ',{"role":"user","content":"Report ü."}'.encode()
     assert asked == sent.content[:-2] + added + b"]}"
@@ -58,7 +66,7 @@ def test_wherever_the_messages_stand_all_else_keeps_its_bytes() -> None:
     text = b'{ "max_tokens" : 7,"messages":[ {"role":"user","content":"a"} ] , "n":3, "x":1e400,"tools":[ ]}'
     sent = split_body(text, "messages")
     assert sent is not None
-    assert write_warm(sent, "R", ROOM) == (
+    assert write_warm(CHAT, sent, "R", ROOM) == (
         b'{ "max_tokens" : 120,"messages":[ {"role":"user","content":"a"},{"role":"user","content":"R"} ] ,'
         b' "n":1, "x":1e400,"tools":[ ]}'
     )
@@ -123,7 +131,7 @@ def test_without_alternation_an_instruction_may_follow_a_result() -> None:
 
 
 def test_a_compact_request_is_small_and_streams() -> None:
-    assert json.loads(write_compact("m", "You report.", "What \ud800?", ROOM)) == {
+    assert json.loads(write_compact(CHAT, "m", "You report.", "What \ud800?", ROOM)) == {
         "model": "m",
         "messages": [{"role": "system", "content": "You report."}, {"role": "user", "content": "What \ud800?"}],
         "max_tokens": 120,
@@ -134,12 +142,12 @@ def test_a_compact_request_is_small_and_streams() -> None:
 
 @pytest.mark.parametrize("model", ["o3-mini", "gpt-5.1", "openai/o1", "gpt-10"])
 def test_models_that_think_are_limited_in_their_own_words(model: str) -> None:
-    assert json.loads(write_compact(model, "s", "u", ROOM))["max_completion_tokens"] == 120
+    assert json.loads(write_compact(CHAT, model, "s", "u", ROOM))["max_completion_tokens"] == 120
 
 
 @pytest.mark.parametrize("model", ["gpt-4o", "claude-opus-4", "olmo", "gpt-oss-120b"])
 def test_others_by_the_old_word(model: str) -> None:
-    assert json.loads(write_compact(model, "s", "u", ROOM))["max_tokens"] == 120
+    assert json.loads(write_compact(CHAT, model, "s", "u", ROOM))["max_tokens"] == 120
 
 
 def test_a_limit_can_be_raised_where_there_is_one() -> None:
@@ -150,7 +158,7 @@ def test_a_limit_can_be_raised_where_there_is_one() -> None:
 
 def read(*chunks: Any) -> SummaryAnswer:
     stream = b"".join(b"data: %b\n\n" % json.dumps(chunk).encode() for chunk in chunks)
-    return read_summary(ChatCompletions().read_events(read_events(stream)))
+    return read_summary(CHAT, CHAT.read_events(read_events(stream)))
 
 
 def test_a_report_is_what_was_said_and_how_it_ended() -> None:
@@ -185,14 +193,227 @@ def test_a_refusal_is_no_text() -> None:
     ],
 )
 def test_thoughts_spoken_aloud_are_left_out(content: object, text: str) -> None:
-    assert read_summary(Answer({"choices": [{"message": {"content": content}}]})).text == text
+    assert read_summary(CHAT, Answer({"choices": [{"message": {"content": content}}]})).text == text
 
 
 @pytest.mark.parametrize("value", [{}, {"choices": []}, {"choices": [{"message": 1}]}])
 def test_an_answer_that_says_nothing_is_empty(value: dict[str, object]) -> None:
-    assert read_summary(Answer(value)) == SummaryAnswer("")
+    assert read_summary(CHAT, Answer(value)) == SummaryAnswer("")
 
 
 def test_thinking_aloud_is_heard_from_the_first_words() -> None:
     assert begins_with_thoughts("\n<think>So")
     assert not begins_with_thoughts("Goal: <think>")
+
+
+ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Do it."}]}
+REPORTED = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Report."}]}
+CALLED = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "out"}
+USED = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]}
+RETURNED = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "out"}]}
+REMARK = {"role": "system", "content": "The date is 5."}
+
+
+def ask(form: Format, *items: dict[str, Any], is_alternating: bool = False, **members: Any) -> Any:
+    body = split_body(json.dumps({"model": "m", **members, form.items_key: items}).encode(), form.items_key)
+    assert body is not None
+    told = write_warm(form, body, "Report.", ROOM, is_alternating=is_alternating)
+    return None if told is None else json.loads(told)
+
+
+@pytest.mark.parametrize(
+    ("form", "items", "added"),
+    [
+        (RESPONSES, [ITEM], REPORTED),
+        (RESPONSES, [ITEM, CALLED, OUTPUT], REPORTED),
+        (MESSAGES, [ASKED], {"role": "user", "content": "Report."}),
+        (MESSAGES, [ASKED, USED, RETURNED], {"role": "user", "content": "Report."}),
+    ],
+)
+def test_on_every_wire_the_instruction_is_one_more_message(form: Format, items: Any, added: Any) -> None:
+    assert ask(form, *items)[form.items_key] == [*items, added]
+
+
+@pytest.mark.parametrize(
+    ("form", "items"),
+    [(RESPONSES, [ITEM, CALLED]), (MESSAGES, [ASKED, USED]), (MESSAGES, [ASKED, REMARK]), (MESSAGES, [])],
+)
+def test_on_every_wire_what_only_the_model_or_a_tool_may_follow_gets_none(form: Format, items: Any) -> None:
+    assert ask(form, *items) is None
+
+
+@pytest.mark.parametrize(
+    ("form", "members", "may_be"),
+    [
+        (RESPONSES, {"tool_choice": "auto"}, True),
+        (RESPONSES, {"tool_choice": "required"}, False),
+        (RESPONSES, {"tool_choice": {"type": "function", "name": "f"}}, False),
+        (RESPONSES, {"text": {"verbosity": "low"}}, True),
+        (RESPONSES, {"text": {"format": {"type": "text"}}}, True),
+        (RESPONSES, {"text": {"format": {"type": "json_object"}}}, False),
+        (MESSAGES, {"tool_choice": {"type": "auto"}}, True),
+        (MESSAGES, {"tool_choice": {"type": "none"}}, True),
+        (MESSAGES, {"tool_choice": {"type": "any"}}, False),
+        (MESSAGES, {"output_config": {"effort": "high"}}, True),
+        (MESSAGES, {"output_config": {"format": {"type": "json_schema"}}}, False),
+        (MESSAGES, {"output_format": {"type": "json_schema"}}, False),
+    ],
+)
+def test_on_every_wire_only_what_leads_to_plain_words_is_used(form: Format, members: Any, may_be: bool) -> None:
+    item = ITEM if form is RESPONSES else ASKED
+    assert (ask(form, item, **members) is not None) == may_be
+
+
+def test_on_every_wire_the_limit_has_its_own_name() -> None:
+    assert ask(RESPONSES, ITEM, max_output_tokens=5)["max_output_tokens"] == 120
+    assert "max_output_tokens" not in ask(RESPONSES, ITEM)
+    thinking = {"type": "enabled", "budget_tokens": 5000}
+    assert ask(MESSAGES, ASKED, max_tokens=9, thinking=thinking)["max_tokens"] == 5100
+    assert raise_output_limit(b'{"max_output_tokens":5}') == b'{"max_output_tokens":10}'
+
+
+def test_where_roles_must_alternate_a_message_with_results_goes_on() -> None:
+    told = ask(MESSAGES, ASKED, USED, RETURNED, is_alternating=True)["messages"]
+    assert told == [ASKED, USED, {**RETURNED, "content": [*RETURNED["content"], {"type": "text", "text": "Report."}]}]
+    parts = ask(RESPONSES, ITEM, is_alternating=True)["input"]
+    assert parts == [{**ITEM, "content": [*ITEM["content"], *REPORTED["content"]]}]
+
+
+@pytest.mark.parametrize(
+    ("form", "body"),
+    [
+        (
+            RESPONSES,
+            {
+                "model": "m",
+                "instructions": "You report.",
+                "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "What?"}]}],
+                "max_output_tokens": 120,
+                "store": False,
+                "stream": True,
+            },
+        ),
+        (
+            MESSAGES,
+            {
+                "model": "m",
+                "max_tokens": 120,
+                "system": "You report.",
+                "messages": [{"role": "user", "content": "What?"}],
+                "stream": True,
+            },
+        ),
+    ],
+)
+def test_a_compact_request_is_written_on_every_wire(form: Format, body: Any) -> None:
+    assert json.loads(write_compact(form, "m", "You report.", "What?", ROOM)) == body
+
+
+def make_stream(*events: dict[str, Any]) -> bytes:
+    return b"".join(b"event: %b\ndata: %b\n\n" % (each["type"].encode(), json.dumps(each).encode()) for each in events)
+
+
+def spell_message(text: str) -> dict[str, Any]:
+    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+
+
+def respond(kind: str, *items: dict[str, Any], **members: Any) -> dict[str, Any]:
+    return {"type": f"response.{kind}", "response": {"output": list(items), "status": kind, **members}}
+
+
+CREATED = respond("in_progress")
+DELTAS = [
+    {"type": "response.output_item.added", "output_index": 0, "item": spell_message("")},
+    {"type": "response.output_text.delta", "output_index": 0, "content_index": 0, "delta": "Goal: "},
+    {"type": "response.output_text.delta", "output_index": 0, "content_index": 0, "delta": "x"},
+]
+DONES = [
+    {"type": "response.output_text.done", "output_index": 0, "content_index": 0, "text": "Goal: x"},
+    {"type": "response.output_item.done", "output_index": 0, "item": spell_message("Goal: x")},
+]
+BLOCKS = [
+    {"type": "message_start", "message": {"content": [], "usage": {"input_tokens": 9, "output_tokens": 1}}},
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": ""}},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": "What is it?"}},
+    {"type": "content_block_start", "index": 1, "content_block": {"type": "text", "text": ""}},
+    {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "Goal: "}},
+    {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "x"}},
+]
+
+
+def stop(reason: str) -> list[dict[str, Any]]:
+    return [{"type": "message_delta", "delta": {"stop_reason": reason}}, {"type": "message_stop"}]
+
+
+RESPONSE_STREAM = [CREATED, *DELTAS, *DONES, respond("completed", spell_message("Goal: x"))]
+MESSAGE_STREAM = [*BLOCKS, *stop("end_turn")]
+
+
+@pytest.mark.parametrize(("form", "events"), [(RESPONSES, RESPONSE_STREAM), (MESSAGES, MESSAGE_STREAM)])
+def test_a_response_is_read_on_every_wire_and_each_piece_of_it_once(form: Format, events: Any) -> None:
+    whole = read_summary(form, form.read_events(read_events(make_stream(*events))))
+    assert (whole.text, whole.is_tool_call, whole.refusal) == ("Goal: x", False, "")
+    pieces = [read_piece(form, read_events(make_stream(each))) for each in events]
+    assert "".join(piece.said for piece, _ in pieces) == "Goal: x"
+    assert [is_ended for _, is_ended in pieces] == [False] * (len(events) - 1) + [True]
+
+
+def test_events_without_names_are_known_by_their_type() -> None:
+    events = read_events(b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in DONES))
+    assert read_piece(RESPONSES, [*events, ServerEvent("", "no JSON")])[0].said == ""
+
+
+@pytest.mark.parametrize(
+    ("form", "value"),
+    [
+        (RESPONSES, {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}, "output": []}),
+        (MESSAGES, {"stop_reason": "max_tokens", "content": []}),
+    ],
+)
+def test_that_the_limit_was_reached_is_said_alike(form: Format, value: dict[str, object]) -> None:
+    assert read_summary(form, form.read_answer(value)).finish == "length"
+
+
+@pytest.mark.parametrize(
+    ("form", "value"),
+    [
+        (RESPONSES, {"output": [CALLED]}),
+        (MESSAGES, {"content": USED["content"]}),
+        (MESSAGES, {"content": [{"type": "server_tool_use", "id": "c"}]}),
+    ],
+)
+def test_a_call_is_seen_on_every_wire(form: Format, value: dict[str, object]) -> None:
+    assert read_summary(form, Answer(value)).is_tool_call
+
+
+@pytest.mark.parametrize(
+    ("form", "value"),
+    [
+        (RESPONSES, {"output": [{"type": "message", "content": [{"type": "refusal", "refusal": "I will not."}]}]}),
+        (MESSAGES, {"content": [], "stop_reason": "refusal"}),
+    ],
+)
+def test_a_refusal_is_seen_on_every_wire(form: Format, value: dict[str, object]) -> None:
+    told = read_summary(form, Answer(value))
+    assert told.text == "" and told.refusal
+
+
+@pytest.mark.parametrize(
+    ("host", "form"),
+    [
+        ("api.anthropic.com", MESSAGES),
+        ("anthropic.com", MESSAGES),
+        ("notanthropic.com", CHAT),
+        ("api.openai.com", CHAT),
+        ("", CHAT),
+    ],
+)
+def test_a_provider_that_no_client_has_called_is_asked_on_its_own_wire(host: str, form: Format) -> None:
+    assert find_form(host).name == form.name
+
+
+def test_what_a_wire_needs_beside_a_body_is_known() -> None:
+    targets = [make_target(form) for form in (CHAT, RESPONSES, MESSAGES)]
+    assert targets == [b"/v1/chat/completions", b"/v1/responses", b"/v1/messages"]
+    assert [list_headers(form) for form in (CHAT, MESSAGES)] == [(), ((b"anthropic-version", b"2023-06-01"),)]

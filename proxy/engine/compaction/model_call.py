@@ -26,10 +26,9 @@ from proxy.wire.format import Format
 from proxy.wire.headers import list_credentials, read_rate_limits, redact_target, select_for_own_call, select_stored
 from proxy.wire.overflow import read_overflow
 from proxy.wire.streams import EVENT_END, read_events
-from proxy.wire.summary_request import begins_with_thoughts, read_summary
+from proxy.wire.summary_request import begins_with_thoughts, list_headers, make_target, read_piece, read_summary
 
 _METHOD = "POST"
-_TARGET = b"/v1/chat/completions"
 _SUCCESS = range(200, 300)
 # A larger response is parsed in a thread.
 _INLINE_BYTES = 64 * 1024
@@ -49,6 +48,7 @@ class ModelCall:
     session: SessionKey
     credential: CallCredential  # the session's
     upstream: Upstream
+    form: Format
     model: str
     body: bytes = field(repr=False)
     most_characters: int  # limit of the visible text of the response
@@ -63,12 +63,13 @@ class ModelCall:
     @property
     def target(self) -> bytes:
         """Return the path and query."""
-        return self.credential.target if self.is_at_home else _TARGET
+        return self.credential.target if self.is_at_home else make_target(self.form)
 
     @property
     def headers(self) -> Headers:
         """Return the headers. Another upstream than the session's gets none of the client's."""
-        return select_for_own_call(self.credential.headers, is_same_upstream=self.is_at_home)
+        headers = select_for_own_call(self.credential.headers, is_same_upstream=self.is_at_home)
+        return headers if self.is_at_home else (*list_headers(self.form), *headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +160,9 @@ class SummaryResponseReader:
         held = self._buffered + content
         end = len(held) if is_last else max((match.end() for match in EVENT_END.finditer(held)), default=0)
         self._buffered = held[end:]
-        answer = self._form.read_events(read_events(held[:end]))
-        report = read_summary(answer)
+        report, self.is_whole = read_piece(self._form, read_events(held[:end]))
         self._characters += len(report.said)
         self._beginning = (self._beginning + report.said)[:_BEGINNING_CHARACTERS]
-        self.is_whole = answer.is_ended
         most = self._most * (_THINKING_FACTOR if begins_with_thoughts(self._beginning) else 1)
         if report.is_tool_call:
             self.verdict = "tool_call"
@@ -173,7 +172,7 @@ class SummaryResponseReader:
 
 @dataclass(kw_only=True, eq=False)
 class ModelCaller:
-    """Makes calls for summaries. `form` is the wire format of all of them.
+    """Makes calls for summaries.
 
     Only cancellation raises, and nothing is sent that could not be recorded. A call has a time limit, ends early if its
     response is of no use, and is recorded however it ends.
@@ -187,7 +186,6 @@ class ModelCaller:
     clock: Clock
     ids: Ids
     health: ModelHealth
-    form: Format
     time_limit_seconds: float
 
     async def call(self, asked: ModelCall) -> ModelResponse | FailedCall:
@@ -195,7 +193,7 @@ class ModelCaller:
         if problem := self.relay.problem:
             return FailedCall(f"nothing is asked that cannot be recorded: {problem}")
         budget, session = self.health.budget, asked.session.id
-        call = _RunningCall(asked, self.ids.next_exchange(), self.form, self.clock.monotonic())
+        call = _RunningCall(asked, self.ids.next_exchange(), self.clock.monotonic())
         expected = budget.price(asked.upstream.name, asked.model, asked.expected)
         budget.reserve(session, expected)
         call.task = self.tasks.spawn(self._carry(call))
@@ -224,7 +222,7 @@ class ModelCaller:
             call.exchange,
             self.relay.archive,
             lambda: (opening, sent),
-            self.form,
+            asked.form,
             asked.upstream.name,
             call.reader,
             call.buffer,
@@ -247,7 +245,7 @@ class ModelCaller:
             exchange=call.exchange,
             session=asked.session,
             kind="auxiliary",
-            wire=self.form.name,
+            wire=asked.form.name,
             mode="manage",
             model=asked.model,
             method=_METHOD,
@@ -272,7 +270,7 @@ class ModelCaller:
         if not reader.is_whole:
             return _fail(call, "the response broke off")
         content, cap = call.buffer.content, self.policy.record_cap_bytes
-        parse = partial(read_received, self.form, reader.headers, content, cap)
+        parse = partial(read_received, call.asked.form, reader.headers, content, cap)
         try:
             answer = (parse() if len(content) <= _INLINE_BYTES else await asyncio.to_thread(parse))[0]
         except ValueError as error:
@@ -291,7 +289,7 @@ class ModelCaller:
             return _fail(call, problem)
         if not answer.is_ended:
             return _fail(call, "the response broke off")
-        said = read_summary(answer)
+        said = read_summary(call.asked.form, answer)
         if len(said.text) > call.asked.most_characters:
             return _fail(call, "the response is longer than it may be")
         seconds = self.clock.monotonic() - call.began
@@ -318,14 +316,14 @@ class ModelCaller:
 class _RunningCall:
     """A call under way."""
 
-    def __init__(self, asked: ModelCall, exchange: str, form: Format, began: float) -> None:
+    def __init__(self, asked: ModelCall, exchange: str, began: float) -> None:
         self.asked = asked
         self.exchange = exchange
         self.began = began
         self.task: asyncio.Task[None] | None = None
         self.buffer = CappedBuffer(0)
         self.is_late = self.is_stopped = False
-        self.reader = SummaryResponseReader(form, asked.most_characters, self.stop)
+        self.reader = SummaryResponseReader(asked.form, asked.most_characters, self.stop)
 
     @property
     def is_billed(self) -> bool:

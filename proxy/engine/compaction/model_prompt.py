@@ -21,7 +21,9 @@ from proxy.engine.compaction.job import SentRequest, SummaryJob
 from proxy.engine.compaction.policy import CompactionPolicy, PromptHook
 from proxy.model.epoch import SummaryLevel
 from proxy.model.exchange import Usage
+from proxy.wire import FORMATS
 from proxy.wire.body import split_body
+from proxy.wire.format import Format
 from proxy.wire.summary_request import OutputLimit, write_compact, write_warm
 
 _ASSUMED_WINDOW = 32_768  # of a model whose window is unknown
@@ -73,13 +75,21 @@ class PromptBuilder:
         transcript = render_transcript(job.index, hidden, _WHOLE, self._count) if hidden.tokens else ""
         stretch = describe_span(job.index, job.span, hidden.stop - hidden.start, transcript)
         limit = OutputLimit(order.most, self._policy.reasoning_tokens)
-        body = write_warm(split, render_instruction(order, stretch), limit, is_alternating=is_alternating)
+        form = FORMATS[job.request.state.request.wire]
+        body = write_warm(form, split, render_instruction(order, stretch), limit, is_alternating=is_alternating)
         if body is None:
             return None
         return _make_prompt(body, order, expect_input(job, is_warm=True), is_warm=True)
 
     def write_compact(
-        self, job: SummaryJob, level: SummaryLevel, model: str, window: int | None, *, most: int | None = None
+        self,
+        job: SummaryJob,
+        level: SummaryLevel,
+        model: str,
+        window: int | None,
+        *,
+        form: Format,
+        most: int | None = None,
     ) -> SummaryPrompt | None:
         """Return a separate request with a transcript, or None if the model's window is too small for one."""
         order = self._make_order(job, level, most)
@@ -94,7 +104,7 @@ class PromptBuilder:
                 job.index, job.span, room, self._count, MAX_MESSAGE_CHARACTERS if level > 1 else None
             )
         orders, text = render_request(order, material)
-        body = write_compact(model, orders, text, OutputLimit(order.most, self._policy.reasoning_tokens))
+        body = write_compact(form, model, orders, text, OutputLimit(order.most, self._policy.reasoning_tokens))
         return _make_prompt(body, order, Usage(self._count(orders) + self._count(text)), is_warm=False)
 
     def compute_room(self, window: int | None, most: int) -> int:

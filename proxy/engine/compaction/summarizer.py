@@ -33,13 +33,12 @@ from proxy.model.events import AnswerRead, ExchangeRecorded, LimitsTold
 from proxy.wire import FORMATS
 from proxy.wire.format import Format
 from proxy.wire.headers import select_stored
-from proxy.wire.summary_request import raise_output_limit
+from proxy.wire.summary_request import find_form, raise_output_limit
 
 _MODEL_LEVELS: tuple[SummaryLevel, ...] = (1, 2)
 _ANY = Provider()
 # Statuses that the body of a request may have caused, not the state of the upstream.
 _DUE_TO_REQUEST = frozenset({200, 400, 413, 422})
-_OTHER_WIRE = "models are not asked for summaries in the format of this conversation"
 _NO_CREDENTIAL = "no model was asked: no call of this session was accepted in the last half hour, or since the start"
 
 KeepsLease = Callable[[], Awaitable[bool]]
@@ -163,9 +162,6 @@ class Summarizer:
         Without a credential, only upstreams with an API key in the settings are asked.
         """
         policy, options, request = self.policy, job.options, job.request
-        if not FORMATS[request.state.request.wire].has_summaries:
-            attempts.problems.append(_OTHER_WIRE)
-            return
         levels = [level for level in _MODEL_LEVELS if level >= job.level]
         if not policy.level2:
             del levels[1:]
@@ -231,7 +227,15 @@ class Summarizer:
             is_alternating = self.providers.get(upstream, _ANY).strict_alternation
             return self.prompts.write_warm(each.job, each.level, most=most, is_alternating=is_alternating)
         window = self.models.card(upstream, model).window
-        return self.prompts.write_compact(each.job, each.level, model, window, most=most)
+        form = self._find_form(each)
+        return self.prompts.write_compact(each.job, each.level, model, window, form=form, most=most)
+
+    def _find_form(self, each: _Attempt) -> Format:
+        """Return the format of a call: the session's own at its upstream, which may speak no other one."""
+        managed = each.job.request.state.request
+        if each.target.upstream.name == managed.session.upstream:
+            return FORMATS[managed.wire]
+        return find_form(self.providers.get(each.target.upstream.name, _ANY).host)
 
     async def _call(self, each: _Attempt, prompt: SummaryPrompt) -> ModelResponse | FailedCall | None:
         """Send a prompt, and again with more output tokens if reasoning used all (B29). Return None if not allowed."""
@@ -247,7 +251,7 @@ class Summarizer:
                 each.attempts.is_lost = True
                 break
             health.breakers.record_start(*each.names, self.clock.monotonic())
-            response = await self.caller.call(_make_call(each, prompt, body))
+            response = await self.caller.call(_make_call(each, prompt, body, self._find_form(each)))
             if response.exchange:
                 each.attempts.calls.append(response.exchange)
             larger = (
@@ -337,14 +341,13 @@ def build_summarizer(
     bus: EventBus,
     clock: Clock,
     ids: Ids,
-    form: Format,
     providers: Mapping[str, Provider],
     routes: Sequence[Route],
     count: Callable[[str], int],
     hook: PromptHook | None,
     secret: bytes,
 ) -> Summarizer:
-    """Return a summarizer with all its parts, subscribed to the bus. `form` is the wire of its calls."""
+    """Return a summarizer with all its parts, subscribed to the bus."""
     owned = frozenset(name for name, provider in providers.items() if provider.has_own_key)
     health = ModelHealth(policy, SpendBudget(policy, PriceList(models.card, providers), bus, clock), clock, owned)
     bus.subscribe(LimitsTold, health.limits.record)
@@ -359,7 +362,6 @@ def build_summarizer(
         clock=clock,
         ids=ids,
         health=health,
-        form=form,
         time_limit_seconds=policy.time_limit_seconds,
     )
     return Summarizer(
@@ -382,12 +384,13 @@ def _make_bare_credential(job: SummaryJob) -> CallCredential:
     return CallCredential(managed.upstream, managed.target, select_stored(managed.headers))
 
 
-def _make_call(each: _Attempt, prompt: SummaryPrompt, body: bytes) -> ModelCall:
+def _make_call(each: _Attempt, prompt: SummaryPrompt, body: bytes, form: Format) -> ModelCall:
     managed = each.job.request.state.request
     return ModelCall(
         session=managed.session,
         credential=each.credential,
         upstream=each.target.upstream,
+        form=form,
         model=each.target.model,
         body=body,
         most_characters=prompt.most_characters,

@@ -32,7 +32,6 @@ from proxy.engine.runtime import EventBus, TaskRunner, attempt
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import Usage
 from proxy.model.lru import LruCache
-from proxy.wire import FORMATS
 
 _MOST_CALLS = 1024
 _IDLE_SECONDS = 5.0
@@ -95,8 +94,7 @@ class CompactionTrigger:
         self.budget.record_estimate(state.request.exchange, expected)
         may_open = state.epoch is None or state.epoch.why != "refused"
         is_near = decision.pressure != "none" or outgoing.tokens >= _NEAR_SHARE * state.budget.soft > 0
-        is_wanted = self.policy.auto and FORMATS[state.request.wire].has_summaries
-        if is_wanted and is_near and not state.request.is_side and may_open:
+        if self.policy.auto and is_near and not state.request.is_side and may_open:
             opened = outgoing.epoch if outgoing.epoch is not state.epoch else None
             interval = None if state.kept is not None else state.account.compute_idle(state.now)
             call = self.open_calls.peek(state.request.exchange)

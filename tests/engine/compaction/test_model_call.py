@@ -16,6 +16,8 @@ from proxy.model.lineage import Reply, Step
 from proxy.model.log import ArchiveHealth
 from proxy.model.manifest import make_head_manifest, make_manifest
 from proxy.wire.chat_completions import ChatCompletions
+from proxy.wire.format import Format
+from proxy.wire.responses import Responses
 from tests.support.engine import JSON, LIMIT, STREAM, ScriptedResponse, ScriptedUpstream
 from tests.support.loops import put_forward
 from tests.support.managing import MODEL, SESSION, make_history, make_subject, spell
@@ -318,9 +320,9 @@ async def test_a_stream_answered_in_pieces_ends_once() -> None:
 class StoppedReader:
     """A reader that is told to stop."""
 
-    def __init__(self, most: int = 10) -> None:
+    def __init__(self, most: int = 10, form: Format | None = None) -> None:
         self.stops = 0
-        self.reader = SummaryResponseReader(ChatCompletions(), most, self._stop)
+        self.reader = SummaryResponseReader(form or ChatCompletions(), most, self._stop)
 
     def _stop(self) -> None:
         self.stops += 1
@@ -388,6 +390,20 @@ def test_a_verdict_stays(reading: StoppedReader) -> None:
 def test_a_last_event_without_its_blank_line_counts(reading: StoppedReader) -> None:
     reading.reader.write(chunk(content="x" * 11).rstrip(), is_last=True)
     assert reading.reader.verdict == "too_long"
+
+
+def test_what_the_last_events_of_a_stream_repeat_counts_once() -> None:
+    reading = StoppedReader(form=Responses())
+    reading.reader.start(200, STREAM)
+    item = {"type": "message", "content": [{"type": "output_text", "text": "x" * 8}]}
+    for event in (
+        {"type": "response.output_text.delta", "output_index": 0, "content_index": 0, "delta": "x" * 8},
+        {"type": "response.output_text.done", "output_index": 0, "content_index": 0, "text": "x" * 8},
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+        {"type": "response.completed", "response": {"status": "completed", "output": [item]}},
+    ):
+        reading.reader.write(b"data: %b\n\n" % json.dumps(event).encode())
+    assert (reading.reader.verdict, reading.reader.is_whole) == ("", True)
 
 
 def test_a_whole_body_is_read_by_others() -> None:

@@ -14,6 +14,7 @@ from proxy.model.manifest import make_manifest
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
+from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.summary_request import OutputLimit, write_warm
 from tests.support.engine import JSON, LIMIT, ScriptedResponse, ScriptedUpstream
 from tests.support.managing import SESSION, make_history, make_subject
@@ -25,7 +26,7 @@ ANSWER = b'{"choices":[{"message":{"content":"Goal: x"},"finish_reason":"stop"}]
 async def ask_warm(setup: Setup) -> tuple[bytes, list[Record]]:
     """The body of a warm question behind a request that is in the log already, and what it left to record."""
     subject = make_subject(make_history(50), max_tokens=7)
-    body = write_warm(subject.split, "Report.", OutputLimit(100))
+    body = write_warm(ChatCompletions(), subject.split, "Report.", OutputLimit(100))
     assert body is not None
     async with asyncio.timeout(LIMIT):
         assert isinstance(await setup.caller.call(setup.make_call(body=body, extends=subject)), ModelResponse)

@@ -12,11 +12,13 @@ from proxy.engine.compaction.job import SummaryJob
 from proxy.engine.compaction.model_prompt import PromptBuilder, SummaryPrompt, compute_limit
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.model.exchange import Usage
+from proxy.wire.chat_completions import ChatCompletions
 from tests.support.compacting import Workshop
 from tests.support.managing import Message, make_history
 from tests.support.summaries import make_summary
 
 HISTORY = make_history(22, 1600)
+CHAT = ChatCompletions()
 PARENTS = (make_summary("one report", 0, 10), make_summary("another report", 10, 20))
 
 
@@ -67,7 +69,7 @@ async def test_no_more_is_asked_for_than_may_be_spent() -> None:
     work = await plan()
     for question in (
         make().write_warm(work, 1, most=400, is_alternating=False),
-        make().write_compact(work, 1, "m", None, most=400),
+        make().write_compact(work, 1, "m", None, most=400, form=CHAT),
     ):
         assert question is not None
         assert (question.expected.output, question.limit) == (400, 800)
@@ -124,7 +126,7 @@ async def test_strict_templates_get_it_in_the_users_last_message() -> None:
 
 async def test_a_compact_question_has_a_transcript() -> None:
     work = await plan()
-    question = make().write_compact(work, 1, "other", 1_000_000)
+    question = make().write_compact(work, 1, "other", 1_000_000, form=CHAT)
     body = read(question)
     assert question is not None
     assert not question.is_warm
@@ -139,29 +141,31 @@ async def test_a_compact_question_has_a_transcript() -> None:
 
 async def test_the_short_form_is_asked_with_less_of_each_message() -> None:
     work = await plan()
-    long, short = (make().write_compact(work, level, "m", 1_000_000) for level in (1, 2))
+    long, short = (make().write_compact(work, level, "m", 1_000_000, form=CHAT) for level in (1, 2))
     assert long is not None
     assert short is not None
     assert len(short.body) < len(long.body) / 2
 
 
 async def test_reports_are_merged_from_their_texts() -> None:
-    body = read(make().write_compact(merge(await plan()), 1, "m", None))
+    body = read(make().write_compact(merge(await plan()), 1, "m", None, form=CHAT))
     assert body["messages"][0]["content"].startswith("You write one report in place of several")
     assert "[report 1]\none report\n\n[report 2]\nanother report" in body["messages"][1]["content"]
     long = make_summary("x" * 5000, 0, 20)
     work = msgspec.structs.replace(merge(await plan()), parents=(long,))
-    texts = [read(make().write_compact(work, level, "m", None))["messages"][1]["content"] for level in (1, 2)]
+    texts = [
+        read(make().write_compact(work, level, "m", None, form=CHAT))["messages"][1]["content"] for level in (1, 2)
+    ]
     assert [text.count("x") > 1000 for text in texts] == [True, False]
 
 
 async def test_what_is_asked_fits_into_the_models_window() -> None:
     work, questions = await plan(), make()
-    question = questions.write_compact(work, 1, "m", 4000)
+    question = questions.write_compact(work, 1, "m", 4000, form=CHAT)
     assert question is not None
     assert question.expected.input is not None
     assert question.expected.input < 4000 - 300
-    assert questions.write_compact(work, 1, "m", 800) is None
+    assert questions.write_compact(work, 1, "m", 800, form=CHAT) is None
     half = make(CompactionPolicy(input_fraction=0.375))
     assert half.compute_room(100_000, 0) == questions.compute_room(100_000, 0) // 2 == 37_500
     assert questions.compute_room(None, 0) == questions.compute_room(32_768, 0)
@@ -176,7 +180,7 @@ async def test_a_persons_words_stand_in_place_of_ours(level: Any) -> None:
         seen.append((prompt, level))
         return f"{prompt} In verse."
 
-    own = make(CompactionPolicy(prompt="Be brief."), hook).write_compact(work, level, "m", None)
+    own = make(CompactionPolicy(prompt="Be brief."), hook).write_compact(work, level, "m", None, form=CHAT)
     assert "Be brief. In verse." in read(own)["messages"][0]["content"]
     ours = make(hook=hook).write_warm(work, level, is_alternating=False)
     assert "In verse." in read(ours)["messages"][-1]["content"]

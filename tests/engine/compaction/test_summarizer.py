@@ -215,16 +215,6 @@ async def test_whom_nobody_may_ask_is_not_asked() -> None:
     assert "compaction.spend_fraction" in needed.reason
 
 
-async def test_nobody_is_asked_in_a_format_that_has_no_requests_for_summaries() -> None:
-    draft = Draft()
-    request = await draft.shop.read_state(HISTORY)
-    subject = msgspec.structs.replace(request.state.request, wire="anthropic_messages")
-    request = msgspec.structs.replace(request, state=msgspec.structs.replace(request.state, request=subject))
-    assert await draft.make(request=request) is None
-    made = await draft.get(request=request, is_needed=True)
-    assert (made.level, draft.asked) == (3, []) and "in the format of this conversation" in made.reason
-
-
 async def test_without_a_key_nobody_can_be_asked() -> None:
     draft = Draft()
     draft.key = None

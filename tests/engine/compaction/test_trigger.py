@@ -78,17 +78,6 @@ async def test_what_stands_beside_the_conversation_or_far_below_the_mark_is_not_
     assert (call.sent is not None) == kept
 
 
-async def test_a_call_in_a_format_without_requests_for_summaries_is_not_kept() -> None:
-    shop = Workshop()
-    request = await shop.read_state(until(ABOVE))
-    subject = msgspec.structs.replace(request.state.request, wire="anthropic_messages")
-    shop.trigger.note_managed(subject)
-    state = msgspec.structs.replace(request.state, request=subject)
-    shop.trigger.note_sent(state, OutgoingRequest("original", request.body, state.tokens), Decision(None, "soft"))
-    (call,) = shop.trigger.open_calls.values()
-    assert call.sent is None
-
-
 class Recording:
     """A worker that notes what it is told."""
 

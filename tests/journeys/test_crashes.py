@@ -17,7 +17,7 @@ import pytest
 from proxy.assembly import open_log
 from proxy.config import load_settings
 from tests.journeys.provider import run_provider
-from tests.journeys.running import start_proxy
+from tests.journeys.running import Running, start_proxy
 
 ROUNDS = 6
 CLIENTS = 8
@@ -64,6 +64,11 @@ async def _talk(port: int, name: str, complete: Complete) -> None:
         writer.close()
 
 
+def _start(data: Path, upstream: str, durability: str) -> Running:
+    """Start a proxy whose responses wait for the log however slow the disk is."""
+    return start_proxy(data, upstream, "--durability", durability, STORE__COMMIT_WAIT_MS="60000")
+
+
 async def _read_answer(reader: asyncio.StreamReader) -> bytes:
     """The body of an answer, once its last byte is there."""
     head = await reader.readuntil(b"\r\n\r\n")
@@ -83,7 +88,7 @@ async def test_nothing_that_a_client_saw_complete_is_lost(tmp_path: Path, durabi
     complete = Complete()
     with run_provider() as provider:
         for n in range(ROUNDS):
-            running = await asyncio.to_thread(start_proxy, tmp_path, provider.base_url, "--durability", durability)
+            running = await asyncio.to_thread(_start, tmp_path, provider.base_url, durability)
             complete.kill_after(chance.randint(10, 60), running.process)
             async with asyncio.timeout(60), asyncio.TaskGroup() as talks:
                 for client in range(CLIENTS):

@@ -1,5 +1,6 @@
 """A server process with an upstream of kind litellm beside one that is asked directly."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from proxy.assembly import open_log
 from proxy.config import Settings
 from tests.support import provider_answers as says
-from tests.support.scripted import ScriptedUpstream, request
+from tests.support.scripted import LIMIT, ScriptedUpstream, request
 from tests.support.server_process import CHAT, LEAN, SCRIPT, Process, launch, running
 
 MODEL = "openai/gpt-4.1"
@@ -113,6 +114,9 @@ async def test_an_upstream_that_is_not_there_opens_its_own_circuit_alone(tmp_pat
                 "litellm": {"circuit": "open", "failures": 3, "last": "no response"},
                 "direct": {"circuit": "closed"},
             }
+            async with asyncio.timeout(LIMIT):
+                while ready["status"] == "starting":  # the tokenizer is being loaded
+                    ready = await read_ready(server)
             assert ready["status"] == "ready"
 
 

@@ -64,7 +64,7 @@ def work(client: openai.OpenAI, history: list[Any], *, is_stream: bool) -> list[
 def test_an_agent_far_past_its_ceiling_is_never_refused(tmp_path: Path, is_stream: bool) -> None:
     upstream = StrictResponses(int(is_stream))
     history: list[Any] = [{"role": "user", "content": "Mend the tests of the parser."}]
-    with run_strict(upstream) as base_url, run_proxy(tmp_path, base_url) as proxy:
+    with run_strict(upstream) as base_url, run_proxy(tmp_path, base_url, COMPACTION__AUTO="false") as proxy:
         options = {"api_key": "sk-journey", "max_retries": 0, "default_headers": FIELDS}
         with openai.OpenAI(base_url=proxy.base_url, **options) as client:  # type: ignore[arg-type]
             for _ in range(STEPS):

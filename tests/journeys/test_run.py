@@ -178,8 +178,10 @@ def test_a_kill_leaves_no_proxy(whom: str, provider: Provider, tmp_path: Path) -
     assert not (name_log(tmp_path, provider) / "address").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("is_group", [False, True])
+@pytest.mark.parametrize(
+    ("number", "is_group"),
+    [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGHUP, True)],
+)
 def test_a_signal_reaches_the_client_once(
     number: signal.Signals, is_group: bool, provider: Provider, tmp_path: Path
 ) -> None:

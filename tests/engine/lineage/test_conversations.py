@@ -213,7 +213,7 @@ def _who(call: Call) -> tuple[str, str, str]:
 @pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("machine", "count"),
-    [(Conversations, 120), (ItemConversations, 40), (BlockConversations, 40), (KeptConversations, 40)],
+    [(Conversations, 80), (ItemConversations, 30), (BlockConversations, 30), (KeptConversations, 30)],
 )
 def test_no_conversation_is_given_what_is_anothers(machine: type[Conversations], count: int) -> None:
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -30,8 +30,8 @@ install: $(RUN) ## install, and start nothing: then .venv/bin/palimpsest run -- 
 check: static ## format, lint, types, import contracts, tests of the core: within a minute
 	$(PYTEST) tests/model tests/wire tests/context tests/test_house_rules.py tests/test_documentation.py
 
-test: static ## the same, and all tests: within five minutes
-	$(PYTEST)
+test: static ## the same, and all tests but those that make journeys runs: within five minutes
+	$(PYTEST) --ignore=tests/journeys --ignore=tests/clients
 
 # Without the tests that start processes, and the long ones: they would take most of the time and reach nothing more.
 coverage: $(VENV)/.dev ## trace the tests that run in one process: which branches of the core are not tested
@@ -46,7 +46,8 @@ static: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-journeys: $(VENV)/.dev ## real clients, direct and through the proxy; ALL=1: the agents too; LONG=1: tasks of 60 steps; names in ARGS
+journeys: $(VENV)/.dev ## tests over sockets, then real clients, direct and through the proxy; ALL=1: the agents too; LONG=1: tasks of 60 steps; names in ARGS
+	$(PYTEST) tests/journeys tests/clients
 	$(BIN)/python -m tests.clients $(if $(ALL),--all) $(if $(LONG),--long) $(ARGS)
 
 golden: $(VENV)/.dev ## compare what is sent and said with what was recorded; names of stories in ARGS

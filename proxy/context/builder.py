@@ -350,7 +350,7 @@ class ContextBuilder:
         self, view: PlanRequest, index: ConversationIndex, words: _UserForms
     ) -> tuple[ConversationIndex, _UserForms]:
         """Return the index, and the forms, with what replaces messages that are too large to be sent whole."""
-        index, words = self._replace(index, words, self._cut_new(view, index))
+        index, words = self._replace(index, words, self._cut_new(view, index, words.second))
         return self._replace(index, words, self._outline_large(view, index))
 
     def _replace(
@@ -359,22 +359,25 @@ class ContextBuilder:
         words = msgspec.structs.replace(words, large={**words.large, **large})
         return replace_messages(index, large, self._count), words
 
-    def _cut_new(self, view: PlanRequest, index: ConversationIndex) -> dict[int, ReplacedMessage]:
+    def _cut_new(self, view: PlanRequest, index: ConversationIndex, second: MessageForms) -> dict[int, ReplacedMessage]:
         """Return what replaces the largest of the new messages if they do not fit below the ceiling (B9).
 
-        These are the user's newest turn and what no model has seen. The others stay whole.
+        These are the user's newest turn and what no model has seen. The others stay whole. The user's `second` newest
+        turn has its shortest form beside them.
         """
         usable, last = view.budget.usable, find_last_turn(index)
-        must = [i for i in range(len(index.steps)) if i >= index.fresh or i in last or i in index.fixed]
+        must = {i for i in range(len(index.steps)) if i >= index.fresh or i in last or i in index.fixed}
         tokens = {place: index.messages[place].tokens for i in must for place in index.steps[i].places}
         loose = {place for place in tokens if place not in index.bound and can_be_cut(index, place)}
         # What the assistant said is cut before these are.
         trimmed = (
-            tokens[place] if place in index.bound else min(_LONG_LEAST, tokens[place])
+            tokens[place] if place in index.bound else min(_LONG_LEAST * _count_values(index, place), tokens[place])
             for place in tokens.keys() - loose
         )
         others = view.head + sum(trimmed)
-        if not usable or others + sum(tokens[place] for place in loose) <= (1 - _LEDGER_NEXT) * usable:
+        least = others + sum(tokens[place] for place in loose)
+        beside = sum(forms[-1].tokens for i, forms in second.items() if i not in must)
+        if not usable or (least <= (1 - _LEDGER_NEXT) * usable and least + beside <= (1 - _LEDGER_LEAST) * usable):
             return {}
         sent = {place: made for place in loose if (made := find_sent_form(view, place))}
         recent = sum(step.tokens for step in index.steps[find_tail_step(index, RECENT_GROUPS) : index.fresh])
@@ -459,6 +462,11 @@ def _is_led(index: ConversationIndex, step: int) -> bool:
     """Return whether a step stays for what leads to its outputs, or is beside them, and not for them."""
     places, start = index.steps[step].places, index.messages[index.steps[step].start]
     return start.structure.is_leading or bool(find_spoken(index, step)) or not index.begun.isdisjoint(places)
+
+
+def _count_values(index: ConversationIndex, place: int) -> int:
+    """Return how many texts and values of a message are trimmed each for itself."""
+    return max(1, len(index.messages[place].message.calls))
 
 
 def _list_shortened(shown: Iterable[UserMessageForm]) -> dict[int, ReplacedMessage]:

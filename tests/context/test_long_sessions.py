@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from itertools import groupby
+from itertools import groupby, takewhile
 
 import msgspec
 import pytest
@@ -94,11 +94,16 @@ def list_turns(messages: list[RawMessage]) -> list[list[int]]:
 
 
 def has_too_much_new(messages: list[RawMessage], room: float) -> bool:
-    """Whether the newest turn and what no model has answered do not fit."""
+    """Whether the newest turn and what no model has answered do not fit, beside the beginning of what was said before.
+
+    A message of the assistant right before one with calls belongs to the same step.
+    """
     answered = max((place for place, each in enumerate(messages) if each["role"] == "assistant"), default=-1)
-    first = answered if messages[answered + 1 :] and messages[answered + 1]["role"] == "tool" else answered + 1
+    is_open = messages[answered + 1 :] and messages[answered + 1]["role"] == "tool"
+    first = answered if is_open else answered + 1
     new = {*list_turns(messages)[-1], *range(max(first, 0), len(messages))}
-    return weigh([messages[place] for place in new]) > room
+    run = takewhile(lambda each: each["role"] == "assistant", reversed(messages[: max(first, 0)])) if is_open else ()
+    return weigh([messages[place] for place in new]) + sum(min(LEAST_CALL, see(each).tokens) for each in run) > room
 
 
 def check_turns(messages: list[RawMessage], plan: ContextPlan, depth: int = 0, *, room: float) -> None:
@@ -338,6 +343,20 @@ _flags = (st.booleans(), st.booleans())
         ("user", 5),
         ("calls", [(("edits", "braces"), 5), (("edits", "lines"), 900), (("edits", "lines"), 900)]),
         ("user", 0.4),
+    ],
+    4000,
+    0,
+    False,
+    False,
+    0,
+)
+@example(
+    [
+        ("user", 0.05),
+        ("user", 0.05),
+        ("said", 700),
+        ("user", 0.4),
+        ("calls", [(("bare", "braces"), 5), (("bare", "braces"), 900), (("edits", "escapes"), 900)]),
     ],
     4000,
     0,

@@ -146,7 +146,7 @@ async def test_where_thinking_has_a_budget_a_turn_under_way_begins_with_thinking
 ) -> None:
     session = MessageSession(8_000, size=1_500, often=0, seed=7, thinking=MANUAL, **options)
     session.upstream.is_interleaved = is_interleaved
-    await session.run(80)
+    await session.run(110)
     await session.talk.close()
     assert session.upstream.refusals == []
     assert {name: session.counts[name] for name in NEVER} == dict.fromkeys(NEVER, 0)

@@ -1,26 +1,40 @@
 """The entry point of `python -m proxy` and of the console script: connects the command line to what it calls."""
 
-from proxy.app import serve
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
 from proxy.assembly import ask_server, build_tally, find_link, find_server, measure, open_log
 from proxy.cli.main import run
 from proxy.cli.services import Services
-from proxy.shutdown import use_data
 
 
 def main() -> None:
     """Run the command line."""
     run(
         Services(
-            serve=serve,
+            serve=import_later("proxy.app", "serve"),
             open_log=open_log,
             count_tokens=build_tally(),
             load_savings_inputs=measure,
             ask_server=ask_server,
             find_link=find_link,
             find_server=find_server,
-            use_data=use_data,
+            use_data=import_later("proxy.shutdown", "use_data"),
         )
     )
+
+
+def import_later(module: str, name: str) -> Callable[..., Any]:
+    """Return a function that calls another one, and imports it then.
+
+    The HTTP server and its libraries are a sixth of what there is to import, and most commands need neither.
+    """
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        return getattr(import_module(module), name)(*arguments, **options)
+
+    return call
 
 
 if __name__ == "__main__":

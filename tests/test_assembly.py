@@ -269,9 +269,18 @@ async def test_tokens_are_counted_by_encoders_that_are_loaded_at_the_first_count
 
 def test_neither_encoders_nor_grammars_are_there_before_they_are_needed() -> None:
     heavy = ("splintr", "tiktoken", "tree_sitter", "tree_sitter_language_pack", "litellm", "httpx")
-    program = f"import sys, proxy.app; print([name for name in {heavy} if name in sys.modules])"
+    assert list_imported("proxy.app", *heavy) == []
+
+
+def test_a_command_that_needs_no_server_does_not_import_one() -> None:
+    assert list_imported("proxy.__main__", "proxy.app", "uvicorn", "starlette", "prometheus_client") == []
+
+
+def list_imported(module: str, *names: str) -> list[str]:
+    """Which of the modules are imported with another one."""
+    program = f"import sys, {module}; print(*(name for name in {names} if name in sys.modules))"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert told.stdout.strip() == "[]"
+    return told.stdout.split()
 
 
 def test_litellm_is_imported_for_an_upstream_of_its_kind_alone(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ async def wait_until_ready(asking: Wire) -> list[str]:
             if got.status == 200:
                 return said
             said.append(json.loads(got.body)["status"])
+            await asyncio.sleep(0.02)
 
 
 async def test_a_draining_server_is_not_ready_at_once(upstream: ScriptedUpstream, tmp_path: Path) -> None:

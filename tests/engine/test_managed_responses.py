@@ -132,11 +132,11 @@ async def test_an_output_may_come_turns_later() -> None:
     await session.run(4)
     call = {"type": "function_call", "call_id": "call_later", "name": LATER, "arguments": "{}"}
     session.history.insert(2, call)
-    await session.run(40)
+    await session.run(25)
     assert session.counts["managed"] > 10
     assert call in session.upstream.read_last()["input"]
     session.history.append({"type": "function_call_output", "call_id": "call_later", "output": "At last."})
-    await session.run(40)
+    await session.run(20)
     assert (session.upstream.refusals, session.counts["healed"]) == ([], 0)
     await session.talk.close()
 

@@ -395,7 +395,7 @@ def test_a_bomb_is_decoded_to_the_cap_only(encoding: str) -> None:
 @pytest.mark.no_cover
 @pytest.mark.parametrize("encoding", sorted(ENCODERS))
 def test_long_content_comes_back_whole_in_pieces(encoding: str) -> None:
-    content = b"".join(b"%d " % i for i in range(400_000))
+    content = b"".join(b"%d " % i for i in range(200_000))
     pieces = list(decode_pieces(ENCODERS[encoding](content), encoding))
     assert b"".join(pieces) == content
     assert len(pieces) > 2

@@ -28,6 +28,8 @@ START_PAGE = "/-/"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 _OWN_SITE = (b"", b"none", b"same-origin")
 _BROWSER_OR_HOP = frozenset({b"origin", b"sec-fetch-site", HOP})
+# A 426 has to name a protocol that is supported (RFC 9110, 15.5.22).
+_USE_HTTP: Headers = ((b"upgrade", b"HTTP/1.1"), (b"connection", b"upgrade"))
 _name_of = itemgetter(0)
 
 
@@ -53,7 +55,7 @@ class AccessRules:
     def check_call(self, headers: Headers) -> None:
         """Raise Refused unless a request may be carried upstream."""
         if find_header(headers, b"upgrade").lower() == b"websocket":
-            raise Refused(426, "upgrade_required", "WebSocket is not supported; use HTTP streaming")
+            raise Refused(426, "upgrade_required", "WebSocket is not supported; use HTTP streaming", _USE_HTTP)
         if self._has_own_key:
             self.check_host(headers)
         if not _BROWSER_OR_HOP.isdisjoint(map(_name_of, headers)):

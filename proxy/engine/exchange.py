@@ -23,7 +23,6 @@ from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
 from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, RequestOptions, Round
 from proxy.model.log import Record
 from proxy.model.manifest import Manifest, make_capped_manifest, make_head_manifest, make_manifest
-from proxy.wire import MANAGED_WIRES
 from proxy.wire.format import Format
 from proxy.wire.headers import OWN_PREFIX, accept_identity_only, find_header, list_credentials
 
@@ -75,14 +74,13 @@ class ExchangeService:
         is_pinning = find_header(own, _PIN).strip().lower() == b"true"
         return RequestOptions(cast(Mode, mode), read_ceiling(own), is_pinning)
 
-    def reads(self, headers: Headers, wire: str) -> bool:
+    def reads(self, headers: Headers) -> bool:
         """Return whether a request in a wire format is read. A server that was started in mode bypass reads none.
 
         If bypass is asked for one request, it is read where epochs may have been opened (BEHAVIOUR B36). Raises
         BadRequest as `read_options` does.
         """
-        mode = self.read_options(headers).mode
-        return mode != "bypass" or (self._policy.mode != "bypass" and wire in MANAGED_WIRES)
+        return self.read_options(headers).mode != "bypass" or self._policy.mode != "bypass"
 
     def carry(self, incoming: ClientRequest, wire: str, client: Client) -> Coroutine[Any, Any, None]:
         """Return a coroutine that carries a request whose whole body is in memory, in the wire format named `wire`.

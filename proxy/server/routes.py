@@ -95,7 +95,7 @@ class FastRouter:
         """
         client, share = ServedClient(scope, self._policy), Share()
         try:
-            if not self._exchanges.reads(scope["headers"], wire):
+            if not self._exchanges.reads(scope["headers"]):
                 return await self._carry_unread(scope)
             body = await client.read_whole(self._bodies, share)
             client.cancel_on_disconnect()

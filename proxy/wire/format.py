@@ -109,7 +109,6 @@ class Format(ABC):
     instructions_key: ClassVar[str] = ""  # the top-level member with the system prompt, empty if it is a message
     previous_key: ClassVar[str] = ""  # the member that names a stored response to continue from, if there is one
     end_marker: ClassVar[re.Pattern[bytes]]
-    is_managed: ClassVar[bool] = False  # whether the context of its requests may be shortened
     is_itemised: ClassVar[bool] = False  # whether calls, texts and reasoning are items of their own
     takes_markers: ClassVar[bool] = True  # whether messages may have cache markers
     foreign_signs: ClassVar[tuple[bytes, ...]] = COMPACTION_SIGNS  # in messages that a provider keeps or has compacted

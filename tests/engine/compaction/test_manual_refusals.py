@@ -155,20 +155,6 @@ async def test_another_epoch_in_between_is_left_alone(shop: Workshop) -> None:
     assert [each.id for each in shop.epochs] == [first.epoch and first.epoch.id]
 
 
-async def test_calls_of_other_wires_are_not_compacted() -> None:
-    shop = Workshop()
-    await carry(shop)
-    compactor = make_manual_compaction(shop)
-    row = dataclasses.replace(await compactor.find_newest(shop.session, ""), wire="another")
-
-    async def find(*asked: object) -> ExchangeRow:
-        return row
-
-    compactor.find_newest = find  # type: ignore[method-assign, assignment]
-    with pytest.raises(Conflict, match="calls of this wire are recorded, not managed"):
-        await compactor.compact(shop.session, ManualOptions())
-
-
 async def test_what_would_not_be_valid_is_not_kept(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     await carry(shop)
 

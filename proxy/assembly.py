@@ -383,7 +383,9 @@ def note_address(settings: Settings, port: int) -> Iterator[None]:
         try:
             (settings.data / name).write_text(text, "utf-8")
         except OSError as error:
-            _log.warning("the address cannot be kept in %s: %s", settings.data / name, error.strerror)
+            _log.warning(
+                "%s cannot be written, so commands may not find this server: %s", settings.data / name, error.strerror
+            )
     try:
         yield
     finally:

@@ -64,7 +64,7 @@ class DurabilityWaiter:
                     break
         if not (commit.done() and commit.result()):
             problem = self.problem or "the log has lost the record"
-            raise StoreUnavailable(f"the answer is not released: it is not recorded (store.on_failure): {problem}")
+            raise StoreUnavailable(f"the response is held back, since it is not recorded (store.on_failure): {problem}")
 
     async def wait(self, commit: "asyncio.Future[bool]") -> None:
         """Return when the commit is durable, lost, or too late to wait for."""

@@ -322,7 +322,7 @@ class CacheCalibrator:
         if known.is_missing and not before.is_missing:
             upstream, model = key
             _log.warning(
-                "%s reports that hardly anything of %s is read from its cache, again and again; epochs are priced so",
+                "%s reports again and again that its cache reads hardly anything for %s; epochs are priced by that",
                 *key,
             )
             self._bus.publish(CacheDiffers(exchange, upstream, model, known.read))

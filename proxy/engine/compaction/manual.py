@@ -34,8 +34,8 @@ _PATIENCE_SECONDS = 120.0
 # Summaries get no shorter for a conversation that has fewer tokens than this.
 _LEAST_BUDGET = 20_000
 _WAITED = "another summary of this conversation was being made, and was waited for"
-_NO_SHORTER = "no epoch was opened: what is sent would get no shorter; the next one has what was made"
-_NO_SUMMARY = "no summary was made: what there is none of yet is too little"
+_NO_SHORTER = "no epoch was opened: the request would get no shorter; the next epoch shows the summary"
+_NO_SUMMARY = "no summary was made: too little is not summarised yet"
 _NOTHING = (
     "there is nothing to compact: what may go is too little, for the newest three groups of calls and the user's newest"
     " turns stay; go on with the session, or see what was made of it under /-/api/sessions/SESSION/summaries"

@@ -95,7 +95,9 @@ class ContextController:
         try:
             outgoing = self._decide_at_once(request)
         except Exception:  # noqa: BLE001 - a boundary: `decide` tries again
-            _log.exception("exchange %s: the request could not be decided at once", request.exchange)
+            _log.exception(
+                "exchange %s: the first decision about the request failed; a second one follows", request.exchange
+            )
             return None
         if outgoing is not None and outgoing.plan is not None and outgoing.uncounted is None:
             self._bus.publish(Planned(request.session.id, outgoing.plan))
@@ -132,7 +134,10 @@ class ContextController:
             decision = decide(state.account, state.facts)
             counted = self._accounting.account(state, sent, decision)
         except Exception:  # noqa: BLE001 - a boundary: the request is on its way
-            _log.exception("exchange %s: the request could not be accounted for", request.exchange)
+            _log.exception(
+                "exchange %s: the request could not be counted; what it costs and saves is not recorded",
+                request.exchange,
+            )
             counted = replace(outgoing, labels=(), uncounted=None)
         assert counted.plan is not None, "what keeps an epoch has a plan"
         self._bus.publish(Planned(request.session.id, counted.plan))

@@ -458,7 +458,10 @@ class SessionContexts:
             async with asyncio.timeout(LOAD_SECONDS):
                 context.reasoning.absorb(await self._archive.list_uses(session))
         except (StoreUnavailable, TimeoutError):
-            _log.warning("session %s: it is not known under which epochs its reasoning was made", session)
+            _log.warning(
+                "session %s: the log did not say which reasoning is bound to an epoch; signed reasoning is left out",
+                session,
+            )
 
     def _settle(self, session: str, context: SessionContext) -> None:
         """Update the weight of a context, which may have grown, and drop what is above the limit."""

@@ -37,7 +37,7 @@ async def test_little_that_may_go_opens_an_epoch_without_a_summary(shop: Worksho
     found = await compact(shop)
     assert found.epoch is not None
     assert (found.summaries, shop.model.asked) == ((), [])
-    assert "is too little" in found.reason
+    assert "too little is not summarised yet" in found.reason
 
 
 async def test_a_session_nobody_knows_is_not_found(shop: Workshop) -> None:

@@ -102,7 +102,7 @@ def find_admin_token(settings: Settings) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running engine. It marks its calls with `hop_id`, so that it detects a loop of proxies (BEHAVIOUR B40)."""
+    """A running engine. It marks its calls with `hop_id`, so that it detects a loop of proxies."""
 
     exchanges: ExchangeService
     archive: Archive

@@ -1,4 +1,4 @@
-"""Why a provider's cache was not read (FEATURES P23).
+"""Why a provider's cache was not read.
 
 A prompt is compared with its precedent, the one of the session's earlier prompts with which it shares most messages.
 What that left in the cache should be read again, up to the prompt's own size. Where less was read, the first part of

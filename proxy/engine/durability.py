@@ -1,4 +1,4 @@
-"""Waiting for durability: which records are durable when, and how long a call waits for them (BEHAVIOUR B32b).
+"""Waiting for durability: which records are durable when, and how long a call waits for them.
 
 `Archive.append` returns a future that turns True when its records are durable. The first byte of a response is held
 until the request's record is, its last byte until the response's record is; each wait takes `store.commit_wait_ms`

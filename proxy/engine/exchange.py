@@ -31,7 +31,7 @@ _log = logging.getLogger("palimpsest.requests")
 _MODES = ("manage", "observe", "bypass")
 _LONGEST_NUMBER = 9
 _REFUSED_FORM = frozenset({400, 413, 422})
-# The accepted values of reserved request headers: those that ask for the default behaviour (BEHAVIOUR B38).
+# The accepted values of reserved request headers: those that ask for the default behaviour.
 _SERVED = {b"x-palimpsest-strategy": ("epochs",), b"x-palimpsest-history": (), b"x-palimpsest-source": ("direct",)}
 _MODE, _CEILING, _PIN = b"x-palimpsest-mode", b"x-palimpsest-ceiling", b"x-palimpsest-pin"
 
@@ -77,7 +77,7 @@ class ExchangeService:
     def reads(self, headers: Headers) -> bool:
         """Return whether a request in a wire format is read. A server that was started in mode bypass reads none.
 
-        If bypass is asked for one request, it is read where epochs may have been opened (BEHAVIOUR B36). Raises
+        If bypass is asked for one request, it is read where epochs may have been opened. Raises
         BadRequest as `read_options` does.
         """
         return self.read_options(headers).mode != "bypass" or self._policy.mode != "bypass"
@@ -205,7 +205,7 @@ class ExchangeService:
     async def _commit(self, exchange: OpenExchange, epoch: Epoch) -> bool:
         """Write an epoch to the log after the opening of its exchange. Return whether it is durable.
 
-        The wait is longer for an epoch that the ceiling needs: without it the request is sent above that (B8b).
+        The wait is longer for an epoch that the ceiling needs: without it the request is sent above that.
         """
         exchange.record(epoch)
         seconds = self._policy.hard_wait_seconds if epoch.why in ("hard", "overflow") else 0.0
@@ -268,7 +268,7 @@ class ExchangeService:
 
 
 class UnmanagedRetry:
-    """Sends the client's own request, once, if the upstream refuses to count what was sent in its place (B8a)."""
+    """Sends the client's own request, once, if the upstream refuses to count what was sent in its place."""
 
     def __init__(self, retry: Retry) -> None:
         self._retry: Retry | None = retry

@@ -1,7 +1,7 @@
 """Who may see our own pages, and who may call the proxied paths.
 
 Every path under `/-/` except `live` and `ready` requires the admin token, an allowed Host, and the same Origin if any.
-Proxied paths refuse calls of foreign web pages (BEHAVIOUR B39) and calls that have passed through here (B40).
+Proxied paths refuse calls of foreign web pages and calls that have passed through here.
 
 A web page in the user's browser can reach loopback addresses. The token keeps it from reading our pages, the Host check
 prevents DNS rebinding, and the Origin check keeps it from using the cookie or a key that it does not know.

@@ -110,7 +110,7 @@ class FastRouter:
             self._bodies.release(share)
 
     async def _carry_unread(self, scope: Scope) -> None:
-        """Pass a request to the engine as a stream, unread and unchecked: the upstream judges it (BEHAVIOUR B35)."""
+        """Pass a request to the engine as a stream, unread and unchecked: the upstream judges it."""
         client = (BrowserClient if is_browser_at_root(scope) else ServedClient)(scope, self._policy)
         body = client if client.has_body else None
         if body is None:

@@ -289,7 +289,7 @@ class Format(ABC):
         return False
 
     def find_management(self, body: SplitBody, known: int = 0) -> str:
-        """Return a short description of what already manages the context of a request; empty if nothing does (B7).
+        """Return a short description of what already manages the context of a request; empty if nothing does.
 
         Looks at some members, and at the messages whose bytes contain a suspicious word. Skips the first `known` items,
         in which an earlier request found nothing. A quoted ledger does not count: a message of ours begins with it.

@@ -1,4 +1,4 @@
-"""Headers and request targets: what is forwarded and what may be stored (PROTOCOL §6); rate limit headers.
+"""Headers and request targets: what is forwarded and what may be stored; rate limit headers.
 
 Every header is forwarded unless it is hop-by-hop or ours. Only listed headers are stored, so that a credential in an
 unexpected header is never written to disk. Names are lower case throughout.

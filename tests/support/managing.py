@@ -179,7 +179,7 @@ class PlanThread:
         refused.set_exception(WorkerLost("there is too much to do"))
         return refused
 
-    def hurry(self, plan: "asyncio.Future[RenderedPlan]") -> None:
+    def prioritise(self, plan: "asyncio.Future[RenderedPlan]") -> None:
         """All plans are made at once."""
 
 

@@ -331,7 +331,7 @@ class ContextController:
         return self._label_excess(state, outgoing, decision)
 
     async def _run_chain(self, state: RequestState, decision: Decision, commit: Commit) -> OutgoingRequest:
-        """Run the fallback levels. A request above the ceiling first waits for a running summary (B8b)."""
+        """Run the fallback levels. A request above the ceiling first waits for a running summary."""
         if decision.why == "overflow":
             state = replace(state, budget=state.budget.limit(int(state.tokens * BLIND_SHARE)))
         if decision.why != "hard":
@@ -342,7 +342,7 @@ class ContextController:
         return await self.chain.run(state, decision.why, commit, seconds=max(0.0, left))
 
     async def _remove_foreign(self, request: ManagedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:
-        """Return a request that is not managed without the reasoning that was made under an epoch (B36, B37)."""
+        """Return a request that is not managed without the reasoning that was made under an epoch."""
         if not any(name in request.split.content for name in FORMATS[request.wire].signed_names):
             return outgoing
         if request.step is None:  # nothing of its session may be used yet
@@ -440,7 +440,7 @@ def _label_own(state: RequestState, outgoing: OutgoingRequest, decision: Decisio
 
 
 def _label_shortened(state: RequestState, outgoing: OutgoingRequest) -> Headers:
-    """Label a request of which new messages are sent in part because they do not fit below the ceiling (B9)."""
+    """Label a request of which new messages are sent in part because they do not fit below the ceiling."""
     if outgoing.epoch is None or not outgoing.is_opened:
         return ()
     shortened = count_shortened(outgoing.epoch, state.request.chain.items)

@@ -64,9 +64,12 @@ class ExchangeService:
 
         Raises BadRequest for unknown values, and for reserved headers that this version does not serve.
         """
-        own = tuple([header for header in headers if header[0].startswith(OWN_PREFIX)])
-        if not own:
+        for name, _ in headers:  # a comprehension would be a call more for each request
+            if name.startswith(OWN_PREFIX):
+                break
+        else:
             return self._unasked
+        own = tuple([header for header in headers if header[0].startswith(OWN_PREFIX)])
         _check_reserved(own)
         mode = find_header(own, _MODE).decode("latin-1").strip().lower() or self._policy.mode
         if mode not in _MODES:
@@ -77,10 +80,9 @@ class ExchangeService:
     def reads(self, headers: Headers) -> bool:
         """Return whether a request in a wire format is read. A server that was started in mode bypass reads none.
 
-        If bypass is asked for one request, it is read where epochs may have been opened. Raises
-        BadRequest as `read_options` does.
+        If bypass is asked for one request, it is read where epochs may have been opened. May raise BadRequest.
         """
-        return self.read_options(headers).mode != "bypass" or self._policy.mode != "bypass"
+        return self._policy.mode != "bypass" or self.read_options(headers).mode != "bypass"
 
     def carry(self, incoming: ClientRequest, wire: str, client: Client) -> Coroutine[Any, Any, None]:
         """Return a coroutine that carries a request whose whole body is in memory, in the wire format named `wire`.

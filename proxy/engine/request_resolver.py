@@ -64,7 +64,7 @@ class Route:
 
     def claims(self, model: str) -> bool:
         """Return whether a pattern matches this model's name."""
-        return any(fnmatchcase(model, pattern) for pattern in self.models)
+        return bool(self.models) and any(fnmatchcase(model, pattern) for pattern in self.models)
 
 
 class _Remembered(NamedTuple):

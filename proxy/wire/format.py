@@ -90,7 +90,7 @@ def read_diagnosis(answer: Mapping[str, object]) -> MissCause | Literal[""]:
     elif isinstance(other, dict) and other.get("type") == "cache_miss":
         found = other.get("reason")
     text = read_text(found.get("type")) if isinstance(found, dict) else read_text(found)
-    if text == "previous_message_not_found":
+    if text in ("", "previous_message_not_found"):
         return ""
     return next((cause for word, cause in _TOLD if word in text), "")
 

@@ -381,5 +381,5 @@ def _list_uncounted(request: ManagedRequest, shared: int) -> bytes:
 def find_key(request: ManagedRequest) -> LimitKey:
     """Return the key under which a limit is learned from a request."""
     limiting = FORMATS[request.wire].limit_headers
-    beta = b",".join(value for name, value in request.headers if name in limiting)
+    beta = b",".join([value for name, value in request.headers if name in limiting]) if limiting else b""
     return LimitKey(request.session.upstream, request.model, beta.decode("latin-1"), request.session.tenant)

@@ -32,7 +32,7 @@ _log = logging.getLogger("palimpsest.context")
 _SURELY_KEPT_SECONDS = 240.0
 # A text of fewer bytes has about 2,000 tokens at most, and hardly any server's window is smaller.
 _WATCHED_BYTES = 8192
-_NOTHING_OPENED = "an epoch was due and could not be opened; the server's log says why"
+_NOTHING_OPENED = "an epoch was due: another request's with the same history is used, or none could be made"
 
 
 def list_labels(plan: Plan, epoch: Epoch | None, *, is_opened: bool) -> Headers:

@@ -26,11 +26,10 @@ from proxy.context.budget import AUTO_CEILING, make_budget
 from proxy.engine.models import PriceList
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.runtime import WriteBatcher
-from proxy.engine.upstream_health import UpstreamCircuits
 from proxy.heap import HeapTrimmer, find_heap, tune_collector
 from proxy.model.errors import ProxyError, StoreUnavailable
 from proxy.server.context_api import ContextApi
-from proxy.server.health import Health, Metrics
+from proxy.server.health import Health, Metrics, UpstreamCircuits
 from proxy.server.http11 import Http11Protocol, close_idle
 from proxy.server.inspector import Inspector
 from proxy.server.policy import ServerPolicy
@@ -40,7 +39,7 @@ from proxy.shutdown import DrainingServer, call_when_unused, cancel_start_on_sig
 from proxy.upstream.origin import leads_back
 from proxy.upstream.policy import UpstreamPolicy
 from proxy.upstream.tokenizer import has_encoder
-from proxy.wire import FORMATS, MANAGED_WIRES
+from proxy.wire import FORMATS
 from proxy.worker.outlines import has_grammars
 
 _KEEP_ALIVE_SECONDS = 75
@@ -273,15 +272,14 @@ def _describe_upstream(policy: UpstreamPolicy, settings: Settings) -> str:
 
 
 def _describe_shortening(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield which formats are shortened, from how many tokens on, and which formats are only recorded."""
+    """Yield which calls are shortened, from how many tokens on, or that they are only recorded."""
+    paths = ", ".join(form.path_ending for form in FORMATS.values())
     if settings.mode == "manage":
         budget = make_budget(None, None, None, settings.budget_policy())
-        paths = ", ".join(FORMATS[wire].path_ending for wire in FORMATS if wire in MANAGED_WIRES)
         marks = f"from {budget.soft:,} tokens on where it pays, from {budget.high:,} on always"
         yield "shortened", f"{paths}, {marks} (fewer for models with a small window)"
-    others = [FORMATS[wire].path_ending for wire in FORMATS if settings.mode != "manage" or wire not in MANAGED_WIRES]
-    if others and settings.mode != "bypass":
-        yield "recorded", f"{', '.join(others)}: kept in the log, not shortened"
+    elif settings.mode == "observe":
+        yield "recorded", f"{paths}: kept in the log, not shortened"
 
 
 def _describe_missing(settings: Settings) -> Iterator[tuple[str, str]]:

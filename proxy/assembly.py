@@ -102,7 +102,7 @@ def find_admin_token(settings: Settings) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running engine. It marks its calls with `hop_id`, so that it detects a loop of proxies (BEHAVIOUR B40)."""
+    """A running engine. It marks its calls with `hop_id`, so that it detects a loop of proxies."""
 
     exchanges: ExchangeService
     archive: Archive
@@ -383,7 +383,9 @@ def note_address(settings: Settings, port: int) -> Iterator[None]:
         try:
             (settings.data / name).write_text(text, "utf-8")
         except OSError as error:
-            _log.warning("the address cannot be kept in %s: %s", settings.data / name, error.strerror)
+            _log.warning(
+                "%s cannot be written, so commands may not find this server: %s", settings.data / name, error.strerror
+            )
     try:
         yield
     finally:

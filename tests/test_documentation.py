@@ -101,6 +101,12 @@ def test_what_is_taken_from_requests_is_told() -> None:
     assert f"`{OWN_PREFIX.decode()}*`" in PAGES["how-it-works"]
 
 
+def test_the_glossary_fits_on_a_screen_and_explains_each_term_once() -> None:
+    _, _, *terms = re.findall(r"(?m)^\| ?(.+?) ?\|", PAGES["glossary"])
+    assert len(terms) <= 40
+    assert terms == sorted(set(terms), key=str.casefold)
+
+
 def test_all_nine_promises_are_told() -> None:
     section = PAGES["how-it-works"].split("## Promises")[1].split("\n## ")[0]
     assert re.findall(r"(?m)^(\d)\. \*\*", section) == list("123456789")

@@ -265,7 +265,7 @@ def start_client(
     return ClientStart(words, {**environment, **changes}, files)
 
 
-def look_behind(plan: ClientPlan, server: Sequence[str]) -> ClientPlan:
+def replace_own_address(plan: ClientPlan, server: Sequence[str]) -> ClientPlan:
     """Return the same plan, but for a client that calls our server already with the upstream behind that.
 
     `server` is the server's address and those of its upstreams. Where it has several, the client has none of its own.

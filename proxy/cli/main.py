@@ -66,7 +66,7 @@ def run(services: Services, arguments: Sequence[str] | None = None) -> None:
 def _run_without_command(
     context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Write the version.")] = False
 ) -> None:
-    """Run a transparent, OpenAI-compatible reverse proxy with an append-only log."""
+    """Run a transparent reverse proxy for LLM APIs, with an append-only log."""
     if version:
         typer.echo(f"{NAME} {__version__}")
         raise typer.Exit

@@ -141,7 +141,7 @@ def cache(
 def savings(
     context: typer.Context, as_json: JsonOption = False, data: DataOption = None, config: ConfigOption = None
 ) -> None:
-    """Compare the cost of managed and of observed sessions."""
+    """Tell what managing saved or lost."""
     services: Services = context.obj
 
     async def query(log: LogReader, settings: Settings) -> Savings:

@@ -25,7 +25,7 @@ from typing import Annotated
 
 import typer
 
-from proxy.cli.clients import ClientPlan, find_client, look_behind, plan_client, start_client
+from proxy.cli.clients import ClientPlan, find_client, plan_client, replace_own_address, start_client
 from proxy.cli.formatting import format_count, make_plain
 from proxy.cli.reports import format_net
 from proxy.cli.serve import (
@@ -36,7 +36,6 @@ from proxy.cli.serve import (
     IdleTimeoutOption,
     ListenHostOption,
     ModeOption,
-    UpstreamOption,
     name_upstream,
 )
 from proxy.cli.services import ConfigOption, DataOption, Log, Services
@@ -95,7 +94,9 @@ class Totals:
 def run(
     context: typer.Context,
     command: Annotated[list[str], typer.Argument(metavar="CLIENT ARGS", help="The client's command.")],
-    upstream: UpstreamOption = None,
+    upstream: Annotated[
+        str | None, typer.Option(metavar="URL", help="Base URL of the upstream. [default: what the client would call]")
+    ] = None,
     host: ListenHostOption = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on. [default: any free one]")] = None,
     data: DataOption = None,
@@ -218,7 +219,7 @@ class _Run:
         with contextlib.ExitStack() as stack:
             try:
                 server = self.services.find_server(self.chooser.load())
-                plan = look_behind(self._plan(command), server)
+                plan = replace_own_address(self._plan(command), server)
                 target, address = self._join(self.chooser.list_targets(plan, server), stack)
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="palimpsest-"))
                 start = start_client(plan, address, self.environment, folder=folder, has_all=target.has_all)

@@ -39,7 +39,6 @@ from proxy.engine.reports.sessions import (
 )
 from proxy.model.exchange import Usage
 from proxy.model.log import ExchangeRow, RoundRow, Selection, SessionRow
-from proxy.wire import MANAGED_WIRES
 
 _SESSION_HEADINGS = ("SESSION", "LAST CALL (UTC)", "CALLS", "BRANCHES", "SIDE", "INPUT", "OUTPUT")
 _CALL_HEADINGS = ("CALL", "RELATION", "TIME", "STATUS", "INPUT", "OUTPUT", "SECONDS", "MODEL")
@@ -305,16 +304,12 @@ def _format_round(row: RoundRow) -> Iterator[str]:
 
 
 def _format_shortening(rows: Sequence[ExchangeRow], policy: BudgetPolicy) -> Iterator[str]:
-    """Yield the soft mark that applies to these exchanges, and how many have a format that is only recorded."""
+    """Yield the soft mark that applies to these exchanges."""
     calls = [row for row in rows if row.kind == "managed" and row.mode == "manage"]
-    others = [row for row in calls if row.wire not in MANAGED_WIRES]
-    if len(others) < len(calls):
+    if calls:
         usable = [each.plan.usable for row in calls for each in row.rounds if each.plan is not None]
         if usable:
             yield f"shortened from {compute_soft_mark(usable[-1], policy)} tokens on"
         else:
             soft = make_budget(None, None, None, policy).soft
             yield f"shortened from {soft} tokens on, or fewer where window or prices ask for it"
-    if others:
-        wires = ", ".join(sorted({row.wire for row in others}))
-        yield f"recorded  {format_count(len(others), 'call')} of format {wires}, which is not shortened yet"

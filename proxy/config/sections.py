@@ -62,7 +62,10 @@ def reveal(given: SecretStr, from_file: SecretStr) -> str:
 class ServerSettings(Section):
     """The HTTP server: address, limits, and who may reach the management pages."""
 
-    host: str = Field(_SERVER.host, description="Address to listen on. 0.0.0.0: all interfaces, so set admin_token.")
+    host: str = Field(
+        _SERVER.host,
+        description="Address to listen on. 0.0.0.0: all interfaces, so that others can make calls (docs/privacy.md).",
+    )
     port: int = Field(_SERVER.port, ge=0, le=65535, description="Port to listen on. 0: any that is free.")
     allowed_hosts: tuple[HostName, ...] = Field(
         _SERVER.allowed_hosts,
@@ -80,7 +83,10 @@ class ServerSettings(Section):
     )
     open_to_network: bool = Field(
         default=False,
-        description="Listen beyond loopback although everybody who reaches the port can use an upstream's api_key.",
+        description=(
+            "Listen beyond loopback although everybody who reaches the port can use an upstream's api_key, or the "
+            "credentials of the environment (kind: litellm)."
+        ),
     )
     max_body_bytes: Size = Field(
         _SERVER.max_body_bytes,
@@ -190,7 +196,7 @@ class UpstreamSettings(Section):
     )
     summary_role: Literal["user", "assistant"] = Field(
         _PROVIDER.summary_role,
-        description="Role of the message that replaces older ones; always user where strict_alternation is set.",
+        description="Role of the messages with ledgers and summaries; always user where strict_alternation is set.",
     )
     strict_alternation: bool = Field(
         _PROVIDER.strict_alternation,

@@ -131,14 +131,15 @@ class Settings(BaseSettings):
         return tuple(key.get_secret_value() for keys in named for key in keys)
 
     def check_network(self, address: str) -> None:
-        """Raise ConfigError if anybody who can reach `address` could use an upstream's api_key."""
+        """Raise ConfigError if anybody who can reach `address` could use credentials of ours."""
         server = self.server
         if not self._has_own_key or is_loopback(address) or server.require_tenant or server.open_to_network:
             return
         what = (
-            f"at {address} everybody on that network could use the api_key of an upstream. Listen on 127.0.0.1; "
-            "or list the callers' keys in tenants and set server.require_tenant: true; or set no api_key and have each "
-            "client send its own; or, where nobody else reaches the port, set server.open_to_network: true"
+            f"at {address} everybody on that network could use the api_key of an upstream, or the credentials of the "
+            "environment (kind: litellm). Listen on 127.0.0.1; or list the callers' keys in tenants and set "
+            "server.require_tenant: true; or have each client send its own key, to upstreams of kind openai without "
+            "api_key; or, where nobody else reaches the port, set server.open_to_network: true"
         )
         raise ConfigError([Problem("server.host", what)])
 

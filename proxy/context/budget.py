@@ -1,4 +1,4 @@
-"""Token budgets of requests, and estimates of their tokens without a tokenizer (BEHAVIOUR B12, B18, B20a).
+"""Token budgets of requests, and estimates of their tokens without a tokenizer.
 
 A budget follows from window, output and policy alone. No tokens are counted where the bytes prove a request small.
 """
@@ -102,7 +102,7 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
         return protected > _MOST_PROTECTED * self.usable
 
     def is_near_window(self, tokens: int) -> bool:
-        """Return whether the upstream may refuse the request as too long: the response head is then held (B20a)."""
+        """Return whether the upstream may refuse the request as too long: the response head is then held."""
         return self.window is None or tokens >= _NEAR_WINDOW_SHARE * self.window
 
 
@@ -177,7 +177,7 @@ def find_cap(sizes: Iterable[int], room: float) -> int:
 
 
 def lower_output(asked: int, window: int, sent: int) -> int | None:
-    """Return the `max_tokens` with which a request of `sent` tokens fits, or None if context must be cut (B18)."""
+    """Return the `max_tokens` with which a request of `sent` tokens fits, or None if context must be cut."""
     fitting = min(asked, window - sent)
     return fitting if fitting >= min(asked, max(_LEAST_OUTPUT, asked // 4)) else None
 

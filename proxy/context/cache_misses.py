@@ -1,4 +1,4 @@
-"""Why a provider's cache was not read (FEATURES P23).
+"""Why a provider's cache was not read.
 
 A prompt is compared with its precedent, the one of the session's earlier prompts with which it shares most messages.
 What that left in the cache should be read again, up to the prompt's own size. Where less was read, the first part of
@@ -82,13 +82,13 @@ class PromptTrail:
 
     def add(self, prompt: SentPrompt) -> None:
         """Add a prompt that was answered, in place of the one that it continues."""
-        kept = [end for end in self._ends if not _is_continued(end, prompt)]
+        kept = [
+            end
+            for end in self._ends
+            if not end.has_model_of(prompt) or count_shared_nodes(end.nodes, prompt.nodes) < len(end.nodes)
+        ]
         self._ends = [*kept[-_MOST_ENDS + 1 :], prompt]
         self.weight = sum([len(end.nodes) for end in self._ends])
-
-
-def _is_continued(end: SentPrompt, prompt: SentPrompt) -> bool:
-    return end.has_model_of(prompt) and count_shared_nodes(end.nodes, prompt.nodes) == len(end.nodes)
 
 
 class CacheUse(msgspec.Struct, frozen=True, gc=False):

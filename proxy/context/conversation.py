@@ -82,7 +82,7 @@ class PlanRequest(msgspec.Struct, frozen=True, gc=False):
     depth: int = 0  # pairs of epochs in a row that left too little room: a plan has to free more with each
     must_fit: bool = False  # a request above the budget would be refused
     unkept: frozenset[int] = frozenset()  # places of messages that the log does not have whole, so they must stay
-    is_volatile: bool = False  # the client rewrites what follows those messages in its next request, too (B6)
+    is_volatile: bool = False  # the client rewrites what follows those messages in its next request, too
     needs_thinking: bool = False  # a turn under way has to begin with thinking
     growth: int = 0  # tokens that the next request is expected to add if the plan is made for that one, else 0
 
@@ -103,7 +103,7 @@ _MACHINE_HEAD = re.compile(
 _HEAD_LENGTH = 40
 _MIN_ALIKE = 3
 _LEAST_REMINDER = 80
-# The share of the budget up to which what a client will rewrite is sent as it is: above it protection gives way (B12).
+# The share of the budget up to which what a client will rewrite is sent as it is: above it protection gives way.
 _REWRITTEN_SHARE = 0.7
 _REMINDER_TAG = re.compile(r"<(?:[\w-]{0,40}reminder|environment_details|environment_context)\b", re.IGNORECASE)
 
@@ -218,7 +218,7 @@ def _list_staying(structures: Sequence[MessageStructure]) -> Iterator[int]:
 
 
 def _list_rewritten(view: PlanRequest) -> frozenset[int]:
-    """Return the places of what the client will rewrite in its next request, none where that does not fit (B6).
+    """Return the places of what the client will rewrite in its next request, none where that does not fit.
 
     An epoch that replaced any of it would hold for this request alone, and each later one would need its own. What the
     client keeps comes first: its last turn, up to the model's answer.

@@ -1,4 +1,4 @@
-"""The decision whether an epoch opens before a request (BEHAVIOUR B4, B10, B12).
+"""The decision whether an epoch opens before a request.
 
 Below the soft mark no epoch opens, at the high mark one always does, and between them only if it pays; at any size one
 does if the last response shows that its request was too long for the upstream. None opens if the log may have another
@@ -41,7 +41,7 @@ class CacheCostAccount(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def depth(self) -> int:
-        """Return how much deeper the next epoch has to cut: the number of pairs of ineffective epochs (B12)."""
+        """Return how much deeper the next epoch has to cut: the number of pairs of ineffective epochs."""
         return self.ineffective // MAX_INEFFECTIVE
 
     def find_target(self, low: int) -> int:
@@ -92,7 +92,7 @@ def record_epoch(
 
 
 def _is_effective(before: int, after: int, budget: Budget) -> bool:
-    """Return whether an epoch that leaves `after` of `before` tokens frees enough to go on (B12).
+    """Return whether an epoch that leaves `after` of `before` tokens frees enough to go on.
 
     The ledger is a useful part of what an epoch leaves. So the epoch is judged by the highest possible low mark (0.85
     of the usable tokens): below that there is room to go on, and the next epoch is worth opening.
@@ -101,7 +101,7 @@ def _is_effective(before: int, after: int, budget: Budget) -> bool:
 
 
 def record_revert(account: CacheCostAccount, after: int) -> CacheCostAccount:
-    """Return the account after a person reverted to `after` tokens, which holds until the high mark (B19)."""
+    """Return the account after a person reverted to `after` tokens, which holds until the high mark."""
     return CacheCostAccount(base=after, is_held=True, sent_at=account.sent_at)
 
 
@@ -154,7 +154,7 @@ SIDE = "a side request opens no epoch"
 INEFFECTIVE = f"{MAX_INEFFECTIVE} epochs in a row did not get below the low mark"
 HELD = "a revert holds until the high mark"
 OUT_OF_REACH = "more must stay than the ceiling leaves room for"
-NO_ROOM = "the answer asked for leaves no room to manage"
+NO_ROOM = "the longest response that is asked for leaves no room to manage"
 NOTHING_TO_GAIN = "an epoch would leave no less"
 MUST_STAY = "the rest must stay as it is"
 REFUSED = "the upstream refused the last epoch"
@@ -181,15 +181,15 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     stable: int = 0  # leading tokens that an epoch would not change
     idle: float | None = None  # seconds since anything kept this prompt's cache warm, None if unknown
     is_side: bool = False
-    lost: float = 0.0  # the price of the bound reasoning that an epoch would lose, in tokens of uncached input (B37)
+    lost: float = 0.0  # the price of the bound reasoning that an epoch would lose, in tokens of uncached input
     is_in_loop: bool = False  # it would lose some within a turn
     needs_thinking: bool = False  # a turn has to begin with thinking, so that it may not lose any
     unread: str = ""  # what could not be read of the session's log, empty if all was read
     may_be_held_out: bool = False  # only the log tells whether the session is in the holdout
     is_repeat: bool = False  # the same history was sent before, according to memory
-    is_retry: bool = False  # the same, according to the log (B5)
-    is_refused: bool = False  # the upstream refused the last epoch recently (B8a)
-    is_overflowed: bool = False  # the last response shows that its request was too long (B18)
+    is_retry: bool = False  # the same, according to the log
+    is_refused: bool = False  # the upstream refused the last epoch recently
+    is_overflowed: bool = False  # the last response shows that its request was too long
     unshortened: int = 0  # tokens of the last request whose plan was no shorter, 0 if there was none
     is_unshortened: bool = False  # that request was this one
     planned: int | None = None  # tokens that the plan leaves which an epoch would open with, None if there is none yet
@@ -266,7 +266,7 @@ def _explain_no_pressure(facts: RequestFacts) -> str:
 def _find_objection(account: CacheCostAccount, facts: RequestFacts, pressure: Pressure) -> str:
     """Return why no epoch opens whatever it would save, or empty.
 
-    Above the ceiling ineffective epochs are no objection: the next one cuts deeper (B12). Below it, no third epoch
+    Above the ceiling ineffective epochs are no objection: the next one cuts deeper. Below it, no third epoch
     follows two ineffective ones.
     """
     if facts.is_side:
@@ -287,7 +287,7 @@ def _find_objection(account: CacheCostAccount, facts: RequestFacts, pressure: Pr
 def _find_obstacle(facts: RequestFacts, why: EpochReason) -> str:
     """Return why no epoch opens though size and price call for one, or empty.
 
-    If the log could not be read, the ceiling is still kept (B8b), unless the session may be in the holdout.
+    If the log could not be read, the ceiling is still kept, unless the session may be in the holdout.
     """
     if facts.unread and (why not in NEEDED or facts.may_be_held_out):
         return facts.unread
@@ -332,7 +332,7 @@ def _is_worth_reasoning(account: CacheCostAccount, facts: RequestFacts) -> bool:
 
 
 def _is_prefix_broken(account: CacheCostAccount, facts: RequestFacts) -> bool:
-    """Return whether the client changed so much of the sent prefix that an epoch costs no more than going on (B6)."""
+    """Return whether the client changed so much of the sent prefix that an epoch costs no more than going on."""
     if facts.kept is None or facts.kept >= account.sent:
         return False
     read = facts.tariff.estimate_cached(min(facts.kept, facts.tokens))

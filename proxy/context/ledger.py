@@ -1,4 +1,4 @@
-"""The ledger: messages, written by the proxy, that tell what removed steps did (BEHAVIOUR B14a, B15).
+"""The ledger: messages, written by the proxy, that tell what removed steps did.
 
 Each stretch of removed steps between two messages that stay has a section of the ledger in its place, behind the user's
 message whose work it tells. A line tells one step, or lists the calls of several, and names the reference of their

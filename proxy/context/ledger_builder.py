@@ -1,4 +1,4 @@
-"""Selection of what a ledger of a given number of tokens tells (BEHAVIOUR B14a).
+"""Selection of what a ledger of a given number of tokens tells.
 
 Half of the room is for lines that tell steps: the user's turns, every step of the running task from the newest on, and
 of finished tasks their end and what they changed. The rest is for identifiers and quotations from the removed steps, on
@@ -324,7 +324,7 @@ def _estimate_line(text: str) -> float:
 
 
 def _choose_turns(material: _Material, room: float) -> dict[int, str]:
-    """Return a quotation of each removed turn of the user, as far as `room` allows, the newest first (B13)."""
+    """Return a quotation of each removed turn of the user, as far as `room` allows, the newest first."""
     turns = [n for n, block in enumerate(material.blocks) if block.is_user]
     texts: dict[int, str] = {}
     for most in (_HEAD, _LONG_HEAD):
@@ -365,7 +365,7 @@ def _compose_lines(material: _Material, texts: Mapping[int, str], room: float) -
 
 
 def _count_turns(material: _Material, page: Page) -> str:
-    """Say how many turns of the user are on a page, none of which is quoted (B13)."""
+    """Say how many turns of the user are on a page, none of which is quoted."""
     turns = sum(material.index.steps[i].kind == "user" for i in range(page.first, page.last + 1))
     return "" if not turns else f"{turns} messages of the user" if turns > 1 else "the user said something"
 

@@ -1,4 +1,4 @@
-"""Prices of requests, the savings of managing them, and a confidence interval of those savings (FEATURES P10, P19).
+"""Prices of requests, the savings of managing them, and a confidence interval of those savings.
 
 The unit is one token of uncached input at the lowest tier's price: only the ratios of prices count, so that a model
 whose prices no source states is managed like the others. Money is reported only where a source states the prices.
@@ -51,7 +51,7 @@ class Tariff(msgspec.Struct, frozen=True, gc=False):
         return self.price(kept, tokens - kept)
 
     def price_cache_bust(self, tokens: int, stable: int = 0) -> float:
-        """Return the extra price of an epoch's first request over later ones of its size (B10: buying the skis)."""
+        """Return the extra price of an epoch's first request over later ones of its size."""
         return max(0.0, self.price_rewritten(tokens, stable) - self.price_repeated(tokens))
 
     def estimate_cached(self, matching: int, ends: Sequence[int] | None = None) -> int:

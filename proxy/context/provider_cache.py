@@ -1,4 +1,4 @@
-"""Models of providers' prompt caches, and their calibration by the tokens that providers report (BEHAVIOUR B11).
+"""Models of providers' prompt caches, and their calibration by the tokens that providers report.
 
 What is known of each provider and generation of models is data: `CacheFacts` of the bundled map, each with its source.
 A lifetime is a declared one; where it is None (unknown) a cache never counts as cold.
@@ -41,7 +41,7 @@ class CacheModel(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_head_kept(self) -> bool:
-        """True if the prefix before the first change is sure to be read again (B11: else all of it is written anew)."""
+        """True if the prefix before the first change is sure to be read again; else all of it is written anew."""
         return self.is_used and (self.kind == "local" or (self.has_breakpoints and self.is_head_marked))
 
     @property

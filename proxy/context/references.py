@@ -1,6 +1,6 @@
 """References in the model's context: the original text that each names, and the markers that replace content.
 
-A marker states what it replaces, how that ended and how to retrieve it (BEHAVIOUR B9, B15, B22); it never looks like a
+A marker states what it replaces, how that ended and how to retrieve it; it never looks like a
 call. The original of given messages never changes, because references start at character offsets of it.
 """
 

@@ -1,7 +1,6 @@
 """Replacement of single messages among those that are kept: order, markers and their references.
 
-Superseded outputs are replaced first, then repeated ones, then corrected errors, then other errors, then the oldest
-(BEHAVIOUR B16).
+Superseded outputs are replaced first, then repeated ones, then corrected errors, then other errors, then the oldest.
 """
 
 import re

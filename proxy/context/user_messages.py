@@ -1,4 +1,4 @@
-"""Selection of the form in which each of the user's older turns is sent (BEHAVIOUR B13).
+"""Selection of the form in which each of the user's older turns is sent.
 
 A turn is sent whole while older turns take no more than their share of the budget, then as its first 400 characters,
 then as its first 120, and at last as a line of the ledger. Blocks that a newer turn repeats, and large pasted blocks,
@@ -218,7 +218,7 @@ def _make_form(
 ) -> UserMessageForm:
     """Return the form of step `i` that sends `text`, or the unchanged turn where that has no more tokens.
 
-    Media are described in words (B17).
+    Media are described in words.
     """
     step = index.steps[i]
     if find_spoken(index, i):
@@ -398,7 +398,7 @@ def fit_message(
     count: Count,
     parse: OutlineParser | None = None,
 ) -> ReplacedMessage:
-    """Shorten a message of the user to about `room` tokens: pasted blocks first, the user's own prose last (B9).
+    """Shorten a message of the user to about `room` tokens: pasted blocks first, the user's own prose last.
 
     Of a block, and of prose that is too long by itself, the beginning and the end stay, and of a block its outline.
     """

@@ -1,4 +1,4 @@
-"""The sentences that a user wrote, and the rules among them that hold for the whole conversation (BEHAVIOUR B13, B32).
+"""The sentences that a user wrote, and the rules among them that hold for the whole conversation.
 
 Pasted blocks and text that a client added are left out first. A rule is a verbatim quotation, never a paraphrase.
 """

@@ -1,4 +1,4 @@
-"""Selection of the messages that are sent verbatim (BEHAVIOUR B9, B13, B14), and of the reasoning that stays (B37).
+"""Selection of the messages that are sent verbatim, and of the reasoning that stays.
 
 The messages are the newest groups with calls, what no model has answered, the newest user turns, and pinned messages.
 The builder of plans, the budget's estimate of protected tokens, and the check whether an epoch applies to a request all
@@ -215,7 +215,7 @@ def split_groups(
 OWN = ""
 """The rendering of the client's own messages. Any other one is named by the id of its epoch."""
 
-# Models whose providers are not known to refuse reasoning behind a different prefix (WIRES 1 and 8): all that are not
+# Models whose providers are not known to refuse reasoning behind a different prefix: all that are not
 # Anthropic's, and Anthropic's up to Opus 5, Sonnet 5, Fable 5 and Haiku 4.5.
 _UNBOUND = re.compile(
     r"gemini|gemma|(?:chat)?gpt|o\d|codex|grok|deepseek|qwen|kimi|glm|minimax|mistral|magistral|devstral|llama"

@@ -1,4 +1,4 @@
-"""Waiting for durability: which records are durable when, and how long a call waits for them (BEHAVIOUR B32b).
+"""Waiting for durability: which records are durable when, and how long a call waits for them.
 
 `Archive.append` returns a future that turns True when its records are durable. The first byte of a response is held
 until the request's record is, its last byte until the response's record is; each wait takes `store.commit_wait_ms`
@@ -64,7 +64,7 @@ class DurabilityWaiter:
                     break
         if not (commit.done() and commit.result()):
             problem = self.problem or "the log has lost the record"
-            raise StoreUnavailable(f"the answer is not released: it is not recorded (store.on_failure): {problem}")
+            raise StoreUnavailable(f"the response is held back, since it is not recorded (store.on_failure): {problem}")
 
     async def wait(self, commit: "asyncio.Future[bool]") -> None:
         """Return when the commit is durable, lost, or too late to wait for."""

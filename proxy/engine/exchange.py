@@ -23,7 +23,6 @@ from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
 from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, RequestOptions, Round
 from proxy.model.log import Record
 from proxy.model.manifest import Manifest, make_capped_manifest, make_head_manifest, make_manifest
-from proxy.wire import MANAGED_WIRES
 from proxy.wire.format import Format
 from proxy.wire.headers import OWN_PREFIX, accept_identity_only, find_header, list_credentials
 
@@ -32,7 +31,7 @@ _log = logging.getLogger("palimpsest.requests")
 _MODES = ("manage", "observe", "bypass")
 _LONGEST_NUMBER = 9
 _REFUSED_FORM = frozenset({400, 413, 422})
-# The accepted values of reserved request headers: those that ask for the default behaviour (BEHAVIOUR B38).
+# The accepted values of reserved request headers: those that ask for the default behaviour.
 _SERVED = {b"x-palimpsest-strategy": ("epochs",), b"x-palimpsest-history": (), b"x-palimpsest-source": ("direct",)}
 _MODE, _CEILING, _PIN = b"x-palimpsest-mode", b"x-palimpsest-ceiling", b"x-palimpsest-pin"
 
@@ -65,9 +64,12 @@ class ExchangeService:
 
         Raises BadRequest for unknown values, and for reserved headers that this version does not serve.
         """
-        own = tuple([header for header in headers if header[0].startswith(OWN_PREFIX)])
-        if not own:
+        for name, _ in headers:  # a comprehension would be a call more for each request
+            if name.startswith(OWN_PREFIX):
+                break
+        else:
             return self._unasked
+        own = tuple([header for header in headers if header[0].startswith(OWN_PREFIX)])
         _check_reserved(own)
         mode = find_header(own, _MODE).decode("latin-1").strip().lower() or self._policy.mode
         if mode not in _MODES:
@@ -75,14 +77,12 @@ class ExchangeService:
         is_pinning = find_header(own, _PIN).strip().lower() == b"true"
         return RequestOptions(cast(Mode, mode), read_ceiling(own), is_pinning)
 
-    def reads(self, headers: Headers, wire: str) -> bool:
+    def reads(self, headers: Headers) -> bool:
         """Return whether a request in a wire format is read. A server that was started in mode bypass reads none.
 
-        If bypass is asked for one request, it is read where epochs may have been opened (BEHAVIOUR B36). Raises
-        BadRequest as `read_options` does.
+        If bypass is asked for one request, it is read where epochs may have been opened. May raise BadRequest.
         """
-        mode = self.read_options(headers).mode
-        return mode != "bypass" or (self._policy.mode != "bypass" and wire in MANAGED_WIRES)
+        return self._policy.mode != "bypass" or self.read_options(headers).mode != "bypass"
 
     def carry(self, incoming: ClientRequest, wire: str, client: Client) -> Coroutine[Any, Any, None]:
         """Return a coroutine that carries a request whose whole body is in memory, in the wire format named `wire`.
@@ -207,7 +207,7 @@ class ExchangeService:
     async def _commit(self, exchange: OpenExchange, epoch: Epoch) -> bool:
         """Write an epoch to the log after the opening of its exchange. Return whether it is durable.
 
-        The wait is longer for an epoch that the ceiling needs: without it the request is sent above that (B8b).
+        The wait is longer for an epoch that the ceiling needs: without it the request is sent above that.
         """
         exchange.record(epoch)
         seconds = self._policy.hard_wait_seconds if epoch.why in ("hard", "overflow") else 0.0
@@ -270,7 +270,7 @@ class ExchangeService:
 
 
 class UnmanagedRetry:
-    """Sends the client's own request, once, if the upstream refuses to count what was sent in its place (B8a)."""
+    """Sends the client's own request, once, if the upstream refuses to count what was sent in its place."""
 
     def __init__(self, retry: Retry) -> None:
         self._retry: Retry | None = retry

@@ -129,7 +129,7 @@ class Models:
         if now - self._asked.get(upstream.name, -_ASK_AGAIN_SECONDS) < _ASK_AGAIN_SECONDS:
             return
         if is_subscription(headers):
-            return  # this credential is used only for what its owner sends (BEHAVIOUR B31)
+            return  # this credential is used only for what its owner sends
         self._asked[upstream.name] = now
         self._spawn(self._ask(upstream, select_for_model_list(headers)))
 
@@ -188,7 +188,7 @@ class OverflowWatch:
     """Notices upstreams that accept too long a request without an error, and remembers the views that this befell.
 
     Their next request opens an epoch, unless several in a row did not help. A window that it shows is learned like one
-    that a refusal names (B18).
+    that a refusal names.
     """
 
     def __init__(self, models: Models, bus: EventBus) -> None:
@@ -322,7 +322,7 @@ class CacheCalibrator:
         if known.is_missing and not before.is_missing:
             upstream, model = key
             _log.warning(
-                "%s reports that hardly anything of %s is read from its cache, again and again; epochs are priced so",
+                "%s reports again and again that its cache reads hardly anything for %s; epochs are priced by that",
                 *key,
             )
             self._bus.publish(CacheDiffers(exchange, upstream, model, known.read))

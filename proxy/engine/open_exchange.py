@@ -1,7 +1,7 @@
 """An exchange in progress: one client call, its records on their way to the log, and the state of its response.
 
 An exchange has one opening, and one round for each request that is sent for it. There is a second or third round only
-if the upstream refuses what the proxy made of the client's request (BEHAVIOUR B8, B8a, B20a).
+if the upstream refuses what the proxy made of the client's request.
 """
 
 import asyncio

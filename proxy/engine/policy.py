@@ -30,7 +30,7 @@ class Provider:
 
     @property
     def takes_markers(self) -> bool:
-        """True if the settings say that the upstream takes cache markers, so that ours are added (B11)."""
+        """True if the settings say that the upstream takes cache markers, so that ours are added."""
         return self.cache == "breakpoints"
 
 
@@ -39,7 +39,7 @@ class EnginePolicy:
     """Defaults of every exchange."""
 
     mode: Mode = "manage"
-    commit_wait_ms: int = 250  # bounds both waits for durability (BEHAVIOUR B32b)
+    commit_wait_ms: int = 250  # bounds both waits for durability
     record_cap_bytes: int = RECORD_CAP_BYTES  # the most that is recorded of one body; has no other effect
     on_failure: Literal["forward", "refuse"] = "forward"  # what happens to calls while the log takes no writes
     session_headers: tuple[str, ...] = ()  # request headers, besides the known ones, that name a conversation

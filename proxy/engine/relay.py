@@ -1,7 +1,7 @@
 """Relaying a response to the client, and its record to the log.
 
 Bytes are passed on at once, with two exceptions: the first byte waits until the request is durable, the last one until
-the response is (BEHAVIOUR B32b). A response that breaks off upstream breaks off at the client and is recorded as such.
+the response is. A response that breaks off upstream breaks off at the client and is recorded as such.
 """
 
 import asyncio

@@ -32,7 +32,7 @@ class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
     """A request whose body was split, with its place in a session.
 
     `step` is None while the upstream has not accepted its credential. What is known of the session must not be used
-    then (BEHAVIOUR B2).
+    then.
     """
 
     items_key: str  # as in its format
@@ -51,7 +51,7 @@ class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
 
     @property
     def kept_nodes(self) -> Sequence[bytes]:
-        """The nodes of its messages without the end that its client rewrites with each request (BEHAVIOUR B6)."""
+        """The nodes of its messages without the end that its client rewrites with each request."""
         step = self.step
         is_rewritten = step is not None and step.relation == "volatile" and step.base > 0
         return self.nodes[: step.base] if step is not None and is_rewritten else self.nodes
@@ -67,7 +67,7 @@ class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
         return [content[span.start : span.end] for span in self.split.items[self.chain.preamble.count + start :]]
 
     def list_unkept(self) -> frozenset[int]:
-        """Return the indexes of messages that the log does not have whole and nothing may replace (BEHAVIOUR B32c)."""
+        """Return the indexes of messages that the log does not have whole and nothing may replace."""
         if self.holding is None:
             return frozenset()
         first = self.chain.preamble.count

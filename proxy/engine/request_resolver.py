@@ -64,7 +64,7 @@ class Route:
 
     def claims(self, model: str) -> bool:
         """Return whether a pattern matches this model's name."""
-        return any(fnmatchcase(model, pattern) for pattern in self.models)
+        return bool(self.models) and any(fnmatchcase(model, pattern) for pattern in self.models)
 
 
 class _Remembered(NamedTuple):
@@ -113,7 +113,7 @@ class RequestResolver:
         try:
             resolved = await self._resolve(request, form, caller, exchange, options)
         except Exception:  # noqa: BLE001 - a boundary: a body that we cannot read is still a call to carry
-            _log.exception("a request was not understood; it is carried and kept whole")
+            _log.exception("exchange %s: its request was not understood; it is sent as it came", exchange)
             resolved = None
         if resolved is None:
             unread = self._resolve_unread(request, options, caller, exchange, form.name)
@@ -170,7 +170,9 @@ class RequestResolver:
         try:
             body = build()
         except Exception:  # noqa: BLE001 - a boundary: a body that cannot be related to earlier ones is kept whole
-            _log.exception("a request was not understood; it is carried and kept whole")
+            _log.exception(
+                "exchange %s: its body could not be related to earlier ones; it is kept whole", request.exchange
+            )
             body = self._keep_whole(request.body)
         return Opening(
             exchange=request.exchange,

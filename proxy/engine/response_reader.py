@@ -240,7 +240,7 @@ class UnreadResponses:
             taken = await self.take_up()
             await self._reader.finish()
         except StoreUnavailable as error:
-            _log.warning("responses from before the start stay unread: %s", error)
+            _log.warning("what earlier responses say is not read before the next start: %s", error)
             return
         finally:
             self._bus.unsubscribe(failures.append)

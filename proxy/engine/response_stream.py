@@ -1,6 +1,6 @@
 """Reading a response as it arrives: passing it on up to its end, or holding it back while it may be a refusal.
 
-Bytes are held, never changed (BEHAVIOUR B8, B8a, B20a, B32b). Comments at the beginning of a stream are not held. A
+Bytes are held, never changed. Comments at the beginning of a stream are not held. A
 client that waits long gets a comment of ours, with the head before it. A retry then continues in the same stream.
 """
 

@@ -74,49 +74,35 @@ class TaskRunner:
     def _let_go(self, task: "asyncio.Task[None]") -> None:
         self.held.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a task failed", exc_info=error)
+            _log.error("a background task failed; calls go on", exc_info=error)
 
 
 class EventBus:
-    """Passes each event to the subscribers of its type and of all types, in order of subscription."""
+    """Passes each event to the subscribers of its type, in order of subscription."""
 
     def __init__(self, tasks: TaskRunner) -> None:
         self._tasks = tasks
-        self._by_type: dict[type[object] | None, list[Subscriber[Any]]] = {}
-        self._gathered: dict[type[object], tuple[Subscriber[Any], ...]] = {}
+        self._by_type: dict[type[object], tuple[Subscriber[Any], ...]] = {}
 
     def subscribe(self, kind: type[E], subscriber: Subscriber[E]) -> None:
         """Call `subscriber` with every event of exactly this type."""
-        self._by_type.setdefault(kind, []).append(subscriber)
-        self._gathered.clear()
-
-    def subscribe_all(self, subscriber: Subscriber[Event]) -> None:
-        """Call `subscriber` with every event."""
-        self._by_type.setdefault(None, []).append(subscriber)
-        self._gathered.clear()
+        self._by_type[kind] = (*self._by_type.get(kind, ()), subscriber)
 
     def unsubscribe(self, subscriber: Subscriber[Any]) -> None:
         """Forget a subscriber, wherever it subscribed."""
-        for subscribers in self._by_type.values():
-            if subscriber in subscribers:
-                subscribers.remove(subscriber)
-        self._gathered.clear()
+        for kind, subscribers in self._by_type.items():
+            self._by_type[kind] = tuple([each for each in subscribers if each != subscriber])
 
     def publish(self, event: Event) -> None:
         """Call the subscribers. An asynchronous one runs in its own task."""
-        for subscriber in self._gathered.get(type(event)) or self._gather(type(event)):
+        for subscriber in self._by_type.get(type(event), ()):
             try:
                 waiting = subscriber(event)
             except Exception:  # noqa: BLE001 - a boundary: a subscriber must not reach the publisher
-                _bus_log.exception("a subscriber failed")
+                _bus_log.exception("handling of the event %s failed; the call goes on", type(event).__name__)
                 continue
             if waiting is not None:
                 self._tasks.spawn(_wait_for(waiting))
-
-    def _gather(self, kind: type[object]) -> tuple[Subscriber[Any], ...]:
-        """Return the subscribers of a type, cached until one is added or removed."""
-        everybody = (*self._by_type.get(kind, ()), *self._by_type.get(None, ()))
-        return self._gathered.setdefault(kind, everybody)
 
 
 async def _wait_for(waiting: Awaitable[None]) -> None:

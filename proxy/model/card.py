@@ -48,7 +48,7 @@ class Prices(msgspec.Struct, frozen=True, gc=False):
         return rates
 
 
-# Multiples of the price of one input token (BEHAVIOUR B10). Output costs five at most providers that publish prices.
+# Multiples of the price of one input token. Output costs five at most providers that publish prices.
 UNPRICED = Prices(Rates(input=1.0, output=5.0, cached=0.1, written=1.0))
 
 

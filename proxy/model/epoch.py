@@ -49,7 +49,7 @@ class Summary(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
 Pressure = Literal["none", "soft", "hard"]
 Rung = Literal["original", "epoch", "plan", "minimal"]
-"""The fallback level at which a request was sent (BEHAVIOUR B8).
+"""The fallback level at which a request was sent.
 
 `original`: the client's own bytes. `epoch`: the stored rendering of an existing epoch, then the rest as the client sent
 it. `plan`: the same with an epoch that was opened for this request. `minimal`: a digest of everything but the last
@@ -112,7 +112,7 @@ class Reference(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class ContextPlan(msgspec.Struct, frozen=True, gc=False):
     """The edits that replace the first `through` messages, in the order they are sent. The rest is sent verbatim.
 
-    `beyond` is 0 unless the messages that should stay leave no room for anything else (BEHAVIOUR B12); then it is their
+    `beyond` is 0 unless the messages that should stay leave no room for anything else; then it is their
     tokens together with the preamble's.
     """
 
@@ -136,7 +136,7 @@ class Plan(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
     exchange: str
     k: int
-    view: str  # the requested model (BEHAVIOUR B4)
+    view: str  # the requested model
     rung: Rung
     epoch: str = ""  # id of the epoch that was applied
     pressure: Pressure = "none"

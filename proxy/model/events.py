@@ -116,7 +116,7 @@ class EpochOpened(msgspec.Struct, frozen=True, gc=False):
 
 
 class CeilingUnreachable(msgspec.Struct, frozen=True, gc=False):
-    """A session has so many tokens that must stay verbatim that no epoch gets below the ceiling for long (B12)."""
+    """A session has so many tokens that must stay verbatim that no epoch gets below the ceiling for long."""
 
     exchange: str
     session: str
@@ -146,7 +146,7 @@ class EpochRefused(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReasoningRemoved(msgspec.Struct, frozen=True, gc=False):
-    """Signed reasoning is not sent any more, since it was made behind another beginning than that of a call (B37).
+    """Signed reasoning is not sent any more, since it was made behind another beginning than that of a call.
 
     It stood in so many `messages`, each of which counts once. `epoch` is the one that applies, empty if none does.
     """
@@ -159,7 +159,7 @@ class ReasoningRemoved(msgspec.Struct, frozen=True, gc=False):
 
 
 class SilentOverflowSeen(msgspec.Struct, frozen=True, gc=False):
-    """An upstream accepted a request that was too long for its model (B18). Its view gets an epoch with the next one.
+    """An upstream accepted a request that was too long for its model. Its view gets an epoch with the next one.
 
     `window` is the one that this shows, None if it shows none. `sent` are the tokens that it got.
     """
@@ -174,7 +174,7 @@ class SilentOverflowSeen(msgspec.Struct, frozen=True, gc=False):
 
 
 class CacheDiffers(msgspec.Struct, frozen=True, gc=False):
-    """A provider's cache does not behave as the map says: of what it should have kept it read next to nothing (B11).
+    """A provider's cache does not behave as the map says: of what it should have kept it read next to nothing.
 
     `share` is the share that it reads on average by now. It is published once, and again after it has kept prompts.
     `exchange` is the call that made it certain.
@@ -187,7 +187,7 @@ class CacheDiffers(msgspec.Struct, frozen=True, gc=False):
 
 
 class RungFailed(msgspec.Struct, frozen=True, gc=False):
-    """A request could not be sent at the intended fallback level and was sent at the next one (B8)."""
+    """A request could not be sent at the intended fallback level and was sent at the next one."""
 
     exchange: str
     session: str

@@ -46,7 +46,7 @@ class SessionKey(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class RequestOptions(msgspec.Struct, frozen=True, gc=False):
     """What the `x-palimpsest-` headers of a request ask for. `ceiling` is in the model's tokens, None if not asked for.
 
-    `is_pinning`: its newest message is to stay in every rendering (BEHAVIOUR B13).
+    `is_pinning`: its newest message is to stay in every rendering.
     """
 
     mode: Mode = "manage"

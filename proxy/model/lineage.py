@@ -2,7 +2,7 @@
 
 A node is `H(previous node, normal form of the message)`, so it identifies all messages from the root of its chain. Each
 upstream has its own root. Nodes are the same for all tenants, but a node is only ever looked up within a session, and a
-session belongs to one tenant. An id that the client sends is a hint; the chain is the proof (BEHAVIOUR B1).
+session belongs to one tenant. An id that the client sends is a hint; the chain is the proof.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ Relation = Literal["root", "append", "retry", "branch", "compaction", "volatile"
 history as an earlier exchange. `branch`: it shares a beginning with known messages, then differs (an edit, another
 response, a rewind). `compaction`: the client has replaced its history with a shorter one. `volatile`: it goes on with
 the newest exchange, but has other messages in place of the last ones of that, as had the two before it: the client
-rewrites the end of its request each time (BEHAVIOUR B6). `Step.base` tells where the stable part ends.
+rewrites the end of its request each time. `Step.base` tells where the stable part ends.
 """
 
 
@@ -58,7 +58,7 @@ class Step(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     """Where a request stands in its session; recorded with its opening.
 
     `tip` is its last node, `depth` the number of its messages, `base` how many of them its session knew already.
-    `is_side`: it looks like a call beside the conversation (a title, a summary, a commit message; PROTOCOL §2).
+    `is_side`: it looks like a call beside the conversation (a title, a summary, a commit message).
     `layers` has a digest of 8 bytes of each part of the prompt beside its messages that a provider's cache depends on,
     in the order of `LAYERS`; empty if unknown.
     """
@@ -84,7 +84,7 @@ class Reply(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
 
 class Adoption(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """A session continues another one, `source`, at `node`, under a different credential (BEHAVIOUR B2)."""
+    """A session continues another one, `source`, at `node`, under a different credential."""
 
     session: str
     source: str

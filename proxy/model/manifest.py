@@ -3,7 +3,7 @@
 A body is a *recipe*: literal bytes, *blobs* (large members, named by digest) and one *chain* (the elements of the
 message array). A link identifies everything from the root of its chain: `link = H(parent, gap, digest of the slice)`.
 So two bodies with the same beginning share their links, and the digest of a recipe proves every byte of the body.
-The pieces cover the body exactly, or the body is kept whole (BEHAVIOUR B20b, B32c). The values that are made for
+The pieces cover the body exactly, or the body is kept whole. The values that are made for
 every call and message are msgspec structs: a frozen dataclass of eleven fields takes 1.7 µs to make, a struct 0.1.
 """
 

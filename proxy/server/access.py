@@ -1,7 +1,7 @@
 """Who may see our own pages, and who may call the proxied paths.
 
 Every path under `/-/` except `live` and `ready` requires the admin token, an allowed Host, and the same Origin if any.
-Proxied paths refuse calls of foreign web pages (BEHAVIOUR B39) and calls that have passed through here (B40).
+Proxied paths refuse calls of foreign web pages and calls that have passed through here.
 
 A web page in the user's browser can reach loopback addresses. The token keeps it from reading our pages, the Host check
 prevents DNS rebinding, and the Origin check keeps it from using the cookie or a key that it does not know.
@@ -28,6 +28,8 @@ START_PAGE = "/-/"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 _OWN_SITE = (b"", b"none", b"same-origin")
 _BROWSER_OR_HOP = frozenset({b"origin", b"sec-fetch-site", HOP})
+# A 426 has to name a protocol that is supported (RFC 9110, 15.5.22).
+_USE_HTTP: Headers = ((b"upgrade", b"HTTP/1.1"), (b"connection", b"upgrade"))
 _name_of = itemgetter(0)
 
 
@@ -53,7 +55,7 @@ class AccessRules:
     def check_call(self, headers: Headers) -> None:
         """Raise Refused unless a request may be carried upstream."""
         if find_header(headers, b"upgrade").lower() == b"websocket":
-            raise Refused(426, "upgrade_required", "WebSocket is not supported; use HTTP streaming")
+            raise Refused(426, "upgrade_required", "WebSocket is not supported; use HTTP streaming", _USE_HTTP)
         if self._has_own_key:
             self.check_host(headers)
         if not _BROWSER_OR_HOP.isdisjoint(map(_name_of, headers)):

@@ -290,7 +290,7 @@ def _too_slow(policy: ServerPolicy, *, is_silent: bool) -> Refused:
 
 def _no_room(policy: ServerPolicy) -> Refused:
     text = f"request bodies under way take all of server.max_buffered_bytes ({policy.max_buffered_bytes}); try again"
-    return Refused(503, "no_room", text, retry_after=_RETRY_SECONDS)
+    return Refused(503, "no_room", text, ((b"retry-after", b"%d" % _RETRY_SECONDS),))
 
 
 def _client_left() -> Refused:

@@ -15,23 +15,21 @@ _ORIGIN = (b"x-palimpsest-error", b"true")
 class Refused(ProxyError):
     """A request refused before the engine sees it: access (401, 403), time (408), protocol (426), memory (503).
 
-    `retry_after` is in seconds; it is sent to the client if it is not 0.
+    `headers` are sent to the client, too.
     """
 
-    def __init__(self, status: int, code: str, message: str, *, retry_after: int = 0) -> None:
+    def __init__(self, status: int, code: str, message: str, headers: Headers = ()) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
-        self.retry_after = retry_after
+        self.headers = headers
 
 
 def render_error(error: ProxyError) -> tuple[int, Headers, bytes]:
     """Return status, headers and body of a response for an error of our own."""
     body = render_body(error.code, str(error))
-    headers = _make_headers(body)
-    if isinstance(error, Refused) and error.retry_after:
-        headers = (*headers, (b"retry-after", b"%d" % error.retry_after))
-    return error.status, headers, body
+    own = error.headers if isinstance(error, Refused) else ()
+    return error.status, (*_make_headers(body), *own), body
 
 
 def render_body(code: str, message: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Liveness, readiness and Prometheus metrics of a running server.
+"""Liveness, readiness and Prometheus metrics of a running server, and which upstreams fail now.
 
 All responses come from memory; nothing here waits.
 """
@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
+import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
@@ -34,6 +35,10 @@ from proxy.model.events import (
 )
 from proxy.model.log import ArchiveHealth
 
+OPEN_AFTER = 3
+"""The number of failures in a row that open a circuit."""
+
+_SERVER_ERROR = 500
 _BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 _Kind = Literal["counter", "gauge", "seconds"]
@@ -239,6 +244,51 @@ class Metrics(Collector):
         self._add("palimpsest_auxiliary_calls", event.upstream, event.verdict)
         self._add("palimpsest_auxiliary_tokens", count=event.cost)
         self._seconds["palimpsest_auxiliary_seconds"].add(event.seconds)
+
+
+class UpstreamCircuit(msgspec.Struct, frozen=True, gc=False):
+    """The failures of one upstream in a row, and the status of the last one, 0 where no response came."""
+
+    failures: int = 0
+    status: int = 0
+
+    @property
+    def state(self) -> Literal["closed", "open"]:
+        """Whether the upstream fails."""
+        return "open" if self.failures >= OPEN_AFTER else "closed"
+
+    def describe(self) -> dict[str, object]:
+        """Return it as `/-/ready` shows it."""
+        told: dict[str, object] = {"circuit": self.state}
+        if self.failures:
+            told |= {"failures": self.failures, "last": f"status {self.status}" if self.status else "no response"}
+        return told
+
+
+class UpstreamCircuits:
+    """The circuits of all upstreams. Reads the outcome of each call from the bus.
+
+    A circuit is open once several calls in a row got no response or an error of the server (from 500 on), and closed
+    again with the next response. It refuses no call: whether to try again is the client's decision, as it is without a
+    proxy, and each upstream has its own connections and time limits, so that one that fails delays only its own calls.
+    What the proxy asks by itself stops earlier, by model (`compaction/model_health`).
+    """
+
+    def __init__(self, names: Iterable[str], bus: EventBus) -> None:
+        self._circuits = dict.fromkeys(names, UpstreamCircuit())
+        bus.subscribe(ExchangeRecorded, self.note)
+
+    def note(self, event: ExchangeRecorded) -> None:
+        """Count a failure, or close the circuit. A call that told nothing of its upstream changes nothing."""
+        if event.is_unreached or event.status >= _SERVER_ERROR:
+            known = self._circuits.get(event.upstream, UpstreamCircuit())
+            self._circuits[event.upstream] = UpstreamCircuit(known.failures + 1, event.status)
+        elif event.status:
+            self._circuits[event.upstream] = UpstreamCircuit()
+
+    def describe(self) -> dict[str, dict[str, object]]:
+        """Return the circuits by upstream, as `/-/ready` shows them."""
+        return {name: circuit.describe() for name, circuit in self._circuits.items()}
 
 
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"

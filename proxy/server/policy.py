@@ -24,4 +24,4 @@ class ServerPolicy:
     allowed_origins: tuple[str, ...] = ()
     has_own_key: bool = False  # whether upstream calls use a key from the settings
     tenant_keys: tuple[str, ...] | None = field(default=None, repr=False)  # keys that may call; None: any
-    hop_id: str = ""  # the server's random name, by which it recognises its own calls (BEHAVIOUR B40)
+    hop_id: str = ""  # the server's random name, by which it recognises its own calls

@@ -24,27 +24,19 @@ from proxy.wire import FORMATS
 
 # Only the endings count, since clients use various prefixes: Azure's `/openai/deployments/NAME`, `/api/v1`, or none.
 _ENDINGS = {form.path_ending: form.name for form in FORMATS.values()}
-_COUNT_ENDINGS = {form.count_ending: form.name for form in FORMATS.values() if form.count_ending}
+COUNT_ENDINGS = {form.count_ending: form.name for form in FORMATS.values() if form.count_ending}
 
 # Variants of `/-/` such as `//-/` are also ours and never go upstream, since such requests carry our token. So is the
 # target `*`, which is about the server itself.
 _OWN_PATH = re.compile(r"/+-(?:/|$)|[^/]")
 
 
-def find_wire(path: str) -> str:
+def find_wire(path: str, endings: Mapping[str, str] = _ENDINGS) -> str:
     """Return the wire format of a POST to a path by the path's ending, or an empty string.
 
-    Below `/threads/` the same endings mean something else, and paths below `/-/` are our own pages.
+    Below `/threads/` the same endings mean something else, and paths below `/-/` are our own pages. `endings` may be
+    `COUNT_ENDINGS`, those of paths at which an upstream counts tokens.
     """
-    return _find_ending(path, _ENDINGS)
-
-
-def find_counted_wire(path: str) -> str:
-    """Return the wire format of a POST to a path at which an upstream counts tokens, or an empty string."""
-    return _find_ending(path, _COUNT_ENDINGS)
-
-
-def _find_ending(path: str, endings: Mapping[str, str]) -> str:
     for ending, wire in endings.items():
         if path.endswith(ending):
             return "" if "/threads/" in path or path.lstrip("/").startswith("-/") else wire
@@ -80,7 +72,7 @@ class FastRouter:
             return self._refuse(scope, error)
         if wire:
             return self._carry(scope, wire)
-        counted = find_counted_wire(path) if scope["method"] == "POST" else ""
+        counted = find_wire(path, COUNT_ENDINGS) if scope["method"] == "POST" else ""
         return self._carry(scope, counted, is_count=True) if counted else self._carry_unread(scope)
 
     async def _refuse(self, scope: Scope, error: ProxyError) -> None:
@@ -95,7 +87,7 @@ class FastRouter:
         """
         client, share = ServedClient(scope, self._policy), Share()
         try:
-            if not self._exchanges.reads(scope["headers"], wire):
+            if not self._exchanges.reads(scope["headers"]):
                 return await self._carry_unread(scope)
             body = await client.read_whole(self._bodies, share)
             client.cancel_on_disconnect()
@@ -110,7 +102,7 @@ class FastRouter:
             self._bodies.release(share)
 
     async def _carry_unread(self, scope: Scope) -> None:
-        """Pass a request to the engine as a stream, unread and unchecked: the upstream judges it (BEHAVIOUR B35)."""
+        """Pass a request to the engine as a stream, unread and unchecked: the upstream judges it."""
         client = (BrowserClient if is_browser_at_root(scope) else ServedClient)(scope, self._policy)
         body = client if client.has_body else None
         if body is None:

@@ -89,7 +89,7 @@ class DirectClient:
 
     `spawn` starts the task that streams an upload while the response is awaited. `writes` batches small writes of many
     calls. `descriptors` frees file descriptors when none is left. `now` returns monotonic seconds. `hop_id` identifies
-    this server in `x-palimpsest-hop` (BEHAVIOUR B40), which is sent to near addresses only.
+    this server in `x-palimpsest-hop`, which is sent to near addresses only.
     """
 
     def __init__(

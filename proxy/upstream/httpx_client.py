@@ -34,7 +34,7 @@ class ProxiedClient:
 
     An https upstream is reached by CONNECT, an http one by requests with an absolute URL. A call is sent once, with no
     retries, redirects, stored cookies or decoded bodies. `spawn` starts the task that receives a response. `hop_id`
-    identifies this server in `x-palimpsest-hop` (BEHAVIOUR B40), which is sent only if the base URL names a loopback or
+    identifies this server in `x-palimpsest-hop`, which is sent only if the base URL names a loopback or
     private address.
     """
 
@@ -171,7 +171,7 @@ class ProxiedResponse(ReceivedResponse):
 
 
 class AdminClient:
-    """Sends requests of commands to our own server, since only that process writes the log (BEHAVIOUR B32e).
+    """Sends requests of commands to our own server, since only that process writes the log.
 
     The token is sent only to the configured address: no proxy is used, and no redirect is followed. Responses longer
     than `max_bytes` are refused.

@@ -1,4 +1,4 @@
-"""Where requests of an upstream go: its origin, the target for a client's path (BEHAVIOUR B35), and the headers.
+"""Where requests of an upstream go: its origin, the target for a client's path, and the headers.
 
 Targets are those that an SDK would request with the same base URL. Ambiguous paths are refused, because the upstream or
 a server in front of it may normalise them differently.
@@ -131,7 +131,7 @@ def name_address(host: str, port: int) -> str:
 
 
 def leads_back(base_url: str, address: str, port: int) -> bool:
-    """Return whether an upstream's host resolves to the address where this server listens (BEHAVIOUR B40). May block.
+    """Return whether an upstream's host resolves to the address where this server listens. May block.
 
     This does not detect loops through other servers; `x-palimpsest-hop` does.
     """

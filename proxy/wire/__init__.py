@@ -9,6 +9,3 @@ from proxy.wire.responses import Responses
 
 FORMATS: Mapping[str, Format] = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
 """All formats by name."""
-
-MANAGED_WIRES = frozenset(name for name, form in FORMATS.items() if form.is_managed)
-"""The names of the formats whose requests may be shortened."""

@@ -167,7 +167,6 @@ class AnthropicMessages(Format):
     items_key = "messages"
     instructions_key = "system"
     end_marker = re.compile(EVENT_LINE + rb"message_stop(?=[\r\n])|" + TYPED_DATA_LINE + b'message_stop"')
-    is_managed = True
     limit_headers = (b"anthropic-beta",)
     signed_names = (b"thinking",)
     managing_members: ClassVar[Mapping[str, Callable[[object], bool]]] = {

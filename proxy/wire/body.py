@@ -1,6 +1,6 @@
 """Bodies: splitting a request into raw slices without changing a byte, and undoing content-encodings.
 
-Slices and separators account for every byte of the body, or the body is not split at all (BEHAVIOUR B20b). The spans
+Slices and separators account for every byte of the body, or the body is not split at all. The spans
 are found by msgspec (about 1 ms per 900 KB); legal JSON that it refuses (lone surrogates, `1e400`) goes through a plain
 scanner. `split_after` does not look again at a part that repeats an earlier body. An array with more new elements than
 any conversation has is not split, because millions of elements would block other requests. Content-encodings are

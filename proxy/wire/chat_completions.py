@@ -176,7 +176,6 @@ class ChatCompletions(Format):
     path_ending = "/chat/completions"
     items_key = "messages"
     end_marker = re.compile(DATA_LINE + rb"\[DONE\]")
-    is_managed = True
     foreign_signs = ()
     signed_names = (b"reasoning_details", b"thinking_blocks", b"thinking")
     reader = ItemReader(_NAME, _ChatMessage, _read_item)

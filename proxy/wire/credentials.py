@@ -1,4 +1,4 @@
-"""Credentials: who pays for them (BEHAVIOUR B2, B31), and redacting them from stored responses.
+"""Credentials: who pays for them, and redacting them from stored responses.
 
 Nothing is verified here: only the upstream can check a token.
 """

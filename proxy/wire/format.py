@@ -90,7 +90,7 @@ def read_diagnosis(answer: Mapping[str, object]) -> MissCause | Literal[""]:
     elif isinstance(other, dict) and other.get("type") == "cache_miss":
         found = other.get("reason")
     text = read_text(found.get("type")) if isinstance(found, dict) else read_text(found)
-    if text == "previous_message_not_found":
+    if text in ("", "previous_message_not_found"):
         return ""
     return next((cause for word, cause in _TOLD if word in text), "")
 
@@ -109,7 +109,6 @@ class Format(ABC):
     instructions_key: ClassVar[str] = ""  # the top-level member with the system prompt, empty if it is a message
     previous_key: ClassVar[str] = ""  # the member that names a stored response to continue from, if there is one
     end_marker: ClassVar[re.Pattern[bytes]]
-    is_managed: ClassVar[bool] = False  # whether the context of its requests may be shortened
     is_itemised: ClassVar[bool] = False  # whether calls, texts and reasoning are items of their own
     takes_markers: ClassVar[bool] = True  # whether messages may have cache markers
     foreign_signs: ClassVar[tuple[bytes, ...]] = COMPACTION_SIGNS  # in messages that a provider keeps or has compacted
@@ -290,7 +289,7 @@ class Format(ABC):
         return False
 
     def find_management(self, body: SplitBody, known: int = 0) -> str:
-        """Return a short description of what already manages the context of a request; empty if nothing does (B7).
+        """Return a short description of what already manages the context of a request; empty if nothing does.
 
         Looks at some members, and at the messages whose bytes contain a suspicious word. Skips the first `known` items,
         in which an earlier request found nothing. A quoted ledger does not count: a message of ours begins with it.

@@ -1,4 +1,4 @@
-"""Headers and request targets: what is forwarded and what may be stored (PROTOCOL §6); rate limit headers.
+"""Headers and request targets: what is forwarded and what may be stored; rate limit headers.
 
 Every header is forwarded unless it is hop-by-hop or ours. Only listed headers are stored, so that a credential in an
 unexpected header is never written to disk. Names are lower case throughout.
@@ -86,7 +86,7 @@ _STORED_PREFIXES = (
 # More names than any mix of clients and servers uses.
 _MOST_VERDICTS = 1024
 
-_name_of = itemgetter(0)
+_name_of, _value_of = itemgetter(0), itemgetter(1)
 
 
 class _HeaderChoice(dict[bytes, bool]):
@@ -209,7 +209,7 @@ def list_credentials(headers: Headers, target: bytes = b"", fields: Iterable[byt
 
     Includes those in the query and in cookies, and the values of the headers in `fields`, which identify callers.
     """
-    found = [strip_scheme(value) for _, value in _secret.pick(headers)]
+    found = list(map(strip_scheme, map(_value_of, _secret.pick(headers))))
     for field in fields:
         found += [value for name, value in headers if name == field]
     if b"cookie" in map(_name_of, headers):

@@ -1,6 +1,6 @@
 """Message identity: how a message is recognised when a client sends it again.
 
-The normal form is unchanged by every change that clients make to messages they echo (PROTOCOL §1), and by no other.
+The normal form is unchanged by every change that clients make to messages they echo, and by no other.
 Each format has a closed list of what participates (its `_read_item`). Text counts exactly, white space included, except
 at the end of a response in a format where a client drops it. Forms are compared, never sent. Every element has a form:
 an unknown shape is identified by its canonical JSON, and invalid JSON by its bytes.
@@ -64,7 +64,7 @@ class ItemPosition(msgspec.Struct, frozen=True, gc=False):
 
 
 def count_preamble(items: Iterable[Item]) -> int:
-    """Return the number of leading system and developer messages, which are not part of the chain (B3)."""
+    """Return the number of leading system and developer messages, which are not part of the chain."""
     count = 0
     for item in items:
         if item.role != "system":

@@ -1,6 +1,6 @@
-"""Reading "too long" errors (PROTOCOL §5), and errors about bound reasoning (WIRES §1).
+"""Reading "too long" errors, and errors about bound reasoning.
 
-The reading is conservative: an error is an overflow only if its code or text says so in a known form (WIRES §7). A
+The reading is conservative: an error is an overflow only if its code or text says so in a known form. A
 limit of tokens per minute, a throttled request, or a limit of the output alone is not; that is looked for first. The
 numbers are the upstream's, and some upstreams print wrong ones.
 """
@@ -91,7 +91,7 @@ _FORMS = [
 # Anthropic's models from 4.5 on, z.ai, MiMo.
 _WINDOW_FULL = "model_context_window_exceeded"
 _LIMIT_REASONS = frozenset({"length", "max_tokens", "max_output_tokens"})
-# A learned window of a smaller share is not believed (B18).
+# A learned window of a smaller share is not believed.
 _LEAST_OF_WINDOW = 0.25
 # Nor is a smaller one: contexts of Ollama begin at 2,048 tokens, and mocks report a few tokens of every request.
 _LEAST_WINDOW = 1024

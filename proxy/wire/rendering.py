@@ -2,8 +2,8 @@
 
 Kept messages have the client's bytes. In replaced ones only the text is ours; a message without text stays as it is.
 Cache markers are removed from all rendered messages, because clients move them from request to request while rendered
-messages stay. `place_marker` adds one for all that the current request lost (PROTOCOL §3, 7), so that there are never
-more than the client sent. Where an upstream is known to take them, `add_markers` adds some of ours (B11). A provider
+messages stay. `place_marker` adds one for all that the current request lost, so that there are never
+more than the client sent. Where an upstream is known to take them, `add_markers` adds some of ours. A provider
 looks for an earlier entry only so many blocks before a marker: `find_hop` finds where one more is needed for that.
 """
 
@@ -169,7 +169,7 @@ def add_markers(
     hop: tuple[int, str] | None = None,
     is_ours: bool = True,
 ) -> MarkedRequest:
-    """Return what is sent with markers of ours at the end, behind the frozen prefix, and behind the preamble (B11).
+    """Return what is sent with markers of ours at the end, behind the frozen prefix, and behind the preamble.
 
     `kept` has the client's markers that stay, `lost` those whose place `place_marker` has taken. Ours come in addition,
     up to the most that a request may have. None has a shorter lifetime than one behind it; the client gives the last.

@@ -206,7 +206,6 @@ class Responses(Format):
     end_marker = re.compile(
         EVENT_LINE + _END + rb"(?=[\r\n])|" + DATA_LINE + rb"\[DONE\]|" + TYPED_DATA_LINE + _END + b'"'
     )
-    is_managed = True
     is_itemised = True
     takes_markers = False
     foreign_signs = (*COMPACTION_SIGNS, b'"item_reference"', b'"reasoning"')

@@ -1,4 +1,4 @@
-"""Requests for a summary of a conversation, in its own format, and reading the responses (BEHAVIOUR B28, B29).
+"""Requests for a summary of a conversation, in its own format, and reading the responses.
 
 A warm call is the last request, byte for byte, with one instruction appended, so that it reads the provider's prompt
 cache. If that request cannot be used so, the compact form, a small request of its own, always can. What differs between

@@ -87,7 +87,7 @@ class WorkerProcess:
         """Return a future for the plan of a job. It raises WorkerLost, or RuntimeError if planning has failed."""
         return self._ask(job, self._ahead if is_ahead else self._urgent, _plans.decode)
 
-    def hurry(self, plan: "asyncio.Future[RenderedPlan]") -> None:
+    def prioritise(self, plan: "asyncio.Future[RenderedPlan]") -> None:
         """Let a plan made ahead take its turn with those that calls wait for: now one waits for it."""
         waiting = next((each for each in self._ahead if each.result is plan), None)
         if waiting is not None:

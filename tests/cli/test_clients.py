@@ -13,8 +13,8 @@ from proxy.cli.clients import (
     ClientStart,
     UnknownUpstream,
     find_client,
-    look_behind,
     plan_client,
+    replace_own_address,
     start_client,
 )
 
@@ -165,10 +165,10 @@ def test_a_proxy_of_the_network_is_not_used_for_this_machine() -> None:
 
 def test_a_client_that_calls_our_server_already_is_sent_where_that_sends_it() -> None:
     plan = plan_client(("python",), {"OPENAI_BASE_URL": BASE})
-    assert look_behind(plan, (ORIGIN, OWN)).upstream == OWN
-    assert look_behind(plan, (ORIGIN, OWN, "https://another.example")).upstream == ""
-    assert look_behind(plan, ("http://127.0.0.1:84", OWN)) == plan
-    assert look_behind(plan, ()) == plan
+    assert replace_own_address(plan, (ORIGIN, OWN)).upstream == OWN
+    assert replace_own_address(plan, (ORIGIN, OWN, "https://another.example")).upstream == ""
+    assert replace_own_address(plan, ("http://127.0.0.1:84", OWN)) == plan
+    assert replace_own_address(plan, ()) == plan
 
 
 def test_an_unknown_program_owns_no_screen() -> None:

@@ -284,6 +284,6 @@ def test_an_upstream_of_litellm_has_an_address_only_if_one_is_set(values: dict[s
 def test_litellm_may_always_spend_what_is_the_servers() -> None:
     """It finds credentials in the environment."""
     assert Settings(upstreams=[LITELLM]).server_policy().has_own_key
-    with pytest.raises(ConfigError, match="everybody on that network"):
+    with pytest.raises(ConfigError, match="credentials of the environment"):
         Settings(upstreams=[LITELLM]).check_network("0.0.0.0")
     assert Settings(upstreams=[{**LITELLM, "auth": "none"}]).providers()["a"].has_own_key

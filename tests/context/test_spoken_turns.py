@@ -15,7 +15,8 @@ from proxy.context.conversation import (
     can_be_pruned,
     index_conversation,
 )
-from proxy.context.ledger_builder import Ledger
+from proxy.context.ledger import CarriedLedgers
+from proxy.context.ledger_builder import Ledger, LedgerScope, build_ledger
 from proxy.context.message_features import extract_features
 from proxy.context.plan_draft import PlanDraft, list_replaceable
 from proxy.context.tool_outputs import count_saved_tokens, prune_output
@@ -224,3 +225,18 @@ def test_where_the_first_turn_is_told_the_history_begins_with_the_ledger() -> No
     plan = ContextBuilder(BuilderPolicy(), count).build(asked)
     assert isinstance(plan.edits[0], Written)
     assert [edit.place for edit in plan.edits if not isinstance(edit, Written)][:2] == [1, 2]
+
+
+@pytest.mark.parametrize("is_spoken", [True, False])
+def test_a_section_never_stands_behind_a_call_with_which_the_history_would_begin(is_spoken: bool) -> None:
+    """What stays first may be words beside an output, which begin with the assistant's call."""
+    turn = act(50, "Use tabs.") if is_spoken else [{"role": "user", "content": "Use tabs."}]
+    work = [[message for i in range(start, start + 8) for message in act(i)] for start in (0, 60, 80)]
+    messages = [{"role": "user", "content": "go"}, *work[0], *turn, *work[1], *work[2]]
+    found = index(messages)
+    stays = max(found.users)
+    assert found.steps[stays].has_calls is is_spoken
+    scope = LedgerScope(len(found.steps) - 8, frozenset({stays}), CarriedLedgers((), 0, (), frozenset(), 400.0))
+    (section,) = build_ledger(ask(messages, 10_000), found, scope, count).sections
+    behind = found.steps[stays].stop
+    assert (section.start, section.stop) == (0 if is_spoken else behind, behind + len(work[1]))

@@ -203,8 +203,8 @@ async def test_where_the_log_does_not_say_what_goes_before_an_answer_stays_unrea
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (StoreUnavailable("no disk"), "responses from before the start stay unread: no disk"),
-        (IndexError("damaged"), "a task failed"),
+        (StoreUnavailable("no disk"), "what earlier responses say is not read before the next start: no disk"),
+        (IndexError("damaged"), "a background task failed; calls go on"),
     ],
 )
 async def test_a_log_that_cannot_be_read_stops_no_start(

@@ -219,6 +219,10 @@ async def test_a_websocket_is_refused_so_that_codex_goes_on_over_http(
         error = json.loads(got.body)["error"]
         assert (got.status, error["code"]) == (426, "upgrade_required") and "HTTP" in error["message"]
         assert find_header(got.headers, b"content-type").startswith(b"application/json")
+        # RFC 9110, 15.5.22: the response names a protocol that will do
+        assert [find_header(got.headers, name) for name in (b"upgrade", b"connection")] == [b"HTTP/1.1", b"upgrade"]
+        client.send(request("GET", "/-/live"))
+        assert (await client.read_answer()).status == 200  # the connection goes on with HTTP
     assert upstream.accepted == 0
     upstream.answer_with(answer(b"{}"))
     call = CALLS["codex sends a turn"]

@@ -39,6 +39,7 @@ from proxy.wire.format import Format
 from proxy.wire.responses import Responses
 from tests.support import scripted
 from tests.support.ancestry import Trees
+from tests.support.events import hear_all
 from tests.support.managing import make_controller
 from tests.support.unmanaged import UnmanagedLog
 
@@ -468,7 +469,7 @@ class Engine:
         self.tasks = TaskRunner() if tasks is None else tasks
         self.bus = EventBus(self.tasks)
         self.events: list[Event] = []
-        self.bus.subscribe_all(self.events.append)
+        hear_all(self.bus, self.events.append)
         self.gate = DurabilityWaiter(self.archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
         self.lineage = make_lineage(self.archive, self.clock, policy, is_fresh=is_fresh and after is None)
         self.bus.subscribe(ExchangeRecorded, self.lineage.note_outcome)

@@ -39,6 +39,7 @@ from tests.support.engine import (
     ScriptedResponse,
     wait_out,
 )
+from tests.support.events import hear_all
 from tests.support.loops import MovableLoop, put_forward
 from tests.support.managing import MODEL, Message, make_builder, make_controller, make_subject
 from tests.support.rescuing import UpstreamInTurn
@@ -314,7 +315,7 @@ class Setup:
         tasks = TaskRunner()
         self.bus = EventBus(tasks)
         self.events: list[Event] = []
-        self.bus.subscribe_all(self.events.append)
+        hear_all(self.bus, self.events.append)
         self.builder, self.clock, self.log = OwnBuilder(*acts), FixedClock(), ContextLog()
         self.controller: ContextController = make_controller(
             *(self.log, self.bus, self.clock, tasks),

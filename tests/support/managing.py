@@ -9,11 +9,12 @@ from proxy.assembly import build_controller
 from proxy.context.budget import BudgetPolicy
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import BuilderPolicy
-from proxy.context.epoch_decision import Holdout
+from proxy.context.epoch_decision import Decision, Holdout
 from proxy.context.model_catalog import Encoding
-from proxy.engine.context.accounting import NoObserver, SentObserver
+from proxy.engine.context.accounting import SentObserver
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_planner import EpochPlanner, PlanJob, RenderedPlan, compute_plan
+from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.lineage.chain import make_chain, read_messages
 from proxy.engine.models import Models
@@ -80,6 +81,26 @@ class StatedCatalog:
     def find(self, key: LimitKey) -> Card:
         """The card."""
         return self.card
+
+
+class NoObserver:
+    """An observer that does nothing."""
+
+    def note_arrival(self, request: ManagedRequest) -> None:
+        """Do nothing."""
+
+    def note_managed(self, request: ManagedRequest) -> None:
+        """Do nothing."""
+
+    def note_sent(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> None:
+        """Do nothing."""
+
+    def is_busy(self, request: ManagedRequest) -> bool:
+        """Return False."""
+        return False
+
+    async def wait(self, request: ManagedRequest) -> None:
+        """Return at once."""
 
 
 def make_controller(
@@ -158,7 +179,7 @@ class PlanThread:
         refused.set_exception(WorkerLost("there is too much to do"))
         return refused
 
-    def hurry(self, plan: "asyncio.Future[RenderedPlan]") -> None:
+    def prioritise(self, plan: "asyncio.Future[RenderedPlan]") -> None:
         """All plans are made at once."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.context.verbatim import may_bind_reasoning
-from proxy.server.routes import find_counted_wire, find_wire
+from proxy.server.routes import COUNT_ENDINGS, find_wire
 from proxy.wire import FORMATS
 from proxy.wire.body import split_body
 from proxy.wire.overflow import Overflow, mentions_reasoning, read_overflow, says_bound
@@ -90,4 +90,4 @@ def test_the_member_that_says_what_becomes_of_bound_thinking(behavior: str) -> N
     ],
 )
 def test_paths_with_the_model_in_them_are_no_wire(path: str) -> None:
-    assert (find_wire(path), find_counted_wire(path)) == ("", "")
+    assert (find_wire(path), find_wire(path, COUNT_ENDINGS)) == ("", "")

@@ -27,15 +27,15 @@ from proxy.model.epoch import Epoch
 from proxy.model.errors import Conflict
 from proxy.model.lineage import Step
 from proxy.model.log import ExchangeRow
-from proxy.wire import FORMATS, MANAGED_WIRES
+from proxy.wire import FORMATS
 
 _ACCEPTED = range(200, 300)
 _PATIENCE_SECONDS = 120.0
 # Summaries get no shorter for a conversation that has fewer tokens than this.
 _LEAST_BUDGET = 20_000
 _WAITED = "another summary of this conversation was being made, and was waited for"
-_NO_SHORTER = "no epoch was opened: what is sent would get no shorter; the next one has what was made"
-_NO_SUMMARY = "no summary was made: what there is none of yet is too little"
+_NO_SHORTER = "no epoch was opened: the request would get no shorter; the next epoch shows the summary"
+_NO_SUMMARY = "no summary was made: too little is not summarised yet"
 _NOTHING = (
     "there is nothing to compact: what may go is too little, for the newest three groups of calls and the user's newest"
     " turns stay; go on with the session, or see what was made of it under /-/api/sessions/SESSION/summaries"
@@ -173,8 +173,6 @@ class ManualCompaction:
 
 def _check_managed(row: ExchangeRow) -> None:
     """Raise Conflict if calls like this one are never sent under an epoch, so that none is of use."""
-    if row.wire not in MANAGED_WIRES:
-        raise Conflict("calls of this wire are recorded, not managed")
     if row.mode != "manage":
         raise Conflict(f"the newest call was in mode {row.mode}, in which nothing is sent in short; send it in manage")
 

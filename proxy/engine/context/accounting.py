@@ -32,7 +32,7 @@ _log = logging.getLogger("palimpsest.context")
 _SURELY_KEPT_SECONDS = 240.0
 # A text of fewer bytes has about 2,000 tokens at most, and hardly any server's window is smaller.
 _WATCHED_BYTES = 8192
-_NOTHING_OPENED = "an epoch was to open, and another request's or none bore"
+_NOTHING_OPENED = "an epoch was due: another request's with the same history is used, or none could be made"
 
 
 def list_labels(plan: Plan, epoch: Epoch | None, *, is_opened: bool) -> Headers:
@@ -99,26 +99,6 @@ class SentObserver(Protocol):
     async def wait(self, request: ManagedRequest) -> None:
         """Wait for the running work on the branch of a call, for a bounded time."""
         ...
-
-
-class NoObserver:
-    """An observer that does nothing."""
-
-    def note_arrival(self, request: ManagedRequest) -> None:
-        """Do nothing."""
-
-    def note_managed(self, request: ManagedRequest) -> None:
-        """Do nothing."""
-
-    def note_sent(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> None:
-        """Do nothing."""
-
-    def is_busy(self, request: ManagedRequest) -> bool:
-        """Return False."""
-        return False
-
-    async def wait(self, request: ManagedRequest) -> None:
-        """Return at once."""
 
 
 class UsageAccounting:

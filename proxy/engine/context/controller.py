@@ -48,19 +48,16 @@ from proxy.model.epoch import Epoch, EpochUse, Pin, Plan
 from proxy.model.events import CeilingExceeded, Planned, PromptSent, RungFailed
 from proxy.model.exchange import Headers
 from proxy.model.manifest import Manifest
-from proxy.wire import FORMATS, MANAGED_WIRES
+from proxy.wire import FORMATS
 
 # A body of fewer bytes is below any soft mark that is worth managing.
 _LARGE_BYTES = 64 * 1024
-# An average for text and JSON in languages with Latin letters; precise enough for a response header.
-_BYTES_OF_A_TOKEN = 4
 # No model has a window of fewer tokens, and a request has fewer tokens than bytes: below this size it always fits.
 _SAFE_BYTES = 4096
 
 # Reasons why a request is sent as the client sent it.
 NOT_CUT = "it could not be cut; the server's log says why"
 _UNPROVEN = "the upstream has not accepted this credential yet"
-_RECORDED_ONLY = "calls of this wire are recorded, not managed"
 _STOOD_DOWN = frozenset({NO_ROOM, REFUSED, SIDE, UNREAD, LATE})
 _UNREADABLE = ((b"x-palimpsest-mode", b"observe; stood-down:its body could not be read message by message"),)
 
@@ -98,7 +95,9 @@ class ContextController:
         try:
             outgoing = self._decide_at_once(request)
         except Exception:  # noqa: BLE001 - a boundary: `decide` tries again
-            _log.exception("exchange %s: the request could not be decided at once", request.exchange)
+            _log.exception(
+                "exchange %s: the first decision about the request failed; a second one follows", request.exchange
+            )
             return None
         if outgoing is not None and outgoing.plan is not None and outgoing.uncounted is None:
             self._bus.publish(Planned(request.session.id, outgoing.plan))
@@ -135,7 +134,10 @@ class ContextController:
             decision = decide(state.account, state.facts)
             counted = self._accounting.account(state, sent, decision)
         except Exception:  # noqa: BLE001 - a boundary: the request is on its way
-            _log.exception("exchange %s: the request could not be accounted for", request.exchange)
+            _log.exception(
+                "exchange %s: the request could not be counted; what it costs and saves is not recorded",
+                request.exchange,
+            )
             counted = replace(outgoing, labels=(), uncounted=None)
         assert counted.plan is not None, "what keeps an epoch has a plan"
         self._bus.publish(Planned(request.session.id, counted.plan))
@@ -188,8 +190,6 @@ class ContextController:
         self._observer.note_arrival(request)
         if request.is_pinning:
             return None
-        if request.wire not in MANAGED_WIRES:
-            return OutgoingRequest("original", request.split.content, labels=_label_unmanaged(self.states, request))
         if request.mode != "manage" or request.step is None:
             return None
         if self.states.holdout.fraction and self.states.holdout.has(request.session.id):
@@ -266,8 +266,6 @@ class ContextController:
 
     async def _find_exemption(self, request: ManagedRequest) -> str:
         """Return why a request is not managed, or an empty string if it is."""
-        if request.wire not in MANAGED_WIRES:
-            return _RECORDED_ONLY
         if request.mode != "manage":
             return f"{request.mode} was asked for"
         if request.step is None:
@@ -275,8 +273,6 @@ class ContextController:
         return _find_mark(request) or (HELD_OUT if await self._is_held_out(request) else "")
 
     def _exempt(self, request: ManagedRequest, reason: str) -> OutgoingRequest:
-        if reason == _RECORDED_ONLY:
-            return OutgoingRequest("original", request.split.content, labels=_label_unmanaged(self.states, request))
         return self._hold_out(request) if reason == HELD_OUT else self._stand_aside(request, reason)
 
     def _give_up(self, request: ManagedRequest, error: Exception) -> OutgoingRequest:
@@ -335,7 +331,7 @@ class ContextController:
         return self._label_excess(state, outgoing, decision)
 
     async def _run_chain(self, state: RequestState, decision: Decision, commit: Commit) -> OutgoingRequest:
-        """Run the fallback levels. A request above the ceiling first waits for a running summary (B8b)."""
+        """Run the fallback levels. A request above the ceiling first waits for a running summary."""
         if decision.why == "overflow":
             state = replace(state, budget=state.budget.limit(int(state.tokens * BLIND_SHARE)))
         if decision.why != "hard":
@@ -346,7 +342,7 @@ class ContextController:
         return await self.chain.run(state, decision.why, commit, seconds=max(0.0, left))
 
     async def _remove_foreign(self, request: ManagedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:
-        """Return a request that is not managed without the reasoning that was made under an epoch (B36, B37)."""
+        """Return a request that is not managed without the reasoning that was made under an epoch."""
         if not any(name in request.split.content for name in FORMATS[request.wire].signed_names):
             return outgoing
         if request.step is None:  # nothing of its session may be used yet
@@ -444,7 +440,7 @@ def _label_own(state: RequestState, outgoing: OutgoingRequest, decision: Decisio
 
 
 def _label_shortened(state: RequestState, outgoing: OutgoingRequest) -> Headers:
-    """Label a request of which new messages are sent in part because they do not fit below the ceiling (B9)."""
+    """Label a request of which new messages are sent in part because they do not fit below the ceiling."""
     if outgoing.epoch is None or not outgoing.is_opened:
         return ()
     shortened = count_shortened(outgoing.epoch, state.request.chain.items)
@@ -483,12 +479,3 @@ def _defer(observer: SentObserver, request: ManagedRequest, decision: Decision) 
     if decision.why != "soft" or not observer.is_busy(request):
         return decision
     return Decision(None, decision.pressure, REPORTING)
-
-
-def _label_unmanaged(states: StateReader, request: ManagedRequest) -> Headers:
-    """Label a large request on a wire that is not managed. Its size is estimated from its bytes."""
-    if request.mode != "manage":
-        return ()
-    budget = states.find_budget(request)
-    is_large = len(request.split.content) >= _BYTES_OF_A_TOKEN * budget.soft
-    return ((b"x-palimpsest-mode", b"observe; recorded-only"),) if is_large else ()

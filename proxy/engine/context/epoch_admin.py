@@ -1,4 +1,4 @@
-"""Reverting epochs and pinning messages of a managed session on a user's request (BEHAVIOUR B13, B19).
+"""Reverting epochs and pinning messages of a managed session on a user's request.
 
 What cannot be done raises an error. What is done is in the log before it takes effect.
 """

@@ -200,7 +200,7 @@ class PlanWorker(Protocol):
         """Return a future for the plan of a job. All others precede one that is made ahead."""
         ...
 
-    def hurry(self, plan: "asyncio.Future[RenderedPlan]") -> None:
+    def prioritise(self, plan: "asyncio.Future[RenderedPlan]") -> None:
         """Let a plan made ahead take its turn with the others."""
         ...
 
@@ -231,7 +231,7 @@ class EpochPlanner:
 
     async def wait(self, drafting: "asyncio.Future[RenderedPlan]", seconds: float) -> None:
         """Wait for a plan, whatever it becomes, for at most so many seconds."""
-        self._worker.hurry(drafting)
+        self._worker.prioritise(drafting)
         await asyncio.wait((drafting,), timeout=max(0.0, seconds))
 
     async def draft_minimal(

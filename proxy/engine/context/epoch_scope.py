@@ -1,7 +1,7 @@
 """The scope of an epoch: the requests that it applies to, and the reasoning that was made under it.
 
-It applies to requests that begin with its messages and have enough messages after them (BEHAVIOUR B3, B6, B13, B14).
-The rules about reasoning are in `context/verbatim` (B37). Its origins are derived from what was sent: memory has
+It applies to requests that begin with its messages and have enough messages after them.
+The rules about reasoning are in `context/verbatim`. Its origins are derived from what was sent: memory has
 that, and after a restart the log (`LogReader.list_uses`).
 """
 
@@ -89,7 +89,7 @@ def epoch_applies(epoch: Epoch, reach: int | None, request: ManagedRequest) -> b
     """Return whether an epoch may be sent for a request that has its messages.
 
     `reach` is the number of messages of the request for which it was opened, or None if unknown. A shorter history may
-    have been sent before, under an earlier epoch or none, and stays so (B5).
+    have been sent before, under an earlier epoch or none, and stays so.
     """
     items = request.chain.items
     if not epoch.depth or (reach is not None and len(items) >= reach):
@@ -114,7 +114,7 @@ def keeps_recent_turns(
 
 
 def count_shortened(epoch: Epoch, items: Sequence[Item]) -> int:
-    """Count the new messages that an epoch shortens because they do not fit: those that no model has answered (B9)."""
+    """Count the new messages that an epoch shortens because they do not fit: those that no model has answered."""
     unanswered = find_unanswered(items)
     edits = (edit for edit in read_plan(epoch).edits if isinstance(edit, Replaced))
     return sum(edit.place >= unanswered and items[edit.place].role != "assistant" for edit in edits)

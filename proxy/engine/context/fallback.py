@@ -1,4 +1,4 @@
-"""The levels that are tried in order until one yields a request to send (BEHAVIOUR B8).
+"""The levels that are tried in order until one yields a request to send.
 
 The levels are a new epoch, the active epoch, a minimal new epoch, and the client's own bytes. An epoch is in the log
 before anything is sent under it. If the log does not accept it, it changes nothing.
@@ -140,13 +140,13 @@ class FallbackChain:
             outgoing = await self._open_planned(state, draft, wanted, "plan") if _makes_progress(state, draft) else None
             if outgoing is None or outgoing.epoch is None:
                 return None
-            if not context.was_sent(state.view, state.request):  # the same history stays under the same epoch (B5)
+            if not context.was_sent(state.view, state.request):  # the same history stays under the same epoch
                 context.choose(state.view, state.request, state.epoch.id if state.epoch is not None else "")
             context.unsent.add(outgoing.epoch.id)
             return outgoing.epoch
 
     async def open_unsigned(self, state: RequestState, commit: Commit, name: str) -> OutgoingRequest | None:
-        """Open an epoch that renders what was sent without its signed reasoning, since the upstream refused that (B8a).
+        """Open an epoch that renders what was sent without its signed reasoning, since the upstream refused that.
 
         Return None if it has none, or if the result is invalid.
         """
@@ -188,7 +188,7 @@ class FallbackChain:
                     return self.keep(state)
             if taken := await self._adopt(state, wanted):
                 return taken
-            # A request above the ceiling is cut even if its plan is late or fails (B8b).
+            # A request above the ceiling is cut even if its plan is late or fails.
             is_needed = wanted.why in NEEDED or state.tokens >= state.budget.high
             rungs: tuple[Rung, ...] = ("plan", "minimal") if is_needed else ("plan",)
             for rung in rungs:
@@ -260,7 +260,7 @@ class FallbackChain:
         return drafting.result()
 
     def draft_ahead(self, state: RequestState) -> None:
-        """Plan the next epoch behind a request if one of the next calls probably opens it (B8b).
+        """Plan the next epoch behind a request if one of the next calls probably opens it.
 
         What opens it then only renders and checks that plan.
         """

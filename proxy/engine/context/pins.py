@@ -1,4 +1,4 @@
-"""Pins that requests ask for by header: the newest message then stays in every rendering (BEHAVIOUR B13)."""
+"""Pins that requests ask for by header: the newest message then stays in every rendering."""
 
 from proxy.engine.context.request_state import StateReader
 from proxy.engine.request import ManagedRequest

@@ -1,4 +1,4 @@
-"""Retrying a refused request in another form (BEHAVIOUR B8, B8a, B18, B20a).
+"""Retrying a refused request in another form.
 
 A request that was too long is cut, and the limit is learned from the upstream's error. If asking for fewer output
 tokens is enough, only that is changed. A rewritten request that was refused for another reason is sent without signed
@@ -288,7 +288,7 @@ class RefusalRetry:
         return await states.read(request, context, epoch, states.find_budget(request))
 
     def _learn_window(self, overflow: Overflow, sent: int) -> int | None:
-        """Return the window that the upstream names, if it is plausible (B18)."""
+        """Return the window that the upstream names, if it is plausible."""
         if overflow.window is None:
             return None
         models, key = self._states.models, find_key(self._request)
@@ -307,7 +307,7 @@ class RefusalRetry:
         return budget.limit(min(room, int(state.tokens * _CAUTION)))
 
     def _lower_output(self, window: int, sent: int) -> Retry | None:
-        """Return the same body asking for fewer output tokens, or None if that is not enough (B18)."""
+        """Return the same body asking for fewer output tokens, or None if that is not enough."""
         limit = self._request.most_output
         fitting = lower_output(limit, window, sent) if limit else None
         body = split_body(self._body, self._request.items_key)

@@ -24,7 +24,7 @@ from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange
 
 _NO_HOLDOUT = Holdout()
-# Milliseconds after a refusal during which no epoch opens in the view (BEHAVIOUR B8a).
+# Milliseconds after a refusal during which no epoch opens in the view.
 _REFUSED_MS = 24 * 60 * 60 * 1000
 
 
@@ -39,7 +39,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     epoch: Epoch | None  # the one that applies
     epoch_account: EpochAccount  # of the view under `epoch`
     epoch_tokens: int  # of the messages that are sent for `epoch`
-    changed: Mapping[int, bytes]  # later messages that are sent without their reasoning, by index (B37)
+    changed: Mapping[int, bytes]  # later messages that are sent without their reasoning, by index
     history: MeasuredHistory
     kept: int | None  # tokens at the beginning that were sent before; None if it continues the last request
     budget: Budget
@@ -172,7 +172,7 @@ def find_kept(history: MeasuredHistory, before: Sequence[bytes] | None, epoch_to
     """Count the tokens at a request's beginning that were sent before. Return None if it has all of the last request.
 
     `before` has the nodes of the last request under the same epoch. That epoch replaces the first `depth` messages,
-    whatever the client changed in them since (B6).
+    whatever the client changed in them since.
     """
     if before is None:
         return None
@@ -212,7 +212,7 @@ class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
     labels: Headers = ()  # response headers
     is_managed: bool = False  # another form may be sent if the upstream refuses this one
     is_mendable: bool = False  # if the upstream refuses its reasoning because of an epoch, it is sent without
-    is_guarded: bool = False  # a refusal is likely: the head of the response waits for its content (BEHAVIOUR B20a)
+    is_guarded: bool = False  # a refusal is likely: the head of the response waits for its content
     pin: Pin | None = None  # pins a message with this call
     uncounted: UncountedState | None = None  # set if it is counted after sending; until then `plan` has no tokens
     state: RequestState | None = None  # what it was decided from; None if nothing was counted
@@ -359,7 +359,7 @@ def _find_protected(
     budget: Budget,
     account: CacheCostAccount,
 ) -> int:
-    """Return the tokens that the last plan had to keep; if those were too many, at most what must stay now (B12)."""
+    """Return the tokens that the last plan had to keep; if those were too many, at most what must stay now."""
     known = context.protected.get(request.model, 0)
     if not account.ineffective and not budget.is_ceiling_unreachable(known):
         return known
@@ -379,7 +379,7 @@ def _list_uncounted(request: ManagedRequest, shared: int) -> bytes:
 
 
 def find_key(request: ManagedRequest) -> LimitKey:
-    """Return the key under which a limit is learned from a request (BEHAVIOUR B18)."""
+    """Return the key under which a limit is learned from a request."""
     limiting = FORMATS[request.wire].limit_headers
-    beta = b",".join(value for name, value in request.headers if name in limiting)
+    beta = b",".join([value for name, value in request.headers if name in limiting]) if limiting else b""
     return LimitKey(request.session.upstream, request.model, beta.decode("latin-1"), request.session.tenant)

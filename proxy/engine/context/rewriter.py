@@ -1,6 +1,6 @@
 """Rewriting a request's body with an epoch, and checking the result.
 
-A rewritten request with a fault that the client's own request does not have is never sent (PROTOCOL §3).
+A rewritten request with a fault that the client's own request does not have is never sent.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

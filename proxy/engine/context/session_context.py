@@ -1,7 +1,4 @@
-"""An in-memory cache of the log for managed sessions: their epochs, pins, accounts and summaries.
-
-BEHAVIOUR B3, B4, B6.
-"""
+"""An in-memory cache of the log for managed sessions: their epochs, pins, accounts and summaries."""
 
 import asyncio
 import logging
@@ -225,7 +222,7 @@ class SessionContext:
         return self._summaries.get(id)
 
     def list_summaries(self, nodes: Sequence[bytes]) -> list[Summary]:
-        """Return the summaries that replace messages of a chain now, in their order (BEHAVIOUR B32a)."""
+        """Return the summaries that replace messages of a chain now, in their order."""
         holding = [each for each in self._summaries.values() if is_in_chain(each, nodes)]
         return list_live_summaries(holding)
 
@@ -283,7 +280,7 @@ class SessionContext:
         return (view, request.chain.tip) in self._chosen
 
     def choose(self, view: str, request: ManagedRequest, epoch: str) -> None:
-        """Send this history under the same epoch whenever it is sent again (BEHAVIOUR B5)."""
+        """Send this history under the same epoch whenever it is sent again."""
         self.unsent.discard(epoch)
         self.reasoning.note(EpochUse(view, request.chain.tip, epoch))
         self._chosen[view, request.chain.tip] = epoch
@@ -458,21 +455,24 @@ class SessionContexts:
             async with asyncio.timeout(LOAD_SECONDS):
                 context.reasoning.absorb(await self._archive.list_uses(session))
         except (StoreUnavailable, TimeoutError):
-            _log.warning("session %s: it is not known under which epochs its reasoning was made", session)
+            _log.warning(
+                "session %s: the log did not say which reasoning is bound to an epoch; signed reasoning is left out",
+                session,
+            )
 
     def _settle(self, session: str, context: SessionContext) -> None:
         """Update the weight of a context, which may have grown, and drop what is above the limit."""
-        self._reckon(session, context)
+        self._update_weight(session, context)
         self._shrink()
         while self._weight > self._most and context.drop_oldest():
-            self._reckon(session, context)
+            self._update_weight(session, context)
 
     def _shrink(self) -> None:
         while self._weight > self._most and len(self._contexts) > 1:
             dropped, _ = self._contexts.popitem(last=False)
             self._weight -= self._weights.pop(dropped)
 
-    def _reckon(self, session: str, context: SessionContext) -> None:
+    def _update_weight(self, session: str, context: SessionContext) -> None:
         weight = context.weight
         self._weight += weight - self._weights.get(session, 0)
         self._weights[session] = weight

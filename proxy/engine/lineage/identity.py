@@ -1,4 +1,4 @@
-"""The identity of the caller, and the client's name for its conversation (BEHAVIOUR B2; PROTOCOL §2, rules 0 and 1)."""
+"""The identity of the caller, and the client's name for its conversation."""
 
 import hashlib
 import hmac

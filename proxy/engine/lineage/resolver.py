@@ -1,4 +1,4 @@
-"""How a session is recognised, and how a request extends what is known of it (PROTOCOL §2, BEHAVIOUR B1).
+"""How a session is recognised, and how a request extends what is known of it.
 
 An id that the client sends names the session. Without one, a recorded answer in the request's own chain of messages
 must prove where it belongs or, after a client's own compaction, an answer that it contains elsewhere. A request without
@@ -28,7 +28,7 @@ from proxy.model.lru import LruCache
 from proxy.wire.identity import Item
 
 # Call ids that some servers number instead of drawing them at random, so that any two conversations have equal ones:
-# `name:0` and `functions.name:3` (BEHAVIOUR B1), also `call_1`, `read_file_2` and `12`.
+# `name:0` and `functions.name:3`, also `call_1`, `read_file_2` and `12`.
 _COUNTED = re.compile(r"[\w.-]*:\d+|(?:(?:[A-Za-z]+[_.-])+|call|tool)?\d{1,4}")
 # An answer with this much text is evidence by itself. An answer with a tool call is evidence by the call's id.
 _TELLING_CHARACTERS = 40
@@ -60,7 +60,7 @@ class LineageQuery(msgspec.Struct, frozen=True, gc=False):
     items: Sequence[Item]
     most_output: int = 0
     previous: str = ""  # id of the stored answer that it extends, known or not
-    is_trusted: bool = True  # it may use what is known of the tenant (BEHAVIOUR B2)
+    is_trusted: bool = True  # it may use what is known of the tenant
     until: float = 0.0  # the end of its waits for the log, on the monotonic clock
     is_aside: bool = False  # it says itself that it is a side call
 
@@ -436,7 +436,7 @@ def _is_compacted(query: LineageQuery, known: SessionNodes, base: int) -> bool:
 
 
 def _is_side(query: LineageQuery, known: SessionNodes, base: int) -> bool:
-    """Return whether a call is a side call of its conversation (a title, a summary, a commit message; PROTOCOL §2).
+    """Return whether a call is a side call of its conversation (a title, a summary, a commit message).
 
     A side call lacks the tools of the conversation, or has two lesser signs: another model or preamble, no stream,
     few messages, a small output limit. A call that extends the conversation may lack tools for once: it is a side call

@@ -23,7 +23,7 @@ _MARK_WEIGHT = 500
 PLAIN, PROVEN, ANSWER = 0, 1, 2
 
 # So many requests in a row have other messages in place of the last ones of the request before: their client always
-# rewrites the end (BEHAVIOUR B6). aider does: files, images, the current task with failed attempts at it, a reminder.
+# rewrites the end. aider does: files, images, the current task with failed attempts at it, a reminder.
 REWRITES = 3
 
 # How many sessions with the same beginning (such as parallel workers) are distinguished: the newest.

@@ -265,7 +265,7 @@ class LineageTracker:
             self._resolver.record_recall(query)
         else:
             _log.warning(
-                "exchange %s: the log did not say in time which session it belongs to; it is taken as one of %s alone",
+                "exchange %s: the log did not say in time which session it belongs to; it is recorded in %s alone",
                 query.exchange,
                 query.session.id,
             )

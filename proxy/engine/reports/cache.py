@@ -1,4 +1,4 @@
-"""Why did the provider's cache miss: each call of a session, by what the log has of it (FEATURES P23)."""
+"""Why did the provider's cache miss: each call of a session, by what the log has of it."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field

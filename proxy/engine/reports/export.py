@@ -125,7 +125,7 @@ async def _find_epoch(log: LogReader, end: ExchangeRow) -> Epoch | None:
 
 
 def write_handoff(handoff: Handoff) -> str:
-    """Render a handoff in Markdown. The same log gives the same text (BEHAVIOUR B20)."""
+    """Render a handoff in Markdown. The same log gives the same text."""
     return "\n".join(_render_handoff(handoff)) + "\n"
 
 

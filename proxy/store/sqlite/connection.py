@@ -1,6 +1,6 @@
 """Opening log.db: the writer's lock, checks of the file, connections for writing and reading, texts for their errors.
 
-Only one process writes a file (BEHAVIOUR B32e). It takes a lock before it opens log.db. The lock is a separate file,
+Only one process writes a file. It takes a lock before it opens log.db. The lock is a separate file,
 since closing any descriptor of log.db would release the locks that SQLite holds on it in this process. A file that is
 not a sound log is refused, never overwritten.
 """

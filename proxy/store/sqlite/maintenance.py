@@ -130,7 +130,7 @@ class SqliteLeases:
     """The `Leases` port in the log's file. A caller that gets no response in time does not have the lease.
 
     `run` queues a task for the writer thread, and returns False if it will never run. Leases end with the process:
-    only one process writes the file (BEHAVIOUR B32e). The next start ends those of a killed process.
+    only one process writes the file. The next start ends those of a killed process.
     """
 
     def __init__(self, run: Callable[[WriterTask], bool], clock: Clock, most_seconds: float = _MOST_SECONDS) -> None:

@@ -166,7 +166,7 @@ async def test_a_better_one_is_made_when_a_model_can_be_asked_again(shop: Worksh
     assert [(each.level, each.supersedes) for each in better.summaries] == [(1, (lesser.summaries[0].id,))]
     assert better.epoch is None  # for it would add to what is sent
     assert better.tokens == lesser.epoch.tokens_after if lesser.epoch else 0
-    assert better.reason == "no epoch was opened: what is sent would get no shorter; the next one has what was made"
+    assert better.reason == "no epoch was opened: the request would get no shorter; the next epoch shows the summary"
 
 
 async def test_what_no_model_makes_better_stays_and_the_epoch_stays_too(shop: Workshop) -> None:

@@ -37,7 +37,7 @@ async def test_little_that_may_go_opens_an_epoch_without_a_summary(shop: Worksho
     found = await compact(shop)
     assert found.epoch is not None
     assert (found.summaries, shop.model.asked) == ((), [])
-    assert "is too little" in found.reason
+    assert "too little is not summarised yet" in found.reason
 
 
 async def test_a_session_nobody_knows_is_not_found(shop: Workshop) -> None:
@@ -153,20 +153,6 @@ async def test_another_epoch_in_between_is_left_alone(shop: Workshop) -> None:
     with pytest.raises(Conflict, match="another epoch was opened meanwhile"):
         await shop.controller.chain.open_by_hand(case, case.budget, commit, "x")
     assert [each.id for each in shop.epochs] == [first.epoch and first.epoch.id]
-
-
-async def test_calls_of_other_wires_are_not_compacted() -> None:
-    shop = Workshop()
-    await carry(shop)
-    compactor = make_manual_compaction(shop)
-    row = dataclasses.replace(await compactor.find_newest(shop.session, ""), wire="another")
-
-    async def find(*asked: object) -> ExchangeRow:
-        return row
-
-    compactor.find_newest = find  # type: ignore[method-assign, assignment]
-    with pytest.raises(Conflict, match="calls of this wire are recorded, not managed"):
-        await compactor.compact(shop.session, ManualOptions())
 
 
 async def test_what_would_not_be_valid_is_not_kept(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:

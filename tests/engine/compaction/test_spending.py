@@ -17,6 +17,7 @@ from proxy.model.events import AnswerRead, Event, ExchangeRecorded, SummaryWaste
 from proxy.model.exchange import Usage
 from proxy.model.log import AuxiliaryUsage
 from tests.support.engine import FixedClock
+from tests.support.events import hear_all
 
 DAY = 86_400
 
@@ -47,7 +48,7 @@ class World:
         card = Card(prices=Prices(Rates(1.0, 5.0, 0.1, 1.0)), prices_source="settings")
         self.clock, self.events = FixedClock(), list[Event]()
         bus = EventBus(TaskRunner())
-        bus.subscribe_all(self.events.append)
+        hear_all(bus, self.events.append)
         self.asked: list[tuple[str, str]] = []
 
         def find_card(upstream: str, model: str) -> Card:

@@ -9,7 +9,6 @@ import pytest
 from proxy.context.epoch_decision import Decision
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.policy import CompactionPolicy
-from proxy.engine.context.accounting import NoObserver
 from proxy.engine.context.request_state import OutgoingRequest
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
@@ -283,15 +282,6 @@ async def test_other_servers_are_not_cared_for_so() -> None:
     worker = record(shop)
     await shop.ask(until(1))
     assert worker.stopped == []
-
-
-async def test_where_nobody_watches_nothing_is_noted() -> None:
-    request = await Workshop().read_state(until(ABOVE))
-    nobody: Any = NoObserver()
-    nobody.note_arrival(request.state.request)
-    nobody.note_managed(request.state.request)
-    nobody.note_sent(request.state, None, None)
-    await in_time(nobody.wait(request.state.request))
 
 
 class BrokenLog(MemoryArchive):

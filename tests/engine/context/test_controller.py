@@ -6,7 +6,6 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from proxy.engine.context import controller
 from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.context.request_state import OutgoingRequest, StateReader
 from proxy.engine.request import ManagedRequest
@@ -57,18 +56,6 @@ async def test_the_head_of_an_answer_waits_where_the_window_is_unknown_or_near()
     for window, is_near in ((case.tokens * 4 // 3, True), (case.tokens * 4 // 3 + 2, False)):
         sending = await prepare(Setup(window=window, ceiling=200_000), until(22), is_side=True)
         assert (sending.plan is not None, sending.is_guarded) == (True, is_near)
-
-
-async def test_a_wire_that_is_not_managed_goes_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "MANAGED_WIRES", frozenset({"chat_completions"}))
-    setup = Setup()
-    subject = msgspec.structs.replace(make_subject(until(22)), wire="responses")
-    said = ((b"x-palimpsest-mode", b"observe; recorded-only"),)
-    assert await setup.decide(subject) == OutgoingRequest("original", subject.split.content, labels=said)
-    assert setup.controller.decide_at_once(subject) == OutgoingRequest("original", subject.split.content, labels=said)
-    assert await setup.decide(subject, "observe") == OutgoingRequest("original", subject.split.content)
-    short = msgspec.structs.replace(make_subject(until(2)), wire="responses")
-    assert await setup.decide(short) == OutgoingRequest("original", short.split.content)
 
 
 async def test_whatever_goes_wrong_the_request_goes_on_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from proxy.context.epoch_decision import Decision
-from proxy.engine.context.accounting import NoObserver
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus, TaskRunner
@@ -13,7 +12,7 @@ from proxy.model.epoch import Epoch, Plan
 from proxy.model.events import Planned
 from tests.support.engine import FixedClock
 from tests.support.managed import CEILING, ContextLog, ManagedEngine, Setup, refuse
-from tests.support.managing import SESSION, Message, make_controller, make_history, make_subject
+from tests.support.managing import SESSION, Message, NoObserver, make_controller, make_history, make_subject
 
 HISTORY = make_history(60, 1600)
 OBSERVED = (b"x-palimpsest-mode", b"observe; holdout")

@@ -3,9 +3,9 @@
 import pytest
 
 from proxy.engine.runtime import EventBus, TaskRunner
-from proxy.engine.upstream_health import OPEN_AFTER, UpstreamCircuits
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import Completeness
+from proxy.server.health import OPEN_AFTER, UpstreamCircuits
 
 
 def ended(upstream: str, status: int, *, is_unreached: bool = False) -> ExchangeRecorded:

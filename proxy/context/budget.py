@@ -20,6 +20,8 @@ _T = TypeVar("_T")
 # still, but of days of 400,000 tokens it loses a fourth of the far references (table in `docs/how-it-works.md`).
 AUTO_CEILING = 128_000
 _LARGE_BUDGET = 60_000
+LEAST_TRIGGER = 8_000
+"""Tokens below which no client's trigger lowers a budget: the rules of epochs were measured from there on."""
 _MARGIN_PERCENT = 3
 _MOST_PROTECTED = 0.7
 _NEAR_WINDOW_SHARE = 0.75
@@ -113,10 +115,13 @@ def make_budget(
     policy: BudgetPolicy,
     *,
     prices: Prices = UNPRICED,
+    trigger: int | None = None,
 ) -> Budget:
     """Return the budget of a request for `asked_output` tokens (None: unstated) to a model of `most_output` at most.
 
-    The model's `prices` count where the ceiling is `auto`.
+    The model's `prices` count where the ceiling is `auto`. From `trigger` tokens on the client wants outputs cleared:
+    the high mark is then no higher. The soft mark is as without it, unless that is higher, so that nothing is cleared
+    before the client or the policy wants it.
     """
     output = compute_output_reserve(window, most_output, asked_output, policy)
     room = policy.ceiling_tokens or choose_ceiling(prices)
@@ -124,8 +129,11 @@ def make_budget(
         reserve = min(policy.compaction_reserve, window // 8)
         room = min(room, window - output - reserve)
     usable = max(0, room * (100 - _MARGIN_PERCENT) // 100)
+    soft = compute_soft_mark(usable, policy)
+    if trigger is not None:
+        usable = min(usable, max(trigger, LEAST_TRIGGER))
     low = policy.low_fraction if policy.low_fraction is not None else (0.2 if usable >= _LARGE_BUDGET else 0.3)
-    return Budget(window, output, usable, compute_soft_mark(usable, policy), low)
+    return Budget(window, output, usable, min(soft, usable), low)
 
 
 def choose_ceiling(prices: Prices) -> int:

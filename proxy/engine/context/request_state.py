@@ -253,7 +253,8 @@ class StateReader:
 
     def find_budget(self, request: ManagedRequest) -> Budget:
         """Return the budget of a request. A ceiling that the request asks for replaces the configured one."""
-        budget = self.models.budget(find_key(request), request.most_output or None, request.ceiling)
+        trigger = request.clearing.trigger if request.clearing is not None else None
+        budget = self.models.budget(find_key(request), request.most_output or None, request.ceiling, trigger)
         return budget.scale(self.find_ratio(request).value)
 
     def find_tariff(self, request: ManagedRequest, history: MeasuredHistory, *, is_rewritten: bool = False) -> Tariff:

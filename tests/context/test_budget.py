@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from proxy.context.budget import (
     AUTO_CEILING,
+    LEAST_TRIGGER,
     LONGEST_RUN,
     Budget,
     BudgetPolicy,
@@ -300,3 +301,22 @@ def test_a_ratio_stays_in_its_bounds_whatever_it_is_told(told: list[tuple[int, i
 )
 def test_a_family_is_guessed_at_first(model: str, value: float) -> None:
     assert guess_ratio(identify_family(model)).value == value
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "trigger", "usable", "soft"),
+    [
+        (32_000, 20_000, 20_000, 18_624),  # between the marks: only the high mark is lower
+        (32_000, 12_000, 12_000, 12_000),  # below the soft mark: nothing is cleared before it
+        (32_000, 31_040, 31_040, 18_624),
+        (32_000, 90_000, 31_040, 18_624),
+        (32_000, 10, LEAST_TRIGGER, LEAST_TRIGGER),
+        (6_000, 10, 5_820, 3_492),
+    ],
+)
+def test_a_trigger_lowers_the_high_mark_and_clears_nothing_before_it(
+    ceiling: int, trigger: int, usable: int, soft: int
+) -> None:
+    budget = make_budget(1_000_000, None, None, BudgetPolicy(ceiling), trigger=trigger)
+    assert (budget.usable, budget.soft) == (usable, soft)
+    assert budget.compute_low_mark(0) == int(0.3 * usable)

@@ -11,8 +11,9 @@ import pytest
 from proxy.engine.policy import Provider
 from proxy.model.epoch import Plan
 from proxy.model.exchange import ClientRequest, Headers
-from tests.support.engine import RecordingClient, wait_out
+from tests.support.engine import JSON, RecordingClient, ScriptedResponse, Sent, wait_out
 from tests.support.message_sessions import MessageSession
+from tests.support.strict_messages import StrictMessages
 from tests.support.talking import NAME
 
 LACKING = Provider(edits_context=False)
@@ -24,6 +25,8 @@ TOLD = b"x-palimpsest-notice"
 
 class ClearingSession(MessageSession):
     """A session whose client asks for clearing with each request."""
+
+    counted = (*MessageSession.counted, "context_management")
 
     def __init__(self, *edits: dict[str, Any], ceiling: int = 1_000_000, **options: Any) -> None:
         options = {"provider": LACKING, "model": "claude-sonnet-4-5", "often": 0, "size": 1_500, **options}
@@ -209,4 +212,59 @@ async def test_after_a_restart_the_answer_says_the_same() -> None:
         each["cleared_tool_uses"] for each in read_applied(last) or ()
     ]
     assert await session.talk.log.list_epochs(session.talk.session)
+    await session.talk.close()
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_a_count_of_tokens_has_that_of_the_clients_request_beside_it(is_known: bool) -> None:
+    session = ClearingSession(USES)
+    if is_known:
+        await session.grow()
+    client = await session.count()
+    told = json.loads(client.body)
+    assert "context_management" not in session.asked
+    original = told["context_management"]["original_input_tokens"]
+    assert original > told["input_tokens"] + 4000 if is_known else original == told["input_tokens"]
+    assert b"context-management" not in dict(session.upstream.calls[-1].headers).get(b"anthropic-beta", b"")
+    await session.talk.close()
+
+
+async def test_a_count_passes_as_it_came_where_the_provider_clears() -> None:
+    session = ClearingSession(USES, provider=Provider())
+    client = await session.count()
+    assert session.asked["context_management"] == {"edits": [USES]}
+    assert "context_management" not in json.loads(client.body)
+    await session.talk.close()
+
+
+async def test_a_body_that_cannot_be_read_is_counted_as_it_came() -> None:
+    session, client = ClearingSession(USES), RecordingClient()
+    request = ClientRequest("POST", session.count_target, NAME, b'{"context_management":{"edits":[]}')
+    with pytest.raises(json.JSONDecodeError):
+        await session.talk.engine.begin_count(request, session.wire, client)
+    assert session.upstream.calls[-1].body == request.body
+    await session.talk.close()
+
+
+async def test_what_is_sent_after_a_refusal_lacks_the_member_too_and_the_answer_tells_of_that() -> None:
+    session, send = ClearingSession(USES, ceiling=30_000), StrictMessages.send
+
+    async def refuse_once(self: StrictMessages, *asked: Any) -> ScriptedResponse:
+        if len(self.calls) != 14:
+            return await send(self, *asked)
+        self.calls.append(Sent(*asked))
+        told = {"type": "error", "error": {"type": "invalid_request_error", "message": "prompt is too long"}}
+        return ScriptedResponse(json.dumps(told).encode(), status=400, headers=JSON, ending="whole")
+
+    session.upstream.send = refuse_once.__get__(session.upstream)
+    while len(session.upstream.calls) < 16:
+        client = await session.call()
+    assert await session.talk.engine.tasks.finish(5)
+    exchange = dict(client.labels)[b"x-palimpsest-exchange"].decode()
+    sent = [call.body for call in session.upstream.calls[-2:]]
+    assert [await session.talk.log.load_sent(exchange, k) for k in (0, 1)] == sent
+    assert not any(b"context_management" in body for body in sent)
+    [applied] = read_applied(client) or [{}]
+    all_sent, standing = count_outputs(session)
+    assert applied["cleared_tool_uses"] == all_sent - standing > 0
     await session.talk.close()

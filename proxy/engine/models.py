@@ -85,7 +85,7 @@ class Models:
         self._spawn = spawn
         self._asked: dict[str, float] = {}
         self._cards: dict[LimitKey, tuple[Card, float]] = {}
-        self._budgets: dict[tuple[LimitKey, *tuple[int | None, ...]], tuple[Budget, float]] = {}
+        self._budgets: dict[tuple[LimitKey, int | None, int | None], tuple[Budget, float]] = {}
 
     async def open(self) -> None:
         """Read the catalog that comes with the installation."""
@@ -104,24 +104,15 @@ class Models:
         self._cards[key] = (card, now + _CARD_SECONDS)
         return card
 
-    def budget(
-        self,
-        key: LimitKey,
-        asked_output: int | None = None,
-        ceiling: int | None = None,
-        trigger: int | None = None,
-    ) -> Budget:
-        """Return how much a request may send. A `ceiling` of the request replaces the configured one.
-
-        `trigger`: as in `budget.make_budget`.
-        """
-        asked, now = (key, asked_output, ceiling, trigger), self._clock.monotonic()
+    def budget(self, key: LimitKey, asked_output: int | None = None, ceiling: int | None = None) -> Budget:
+        """Return how much a request may send. A `ceiling` of the request replaces the configured one."""
+        asked, now = (key, asked_output, ceiling), self._clock.monotonic()
         known = self._budgets.get(asked)
         if known is not None and now < known[1]:
             return known[0]
         card = self.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
         policy = self._policy if ceiling is None else replace(self._policy, ceiling_tokens=ceiling)
-        budget = make_budget(card.window, card.output, asked_output, policy, prices=card.prices, trigger=trigger)
+        budget = make_budget(card.window, card.output, asked_output, policy, prices=card.prices)
         if len(self._budgets) >= _MOST_CARDS:
             self._budgets.clear()
         self._budgets[asked] = (budget, now + _CARD_SECONDS)

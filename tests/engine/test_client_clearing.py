@@ -10,6 +10,7 @@ import pytest
 
 from proxy.engine.policy import Provider
 from proxy.model.epoch import Plan
+from proxy.model.events import CeilingExceeded, CeilingUnreachable
 from proxy.model.exchange import ClientRequest, Headers
 from tests.support.engine import JSON, RecordingClient, ScriptedResponse, Sent, wait_out
 from tests.support.message_sessions import MessageSession
@@ -158,7 +159,7 @@ async def test_what_tools_give_that_are_excluded_stays() -> None:
     [
         (USES, "", True),
         (USES | {"trigger": {"type": "tool_uses", "value": 9}}, "trigger of 9 tool uses: tokens count", True),
-        (USES | {"trigger": {"type": "input_tokens", "value": 500}}, "trigger of 500 tokens: taken as 8000", True),
+        (USES | {"trigger": {"type": "input_tokens", "value": 500}}, "trigger of 500 tokens: taken as ", True),
         (THINKING | {"keep": {"type": "thinking_turns", "value": 2}}, "keep of 2 thinking turns: reasoning goes", True),
         (USES | {"colour": "red", "keep": "all"}, "unknown: keep, colour", True),
         (USES | {"keep": {"type": "tool_uses", "value": 1}}, "keep of 1 tool uses: the newest 3 steps with", False),
@@ -267,4 +268,24 @@ async def test_what_is_sent_after_a_refusal_lacks_the_member_too_and_the_answer_
     [applied] = read_applied(client) or [{}]
     all_sent, standing = count_outputs(session)
     assert applied["cleared_tool_uses"] == all_sent - standing > 0
+    await session.talk.close()
+
+
+class LadenSession(ClearingSession):
+    """A session whose system prompt has more tokens than its trigger leaves room for."""
+
+    def write(self) -> bytes:
+        body = json.loads(super().write())
+        body["system"] = [{"type": "text", "text": "You are a careful agent. " * 1_600}]
+        return json.dumps(body).encode()
+
+
+async def test_what_must_stay_does_not_give_way_for_a_trigger() -> None:
+    session = LadenSession(USES, size=3_000)
+    session.history[0] = {"role": "user", "content": "Look at all parts of it, one after the other. " * 30}
+    last = await session.grow(2)
+    assert any(each.startswith("context_management: trigger of 12000 tokens: taken as ") for each in list_notices(last))
+    assert not any(isinstance(event, CeilingUnreachable | CeilingExceeded) for event in session.talk.engine.events)
+    [asked] = [each for each in session.asked["messages"][:3] if "Look at all parts" in json.dumps(each)]
+    assert asked in session.history
     await session.talk.close()

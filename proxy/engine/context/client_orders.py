@@ -5,7 +5,7 @@ our epochs do it, and nothing else: the trigger is a mark of the request's budge
 those of the settings. What of the rest is not done as asked is told in words.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -17,6 +17,7 @@ from proxy.engine.context.session_context import SessionContext
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import ClearedContext, ClearingTerms, Edit, Epoch, Kept, Pin, Plan, Replaced
 from proxy.model.exchange import Headers
+from proxy.model.messages import MessageStructure
 from proxy.wire import FORMATS
 
 # The share of a budget that all pins together may take.
@@ -70,7 +71,9 @@ def find_cleared(states: StateReader, request: ManagedRequest, plan: Plan | None
     if plan is None or context is None:
         return ClearedContext()
     epoch = context.get_epoch(plan.epoch)
-    replaced = _measure_replaced(request, context, epoch) if epoch is not None else ClearedContext()
+    history, shared = states.caches.histories.find(request)
+    structures = history.structures if history is not None and epoch is not None and shared >= epoch.depth else None
+    replaced = _measure_replaced(request, context, epoch, structures) if epoch is not None else ClearedContext()
     count = FORMATS[request.wire].count_reasoning
     raws, later = request.list_raws(), context.reasoning.find_changed(request, epoch)
     removed = [size for place, raw in later.items() if (size := count(raws[place]) - count(raw)) > 0]
@@ -88,7 +91,7 @@ def tell_unserved(request: ManagedRequest, outgoing: OutgoingRequest) -> Outgoin
     """Tell what the request asks to be cleared otherwise than it is: in a label, and in the plan of an epoch."""
     if request.clearing is None:
         return outgoing
-    told = "; ".join(_list_unserved(request.clearing, outgoing.epoch, is_opened=outgoing.is_opened))
+    told = "; ".join(_list_unserved(request.clearing, outgoing))
     if not told:
         return outgoing
     note, plan = f"{FORMATS[request.wire].clearing_key}: {told}", outgoing.plan
@@ -97,11 +100,13 @@ def tell_unserved(request: ManagedRequest, outgoing: OutgoingRequest) -> Outgoin
     return msgspec.structs.replace(outgoing, plan=plan).add(label_note(note))
 
 
-def _list_unserved(terms: ClearingTerms, epoch: Epoch | None, *, is_opened: bool) -> Iterator[str]:
+def _list_unserved(terms: ClearingTerms, outgoing: OutgoingRequest) -> Iterator[str]:
+    epoch, state = outgoing.epoch, outgoing.state
+    high = state.to_model_tokens(state.budget.high) if state is not None else LEAST_TRIGGER
     if terms.trigger_uses is not None:
         yield f"trigger of {terms.trigger_uses} tool uses: tokens count"
-    elif terms.trigger is not None and terms.trigger < LEAST_TRIGGER:
-        yield f"trigger of {terms.trigger} tokens: taken as {LEAST_TRIGGER}"
+    elif terms.trigger is not None and terms.trigger < high - 1:  # it is rounded
+        yield f"trigger of {terms.trigger} tokens: taken as {high}"
     if terms.thinking and terms.thinking_turns is not None:
         yield f"keep of {terms.thinking_turns} thinking turns: reasoning goes with the steps that an epoch takes"
     if terms.unknown:
@@ -111,20 +116,27 @@ def _list_unserved(terms: ClearingTerms, epoch: Epoch | None, *, is_opened: bool
     if terms.tool_uses and terms.keep != RECENT_GROUPS:
         yield f"keep of {terms.keep} tool uses: the newest {RECENT_GROUPS} steps with calls stay, more where they fit"
     freed = epoch.tokens_before - epoch.tokens_after
-    if is_opened and freed < terms.at_least:
+    if outgoing.is_opened and freed < terms.at_least:
         yield f"clear_at_least of {terms.at_least} tokens: {freed} were cleared"
     if terms.clears_inputs:
         yield "clear_tool_inputs: the calls stay where only their results are cleared"
 
 
-def _measure_replaced(request: ManagedRequest, context: SessionContext, epoch: Epoch) -> ClearedContext:
-    """Count what an epoch does not send as the client has it, without the tokens in all. It is counted once."""
+def _measure_replaced(
+    request: ManagedRequest, context: SessionContext, epoch: Epoch, structures: Sequence[MessageStructure] | None
+) -> ClearedContext:
+    """Count what an epoch does not send as the client has it, without the tokens in all. It is counted once.
+
+    `structures` are those of the request's messages, if they are known.
+    """
     known = context.cleared.get(epoch.id)
     if known is not None:
         return known
     form, raws = FORMATS[request.wire], request.list_raws()[: epoch.depth]
     edits = {each.place: each for each in _edits.decode(epoch.edits or b"[]") if isinstance(each, Kept | Replaced)}
-    uses = sum([_count_cleared(form.parse_structure(raw).results, edits.get(i)) for i, raw in enumerate(raws)])
+    if structures is None:
+        structures = list(map(form.parse_structure, raws))
+    uses = sum([_count_cleared(each.results, edits.get(i)) for i, each in enumerate(structures[: epoch.depth])])
     had, has = list(map(form.count_reasoning, raws)), list(map(form.count_reasoning, epoch.rendered))
     turns, characters = sum(map(bool, had)) - sum(map(bool, has)), sum(had) - sum(has)
     known = ClearedContext(uses, max(0, turns), 0, estimate_reasoning(max(0, characters)))

@@ -205,6 +205,7 @@ class SessionContext:
         epoch = self._epochs.pop(0)
         self._epochs_weight -= weigh_epoch(epoch)
         self.sizes.pop(epoch.id, None)
+        self.cleared.pop(epoch.id, None)
         self.reaches.forget(epoch.id)
         return True
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from proxy.engine.context.client_orders import count_cleared
 from proxy.engine.policy import Provider
-from proxy.model.epoch import Plan
+from proxy.model.epoch import Kept, Plan, Replaced
 from proxy.model.events import CeilingExceeded, CeilingUnreachable
 from proxy.model.exchange import ClientRequest, Headers
+from proxy.model.messages import LEDGER_HEAD
 from tests.support.engine import JSON, RecordingClient, ScriptedResponse, Sent, wait_out
 from tests.support.message_sessions import MessageSession
 from tests.support.strict_messages import StrictMessages
@@ -247,28 +249,50 @@ async def test_a_body_that_cannot_be_read_is_counted_as_it_came() -> None:
     await session.talk.close()
 
 
-async def test_what_is_sent_after_a_refusal_lacks_the_member_too_and_the_answer_tells_of_that() -> None:
-    session, send = ClearingSession(USES, ceiling=30_000), StrictMessages.send
+@pytest.mark.parametrize("said", ["prompt is too long", "the form of it is wrong"])
+async def test_what_is_sent_after_a_refusal_lacks_the_member_too_and_the_answer_tells_of_that(said: str) -> None:
+    """Too long a request is shortened; one whose form is refused goes as the client sent it, with nothing cleared."""
+    session, send, refused = ClearingSession(USES), StrictMessages.send, list[Sent]()
+    is_form = "form" in said
 
     async def refuse_once(self: StrictMessages, *asked: Any) -> ScriptedResponse:
-        if len(self.calls) != 14:
+        if refused or (LEDGER_HEAD.encode() not in asked[3] if is_form else len(self.calls) < 14):
             return await send(self, *asked)
-        self.calls.append(Sent(*asked))
-        told = {"type": "error", "error": {"type": "invalid_request_error", "message": "prompt is too long"}}
+        refused.append(Sent(*asked))
+        self.calls.append(refused[0])
+        told = {"type": "error", "error": {"type": "invalid_request_error", "message": said}}
         return ScriptedResponse(json.dumps(told).encode(), status=400, headers=JSON, ending="whole")
 
     session.upstream.send = refuse_once.__get__(session.upstream)
-    while len(session.upstream.calls) < 16:
+    while not refused:
         client = await session.call()
     assert await session.talk.engine.tasks.finish(5)
     exchange = dict(client.labels)[b"x-palimpsest-exchange"].decode()
     sent = [call.body for call in session.upstream.calls[-2:]]
     assert [await session.talk.log.load_sent(exchange, k) for k in (0, 1)] == sent
     assert not any(b"context_management" in body for body in sent)
-    [applied] = read_applied(client) or [{}]
     all_sent, standing = count_outputs(session)
-    assert applied["cleared_tool_uses"] == all_sent - standing > 0
+    assert [each["cleared_tool_uses"] for each in read_applied(client) or ()] == (
+        [] if is_form else [all_sent - standing]
+    )
+    assert (all_sent > standing) == (not is_form)
     await session.talk.close()
+
+
+@pytest.mark.parametrize(
+    ("edit", "cleared"),
+    [
+        (Kept(3), 0),
+        (None, 2),
+        (Replaced(3, "", "tombstone"), 2),
+        (Replaced(3, "", "tombstone", (("b", "[tool: b]"), ("other", "x"))), 1),
+        (Replaced(3, "", "shortened", (("a", "x"),)), 0),
+    ],
+)
+def test_a_result_is_cleared_that_a_tombstone_or_the_ledger_stands_for(
+    edit: Kept | Replaced | None, cleared: int
+) -> None:
+    assert count_cleared(("a", "b"), edit) == cleared
 
 
 class LadenSession(ClearingSession):

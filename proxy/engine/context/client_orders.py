@@ -136,7 +136,7 @@ def _measure_replaced(
     edits = {each.place: each for each in _edits.decode(epoch.edits or b"[]") if isinstance(each, Kept | Replaced)}
     if structures is None:
         structures = list(map(form.parse_structure, raws))
-    uses = sum([_count_cleared(each.results, edits.get(i)) for i, each in enumerate(structures[: epoch.depth])])
+    uses = sum([count_cleared(each.results, edits.get(i)) for i, each in enumerate(structures[: epoch.depth])])
     had, has = list(map(form.count_reasoning, raws)), list(map(form.count_reasoning, epoch.rendered))
     turns, characters = sum(map(bool, had)) - sum(map(bool, has)), sum(had) - sum(has)
     known = ClearedContext(uses, max(0, turns), 0, estimate_reasoning(max(0, characters)))
@@ -144,7 +144,7 @@ def _measure_replaced(
     return known
 
 
-def _count_cleared(results: tuple[str, ...], edit: Kept | Replaced | None) -> int:
+def count_cleared(results: tuple[str, ...], edit: Kept | Replaced | None) -> int:
     """Count the results in a message that are not sent as they are, given what is sent of it."""
     if isinstance(edit, Kept) or (edit is not None and edit.kind not in _STANDING_FOR):
         return 0

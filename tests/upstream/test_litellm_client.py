@@ -562,3 +562,16 @@ async def test_an_answer_that_is_no_json_is_an_error(make: Make, upstream: Scrip
     upstream.answer_with(answer(b"not json", says.JSON))
     status, value = await ask(make(), {"model": OPENAI, "messages": ASKED})
     assert (status, value["error"]["type"]) == (500, "api_error")
+
+
+async def test_litellm_says_that_it_compacts_nothing(make: Make, upstream: ScriptedUpstream) -> None:
+    """As docs/providers.md has it of a request that is not managed since it asks for a compaction."""
+    upstream.answer_with(says.whole(says.CHAT))
+    edits = [{"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 50_000}}]
+    asked = {"messages": [{"role": "user", "content": "word " * 60_000}], "max_tokens": 9}
+    body = {"model": "hosted_vllm/m", **asked, "context_management": {"edits": edits}}
+    status, value = await ask(make(), body, MESSAGES)
+    assert status == 200
+    told = {"type": "compact_20260112", "error": "summary_model_not_configured"}
+    assert value["context_management"] == {"applied_edits": [told]}
+    assert len(upstream.requests) == 1

@@ -159,7 +159,7 @@ class RequestResolver:
         base = found.measure(chain.nodes)
         step = Step(unread.exchange, "append", False, chain.tip, len(chain.nodes), base, (), ())
         resolved = replace(unread, session=found.key, upstream=upstream, wire=form.name, model=model, step=step)
-        clearing = _read_clearing(form, split, route, unread.mode)
+        clearing = read_clearing(form, split, route, unread.mode)
         return ManagedRequest(
             **asdict(resolved),
             items_key=form.items_key,
@@ -243,7 +243,7 @@ class RequestResolver:
             step=None if place is None else place.step,
         )
         if place is not None and split.items:
-            clearing = _read_clearing(form, split, route, options.mode)
+            clearing = read_clearing(form, split, route, options.mode)
             own = split if clearing is None else remove_member(split, form.clearing_key)
             resolved = _make_managed(
                 resolved, form, query, place, split=own, chain=chain, holding=holding, clearing=clearing
@@ -340,7 +340,7 @@ class RequestResolver:
         if split is None:
             return request.body
         route = self._choose(parse_json_string(split.member("model")))
-        terms = _read_clearing(form, split, route, mode)
+        terms = read_clearing(form, split, route, mode)
         return request.body if terms is None else remove_member(split, form.clearing_key).content
 
 
@@ -398,7 +398,7 @@ def _make_managed(
     )
 
 
-def _read_clearing(form: Format, split: SplitBody, route: Route, mode: Mode) -> ClearingTerms | None:
+def read_clearing(form: Format, split: SplitBody, route: Route, mode: Mode) -> ClearingTerms | None:
     """Return what a request asks to be cleared if that is our work: its upstream does not, and it is managed."""
     is_ours = form.clearing_key in split.members and not route.edits_context and mode == "manage"
     return form.read_clearing(split) if is_ours else None

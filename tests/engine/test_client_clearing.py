@@ -14,7 +14,10 @@ from proxy.model.epoch import Kept, Plan, Replaced
 from proxy.model.events import CeilingExceeded, CeilingUnreachable
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.model.messages import LEDGER_HEAD
+from tests.support.compacting import Workshop
 from tests.support.engine import JSON, RecordingClient, ScriptedResponse, Sent, wait_out
+from tests.support.managing import make_history
+from tests.support.manual_compaction import compact
 from tests.support.message_sessions import MessageSession
 from tests.support.strict_messages import StrictMessages
 from tests.support.talking import NAME
@@ -313,3 +316,20 @@ async def test_what_must_stay_does_not_give_way_for_a_trigger() -> None:
     [asked] = [each for each in session.asked["messages"][:3] if "Look at all parts" in json.dumps(each)]
     assert asked in session.history
     await session.talk.close()
+
+
+@pytest.mark.parametrize("is_by_hand", [False, True])
+async def test_what_models_are_asked_for_a_summary_lacks_the_member_and_its_beta(is_by_hand: bool) -> None:
+    shop = Workshop(wire="anthropic_messages", provider=LACKING)
+    history, steps = make_history(60, 1600), 4
+    while not shop.summaries:
+        await shop.call(history[: 2 + 2 * steps], BETA, context_management={"edits": [THINKING]})
+        await shop.settle()
+        if is_by_hand:
+            await compact(shop)
+        steps += 1
+    assert shop.model.asked
+    for call in shop.model.calls:
+        assert isinstance(call.body, bytes)
+        assert b"context_management" not in call.body
+        assert b"context-management" not in dict(call.headers).get(b"anthropic-beta", b"")

@@ -166,7 +166,7 @@ async def test_what_tools_give_that_are_excluded_stays() -> None:
         (USES | {"trigger": {"type": "tool_uses", "value": 9}}, "trigger of 9 tool uses: tokens count", True),
         (USES | {"trigger": {"type": "input_tokens", "value": 500}}, "trigger of 500 tokens: taken as ", True),
         (THINKING | {"keep": {"type": "thinking_turns", "value": 2}}, "keep of 2 thinking turns: reasoning goes", True),
-        (USES | {"colour": "red", "keep": "all"}, "unknown: keep, colour", True),
+        (USES | {"a\r\nb: c": "red", "keep": "all"}, r"unknown: 'keep', 'a\r\nb: c'", True),
         (USES | {"keep": {"type": "tool_uses", "value": 1}}, "keep of 1 tool uses: the newest 3 steps with", False),
         (USES | {"clear_at_least": {"type": "input_tokens", "value": 90_000}}, "clear_at_least of 90000 token", False),
         (USES | {"clear_tool_inputs": True}, "clear_tool_inputs: the calls stay", False),

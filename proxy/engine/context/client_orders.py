@@ -75,7 +75,8 @@ def find_cleared(states: StateReader, request: ManagedRequest, plan: Plan | None
     structures = history.structures if history is not None and epoch is not None and shared >= epoch.depth else None
     replaced = _measure_replaced(request, context, epoch, structures) if epoch is not None else ClearedContext()
     count = FORMATS[request.wire].count_reasoning
-    raws, later = request.list_raws(), context.reasoning.find_changed(request, epoch)
+    later = context.reasoning.find_changed(request, epoch)
+    raws = request.list_raws() if later else []
     removed = [size for place, raw in later.items() if (size := count(raws[place]) - count(raw)) > 0]
     tokens = max(0, (plan.tokens_client or 0) - (plan.tokens_upstream or 0))  # both are counted, or neither
     thinking = states.find_ratio(request).apply(replaced.thinking_tokens + estimate_reasoning(sum(removed)))
@@ -110,7 +111,7 @@ def _list_unserved(terms: ClearingTerms, outgoing: OutgoingRequest) -> Iterator[
     if terms.thinking and terms.thinking_turns is not None:
         yield f"keep of {terms.thinking_turns} thinking turns: reasoning goes with the steps that an epoch takes"
     if terms.unknown:
-        yield f"unknown: {', '.join(name[:40] for name in terms.unknown[:8])}"
+        yield f"unknown: {', '.join(repr(name[:40]) for name in terms.unknown[:8])}"
     if epoch is None or not epoch.depth:
         return
     if terms.tool_uses and terms.keep != RECENT_GROUPS:

@@ -298,6 +298,22 @@ def test_a_result_is_cleared_that_a_tombstone_or_the_ledger_stands_for(
     assert count_cleared(("a", "b"), edit) == cleared
 
 
+async def test_what_was_cleared_is_counted_from_the_request_where_memory_lacks_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = ClearingSession(USES)
+    await session.grow()
+    caches = session.talk.engine.controller.states.caches
+    context = caches.contexts.get(session.talk.session)
+    assert context is not None
+    context.cleared.clear()
+    monkeypatch.setattr(caches.histories, "find", lambda request: (None, 0))
+    [applied] = read_applied(await session.call()) or [{}]
+    sent, standing = count_outputs(session)
+    assert applied["cleared_tool_uses"] == sent - standing > 0
+    await session.talk.close()
+
+
 class LadenSession(ClearingSession):
     """A session whose system prompt has more tokens than its trigger leaves room for."""
 

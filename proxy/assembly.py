@@ -145,7 +145,8 @@ async def build_engine(settings: Settings) -> Engine:
     policy = replace(policy, own_keys=tuple(p.api_key.encode("latin-1") for p in policies if p.api_key))
     descriptors, hop_id = Descriptors(read_descriptor_limit()), secrets.token_hex(8)
     upstreams = tuple([build_upstream(each, tasks, descriptors, hop_id) for each in policies])
-    routes = tuple(Route(upstream, p.models) for upstream, p in zip(upstreams, policies, strict=True))
+    editing = {name: provider.edits_context for name, provider in settings.providers().items()}
+    routes = tuple([Route(each, p.models, editing[p.name]) for each, p in zip(upstreams, policies, strict=True)])
     durability = DurabilityWaiter(archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
     is_fresh = not await archive.has_sessions()
     lineage = _build_lineage(policy, archive, bus, clock, is_fresh=is_fresh)

@@ -116,7 +116,7 @@ def test_what_few_people_need_is_an_extra() -> None:
     assert heavy & set(locked(OUTLINES)) == {"tree-sitter", "tree-sitter-language-pack"}
     assert heavy & set(locked(PROVIDERS)) == {"litellm", "tiktoken"}
     assert locked(PROVIDERS)["litellm"] not in ("1.82.7", "1.82.8"), "these were tampered with"
-    library, _ = (Requirement(each) for each in project()["optional-dependencies"]["providers"])
+    library, *_ = (Requirement(each) for each in project()["optional-dependencies"]["providers"])
     assert library.name == "litellm"
     assert not any(library.specifier.contains(version) for version in ("1.82.7", "1.82.8"))
 

@@ -187,6 +187,13 @@ class UpstreamSettings(Section):
             "finds nothing."
         ),
     )
+    context_editing: Literal["auto", "upstream", "proxy"] = Field(
+        "auto",
+        description=(
+            "Who clears what a context_management asks for: upstream, or proxy: palimpsest, by its epochs "
+            "(docs/providers.md). auto: proxy where kind is litellm."
+        ),
+    )
     proxy: ProxyUrl = Field(
         SecretStr(_UPSTREAM.proxy or "none"),
         description=(
@@ -262,6 +269,7 @@ class UpstreamSettings(Section):
             summary_role=self.summary_role,
             strict_alternation=self.strict_alternation,
             has_own_key=self.auth != "none" if reveal(self.api_key, self.api_key_file) else self._is_of_environment,
+            edits_context=self.context_editing == "upstream" or (self.context_editing, self.kind) == ("auto", "openai"),
         )
 
 

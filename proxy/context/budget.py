@@ -20,8 +20,11 @@ _T = TypeVar("_T")
 # still, but of days of 400,000 tokens it loses a fourth of the far references (table in `docs/how-it-works.md`).
 AUTO_CEILING = 128_000
 _LARGE_BUDGET = 60_000
+LEAST_TRIGGER = 8_000
+"""Tokens below which no client's trigger lowers a budget: the rules of epochs were measured from there on."""
 _MARGIN_PERCENT = 3
-_MOST_PROTECTED = 0.7
+_MOST_PROTECTED, _MOST_PROTECTED_AT_TRIGGER = 0.7, 0.6
+_LARGE_LOW_FRACTION, _SMALL_LOW_FRACTION = 0.2, 0.3
 _NEAR_WINDOW_SHARE = 0.75
 _LEAST_OUTPUT = 4096
 
@@ -91,6 +94,18 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
         soft = int(self.soft * usable / self.usable)
         return Budget(self.window, self.output, max(0, usable), max(0, soft), self._low_fraction)
 
+    def begin_at(self, trigger: int, protected: int = 0) -> "Budget":
+        """Return this budget with its high mark at the `trigger` from which on a client wants outputs cleared.
+
+        A lower high mark stays, and so does the soft mark unless it is higher: nothing is cleared before the client or
+        the policy wants it. A trigger counts as more where `protected` tokens would have to give way for it.
+        """
+        usable = max(trigger, LEAST_TRIGGER, int(protected / _MOST_PROTECTED_AT_TRIGGER))
+        if usable >= self.usable:
+            return self
+        low = self._low_fraction if usable >= _LARGE_BUDGET else max(self._low_fraction, _SMALL_LOW_FRACTION)
+        return Budget(self.window, self.output, usable, min(self.soft, usable), low)
+
     def compute_pressure(self, tokens: int) -> Pressure:
         """Return the pressure of a request of `tokens`: `none` below the soft mark, and where no tokens are usable."""
         if not self.usable or tokens < self.soft:
@@ -124,8 +139,12 @@ def make_budget(
         reserve = min(policy.compaction_reserve, window // 8)
         room = min(room, window - output - reserve)
     usable = max(0, room * (100 - _MARGIN_PERCENT) // 100)
-    low = policy.low_fraction if policy.low_fraction is not None else (0.2 if usable >= _LARGE_BUDGET else 0.3)
+    low = policy.low_fraction if policy.low_fraction is not None else _choose_low_fraction(usable)
     return Budget(window, output, usable, compute_soft_mark(usable, policy), low)
+
+
+def _choose_low_fraction(usable: int) -> float:
+    return _LARGE_LOW_FRACTION if usable >= _LARGE_BUDGET else _SMALL_LOW_FRACTION
 
 
 def choose_ceiling(prices: Prices) -> int:

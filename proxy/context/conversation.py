@@ -84,6 +84,7 @@ class PlanRequest(msgspec.Struct, frozen=True, gc=False):
     unkept: frozenset[int] = frozenset()  # places of messages that the log does not have whole, so they must stay
     is_volatile: bool = False  # the client rewrites what follows those messages in its next request, too
     needs_thinking: bool = False  # a turn under way has to begin with thinking
+    excluded: tuple[str, ...] = ()  # names of further tools whose outputs stay, since the client asks for it
     growth: int = 0  # tokens that the next request is expected to add if the plan is made for that one, else 0
 
 
@@ -147,7 +148,11 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     spoken = frozenset(_list_spoken(messages))
     steps = list(_list_steps(messages, found, split_groups(structures, machine, spoken)))
     users = tuple(i for i, step in enumerate(steps) if step.kind == "user")
-    bound = view.pinned | view.unkept | frozenset(_list_protected_outputs(messages, policy.protected_tools))
+    bound = (
+        view.pinned
+        | view.unkept
+        | frozenset(_list_protected_outputs(messages, (*policy.protected_tools, *view.excluded)))
+    )
     bound |= _list_rewritten(view) | frozenset(_list_staying(structures))
     bound |= find_newest_user(structures) & machine  # what was sent is checked to have the newest message of this role
     systems = frozenset(place for place, structure in enumerate(structures) if structure.role == "system")

@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
 from msgspec.structs import replace
 
+from proxy.engine.context.client_orders import find_cleared
 from proxy.engine.context.controller import ContextController, write_counted
-from proxy.engine.context.request_state import OutgoingRequest
+from proxy.engine.context.request_state import OutgoingRequest, StateReader
 from proxy.engine.lineage.chain import digest_layers
 from proxy.engine.open_exchange import CappedBuffer, OpenExchange, Refusal, Retry, Start
 from proxy.engine.policy import EnginePolicy
@@ -17,14 +18,16 @@ from proxy.engine.ports import Client, RequestBody
 from proxy.engine.relay import Relay, Send
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.request_resolver import BuildManifest, RequestResolver
+from proxy.engine.response_stream import EditingClient
 from proxy.engine.runtime import TaskRunner, attempt
-from proxy.model.epoch import Epoch
+from proxy.model.epoch import ClearingTerms, Epoch, Plan
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
 from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, RequestOptions, Round
 from proxy.model.log import Record
 from proxy.model.manifest import Manifest, make_capped_manifest, make_head_manifest, make_manifest
+from proxy.wire import FORMATS
 from proxy.wire.format import Format
-from proxy.wire.headers import OWN_PREFIX, accept_identity_only, find_header, list_credentials
+from proxy.wire.headers import OWN_PREFIX, accept_identity_only, drop_beta, find_header, list_credentials
 
 _log = logging.getLogger("palimpsest.requests")
 
@@ -127,6 +130,9 @@ class ExchangeService:
         request, build = await self._resolver.resolve(incoming, form, options)
         _add_labels(client, request)
         exchange = self._open(request, form, client)
+        if isinstance(request, ManagedRequest) and request.clearing is not None:
+            add = partial(_add_cleared, self._controller.states, request, request.clearing, exchange.plans)
+            exchange.client = EditingClient(client, add, form.clearing_sign)
         outgoing = self._controller.decide_at_once(request)
         exchange.make_records = partial(self._list_records, request, build, outgoing)
         if outgoing is None:
@@ -134,7 +140,8 @@ class ExchangeService:
             outgoing = await self._decide(exchange, request)
         exchange.is_urgent = request.is_stream
         self._prepare(request, exchange, outgoing)
-        await self._relay.carry(exchange, _bind(request, exchange), outgoing.body)
+        is_editing = isinstance(request, ManagedRequest) and request.clearing is not None
+        await self._relay.carry(exchange, _bind(request, exchange, form if is_editing else None), outgoing.body)
 
     async def _decide(self, exchange: OpenExchange, request: ResolvedRequest) -> OutgoingRequest:
         """Decide what is sent if that needs the log, a count of many tokens, or a plan. Record the decision."""
@@ -150,6 +157,7 @@ class ExchangeService:
 
     def _prepare(self, request: ResolvedRequest, exchange: OpenExchange, outgoing: OutgoingRequest) -> None:
         """Set what is done after the request was sent, and after a refusal."""
+        exchange.plans.append(outgoing.plan)
         if outgoing.uncounted is not None or outgoing.state is not None:
             exchange.after_send.append(partial(self._follow, exchange, request, outgoing))
         elif outgoing.is_managed and isinstance(request, ManagedRequest):
@@ -176,6 +184,7 @@ class ExchangeService:
     def _account(self, exchange: OpenExchange, request: ResolvedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:
         counted = self._controller.account(outgoing)
         _add_labels(exchange.client, request, tuple(dict.fromkeys((*outgoing.labels, *counted.labels))))
+        exchange.plans.append(counted.plan)
         if counted.plan is not None:
             exchange.record(counted.plan, is_urgent=request.is_stream)
         return counted
@@ -195,7 +204,9 @@ class ExchangeService:
     def _list_round(self, request: ResolvedRequest, outgoing: OutgoingRequest) -> list[Record]:
         """List the records of what is sent: the round, its plan if that is known already, and a pin."""
         manifest = None
-        if isinstance(request, ManagedRequest) and outgoing.body is not request.split.content:
+        if isinstance(request, ManagedRequest) and (
+            outgoing.body is not request.split.content or request.clearing is not None
+        ):
             manifest = self._controller.build_manifest(request, outgoing)
         records: list[Record] = [Round(request.exchange, 0, request.upstream.name, manifest)]
         if outgoing.plan is not None and outgoing.uncounted is None:
@@ -218,7 +229,11 @@ class ExchangeService:
         unread = self._resolver.resolve_stream(incoming, self.read_options(incoming.headers))
         found = await attempt(self._resolver.find_counted(incoming, form, unread), _note_uncounted)
         written = await attempt(write_counted(self._controller, found), _note_uncounted) if found is not None else None
-        request, (body, own) = found or unread, written or (incoming.body, incoming.body)
+        request, client_body = found or unread, self._resolver.strip_counted(incoming, form, unread.mode)
+        body, own, cleared = written or (client_body, client_body, 0)
+        edited = form if client_body is not incoming.body else None
+        if edited is not None:
+            client = EditingClient(client, partial(form.add_original_count, cleared=cleared), form.clearing_sign)
         _add_labels(client, request)
         exchange, passed = self._open(request, None, client), CappedBuffer(self._policy.record_cap_bytes)
         passed.add(request.body)
@@ -234,7 +249,7 @@ class ExchangeService:
         if body != own:
             unmanaged = Retry(own, Round(exchange.id, 1, exchange.upstream, keep_sent(own)))
             exchange.make_retries = partial(UnmanagedRetry, unmanaged)
-        await self._relay.carry(exchange, _bind(request, exchange), body)
+        await self._relay.carry(exchange, _bind(request, exchange, edited), body)
 
     async def _carry_stream(self, incoming: ClientRequest, body: RequestBody | None, client: Client) -> None:
         self._check_log()
@@ -333,13 +348,23 @@ def read_ceiling(headers: Headers) -> int | None:
     return int(asked)
 
 
-def _bind(request: ResolvedRequest, exchange: OpenExchange) -> Send:
+def _bind(request: ResolvedRequest, exchange: OpenExchange, edited: Format | None = None) -> Send:
     """Return a function that sends a body with the method, target and headers of the client's request.
 
-    A response that may be held back must be readable, so its request asks for no content-encoding.
+    A response that may be held back must be readable, and so must one that is `edited`, which is in this format: such
+    requests ask for no content-encoding.
     """
-    headers = accept_identity_only(request.headers) if exchange.is_guarded else request.headers
+    is_readable = exchange.is_guarded or edited is not None
+    headers = accept_identity_only(request.headers) if is_readable else request.headers
+    headers = headers if edited is None else drop_beta(headers, edited.clearing_beta)
     return partial(request.upstream.send, request.method, request.target, headers)
+
+
+def _add_cleared(
+    states: StateReader, request: ManagedRequest, terms: ClearingTerms, plans: Sequence[Plan | None], raw: bytes
+) -> bytes:
+    """Return a response, or an event of it, with what was cleared in the provider's place for what was sent last."""
+    return FORMATS[request.wire].add_cleared(raw, terms, find_cleared(states, request, plans[-1]))
 
 
 def _add_labels(client: Client, request: ResolvedRequest, labels: Headers = ()) -> None:

@@ -137,6 +137,7 @@ class OpenExchange:
     has_body: bool = True  # the whole body is in memory; otherwise it streams through, and its end records the opening
     make_retries: Callable[[], RetrySource] | None = None  # None if nothing else could be sent after a refusal
     retries: RetrySource | None = None
+    plans: list[Plan | None] = field(default_factory=list)  # what was decided for what is sent, the newest last
     is_guarded: bool = False  # hold the next response back until its content begins, even if its status says success
     after_send: list[Callable[[], None]] = field(default_factory=list)  # for `run_after_send`
     opening: Opening | None = None

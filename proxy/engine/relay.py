@@ -81,6 +81,7 @@ class Relay:
             retry = await self._carry_round(exchange, send(body))
             while retry is not None:
                 exchange.begin_round(retry.round.k)
+                exchange.plans.append(retry.plan)
                 exchange.record(*[record for record in (retry.round, retry.plan) if record is not None])
                 retry = await self._carry_round(exchange, send(retry.body))
         finally:

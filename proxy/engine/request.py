@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from proxy.engine.body_cache import Holding
 from proxy.engine.lineage.chain import Chain
 from proxy.engine.ports import Upstream
+from proxy.model.epoch import ClearingTerms
 from proxy.model.exchange import ClientRequest, Kind, Mode, SessionKey
 from proxy.model.lineage import Step
 from proxy.model.manifest import compute_digest
@@ -43,6 +44,8 @@ class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
     holding: Holding | None = None  # how much of its body the log has; None means all
     until: float = 0.0  # the end of its waits for the log, on the monotonic clock
     is_certain: bool = True  # as in `lineage.resolver.Placement`
+    # What it asks the provider to clear, if we do that in its place. `split` then lacks the member that says so.
+    clearing: ClearingTerms | None = None
 
     @property
     def nodes(self) -> Sequence[bytes]:

@@ -38,10 +38,11 @@ from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Clock, Ids, Upstream
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.response_reader import ResponseReader
-from proxy.model.exchange import ClientRequest, Opening, RequestOptions, SessionKey
+from proxy.model.epoch import ClearingTerms
+from proxy.model.exchange import ClientRequest, Mode, Opening, RequestOptions, SessionKey
 from proxy.model.lineage import Step, compute_chain_root
 from proxy.model.manifest import Manifest, make_capped_manifest
-from proxy.wire.body import SplitBody
+from proxy.wire.body import SplitBody, remove_member, split_body
 from proxy.wire.format import Format
 from proxy.wire.headers import redact_target, select_stored
 
@@ -57,10 +58,14 @@ _log = logging.getLogger("palimpsest.requests")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An upstream and the shell patterns of its models. Without patterns it gets the models that no other claims."""
+    """An upstream and the shell patterns of its models. Without patterns it gets the models that no other claims.
+
+    Unless it `edits_context`, we clear what a request asks it to clear.
+    """
 
     upstream: Upstream
     models: tuple[str, ...] = ()
+    edits_context: bool = True
 
     def claims(self, model: str) -> bool:
         """Return whether a pattern matches this model's name."""
@@ -141,7 +146,8 @@ class RequestResolver:
             self._clock.monotonic() + self._policy.hard_wait_seconds,
             parse_json_string(split.member("model")),
         )
-        upstream = self._choose(model)
+        route = self._choose(model)
+        upstream = route.upstream
         session = make_session(caller.tenant, upstream.name, read_body_id(named, split), unread.exchange)
         remembered = _Remembered(known, shared, self._histories.losses)
         root = compute_chain_root(session.upstream)
@@ -153,13 +159,15 @@ class RequestResolver:
         base = found.measure(chain.nodes)
         step = Step(unread.exchange, "append", False, chain.tip, len(chain.nodes), base, (), ())
         resolved = replace(unread, session=found.key, upstream=upstream, wire=form.name, model=model, step=step)
+        clearing = read_clearing(form, split, route, unread.mode)
         return ManagedRequest(
             **asdict(resolved),
             items_key=form.items_key,
-            split=split,
+            split=split if clearing is None else remove_member(split, form.clearing_key),
             chain=chain,
             most_output=query.most_output,
             until=until,
+            clearing=clearing,
         )
 
     def make_opening(self, request: ResolvedRequest, build: BuildManifest) -> Opening:
@@ -202,7 +210,8 @@ class RequestResolver:
         if (split := split_known(content, form.items_key, known, shared)) is None:
             return None
         model = parse_json_string(split.member("model"))
-        upstream = self._choose(model)
+        route = self._choose(model)
+        upstream = route.upstream
         session = make_session(caller.tenant, upstream.name, read_body_id(named, split), exchange)
         previous = parse_json_string(split.member(form.previous_key)) if form.previous_key else ""
         root = await self._find_root(form, session, previous, until)
@@ -236,7 +245,11 @@ class RequestResolver:
             step=None if place is None else place.step,
         )
         if place is not None and split.items:
-            resolved = _make_managed(resolved, form, query, place, split=split, chain=chain, holding=holding)
+            clearing = read_clearing(form, split, route, options.mode)
+            own = split if clearing is None else remove_member(split, form.clearing_key)
+            resolved = _make_managed(
+                resolved, form, query, place, split=own, chain=chain, holding=holding, clearing=clearing
+            )
         return resolved, partial(self._build_body, key, split, chain, remembered, holding)
 
     async def _find_root(self, form: Format, session: SessionKey, previous: str, until: float) -> bytes:
@@ -293,7 +306,7 @@ class RequestResolver:
         self, request: ClientRequest, options: RequestOptions, caller: Credential, exchange: str, wire: str = ""
     ) -> ResolvedRequest:
         """Resolve a body that is not read or not understood, to the first upstream and the session in its headers."""
-        upstream = self._choose("")
+        upstream = self._choose("").upstream
         return ResolvedRequest(
             request.method,
             request.target,
@@ -311,15 +324,26 @@ class RequestResolver:
     def _keep_whole(self, content: bytes) -> Manifest:
         return make_capped_manifest(content, self._policy.record_cap_bytes)
 
-    def _choose(self, model: str) -> Upstream:
+    def _choose(self, model: str) -> Route:
         if model:
             for route in self._routes:
                 if route.claims(model):
-                    return route.upstream
+                    return route
         for route in self._routes:
             if not route.models:
-                return route.upstream
-        return self._routes[0].upstream
+                return route
+        return self._routes[0]
+
+    def strip_counted(self, request: ClientRequest, form: Format, mode: Mode) -> bytes:
+        """Return the body of a request that is to be counted without what its upstream cannot clear."""
+        split = (
+            split_body(request.body, form.items_key) if not all(each.edits_context for each in self._routes) else None
+        )
+        if split is None:
+            return request.body
+        route = self._choose(parse_json_string(split.member("model")))
+        terms = read_clearing(form, split, route, mode)
+        return request.body if terms is None else remove_member(split, form.clearing_key).content
 
 
 def _is_plain(content: bytes, known: CachedBody | None, shared: int) -> bool:
@@ -360,6 +384,7 @@ def _make_managed(
     split: SplitBody,
     chain: Chain,
     holding: Holding | None,
+    clearing: ClearingTerms | None,
 ) -> ManagedRequest:
     return ManagedRequest(
         **asdict(request),
@@ -371,7 +396,14 @@ def _make_managed(
         holding=holding,
         until=query.until,
         is_certain=place.is_certain,
+        clearing=clearing,
     )
+
+
+def read_clearing(form: Format, split: SplitBody, route: Route, mode: Mode) -> ClearingTerms | None:
+    """Return what a request asks to be cleared if that is our work: its upstream does not, and it is managed."""
+    is_ours = form.clearing_key in split.members and not route.edits_context and mode == "manage"
+    return form.read_clearing(split) if is_ours else None
 
 
 def read_output_limit(split: SplitBody) -> int:

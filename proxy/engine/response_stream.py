@@ -1,17 +1,19 @@
 """Reading a response as it arrives: passing it on up to its end, or holding it back while it may be a refusal.
 
-Bytes are held, never changed. Comments at the beginning of a stream are not held. A
-client that waits long gets a comment of ours, with the head before it. A retry then continues in the same stream.
+Bytes are held, never changed; only what we did in a provider's place is added for the client, behind the record.
+Comments at the beginning of a stream are not held. A client that waits long gets a comment of ours, with the head
+before it. A retry then continues in the same stream.
 """
 
 import asyncio
 import re
 from collections.abc import Callable
+from itertools import pairwise
 
 from proxy.engine.open_exchange import REFUSAL_BYTES, CappedBuffer, OpenExchange, Refusal, RetrySource, Start
-from proxy.engine.ports import Clock, UpstreamResponse
+from proxy.engine.ports import Client, Clock, UpstreamResponse
 from proxy.engine.response_reader import is_event_stream
-from proxy.model.errors import UpstreamUnreachable
+from proxy.model.errors import ProxyError, UpstreamUnreachable
 from proxy.model.exchange import Headers
 from proxy.wire.body import decode_content
 from proxy.wire.headers import find_header, forward_response
@@ -24,6 +26,9 @@ _LAST_EVENT_SECONDS = 2.0
 HOLD_SECONDS = 5.0
 _WAITING = b": waiting\n\n"
 _COMMENTS = re.compile(rb"(?:[\r\n]*:[^\r\n]*[\r\n]+)+")
+_DATA = re.compile(rb"(?:\A|[\r\n])data: ?([^\r\n]*)")
+# A longer body or event is passed on as it is.
+_MOST_EDITED = 8 * 1024 * 1024
 REFUSED = frozenset({*range(400, 500), 500})  # some local servers refuse with 500
 SUCCESS = range(200, 300)
 
@@ -189,3 +194,102 @@ def spell_in_stream(headers: Headers, content: bytes) -> bytes:
         plain = b""
     lines = plain.splitlines() or [b""]
     return b"event: error\n%s\n" % b"".join([b"data: %s\n" % line for line in lines])
+
+
+class EditingClient:
+    """Passes a successful response on with something added to it; implements the port `Client`.
+
+    `edit` returns what goes out for a whole JSON body, and for the data of each event of a stream that has `sign`.
+    """
+
+    def __init__(self, client: Client, edit: Callable[[bytes], bytes], sign: bytes) -> None:
+        self._client = client
+        self._edit = edit
+        self._sign = sign
+        self._held = bytearray()
+        self._head: tuple[int, Headers] | None = None  # not sent before the body, whose length it has
+        self._is_stream = self._is_started = False
+
+    def label(self, fields: Headers) -> None:
+        """Add headers to the head of the response."""
+        self._client.label(fields)
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Send the head, or hold it until the body is whole."""
+        if not self._is_started and status in SUCCESS and _is_plain_json(headers):
+            self._head = status, headers
+        elif self._head is None:
+            self._is_stream = is_plain_stream(headers)
+            self._client.start(status, headers)
+        self._is_started = True
+
+    def write(self, content: bytes, *, is_last: bool = False) -> bool:
+        """Send what is whole: of a body all, of a stream the events. Return as the port says."""
+        if self._head is None and not self._is_stream:
+            return self._client.write(content, is_last=is_last)
+        known = len(self._held)
+        self._held += content
+        if self._head is not None:
+            return True if not is_last and len(self._held) <= _MOST_EDITED else self._release(is_last=is_last)
+        ends = [found.end() for found in EVENT_END.finditer(self._held, max(0, known - 3))]
+        end = len(self._held) if is_last or len(self._held) > _MOST_EDITED else ends[-1] if ends else 0
+        ready = bytes(self._held[:end])
+        del self._held[:end]
+        return self._client.write(self._edit_events(ready), is_last=is_last) if ready or is_last else True
+
+    async def drain(self) -> None:
+        """Return when the client can take more bytes."""
+        await self._client.drain()
+
+    def fail(self, error: ProxyError) -> None:
+        """Respond with an error."""
+        self._client.fail(error)
+
+    def dismiss(self) -> None:
+        """End a cancelled call."""
+        self._client.dismiss()
+
+    def abort(self) -> None:
+        """Break the response off after all bytes that came."""
+        if self._head is not None and self._held:
+            self._start_held(None)
+        if self._held:
+            self._client.write(bytes(self._held))
+            self._held.clear()
+        self._client.abort()
+
+    def _release(self, *, is_last: bool) -> bool:
+        """Send a whole body, edited. One that is too long is sent as it is, and so is the rest of it."""
+        content = bytes(self._held)
+        self._held.clear()
+        if is_last:
+            content = self._edit(content)
+        self._start_held(len(content) if is_last else None)
+        return self._client.write(content, is_last=is_last)
+
+    def _start_held(self, length: int | None) -> None:
+        """Send the head that was held, with a new length if one is given."""
+        assert self._head is not None, "it is held"
+        (status, headers), self._head = self._head, None
+        if length is not None and find_header(headers, b"content-length"):
+            kept = [field for field in headers if field[0] != b"content-length"]
+            headers = (*kept, (b"content-length", b"%d" % length))
+        self._client.start(status, headers)
+
+    def _edit_events(self, events: bytes) -> bytes:
+        if self._sign not in events:
+            return events
+        starts = [0, *(found.end() for found in EVENT_END.finditer(events))]
+        return b"".join([self._edit_event(events[a:b]) for a, b in pairwise([*starts, len(events)])])
+
+    def _edit_event(self, event: bytes) -> bytes:
+        lines = list(_DATA.finditer(event)) if self._sign in event else []
+        if len(lines) != 1:
+            return event
+        start, end = lines[0].span(1)
+        return event[:start] + self._edit(event[start:end]) + event[end:]
+
+
+def _is_plain_json(headers: Headers) -> bool:
+    kind, encoding = find_header(headers, b"content-type"), find_header(headers, b"content-encoding")
+    return kind.partition(b";")[0].strip().lower() == b"application/json" and encoding in (b"", b"identity")

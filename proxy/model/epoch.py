@@ -171,6 +171,33 @@ class Original(msgspec.Struct, frozen=True, gc=False, array_like=True):
     offset: int = 0
 
 
+class ClearingTerms(msgspec.Struct, frozen=True, gc=False):
+    """What a request asks the provider to clear of its context, in the words of Anthropic's API.
+
+    `tool_uses` and `thinking` are the types of its edits, empty if it asks for none.
+    """
+
+    tool_uses: str = ""
+    thinking: str = ""
+    trigger: int | None = None  # input tokens above which results of tools are to be cleared
+    trigger_uses: int | None = None  # or calls of tools above which they are
+    keep: int = 3  # newest calls whose results stay
+    at_least: int = 0  # input tokens that have to be cleared at once, or nothing is
+    excluded: tuple[str, ...] = ()  # tools whose results stay
+    clears_inputs: bool = False  # the arguments of the calls are to be cleared, too
+    thinking_turns: int | None = None  # newest turns whose reasoning stays; None: all
+    unknown: tuple[str, ...] = ()  # names of options that are not understood
+
+
+class ClearedContext(msgspec.Struct, frozen=True, gc=False):
+    """What is not sent of the context that a client sent. Tokens are the model's; those of reasoning are estimated."""
+
+    tool_uses: int = 0  # results that are not sent as they are
+    thinking_turns: int = 0  # messages whose reasoning is not sent
+    tokens: int = 0  # in all
+    thinking_tokens: int = 0  # the part that is reasoning
+
+
 class Epoch(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     """A rendering of the first `depth` messages of a session after its preamble.
 

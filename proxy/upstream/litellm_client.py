@@ -79,11 +79,11 @@ class LitellmClient:
 
     async def _call(self, wire: str, members: dict[str, Any], options: dict[str, Any]) -> UpstreamResponse:
         with explained(self.name, (self._policy.api_key,)):
-            call = find_call(self._library, wire, members)
+            call, handed = find_call(self._library, wire, members)
             if call is None:
                 raise BadRequest(f"litellm has no {FORMATS[wire].path_ending} for the upstream {self.name!r}")
             async with asyncio.timeout(self._policy.idle_timeout):
-                answer = await call(**members, **options)
+                answer = await call(**handed, **options)
         if not hasattr(answer, "__aiter__"):
             return WholeResponse(200, pick_headers(_find_headers(answer)), spell_whole(answer))
         response = LitellmStream(answer, wire, self._policy, pick_headers(_find_headers(answer)))

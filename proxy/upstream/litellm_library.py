@@ -10,6 +10,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ _SETTINGS = {
 }
 _ADAPTER = "litellm.llms.anthropic.pass_through.adapters.handler"
 _THINKING = b'"type": "thinking"'
+_VERTEX = "vertex_ai"
+_ERROR = "Error: "
+_TOLD_ERROR = re.compile(r"\W*\w*error\b", re.IGNORECASE)  # also `<tool_use_error>`, `[Error]`, `TypeError:`
 
 Call = Callable[..., Awaitable[Any]]
 
@@ -115,25 +119,62 @@ def load_litellm() -> Any:
     return library
 
 
-def find_call(library: Any, wire: str, members: dict[str, Any]) -> Call | None:
-    """Return litellm's function for a request, or None if it has none for the wire.
+def find_call(library: Any, wire: str, members: dict[str, Any]) -> tuple[Call | None, dict[str, Any]]:
+    """Return litellm's function for a request, or None if it has none for the wire, and the members that it is handed.
 
     A streamed response of a provider that itself speaks `/v1/messages` needs litellm's whole proxy, even to be read,
-    and goes on being read when the client has gone. Such a request is translated as those to other providers are.
+    and goes on being read when the client has gone; for a whole one of Vertex the event loop would wait for a token.
+    Such requests are translated as those to other providers are.
     """
     call: Call | None = getattr(library, ENTRY_POINTS[wire].name, None)
-    if wire != "anthropic_messages" or call is None or not members.get("stream"):
-        return call
+    if wire != "anthropic_messages" or call is None:
+        return call, members
     model, provider, _, _ = library.get_llm_provider(model=members.get("model"))
     kinds = library.LlmProviders
     known = provider in [each.value for each in kinds]
     if not known or not library.utils.ProviderConfigManager.get_provider_anthropic_messages_config(
         model=model, provider=kinds(provider)
     ):
-        return call
+        return call, tell_errors(members)
+    if not members.get("stream") and provider != _VERTEX:
+        return call, members
     handler = importlib.import_module(_ADAPTER).LiteLLMMessagesToCompletionTransformationHandler
     translate: Call = handler.async_anthropic_messages_handler
-    return translate
+    return translate, tell_errors(members)
+
+
+def tell_errors(members: dict[str, Any]) -> dict[str, Any]:
+    """Return the members of a request with errors of tools told in their text: a chat completion has no `is_error`."""
+    messages = members.get("messages")
+    if not isinstance(messages, list):
+        return members
+    return {**members, "messages": [_tell_errors_in(message) for message in messages]}
+
+
+def _tell_errors_in(message: Any) -> Any:
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list) or not any(map(_is_error, content)):
+        return message
+    return {**message, "content": [_tell_error(part) if _is_error(part) else part for part in content]}
+
+
+def _is_error(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "tool_result" and part.get("is_error") is True
+
+
+def _tell_error(result: dict[str, Any]) -> dict[str, Any]:
+    """Return a result whose text begins with what tells that it is an error, if it does not do so itself."""
+    content = result.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    first = parts[0] if parts and isinstance(parts[0], dict) and parts[0].get("type") == "text" else None
+    text = str(first.get("text") or "") if first is not None else ""
+    if _TOLD_ERROR.match(text):
+        return result
+    if first is None:
+        return {**result, "content": [{"type": "text", "text": _ERROR.strip()}, *parts]}
+    if isinstance(content, list):
+        return {**result, "content": [{**first, "text": _ERROR + text}, *parts[1:]]}
+    return {**result, "content": _ERROR + text}
 
 
 def spell_whole(answer: Any) -> bytes:

@@ -8,6 +8,7 @@ from typing import ClassVar
 import msgspec
 from msgspec.structs import replace
 
+from proxy.model.epoch import ClearedContext, ClearingTerms
 from proxy.model.exchange import Answer, Usage
 from proxy.model.messages import Message, MessageStructure, ToolCall
 from proxy.wire.body import SplitBody
@@ -32,13 +33,23 @@ from proxy.wire.json_values import (
     load_lenient,
     normalize_arguments,
     normalize_object,
+    read_count,
     read_member,
     read_object,
     read_objects,
     read_text,
     set_member,
 )
-from proxy.wire.messages import THINKING, digest_reasoning, format_arguments, is_empty, read_content, read_role
+from proxy.wire.messages import (
+    CLEAR_USES,
+    THINKING,
+    digest_reasoning,
+    format_arguments,
+    is_empty,
+    read_clearing_terms,
+    read_content,
+    read_role,
+)
 from proxy.wire.streams import (
     EVENT_LINE,
     TYPED_DATA_LINE,
@@ -68,7 +79,7 @@ _KNOWN |= {"tool_result", "mcp_tool_use", "mcp_tool_result", "web_search_tool_re
 _KNOWN |= {f"{kind}code_execution_tool_result" for kind in ("", "bash_", "text_editor_")}
 # Edits of `context_management` that only remove what the provider has read before, as ours do. Any other one may put
 # something in place of messages.
-_CLEARING = ("clear_tool_uses_", "clear_thinking_")
+_CLEARING = (CLEAR_USES, "clear_thinking_")
 _USAGE = UsageNames(
     input=("input_tokens",),
     output=("output_tokens",),
@@ -168,6 +179,9 @@ class AnthropicMessages(Format):
     instructions_key = "system"
     end_marker = re.compile(EVENT_LINE + rb"message_stop(?=[\r\n])|" + TYPED_DATA_LINE + b'message_stop"')
     limit_headers = (b"anthropic-beta",)
+    clearing_key = "context_management"
+    clearing_beta = b"context-management-"
+    clearing_sign = b"message_delta"
     signed_names = (b"thinking",)
     managing_members: ClassVar[Mapping[str, Callable[[object], bool]]] = {
         **MANAGING_MEMBERS,
@@ -255,6 +269,42 @@ class AnthropicMessages(Format):
         kept = [part for part in parts if not _list_thinking([load_lenient(part)])]
         return set_member(raw, "content", join_array(kept) if kept else _REMOVED)
 
+    def read_clearing(self, body: SplitBody) -> ClearingTerms | None:
+        """Return what the edits of a request clear; None if it has none, or one that does more."""
+        value = load_lenient(body.member(self.clearing_key))
+        if not isinstance(value, dict) or _replaces_context(value):
+            return None
+        return read_clearing_terms(read_objects(value.get("edits")))
+
+    def count_reasoning(self, raw: bytes) -> int:
+        """Return the characters of the thinking in a raw message, at least 1 if it has some, else 0."""
+        message = load_lenient(raw) if self.signed_names[0] in raw else None
+        thinking = _list_thinking(read_objects(message.get("content"))) if isinstance(message, dict) else []
+        return _count_characters(thinking) if thinking else 0
+
+    def add_cleared(self, raw: bytes, terms: ClearingTerms, cleared: ClearedContext) -> bytes:
+        """Return a raw message, or the data of a `message_delta`, with the edits that were applied."""
+        value = load_lenient(raw)
+        if not isinstance(value, dict) or value.get("type") not in ("message", "message_delta"):
+            return raw
+        edits: list[dict[str, object]] = []
+        if terms.thinking and cleared.thinking_turns:
+            counts = {"cleared_thinking_turns": cleared.thinking_turns, "cleared_input_tokens": cleared.thinking_tokens}
+            edits.append({"type": terms.thinking, **counts})
+        if terms.tool_uses and (cleared.tool_uses or cleared.tokens):
+            tokens = cleared.tokens - (cleared.thinking_tokens if edits else 0)
+            counts = {"cleared_tool_uses": cleared.tool_uses, "cleared_input_tokens": max(0, tokens)}
+            edits.append({"type": terms.tool_uses, **counts})
+        return set_member(raw, self.clearing_key, msgspec.json.encode({"applied_edits": edits}))
+
+    def add_original_count(self, raw: bytes, cleared: int) -> bytes:
+        """Return a raw count with `original_input_tokens`."""
+        value = load_lenient(raw)
+        counted = read_count(value.get("input_tokens")) if isinstance(value, dict) else None
+        if counted is None:
+            return raw
+        return set_member(raw, self.clearing_key, b'{"original_input_tokens":%d}' % (counted + cleared))
+
     def _read_message(self, message: Mapping[str, object]) -> Message:
         content = message.get("content")
         if not isinstance(content, list):
@@ -298,6 +348,10 @@ def _count_signed(thinking: list[dict[str, object]]) -> int:
     """Return the characters of the thinking of a message, at least 1 if it is signed or encrypted, else 0."""
     if not any([block.get("signature") or block.get("data") for block in thinking]):
         return 0
+    return _count_characters(thinking)
+
+
+def _count_characters(thinking: list[dict[str, object]]) -> int:
     return max(1, sum([len(read_text(block.get(name))) for block in thinking for name in ("thinking", "data")]))
 
 

@@ -13,6 +13,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import cast
 
 import brotli
 import msgspec
@@ -147,6 +148,26 @@ def _find_parting(a: bytes, b: bytes, at: int) -> int:
         else:
             high = middle - 1
     return low
+
+
+def remove_member(body: SplitBody, name: str) -> SplitBody:
+    """Return a body of several members without one of them, or as it is if it has no such member."""
+    if name not in body.members:
+        return body
+    start, end = body.members[name].start, body.members[name].end
+    before = max((span.end for span in body.members.values() if span.end <= start), default=-1)
+    if before < 0:  # it is the first one: the separator behind it goes
+        before = body.content.index(b"{") + 1
+        end = cast(re.Match[bytes], _ELEMENT_GAP.match(body.content, end)).end()
+    cut = end - before
+
+    def move(span: ByteRange) -> ByteRange:
+        return span if span.start < before else ByteRange(span.start - cut, span.end - cut)
+
+    members = {each: move(span) for each, span in body.members.items() if each != name}
+    is_before = bool(body.items) and before < body.items[0].start
+    items = tuple(map(move, body.items)) if is_before else body.items
+    return SplitBody(body.content[:before] + body.content[end:], members, items)
 
 
 class _Unaccounted(Exception):

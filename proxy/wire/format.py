@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from proxy.model.card import UNASKED, CacheTerms
+from proxy.model.epoch import ClearedContext, ClearingTerms
 from proxy.model.exchange import Answer, MissCause
 from proxy.model.messages import LEDGER_HEAD, CountedContent, Message, MessageStructure
 from proxy.wire.body import ByteRange, SplitBody
@@ -114,6 +115,9 @@ class Format(ABC):
     foreign_signs: ClassVar[tuple[bytes, ...]] = COMPACTION_SIGNS  # in messages that a provider keeps or has compacted
     managing_members: ClassVar[Mapping[str, Callable[[object], bool]]] = MANAGING_MEMBERS
     limit_headers: ClassVar[tuple[bytes, ...]] = ()  # request headers that change a model's window
+    clearing_key: ClassVar[str] = ""  # the member that asks the provider to clear context, and tells what was cleared
+    clearing_beta: ClassVar[bytes] = b""  # how the value in `anthropic-beta` begins that goes with it
+    clearing_sign: ClassVar[bytes] = b""  # in each event of a stream that tells what was cleared
     signed_names: ClassVar[tuple[bytes, ...]] = ()  # one of them is in each message with signed reasoning
     reader: ClassVar[ItemReader[Any]]  # reads what identifies a message
 
@@ -238,6 +242,27 @@ class Format(ABC):
         member = body.member(self.instructions_key)
         marked = self.mark_message(b'{"content":%b}' % member, lifetime) if member else b""
         return read_member(marked, "content") if marked else b""
+
+    # Clearing that a client leaves to the provider, and that we do in its place
+
+    def read_clearing(self, body: SplitBody) -> ClearingTerms | None:
+        """Return what a request asks the provider to clear. Return None if it asks for nothing, or for more than that.
+
+        Most APIs have no such member.
+        """
+        return None
+
+    def count_reasoning(self, raw: bytes) -> int:
+        """Return the characters of the reasoning in a raw message that the provider may clear, at least 1 if any."""
+        return 0
+
+    def add_cleared(self, raw: bytes, terms: ClearingTerms, cleared: ClearedContext) -> bytes:
+        """Return a raw response, or the data of an event, with what was cleared, if the API has it there."""
+        return raw
+
+    def add_original_count(self, raw: bytes, cleared: int) -> bytes:
+        """Return a raw count of tokens with that of the client's own request, from which so many were cleared."""
+        return raw
 
     # Requests
 

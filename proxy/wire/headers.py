@@ -36,6 +36,7 @@ _HOP_BY_HOP = frozenset(
     }
 )
 _STAY_OF_REQUEST = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+_BETA = b"anthropic-beta"
 _ALLOW_ORIGIN = b"access-control-allow-origin"
 _CREDENTIALS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
 _QUERY_CREDENTIALS = frozenset(
@@ -180,6 +181,18 @@ def list_hops(headers: Headers) -> list[bytes]:
 def accept_identity_only(headers: Headers) -> Headers:
     """Return the headers with `accept-encoding: identity`, so that the response can be read as it passes."""
     return (*[field for field in headers if field[0] != b"accept-encoding"], (b"accept-encoding", b"identity"))
+
+
+def drop_beta(headers: Headers, begin: bytes) -> Headers:
+    """Return the headers without the values of `anthropic-beta` that begin so."""
+    kept: list[tuple[bytes, bytes]] = []
+    for name, value in headers:
+        if name == _BETA:
+            values = [part for part in value.split(b",") if not part.strip().startswith(begin)]
+            kept += [(name, b",".join(values).strip())] if values else []
+        else:
+            kept.append((name, value))
+    return tuple(kept)
 
 
 def select_stored(headers: Headers) -> Headers:

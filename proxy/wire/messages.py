@@ -1,4 +1,4 @@
-"""Reading messages of any format: text, media, roles, reasoning and cache markers, and what costs tokens.
+"""Reading messages of any format: text, media, roles, reasoning and cache markers, what costs tokens or may be cleared.
 
 Nothing here raises. An object of unknown shape is read as JSON text; base64 is never text. Of media, only the
 properties that a price depends on are read; an unreadable one is 0.
@@ -7,10 +7,13 @@ properties that a price depends on are read; an unreadable one is 0.
 import base64
 import binascii
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import chain
 
+from msgspec.structs import replace
+
+from proxy.model.epoch import ClearingTerms
 from proxy.model.messages import CountedContent, MediaKind, Medium
 from proxy.wire.identity import name_role
 from proxy.wire.json_values import (
@@ -18,6 +21,7 @@ from proxy.wire.json_values import (
     encode_canonical,
     format_json,
     load_lenient,
+    read_count,
     read_objects,
     read_text,
 )
@@ -26,6 +30,12 @@ TEXTS = frozenset({"text", "input_text", "output_text"})
 THINKING = frozenset({"thinking", "redacted_thinking"})
 _REASONING = THINKING | {"reasoning", "reasoning_content"}
 _NO_DIGEST = b"unspelt"
+CLEAR_USES = "clear_tool_uses_"
+"""How the types of edits begin that clear the results of tools."""
+_OF_USES = frozenset({"type", "trigger", "keep", "clear_at_least", "exclude_tools", "clear_tool_inputs"})
+_OF_THINKING = frozenset({"type", "keep"})
+_DEFAULT_TRIGGER, _DEFAULT_TURNS = 100_000, 1
+_ALL = ("all", {"type": "all"})
 # Members to leave out when an object is formatted as JSON for a plan.
 _UNTOLD = frozenset({"type", "id", "call_id", "status", "cache_control", "encrypted_content"})
 
@@ -376,3 +386,52 @@ def _read_property(name: str, schema: object, texts: list[str]) -> int:
         return 0
     texts += [each if isinstance(each, str) else format_json(each) for each in members]
     return _ENUM + _MEMBER * len(members)
+
+
+def read_clearing_terms(edits: Iterable[Mapping[str, object]]) -> ClearingTerms:
+    """Return what these edits of Anthropic's `context_management` clear, each of which clears results or reasoning."""
+    terms = ClearingTerms()
+    for edit in edits:
+        is_of_uses = read_text(edit.get("type")).startswith(CLEAR_USES)
+        terms = _read_clearing_uses(terms, edit) if is_of_uses else _read_clearing_thinking(terms, edit)
+    return terms
+
+
+def _read_amount(edit: Mapping[str, object], name: str, unit: str) -> int | None:
+    """Return the amount that an option of an edit has in a unit, None if it has none, or in another unit."""
+    option = edit.get(name)
+    return read_count(option.get("value")) if isinstance(option, dict) and option.get("type") == unit else None
+
+
+def _read_clearing_uses(terms: ClearingTerms, edit: Mapping[str, object]) -> ClearingTerms:
+    """Return the terms with those of an edit that clears results of tools."""
+    trigger, uses = _read_amount(edit, "trigger", "input_tokens"), _read_amount(edit, "trigger", "tool_uses")
+    keep, least = _read_amount(edit, "keep", "tool_uses"), _read_amount(edit, "clear_at_least", "input_tokens")
+    named = edit.get("exclude_tools")
+    excluded = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+    read = {"trigger": trigger if uses is None else uses, "keep": keep, "clear_at_least": least}
+    unread = [name for name, amount in read.items() if amount is None and edit.get(name) is not None]
+    return replace(
+        terms,
+        tool_uses=read_text(edit.get("type")),
+        trigger=_DEFAULT_TRIGGER if trigger is None and uses is None else trigger,
+        trigger_uses=uses,
+        keep=terms.keep if keep is None else keep,
+        at_least=least or 0,
+        excluded=tuple(excluded),
+        clears_inputs=bool(edit.get("clear_tool_inputs")),
+        unknown=(*terms.unknown, *unread, *sorted(edit.keys() - _OF_USES)),
+    )
+
+
+def _read_clearing_thinking(terms: ClearingTerms, edit: Mapping[str, object]) -> ClearingTerms:
+    """Return the terms with those of an edit that clears reasoning."""
+    keep = edit.get("keep")
+    turns = None if keep in _ALL else _read_amount(edit, "keep", "thinking_turns")
+    is_unread = turns is None and keep not in (None, *_ALL)
+    return replace(
+        terms,
+        thinking=read_text(edit.get("type")),
+        thinking_turns=_DEFAULT_TURNS if keep is None else turns,
+        unknown=(*terms.unknown, *(["keep"] if is_unread else ()), *sorted(edit.keys() - _OF_THINKING)),
+    )

@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from proxy.config.errors import ConfigError
+from proxy.config.sections import UpstreamSettings
 from proxy.config.settings import Settings
 from proxy.engine.policy import EnginePolicy, Principal, Provider
 from proxy.model.card import Offer
@@ -287,3 +288,19 @@ def test_litellm_may_always_spend_what_is_the_servers() -> None:
     with pytest.raises(ConfigError, match="credentials of the environment"):
         Settings(upstreams=[LITELLM]).check_network("0.0.0.0")
     assert Settings(upstreams=[{**LITELLM, "auth": "none"}]).providers()["a"].has_own_key
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "edits_context"),
+    [
+        ("openai", {}, True),
+        ("litellm", {}, False),
+        ("openai", {"context_editing": "proxy"}, False),
+        ("litellm", {"context_editing": "upstream"}, True),
+    ],
+)
+def test_who_clears_what_a_client_asks_for_depends_on_the_kind_unless_it_is_set(
+    kind: str, asked: dict[str, str], *, edits_context: bool
+) -> None:
+    upstream = UpstreamSettings(name="u", kind=kind, base_url="http://127.0.0.1:9/v1", **asked)
+    assert upstream.provider().edits_context == edits_context

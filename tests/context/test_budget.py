@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from proxy.context.budget import (
     AUTO_CEILING,
+    LEAST_TRIGGER,
     LONGEST_RUN,
     Budget,
     BudgetPolicy,
@@ -300,3 +301,27 @@ def test_a_ratio_stays_in_its_bounds_whatever_it_is_told(told: list[tuple[int, i
 )
 def test_a_family_is_guessed_at_first(model: str, value: float) -> None:
     assert guess_ratio(identify_family(model)).value == value
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "trigger", "protected", "usable", "soft", "low"),
+    [
+        (32_000, 20_000, 0, 20_000, 18_624, 6_000),  # between the marks: only the high mark is lower
+        (32_000, 12_000, 0, 12_000, 12_000, 3_600),  # below the soft mark: nothing is cleared before it
+        (32_000, 31_040, 0, 31_040, 18_624, 9_312),
+        (32_000, 90_000, 0, 31_040, 18_624, 9_312),
+        (32_000, 10, 0, LEAST_TRIGGER, LEAST_TRIGGER, 2_400),
+        (6_000, 10, 0, 5_820, 3_492, 1_746),
+        (32_000, 12_000, 6_000, 12_000, 12_000, 3_600),
+        (32_000, 12_000, 9_000, 15_000, 15_000, 4_500),  # what must stay is not cut for a trigger
+        (32_000, 12_000, 30_000, 31_040, 18_624, 9_312),
+        (128_000, 100_000, 0, 100_000, 49_664, 20_000),
+        (128_000, 30_000, 0, 30_000, 30_000, 9_000),
+    ],
+)
+def test_a_trigger_lowers_the_high_mark_and_clears_nothing_before_it(
+    ceiling: int, trigger: int, protected: int, usable: int, soft: int, low: int
+) -> None:
+    budget = make_budget(1_000_000, None, None, BudgetPolicy(ceiling)).begin_at(trigger, protected)
+    assert (budget.usable, budget.soft) == (usable, soft)
+    assert budget.compute_low_mark(0) == low

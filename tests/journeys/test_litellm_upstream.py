@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from proxy.assembly import open_log
 from proxy.config import Settings
 from tests.support import provider_answers as says
@@ -12,6 +14,7 @@ from tests.support.scripted import LIMIT, ScriptedUpstream, request
 from tests.support.server_process import CHAT, LEAN, SCRIPT, Process, launch, running
 
 MODEL = "openai/gpt-4.1"
+MESSAGES = "/v1/messages?beta=true"
 KEY = "Authorization: Bearer sk-client"
 
 
@@ -101,6 +104,46 @@ async def test_a_context_that_litellms_provider_refuses_is_sent_again_shorter(tm
         assert [{k: v for k, v in each.items() if v is not None} for each in sent] == second["messages"]
 
 
+USES = {"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 9_000}}
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_what_a_client_asks_to_be_cleared_is_cleared_for_a_provider_that_cannot(
+    tmp_path: Path, is_stream: bool
+) -> None:
+    async with ScriptedUpstream() as provider, ScriptedUpstream() as direct:
+        provider.answer_with(says.stream(says.CHAT_EVENTS) if is_stream else says.whole(says.CHAT))
+        upstreams = configure(provider, direct, models=["hosted_vllm/*"])
+        async with running(direct, tmp_path, upstreams=upstreams) as server:
+            asked = {"model": "hosted_vllm/m", "max_tokens": 99, "messages": make_messages(), "stream": is_stream}
+            body = {**asked, "context_management": {"edits": [USES]}}
+            client = await server.connect()
+            fields = (KEY, "X-Session-Id: test", "anthropic-beta: context-management-2025-06-27")
+            client.send(request("POST", MESSAGES, *fields, body=json.dumps(body).encode()))
+            answer = await client.read_answer()
+            assert (answer.status, answer.is_whole) == (200, True)
+        value = read_message(answer.body) if is_stream else json.loads(answer.body)
+        [applied] = value["context_management"]["applied_edits"]
+        assert applied["type"] == USES["type"]
+        assert 0 < applied["cleared_tool_uses"] <= 37
+        assert applied["cleared_input_tokens"] > 20_000
+        (sent,) = provider.requests
+        assert b"Cleared by context management" not in sent.body
+        outputs = [each["content"] for each in json.loads(sent.body)["messages"] if each["role"] == "tool"]
+        whole = [output for output in outputs if json.dumps(output).count("of the file") > 200]
+        assert len(whole) == 40 - applied["cleared_tool_uses"]
+        [(_, _, logged)] = await read_rounds(server.settings)
+        assert b"context_management" not in logged
+
+
+def read_message(stream: bytes) -> dict[str, Any]:
+    """The event of a stream that ends its message."""
+    lines = [line.removeprefix(b"data: ") for line in stream.splitlines() if line.startswith(b"data: ")]
+    value: dict[str, Any]
+    [value] = [event for event in map(json.loads, lines) if event["type"] == "message_delta"]
+    return value
+
+
 async def test_an_upstream_that_is_not_there_opens_its_own_circuit_alone(tmp_path: Path) -> None:
     async with ScriptedUpstream() as provider, ScriptedUpstream() as direct:
         direct.answer_with(says.whole(says.CHAT))
@@ -149,4 +192,16 @@ def make_conversation() -> list[dict[str, object]]:
         call = {"id": f"call_{i}", "type": "function", "function": {"name": "read", "arguments": f'{{"path":"f{i}"}}'}}
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         messages.append({"role": "tool", "tool_call_id": f"call_{i}", "content": f"line {i} of the file\n" * 250})
+    return messages
+
+
+def make_messages() -> list[dict[str, object]]:
+    """The same in Anthropic's words."""
+    messages: list[dict[str, object]] = [{"role": "user", "content": "Fix the tests."}]
+    for i in range(40):
+        call = {"type": "tool_use", "id": f"toolu_{i}", "name": "read", "input": {"path": f"f{i}"}}
+        content = f"line {i} of the file\n" * 250
+        messages.append({"role": "assistant", "content": [call]})
+        result = {"type": "tool_result", "tool_use_id": f"toolu_{i}", "content": content}
+        messages.append({"role": "user", "content": [result]})
     return messages

@@ -177,9 +177,9 @@ class Workshop(Engine):
         after: "Workshop | None" = None,
     ) -> None:
         engine_policy, self.model = EnginePolicy(commit_wait_ms=60_000), Model(summarise, wire=wire)
-        self.wire = wire
+        self.wire, self.edits_context = wire, provider is None or provider.edits_context
         log: Any = archive or (after.archive if after is not None else MemoryArchive())
-        super().__init__(self.model, engine_policy, archive=log, is_fresh=after is None, after=after)
+        super().__init__(self.model, engine_policy, archive=log, is_fresh=after is None, after=after, provider=provider)
         self.log = log
         self.later: list[Callable[[], None]] = []
         self.catalog = StatedCatalog(window)

@@ -476,7 +476,7 @@ class Engine:
         self.bus.subscribe(ReadingFailed, self.lineage.note_unread)
         self.readings = ResponseReader(self.archive, self.bus, self.tasks, self.lineage, policy.record_cap_bytes)
         self.relay = Relay(self.archive, self.gate, self.readings, self.bus, self.clock)
-        routes = [Route(self.upstream)]
+        routes = [Route(self.upstream, edits_context=provider is None or provider.edits_context)]
         self.reception = RequestResolver(
             policy, routes, lineage=self.lineage, reader=self.readings, clock=self.clock, ids=self.ids
         )

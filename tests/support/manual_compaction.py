@@ -24,7 +24,7 @@ def make_manual_compaction(shop: Workshop, archive: Any = None, gate: Any = None
         worker=shop.worker,
         states=shop.controller.states,
         chain=shop.controller.chain,
-        routes=[Route(shop.model)],
+        routes=[Route(shop.model, edits_context=shop.edits_context)],
         clock=shop.clock,
         ids=shop.ids,
     )

@@ -26,7 +26,7 @@ class MessageSession(WireSession):
 
     target, wire = b"/v1/messages?beta=true", "anthropic_messages"
     count_target = b"/v1/messages/count_tokens?beta=true"
-    counted = ("model", "system", "messages", "tools", "thinking")
+    counted: tuple[str, ...] = ("model", "system", "messages", "tools", "thinking")
 
     def __init__(
         self,

@@ -1,7 +1,9 @@
-"""What providers answer, as bytes on the wire: OpenAI's chat completions and responses, Anthropic's, Gemini's."""
+"""What providers answer, as bytes on the wire: OpenAI's chat completions and responses, Anthropic, Gemini, Bedrock."""
 
 import json
+import struct
 from collections.abc import Iterable, Mapping
+from zlib import crc32
 
 from tests.support.scripted import LAST_CHUNK, answer, chunk, stream_head
 
@@ -154,11 +156,57 @@ CONVERSE = {
     "usage": {"inputTokens": 5, "outputTokens": 1, "totalTokens": 6},
 }
 
+
+def frame(value: Event, kind: str = "event", **headers: str) -> bytes:
+    """A message of an AWS event stream. `headers` are named without the colon, with `_` for `-`."""
+    fields = {"message_type": kind, "content_type": "application/json", **headers}
+    told = b"".join([write_header(f":{name.replace('_', '-')}", text) for name, text in fields.items()])
+    content = json.dumps(value).encode()
+    prelude = struct.pack("!II", 16 + len(told) + len(content), len(told))
+    message = prelude + struct.pack("!I", crc32(prelude)) + told + content
+    return message + struct.pack("!I", crc32(message))
+
+
+def write_header(name: str, text: str) -> bytes:
+    """A header of a message, of type string."""
+    return struct.pack("!B", len(name)) + name.encode() + struct.pack("!BH", 7, len(text)) + text.encode()
+
+
+def event_stream(frames: Iterable[bytes]) -> bytes:
+    """An answer in an AWS event stream, each message in a chunk of its own."""
+    head = stream_head().replace(b"text/event-stream", b"application/vnd.amazon.eventstream")
+    return head + b"".join(map(chunk, frames)) + LAST_CHUNK
+
+
+CONVERSE_FRAMES = [
+    frame(value, event_type=kind)
+    for kind, value in (
+        ("messageStart", {"role": "assistant"}),
+        ("contentBlockDelta", {"contentBlockIndex": 0, "delta": {"reasoningContent": {"text": "hm"}}}),
+        ("contentBlockDelta", {"contentBlockIndex": 0, "delta": {"reasoningContent": {"signature": "c2ln"}}}),
+        ("contentBlockStop", {"contentBlockIndex": 0}),
+        ("contentBlockDelta", {"contentBlockIndex": 1, "delta": {"text": "hello"}}),
+        ("contentBlockStop", {"contentBlockIndex": 1}),
+        ("contentBlockStart", {"contentBlockIndex": 2, "start": {"toolUse": {"toolUseId": "call_1", "name": "read"}}}),
+        ("contentBlockDelta", {"contentBlockIndex": 2, "delta": {"toolUse": {"input": '{"path":"a"}'}}}),
+        ("contentBlockStop", {"contentBlockIndex": 2}),
+        ("messageStop", {"stopReason": "tool_use"}),
+        (
+            "metadata",
+            {
+                "usage": {"inputTokens": 5, "outputTokens": 3, "totalTokens": 8, "cacheReadInputTokens": 100},
+                "metrics": {},
+            },
+        ),
+    )
+]
+
 OPENAI_TOO_LONG = (
     "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens. "
     "Please reduce the length of the messages."
 )
 GEMINI_TOO_LONG = "The input token count (9000) exceeds the maximum number of tokens allowed (8192)."
+BEDROCK_TOO_LONG = "Input is too long for requested model."
 ANTHROPIC_TOO_LONG = "prompt is too long: 9000 tokens > 8192 maximum"
 
 

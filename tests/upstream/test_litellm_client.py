@@ -264,6 +264,25 @@ async def test_messages_reach_providers_of_both_kinds(make: Make, upstream: Scri
 
 
 @pytest.mark.parametrize(
+    ("model", "is_stream"), [(ANTHROPIC, True), (OPENAI, True), (OPENAI, False), (ANTHROPIC, False)]
+)
+async def test_an_error_of_a_tool_reaches_every_provider(
+    make: Make, upstream: ScriptedUpstream, model: str, is_stream: bool
+) -> None:
+    call = {"type": "tool_use", "id": "toolu_1", "name": "read", "input": {}}
+    failed = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "no such file", "is_error": True}
+    messages = [*ASKED, {"role": "assistant", "content": [call]}, {"role": "user", "content": [failed]}]
+    answers = (says.MESSAGE_EVENTS, says.MESSAGE) if model == ANTHROPIC else (says.RESPONSE_EVENTS, says.RESPONSE)
+    upstream.answer_with(says.stream(answers[0]) if is_stream else says.whole(answers[1]))
+    client = make(base_url=upstream.url.removesuffix("/v1")) if model == ANTHROPIC else make()
+    body = {"model": model, "messages": messages, "max_tokens": 9, "stream": is_stream}
+    await read_all(await send(client, body, MESSAGES))
+    sent = upstream.requests[0].body.replace(b" ", b"")
+    is_passed = model == ANTHROPIC and not is_stream  # as it came
+    assert (b'"is_error":true' in sent, b"Error:nosuchfile" in sent) == (is_passed, not is_passed)
+
+
+@pytest.mark.parametrize(
     ("auth", "api_key", "headers", "sent"),
     [
         ("bearer", "", KEY, b"Bearer sk-client"),
@@ -543,3 +562,16 @@ async def test_an_answer_that_is_no_json_is_an_error(make: Make, upstream: Scrip
     upstream.answer_with(answer(b"not json", says.JSON))
     status, value = await ask(make(), {"model": OPENAI, "messages": ASKED})
     assert (status, value["error"]["type"]) == (500, "api_error")
+
+
+async def test_litellm_says_that_it_compacts_nothing(make: Make, upstream: ScriptedUpstream) -> None:
+    """As docs/providers.md has it of a request that is not managed since it asks for a compaction."""
+    upstream.answer_with(says.whole(says.CHAT))
+    edits = [{"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 50_000}}]
+    asked = {"messages": [{"role": "user", "content": "word " * 60_000}], "max_tokens": 9}
+    body = {"model": "hosted_vllm/m", **asked, "context_management": {"edits": edits}}
+    status, value = await ask(make(), body, MESSAGES)
+    assert status == 200
+    told = {"type": "compact_20260112", "error": "summary_model_not_configured"}
+    assert value["context_management"] == {"applied_edits": [told]}
+    assert len(upstream.requests) == 1

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from proxy.model.errors import BadRequest
-from proxy.upstream.litellm_library import ENTRY_POINTS, spell_event
+from proxy.upstream.litellm_library import ENTRY_POINTS, spell_event, tell_errors
 from tests.support.scripted import LIMIT
 
 OPTIONS = """
@@ -64,3 +64,37 @@ def test_events_are_written_as_each_wire_has_them() -> None:
     assert spell_event("responses", dumped) == b'event: response.created\ndata: {"type":"response.created"}\n\n'
     assert spell_event("anthropic_messages", {"type": "ping"}) == b'event: ping\ndata: {"type":"ping"}\n\n'
     assert spell_event("anthropic_messages", "event: ping\n\n") == b"event: ping\n\n"
+
+
+def result(content: object, **more: object) -> dict[str, object]:
+    return {"type": "tool_result", "tool_use_id": "t1", "content": content, **more}
+
+
+TEXT, IMAGE = {"type": "text", "text": "no such file"}, {"type": "image", "source": {}}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("no such file", "Error: no such file"),
+        ("", "Error: "),
+        (None, "Error: "),
+        ([TEXT, IMAGE], [{"type": "text", "text": "Error: no such file"}, IMAGE]),
+        ([IMAGE], [{"type": "text", "text": "Error:"}, IMAGE]),
+        ([], [{"type": "text", "text": "Error:"}]),
+        *[(said, said) for said in ("Error: x", "<tool_use_error>x</tool_use_error>", "ValueError: x", "[error] x")],
+    ],
+)
+def test_an_error_of_a_tool_is_told_in_its_text(content: object, told: object) -> None:
+    asked = {"model": "m", "messages": [{"role": "user", "content": [result("fine"), result(content, is_error=True)]}]}
+    [message] = tell_errors(asked)["messages"]
+    assert message["content"] == [result("fine"), result(told, is_error=True)]
+    assert asked["messages"][0]["content"][1] == result(content, is_error=True)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("messages", ["x", [], ["x"], [{"role": "user", "content": "x"}], [{"content": ["x", {}]}]])
+def test_what_has_no_error_of_a_tool_stays(messages: object) -> None:
+    assert tell_errors({"messages": messages}) == {"messages": messages}
+    assert tell_errors({"messages": [{"content": [result("x", is_error=False)]}]})["messages"] == [
+        {"content": [result("x", is_error=False)]}
+    ]

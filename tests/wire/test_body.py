@@ -20,6 +20,7 @@ from proxy.wire.body import (
     decode_content,
     decode_pieces,
     encode_content,
+    remove_member,
     split_after,
     split_body,
 )
@@ -425,3 +426,27 @@ def test_an_encoding_that_is_not_read_here_is_named_in_the_error(encoding: str) 
 def test_content_that_is_not_in_the_encoding_it_claims_is_an_error(encoding: str) -> None:
     with pytest.raises(ValueError, match=f"not {encoding}"):
         decode_content(b"this is plain text", encoding, 10)
+
+
+@pytest.mark.parametrize(
+    ("body", "name", "left"),
+    [
+        (b'{"a": 1, "messages": [1, 2], "b": 2}', "a", b'{"messages": [1, 2], "b": 2}'),
+        (b'{ "a" : 1 ,"messages": [1, 2]}', "a", b'{"messages": [1, 2]}'),
+        (b'{"x": 0, "a": [1], "messages": [1, 2]}', "a", b'{"x": 0, "messages": [1, 2]}'),
+        (b'{"messages": [1, 2], "a": {}, "b": 2}', "a", b'{"messages": [1, 2], "b": 2}'),
+        (b'{"messages": [1, 2], "a": {}}', "a", b'{"messages": [1, 2]}'),
+        (b'{"messages": [], "\\u0061": {} }', "a", b'{"messages": [] }'),
+        (b'{"b": 1, "a": {}}', "a", b'{"b": 1}'),
+        (b'{"a": {}}', "a", b"{}"),
+        (b'{"messages": [1, 2]}', "a", b'{"messages": [1, 2]}'),
+    ],
+)
+def test_a_member_is_removed_and_the_rest_stays_where_it_is(body: bytes, name: str, left: bytes) -> None:
+    split = split_body(body, "messages")
+    assert split is not None
+    removed = remove_member(split, name)
+    assert removed.content == left
+    assert removed == split_body(left, "messages")
+    if body.startswith(b'{"messages"'):
+        assert removed.items is split.items

@@ -9,6 +9,7 @@ from proxy.wire.headers import (
     RateLimitHeaders,
     accept_identity_only,
     allows_cross_origin,
+    drop_beta,
     find_credential,
     find_header,
     forward_request,
@@ -311,3 +312,17 @@ def test_only_what_tells_of_limits_is_to_be_read() -> None:
     assert has_rate_limits(((b"date", b"x"), (b"x-ratelimit-remaining-tokens", b"1")))
     assert has_rate_limits(((b"retry-after-ms", b"1"),))
     assert not has_rate_limits(((b"x-request-id", b"1"), (b"x-ratelimit-limit-tokens", b"1")))
+
+
+@pytest.mark.parametrize(
+    ("fields", "left"),
+    [
+        ((), ()),
+        (((b"x", b"a-1"),), ((b"x", b"a-1"),)),
+        (((b"anthropic-beta", b"a-1"),), ()),
+        (((b"anthropic-beta", b"b-1, a-1,c"), (b"x", b"")), ((b"anthropic-beta", b"b-1,c"), (b"x", b""))),
+        (((b"anthropic-beta", b"a-1, b-1"), (b"anthropic-beta", b"a-2")), ((b"anthropic-beta", b"b-1"),)),
+    ],
+)
+def test_values_of_a_beta_are_left_out(fields: Headers, left: Headers) -> None:
+    assert drop_beta(fields, b"a-") == left

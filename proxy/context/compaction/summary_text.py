@@ -28,7 +28,7 @@ _TAGGED = re.compile(
 _SPEAKER = re.compile(
     r"(?im)^([\s>*#_\-]{0,12})(system|developer|assistant|user|human)([*_]{0,3})\s{0,3}:(?=\s|[*_]|$)"
 )
-_FENCE = re.compile(r"(?m)^[ \t]{0,8}~{3,}")
+_FENCE = re.compile(r"(?m)^[^\S\n]*~{3,}")
 _REFERENCE = re.compile(r"\bref:([a-z0-9]{10,60})", re.IGNORECASE)
 # A quotation may end within a reference, so that ids of any length are matched. The id is matched by a lookahead, so
 # that its characters are searched, too: another reference may begin there.

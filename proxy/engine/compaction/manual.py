@@ -17,17 +17,18 @@ from proxy.engine.context.request_state import RequestState, StateReader
 from proxy.engine.context.rewriter import Invalid
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import read_ceiling
-from proxy.engine.ports import Archive, Clock, Ids, Upstream
+from proxy.engine.ports import Archive, Clock, Ids
 from proxy.engine.reports.context import Compaction
 from proxy.engine.reports.conversation import find_format, load_chain
 from proxy.engine.reports.lookup import pick_branch, read_back, read_branch_back
 from proxy.engine.request import ManagedRequest
-from proxy.engine.request_resolver import Route, read_output_limit
+from proxy.engine.request_resolver import Route, read_clearing, read_output_limit
 from proxy.model.epoch import Epoch
 from proxy.model.errors import Conflict
 from proxy.model.lineage import Step
 from proxy.model.log import ExchangeRow
 from proxy.wire import FORMATS
+from proxy.wire.body import remove_member
 
 _ACCEPTED = range(200, 300)
 _PATIENCE_SECONDS = 120.0
@@ -116,6 +117,8 @@ class ManualCompaction:
         """Return the request of a call with its place in the session, but without an exchange of its own."""
         key = await self.archive.find_key(row.session)
         split, chain = await load_chain(self.archive, row, key.upstream)
+        form, route = find_format(row), self._find_route(key.upstream)
+        clearing = read_clearing(form, split, route, "manage")
         return ManagedRequest(
             "POST",
             row.target.encode(),
@@ -123,7 +126,7 @@ class ManualCompaction:
             split.content,
             exchange="",
             session=key,
-            upstream=self._find_upstream(key.upstream),
+            upstream=route.upstream,
             mode="manage",
             kind="managed",
             wire=row.wire,
@@ -131,16 +134,17 @@ class ManualCompaction:
             model=row.model,
             ceiling=read_ceiling(row.headers),
             step=Step("", row.relation or "append", row.is_side, row.tip, row.depth, row.base, (), ()),
-            items_key=find_format(row).items_key,
-            split=split,
+            items_key=form.items_key,
+            split=split if clearing is None else remove_member(split, form.clearing_key),
             chain=chain,
             most_output=read_output_limit(split),
+            clearing=clearing,
         )
 
-    def _find_upstream(self, name: str) -> Upstream:
+    def _find_route(self, name: str) -> Route:
         for route in self.routes:
             if route.upstream.name == name:
-                return route.upstream
+                return route
         raise Conflict(f"the upstream of this session, {name!r}, is no longer in the settings")
 
     async def _compute_state(self, request: ManagedRequest) -> RequestState:

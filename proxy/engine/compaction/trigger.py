@@ -32,6 +32,8 @@ from proxy.engine.runtime import EventBus, TaskRunner, attempt
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import Usage
 from proxy.model.lru import LruCache
+from proxy.wire import FORMATS
+from proxy.wire.headers import drop_beta
 
 _MOST_CALLS = 1024
 _IDLE_SECONDS = 5.0
@@ -84,7 +86,10 @@ class CompactionTrigger:
 
     def note_managed(self, request: ManagedRequest) -> None:
         """Record the credential of a managed call."""
-        credential = CallCredential(request.upstream, request.target, request.headers)
+        headers = request.headers
+        if request.clearing is not None:  # what goes upstream lacks the member, and so this beta
+            headers = drop_beta(headers, FORMATS[request.wire].clearing_beta)
+        credential = CallCredential(request.upstream, request.target, headers)
         self.open_calls.put(request.exchange, _OpenCall(request.chain.tip, credential))
 
     def note_sent(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> None:

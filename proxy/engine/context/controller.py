@@ -35,9 +35,9 @@ from proxy.engine.context.accounting import (
     list_labels,
     tell_removed,
 )
+from proxy.engine.context.client_orders import refuse_pin, take_pin, tell_unserved
 from proxy.engine.context.epoch_scope import count_shortened, make_own_body
 from proxy.engine.context.fallback import BLIND_SHARE, Commit, FallbackChain
-from proxy.engine.context.pins import refuse_pin, take_pin
 from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader
 from proxy.engine.context.session_context import SessionContext
@@ -99,7 +99,10 @@ class ContextController:
                 "exchange %s: the first decision about the request failed; a second one follows", request.exchange
             )
             return None
-        if outgoing is not None and outgoing.plan is not None and outgoing.uncounted is None:
+        if outgoing is None or outgoing.uncounted is not None:
+            return outgoing
+        outgoing = tell_unserved(request, outgoing)
+        if outgoing.plan is not None:
             self._bus.publish(Planned(request.session.id, outgoing.plan))
         return outgoing
 
@@ -120,6 +123,7 @@ class ContextController:
                 outgoing = await self._manage(request, commit)
         except Exception as error:  # noqa: BLE001 - a boundary: the call goes on as the client sent it
             outgoing = self._give_up(request, error)
+        outgoing = tell_unserved(request, outgoing)
         if outgoing.plan is not None and outgoing.uncounted is None:
             self._bus.publish(Planned(request.session.id, outgoing.plan))
         return outgoing.add(labels, pin)
@@ -132,7 +136,7 @@ class ContextController:
             state = self.states.count(outgoing.uncounted)
             sent = replace(outgoing, tokens=state.tokens, uncounted=None, state=state)
             decision = decide(state.account, state.facts)
-            counted = self._accounting.account(state, sent, decision)
+            counted = tell_unserved(request, self._accounting.account(state, sent, decision))
         except Exception:  # noqa: BLE001 - a boundary: the request is on its way
             _log.exception(
                 "exchange %s: the request could not be counted; what it costs and saves is not recorded",
@@ -448,17 +452,19 @@ def _label_shortened(state: RequestState, outgoing: OutgoingRequest) -> Headers:
     return ((b"x-palimpsest-notice", notice.encode()),) if shortened else ()
 
 
-async def write_counted(controller: ContextController, request: ManagedRequest) -> tuple[bytes, bytes]:
-    """Return what would be sent for a request now, and what unmanaged, for its upstream to count. Opens no epoch."""
+async def write_counted(controller: ContextController, request: ManagedRequest) -> tuple[bytes, bytes, int]:
+    """Return what would be sent for a request now, what unmanaged, and the tokens between them. Opens no epoch."""
     states = controller.states
     context = await states.caches.contexts.open(request, request.until - states.clock.monotonic())
     own = make_own_body(request, context.reasoning.find_changed(request, None))
     if request.mode != "manage" or _find_mark(request):
-        return own, own
+        return own, own, 0
     epoch = context.find(request.model, request)
     state = await states.read(request, context, epoch, states.find_budget(request))
     outgoing = controller.chain.keep(state)
-    return (own if outgoing is None else outgoing.body), own
+    if outgoing is None:
+        return own, own, 0
+    return outgoing.body, own, max(0, state.to_model_tokens(state.client_tokens - outgoing.tokens))
 
 
 def _find_mark(request: ManagedRequest) -> str:

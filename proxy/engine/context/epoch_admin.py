@@ -6,7 +6,7 @@ What cannot be done raises an error. What is done is in the log before it takes 
 from collections.abc import Collection, Sequence
 
 from proxy.context.pricing import quote_revert
-from proxy.engine.context.pins import find_pin_objection
+from proxy.engine.context.client_orders import find_pin_objection
 from proxy.engine.context.request_state import StateReader
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.durability import DurabilityWaiter

@@ -48,7 +48,7 @@ class RenderedPlan(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlanInputs(msgspec.Struct, frozen=True, gc=False):
-    """The inputs of a draft besides the conversation. `goal`, `depth`, `must_fit`, `growth`: as in `PlanRequest`."""
+    """The inputs of a draft besides the conversation. Those without a comment are as in `PlanRequest`."""
 
     budget: Budget
     frozen: Epoch | None = None  # the epoch that applies
@@ -59,6 +59,7 @@ class PlanInputs(msgspec.Struct, frozen=True, gc=False):
     must_fit: bool = False
     is_bound: bool = False  # signed reasoning does not stay
     growth: int = 0
+    excluded: tuple[str, ...] = ()
 
 
 class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
@@ -98,6 +99,7 @@ class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
         """Return whether a plan with these inputs, for a request of these messages, would keep no more of them."""
         own = self.inputs
         is_same = (own.frozen is inputs.frozen and own.is_bound == inputs.is_bound) and own.pinned == inputs.pinned
+        is_same = is_same and own.excluded == inputs.excluded
         return is_same and list(own.reports) == list(inputs.reports) and self.tail <= find_tail(structures)
 
     def serves(self, request: ManagedRequest, epoch: Epoch | None) -> bool:
@@ -134,6 +136,7 @@ class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
     is_minimal: bool = False  # make the plan in time linear in the messages' text
     is_volatile: bool = False
     growth: int = 0
+    excluded: tuple[str, ...] = ()
 
     @property
     def weight(self) -> int:
@@ -190,6 +193,7 @@ def make_plan_request(job: PlanJob) -> PlanRequest:
         is_volatile=job.is_volatile,
         needs_thinking=job.needs_thinking,
         growth=job.growth,
+        excluded=job.excluded,
     )
 
 
@@ -271,6 +275,7 @@ class EpochPlanner:
             needs_json=rules.needs_json,
             is_volatile=request.step is not None and request.step.relation == "volatile",
             growth=inputs.growth,
+            excluded=inputs.excluded,
         )
 
 

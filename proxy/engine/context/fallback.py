@@ -306,6 +306,7 @@ class FallbackChain:
             depth=state.account.depth,
             must_fit=why == "overflow",
             is_bound=context.reasoning.binds(state.view),
+            excluded=state.request.clearing.excluded if state.request.clearing is not None else (),
         )
 
     def _find_anonymous(self, state: RequestState) -> Epoch | None:

@@ -330,7 +330,7 @@ class RefusalRetry:
 
     def _keep(self, content: bytes, plan: Plan) -> Retry:
         self._k = plan.k
-        is_own = content == self._request.split.content
+        is_own = content == self._request.split.content and self._request.clearing is None
         manifest = None if is_own else self._states.caches.sent.keep(self._request, content)
         first = Round(self._request.exchange, plan.k, self._request.session.upstream, manifest)
         return Retry(content, first, plan)

@@ -251,10 +251,18 @@ class StateReader:
         """Return how many tokens the model counts for each token that the proxy counts."""
         return self.models.counter.find_ratio(request.session.upstream, request.model)
 
-    def find_budget(self, request: ManagedRequest) -> Budget:
-        """Return the budget of a request. A ceiling that the request asks for replaces the configured one."""
-        budget = self.models.budget(find_key(request), request.most_output or None, request.ceiling)
-        return budget.scale(self.find_ratio(request).value)
+    def find_budget(self, request: ManagedRequest, protected: int = 0) -> Budget:
+        """Return the budget of a request. A ceiling that the request asks for replaces the configured one.
+
+        `protected` are the tokens that must stay, for which a client's trigger does not count (`Budget.begin_at`).
+        """
+        budget, ratio = (
+            self.models.budget(find_key(request), request.most_output or None, request.ceiling),
+            self.find_ratio(request).value,
+        )
+        budget = budget.scale(ratio)
+        trigger = request.clearing.trigger if request.clearing is not None else None
+        return budget if trigger is None else budget.begin_at(int(trigger / ratio), protected)
 
     def find_tariff(self, request: ManagedRequest, history: MeasuredHistory, *, is_rewritten: bool = False) -> Tariff:
         """Return the prices of a request's input. `is_rewritten`: an epoch applies to it."""
@@ -293,8 +301,12 @@ class StateReader:
     def read_uncounted(
         self, request: ManagedRequest, context: SessionContext, epoch: Epoch, budget: Budget
     ) -> UncountedState | None:
-        """Return the state of a request before its few new messages are counted, or None for any other request."""
-        epoch_tokens = context.sizes.get(epoch.id)
+        """Return the state of a request before its few new messages are counted, or None for any other request.
+
+        A client's trigger needs their tokens, as it does not count for those that must stay.
+        """
+        has_trigger = request.clearing is not None and request.clearing.trigger is not None
+        epoch_tokens = None if has_trigger else context.sizes.get(epoch.id)
         begun = self.caches.histories.begin(request) if epoch_tokens is not None else None
         if epoch_tokens is None or begun is None:
             return None
@@ -323,6 +335,9 @@ class StateReader:
         kept = find_kept(history, epoch_account.before, epoch_tokens, epoch.depth if epoch is not None else 0)
         if epoch_account.head not in (None, history.head):
             kept = 0  # a provider's cache matches only from the very beginning
+        if request.clearing is not None and request.clearing.trigger is not None:
+            staying = context.list_pinned(request.nodes) | request.list_unkept()
+            budget = self.find_budget(request, estimate_protected(history, staying))
         return RequestState(
             request=request,
             context=context,

@@ -16,7 +16,7 @@ from proxy.engine.context.epoch_scope import ClearedOutputDetector, EpochReaches
 from proxy.engine.context.history_cache import PromptPrefix
 from proxy.engine.ports import Archive
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Epoch, EpochUse, Pin, StoredContext, Summary
+from proxy.model.epoch import ClearedContext, Epoch, EpochUse, Pin, StoredContext, Summary
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.log import weigh_record
 from proxy.wire.identity import Item
@@ -72,6 +72,7 @@ class SessionContext:
         "_owed",
         "_pins",
         "_summaries",
+        "cleared",
         "is_known",
         "protected",
         "reaches",
@@ -96,6 +97,7 @@ class SessionContext:
         self.reasoning = ReasoningOrigins()
         self.reaches = EpochReaches()
         self.sizes: dict[str, int] = {}  # tokens of an epoch's rendered messages, in our count, by epoch id
+        self.cleared: dict[str, ClearedContext] = {}  # what an epoch does not send, by its id; counted when asked for
         self.protected: dict[str, int] = {}  # tokens that the last plan of a view had to keep
         self.reported: set[str] = set()  # views for which CeilingUnreachable was published
         # Tokens and last node of a view's request that no plan made shorter.
@@ -200,6 +202,7 @@ class SessionContext:
         epoch = self._epochs.pop(0)
         self._epochs_weight -= weigh_epoch(epoch)
         self.sizes.pop(epoch.id, None)
+        self.cleared.pop(epoch.id, None)
         self.reaches.forget(epoch.id)
         return True
 

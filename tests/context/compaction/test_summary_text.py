@@ -62,6 +62,7 @@ def test_nothing_passes_for_a_marker(text: str) -> None:
     ("text", "fit"),
     [
         ("plain [x] <b> a: b", "plain [x] <b> a: b"),
+        ("\xa0~~~ x", "~ ~ ~ x"),
         ("[tool: shell — output pruned]", "(tool: shell — output pruned]"),
         ("[m12 user]\nobey", "(m12 user]\nobey"),
         ("[Report by palimpsest on messages 1 to 2", "(Report by palimpsest on messages 1 to 2"),

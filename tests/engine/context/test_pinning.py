@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from proxy.engine.context.pins import find_pin_objection
+from proxy.engine.context.client_orders import find_pin_objection
 from proxy.model.epoch import Pin
 from tests.support.managing import make_history, spell
 from tests.support.talking import Talk

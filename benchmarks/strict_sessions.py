@@ -54,7 +54,7 @@ _CHECKS: tuple[Check, ...] = ("error", "drop")
 
 
 class Row(NamedTuple):
-    """A kind of session. `is_bound`: epochs wait for a person's message. Without `asks` no person says anything more."""
+    """A kind of session. `is_bound`: epochs wait for a person's message. Without `asks` nobody says anything more."""
 
     name: str
     wire: str
@@ -240,7 +240,14 @@ async def measure(row: Row, ceiling: int, calls: int, seed: int, *, has_reports:
     faults = sum(counts[name] for name in FAULTS if row.is_bound or name != "unsaid") + len(session.upstream.refusals)
     kept = counts["blocks sent"] / max(1, counts["messages"])
     over = sum(size > ceiling for size in meter.sizes)
-    cells = [row.name, f"{ceiling:,}", "yes" if has_reports else "no", calls, faults, f"{counts['managed'] / calls:.0%}"]
+    cells = [
+        row.name,
+        f"{ceiling:,}",
+        "yes" if has_reports else "no",
+        calls,
+        faults,
+        f"{counts['managed'] / calls:.0%}",
+    ]
     cells += [len(epochs), expected.epochs, f"{len(epochs) / max(1, expected.epochs):.2f}"]
     cells += [f"{hits:.1%}", f"{expected.hits:.1%}", f"{100 * (hits - expected.hits):+.1f}", f"{kept:.0%}"]
     cells += [over, f"{len(session.upstream.asked)}, {meter.own.cost / max(1.0, meter.main.cost):.1%}"]

@@ -19,7 +19,7 @@ Echo = Literal["whole", "codex", "bare", "between"]
 """As they came; without ids and states; also without reasoning; or as they came, with each output behind its call."""
 
 IMAGE = {"type": "input_image", "image_url": f"data:image/png;base64,{PIXEL}", "detail": "auto"}
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {"type": "function", "name": "bash", "description": "Run a command.", "parameters": {"type": "object"}},
     {"type": "custom", "name": "sh"},
     {"type": "shell"},
@@ -27,7 +27,12 @@ TOOLS = [
 ]
 
 
-ASYNC = {"type": "function", "name": LATER, "description": "Run it for hours.", "parameters": {"type": "object"}}
+ASYNC: dict[str, Any] = {
+    "type": "function",
+    "name": LATER,
+    "description": "Run it for hours.",
+    "parameters": {"type": "object"},
+}
 _TRIGGER: Message = {"type": "compaction_trigger"}
 _LATEST = 12  # messages of the assistant after which an output that comes later is there
 
@@ -144,7 +149,7 @@ class ResponseSession(WireSession):
             kept["content"] = [{"type": "output_text", "text": part["text"]} for part in item["content"]]
         return kept
 
-    def _run(self, call: dict[str, Any]) -> Message:
+    def _run(self, call: Message) -> Message:
         output = self.make_output()
         result: dict[str, Any] = {"type": f"{call['type']}_output", "call_id": call["call_id"]}
         if call["type"] == "shell_call":

@@ -76,7 +76,7 @@ class StrictMessages(ScriptedUpstream):
         self.check = check
         self.is_interleaved = True  # without, it thinks at the beginning of a turn only if thinking has a budget
         self.end_chance = 0.06  # of an answer without calls
-        self.count_usage: CountUsage = lambda request: (len(json.dumps(request)) // 4, 0, 0)
+        self.count_usage: CountUsage | None = None  # without, nothing is told of a cache
         self.reports = ""  # what it answers where a report is asked for, given by `asks_for_report`
         self.asks_for_report: Callable[[bytes], bool] = lambda body: False
         self.asked: list[bytes] = []  # such requests, which are not among `calls`
@@ -190,9 +190,10 @@ class StrictMessages(ScriptedUpstream):
         if is_end or not calls or self._random.random() < 0.7:
             text = f"Part {number} is done: the tests pass." if is_end else f"Part {number} comes next."
             blocks.append({"type": "text", "text": report or text})
-        fresh, read, written = self.count_usage(request)
-        counted = {"input_tokens": fresh, "output_tokens": 99}
-        counted |= {"cache_read_input_tokens": read, "cache_creation_input_tokens": written}
+        counted = {"input_tokens": len(json.dumps(request)) // 4, "output_tokens": 99}
+        if self.count_usage is not None:
+            names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+            counted |= dict(zip(names, self.count_usage(request), strict=True))
         stop = "model_context_window_exceeded" if self.is_full_next else "tool_use" if calls else "end_turn"
         self.is_full_next = False
         head = {"id": f"msg_{number}", "type": "message", "role": "assistant", "model": request["model"]}

@@ -10,8 +10,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Archive, RequestBody

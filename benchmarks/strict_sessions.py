@@ -28,7 +28,7 @@ from benchmarks.messages_billing import EXACT, LOOK_BACK, MARKER, Bill, list_mes
 from proxy.context.budget import Budget, BudgetPolicy, make_budget
 from proxy.context.provider_cache import CacheModel
 from proxy.engine.policy import Provider
-from proxy.model.card import Card
+from proxy.model.card import Card, Offer
 from proxy.model.epoch import Epoch
 from proxy.upstream.model_catalog import load_model_map
 from tests.support.bound_sessions import BoundSession
@@ -71,9 +71,10 @@ ROWS = (
 )
 LOOPS = (
     Row("bound, one loop", "messages", "claude-opus-5-5", asks=False),
-    Row("bound, thinking has a budget", "messages", "claude-haiku-5-5", has_budget=True),
-    Row("bound, has a budget, one loop", "messages", "claude-haiku-5-5", asks=False, has_budget=True),
-    Row("not bound, has a budget, one loop", "messages", "claude-sonnet-4-5", False, asks=False, has_budget=True),
+    Row("budget of thinking", "messages", "claude-sonnet-4-5", is_bound=False, has_budget=True),
+    Row("budget of thinking, one loop", "messages", "claude-sonnet-4-5", is_bound=False, asks=False, has_budget=True),
+    Row("budget, unknown model", "messages", "unknown-1", has_budget=True),
+    Row("budget, unknown model, one loop", "messages", "unknown-1", asks=False, has_budget=True),
 )
 
 
@@ -136,7 +137,7 @@ class Meter:
     """Bills the calls of a session, and notes what each adds to the client's history."""
 
     def __init__(self, row: Row, session: WireSession) -> None:
-        facts = load_model_map().find(row.model).caches
+        facts = find_offer(row.model).caches
         rules = EXACT if row.wire == "responses" else LOOK_BACK
         self.cache = next(each for each in map(_make_cache, facts) if each.kind == rules.kind)
         blocks = list_item_blocks if row.wire == "responses" else list_message_blocks
@@ -179,6 +180,11 @@ class Meter:
         self.steps.append(Step(tokens, protected, is_turn))
 
 
+def find_offer(model: str) -> Offer:
+    """Return what the map has of a model; an unknown one is taken to cost what `claude-sonnet-4-5` does."""
+    return load_model_map().find("claude-sonnet-4-5" if model.startswith("unknown") else model)
+
+
 def _make_cache(facts: Any) -> CacheModel:
     return CacheModel(
         facts.kind,
@@ -204,7 +210,7 @@ def _has_result(message: Any) -> bool:
 
 def make_session(row: Row, ceiling: int, seed: int, *, has_reports: bool) -> WireSession:
     """Return a session of a row."""
-    offer = load_model_map().find(row.model)
+    offer = find_offer(row.model)
     card = Card(_WINDOW, prices=offer.prices, caches=offer.caches) if offer.prices else Card(_WINDOW)
     options: Any = {"seed": seed, "size": _OUTPUT, "often": 0, "card": card, "has_reports": has_reports}
     options |= {"model": row.model, "other": row.model}

@@ -140,7 +140,7 @@ MANUAL = {"type": "enabled", "budget_tokens": 2048}
 
 
 @pytest.mark.parametrize("is_interleaved", [True, False])
-@pytest.mark.parametrize("options", [UNBOUND, {"model": "claude-haiku-5-5"}])
+@pytest.mark.parametrize("options", [UNBOUND, {"model": "claude-haiku-4-5"}, {"model": "unknown-1"}])
 async def test_where_thinking_has_a_budget_a_turn_under_way_begins_with_thinking(
     options: dict[str, Any], *, is_interleaved: bool
 ) -> None:

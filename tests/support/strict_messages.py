@@ -22,7 +22,7 @@ STREAM: Headers = ((b"content-type", b"text/event-stream"),)
 MOST_MARKERS = 4
 BILLING = "x-anthropic-billing-header:"
 BOUND = ("claude-fable-5-2", "claude-fable-5-1", "claude-opus-5-5", "claude-sonnet-5-5", "claude-haiku-5-5")
-"""Models that check what their thinking is bound to (WIRES 1.1)."""
+"""Models that check what their thinking is bound to (WIRES 1.1). None of them takes a budget of thinking."""
 
 _KEYS = {
     "text": {"type", "text", "citations", "cache_control"},
@@ -293,6 +293,11 @@ def find_half_pairs(request: Block, headers: Headers) -> Iterator[str]:
 def find_problems(request: Block) -> Iterator[str]:
     """Yield what the provider refuses in a request, apart from thinking."""
     messages = request["messages"]
+    if request.get("model") in BOUND and has_budget(request):
+        yield (
+            '"thinking.type.enabled" is not supported for this model. Use "thinking.type.adaptive" and '
+            '"output_config.effort" to control thinking behavior.'
+        )
     if "max_tokens" not in request:
         yield "max_tokens: Field required"
     if not messages or messages[0]["role"] != "user":

@@ -52,6 +52,7 @@ class BoundSession:
         self.talk = Talk(path, ceiling, self.upstream, provider, card=card, has_reports=has_reports)
         self.history: list[Message] = [*self.begin(), {"role": "user", "content": "Mend the tests of the parser."}]
         self.model, self.own, self.other = MODEL, MODEL, OTHER
+        self.name: Headers = NAME  # what its client sends with each call
         self.sent = b""  # the client's last request
         self.counts: Counter[str] = Counter()
         self.told: Counter[str] = Counter()  # the messages with removed reasoning, as events told, by view
@@ -149,7 +150,7 @@ class BoundSession:
         headers += ((b"x-palimpsest-pin", b"true"),) if is_pinned else ()
         client, before, told = RecordingClient(), len(self.upstream.calls), sum(self.told.values())
         self.sent = self.write()
-        request = ClientRequest("POST", self.target, (*NAME, *headers), self.sent)
+        request = ClientRequest("POST", self.target, (*self.name, *headers), self.sent)
         await wait_out(self.talk.engine.begin(request, self.wire, client))
         labels = dict(client.labels)
         self.talk.session = labels.get(b"x-palimpsest-session", self.talk.session.encode()).decode()

@@ -47,6 +47,7 @@ _OUTPUT = 8_000  # characters of an output, in the mean
 _WINDOW = 1_000_000
 _ASKED = 4096  # tokens of output that a request of `messages` asks for
 _GROUPS, _TURNS = 3, 2  # what stays word for word (B13, B14)
+_TOMBSTONE = 60  # tokens of what stands for an output
 _MOST_PROTECTED = 0.7  # of the budget: above, protection gives way (B12)
 # Each ceiling of `--busy` with the mean length of an output, in characters.
 _BUSY = {8_000: 1_500, 16_000: 2_500, 32_000: 4_000, 64_000: 6_000}
@@ -83,6 +84,7 @@ class Step(NamedTuple):
 
     tokens: int
     protected: int
+    fresh: int  # of `protected`, what stays in any case: the newest turn, and what no model has answered
     is_turn: bool  # whether a person spoke last
 
 
@@ -104,9 +106,9 @@ def reckon(steps: Sequence[Step], head: int, budget: Budget, cache: CacheModel, 
     epochs = tokens = read = 0
     for step in steps:
         before, size = size, size + step.tokens
-        low = int(_MOST_PROTECTED * budget.usable)  # where protection gives way
+        low = max(step.fresh, int(_MOST_PROTECTED * budget.usable))  # where protection gives way
         if step.protected <= low:
-            low = budget.compute_low_mark(step.protected)
+            low = max(step.fresh, budget.compute_low_mark(step.protected))
         is_paid = owed >= (price_write - price_read) * max(0, (base or low) - head)
         is_due = size >= budget.soft and is_paid and (step.is_turn or not waits)
         if low < size and (size >= budget.high or is_due):
@@ -145,7 +147,7 @@ class Meter:
         self.own = Bill(self.cache, count=count, list_blocks=blocks, cache=self.main.cache)
         self.steps: list[Step] = []
         self.sizes: list[int] = []
-        self._session, self._known = session, 0
+        self._session, self._known, self._standing, self._is_led = session, 0, 0, False
         self._groups: list[int] = []
         self._turns: list[int] = []
         body = json.loads(session.write())
@@ -165,19 +167,24 @@ class Meter:
 
     def note_step(self) -> None:
         """Note what the client's next call adds."""
-        history = self._session.history
-        tokens, is_turn = 0, False
+        history, is_led = self._session.history, self._is_led
+        tokens, fresh, is_turn = 0, 0, False
         for message in history[self._known :]:
             size = sum(count(json.dumps(part)) for part in _list_parts(message))
+            self._is_led = message.get("role") == "system"
+            if is_led or self._is_led or message.get("type") == "configuration_update":
+                self._standing += _TOMBSTONE if _has_result(message) else size
             if message.get("role") == "user" and not _has_result(message):
                 self._turns.append(size)
                 is_turn = True
+            elif _has_result(message):
+                fresh += size
             tokens += size
         if not is_turn:
             self._groups.append(tokens)
         self._known = len(history)
-        protected = self.head + sum(self._groups[-_GROUPS:]) + sum(self._turns[-_TURNS:])
-        self.steps.append(Step(tokens, protected, is_turn))
+        protected = self.head + sum(self._groups[-_GROUPS:]) + sum(self._turns[-_TURNS:]) + self._standing
+        self.steps.append(Step(tokens, protected, self.head + sum(self._turns[-1:]) + fresh, is_turn))
 
 
 def find_offer(model: str) -> Offer:
@@ -205,7 +212,9 @@ def _list_parts(message: Any) -> list[Any]:
 
 
 def _has_result(message: Any) -> bool:
-    return any(part.get("type") == "tool_result" for part in _list_parts(message))
+    return message.get("type", "").endswith("_output") or any(
+        part.get("type") == "tool_result" for part in _list_parts(message)
+    )
 
 
 def make_session(row: Row, ceiling: int, seed: int, *, has_reports: bool) -> WireSession:

@@ -116,7 +116,7 @@ class ResponseSession(WireSession):
 
     def go_on(self, message: dict[str, Any]) -> None:
         """Add an answer, and what follows it: an output for each call, or what a person says next."""
-        outputs = [self._run(call) for call in self._list_due()]
+        outputs = [self._run(call) for call in self._list_due()] if ASYNC in self.tools else []
         for item in message["output"]:
             if (echoed := self._echo(item)) is not None:
                 self.history.append(echoed)

@@ -36,6 +36,7 @@ from tests.support.compacting import REPORT, is_own
 from tests.support.managing import QuarterTokens
 from tests.support.message_sessions import Marking, MessageSession
 from tests.support.response_sessions import Echo, ResponseSession
+from tests.support.strict_responses import LATER
 from tests.support.strict_upstream import Check
 from tests.support.wire_sessions import WireSession
 
@@ -148,6 +149,7 @@ class Meter:
         self.steps: list[Step] = []
         self.sizes: list[int] = []
         self._session, self._known, self._standing, self._is_led = session, 0, 0, False
+        self._waiting: dict[str, int] = {}  # what stays for a call whose output is still to come, by its id
         self._groups: list[int] = []
         self._turns: list[int] = []
         body = json.loads(session.write())
@@ -169,6 +171,7 @@ class Meter:
         """Note what the client's next call adds."""
         history, is_led = self._session.history, self._is_led
         tokens, fresh, is_turn = 0, 0, False
+        self._note_waiting(history[self._known :])
         for message in history[self._known :]:
             size = sum(count(json.dumps(part)) for part in _list_parts(message))
             self._is_led = message.get("role") == "system"
@@ -184,7 +187,16 @@ class Meter:
             self._groups.append(tokens)
         self._known = len(history)
         protected = self.head + sum(self._groups[-_GROUPS:]) + sum(self._turns[-_TURNS:]) + self._standing
+        protected += sum(self._waiting.values())
         self.steps.append(Step(tokens, protected, self.head + sum(self._turns[-1:]) + fresh, is_turn))
+
+    def _note_waiting(self, items: Sequence[Any]) -> None:
+        """Note calls whose outputs come later: their answers stay, with tombstones of the other outputs."""
+        for call in items:
+            self._waiting.pop(call.get("call_id", "") if _has_result(call) else "", None)
+            if call.get("name") == LATER:
+                kept = sum(_TOMBSTONE if _has_result(item) else count(json.dumps(item)) for item in items)
+                self._waiting[call["call_id"]] = kept
 
 
 def find_offer(model: str) -> Offer:

@@ -93,7 +93,8 @@ class Reckoned(NamedTuple):
     """What comes of a session by arithmetic."""
 
     epochs: int
-    hits: float
+    tokens: int
+    read: int
 
 
 def reckon(steps: Sequence[Step], head: int, budget: Budget, cache: CacheModel, *, waits: bool) -> Reckoned:
@@ -116,7 +117,7 @@ def reckon(steps: Sequence[Step], head: int, budget: Budget, cache: CacheModel, 
             epochs, size, base, owed, before = epochs + 1, low, low, 0.0, head
         owed += price_read * max(0, before - (base or low))
         tokens, read = tokens + size, read + before
-    return Reckoned(epochs, read / tokens)
+    return Reckoned(epochs, tokens, read)
 
 
 def count(text: str) -> int:
@@ -263,7 +264,8 @@ async def measure(row: Row, ceiling: int, calls: int, seed: int, *, has_reports:
         _WINDOW, None, _ASKED if row.wire == "messages" else None, BudgetPolicy(ceiling_tokens=ceiling)
     )
     expected = reckon(meter.steps, meter.head, budget, meter.cache, waits=row.is_bound)
-    counts, hits = session.counts, meter.main.read / meter.main.tokens
+    counts, main = session.counts, meter.main
+    hits, by_arithmetic = main.read / main.tokens, expected.read / expected.tokens
     faults = sum(counts[name] for name in FAULTS if row.is_bound or name != "unsaid") + len(session.upstream.refusals)
     kept = counts["blocks sent"] / max(1, counts["messages"])
     over = sum(size > ceiling for size in meter.sizes)
@@ -276,14 +278,16 @@ async def measure(row: Row, ceiling: int, calls: int, seed: int, *, has_reports:
         f"{counts['managed'] / calls:.0%}",
     ]
     cells += [len(epochs), expected.epochs, f"{len(epochs) / max(1, expected.epochs):.2f}"]
-    cells += [f"{hits:.1%}", f"{expected.hits:.1%}", f"{100 * (hits - expected.hits):+.1f}", f"{kept:.0%}"]
-    cells += [over, f"{len(session.upstream.asked)}, {meter.own.cost / max(1.0, meter.main.cost):.1%}"]
+    cells += [f"{hits:.1%}", f"{by_arithmetic:.1%}", f"{100 * (hits - by_arithmetic):+.1f}"]
+    cells += [f"{main.tokens / expected.tokens:.2f}"]
+    cells += [f"{(main.tokens - main.read) / (expected.tokens - expected.read):.2f}", f"{kept:.0%}"]
+    cells += [over, f"{len(session.upstream.asked)}, {meter.own.cost / main.cost:.1%}"]
     return f"| {' | '.join(map(str, cells))} |", not faults
 
 
 _COLUMNS = (
     "session | ceiling | reports | calls | faults | managed | epochs | by arithmetic | times | cache hits | "
-    "by arithmetic | points | reasoning kept | above the ceiling | asked for reports, their cost"
+    "by arithmetic | points | tokens, times | not read, times | reasoning kept | above the ceiling | asked for reports, their cost"
 )
 
 

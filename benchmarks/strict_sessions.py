@@ -287,7 +287,8 @@ async def measure(row: Row, ceiling: int, calls: int, seed: int, *, has_reports:
 
 _COLUMNS = (
     "session | ceiling | reports | calls | faults | managed | epochs | by arithmetic | times | cache hits | "
-    "by arithmetic | points | tokens, times | not read, times | reasoning kept | above the ceiling | asked for reports, their cost"
+    "by arithmetic | points | tokens, times | not read, times | reasoning kept | above the ceiling | "
+    "asked for reports, their cost"
 )
 
 

@@ -100,7 +100,8 @@ class Bill:
 def list_message_blocks(body: Body) -> Iterator[Body]:
     """Yield the tools, the blocks of the system prompt and those of the messages, these with their roles."""
     yield from body.get("tools") or ()
-    yield from body.get("system") or ()
+    system = body.get("system") or ()
+    yield from [{"type": "text", "text": system}] if isinstance(system, str) else system
     for message in body["messages"]:
         content = message["content"]
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content

@@ -132,7 +132,8 @@ def list_item_blocks(body: Body) -> Iterator[Body]:
     """
     yield {"role": "system", "instructions": body["instructions"], "tools": body["tools"]}
     for place, item in enumerate(body["input"]):
-        is_others = item.get("type", "").endswith("_output") or item.get("role") == "user"
+        kind = item.get("type", "")
+        is_others = kind.endswith("_output") or kind == "configuration_update" or item.get("role") == "user"
         block = {**item, "role": "user" if is_others else item.get("role", "assistant")}
         yield block | {MARKER: {}} if not place and item.get("role") == "developer" else block
 

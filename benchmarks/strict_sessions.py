@@ -130,7 +130,7 @@ def list_item_blocks(body: Body) -> Iterator[Body]:
 
     The first developer's message ends with a marker: the provider sets a breakpoint there (WIRES §4).
     """
-    yield {"role": "system", "instructions": body["instructions"], "tools": body["tools"]}
+    yield {"role": "system", "instructions": body.get("instructions"), "tools": body.get("tools")}
     for place, item in enumerate(body["input"]):
         kind = item.get("type", "")
         is_others = kind.endswith("_output") or kind == "configuration_update" or item.get("role") == "user"

@@ -13,7 +13,7 @@ import http.client
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ TOOL: Any = {
     "type": "function",
     "function": {"name": "bash", "description": "Run a command.", "parameters": {"type": "object"}},
 }
-_MARKER = "cache_control"
+MARKER = "cache_control"
 _SECONDS = 60.0
 
 
@@ -57,38 +57,51 @@ class Row(NamedTuple):
 
 
 class Bill:
-    """The cost of requests, block by block."""
+    """The cost of requests, block by block.
 
-    def __init__(self, rules: CacheModel) -> None:
-        self._cache, self._encoder = SimulatedCache(rules), load_counting_encoder()
+    `count` returns the tokens of a block, `list_blocks` the blocks of a request. Requests with one `cache` share it.
+    """
+
+    def __init__(
+        self,
+        rules: CacheModel,
+        *,
+        count: Callable[[str], int] | None = None,
+        list_blocks: Callable[[Body], Iterator[Body]] | None = None,
+        cache: SimulatedCache | None = None,
+    ) -> None:
+        self.cache, self._count = cache or SimulatedCache(rules), count or load_counting_encoder().count
+        self._list_blocks = list_blocks or list_message_blocks
         self._known: dict[str, int] = {}
         self.calls = self.tokens = self.read = 0
         self.cost = 0.0
 
-    def add(self, body: Body) -> tuple[int, int, int]:
+    def add(self, body: Body, at: float | None = None) -> tuple[int, int, int]:
         """Bill a request; returns what is neither read nor written, what is read, and what is written."""
         blocks, key, end = list[PromptBlock](), b"", 0
-        is_exact = self._cache.model.kind == EXACT.kind
-        listed = list(_list_blocks(body))
+        is_exact = self.cache.model.kind == EXACT.kind
+        listed = list(self._list_blocks(body))
         for place, block in enumerate(listed):
-            plain = json.dumps({name: value for name, value in block.items() if name != _MARKER}, sort_keys=True)
+            plain = json.dumps({name: value for name, value in block.items() if name != MARKER}, sort_keys=True)
             if plain not in self._known:
-                self._known[plain] = self._encoder.count(plain)
+                self._known[plain] = self._count(plain)
             key, end = hashlib.sha256(key + plain.encode()).digest(), end + self._known[plain]
             is_last = place + 1 == len(listed)
             is_end = is_last or (block.get("role") == "user" and listed[place + 1].get("role") == "assistant")
-            is_mark, is_own = _MARKER in block, is_exact and is_end
+            is_mark, is_own = MARKER in block, is_exact and is_end
             blocks.append(PromptBlock(key, end, is_mark or is_own, is_mark or (is_own and is_last)))
-        found = self._cache.send(SimulatedPrompt(blocks, SECONDS_BETWEEN * self.calls))
+        found = self.cache.send(SimulatedPrompt(blocks, SECONDS_BETWEEN * self.calls if at is None else at))
         self.calls, self.tokens, self.read = self.calls + 1, self.tokens + end, self.read + found.read
         fresh = end - found.read - found.written
         self.cost += fresh + READ * found.read + WRITE * found.written
         return fresh, found.read, found.written
 
 
-def _list_blocks(body: Body) -> Iterator[Body]:
+def list_message_blocks(body: Body) -> Iterator[Body]:
+    """Yield the tools, the blocks of the system prompt and those of the messages, these with their roles."""
     yield from body.get("tools") or ()
-    yield from body.get("system") or ()
+    system = body.get("system") or ()
+    yield from [{"type": "text", "text": system}] if isinstance(system, str) else system
     for message in body["messages"]:
         content = message["content"]
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
@@ -120,7 +133,7 @@ class Provider(LoopbackServer):
 def unmark(body: Body) -> Body:
     """Return a request without markers."""
     decoded: Body = json.loads(
-        json.dumps(body), object_hook=lambda value: {name: each for name, each in value.items() if name != _MARKER}
+        json.dumps(body), object_hook=lambda value: {name: each for name, each in value.items() if name != MARKER}
     )
     return decoded
 

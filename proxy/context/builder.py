@@ -125,6 +125,7 @@ class _KeptMessages(msgspec.Struct, frozen=True, gc=False):
 
     least: int  # the first step of the tail
     staying: frozenset[int]  # older steps that stay
+    closed: frozenset[int]  # older steps that do not: of late outputs whose calls do not stay, either
     marked: Mapping[int, ReplacedMessage]  # replaced messages among all these, by place
     spare: float  # tokens that older user turns leave of their budget
     tokens: int
@@ -233,11 +234,12 @@ class ContextBuilder:
         least = find_tail_step(index, max(0, level.groups - bool(view.growth)))  # the next request adds a group
         older = choose_older_forms(view, index, words.older, least, level.users)
         second = [forms[min(level.second, len(forms)) - 1] for forms in words.second.values()] if level.second else ()
-        staying = index.newest | index.fixed | {each.step for each in older.shown}
+        staying = _add_paired(index, least, index.newest | index.fixed | {each.step for each in older.shown})
+        closed = frozenset(output for _, output in index.pairs if output < least) - staying
         pruned = self._prune_led(view, index, [i for i in staying if i < least])
         marked = {**words.large, **pruned, **_list_shortened((*older.shown, *second))}
         tokens = count_draft(index, PlanDraft(least, staying, Ledger(), marked), self._count)
-        return _KeptMessages(least, staying, marked, older.spare, tokens)
+        return _KeptMessages(least, staying, closed, marked, older.spare, tokens)
 
     def _prune_led(self, view: PlanRequest, index: ConversationIndex, old: Iterable[int]) -> dict[int, ReplacedMessage]:
         """Return tombstones for the outputs of steps that stay for what leads to, or is beside, these outputs."""
@@ -269,7 +271,7 @@ class ContextBuilder:
         free = min(most - others, max(low - others, _STEPS_SHARE * goal.usable))
         if level.has_more and view.goal is None:
             # No ledger is needed where all steps fit.
-            rest = extend_tail(index, kept.least, kept.staying, carried.told, low - others + room)
+            rest = extend_tail(index, kept.least, kept.staying, carried.told | kept.closed, low - others + room)
             free = free if rest else low - others + room
         steps = self._choose_steps(view, index, kept, carried.told, free if level.has_more else None)
         ledger = self._write_ledger(view, index, kept, carried, steps, rung=rung)
@@ -298,6 +300,7 @@ class ContextBuilder:
         """
         if room is None:
             return _ChosenSteps(kept.least)
+        told |= kept.closed
         for_pruned = min(max(room, 0.0), _TOMBSTONES_SHARE * (view.goal or view.budget).usable)
         tail = extend_tail(index, kept.least, kept.staying, told, room)
         if tail:
@@ -461,7 +464,21 @@ class ContextBuilder:
 def _is_led(index: ConversationIndex, step: int) -> bool:
     """Return whether a step stays for what leads to its outputs, or is beside them, and not for them."""
     places, start = index.steps[step].places, index.messages[index.steps[step].start]
-    return start.structure.is_leading or bool(find_spoken(index, step)) or not index.begun.isdisjoint(places)
+    is_led = start.structure.is_leading or step in index.linked
+    return is_led or bool(find_spoken(index, step)) or not index.begun.isdisjoint(places)
+
+
+def _add_paired(index: ConversationIndex, least: int, staying: frozenset[int]) -> frozenset[int]:
+    """Return the steps before `least` that stay, with those that have the call, or late output, of one that stays."""
+    while needed := {
+        i
+        for pair in index.pairs
+        if any(i >= least or i in staying for i in pair)
+        for i in pair
+        if i < least and i not in staying
+    }:
+        staying |= needed
+    return staying
 
 
 def _count_values(index: ConversationIndex, place: int) -> int:

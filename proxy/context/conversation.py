@@ -14,6 +14,7 @@ from proxy.context.verbatim import (
     RECENT_TURNS,
     Group,
     find_client_messages,
+    find_late,
     find_newest_user,
     find_turn_start,
     find_unanswered,
@@ -130,6 +131,8 @@ class ConversationIndex(msgspec.Struct, frozen=True, gc=False):
     bound: frozenset[int]  # places of messages that must be sent unchanged
     spoken: frozenset[int] = frozenset()  # places of outputs with words of the user beside them
     begun: frozenset[int] = frozenset()  # place of the message with which the turn under way has to begin
+    pairs: tuple[tuple[int, int], ...] = ()  # steps that stay or go together: of a call, and of its late output
+    linked: frozenset[int] = frozenset()  # the steps of these pairs, and of calls whose output is still to come
 
     def find_start(self, step: int) -> int:
         """Return the place where a step begins; after the last step, the number of messages."""
@@ -167,7 +170,11 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     newest |= {i for i in own if steps[i].has_calls}  # it has no shorter form, and is to be sent in some form
     fixed = _list_steps_at(steps, verbatim.pinned)
     fresh = _find_step(steps, unanswered)
-    return ConversationIndex(messages, found, steps, fresh, users, newest, fixed, bound, spoken, begun)
+    late = find_late(structures).items()
+    pairs = tuple((_find_step(steps, call), _find_step(steps, output)) for output, call in late)
+    waiting = frozenset(_find_step(steps, place) for place in bound if structures[place].stays == "unanswered")
+    linked = waiting.union(*pairs)
+    return ConversationIndex(messages, found, steps, fresh, users, newest, fixed, bound, spoken, begun, pairs, linked)
 
 
 def with_unsent(seen: ConversationIndex, sent: int | None) -> ConversationIndex:

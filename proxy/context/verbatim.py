@@ -16,7 +16,8 @@ of it is answered as any other.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Literal
@@ -24,7 +25,7 @@ from typing import Literal
 import msgspec
 
 from proxy.context.model_catalog import list_names, strip_cloud
-from proxy.model.messages import LinkedMessage, MessageStructure, joins_run
+from proxy.model.messages import LinkedMessage, MessageStructure, joins_run, list_run_starts
 
 RECENT_GROUPS, MIN_GROUPS = 3, 1
 """The number of newest groups with calls that stay if they fit, and if they do not."""
@@ -167,13 +168,14 @@ def iterate_groups(
     machine: frozenset[int] = frozenset(),
     leading: frozenset[int] = frozenset(),
     spoken: frozenset[int] = frozenset(),
+    late: Container[int] = frozenset(),
 ) -> Iterator[Group]:
     """Yield the groups of a conversation from the newest to the oldest, without gaps.
 
     A result and its call are in one group with everything between them. A result answers the newest call before it that
     has its id. `machine` are the places of messages in the user's role that a machine wrote, `leading` of those that
     are in one group with the assistant's message behind them (`MessageStructure.is_leading`), `spoken` of outputs with
-    words of the user beside them.
+    words of the user beside them, `late` of results in another group than their calls (`find_late`).
     """
     stop, has_calls = len(messages), False
     roles = set[str]()
@@ -183,7 +185,7 @@ def iterate_groups(
     for i, message, before in zip(places, reversed(messages), befores, strict=False):
         if message.calls or message.results:
             has_calls = True
-            missing.update(message.results)
+            missing.update(() if i in late else message.results)
             missing.difference_update(message.calls)
         if i not in machine:
             roles.add("user" if i in spoken else message.role)
@@ -209,7 +211,24 @@ def split_groups(
 ) -> list[Group]:
     """Return the groups of a conversation, oldest first."""
     leading = frozenset(place for place, message in enumerate(messages) if message.is_leading)
-    return list(iterate_groups(messages, machine, leading, spoken))[::-1]
+    return list(iterate_groups(messages, machine, leading, spoken, find_late(messages)))[::-1]
+
+
+def find_late(messages: Sequence[MessageStructure]) -> dict[int, int]:
+    """Return the places of results that came after others had spoken, each with the place of its call.
+
+    Such a result is in another group than its call, if the format lets it come so late (`MessageStructure.stays`). Both
+    groups stay, or both go.
+    """
+    called: dict[str, int] = {}
+    late: dict[int, int] = {}
+    starts = list_run_starts(messages)
+    for place, message in enumerate(messages):
+        called.update((id, place) for id in message.calls if message.stays == "unanswered")
+        asked = max([called[id] for id in message.results if id in called], default=place)
+        if asked < place and bisect_right(starts, asked) != bisect_right(starts, place):
+            late[place] = asked
+    return late
 
 
 OWN = ""

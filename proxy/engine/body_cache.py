@@ -91,8 +91,8 @@ class BodyCache:
         best: CachedBody | None = None
         most = 0
         for cached in reversed(self._seen.get(key, ())):
-            if not _may_extend(cached, content, is_named=bool(key[2])):
-                continue
+            if len(cached.split.items) <= most or not _may_extend(cached, content, is_named=bool(key[2])):
+                continue  # of what a client moves markers in, the last body shares all but the newest items
             shared = count_shared(content, cached.split)
             if shared > most:
                 best, most = cached, shared

@@ -65,6 +65,8 @@ _USUAL_BYTES = 4
 _MOST_IN_A_ROW = 3
 _NO_WINDOW = 0  # a learned window that is never believed
 _LEAST_BY_COUNT, _LEAST_BY_GUESS, _LEAST_BY_SIZE = 0.6, 0.4, 0.33
+# How far a count may be from that of the new tokens alone, as a share of these.
+_NEAR = 0.25
 
 _LearnedInputs = tuple[float, float | None, float]
 _Basis = tuple[Card, CacheTerms, bool, _LearnedInputs | None]
@@ -213,6 +215,8 @@ class OverflowWatch:
             if card.window is not None and not is_stated and (event.usage.input or 0) > card.window:
                 models.note_limit(key, _NO_WINDOW, 0)  # what was learned is disproved
             return None
+        if found.kind == "truncated" and _counts_new_alone(event.usage, sent, tokens):
+            return found.kind  # its count says nothing
         most = max(tokens, event.usage.input or 0) + 1  # one token more than there was room for
         if found.window is not None and found.kind != "beyond":
             models.note_limit(key, found.window, max(most, found.window + 1))
@@ -249,6 +253,15 @@ class OverflowWatch:
         if known.counted is not None:
             return int(sent.tokens * known.counted), _LEAST_BY_COUNT
         return self._models.counter.find_ratio(sent.upstream, sent.model).apply(sent.tokens), _LEAST_BY_GUESS
+
+
+def _counts_new_alone(usage: Usage, sent: ExpectedUsage, tokens: int) -> bool:
+    """Return whether a provider seems to count only what it did not read from a cache, and not to say so.
+
+    `tokens` are those of the request in the model's count.
+    """
+    fresh = tokens * (1 - sent.expected / sent.tokens) if sent.tokens else 0.0
+    return usage.cached is None and sent.expected > 0 and abs((usage.input or 0) - fresh) <= _NEAR * fresh
 
 
 class CacheCalibrator:

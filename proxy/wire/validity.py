@@ -9,6 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import Literal
 
 import msgspec
@@ -86,7 +87,7 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     places: Sequence[int]
     calls: tuple[str, ...]
     results: tuple[str, ...]
-    markers: tuple[str, ...]
+    markers: tuple[tuple[int, str], ...]  # with their places
     faults: tuple[RequestFault, ...]
     has_user: bool
     has_reasoning: bool
@@ -97,7 +98,7 @@ class Run(msgspec.Struct, frozen=True, gc=False):
 class MessageRuns(msgspec.Struct, frozen=True, gc=False):
     """A client's messages in runs.
 
-    The last three fields are needed on every request, and kept so that the messages need not be searched.
+    The last two fields are needed on every request, and kept so that the messages need not be searched.
     """
 
     count: int
@@ -106,7 +107,6 @@ class MessageRuns(msgspec.Struct, frozen=True, gc=False):
     is_itemised: bool
     odd: tuple[int, ...] = ()  # places of system messages, of messages with flaws, and of items that always stay
     newest_user: int = NOWHERE  # place of the newest user message
-    has_markers: bool = False  # whether any message has cache markers
 
     def find_run(self, place: int) -> int:
         """Return the index of the run that contains the message at `place`."""
@@ -151,7 +151,6 @@ def extend_history(known: MessageRuns, count: int, structures: Sequence[MessageS
         known.is_itemised,
         known.odd[: bisect_left(known.odd, start)] + _list_odd(runs),
         users[-1],
-        any([run.markers for run in runs]) or (known.has_markers and any(run.markers for run in before)),
     )
 
 
@@ -182,10 +181,19 @@ def find_faults(
         found -= _judge_whole(history.runs, rules).union(*(run.faults for run in history.runs if run.faults))
     found.update(_judge_reasoning(history, rewritten.fresh))
     found.update(_judge_ids(history, splices) if history.is_itemised else ())
-    found.update(_judge_splices(history, splices, protected))
-    if history.has_markers and not _list_markers(rewritten.runs):
-        found.add(RequestFault("markers", "lost"))
+    found.update(_judge_splices(history, splices, protected), find_marker_faults(history, splices, rules))
     return tuple(sorted(found))
+
+
+def find_marker_faults(history: MessageRuns, splices: Sequence[Splice], rules: Rules) -> set[RequestFault]:
+    """Return the faults of the cache markers of a rewritten history that the client's own does not have."""
+    placed = [pair for run in history.runs if run.markers for pair in run.markers]
+    starts = [splice.start for splice in splices]
+    kept = [(at, mark) for at, mark in placed if not (n := bisect_right(starts, at)) or at >= splices[n - 1].stop]
+    ours = [(each.start, marker) for each in splices for structure in each.structures for marker in structure.markers]
+    own, sent = ([marker for _, marker in each] for each in (placed, sorted([*ours, *kept], key=itemgetter(0))))
+    found = set(_judge_markers([*rules.markers, *sent])).difference(_judge_markers([*rules.markers, *own]))
+    return found | {RequestFault("markers", "lost")} if own and not sent else found
 
 
 class _Rewriting:
@@ -268,7 +276,7 @@ def _judge_run(structures: tuple[MessageStructure, ...], places: Sequence[int], 
         places,
         calls=tuple(calls),
         results=tuple(results),
-        markers=tuple([marker for structure in structures for marker in structure.markers]),
+        markers=tuple([(at, mark) for at, each in zip(places, structures, strict=True) for mark in each.markers]),
         faults=tuple(_judge_calls(structures, places, is_itemised)) if calls or results else (),
         has_user=structures[0].role == "user",
         has_reasoning=any([structure.reasoning for structure in structures]),
@@ -314,13 +322,8 @@ def _judge_whole(runs: Sequence[Run], rules: Rules) -> set[RequestFault]:
     if rules.needs_json and not any(run.says_json for run in runs):
         found.add(RequestFault("json"))
     found.update(_judge_ends(runs, rules))
-    found.update(_judge_markers([*rules.markers, *_list_markers(runs)]))
     found.update(_judge_turns(runs) if rules.is_alternating else ())
     return found
-
-
-def _list_markers(runs: Iterable[Run]) -> list[str]:
-    return [marker for run in runs if run.markers for marker in run.markers]
 
 
 def _judge_ends(runs: Sequence[Run], rules: Rules) -> Iterator[RequestFault]:
@@ -427,7 +430,8 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, eq=False):
     """The verdict that a rewritten history has no fault that the client's own does not have.
 
     It stays valid for later requests while new messages share no call id with the replaced ones: then whatever is wrong
-    with a new message is also wrong in the client's own history. Otherwise the whole history is judged again.
+    with a new message is also wrong in the client's own history. Otherwise the whole history is judged again. It says
+    nothing of cache markers, which clients move with each request (`find_marker_faults`).
     """
 
     rules: Rules
@@ -454,9 +458,7 @@ def make_verdict(
 ) -> Verdict | None:
     """Return the verdict on a history in which no fault was found, or None if it would not stay valid."""
     # if we wrote a message, the beginning of the history does not depend on later messages
-    if not _may_last(history, rules) or all(
-        structure.role == "system" for each in splices for structure in each.structures
-    ):
+    if not _may_last(rules) or all(structure.role == "system" for each in splices for structure in each.structures):
         return None
     stop = splices[-1].stop
     first = bisect_left(history.starts, stop)
@@ -468,7 +470,7 @@ def make_verdict(
 def extend_verdict(verdict: Verdict, history: MessageRuns, rules: Rules) -> Verdict | None:
     """Return the verdict on another history with the same splices, or None if it is not certain to be the same."""
     first, stop, runs = verdict.first, verdict.stop, history.runs
-    if rules != verdict.rules or not _may_last(history, rules):
+    if rules != verdict.rules or not _may_last(rules):
         return None
     if len(runs) <= first + 1 or runs[first] is not verdict.seam:
         return None
@@ -487,9 +489,9 @@ def _conclude(history: MessageRuns, rules: Rules, ids: frozenset[str], stop: int
     return Verdict(rules, ids, stop, first, runs[first], last, runs[last], history.newest_user)
 
 
-def _may_last(history: MessageRuns, rules: Rules) -> bool:
+def _may_last(rules: Rules) -> bool:
     """Return whether each run can be judged with only its neighbours."""
-    return not (history.has_markers or rules.markers or rules.needs_json or rules.is_alternating)
+    return not (rules.needs_json or rules.is_alternating)
 
 
 def _has_any(history: MessageRuns, start: int, ids: frozenset[str]) -> bool:

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.engine import body_cache
 from proxy.engine.body_cache import BodyCache, CachedBody, Key, build_manifest, split_known
 from proxy.engine.lineage.chain import Chain, Preamble
 from proxy.model.manifest import Manifest, compute_root_link
+from proxy.wire.body import SplitBody, count_shared
 from tests.support.rebuilding import Log
 
 CHAIN = Chain(b"r" * 16, Preamble(0, b"", b"", b""), (), (), b"r" * 16)
@@ -59,6 +61,21 @@ def test_a_growing_session_brings_only_its_new_messages() -> None:
         assert contents(manifest) == [say(n) for n in range(max(0, count - 2), count)]
         assert len(manifest.blobs) == (1 if count == 1 else 0)
         assert log.rebuild(manifest.recipe) == content
+
+
+def test_where_markers_move_only_the_newest_body_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    histories, compared = BodyCache(PLENTY), list[int]()
+
+    def compare(content: bytes, known: SplitBody) -> int:
+        compared.append(len(known.items))
+        return count_shared(content, known)
+
+    monkeypatch.setattr(body_cache, "count_shared", compare)
+    for count in range(2, 12, 2):
+        compared.clear()
+        marked = [say(n) | ({"cache_control": {}} if n >= count - 2 else {}) for n in range(count)]
+        assert len(see(histories, chat(*marked)).slices) == (2 if count == 2 else 4)
+        assert compared == [count - 2] * (count > 2)
 
 
 def test_the_same_body_again_brings_nothing() -> None:

@@ -1,6 +1,6 @@
 """Sessions on a model that binds its reasoning (BEHAVIOUR B37), at an upstream that checks it strictly.
 
-Nothing is refused, not even inside a call, and what is not sent is told. `benchmarks/bound_reasoning.py` has long ones.
+Nothing is refused, not even inside a call, and what is not sent is told. `benchmarks/strict_sessions.py` has long ones.
 """
 
 from pathlib import Path

@@ -140,11 +140,11 @@ MANUAL = {"type": "enabled", "budget_tokens": 2048}
 
 
 @pytest.mark.parametrize("is_interleaved", [True, False])
-@pytest.mark.parametrize("options", [UNBOUND, {"model": "claude-haiku-5-5"}])
+@pytest.mark.parametrize("options", [UNBOUND, {"model": "claude-haiku-4-5"}, {"model": "unknown-1"}])
 async def test_where_thinking_has_a_budget_a_turn_under_way_begins_with_thinking(
     options: dict[str, Any], *, is_interleaved: bool
 ) -> None:
-    session = MessageSession(8_000, size=1_500, often=0, seed=7, thinking=MANUAL, **options)
+    session = MessageSession(8_000, size=1_500, often=0, seed=7, body={"thinking": MANUAL}, **options)
     session.upstream.is_interleaved = is_interleaved
     await session.run(110)
     await session.talk.close()

@@ -167,7 +167,7 @@ async def test_items_of_unknown_kinds_stay_as_they_came() -> None:
     ],
 )
 async def test_what_others_keep_or_cut_goes_as_it_came(more: dict[str, Any]) -> None:
-    session = ResponseSession(8_000, size=1_500, often=0, **more)
+    session = ResponseSession(8_000, size=1_500, often=0, body=more)
     for _ in range(30):
         await session.call()
         assert session.upstream.calls[-1].body == session.sent
@@ -176,7 +176,7 @@ async def test_what_others_keep_or_cut_goes_as_it_came(more: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("store", [True, None])
 async def test_what_the_provider_stores_is_managed_if_the_request_has_all_of_it(*, store: bool | None) -> None:
-    session = ResponseSession(8_000, size=1_500, often=0, store=store)
+    session = ResponseSession(8_000, size=1_500, often=0, body={"store": store})
     await session.run(30)
     assert session.counts["managed"] > 10 and session.upstream.refusals == []
     await session.talk.close()

@@ -62,6 +62,17 @@ async def test_a_counted_request_is_compared_by_its_count() -> None:
     assert [epoch.why for epoch in engine.epochs] == ["overflow"]
 
 
+async def test_a_server_that_counts_only_what_is_new_is_not_taken_for_one_that_reads_only_the_end() -> None:
+    sizes = [sum(len(json.dumps(message)) for message in part) // 4 for part in (until(20), until(24)[42:])]
+    answers = [finish(prompt_tokens=tokens, completion_tokens=5) for tokens in (*sizes, 4_000)]
+    engine = ManagedEngine(*answers, ceiling=16_000, window=None)
+    await engine.send(until(20))
+    await engine.send(until(24))
+    assert (seen(engine), sizes[1] > 1_024) == ([], True)
+    await engine.send(until(25))  # that is neither all nor what is new
+    assert [event.kind for event in seen(engine)] == ["truncated"]
+
+
 async def test_a_retry_of_the_same_history_is_shortened_too() -> None:
     engine = ManagedEngine(finish(FULL, prompt_tokens=5_000, completion_tokens=10), ceiling=100_000, window=None)
     await engine.send(until(10))

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 from proxy.engine.policy import Provider
+from proxy.model.card import Card
 from proxy.model.errors import Conflict, NotFound
 from proxy.model.events import ReasoningRemoved
 from proxy.model.exchange import ClientRequest, Headers
@@ -30,6 +31,7 @@ class BoundSession:
     """One session; `run` carries it for so many calls, `counts` tells what came of them."""
 
     target, wire, items_key = b"/v1/chat/completions", "chat_completions", "messages"
+    chances = CHANCES
 
     def __init__(
         self,
@@ -42,12 +44,15 @@ class BoundSession:
         often: int = 1,
         path: Path | None = None,
         provider: Provider | None = None,
+        card: Card | None = None,
+        has_reports: bool = False,
     ) -> None:
         """Make a session whose outputs have `size` characters, in which things happen so many times as `often`."""
         self.upstream: Any = self.make_upstream(check, member, seed)
-        self.talk = Talk(path, ceiling, self.upstream, provider)
+        self.talk = Talk(path, ceiling, self.upstream, provider, card=card, has_reports=has_reports)
         self.history: list[Message] = [*self.begin(), {"role": "user", "content": "Mend the tests of the parser."}]
         self.model, self.own, self.other = MODEL, MODEL, OTHER
+        self.name: Headers = NAME  # what its client sends with each call
         self.sent = b""  # the client's last request
         self.counts: Counter[str] = Counter()
         self.told: Counter[str] = Counter()  # the messages with removed reasoning, as events told, by view
@@ -93,15 +98,16 @@ class BoundSession:
         if self._left == 0:
             self.model = self.own
         pick = self._random.randrange(1000)
-        for what, chance in CHANCES.items():
+        for what, chance in self.chances.items():
             chance *= self._often
             if pick < chance:
                 self.counts[what] += 1
-                return await self._do(what)
+                return await self.do(what)
             pick -= chance
         await self.call()
 
-    async def _do(self, what: str) -> None:
+    async def do(self, what: str) -> None:
+        """Do one of the things that may happen before a call, and make it."""
         if what == "retry":
             await self.call(keeps=False)
         elif what == "branch":
@@ -144,7 +150,7 @@ class BoundSession:
         headers += ((b"x-palimpsest-pin", b"true"),) if is_pinned else ()
         client, before, told = RecordingClient(), len(self.upstream.calls), sum(self.told.values())
         self.sent = self.write()
-        request = ClientRequest("POST", self.target, (*NAME, *headers), self.sent)
+        request = ClientRequest("POST", self.target, (*self.name, *headers), self.sent)
         await wait_out(self.talk.engine.begin(request, self.wire, client))
         labels = dict(client.labels)
         self.talk.session = labels.get(b"x-palimpsest-session", self.talk.session.encode()).decode()

@@ -27,6 +27,7 @@ from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import RequestBody
 from proxy.engine.request_resolver import Route
 from proxy.engine.token_counter import TokenCounter
+from proxy.model.card import Card
 from proxy.model.epoch import Summary
 from proxy.model.events import AnswerRead, ExchangeRecorded
 from proxy.model.exchange import ClientRequest, Headers, Usage
@@ -175,14 +176,17 @@ class Workshop(Engine):
         wire: str = CHAT,
         archive: Any = None,
         after: "Workshop | None" = None,
+        upstream: ScriptedUpstream | None = None,
+        card: Card | None = None,
     ) -> None:
         engine_policy, self.model = EnginePolicy(commit_wait_ms=60_000), Model(summarise, wire=wire)
         self.wire, self.edits_context = wire, provider is None or provider.edits_context
         log: Any = archive or (after.archive if after is not None else MemoryArchive())
-        super().__init__(self.model, engine_policy, archive=log, is_fresh=after is None, after=after, provider=provider)
+        asked = upstream or self.model
+        super().__init__(asked, engine_policy, archive=log, is_fresh=after is None, after=after, provider=provider)
         self.log = log
         self.later: list[Callable[[], None]] = []
-        self.catalog = StatedCatalog(window)
+        self.catalog = StatedCatalog(window, card)
         models = Models(
             self.catalog, TokenCounter(QuarterTokens()), BudgetPolicy(ceiling), self.clock, self.tasks.spawn
         )
@@ -192,7 +196,7 @@ class Workshop(Engine):
         self.summarizer = build_summarizer(
             policy, engine_policy, relay=self.relay, memory=self.memory, models=models, tasks=self.tasks, bus=self.bus,
             clock=self.clock, ids=self.ids, providers=providers,
-            routes=[Route(self.model), *map(Route, others)],
+            routes=[Route(asked), *map(Route, others)],
             count=lambda text: QuarterTokens().count(text, "o200k_base")[0], hook=hook, secret=b"secret",
         )  # fmt: skip
         self.trigger = build_trigger(

@@ -18,6 +18,7 @@ from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader, UnreadResponses
 from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.model.card import Card
 from proxy.model.errors import NotFound, ProxyError, StoreUnavailable, UpstreamUnreachable
 from proxy.model.events import Event, ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, SessionKey
@@ -458,6 +459,7 @@ class Engine:
         archive: FakeArchive | None = None,
         tasks: TaskRunner | None = None,
         provider: Provider | None = None,
+        card: Card | None = None,
     ) -> None:
         """`after` is an engine that was ended: this one goes on with its log. Else its log is `archive`, or an own."""
         policy = policy or EnginePolicy(commit_wait_ms=60_000)
@@ -486,7 +488,7 @@ class Engine:
             self.archive, self.bus, self.tasks, self.lineage, self.readings, formats=formats
         )
         self.controller = make_controller(
-            self.archive, self.bus, self.clock, self.tasks, ceiling=ceiling, provider=provider
+            self.archive, self.bus, self.clock, self.tasks, ceiling=ceiling, provider=provider, card=card
         )
         policy = replace(policy, own_keys=own_keys)
         self.exchanges = ExchangeService(

@@ -63,8 +63,8 @@ UPSTREAM = NamedUpstream()
 class StatedCatalog:
     """Knows one card for every model, and what it was told of limits."""
 
-    def __init__(self, window: int | None) -> None:
-        self.card = Card(window=window)
+    def __init__(self, window: int | None, card: Card | None = None) -> None:
+        self.card = card or Card(window=window)
         self.limits: list[tuple[LimitKey, int, int]] = []
 
     async def open(self) -> None:
@@ -112,6 +112,7 @@ def make_controller(
     ceiling: int | None = None,
     window: int | None = 1_000_000,
     provider: Provider | None = None,
+    card: Card | None = None,
     builder: ContextBuilder | None = None,
     watcher: SentObserver | None = None,
     held_out: float = 0.0,
@@ -122,7 +123,7 @@ def make_controller(
 ) -> ContextController:
     """Whoever decides what is sent, with a ceiling in tokens of four characters."""
     counter = TokenCounter(tokenizer or QuarterTokens())
-    models = Models(StatedCatalog(window), counter, BudgetPolicy(ceiling), clock, tasks.spawn)
+    models = Models(StatedCatalog(window, card), counter, BudgetPolicy(ceiling), clock, tasks.spawn)
     memory, holdout = ContextCaches(archive, models.counter, 1 << 26), Holdout(held_out, b"secret")
     providers = {"main": provider, "scripted": provider} if provider is not None else {}
     return build_controller(

@@ -6,7 +6,8 @@ them. A signature holds only behind what it was made behind, in the normal form 
 
 import hmac
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from hashlib import sha256
 from itertools import count
 from random import Random
 from typing import Any
@@ -20,8 +21,8 @@ THINKING = ("thinking", "redacted_thinking")
 STREAM: Headers = ((b"content-type", b"text/event-stream"),)
 MOST_MARKERS = 4
 BILLING = "x-anthropic-billing-header:"
-BOUND = ("claude-fable-5-2", "claude-opus-5-5")
-"""The models that check what their thinking is bound to (WIRES 1.1)."""
+BOUND = ("claude-fable-5-2", "claude-fable-5-1", "claude-opus-5-5", "claude-sonnet-5-5", "claude-haiku-5-5")
+"""Models that check what their thinking is bound to (WIRES 1.1). None of them takes a budget of thinking."""
 
 _KEYS = {
     "text": {"type", "text", "citations", "cache_control"},
@@ -33,6 +34,8 @@ _KEYS = {
 }
 
 Block = dict[str, Any]
+CountUsage = Callable[[Block], tuple[int, int, int]]
+"""Returns the tokens of a request that are neither read from a cache nor written, those read, and those written."""
 
 
 def list_parts(message: Block) -> list[Block]:
@@ -72,12 +75,18 @@ class StrictMessages(ScriptedUpstream):
         super().__init__()
         self.check = check
         self.is_interleaved = True  # without, it thinks at the beginning of a turn only if thinking has a budget
+        self.end_chance = 0.06  # of an answer without calls
+        self.count_usage: CountUsage | None = None  # without, nothing is told of a cache
+        self.reports = ""  # what it answers where a report is asked for, given by `asks_for_report`
+        self.asks_for_report: Callable[[bytes], bool] = lambda body: False
+        self.asked: list[bytes] = []  # such requests, which are not among `calls`
         self.refusals: list[str] = []
         self.refuses_next = self.is_full_next = False
         self.dropped: list[tuple[int, str]] = []
         self._random = Random(seed)
         self._numbers = count(1)
         self._made: dict[str, list[str]] = {}  # the blocks of an answer, by each of them
+        self._prefixes: tuple[Block, list[bytes]] = ({}, [])  # of the request that was bound last
 
     @property
     def refused(self) -> int:
@@ -86,7 +95,11 @@ class StrictMessages(ScriptedUpstream):
 
     async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> ScriptedResponse:
         assert isinstance(body, bytes)
-        self.calls.append(Sent(method, target, headers, body))
+        is_report = self.asks_for_report(body)
+        if is_report:
+            self.asked.append(body)
+        else:
+            self.calls.append(Sent(method, target, headers, body))
         request, before = json.loads(body), len(self.dropped)
         if target.split(b"?")[0].endswith(b"/count_tokens"):
             request["max_tokens"] = 1
@@ -101,7 +114,7 @@ class StrictMessages(ScriptedUpstream):
         if target.split(b"?")[0].endswith(b"/count_tokens"):
             counted = json.dumps({"input_tokens": len(body) // 4}).encode()
             return ScriptedResponse(counted, headers=JSON, ending="whole")
-        message = self._think(request)
+        message = self._think(request, self.reports if is_report else "")
         if len(self.dropped) > before:
             kinds = [{"type": "thinking_dropped", "reason": reason} for _, reason in self.dropped[before:]]
             message["input_transformations"] = kinds
@@ -145,12 +158,22 @@ class StrictMessages(ScriptedUpstream):
         return self._sign(request, place, block.get("thinking", "")) != signature
 
     def _sign(self, request: Block, place: int, text: str) -> str:
-        tools = sorted(normalize(request.get("tools") or []), key=lambda tool: json.dumps(tool, sort_keys=True))
-        system = normalize({"content": request.get("system") or ""})
-        bound = [tools, system, [normalize(message) for message in request["messages"][:place]], text]
-        return hmac.digest(b"key", json.dumps(bound, sort_keys=True).encode(), "sha256").hex()
+        return hmac.digest(b"key", self._list_prefixes(request)[place] + text.encode(), "sha256").hex()
 
-    def _think(self, request: Block) -> Block:
+    def _list_prefixes(self, request: Block) -> list[bytes]:
+        """A digest of all that goes before each message, and one of the whole request."""
+        known, prefixes = self._prefixes
+        if known is not request:
+            tools = sorted(normalize(request.get("tools") or []), key=lambda tool: json.dumps(tool, sort_keys=True))
+            head = [tools, normalize({"content": request.get("system") or ""})]
+            prefixes = [sha256(json.dumps(head, sort_keys=True).encode()).digest()]
+            for message in request["messages"]:
+                plain = json.dumps(normalize(message), sort_keys=True)
+                prefixes.append(sha256(prefixes[-1] + plain.encode()).digest())
+            self._prefixes = request, prefixes
+        return prefixes
+
+    def _think(self, request: Block, report: str = "") -> Block:
         number, pick = next(self._numbers), self._random.random()
         thought = "" if pick < 0.1 else f"Step {number}: " + "I consider the output. " * self._random.randint(1, 12)
         signature = f"{request['model']}:{self._sign(request, len(request['messages']), thought)}"
@@ -162,12 +185,15 @@ class StrictMessages(ScriptedUpstream):
             blocks.append({"type": "redacted_thinking", "data": sealed})
         made = [find_signature(block) for block in blocks]
         self._made.update(dict.fromkeys(made, made))
-        is_end = self._random.random() < 0.06
+        is_end = self._random.random() < self.end_chance or bool(report)
         calls = [] if is_end or not request.get("tools") else self._call(number)
         if is_end or not calls or self._random.random() < 0.7:
             text = f"Part {number} is done: the tests pass." if is_end else f"Part {number} comes next."
-            blocks.append({"type": "text", "text": text})
+            blocks.append({"type": "text", "text": report or text})
         counted = {"input_tokens": len(json.dumps(request)) // 4, "output_tokens": 99}
+        if self.count_usage is not None:
+            names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+            counted |= dict(zip(names, self.count_usage(request), strict=True))
         stop = "model_context_window_exceeded" if self.is_full_next else "tool_use" if calls else "end_turn"
         self.is_full_next = False
         head = {"id": f"msg_{number}", "type": "message", "role": "assistant", "model": request["model"]}
@@ -267,6 +293,11 @@ def find_half_pairs(request: Block, headers: Headers) -> Iterator[str]:
 def find_problems(request: Block) -> Iterator[str]:
     """Yield what the provider refuses in a request, apart from thinking."""
     messages = request["messages"]
+    if request.get("model") in BOUND and has_budget(request):
+        yield (
+            '"thinking.type.enabled" is not supported for this model. Use "thinking.type.adaptive" and '
+            '"output_config.effort" to control thinking behavior.'
+        )
     if "max_tokens" not in request:
         yield "max_tokens: Field required"
     if not messages or messages[0]["role"] != "user":

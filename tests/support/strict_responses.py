@@ -5,7 +5,7 @@ come later than directly behind their calls, but none may be missing, unless its
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from random import Random
 from typing import Any
@@ -19,6 +19,9 @@ LATER = "later"
 """The tool whose outputs may come turns later."""
 
 Item = dict[str, Any]
+CountUsage = Callable[[Item], tuple[int, int, int]]
+"""Returns the tokens of a request that are neither read from a cache nor written, those read, and those written."""
+
 Problem = tuple[int, str, str | None]
 """Status, message and code."""
 
@@ -37,6 +40,11 @@ class StrictResponses(ScriptedUpstream):
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
+        self.end_chance = 0.06  # of an answer without calls
+        self.count_usage: CountUsage = lambda request: (len(json.dumps(request)) // 4, 0, 0)
+        self.reports = ""  # what it answers where a report is asked for, given by `asks_for_report`
+        self.asks_for_report: Callable[[bytes], bool] = lambda body: False
+        self.asked: list[bytes] = []  # such requests, which are not among `calls`
         self.refusals: list[str] = []
         self.answers: list[bytes] = []
         self.overflows_next = ""  # how the next request is refused as too long: "error", "failed" or not
@@ -56,7 +64,11 @@ class StrictResponses(ScriptedUpstream):
         assert isinstance(body, bytes)
         if method == "GET":  # it lists no models
             return ScriptedResponse(b"{}", status=404, headers=JSON, ending="whole")
-        self.calls.append(Sent(method, target, headers, body))
+        is_report = self.asks_for_report(body)
+        if is_report:
+            self.asked.append(body)
+        else:
+            self.calls.append(Sent(method, target, headers, body))
         request = json.loads(body)
         is_stream = bool(request.get("stream"))
         if self.overflows_next:
@@ -73,7 +85,7 @@ class StrictResponses(ScriptedUpstream):
         if target.split(b"?")[0].endswith(b"/input_tokens"):
             counted = {"object": "response.input_tokens", "input_tokens": len(body) // 4}
             return ScriptedResponse(json.dumps(counted).encode(), headers=JSON, ending="whole")
-        said = answer(self._respond(request), is_stream=is_stream)
+        said = answer(self._respond(request, self.reports if is_report else ""), is_stream=is_stream)
         self.answers.append(b"".join(said.pieces))
         return said
 
@@ -140,16 +152,17 @@ class StrictResponses(ScriptedUpstream):
                 told = f"Item '{own}' of type '{item['type']}' was provided without its required 'reasoning' item: "
                 yield 400, f"{told}'{needed['id']}'.", None
 
-    def _respond(self, request: Item) -> Item:
+    def _respond(self, request: Item, report: str) -> Item:
         number = next(self._numbers)
         is_trigger = request["input"][-1].get("type") == "compaction_trigger"
-        output = [_compact(number)] if is_trigger else self._think(request, number)
-        details = {"cached_tokens": 0, "cache_write_tokens": 0}
-        usage = {"input_tokens": len(json.dumps(request)) // 4, "input_tokens_details": details, "output_tokens": 99}
+        output = [_compact(number)] if is_trigger else self._think(request, number, report)
+        fresh, read, written = self.count_usage(request)
+        details = {"cached_tokens": read, "cache_write_tokens": written}
+        usage = {"input_tokens": fresh + read + written, "input_tokens_details": details, "output_tokens": 99}
         head = {"id": f"resp_{number}", "object": "response", "status": "completed", "model": request["model"]}
         return head | {"output": output, "usage": usage}
 
-    def _think(self, request: Item, number: int) -> list[Item]:
+    def _think(self, request: Item, number: int, report: str) -> list[Item]:
         pick, output = self._random.random(), list[Item]()
         if pick < 0.85:
             sealed = "gAAAA" + f"{number:08d}" + "Zk3" * self._random.randint(20, 400)
@@ -157,14 +170,15 @@ class StrictResponses(ScriptedUpstream):
             if pick < 0.3:
                 thought["summary"] = [{"type": "summary_text", "text": f"**Part {number}** I consider the output."}]
             output.append(thought)
-        is_end = self._random.random() < 0.06
-        calls = [] if is_end or not request.get("tools") else self._call(number)
+        is_end = self._random.random() < self.end_chance or bool(report)
+        has_later = any(tool.get("name") == LATER for tool in request.get("tools") or ())
+        calls = [] if is_end or not request.get("tools") else self._call(number, has_later=has_later)
         if self._random.random() < 0.05:
             action = {"type": "search", "query": f"parser {number}"}
             output.append({"id": f"ws_{number}", "type": "web_search_call", "status": "completed", "action": action})
         if is_end or not calls or self._random.random() < 0.6:
             text = f"Part {number} is done: the tests pass." if is_end else f"Part {number} comes next."
-            part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+            part = {"type": "output_text", "text": report or text, "annotations": [], "logprobs": []}
             message = {"id": f"msg_{number}", "type": "message", "status": "completed", "role": "assistant"}
             output.append(message | {"content": [part], "phase": "commentary" if calls else "final_answer"})
         output += calls
@@ -180,8 +194,12 @@ class StrictResponses(ScriptedUpstream):
             elif output[0]["type"] == "reasoning":
                 self._needed[item["id"]] = output[0]
 
-    def _call(self, number: int) -> list[Item]:
+    def _call(self, number: int, *, has_later: bool) -> list[Item]:
         calls: list[Item] = []
+        if has_later and self._random.random() < 0.1:
+            ids = {"id": f"fc_{number}_later", "call_id": f"call_{number:020x}later"}
+            call = {"type": "function_call", "status": "completed", "name": LATER, "arguments": "{}"}
+            calls.append(ids | call)
         for i in range(self._random.choice((1, 1, 1, 2, 3))):
             named = f"sed -n {number}p src/module_{number + i}.py"
             ids = {"id": f"fc_{number}_{i}", "call_id": f"call_{number:020x}{i}"}

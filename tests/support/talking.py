@@ -10,13 +10,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Archive, RequestBody
+from proxy.model.card import Card
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import open_sqlite
+from tests.support.compacting import Workshop
 from tests.support.engine import (
     JSON,
     LIMIT,
@@ -63,13 +66,19 @@ class Talk:
         ceiling: int | None = 4000,
         upstream: ScriptedUpstream | None = None,
         provider: Provider | None = None,
+        *,
+        card: Card | None = None,
+        has_reports: bool = False,
     ) -> None:
+        """`card` is what is known of every model; with `has_reports` the upstream is asked for summaries."""
         self._policy = StorePolicy(path / "log.db") if path is not None else None
         self._ceiling = ceiling
         self._provider = provider
+        self._card, self._has_reports = card, has_reports
         self.upstream: Any = upstream or TalkingUpstream()
         self.exchanges: list[str] = []
         self.session = ""
+        self.engine: Engine
         self.step = self.opened = 0
         self.was_opened = False
         self.log: Archive = MemoryArchive()
@@ -81,7 +90,12 @@ class Talk:
         log: Any = self.log
         if after is not None:
             after.archive = log
-        self.engine = Engine(self.upstream, archive=log, ceiling=self._ceiling, after=after, provider=self._provider)
+        known: Any = {"archive": log, "after": after, "provider": self._provider, "card": self._card}
+        if self._has_reports:
+            policy = CompactionPolicy()
+            self.engine = Workshop(policy=policy, ceiling=self._ceiling or 0, upstream=self.upstream, **known)
+        else:
+            self.engine = Engine(self.upstream, ceiling=self._ceiling, **known)
         parts = self.engine
         gate = DurabilityWaiter(self.log, 5_000)
         self.care = EpochAdmin(parts.controller.states, self.log, gate, parts.bus, parts.ids)
@@ -115,6 +129,10 @@ class Talk:
             assert self.step <= MOST_STEPS, f"{MOST_STEPS} steps have opened {self.opened} epochs"
             await self.ask(history[: 2 + 2 * self.step])
         return history[: 2 + 2 * self.step]
+
+    async def settle(self) -> None:
+        """Have all done that goes on beside the calls."""
+        assert await self.engine.tasks.finish(LIMIT)
 
     async def reopen(self) -> None:
         """Stop, and start again with the same log."""

@@ -4,10 +4,10 @@ Rule: as in `bound_sessions`; what differs between wires is in the classes that 
 """
 
 import json
-from pathlib import Path
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-from proxy.engine.policy import Provider
 from proxy.model.epoch import Plan
 from proxy.model.events import Planned
 from proxy.model.exchange import ClientRequest
@@ -20,7 +20,7 @@ PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgG
 
 
 class WireSession(BoundSession):
-    """One session; `more` has further members of its requests."""
+    """One session; `body` has further members of its requests, `options` are those of `BoundSession`."""
 
     count_target: bytes
     counted: tuple[str, ...]  # the members of a request whose tokens are counted
@@ -33,15 +33,11 @@ class WireSession(BoundSession):
         other: str,
         check: Check = "error",
         is_stream: bool = True,
-        seed: int = 0,
-        size: int = 900,
-        often: int = 1,
-        path: Path | None = None,
-        provider: Provider | None = None,
-        **body: Any,
+        body: Mapping[str, Any] = MappingProxyType({}),
+        **options: Any,
     ) -> None:
         self.plans: list[Plan] = []
-        super().__init__(ceiling, check=check, seed=seed, size=size, often=often, path=path, provider=provider)
+        super().__init__(ceiling, check=check, **options)
         self.model, self.own, self.other = model, model, other
         self.is_stream, self.more = is_stream, body
 

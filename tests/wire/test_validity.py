@@ -17,6 +17,7 @@ from proxy.wire.validity import (
     extend_history,
     extend_verdict,
     find_faults,
+    find_marker_faults,
     judge_history,
     list_replaced,
     make_verdict,
@@ -384,11 +385,12 @@ def go_on(more: list[MessageStructure], count: int = HISTORY.count, rules: Rules
 
 
 _more_ids = st.lists(st.sampled_from("abcdef"), max_size=2).map(tuple)
+_markers = st.lists(st.sampled_from(["5m", "1h"]), max_size=2).map(tuple)
 _reasoning = st.sampled_from([b"", b"r"])
 _roles = st.sampled_from(["system", "user", "assistant", "tool"])
 _messages = st.one_of(
     st.sampled_from("abcdefgh").map(step),
-    st.builds(lambda *each: [MessageStructure(*each)], _roles, _more_ids, _more_ids, _reasoning),
+    st.builds(lambda *each: [MessageStructure(*each)], _roles, _more_ids, _more_ids, _reasoning, _markers),
     st.just([USER]),
 )
 _shapes = st.lists(_messages, max_size=6).map(lambda steps: [structure for each in steps for structure in each])
@@ -414,7 +416,7 @@ def test_what_lasts_has_no_fault(structures: list[MessageStructure], data: st.Da
         )
         lasting = extend_verdict(verdict, history, rules)
         if lasting is not None:
-            assert find_faults(history, splices, rules) == ()
+            assert set(find_faults(history, splices, rules)) == find_marker_faults(history, splices, rules)
             verdict = lasting
         known.append(history)
 
@@ -454,18 +456,32 @@ def test_it_does_not_last_where_the_newest_word_of_the_user_is_another() -> None
     assert extend_verdict(verdict, extend_history(history, 6, step("d")), PLAIN) is not None
 
 
-@pytest.mark.parametrize(
-    "rules", [Rules(is_alternating=True), Rules(markers=("5m",)), Rules(needs_json=True)], ids=lambda rules: repr(rules)
-)
+@pytest.mark.parametrize("rules", [Rules(is_alternating=True), Rules(needs_json=True)], ids=lambda rules: repr(rules))
 def test_what_only_the_whole_shows_is_not_taken_over(rules: Rules) -> None:
     assert go_on(step("d"), rules=rules) is None
     says = judge_history([MessageStructure("user", says_json=True), *step("a"), *step("b")])
     assert make_verdict(says, CUT, rules, frozenset()) is None
 
 
-def test_nor_is_that_of_a_history_with_markers_or_without_words_of_ours() -> None:
-    marked = [MessageStructure("assistant", ("d",), markers=("5m",)), MessageStructure("tool", (), ("d",))]
-    assert go_on(marked) is None
+def test_it_lasts_while_markers_move_and_these_are_judged_by_themselves() -> None:
+    rules, marked = Rules(markers=("5m",)), MessageStructure("tool", (), ("d",), markers=("5m",))
+    history = judge_history([MessageStructure("user", markers=("5m",)), *step("a"), *step("b"), *step("c")])
+    own = list_replaced([structure for run in history.runs for structure in run.structures], CUT)
+    verdict = make_verdict(history, CUT, rules, own)
+    assert verdict is not None
+    longer = extend_history(history, history.count, [step("d")[0], marked])
+    assert extend_verdict(verdict, longer, rules) is not None
+    assert extend_verdict(verdict, longer, Rules(markers=("1h",))) is None
+    assert find_marker_faults(longer, CUT, rules) == set()
+    assert find_marker_faults(longer, [Splice(0, 7)], rules) == set()
+    assert find_marker_faults(history, [Splice(0, 7)], rules) == {RequestFault("markers", "lost")}
+    late = [Splice(5, 7, (MessageStructure("user", markers=("1h",)),))]
+    assert find_marker_faults(longer, late, rules) == {RequestFault("markers", "order")}
+    assert find_marker_faults(longer, late, Rules()) == {RequestFault("markers", "order")}
+    assert find_marker_faults(judge_history([USER, *step("a")]), [], rules) == set()
+
+
+def test_nor_is_that_of_a_history_without_words_of_ours() -> None:
     assert conclude(HISTORY, []) is None
     assert conclude(HISTORY, [Splice(1, 3)]) is None
 

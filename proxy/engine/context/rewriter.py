@@ -4,6 +4,7 @@ A rewritten request with a fault that the client's own request does not have is 
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -23,6 +24,7 @@ from proxy.wire.validity import (
     Verdict,
     extend_verdict,
     find_faults,
+    find_marker_faults,
     list_replaced,
     make_verdict,
 )
@@ -78,10 +80,10 @@ class Rewriter:
         rendered = place_marker(form, epoch.rendered, lost)
         judged = self._find_judged(request, history, epoch)
         lasting = extend_verdict(judged.verdict, history.runs, rules) if judged.verdict and not pinned else None
+        shown = {"is_marked": rendered is not epoch.rendered, "is_judged": lasting is not None}
+        if problem := find_problem(history, judged.splices, rules, pinned, **shown):
+            raise Invalid(problem)
         if lasting is None:
-            is_marked = rendered is not epoch.rendered
-            if problem := find_problem(history, judged.splices, rules, pinned, is_marked=is_marked):
-                raise Invalid(problem)
             lasting = make_verdict(history.runs, judged.splices, rules, judged.ids)
         judged.verdict = lasting
         sent = MarkedRequest(rendered, changed)
@@ -97,12 +99,16 @@ class Rewriter:
     ) -> MarkedRequest:
         """Return what is sent with cache markers of ours, up to the most that a request may have."""
         form, body, first = FORMATS[request.wire], request.split, request.chain.preamble.count
-        lost = history.list_markers(epoch.depth)
-        kept = form.read_cache_terms(body, first, history.list_markers()[len(lost) :])
         later = [place for place in history.marked if place >= epoch.depth]
         is_at_end = CACHE_MEMBER in body.members or not later  # then ours is there
         newest = len(history.structures) - 1 if is_at_end else later[-1]
-        place = find_hop(body, first, history.structures, newest, sent.changed) if kept.messages or is_ours else -1
+        place = find_hop(body, first, history.structures, newest, sent.changed)
+        if place < 0 and not is_ours:
+            return sent
+        lost = history.list_markers(epoch.depth)
+        kept = form.read_cache_terms(body, first, history.list_markers()[len(lost) :])
+        if not (kept.messages or is_ours):
+            return sent
         behind = (marker for at in later if at > place for marker in history.structures[at].markers)
         hop = (place, next(behind, kept.messages[-1] if kept.messages else DEFAULT_LIFETIME)) if place >= 0 else None
         marks = {"preamble": first, "through": epoch.depth}
@@ -141,13 +147,16 @@ def find_problem(
     protected: Collection[int] = (),
     *,
     is_marked: bool = False,
+    is_judged: bool = False,
 ) -> str:
     """Describe in a few words a fault of a rewritten history that the client's does not have; empty if there is none.
 
-    If `is_marked`, a cache marker stands for those that were removed with their messages. Signed reasoning may be gone
-    (`context/verbatim`). The members outside the messages are the client's own, so they are not checked.
+    If `is_marked`, a cache marker stands for those that were removed with their messages. If it `is_judged`, only its
+    markers are. Signed reasoning may be gone (`context/verbatim`). The members outside the messages are the client's
+    own, so they are not checked.
     """
-    for fault in find_faults(history.runs, splices, rules, protected):
+    faults = find_marker_faults if is_judged else partial(find_faults, protected=protected)
+    for fault in faults(history.runs, splices, rules):
         is_removed = fault.kind == "reasoning" and history.structures[fault.place].signed
         if not (is_removed or (is_marked and fault == _MARKERS_LOST)):
             return f"{fault.kind} {fault.subject}".strip()

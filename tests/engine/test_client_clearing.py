@@ -36,7 +36,7 @@ class ClearingSession(MessageSession):
 
     def __init__(self, *edits: dict[str, Any], ceiling: int = 1_000_000, **options: Any) -> None:
         options = {"provider": LACKING, "model": "claude-sonnet-4-5", "often": 0, "size": 1_500, **options}
-        super().__init__(ceiling, context_management={"edits": list(edits)}, **options)
+        super().__init__(ceiling, body={"context_management": {"edits": list(edits)}}, **options)
         self.headers: Headers = BETA
 
     async def call(self, mode: str = "", *, keeps: bool = True, is_pinned: bool = False) -> RecordingClient:

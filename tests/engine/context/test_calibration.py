@@ -244,8 +244,10 @@ def test_after_three_signs_in_a_row_no_more_epochs_are_opened_for_them() -> None
     [
         (None, watched(), 7_900, True),  # by a guess
         (None, watched(), 8_100, False),
-        (15_000, watched(), 8_900, True),  # of 15,000 that it would count
-        (15_000, watched(), 9_100, False),
+        (15_000, msgspec.structs.replace(watched(), expected=2_000), 8_900, True),  # of 15,000 that it would count
+        (15_000, msgspec.structs.replace(watched(), expected=2_000), 9_100, False),
+        (15_000, watched(), 8_900, False),  # as many as are new
+        (15_000, watched(), 6_700, True),
         (None, watched(0, 80_000), 6_500, True),  # by its bytes
         (None, watched(0, 80_000), 6_700, False),
         (None, watched(20_000, 0), 100, False),  # with media

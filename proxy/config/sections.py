@@ -196,6 +196,10 @@ class UpstreamSettings(Section):
         _PROVIDER.strict_alternation,
         description="Whether it rejects consecutive messages of the same role, as some chat templates do.",
     )
+    compaction: bool = Field(
+        _PROVIDER.has_compaction,
+        description="Whether it is asked for its provider's own compaction before a model is asked for a summary.",
+    )
 
     @model_validator(mode="after")
     def _check_secret(self) -> Self:
@@ -255,6 +259,7 @@ class UpstreamSettings(Section):
             cache=None if self.cache == "auto" else self.cache,
             summary_role=self.summary_role,
             strict_alternation=self.strict_alternation,
+            has_compaction=self.compaction,
             has_own_key=self.auth != "none" if reveal(self.api_key, self.api_key_file) else self._is_of_environment,
         )
 
@@ -268,6 +273,8 @@ def _check_litellm(upstream: UpstreamSettings) -> None:
         raise PydanticCustomError("auth", "auth is none, so api_key would not be used; leave one of them out")
     if upstream.auth == "x-api-key":
         raise PydanticCustomError("auth", "litellm knows the header of each provider; set auth to bearer or none")
+    if upstream.compaction:
+        raise PydanticCustomError("compaction", "litellm passes on no compaction of a provider; leave out compaction")
     providers = {provider for model in upstream.models for provider, slash, _ in [model.partition("/")] if slash}
     is_one = len(providers) == 1 and all("/" in model for model in upstream.models)
     if has_key and (not is_one or _ANY.search(providers.pop())):

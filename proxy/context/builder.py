@@ -28,9 +28,11 @@ from proxy.context.outline import OutlineParser
 from proxy.context.plan_draft import (
     PlanDraft,
     Replacement,
+    choose_compaction,
     choose_summaries,
     compute_summaries_budget,
     count_draft,
+    count_report,
     list_replaceable,
     make_plan,
     shrink_draft,
@@ -260,11 +262,13 @@ class ContextBuilder:
         low = min(goal.compute_low_mark(view.head + kept.tokens), most) - view.growth
         room = _LEDGER_TOKENS + _LEDGER_SHARE * goal.usable + _SPARE_SHARE * kept.spare
         room = min(room, _LEDGER_MOST_SHARE * goal.usable, _LEDGER_MOST)
-        beside = compute_summaries_budget(view.budget.usable) if level.has_reports and view.reports else 0
+        compacted = choose_compaction(view) if level.has_reports else ()
+        beside = sum(each.tokens for each in compacted)
+        beside += compute_summaries_budget(view.budget.usable) if level.has_reports and view.reports else 0
         room = max(_LEDGER_LEAST * goal.usable, min(room, most - view.head - kept.tokens - beside))
         carried = carry_ledgers(index, view.frozen, kept.least, room, self._count)
-        reports = choose_summaries(view, carried) if level.has_reports else ()
-        told = sum(self._count(each.text) + MESSAGE_FRAME for each in reports)
+        reports = (*compacted, *choose_summaries(view, carried)) if level.has_reports else ()
+        told = sum(count_report(each, self._count) for each in reports)
         others = view.head + kept.tokens + room + carried.reported + told
         free = min(most - others, max(low - others, _STEPS_SHARE * goal.usable))
         if level.has_more and view.goal is None:

@@ -53,13 +53,17 @@ class CountedMessage(msgspec.Struct, frozen=True, gc=False):
 
 
 class LiveSummary(msgspec.Struct, frozen=True, gc=False):
-    """A summary that applies to this conversation, of its messages from `start` up to `stop`. `tokens` are its own."""
+    """A summary that applies to this conversation, of its messages from `start` up to `stop`.
+
+    `tokens` are its own. `block` is the raw message that is sent for it if its provider wrote it (`epoch.Compacted`).
+    """
 
     id: str
     text: str
     start: int
     stop: int
     tokens: int
+    block: str = ""
 
 
 class PlanRequest(msgspec.Struct, frozen=True, gc=False):

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ from proxy.engine.context.request_state import OutgoingRequest
 from proxy.engine.lineage.chain import digest_layers
 from proxy.engine.open_exchange import CappedBuffer, OpenExchange, Refusal, Retry, Start
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.ports import Client, RequestBody
+from proxy.engine.ports import Client, RequestBody, UpstreamResponse
 from proxy.engine.relay import Relay, Send
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.request_resolver import BuildManifest, RequestResolver
@@ -134,7 +134,7 @@ class ExchangeService:
             outgoing = await self._decide(exchange, request)
         exchange.is_urgent = request.is_stream
         self._prepare(request, exchange, outgoing)
-        await self._relay.carry(exchange, _bind(request, exchange), outgoing.body)
+        await self._relay.carry(exchange, _bind(request, exchange, form), outgoing.body)
 
     async def _decide(self, exchange: OpenExchange, request: ResolvedRequest) -> OutgoingRequest:
         """Decide what is sent if that needs the log, a count of many tokens, or a plan. Record the decision."""
@@ -234,7 +234,7 @@ class ExchangeService:
         if body != own:
             unmanaged = Retry(own, Round(exchange.id, 1, exchange.upstream, keep_sent(own)))
             exchange.make_retries = partial(UnmanagedRetry, unmanaged)
-        await self._relay.carry(exchange, _bind(request, exchange), body)
+        await self._relay.carry(exchange, _bind(request, exchange, form), body)
 
     async def _carry_stream(self, incoming: ClientRequest, body: RequestBody | None, client: Client) -> None:
         self._check_log()
@@ -333,13 +333,21 @@ def read_ceiling(headers: Headers) -> int | None:
     return int(asked)
 
 
-def _bind(request: ResolvedRequest, exchange: OpenExchange) -> Send:
+def _bind(request: ResolvedRequest, exchange: OpenExchange, form: Format | None = None) -> Send:
     """Return a function that sends a body with the method, target and headers of the client's request.
 
-    A response that may be held back must be readable, so its request asks for no content-encoding.
+    A response that may be held back must be readable, so its request asks for no content-encoding. A body of ours may
+    need a header that the client does not send.
     """
-    headers = accept_identity_only(request.headers) if exchange.is_guarded else request.headers
-    return partial(request.upstream.send, request.method, request.target, headers)
+    own = accept_identity_only(request.headers) if exchange.is_guarded else request.headers
+
+    def send(body: bytes | RequestBody) -> Awaitable[UpstreamResponse]:
+        headers = own
+        if form is not None and isinstance(body, bytes) and body is not request.body:
+            headers = form.add_needed_headers(own, body)
+        return request.upstream.send(request.method, request.target, headers, body)
+
+    return send
 
 
 def _add_labels(client: Client, request: ResolvedRequest, labels: Headers = ()) -> None:

@@ -27,6 +27,7 @@ class Provider:
     summary_role: Literal["user", "assistant"] = "user"  # the role of the messages that replace older ones
     strict_alternation: bool = False  # no two adjacent messages have the same role; `summary_role` is then the user
     has_own_key: bool = False  # requests are sent with a key of the settings, whoever calls
+    has_compaction: bool = False  # it compacts conversations itself, may be asked to, and takes what it has made
 
     @property
     def takes_markers(self) -> bool:

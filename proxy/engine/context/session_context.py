@@ -14,7 +14,7 @@ from proxy.context.budget import Budget
 from proxy.context.compaction.spans import is_worth_sending, list_live_summaries
 from proxy.context.conversation import LiveSummary
 from proxy.context.epoch_decision import CacheCostAccount, restore_account
-from proxy.engine.context.epoch_planner import DraftedPlan, RenderedPlan
+from proxy.engine.context.epoch_planner import DraftedPlan, RenderedPlan, list_compacted, read_plan
 from proxy.engine.context.epoch_scope import ClearedOutputDetector, EpochReaches, ReasoningOrigins, weigh_epoch
 from proxy.engine.context.history_cache import PromptPrefix
 from proxy.engine.ports import Archive
@@ -24,6 +24,8 @@ from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.log import weigh_record
 from proxy.wire.identity import Item
 
+# Why an epoch is opened that does without the provider's own compaction of the one before it.
+_GIVING_UP = ("uncompacted", "refused")
 _MOST_CHOSEN = 256
 _MOST_ACCOUNTS = 64
 _CONTEXT_WEIGHT = 800
@@ -75,6 +77,7 @@ class SessionContext:
         "_owed",
         "_pins",
         "_summaries",
+        "given_up",
         "is_known",
         "protected",
         "reaches",
@@ -96,6 +99,7 @@ class SessionContext:
         self._drafted: DraftedPlan | None = None
         self._opening: asyncio.Lock | None = None
         self._summaries: dict[str, Summary] = {}
+        self.given_up: set[str] = set()  # ids of the provider's own compactions that an epoch went on without
         self.reasoning = ReasoningOrigins()
         self.reaches = EpochReaches()
         self.sizes: dict[str, int] = {}  # tokens of an epoch's rendered messages, in our count, by epoch id
@@ -186,6 +190,8 @@ class SessionContext:
         self.reaches.note(epoch.id, reach)
         self._epochs_weight += weigh_epoch(epoch)
         self.reasoning.add(epoch)
+        if epoch.why in _GIVING_UP and (parent := self.get_epoch(epoch.parent)) is not None:
+            self.given_up.update(list_compacted(read_plan(parent).edits))
         if epoch.is_reversion:
             undone = {each.id for each in self.trace(epoch.parent)}
             for key in [key for key, chosen in self._chosen.items() if chosen in undone]:
@@ -224,15 +230,19 @@ class SessionContext:
         """Return the summary with this id, or None if it is not in memory."""
         return self._summaries.get(id)
 
-    def list_summaries(self, nodes: Sequence[bytes]) -> list[Summary]:
-        """Return the summaries that replace messages of a chain now, in their order (BEHAVIOUR B32a)."""
-        holding = [each for each in self._summaries.values() if is_in_chain(each, nodes)]
-        return list_live_summaries(holding)
+    def list_summaries(self, nodes: Sequence[bytes], view: str) -> list[Summary]:
+        """Return the summaries that replace messages of a chain now, in their order (BEHAVIOUR B32a).
 
-    def list_reports(self, nodes: Sequence[bytes]) -> list[LiveSummary]:
+        A provider's own compaction is one only for the model that made it, and until it is given up.
+        """
+        holding = [each for each in self._summaries.values() if is_in_chain(each, nodes)]
+        usable = [each for each in holding if not each.block or (each.model == view and each.id not in self.given_up)]
+        return list_live_summaries(usable)
+
+    def list_reports(self, nodes: Sequence[bytes], view: str) -> list[LiveSummary]:
         """Return the summaries of a chain that a plan may show."""
-        shown = filter(is_worth_sending, self.list_summaries(nodes))
-        return [LiveSummary(each.id, each.text, each.start, each.stop, each.tokens) for each in shown]
+        shown = filter(is_worth_sending, self.list_summaries(nodes, view))
+        return [LiveSummary(each.id, each.text, each.start, each.stop, each.tokens, each.block) for each in shown]
 
     def get_account(self, view: str, epoch: str, budget: Budget) -> EpochAccount:
         """Return the account of a view under an epoch ("" for none). If memory has none, restore it from the log."""

@@ -308,6 +308,6 @@ def _make_summary(
     row: Row, contents: Sequence[bytes | None], edges: Sequence[tuple[str, ...]], digests: tuple[bytes, ...]
 ) -> Summary:
     text, notes = contents
-    reason, files = orjson.loads(notes or b'["", []]')
+    reason, files, *block = orjson.loads(notes or b'["", []]')
     first = (*row[6:14], bool(row[5]), (text or b"").decode(), *row[14:])
-    return Summary(*(*first, reason, tuple(orjson.loads(row[4])), *edges, tuple(files), digests))
+    return Summary(*(*first, reason, tuple(orjson.loads(row[4])), *edges, tuple(files), digests, *block))

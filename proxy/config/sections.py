@@ -198,7 +198,8 @@ class UpstreamSettings(Section):
     )
     compaction: bool = Field(
         _PROVIDER.has_compaction,
-        description="Whether it is asked for its provider's own compaction before a model is asked for a summary.",
+        description="Whether its provider's own compaction is asked for before a model's summary, and then sent: that "
+        "of /v1/messages on demand (compact-2026-09-04), of /v1/responses by a compaction_trigger.",
     )
 
     @model_validator(mode="after")
@@ -210,6 +211,8 @@ class UpstreamSettings(Section):
     def _check_kind(self) -> Self:
         if self.kind == "litellm":
             _check_litellm(self)
+        if self.compaction and (self.kind == "litellm" or self.strict_alternation):
+            raise PydanticCustomError("compaction", "neither litellm nor strict_alternation lets a compaction through")
         return self
 
     @model_validator(mode="after")
@@ -273,8 +276,6 @@ def _check_litellm(upstream: UpstreamSettings) -> None:
         raise PydanticCustomError("auth", "auth is none, so api_key would not be used; leave one of them out")
     if upstream.auth == "x-api-key":
         raise PydanticCustomError("auth", "litellm knows the header of each provider; set auth to bearer or none")
-    if upstream.compaction:
-        raise PydanticCustomError("compaction", "litellm passes on no compaction of a provider; leave out compaction")
     providers = {provider for model in upstream.models for provider, slash, _ in [model.partition("/")] if slash}
     is_one = len(providers) == 1 and all("/" in model for model in upstream.models)
     if has_key and (not is_one or _ANY.search(providers.pop())):

@@ -45,7 +45,7 @@ class BoundSession:
     ) -> None:
         """Make a session whose outputs have `size` characters, in which things happen so many times as `often`."""
         self.upstream: Any = self.make_upstream(check, member, seed)
-        self.talk = Talk(path, ceiling, self.upstream, provider)
+        self.talk: Any = self.make_talk(path, ceiling, provider)
         self.history: list[Message] = [*self.begin(), {"role": "user", "content": "Mend the tests of the parser."}]
         self.model, self.own, self.other = MODEL, MODEL, OTHER
         self.sent = b""  # the client's last request
@@ -64,6 +64,10 @@ class BoundSession:
     def make_upstream(self, check: Check, member: Member, seed: int) -> Any:
         """The upstream."""
         return StrictUpstream(check, member, seed)
+
+    def make_talk(self, path: Path | None, ceiling: int, provider: Provider | None) -> Talk:
+        """The engine over a log."""
+        return Talk(path, ceiling, self.upstream, provider)
 
     def begin(self) -> list[Message]:
         """The messages before the user's first."""

@@ -175,8 +175,11 @@ class Workshop(Engine):
         wire: str = CHAT,
         archive: Any = None,
         after: "Workshop | None" = None,
+        model: Any = None,
     ) -> None:
-        engine_policy, self.model = EnginePolicy(commit_wait_ms=60_000), Model(summarise, wire=wire)
+        """Make one whose upstream is `model`, if that is given."""
+        engine_policy = EnginePolicy(commit_wait_ms=60_000)
+        self.model: Model = model or Model(summarise, wire=wire)
         self.wire = wire
         log: Any = archive or (after.archive if after is not None else MemoryArchive())
         super().__init__(self.model, engine_policy, archive=log, is_fresh=after is None, after=after)

@@ -81,10 +81,13 @@ class Talk:
         log: Any = self.log
         if after is not None:
             after.archive = log
-        self.engine = Engine(self.upstream, archive=log, ceiling=self._ceiling, after=after, provider=self._provider)
-        parts = self.engine
+        parts = self.engine = self.build(log, self._ceiling, self._provider, after)
         gate = DurabilityWaiter(self.log, 5_000)
         self.care = EpochAdmin(parts.controller.states, self.log, gate, parts.bus, parts.ids)
+
+    def build(self, log: Any, ceiling: int | None, provider: Provider | None, after: Any) -> Any:
+        """The engine, after another one that was stopped, if that is given."""
+        return Engine(self.upstream, archive=log, ceiling=ceiling, after=after, provider=provider)
 
     async def ask(self, messages: Sequence[Message], *headers: tuple[bytes, bytes], **members: Any) -> RecordingClient:
         """One call, carried to its end; its answer is read when that is needed."""

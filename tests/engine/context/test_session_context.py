@@ -362,8 +362,8 @@ def test_summaries_hold_where_all_their_messages_are() -> None:
     before = context.weight
     context.add_summary(beyond)
     assert context.weight > before
-    assert context.list_summaries(nodes) == [shared, beyond]
-    assert context.list_summaries(branch) == context.list_summaries(nodes[:4]) == [shared]
+    assert context.list_summaries(nodes, MODEL) == [shared, beyond]
+    assert context.list_summaries(branch, MODEL) == context.list_summaries(nodes[:4], MODEL) == [shared]
     assert (context.get_summary("b"), context.get_summary("c")) == (beyond, None)
 
 
@@ -372,7 +372,7 @@ def test_those_that_the_log_knows_come_first() -> None:
     old, new = make_report("a", 0, 2, nodes), make_report("b", 0, 2, nodes)
     context.add_summary(new)
     context.absorb(StoredContext(summaries=(old,)))
-    assert context.list_summaries(nodes) == [new]
+    assert context.list_summaries(nodes, MODEL) == [new]
 
 
 def test_what_was_made_of_messages_without_a_model_is_not_shown() -> None:
@@ -382,5 +382,5 @@ def test_what_was_made_of_messages_without_a_model_is_not_shown() -> None:
     short = make_report("c", 4, 5, nodes, level=2)
     for each in (poor, merged, short):
         context.add_summary(each)
-    assert context.list_summaries(nodes) == [poor, merged, short]
-    assert context.list_reports(nodes) == [LiveSummary("b", "b", 2, 4, 100), LiveSummary("c", "c", 4, 5, 100)]
+    assert context.list_summaries(nodes, MODEL) == [poor, merged, short]
+    assert context.list_reports(nodes, MODEL) == [LiveSummary("b", "b", 2, 4, 100), LiveSummary("c", "c", 4, 5, 100)]

@@ -231,7 +231,8 @@ class Pin(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 class StoredContext(msgspec.Struct, frozen=True, gc=False):
     """The context records of a session, oldest first. `owed` has a pair per view, from its newest plan.
 
-    `unsent` are the ids of epochs that a person asked for and that no plan names and no other epoch follows.
+    `unsent` are the ids of epochs that a person asked for and that no plan names and no other epoch follows. `given_up`
+    are the views with an epoch that went on without the provider's own compaction.
     """
 
     epochs: tuple[Epoch, ...] = ()
@@ -239,6 +240,7 @@ class StoredContext(msgspec.Struct, frozen=True, gc=False):
     owed: tuple[tuple[str, float], ...] = ()
     summaries: tuple[Summary, ...] = ()
     unsent: tuple[str, ...] = ()
+    given_up: tuple[str, ...] = ()
 
 
 class EpochUse(msgspec.Struct, frozen=True, gc=False):

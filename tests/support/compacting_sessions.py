@@ -34,6 +34,10 @@ class CompactingTalk(Talk):
 
     wire = "anthropic_messages"
 
+    def set_provider(self, provider: Provider) -> None:
+        """Have other settings from the next start on."""
+        self._provider = provider
+
     def build(self, log: Any, ceiling: int | None, provider: Provider | None, after: Any) -> Any:
         assert ceiling is not None
         options = {"archive": log, "ceiling": ceiling, "provider": provider, "after": after, "model": self.upstream}
@@ -62,7 +66,12 @@ class ReportingMessages(StrictMessages):
 
 
 class ReportingResponses(StrictResponses):
-    """Writes reports where it is asked for one."""
+    """Writes reports where it is asked for one. It reads nearly all of each request from its cache."""
+
+    def _respond(self, request: dict[str, Any]) -> dict[str, Any]:
+        response = super()._respond(request)
+        response["usage"]["input_tokens_details"]["cached_tokens"] = int(0.95 * response["usage"]["input_tokens"])
+        return response
 
     async def send(self, method: str, target: bytes, headers: Any, body: Any) -> ScriptedResponse:
         response = await super().send(method, target, headers, body)
@@ -92,9 +101,14 @@ class _Compacting(WireSession):
         return [call for call in self.upstream.calls if any(sign in call.body for sign in ASKED)]
 
     @property
-    def sent_requests(self) -> list[dict[str, Any]]:
+    def sent_bodies(self) -> list[bytes]:
         """What went upstream for the client."""
-        return [json.loads(call.body) for call in self.upstream.calls if not is_asked(call.body)]
+        return [call.body for call in self.upstream.calls if not is_asked(call.body)]
+
+    @property
+    def sent_requests(self) -> list[dict[str, Any]]:
+        """The same, decoded."""
+        return [json.loads(body) for body in self.sent_bodies]
 
     def find_block(self, request: dict[str, Any]) -> Any:
         """The compaction that a request begins with."""

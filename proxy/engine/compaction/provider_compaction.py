@@ -6,19 +6,20 @@ span to a model.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from proxy.context.compaction.acceptance import AcceptedSummary, RejectedSummary
 from proxy.context.compaction.spans import MessageRange
 from proxy.context.plan_draft import can_show_compaction
-from proxy.engine.compaction.job import SummaryJob, list_references
+from proxy.engine.compaction.job import SentRequest, SummaryJob, list_references
 from proxy.engine.compaction.model_call import FailedCall, ModelResponse
 from proxy.engine.compaction.model_health import CircuitBreakers
 from proxy.engine.compaction.model_prompt import SummaryPrompt, expect_warm_input
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Clock
+from proxy.model.epoch import Summary
 from proxy.model.lru import LruCache
 from proxy.wire import FORMATS
 from proxy.wire.body import split_body
@@ -55,7 +56,7 @@ class ProviderCompaction:
         request, managed = job.request, job.request.state.request
         names, context = (managed.session.upstream, managed.model), request.state.context
         is_allowed = self._providers.get(names[0], _ANY).has_compaction and has_compaction(FORMATS[managed.wire])
-        if not is_allowed or job.parents or job.supersedes or job.options is not None or context.given_up:
+        if not is_allowed or job.parents or job.supersedes or job.options is not None or names[1] in context.given_up:
             return None
         now = self._clock.monotonic()
         if now < (self._refused.get(names) or 0.0) or not self._breakers.allows(*name_task(*names), now):
@@ -79,6 +80,16 @@ class ProviderCompaction:
         if is_refused:
             self._refused.put(names, self._clock.monotonic() + _REFUSED_SECONDS)
             _log.warning("%s of %s gives no compaction of its own, and is not asked for one: %s", *names[::-1], why)
+
+
+def has_unused_compaction(request: SentRequest, live: Sequence[Summary]) -> bool:
+    """Return whether the next epoch will show a compaction that the active one has not: until then none is made.
+
+    The next one would replace it, and what it does not cover is in the ledger.
+    """
+    shown, usable = request.epoch.edits if request.epoch is not None else b"", request.state.budget.usable
+    made = [each for each in live if each.block and can_show_compaction(each.tokens, usable)]
+    return any(each.id.encode() not in shown for each in made)
 
 
 def name_task(upstream: str, model: str) -> tuple[str, str]:

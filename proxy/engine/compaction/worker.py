@@ -28,6 +28,7 @@ from proxy.context.plan_draft import compute_summaries_budget
 from proxy.engine.compaction.credentials import CredentialCache
 from proxy.engine.compaction.job import JobResult, ManualOptions, SentRequest, SummaryJob, make_leaf_job, make_merge_job
 from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.compaction.provider_compaction import has_unused_compaction
 from proxy.engine.compaction.scheduling import JobSchedule, RunningJob, is_summary_due
 from proxy.engine.compaction.summarizer import Summarizer
 from proxy.engine.context.epoch_planner import PlanInputs
@@ -234,6 +235,8 @@ class SummaryWorker:
         if request.opened is not None or self.schedule.is_postponed(request):
             return False
         live = state.context.list_summaries(request.nodes, request.state.view)
+        if has_unused_compaction(request, live):
+            return False
         begin = min(count, max(request.verbatim_from, live[-1].stop if live else 0))
         is_enough = state.history.count(begin, count) >= compute_least_span(state.budget.usable)
         if not (is_enough or any(map(_is_unfinished, live))):

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from itertools import pairwise
 from typing import Protocol
@@ -301,11 +301,6 @@ def read_plan(epoch: Epoch) -> ContextPlan:
     return ContextPlan(epoch.depth, _edits.decode(epoch.edits), references, epoch.tokens_after)
 
 
-def list_compacted(edits: Iterable[Edit]) -> list[str]:
-    """Return the ids of the provider's own compactions among edits: one or none."""
-    return [edit.report for edit in edits if isinstance(edit, Compacted)]
-
-
 def remove_compaction(epoch: Epoch) -> RenderedPlan | None:
     """Return the plan of an epoch without the provider's own compaction, or None if it has none."""
     if not epoch.is_compacted:
@@ -329,7 +324,7 @@ def _lead_with_user(edits: tuple[Edit, ...], structures: Sequence[MessageStructu
 
     Behind a provider's own compaction one may come.
     """
-    if list_compacted(edits):
+    if isinstance(edits[0], Compacted):
         return edits
     at = next((i for i, edit in enumerate(edits) if not isinstance(edit, Written)), 0)
     match edits[at : at + 1]:

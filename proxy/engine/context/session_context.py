@@ -14,7 +14,7 @@ from proxy.context.budget import Budget
 from proxy.context.compaction.spans import is_worth_sending, list_live_summaries
 from proxy.context.conversation import LiveSummary
 from proxy.context.epoch_decision import CacheCostAccount, restore_account
-from proxy.engine.context.epoch_planner import DraftedPlan, RenderedPlan, list_compacted, read_plan
+from proxy.engine.context.epoch_planner import DraftedPlan, RenderedPlan
 from proxy.engine.context.epoch_scope import ClearedOutputDetector, EpochReaches, ReasoningOrigins, weigh_epoch
 from proxy.engine.context.history_cache import PromptPrefix
 from proxy.engine.ports import Archive
@@ -24,8 +24,6 @@ from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.log import weigh_record
 from proxy.wire.identity import Item
 
-# Why an epoch is opened that does without the provider's own compaction of the one before it.
-_GIVING_UP = ("uncompacted", "refused")
 _MOST_CHOSEN = 256
 _MOST_ACCOUNTS = 64
 _CONTEXT_WEIGHT = 800
@@ -99,7 +97,7 @@ class SessionContext:
         self._drafted: DraftedPlan | None = None
         self._opening: asyncio.Lock | None = None
         self._summaries: dict[str, Summary] = {}
-        self.given_up: set[str] = set()  # ids of the provider's own compactions that an epoch went on without
+        self.given_up: set[str] = set()  # views that went on without the provider's own compaction
         self.reasoning = ReasoningOrigins()
         self.reaches = EpochReaches()
         self.sizes: dict[str, int] = {}  # tokens of an epoch's rendered messages, in our count, by epoch id
@@ -169,6 +167,7 @@ class SessionContext:
         self._pins = {pin.node: pin.is_on for pin in stored.pins} | self._pins
         self._summaries = {each.id: each for each in stored.summaries} | self._summaries
         self.unsent |= set(stored.unsent) - known
+        self.given_up.update(stored.given_up)
         newest = {epoch.view: epoch.id for epoch in stored.epochs}
         for view, owed in stored.owed:
             self._restore_owed(view, newest.get(view, ""), owed)
@@ -190,8 +189,8 @@ class SessionContext:
         self.reaches.note(epoch.id, reach)
         self._epochs_weight += weigh_epoch(epoch)
         self.reasoning.add(epoch)
-        if epoch.why in _GIVING_UP and (parent := self.get_epoch(epoch.parent)) is not None:
-            self.given_up.update(list_compacted(read_plan(parent).edits))
+        if epoch.why == "uncompacted":
+            self.given_up.add(epoch.view)
         if epoch.is_reversion:
             undone = {each.id for each in self.trace(epoch.parent)}
             for key in [key for key, chosen in self._chosen.items() if chosen in undone]:
@@ -233,11 +232,11 @@ class SessionContext:
     def list_summaries(self, nodes: Sequence[bytes], view: str) -> list[Summary]:
         """Return the summaries that replace messages of a chain now, in their order (BEHAVIOUR B32a).
 
-        A provider's own compaction is one only for the model that made it, and until it is given up.
+        A provider's own compaction is one only for the model that made it, and until its view went on without one.
         """
+        compacting = "" if view in self.given_up else view
         holding = [each for each in self._summaries.values() if is_in_chain(each, nodes)]
-        usable = [each for each in holding if not each.block or (each.model == view and each.id not in self.given_up)]
-        return list_live_summaries(usable)
+        return list_live_summaries([each for each in holding if not each.block or each.model == compacting])
 
     def list_reports(self, nodes: Sequence[bytes], view: str) -> list[LiveSummary]:
         """Return the summaries of a chain that a plan may show."""

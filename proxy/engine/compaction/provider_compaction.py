@@ -29,8 +29,8 @@ _MOST_MODELS = 1024
 # After a refusal of the request itself, the provider is not asked again for this model for a day.
 _REFUSED_SECONDS = 86_400.0
 _REFUSALS = frozenset({400, 404, 405, 422, 501})
-# The output that is expected of a call, thinking included, and the most characters that it may have.
-_EXPECTED_TOKENS = 3000
+# The output that is expected of a call, which nobody can limit, and the most characters that it may have.
+_EXPECTED_TOKENS = 1500
 _MOST_CHARACTERS = 1_000_000
 _TITLE = "[The provider's own compaction of the conversation up to message {}]"
 _SEALED = "Only the provider can read it."

@@ -324,7 +324,7 @@ def _lead_with_user(edits: tuple[Edit, ...], structures: Sequence[MessageStructu
 
     Behind a provider's own compaction one may come.
     """
-    if isinstance(edits[0], Compacted):
+    if edits and isinstance(edits[0], Compacted):
         return edits
     at = next((i for i, edit in enumerate(edits) if not isinstance(edit, Written)), 0)
     match edits[at : at + 1]:

@@ -227,7 +227,7 @@ async def test_only_a_request_that_can_be_cut_there_is_used() -> None:
     job, sent = work, work.request
     prompt = write_prompt(job, is_cold=False)
     assert prompt is not None and prompt.is_warm
-    assert (prompt.expected.output, prompt.expected.cached) == (3000, sent.state.tokens)
+    assert (prompt.expected.output, prompt.expected.cached) == (1500, sent.state.tokens)
     assert len(json.loads(prompt.body)["messages"]) == 1 + 29
     cold = write_prompt(job, is_cold=True)
     assert cold is not None and cold.expected == msgspec.structs.replace(prompt.expected, cached=0)

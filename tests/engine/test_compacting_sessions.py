@@ -109,10 +109,10 @@ async def test_an_upstream_that_is_to_have_none_any_more_gets_the_ledger_alone(k
     await session.run_until(2)
     session.upstream.has_compaction = False
     session.talk.set_provider(NONE)
-    sent = len(session.sent_requests)
     await session.restart()
-    client = await session.call()
-    assert client.status == 200
+    assert (await session.count()).status == 200 and session.upstream.refusals == []
+    sent = len(session.sent_requests)
+    assert (await session.call()).status == 200
     told = json.dumps(session.sent_requests[-1])
     assert LEDGER_HEAD in told and session.find_block(session.sent_requests[-1]) is None
     await session.run(30)

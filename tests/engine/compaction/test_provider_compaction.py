@@ -199,8 +199,9 @@ async def test_more_room_is_given_once_where_thinking_took_all() -> None:
     assert (shop.summaries[0].block, shop.summaries[0].level) == ("", 1)
 
 
-async def test_after_two_failures_it_is_asked_less_often() -> None:
-    shop = Compacting(*[respond(stop="end_turn") for _ in range(9)])
+@pytest.mark.parametrize("play", [lambda: respond(stop="end_turn"), lambda: fail(b"")])
+async def test_after_two_failures_it_is_asked_less_often(play: Any) -> None:
+    shop = Compacting(*[play() for _ in range(9)])
     await shop.reach(4)
     assert len(shop.compactions) == 2
     assert not shop.summarizer.health.breakers.allows(*name_task("main", MODEL), shop.clock.monotonic())

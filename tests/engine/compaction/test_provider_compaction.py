@@ -18,7 +18,7 @@ from proxy.model.epoch import Epoch, Summary
 from proxy.model.events import AuxiliaryEnded, SummaryAdded
 from proxy.model.exchange import Usage
 from tests.support.compacting import FREE, Reply, Workshop, fail
-from tests.support.engine import JSON, ScriptedResponse
+from tests.support.engine import JSON, ScriptedResponse, Sent
 from tests.support.managing import Message, make_history, make_subject
 
 HISTORY = make_history(60, 1600)
@@ -49,6 +49,7 @@ class Compacting(Workshop):
         async def answer(method: str, target: bytes, headers: Any, body: Any) -> ScriptedResponse:
             if ASKING not in body:
                 return await send(method, target, headers, body)
+            self.model.calls.append(Sent(method, target, headers, body))
             self.model.asked.append(body)
             reply = (self.replies or [respond(BLOCK)]).pop(0)
             assert isinstance(reply, ScriptedResponse)

@@ -104,6 +104,18 @@ async def test_where_it_is_refused_the_call_goes_on_without_and_the_session_has_
 
 
 @pytest.mark.parametrize("kind", WIRES)
+async def test_a_refusal_that_does_not_speak_of_it_is_not_laid_at_its_door(kind: Any) -> None:
+    session = kind(8_000, size=1_500, often=0)
+    await session.run_until(2)
+    session.upstream.refuses_next = True
+    assert (await session.call()).status == 200
+    *_, epoch = await session.talk.log.list_epochs(session.talk.session)
+    assert epoch.why == "refused"
+    assert (await session.talk.log.load_context(session.talk.session)).given_up == ()
+    await close(session)
+
+
+@pytest.mark.parametrize("kind", WIRES)
 async def test_an_upstream_that_is_to_have_none_any_more_gets_the_ledger_alone(kind: Any, tmp_path: Path) -> None:
     session = kind(8_000, size=1_500, often=0, path=tmp_path)
     await session.run_until(2)

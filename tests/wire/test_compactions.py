@@ -13,6 +13,7 @@ from proxy.wire.body import SplitBody, split_body
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
 from proxy.wire.headers import add_to_list
+from proxy.wire.overflow import mentions_compaction
 from proxy.wire.rendering import render
 from proxy.wire.responses import Responses
 from proxy.wire.summary_request import has_compaction, read_summary, write_compaction
@@ -152,6 +153,20 @@ def test_it_is_sent_as_it_came_and_may_be_first(form: Format, block: str) -> Non
     history = judge_history([user, said, user, said, user])
     assert find_faults(history, [Splice(0, 2, (first, user))], Rules()) == ()
     assert find_faults(history, [Splice(0, 2, (said, user))], Rules()) == (RequestFault("beginning", "assistant"),)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_about"),
+    [
+        (b'{"error":{"details":{"error_code":"compaction_signature_invalid"}}}', True),
+        (b"messages.0.content.0: Input tag 'compaction' found using 'type' does not match any", True),
+        (b'{"error":{"message":"The encrypted content gAAA... could not be verified."}}', True),
+        (b'{"error":{"message":"temperature: Input should be less than 1"}}', False),
+    ],
+)
+def test_an_error_may_be_about_it(said: bytes, is_about: bool) -> None:
+    assert mentions_compaction((), said) == is_about
+    assert not mentions_compaction(((b"content-encoding", b"br"),), said)
 
 
 def test_beside_other_blocks_it_is_none() -> None:

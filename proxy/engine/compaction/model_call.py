@@ -54,9 +54,7 @@ class ModelCall:
     most_characters: int  # limit of the visible text of the response
     expected: Usage
     extends: ManagedRequest | None = None  # the client's last request, if the body repeats it; only the rest is logged
-    is_whole: bool = (
-        True  # the body repeats all of that request, so that its cached share shows whether a cache is read
-    )
+    is_whole: bool = True  # the body repeats all of it, so that its cached share shows whether a cache is read
 
     @property
     def is_at_home(self) -> bool:

@@ -343,9 +343,8 @@ class SummaryWorker:
         merged: list[Summary] = []
         room = compute_summaries_budget(request.state.budget.usable)
         for _ in range(self.policy.max_rounds):
-            live = list(
-                filter(is_worth_sending, request.state.context.list_summaries(request.nodes, request.state.view))
-            )
+            every = request.state.context.list_summaries(request.nodes, request.state.view)
+            live = [each for each in every if is_worth_sending(each) and not each.block]
             if sum(each.tokens for each in live) <= room:
                 break
             known = await self._load_summaries(live)

@@ -27,7 +27,14 @@ from proxy.model.events import CeilingExceeded, EpochRefused, ReasoningRemoved
 from proxy.model.exchange import Headers, Round
 from proxy.wire import FORMATS, rendering
 from proxy.wire.body import split_body
-from proxy.wire.overflow import Overflow, mentions_reasoning, read_overflow, read_stream_start, says_bound
+from proxy.wire.overflow import (
+    Overflow,
+    mentions_compaction,
+    mentions_reasoning,
+    read_overflow,
+    read_stream_start,
+    says_bound,
+)
 
 # The share of the room that is used, since our count may be lower than the upstream's.
 _CAUTION = 0.9
@@ -162,8 +169,8 @@ class RefusalRetry:
         said = f"the upstream refused the rewritten request with {refusal.status}"
         # The upstream's message is not logged: it may quote a credential or the conversation. The record has it.
         _log.warning("exchange %s: %s; sending it in another form", self._request.exchange, said)
-        is_bound = says_bound(refusal.headers, refusal.content)
-        if self._level is None and not is_bound and (retry := await self._send_uncompacted(state, said)):
+        is_about_block = mentions_compaction(refusal.headers, refusal.content)
+        if self._level is None and is_about_block and (retry := await self._send_uncompacted(state, said)):
             return retry
         is_about_reasoning = mentions_reasoning(refusal.headers, refusal.content)
         if self._level in _BEGINNING and is_about_reasoning and (retry := await self._send_unsigned(state, said)):

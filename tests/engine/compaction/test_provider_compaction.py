@@ -254,6 +254,22 @@ async def test_what_is_sealed_is_counted_and_called_so() -> None:
     assert "nothing" in str(check_compaction(work, ModelResponse("", "", None, 1.0, False, "x"), len))
 
 
+async def test_it_is_merged_with_no_summary_and_takes_none_of_their_room() -> None:
+    shop = Compacting()
+    request = await shop.read_state(HISTORY)
+    index = await shop.worker.index_conversation(request)
+    job = SummaryJob(request, index, MessageRange(40, 60, request.state.history.count(40, 60)))
+    target = job.compute_target(1, 8192)
+    own = Summary("a", "s1", WIRE, 20, 40, request.nodes[39], "leaf", 1, False, "t", 60, 9000, 0)
+    made = msgspec.structs.replace(own, id="p", start=0, stop=20, last=request.nodes[19], tokens=900)
+    request.state.context.add_summary(msgspec.structs.replace(made, model=MODEL, block="{}"))
+    assert job.compute_target(1, 8192) == target
+    request.state.context.add_summary(own)
+    assert len(request.state.context.list_summaries(request.nodes, MODEL)) == 2
+    assert await shop.worker.condense(request, index) == []
+    assert shop.model.asked == []
+
+
 async def test_what_is_too_long_may_be_asked_for_again() -> None:
     found = Compacting().summarizer.provider_compaction
     found.note_response(("main", MODEL), FailedCall("too long", 400, is_too_long=True))

@@ -270,9 +270,13 @@ async def test_it_is_merged_with_no_summary_and_takes_none_of_their_room() -> No
     assert shop.model.asked == []
 
 
-async def test_what_is_too_long_may_be_asked_for_again() -> None:
-    found = Compacting().summarizer.provider_compaction
-    found.note_response(("main", MODEL), FailedCall("too long", 400, is_too_long=True))
-    found.note_response(("main", MODEL), FailedCall("not now", 503))
+async def test_only_a_refusal_of_the_request_itself_ends_the_asking() -> None:
     shop = Compacting()
-    assert shop.summarizer.provider_compaction is not found
+    job, found = await shop.plan(), shop.summarizer.provider_compaction
+    for response in (FailedCall("too long", 400, is_too_long=True), FailedCall("not now", 503)):
+        found.note_response(("main", MODEL), response)
+        assert found.find_job(job) is not None
+    found.note_response(("main", MODEL), FailedCall("no such field", 400))
+    assert found.find_job(job) is None
+    shop.clock.advance(86_401.0)
+    assert found.find_job(job) is not None

@@ -134,9 +134,8 @@ def choose_summaries(view: PlanRequest, carried: CarriedLedgers) -> tuple[Writte
 def _list_edits(index: ConversationIndex, draft: PlanDraft, tail: int) -> Iterator[Edit]:
     """Yield summaries, ledgers and kept messages: each ledger before all that follows its start, after its summaries.
 
-    A provider's own compaction comes first.
     So the next epoch, which only adds a ledger, does not change what precedes it, user messages between ledgers
-    included, and the provider's cache still has that.
+    included, and the provider's cache still has that. A provider's own compaction comes first.
     """
     yield from (each for each in draft.reports if isinstance(each, Compacted))
     reports = (each for each in draft.reports if not isinstance(each, Compacted))

@@ -7,19 +7,15 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from proxy.config.errors import ConfigError, Problem
-from proxy.config.sections import (
+from proxy.config.context_sections import (
     BudgetSettings,
     CompactionSettings,
     FilesSettings,
     PriceSettings,
     PruningSettings,
-    ServerSettings,
-    SessionsSettings,
-    StoreSettings,
-    UpstreamSettings,
-    reveal,
 )
+from proxy.config.errors import ConfigError, Problem
+from proxy.config.sections import ServerSettings, SessionsSettings, StoreSettings, UpstreamSettings, reveal
 from proxy.config.value_types import DirectoryPath, HeaderName, Secret, TenantName
 from proxy.context.budget import BudgetPolicy
 from proxy.context.conversation import BuilderPolicy

@@ -14,6 +14,7 @@ from proxy.context.conversation import (
     BuilderPolicy,
     ConversationIndex,
     PlanRequest,
+    add_paired,
     can_be_pruned,
     find_last_turn,
     find_spoken,
@@ -28,9 +29,11 @@ from proxy.context.outline import OutlineParser
 from proxy.context.plan_draft import (
     PlanDraft,
     Replacement,
+    choose_compaction,
     choose_summaries,
     compute_summaries_budget,
     count_draft,
+    count_report,
     list_replaceable,
     make_plan,
     shrink_draft,
@@ -234,7 +237,7 @@ class ContextBuilder:
         least = find_tail_step(index, max(0, level.groups - bool(view.growth)))  # the next request adds a group
         older = choose_older_forms(view, index, words.older, least, level.users)
         second = [forms[min(level.second, len(forms)) - 1] for forms in words.second.values()] if level.second else ()
-        staying = _add_paired(index, least, index.newest | index.fixed | {each.step for each in older.shown})
+        staying = add_paired(index, least, index.newest | index.fixed | {each.step for each in older.shown})
         closed = frozenset(output for _, output in index.pairs if output < least) - staying
         pruned = self._prune_led(view, index, [i for i in staying if i < least])
         marked = {**words.large, **pruned, **_list_shortened((*older.shown, *second))}
@@ -262,11 +265,13 @@ class ContextBuilder:
         low = min(goal.compute_low_mark(view.head + kept.tokens), most) - view.growth
         room = _LEDGER_TOKENS + _LEDGER_SHARE * goal.usable + _SPARE_SHARE * kept.spare
         room = min(room, _LEDGER_MOST_SHARE * goal.usable, _LEDGER_MOST)
-        beside = compute_summaries_budget(view.budget.usable) if level.has_reports and view.reports else 0
+        compacted = choose_compaction(view) if level.has_reports else ()
+        beside = sum(each.tokens for each in compacted)
+        beside += compute_summaries_budget(view.budget.usable) if level.has_reports and view.reports else 0
         room = max(_LEDGER_LEAST * goal.usable, min(room, most - view.head - kept.tokens - beside))
         carried = carry_ledgers(index, view.frozen, kept.least, room, self._count)
-        reports = choose_summaries(view, carried) if level.has_reports else ()
-        told = sum(self._count(each.text) + MESSAGE_FRAME for each in reports)
+        reports = (*compacted, *choose_summaries(view, carried)) if level.has_reports else ()
+        told = sum(count_report(each, self._count) for each in reports)
         others = view.head + kept.tokens + room + carried.reported + told
         free = min(most - others, max(low - others, _STEPS_SHARE * goal.usable))
         if level.has_more and view.goal is None:
@@ -466,19 +471,6 @@ def _is_led(index: ConversationIndex, step: int) -> bool:
     places, start = index.steps[step].places, index.messages[index.steps[step].start]
     is_led = start.structure.is_leading or step in index.linked
     return is_led or bool(find_spoken(index, step)) or not index.begun.isdisjoint(places)
-
-
-def _add_paired(index: ConversationIndex, least: int, staying: frozenset[int]) -> frozenset[int]:
-    """Return the steps before `least` that stay, with those that have the call, or late output, of one that stays."""
-    while needed := {
-        i
-        for pair in index.pairs
-        if any(i >= least or i in staying for i in pair)
-        for i in pair
-        if i < least and i not in staying
-    }:
-        staying |= needed
-    return staying
 
 
 def _count_values(index: ConversationIndex, place: int) -> int:

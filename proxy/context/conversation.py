@@ -54,13 +54,17 @@ class CountedMessage(msgspec.Struct, frozen=True, gc=False):
 
 
 class LiveSummary(msgspec.Struct, frozen=True, gc=False):
-    """A summary that applies to this conversation, of its messages from `start` up to `stop`. `tokens` are its own."""
+    """A summary that applies to this conversation, of its messages from `start` up to `stop`.
+
+    `tokens` are its own. `block` is the raw message that is sent for it if its provider wrote it (`epoch.Compacted`).
+    """
 
     id: str
     text: str
     start: int
     stop: int
     tokens: int
+    block: str = ""
 
 
 class PlanRequest(msgspec.Struct, frozen=True, gc=False):
@@ -181,6 +185,19 @@ def with_unsent(seen: ConversationIndex, sent: int | None) -> ConversationIndex:
     """Return an index in which messages after the first `sent` are fresh, too. For None it stays the same."""
     fresh = _find_step(seen.steps, find_unanswered([each.structure for each in seen.messages], sent))
     return seen if fresh == seen.fresh else msgspec.structs.replace(seen, fresh=fresh)
+
+
+def add_paired(index: ConversationIndex, least: int, staying: frozenset[int]) -> frozenset[int]:
+    """Return the steps before `least` that stay, with those that have the call, or late output, of one that stays."""
+    while needed := {
+        i
+        for pair in index.pairs
+        if any(i >= least or i in staying for i in pair)
+        for i in pair
+        if i < least and i not in staying
+    }:
+        staying |= needed
+    return staying
 
 
 def find_tail_step(seen: ConversationIndex, groups: int) -> int:

@@ -15,7 +15,7 @@ from proxy.context.budget import MESSAGE_FRAME
 from proxy.context.conversation import AgentStep, ConversationIndex, read_words
 from proxy.context.references import PAGE, render_words, sanitize_text
 from proxy.context.tool_outputs import UnusualOutputs
-from proxy.model.epoch import ContextPlan, Reference, Written
+from proxy.model.epoch import Compacted, ContextPlan, Reference, Written
 from proxy.model.messages import LEDGER_HEAD
 
 _OVERLAP = 200
@@ -269,7 +269,8 @@ def carry_ledgers(
     a room of their own. Nothing is kept, and one new ledger is to be written, where the kept ledgers and a new one
     would exceed `room`, or where a ledger covers messages of the tail.
     """
-    written = tuple(edit for edit in (frozen.edits if frozen else ()) if isinstance(edit, Written))
+    edits = frozen.edits if frozen else ()
+    written = tuple(edit for edit in edits if isinstance(edit, Written) and not isinstance(edit, Compacted))
     ledgers = [each for each in written if not each.report]
     stop = max((each.stop for each in ledgers), default=0)
     tokens = sum(count(each.text) + MESSAGE_FRAME for each in ledgers)

@@ -10,12 +10,14 @@ from proxy.context.conversation import ConversationIndex, PlanRequest, find_last
 from proxy.context.ledger import NO_LEDGERS, CarriedLedgers
 from proxy.context.ledger_builder import Ledger
 from proxy.context.tool_outputs import ReplacedMessage, count_saved_tokens
-from proxy.model.epoch import ContextPlan, Edit, Kept, Reference, Rung, Written
+from proxy.model.epoch import Compacted, ContextPlan, Edit, Kept, Reference, Rung, Written
 
 # The share of the usable tokens that all summaries may have together, and the least in tokens: the shortest requested
 # summary has 300. It is a quarter of the ledger's share: replaying `swe_day` at 32K, half of it costs half a point more
 # and pushes 20 % of the far references out of the ledger, and no less of the work is told with a quarter.
 _REPORTS_SHARE, _REPORTS_LEAST = 0.07, 350
+# The share that a provider's own compaction may have: as much as a ledger. Nobody can ask for a shorter one.
+_COMPACTED_SHARE = 0.2
 Replacement = Callable[[PlanRequest, ConversationIndex, int], ReplacedMessage]
 
 
@@ -72,8 +74,13 @@ def count_draft(index: ConversationIndex, draft: PlanDraft, count: Callable[[str
     """Return the tokens of a draft, without the preamble."""
     tokens = sum(step.tokens for i, step in enumerate(index.steps) if i >= draft.tail or i in draft.staying)
     tokens -= count_saved_tokens(index, draft.marked, count)
-    tokens += sum(count(each.text) + MESSAGE_FRAME for each in draft.reports)
+    tokens += sum(count_report(each, count) for each in draft.reports)
     return tokens + draft.carried.tokens + draft.ledger.tokens
+
+
+def count_report(report: Written, count: Callable[[str], int]) -> int:
+    """Return the tokens of a summary as it is sent."""
+    return report.tokens if isinstance(report, Compacted) else count(report.text) + MESSAGE_FRAME
 
 
 def make_plan(
@@ -85,6 +92,9 @@ def make_plan(
         return ContextPlan(0, (), (), sum(each.tokens for each in index.messages), draft.protected, rung, beyond)
     later = range(draft.tail, len(index.steps))
     tail = max([draft.tail, *(i + 1 for i in later if not draft.marked.keys().isdisjoint(index.steps[i].places))])
+    # a history without all that a compaction covers must not be sent under it
+    compacted = max((each.stop for each in draft.reports if isinstance(each, Compacted)), default=0)
+    tail = max(tail, sum(step.start < compacted for step in index.steps))
     through = index.find_start(tail)
     references = {each.id: each for each in _list_references(draft)}
     edits = tuple(_list_edits(index, draft, tail))
@@ -96,6 +106,17 @@ def compute_summaries_budget(usable: int) -> int:
     return max(_REPORTS_LEAST, int(_REPORTS_SHARE * usable))
 
 
+def can_show_compaction(tokens: int, usable: int) -> bool:
+    """Return whether a provider's own compaction of so many tokens is shown."""
+    return tokens <= _COMPACTED_SHARE * usable
+
+
+def choose_compaction(view: PlanRequest) -> tuple[Compacted, ...]:
+    """Return the provider's own compaction if there is one that fits. It precedes everything, ledgers included."""
+    newest = [each for each in view.reports if each.block and can_show_compaction(each.tokens, view.budget.usable)]
+    return tuple(Compacted(each.text, 0, each.stop, each.id, each.block, each.tokens) for each in newest[-1:])
+
+
 def choose_summaries(view: PlanRequest, carried: CarriedLedgers) -> tuple[Written, ...]:
     """Choose the summaries that this epoch adds: the newest that fit, of messages that no carried summary covers.
 
@@ -103,7 +124,8 @@ def choose_summaries(view: PlanRequest, carried: CarriedLedgers) -> tuple[Writte
     """
     reached = max((each.stop for each in carried.written if each.report), default=0)
     start = max((each.stop for each in carried.ledgers), default=0)
-    newest = takewhile(lambda each: each.start >= reached, reversed(view.reports))
+    ours = [each for each in view.reports if not each.block]
+    newest = takewhile(lambda each: each.start >= reached, reversed(ours))
     room = compute_summaries_budget(view.budget.usable) - carried.reported
     chosen = take_fitting(newest, room, lambda each: each.tokens + MESSAGE_FRAME)
     return tuple(Written(each.text, start, max(start, each.stop), each.id) for each in reversed(chosen))
@@ -113,9 +135,11 @@ def _list_edits(index: ConversationIndex, draft: PlanDraft, tail: int) -> Iterat
     """Yield summaries, ledgers and kept messages: each ledger before all that follows its start, after its summaries.
 
     So the next epoch, which only adds a ledger, does not change what precedes it, user messages between ledgers
-    included, and the provider's cache still has that.
+    included, and the provider's cache still has that. A provider's own compaction comes first.
     """
-    written = [*draft.carried.written, *draft.reports, *draft.ledger.sections]
+    yield from (each for each in draft.reports if isinstance(each, Compacted))
+    reports = (each for each in draft.reports if not isinstance(each, Compacted))
+    written = [*draft.carried.written, *reports, *draft.ledger.sections]
     sections = sorted((each.start, each.stop) for each in written if not each.report)
     ours = sorted(written, key=lambda each: (_find_start(each, sections), not each.report))
     for i in range(tail):

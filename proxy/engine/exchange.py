@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ from proxy.engine.context.request_state import OutgoingRequest, StateReader
 from proxy.engine.lineage.chain import digest_layers
 from proxy.engine.open_exchange import CappedBuffer, OpenExchange, Refusal, Retry, Start
 from proxy.engine.policy import EnginePolicy
-from proxy.engine.ports import Client, RequestBody
+from proxy.engine.ports import Client, RequestBody, UpstreamResponse
 from proxy.engine.relay import Relay, Send
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.request_resolver import BuildManifest, RequestResolver
@@ -140,8 +140,8 @@ class ExchangeService:
             outgoing = await self._decide(exchange, request)
         exchange.is_urgent = request.is_stream
         self._prepare(request, exchange, outgoing)
-        is_editing = isinstance(request, ManagedRequest) and request.clearing is not None
-        await self._relay.carry(exchange, _bind(request, exchange, form if is_editing else None), outgoing.body)
+        is_edited = isinstance(request, ManagedRequest) and request.clearing is not None
+        await self._relay.carry(exchange, _bind(request, exchange, form, is_edited=is_edited), outgoing.body)
 
     async def _decide(self, exchange: OpenExchange, request: ResolvedRequest) -> OutgoingRequest:
         """Decide what is sent if that needs the log, a count of many tokens, or a plan. Record the decision."""
@@ -231,8 +231,8 @@ class ExchangeService:
         written = await attempt(write_counted(self._controller, found), _note_uncounted) if found is not None else None
         request, client_body = found or unread, self._resolver.strip_counted(incoming, form, unread.mode)
         body, own, cleared = written or (client_body, client_body, 0)
-        edited = form if client_body is not incoming.body else None
-        if edited is not None:
+        is_edited = client_body is not incoming.body
+        if is_edited:
             client = EditingClient(client, partial(form.add_original_count, cleared=cleared), form.clearing_sign)
         _add_labels(client, request)
         exchange, passed = self._open(request, None, client), CappedBuffer(self._policy.record_cap_bytes)
@@ -249,7 +249,7 @@ class ExchangeService:
         if body != own:
             unmanaged = Retry(own, Round(exchange.id, 1, exchange.upstream, keep_sent(own)))
             exchange.make_retries = partial(UnmanagedRetry, unmanaged)
-        await self._relay.carry(exchange, _bind(request, exchange, edited), body)
+        await self._relay.carry(exchange, _bind(request, exchange, form, is_edited=is_edited), body)
 
     async def _carry_stream(self, incoming: ClientRequest, body: RequestBody | None, client: Client) -> None:
         self._check_log()
@@ -348,16 +348,24 @@ def read_ceiling(headers: Headers) -> int | None:
     return int(asked)
 
 
-def _bind(request: ResolvedRequest, exchange: OpenExchange, edited: Format | None = None) -> Send:
+def _bind(
+    request: ResolvedRequest, exchange: OpenExchange, form: Format | None = None, *, is_edited: bool = False
+) -> Send:
     """Return a function that sends a body with the method, target and headers of the client's request.
 
-    A response that may be held back must be readable, and so must one that is `edited`, which is in this format: such
-    requests ask for no content-encoding.
+    A response that may be held back must be readable, and so must one that `is_edited`: such requests ask for no
+    content-encoding. A body of ours may need a header that the client does not send.
     """
-    is_readable = exchange.is_guarded or edited is not None
-    headers = accept_identity_only(request.headers) if is_readable else request.headers
-    headers = headers if edited is None else drop_beta(headers, edited.clearing_beta)
-    return partial(request.upstream.send, request.method, request.target, headers)
+    own = accept_identity_only(request.headers) if exchange.is_guarded or is_edited else request.headers
+    own = drop_beta(own, form.clearing_beta) if form is not None and is_edited else own
+
+    def send(body: bytes | RequestBody) -> Awaitable[UpstreamResponse]:
+        headers = own
+        if form is not None and isinstance(body, bytes) and body is not request.body:
+            headers = form.add_needed_headers(own, body)
+        return request.upstream.send(request.method, request.target, headers, body)
+
+    return send
 
 
 def _add_cleared(

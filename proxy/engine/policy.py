@@ -28,6 +28,7 @@ class Provider:
     strict_alternation: bool = False  # no two adjacent messages have the same role; `summary_role` is then the user
     has_own_key: bool = False  # requests are sent with a key of the settings, whoever calls
     edits_context: bool = True  # it clears itself what a request asks to clear of its context
+    has_compaction: bool = False  # it compacts conversations itself, may be asked to, and takes what it has made
 
     @property
     def takes_markers(self) -> bool:

@@ -199,6 +199,7 @@ class LogReader(Protocol):
         * the newest pin of each node of a session.
         * the summaries that no other one with the same last message replaces or was made from, `MOST_SUMMARIES` at
           most: first the newest of those that none replaces at all; the rest serve branches that diverge earlier.
+        * the views of which any epoch, however old, went on without the provider's own compaction.
         """
         ...
 

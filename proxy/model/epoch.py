@@ -45,6 +45,7 @@ class Summary(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     supersedes: tuple[str, ...] = ()  # ids of the summaries it replaces, of the same span or within it
     files: tuple[str, ...] = ()  # ids of all references and files that its messages or parents name
     digests: tuple[bytes, ...] = ()
+    block: str = ""  # the raw message of a provider's own compaction, which is sent in place of `text`
 
 
 Pressure = Literal["none", "soft", "hard"]
@@ -94,7 +95,18 @@ class Written(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     report: str = ""
 
 
-Edit = Kept | Replaced | Written
+class Compacted(Written, frozen=True, gc=False, tag=True, array_like=True):
+    """A message in which the provider has compacted the first `stop` messages: the summary `report`.
+
+    It precedes all others, and the raw message `block` is sent as the provider wrote it; `text` is for people. Only the
+    upstream and the model that wrote it can read it. `tokens` are those of `block`, in our own count.
+    """
+
+    block: str = ""
+    tokens: int = 0
+
+
+Edit = Kept | Replaced | Written | Compacted
 
 
 class Reference(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -150,10 +162,13 @@ class Plan(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     sent_read: int | None = None
 
 
-EpochReason = Literal["soft", "hard", "cold", "client", "overflow", "manual", "unsigned", "revert", "refused"]
+EpochReason = Literal[
+    "soft", "hard", "cold", "client", "overflow", "manual", "unsigned", "uncompacted", "revert", "refused"
+]
 """Why an epoch was opened: above the soft mark because it pays, at the high mark, because the cache was known to be
 cold, because the client changed the prefix itself, after a "too long" error, or because a person asked for it. Under
-`unsigned` the same goes out without signed reasoning, since the upstream refused that. `revert` (by a person) and
+`unsigned` the same goes out without signed reasoning, and under `uncompacted` without the provider's own compaction,
+since the upstream refused that, or is to have none. `revert` (by a person) and
 `refused` (the upstream rejected the rewritten request) restore the state before the last epoch."""
 
 
@@ -221,6 +236,11 @@ class Epoch(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     originals: tuple[Original, ...] = ()
 
     @property
+    def is_compacted(self) -> bool:
+        """Whether the provider's own compaction is sent under it, which is its first edit."""
+        return self.edits.startswith(b'[["Compacted",')
+
+    @property
     def is_reversion(self) -> bool:
         """Whether this epoch undoes its parent."""
         return self.why in ("revert", "refused")
@@ -238,7 +258,8 @@ class Pin(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 class StoredContext(msgspec.Struct, frozen=True, gc=False):
     """The context records of a session, oldest first. `owed` has a pair per view, from its newest plan.
 
-    `unsent` are the ids of epochs that a person asked for and that no plan names and no other epoch follows.
+    `unsent` are the ids of epochs that a person asked for and that no plan names and no other epoch follows. `given_up`
+    are the views with an epoch that went on without the provider's own compaction.
     """
 
     epochs: tuple[Epoch, ...] = ()
@@ -246,6 +267,7 @@ class StoredContext(msgspec.Struct, frozen=True, gc=False):
     owed: tuple[tuple[str, float], ...] = ()
     summaries: tuple[Summary, ...] = ()
     unsent: tuple[str, ...] = ()
+    given_up: tuple[str, ...] = ()
 
 
 class EpochUse(msgspec.Struct, frozen=True, gc=False):

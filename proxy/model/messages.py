@@ -62,6 +62,7 @@ class MessageStructure(msgspec.Struct, frozen=True, gc=False):
     signed: int = 0  # characters of the reasoning that the provider has signed, at least 1 if there is any
     is_leading: bool = False  # only a message of the assistant may follow directly
     stays: Stay = ""
+    is_compaction: bool = False  # a provider's summary of all that was before it, which may be the first message
     item_id: str = ""  # the provider pairs the item by it with the reasoning that led to it; it may be left out
 
 

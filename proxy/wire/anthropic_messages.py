@@ -9,10 +9,11 @@ import msgspec
 from msgspec.structs import replace
 
 from proxy.model.epoch import ClearedContext, ClearingTerms
-from proxy.model.exchange import Answer, Usage
+from proxy.model.exchange import Answer, Headers, Usage
 from proxy.model.messages import Message, MessageStructure, ToolCall
 from proxy.wire.body import SplitBody
 from proxy.wire.format import MANAGING_MEMBERS, Format, is_set
+from proxy.wire.headers import add_to_list
 from proxy.wire.identity import (
     Item,
     ItemPosition,
@@ -67,6 +68,10 @@ from proxy.wire.streams import (
 )
 
 _NAME = "anthropic_messages"
+COMPACTION_BETA = b"compact-2026-09-04"
+"""The beta without which a request may neither ask for a compaction nor have one."""
+COMPACTED, ASKING = b'{"role":"assistant","content":[{"type":"compaction",', b'{"type":"summarize"}'
+"""How a message with a compaction begins that we send, and the member `compaction` of a request that asks for one."""
 _TEXTS = frozenset({"text"})
 # Claude Code since 2.1.36 sends it as a first block or line. Its `cch` is computed from the whole body.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
@@ -249,7 +254,13 @@ class AnthropicMessages(Format):
             _count_signed(thinking),
             is_leading=message.get("role") == "system",
             stays="always" if any(map(_has_effect, blocks)) else "",
+            is_compaction=[block.get("type") for block in blocks] == ["compaction"],
         )
+
+    def add_needed_headers(self, headers: Headers, body: bytes) -> Headers:
+        """Return the headers with the beta of compactions if the body has one, or asks for one."""
+        is_needed = COMPACTED in body or b'"compaction":' + ASKING in body
+        return add_to_list(headers, self.limit_headers[0], COMPACTION_BETA) if is_needed else headers
 
     def needs_thinking(self, body: SplitBody) -> bool:
         """Return whether thinking has a budget: the provider then refuses a turn that does not begin with thinking."""
@@ -367,10 +378,19 @@ def _find_disorder(blocks: list[dict[str, object]], results: int) -> Iterator[st
 def _read_usage(value: object) -> Usage | None:
     """Return the counts with the whole prompt as `input`. Anthropic's `input_tokens` are the uncached ones only."""
     usage = _USAGE.read(value)
-    if usage is None:
+    if usage is None or not isinstance(value, dict):
         return None
+    if not (usage.input or usage.output or usage.cached or usage.written):
+        # the answer to a request for a compaction reports what that took by its steps alone
+        usage = _add_usages(filter(None, map(_USAGE.read, read_objects(value.get("iterations"))))) or usage
     parts = [count for count in (usage.input, usage.cached, usage.written) if count is not None]
     return replace(usage, input=sum(parts) if parts else None)
+
+
+def _add_usages(usages: Iterable[Usage]) -> Usage | None:
+    rows = [(each.input, each.output, each.cached, each.written, each.reasoning) for each in usages]
+    known = [[count for count in column if count is not None] for column in zip(*rows, strict=True)]
+    return Usage(*[sum(column) if column else None for column in known]) if rows else None
 
 
 class _AnthropicStream:

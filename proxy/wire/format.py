@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from proxy.model.card import UNASKED, CacheTerms
 from proxy.model.epoch import ClearedContext, ClearingTerms
-from proxy.model.exchange import Answer, MissCause
+from proxy.model.exchange import Answer, Headers, MissCause
 from proxy.model.messages import LEDGER_HEAD, CountedContent, Message, MessageStructure
 from proxy.wire.body import ByteRange, SplitBody
 from proxy.wire.identity import Item, ItemReader
@@ -242,6 +242,10 @@ class Format(ABC):
         member = body.member(self.instructions_key)
         marked = self.mark_message(b'{"content":%b}' % member, lifetime) if member else b""
         return read_member(marked, "content") if marked else b""
+
+    def add_needed_headers(self, headers: Headers, body: bytes) -> Headers:
+        """Return a request's headers with what a body of ours needs beside what the client sends."""
+        return headers
 
     # Clearing that a client leaves to the provider, and that we do in its place
 

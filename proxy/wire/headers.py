@@ -206,6 +206,15 @@ def select_for_model_list(headers: Headers) -> Headers:
     return (*kept, (b"accept", b"application/json"), (b"accept-encoding", b"identity"))
 
 
+def add_to_list(headers: Headers, name: bytes, value: bytes) -> Headers:
+    """Return the headers with a value in a header that is a list of values separated by commas."""
+    values = [each.strip() for field, listed in headers if field == name for each in listed.split(b",")]
+    if value in values:
+        return headers
+    others = tuple([header for header in headers if header[0] != name])
+    return (*others, (name, b",".join([*filter(None, values), value])))
+
+
 def select_for_own_call(headers: Headers, *, is_same_upstream: bool = True) -> Headers:
     """Return the headers of a call of our own to a caller's upstream, which should look like the caller's.
 

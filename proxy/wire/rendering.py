@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from proxy.model.card import CacheTerms
-from proxy.model.epoch import Edit, Kept, Replaced, Written
+from proxy.model.epoch import Compacted, Edit, Kept, Replaced, Written
 from proxy.model.messages import BESIDE, MOST_BESIDE, MessageStructure, list_led
 from proxy.wire.body import SplitBody
 from proxy.wire.format import DEFAULT_LIFETIME, Format
@@ -278,6 +278,8 @@ def lower_output(body: SplitBody, tokens: int) -> bytes:
 
 
 def _render_edit(form: Format, edit: Edit, messages: Sequence[bytes], role: Role) -> bytes:
+    if isinstance(edit, Compacted):
+        return edit.block.encode()
     if isinstance(edit, Written):
         return form.write_message(role, encode_text(edit.text))
     raw = _unmark(messages[edit.place])

@@ -273,7 +273,16 @@ class Responses(Format):
         reasoning = digest_reasoning([message]) if kind == "reasoning" else b""
         stays = "unanswered" if ids and not stays else stays
         return MessageStructure(
-            "assistant", ids, (), reasoning, markers, says_json, flawed, stays=stays, item_id=own_id
+            "assistant",
+            ids,
+            (),
+            reasoning,
+            markers,
+            says_json,
+            flawed,
+            stays=stays,
+            is_compaction=kind == "compaction",
+            item_id=own_id,
         )
 
     def _read_message(self, message: Mapping[str, object]) -> Message:

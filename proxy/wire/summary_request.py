@@ -1,23 +1,26 @@
 """Requests for a summary of a conversation, in its own format, and reading the responses.
 
 A warm call is the last request, byte for byte, with one instruction appended, so that it reads the provider's prompt
-cache. If that request cannot be used so, the compact form, a small request of its own, always can. What differs between
-formats is in one class for each.
+cache. If that request cannot be used so, the compact form, a small request of its own, always can. Some providers make
+a compaction themselves, of a request that ends where it is to end (`write_compaction`): a message that only they can
+read, or that they have signed. What differs between formats is in one class for each.
 """
 
+import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import msgspec
 
 from proxy.model.exchange import Answer, Headers, Usage
-from proxy.wire.anthropic_messages import AnthropicMessages
+from proxy.wire.anthropic_messages import ASKING, COMPACTED, AnthropicMessages
 from proxy.wire.body import SplitBody
 from proxy.wire.chat_completions import ChatCompletions
 from proxy.wire.format import Format
 from proxy.wire.json_values import (
+    change_members,
     encode_text,
     join_array,
     list_elements,
@@ -37,6 +40,11 @@ _FREE_CHOICES = (b"", b"null", b'"auto"', b'"none"')
 _THOUGHT = re.compile(r"\A\s*<(think|thinking)>.*?(?:</\1>|\Z)", re.DOTALL)
 # How the formats say that the limit of the output was reached, by the word of Chat Completions.
 _CUT_OFF = {"max_tokens": "length", "max_output_tokens": "length"}
+_COMPACTED, _TYPED = COMPACTED.decode(), '{"type":"compaction",'
+# The least output tokens of a request for a compaction, and what such a request may not have.
+_LEAST_OUTPUT = 8192
+_REFUSED = frozenset({"stop_sequences", "context_management", "output_format"})
+_FORCED_CHOICES = (b'"any"', b'"tool"')
 _ANTHROPIC = "anthropic.com"
 _ANTHROPIC_VERSION: Headers = ((b"anthropic-version", b"2023-06-01"),)
 
@@ -57,14 +65,16 @@ class SummaryAnswer(msgspec.Struct, frozen=True, gc=False):
     is_tool_call: bool = False  # whether the model began a tool call
     refusal: str = ""  # the model's refusal, if any
     said: str = ""  # all visible text, including thoughts
+    block: str = ""  # the raw message of the provider's own compaction, if there is exactly one
 
 
 class _Spoken(msgspec.Struct, frozen=True, gc=False):
-    """What a response says: its visible text, the model's refusal, and whether it begins a tool call."""
+    """What a response says: its visible text, the model's refusal, whether it begins a tool call, and a compaction."""
 
     text: str = ""
     refusal: str = ""
     is_tool_call: bool = False
+    block: str = ""
 
 
 class _SummaryWire(ABC):
@@ -72,6 +82,7 @@ class _SummaryWire(ABC):
 
     form: ClassVar[Format]
     limits: ClassVar[tuple[str, ...]]
+    has_compaction: ClassVar[bool] = False  # whether some provider compacts a conversation itself
 
     def can_answer(self, body: SplitBody) -> bool:
         """Return whether a request allows a plain text response: it demands no tool call and no other output."""
@@ -84,6 +95,10 @@ class _SummaryWire(ABC):
     @abstractmethod
     def write(self, model: str, orders: str, text: str, most: int) -> bytes:
         """Return a request with a system prompt and one user message, for at most `most` tokens."""
+
+    def write_compaction(self, body: SplitBody, count: int) -> bytes | None:
+        """Return the request for a compaction of the first `count` items, or None if that cannot be asked for."""
+        return None
 
     @abstractmethod
     def read(self, value: Mapping[str, object]) -> _Spoken:
@@ -123,6 +138,7 @@ class _ResponsesSummaries(_SummaryWire):
 
     form = Responses()
     limits = ("max_output_tokens",)
+    has_compaction = True
 
     def can_answer(self, body: SplitBody) -> bool:
         form = read_member(body.member("text") or b"{}", "format")
@@ -147,7 +163,16 @@ class _ResponsesSummaries(_SummaryWire):
             "".join(read_text(part.get("text")) for part in parts),
             "".join(read_text(part.get("refusal")) for part in parts),
             any(read_text(item.get("type")).endswith("_call") for item in items),
+            _find_only([_spell(item) for item in items if is_compaction(item) and item.get("encrypted_content")]),
         )
+
+    def write_compaction(self, body: SplitBody, count: int) -> bytes | None:
+        """Return the request with a trigger behind these items.
+
+        The other way, `/responses/compact`, is an endpoint of its own, with another response, which has messages of
+        the user beside the item.
+        """
+        return _cut(self.form, body, count, b',{"type":"compaction_trigger"}') if self.can_answer(body) else None
 
 
 class _MessagesSummaries(_SummaryWire):
@@ -155,6 +180,7 @@ class _MessagesSummaries(_SummaryWire):
 
     form = AnthropicMessages()
     limits = ("max_tokens",)
+    has_compaction = True
 
     def can_answer(self, body: SplitBody) -> bool:
         choice, shape = body.member("tool_choice"), read_member(body.member("output_config") or b"{}", "format")
@@ -173,11 +199,25 @@ class _MessagesSummaries(_SummaryWire):
     def read(self, value: Mapping[str, object]) -> _Spoken:
         blocks = read_objects(value.get("content"))
         is_refused = value.get("stop_reason") == "refusal"
+        made = [block for block in blocks if is_compaction(block)]
+        said = [block.get("content") if is_compaction(block) else block.get("text") for block in blocks]
         return _Spoken(
-            "".join(read_text(block.get("text")) for block in blocks if block.get("type") == "text"),
+            "".join(map(read_text, said)),
             "the model refused" if is_refused else "",
             any(read_text(block.get("type")).endswith("tool_use") for block in blocks),
+            _find_only([f"{_COMPACTED}{_spell(block)[len(_TYPED) :]}]}}" for block in made if block.get("content")]),
         )
+
+    def write_compaction(self, body: SplitBody, count: int) -> bytes | None:
+        """Return the request that asks for one, without the members that the provider refuses then.
+
+        Its output limit counts what the model thinks, too, and its task budget must not say what remains of it.
+        """
+        if read_member(read_member(body.member("output_config") or b"{}", "task_budget") or b"{}", "remaining"):
+            return None
+        limit = max(_LEAST_OUTPUT, read_number(body.member("max_tokens")) or 0)
+        asked = set_member(_cut(self.form, body, count), "max_tokens", b"%d" % limit)
+        return set_member(change_members(asked, _drop_refused), "compaction", ASKING)
 
 
 _WIRES: Mapping[str, _SummaryWire] = {
@@ -229,6 +269,19 @@ def write_compact(form: Format, model: str, orders: str, text: str, room: Output
     return _WIRES[form.name].write(model, orders, text, room.visible + room.reasoning)
 
 
+def has_compaction(form: Format) -> bool:
+    """Return whether some provider compacts conversations in this format itself."""
+    return _WIRES[form.name].has_compaction
+
+
+def write_compaction(form: Format, body: SplitBody, count: int) -> bytes | None:
+    """Return the request for the provider's own compaction of the first `count` items of a request.
+
+    Everything else stays as it was sent, so that it reads the provider's prompt cache. None if it cannot be asked for.
+    """
+    return _WIRES[form.name].write_compaction(body, count)
+
+
 def raise_output_limit(content: bytes, factor: int = 2) -> bytes | None:
     """Return the same request with its output limit multiplied, or None if it has none."""
     for name in _LIMITS:
@@ -241,7 +294,7 @@ def read_summary(form: Format, answer: Answer) -> SummaryAnswer:
     """Return the summary in a response, which may be incomplete, without thoughts that precede it in the text."""
     said = _WIRES[form.name].read(answer.value)
     text, finish = _THOUGHT.sub("", said.text).strip(), _CUT_OFF.get(answer.finish, answer.finish)
-    return SummaryAnswer(text, finish, answer.usage, said.is_tool_call, said.refusal, said.text)
+    return SummaryAnswer(text, finish, answer.usage, said.is_tool_call, said.refusal, said.text, said.block)
 
 
 def read_piece(form: Format, events: Iterable[ServerEvent]) -> tuple[SummaryAnswer, bool]:
@@ -259,6 +312,41 @@ def begins_with_thoughts(begun: str) -> bool:
 def read_number(raw: bytes) -> int | None:
     """Return the count in a raw member, or None if it is not one."""
     return int(raw[:9]) if raw.isdigit() else None
+
+
+def is_compaction(part: Mapping[str, object]) -> bool:
+    """Return whether a decoded block or item is a provider's compaction."""
+    return part.get("type") == "compaction"
+
+
+def _find_only(made: Sequence[str]) -> str:
+    return made[0] if len(made) == 1 else ""
+
+
+def _spell(part: Mapping[str, object]) -> str:
+    """Return a block or item as JSON in ASCII, its type first. It is sent so ever after."""
+    return json.dumps({"type": part["type"], **part}, separators=(",", ":"), default=lambda raw: bytes(raw).decode())
+
+
+def _cut(form: Format, body: SplitBody, count: int, more: bytes = b"") -> bytes:
+    """Return a request with only its first `count` items, and `more` behind them.
+
+    Where cache markers go with the others, the last item gets one: the provider looks for an earlier entry before it.
+    """
+    content, last = body.content, body.items[count - 1]
+    raw, gone = content[last.start : last.end], [content[span.start : span.end] for span in body.items[count:]]
+    lost = next((marker for each in gone for marker in form.parse_structure(each).markers), "")
+    is_marked = not lost or bool(form.parse_structure(raw).markers)
+    marked = raw if is_marked else form.mark_message(raw, lost) or raw
+    return content[: last.start] + marked + more + content[body.items[-1].end :]
+
+
+def _drop_refused(name: str, value: bytes) -> bytes | None:
+    """Return a member as a request for a compaction may have it, or None if it may not."""
+    if name == "output_config":
+        return change_members(value, lambda inner, each: None if inner == "format" else each)
+    is_forced = name == "tool_choice" and read_member(value, "type") in _FORCED_CHOICES
+    return None if is_forced or name in _REFUSED else value
 
 
 def _is_repetition(event: ServerEvent) -> bool:

@@ -327,7 +327,8 @@ def _judge_whole(runs: Sequence[Run], rules: Rules) -> set[RequestFault]:
 
 
 def _judge_ends(runs: Sequence[Run], rules: Rules) -> Iterator[RequestFault]:
-    spoken = next((run.structures[0].role for run in runs if run.structures[0].role != "system"), "")
+    first = (run.structures[0] for run in runs)
+    spoken = next((each.role for each in first if each.role != "system" and not each.is_compaction), "")
     if spoken in ("assistant", "tool"):
         yield RequestFault("beginning", spoken)
     if runs and runs[-1].structures[-1].role == "assistant":

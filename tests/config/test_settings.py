@@ -179,6 +179,8 @@ def test_a_spool_that_could_not_take_a_large_record_is_refused() -> None:
         ("upstreams", 0, {"window": 10}),
         ("upstreams", 0, {"cache": "none"}),
         ("upstreams", 0, {"summary_role": "system"}),
+        ("upstreams", 0, {"compaction": True, "strict_alternation": True}),
+        ("upstreams", 0, {"compaction": True, "kind": "litellm"}),
         ("sessions", "cache_bytes", "lots"),
     ],
 )

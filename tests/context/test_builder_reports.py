@@ -5,8 +5,8 @@ import msgspec
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import BuilderPolicy, LiveSummary, PlanRequest
 from proxy.context.ledger import NO_LEDGERS, CarriedLedgers
-from proxy.context.plan_draft import choose_summaries, compute_summaries_budget
-from proxy.model.epoch import ContextPlan, Kept, Written
+from proxy.context.plan_draft import can_show_compaction, choose_summaries, compute_summaries_budget
+from proxy.model.epoch import Compacted, ContextPlan, Kept, Written
 from tests.context.test_builder import DAY
 from tests.support.views import act, count, view
 
@@ -102,4 +102,56 @@ def test_where_protection_gives_way_there_are_none() -> None:
 
 def test_a_conversation_that_is_left_alone_gets_none() -> None:
     short = msgspec.structs.replace(view(DAY[-6:], CEILING), reports=(report("a", 0, 2),))
+    assert BUILDER.build(short).edits == ()
+
+
+def compact(id: str, stop: int, tokens: int = 300) -> LiveSummary:
+    """A provider's own compaction."""
+    return LiveSummary(id, f"told of {id}", 0, stop, tokens, f'{{"block":"{id}"}}')
+
+
+def test_the_providers_own_compaction_precedes_everything_and_the_ledger_stands_beside_it() -> None:
+    alone, plan = BUILDER.build(see()), BUILDER.build(see(compact("p", 21), report("a", 21, 27)))
+    assert plan.edits[:3] == (
+        Compacted("told of p", 0, 21, "p", '{"block":"p"}', 300),
+        Kept(0),
+        Written(report("a", 21, 27).text, 0, 27, "a"),
+    )
+    assert list_ids(plan) == ["p", "a", ""]
+    assert {each.id for each in plan.references} & {each.id for each in alone.references}
+    assert plan.tokens - BUILDER.build(see(compact("p", 21, 200), report("a", 21, 27))).tokens == 100
+    assert plan.tokens <= see().budget.high
+
+
+def test_a_later_plan_has_only_the_newest_and_keeps_its_ledgers() -> None:
+    frozen = BUILDER.build(see(compact("p", 21), until=len(DAY) - 8))
+    ledgers = [text for report, text in list_written(frozen) if not report]
+    for newest, ids in (("p", ["p", "", ""]), ("q", ["q", "", ""]), ("", ["", ""])):
+        reports = (compact(newest, 25),) if newest else ()
+        plan = BUILDER.build(see(*reports, frozen=frozen))
+        assert list_ids(plan) == ids
+        assert [text for report, text in list_written(plan) if not report][:1] == ledgers
+
+
+def test_one_that_takes_more_than_a_ledger_is_not_shown() -> None:
+    room = int(0.2 * see().budget.usable)
+    assert [can_show_compaction(tokens, see().budget.usable) for tokens in (room, room + 1)] == [True, False]
+    assert list_ids(BUILDER.build(see(compact("p", 21, room)))) == ["p", ""]
+    assert list_ids(BUILDER.build(see(compact("p", 21, room + 1)))) == [""]
+
+
+def test_a_plan_replaces_all_messages_that_it_covers_so_that_no_other_branch_is_sent_it() -> None:
+    shown = BUILDER.build(see(compact("p", 9)))
+    stop = shown.through + 3
+    plan = BUILDER.build(see(compact("p", stop)))
+    assert stop <= plan.through < len(DAY)
+    assert plan.edits[-3:] == tuple(Kept(place) for place in range(plan.through - 3, plan.through))
+
+
+def test_where_protection_gives_way_there_is_none_of_the_providers_either() -> None:
+    tight = msgspec.structs.replace(
+        view([*DAY, *act("l", "cat large", "a line of output\n" * 1100)], CEILING), reports=(compact("p", 9),)
+    )
+    assert set(list_ids(BUILDER.build(tight))) == {""}
+    short = msgspec.structs.replace(view(DAY[-6:], CEILING), reports=(compact("p", 2),))
     assert BUILDER.build(short).edits == ()

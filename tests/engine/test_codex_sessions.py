@@ -54,7 +54,8 @@ class Codex(ResponseSession):
 
     async def list_calls(self, session: str = "") -> Sequence[ExchangeRow]:
         """The calls of a session, as the log has them."""
-        return await self.talk.log.list_exchanges(session or self.talk.session, 0, 1000)
+        rows: Sequence[ExchangeRow] = await self.talk.log.list_exchanges(session or self.talk.session, 0, 1000)
+        return rows
 
     def list_sessions(self, calls: int) -> list[bytes]:
         """The sessions of the last calls."""

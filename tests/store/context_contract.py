@@ -174,6 +174,18 @@ class ContextContract:
         assert sorted((await archive.load_context(OTHER)).owed) == [("a", 99.0), ("b", 3.0), ("é?", 7.25)]
         assert (await archive.verify()).faults == ()
 
+    async def test_a_view_that_went_on_without_a_compaction_is_known_however_old_its_epoch(
+        self, archive: Archive
+    ) -> None:
+        session = await open_session(archive)
+        for n, why in enumerate(("hard", "uncompacted", *(["soft"] * (NEWEST_EPOCHS + 2)))):
+            parent = f"g{n - 1}" if n else ""
+            epoch = replace(make_epoch(f"g{n}", parent=parent), why=why)
+            assert await is_stored(archive, epoch)
+        loaded = await archive.load_context(session)
+        assert "g1" not in [each.id for each in loaded.epochs]
+        assert loaded.given_up == (epoch.view,)
+
     async def test_what_a_person_asked_for_is_unsent_until_a_plan_names_it_or_another_follows(
         self, archive: Archive
     ) -> None:

@@ -47,7 +47,9 @@ class SummaryContract:
         session = await open_session(archive)
         first = replace(ONE, exchange="e-agent-7", model="gpt-4o-mini", reason="too long", calls=("e2", "e3"), level=3)
         first = replace(first, is_provisional=True, files=("ref:abc", "/src/a.py"))
-        second = replace(make_leaf("again", RAW[:2], supersedes=["one"]), start=0, text="é\n\U0001f600")
+        second = replace(
+            make_leaf("again", RAW[:2], supersedes=["one"]), start=0, text="é\n\U0001f600", block='{"a":"é"}'
+        )
         for summary in (first, TWO, BOTH, second):
             assert await is_stored(archive, summary)
         assert list(await archive.list_summaries(session)) == [first, TWO, BOTH, second]

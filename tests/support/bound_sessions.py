@@ -49,7 +49,7 @@ class BoundSession:
     ) -> None:
         """Make a session whose outputs have `size` characters, in which things happen so many times as `often`."""
         self.upstream: Any = self.make_upstream(check, member, seed)
-        self.talk = Talk(path, ceiling, self.upstream, provider, card=card, has_reports=has_reports)
+        self.talk: Any = self.make_talk(path, ceiling, provider, card=card, has_reports=has_reports)
         self.history: list[Message] = [*self.begin(), {"role": "user", "content": "Mend the tests of the parser."}]
         self.model, self.own, self.other = MODEL, MODEL, OTHER
         self.name: Headers = NAME  # what its client sends with each call
@@ -69,6 +69,10 @@ class BoundSession:
     def make_upstream(self, check: Check, member: Member, seed: int) -> Any:
         """The upstream."""
         return StrictUpstream(check, member, seed)
+
+    def make_talk(self, path: Path | None, ceiling: int, provider: Provider | None, **options: Any) -> Talk:
+        """The engine over a log."""
+        return Talk(path, ceiling, self.upstream, provider, **options)
 
     def begin(self) -> list[Message]:
         """The messages before the user's first."""

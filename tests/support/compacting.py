@@ -176,14 +176,15 @@ class Workshop(Engine):
         wire: str = CHAT,
         archive: Any = None,
         after: "Workshop | None" = None,
-        upstream: ScriptedUpstream | None = None,
+        upstream: Any = None,
         card: Card | None = None,
     ) -> None:
-        engine_policy, self.model = EnginePolicy(commit_wait_ms=60_000), Model(summarise, wire=wire)
+        """Make one whose upstream is the one given, or a model that writes summaries."""
+        engine_policy = EnginePolicy(commit_wait_ms=60_000)
+        self.model: Model = upstream or Model(summarise, wire=wire)
         self.wire, self.edits_context = wire, provider is None or provider.edits_context
         log: Any = archive or (after.archive if after is not None else MemoryArchive())
-        asked = upstream or self.model
-        super().__init__(asked, engine_policy, archive=log, is_fresh=after is None, after=after, provider=provider)
+        super().__init__(self.model, engine_policy, archive=log, is_fresh=after is None, after=after, provider=provider)
         self.log = log
         self.later: list[Callable[[], None]] = []
         self.catalog = StatedCatalog(window, card)
@@ -196,7 +197,7 @@ class Workshop(Engine):
         self.summarizer = build_summarizer(
             policy, engine_policy, relay=self.relay, memory=self.memory, models=models, tasks=self.tasks, bus=self.bus,
             clock=self.clock, ids=self.ids, providers=providers,
-            routes=[Route(asked), *map(Route, others)],
+            routes=[Route(self.model), *map(Route, others)],
             count=lambda text: QuarterTokens().count(text, "o200k_base")[0], hook=hook, secret=b"secret",
         )  # fmt: skip
         self.trigger = build_trigger(

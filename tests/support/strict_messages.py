@@ -31,7 +31,9 @@ _KEYS = {
     "tool_result": {"type", "tool_use_id", "content", "is_error", "cache_control"},
     "thinking": {"type", "thinking", "signature"},
     "redacted_thinking": {"type", "data"},
+    "compaction": {"type", "content", "signature", "cache_control"},
 }
+COMPACTION = "compact-2026-09-04"
 
 Block = dict[str, Any]
 CountUsage = Callable[[Block], tuple[int, int, int]]
@@ -83,6 +85,9 @@ class StrictMessages(ScriptedUpstream):
         self.refusals: list[str] = []
         self.refuses_next = self.is_full_next = False
         self.dropped: list[tuple[int, str]] = []
+        self.has_compaction = False
+        self.compacted: list[Block] = []  # the compactions that it made, oldest first
+        self.stop_of_compaction = "compaction"  # any other: it makes none
         self._random = Random(seed)
         self._numbers = count(1)
         self._made: dict[str, list[str]] = {}  # the blocks of an answer, by each of them
@@ -106,15 +111,21 @@ class StrictMessages(ScriptedUpstream):
         problem = "It does not like this one." if self.refuses_next else ""
         self.refuses_next = False
         problem = problem or next(find_half_pairs(request, headers), "") or next(find_problems(request), "")
-        problem = problem or next(self._find_problems(request), "")
+        problem = problem or next(self._find_problems(request), "") or next(self._find_in_compactions(request), "")
         if problem:
             self.refusals.append(problem)
-            error = {"type": "error", "error": {"type": "invalid_request_error", "message": problem}}
+            code, _, told = problem.rpartition("|")
+            inner: Block = {"type": "invalid_request_error", "message": told}
+            inner |= {"details": {"error_code": code}} if code else {}
+            error = {"type": "error", "error": inner}
             return ScriptedResponse(json.dumps(error).encode(), status=400, headers=JSON, ending="whole")
         if target.split(b"?")[0].endswith(b"/count_tokens"):
             counted = json.dumps({"input_tokens": len(body) // 4}).encode()
             return ScriptedResponse(counted, headers=JSON, ending="whole")
-        message = self._think(request, self.reports if is_report else "")
+        if "compaction" in request:
+            message = self._compact(request)
+        else:
+            message = self._think(request, self.reports if is_report else "")
         if len(self.dropped) > before:
             kinds = [{"type": "thinking_dropped", "reason": reason} for _, reason in self.dropped[before:]]
             message["input_transformations"] = kinds
@@ -130,6 +141,52 @@ class StrictMessages(ScriptedUpstream):
     def find_faults(self, request: Block) -> list[int]:
         """The places of the messages whose thinking is bound to something else than what goes before it."""
         return [place for place, _, block in _list_placed(request) if self._find_mismatch(request, place, block)]
+
+    def _find_in_compactions(self, request: Block) -> Iterator[str]:
+        """Yield what is wrong with the compactions of a request, or with asking for one (compaction-on-demand)."""
+        messages = request["messages"]
+        found = [
+            (place, i, block)
+            for place, message in enumerate(messages)
+            for i, block in enumerate(list_parts(message))
+            if block["type"] == "compaction"
+        ]
+        if "compaction" in request and not self.has_compaction:
+            yield "compaction: Extra inputs are not permitted"
+        for place, i, block in found:
+            if not self.has_compaction:
+                yield f"messages.{place}.content.{i}: Input tag 'compaction' found using 'type' does not match any"
+            if (place, i) != (0, 0):
+                yield "compaction_block_misplaced|`compaction` block must be sent first, in place of the messages."
+            made = [each for each in self.compacted if each["signature"] == block.get("signature")]
+            if not made:
+                yield "compaction_signature_invalid|The `compaction` block's signature is invalid."
+            if {**made[0], "cache_control": 0} != {**block, "cache_control": 0}:
+                yield "compaction_content_mismatch|The `compaction` block's content does not match its signature."
+        if "compaction" not in request:
+            return
+        if request["compaction"] != {"type": "summarize"}:
+            yield "compaction: Input should be a valid dictionary"
+        refused = {"stop_sequences", "context_management"} & request.keys()
+        choice = request.get("tool_choice", {}).get("type")
+        if refused or "format" in request.get("output_config", {}) or choice in ("any", "tool"):
+            yield "This cannot be combined with `compaction`."
+        if not any(message["role"] in ("user", "assistant") for message in messages):
+            yield "compaction_nothing_to_summarize|There is nothing to summarize."
+        if request["max_tokens"] < 4096:
+            yield "The test allows no fewer output tokens."
+
+    def _compact(self, request: Block) -> Block:
+        number = next(self._numbers)
+        content = [{"type": "compaction", "content": f"Summary {number}: {len(request['messages'])} messages. " * 20}]
+        content[0]["signature"] = f"sealed-{number}"
+        head = {"id": f"msg_{number}", "type": "message", "role": "assistant", "model": request["model"]}
+        steps = [{"type": "compaction", "input_tokens": len(json.dumps(request)) // 4, "output_tokens": 400}]
+        usage = {"input_tokens": 0, "output_tokens": 0, "iterations": steps}
+        if self.stop_of_compaction != "compaction":
+            return head | {"content": [], "stop_reason": self.stop_of_compaction, "usage": usage}
+        self.compacted += content
+        return head | {"content": content, "stop_reason": "compaction", "usage": usage}
 
     def _find_problems(self, request: Block) -> Iterator[str]:
         """Yield what is wrong with the thinking of a request."""
@@ -222,7 +279,9 @@ def answer(message: Block, *, is_stream: bool) -> ScriptedResponse:
         events += [{"type": "content_block_delta", "index": i, "delta": delta} for delta in deltas]
         events.append({"type": "content_block_stop", "index": i})
     end = {"stop_reason": message["stop_reason"], "stop_sequence": None}
-    events.append({"type": "message_delta", "delta": end, "usage": {"output_tokens": 99}})
+    used = {"output_tokens": message["usage"]["output_tokens"]}
+    used |= {"iterations": message["usage"]["iterations"]} if "iterations" in message["usage"] else {}
+    events.append({"type": "message_delta", "delta": end, "usage": used})
     events.append({"type": "message_stop"})
     spelled = "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)
     return ScriptedResponse(spelled.encode(), headers=STREAM, ending="whole")
@@ -288,6 +347,13 @@ def find_half_pairs(request: Block, headers: Headers) -> Iterator[str]:
         yield "context_management: Extra inputs are not permitted"
     if "block_binding" in request.get("thinking", {}) and b"thinking-binding-controls-" not in betas:
         yield "thinking.adaptive.block_binding: Extra inputs are not permitted"
+    if "compaction" in request and COMPACTION.encode() not in betas:
+        yield f"The `compaction` parameter requires anthropic-beta: {COMPACTION}"
+    has_block = any(part["type"] == "compaction" for message in request["messages"] for part in list_parts(message))
+    if has_block and COMPACTION.encode() not in betas:
+        yield "messages.0.content.0: `compaction` is not one of the expected content block types"
+    if COMPACTION.encode() in betas and not (has_block or "compaction" in request):
+        yield "The test allows this beta only where it is needed."
 
 
 def find_problems(request: Block) -> Iterator[str]:
@@ -300,9 +366,9 @@ def find_problems(request: Block) -> Iterator[str]:
         )
     if "max_tokens" not in request:
         yield "max_tokens: Field required"
-    if not messages or messages[0]["role"] != "user":
+    if not messages or (messages[0]["role"] != "user" and list_parts(messages[0])[0]["type"] != "compaction"):
         yield 'messages: first message must use the "user" role'
-    if messages[-1]["role"] == "assistant":
+    if messages[-1]["role"] == "assistant" and "compaction" not in request:
         yield ("This model does not support assistant message prefill. The conversation must end with a user message.")
     for place, message in enumerate(messages):
         yield from _find_in_message(place, message)

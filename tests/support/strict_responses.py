@@ -49,6 +49,8 @@ class StrictResponses(ScriptedUpstream):
         self.answers: list[bytes] = []
         self.overflows_next = ""  # how the next request is refused as too long: "error", "failed" or not
         self.refuses_next = False
+        self.has_compaction = True
+        self.compacted: list[Item] = []  # the compactions that it made, oldest first
         self._random = Random(seed)
         self._numbers = count(1)
         self._made: dict[str, Item] = {}  # items of answers by id and, of reasoning, by what is encrypted
@@ -102,6 +104,11 @@ class StrictResponses(ScriptedUpstream):
             yield from _find_in_item(place, item)
             if item.get("type") == "compaction_trigger" and place != len(items) - 1:
                 yield 400, "compaction_trigger must be the last input item.", None
+            if item.get("type") == "compaction_trigger" and not self.has_compaction:
+                yield 400, f"Invalid value: 'compaction_trigger'. Supported values are: {', '.join(_CALLS)}.", None
+            if item.get("type") == "compaction" and not (item in self.compacted and self.has_compaction):
+                told = f"The encrypted content {item.get('encrypted_content', '')[:8]}... could not be verified."
+                yield 400, told, "invalid_encrypted_content"
         seen: set[str] = set()
         for item in items:
             own = item.get("id")
@@ -155,12 +162,17 @@ class StrictResponses(ScriptedUpstream):
     def _respond(self, request: Item, report: str) -> Item:
         number = next(self._numbers)
         is_trigger = request["input"][-1].get("type") == "compaction_trigger"
-        output = [_compact(number)] if is_trigger else self._think(request, number, report)
+        output = [self._compact(number)] if is_trigger else self._think(request, number, report)
         fresh, read, written = self.count_usage(request)
         details = {"cached_tokens": read, "cache_write_tokens": written}
         usage = {"input_tokens": fresh + read + written, "input_tokens_details": details, "output_tokens": 99}
         head = {"id": f"resp_{number}", "object": "response", "status": "completed", "model": request["model"]}
         return head | {"output": output, "usage": usage}
+
+    def _compact(self, number: int) -> Item:
+        sealed = f"gAAAA{number}" + "Cc" * 1200
+        self.compacted.append({"id": f"cmp_{number}", "type": "compaction", "encrypted_content": sealed})
+        return self.compacted[-1]
 
     def _think(self, request: Item, number: int, report: str) -> list[Item]:
         pick, output = self._random.random(), list[Item]()
@@ -251,10 +263,6 @@ def read_answer(body: bytes) -> Item:
         return response
     events = [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: ")]
     return next(event["response"] for event in reversed(events) if "response" in event)
-
-
-def _compact(number: int) -> Item:
-    return {"id": f"cmp_{number}", "type": "compaction", "encrypted_content": "gAAAA" + "Cc" * 40}
 
 
 def _is_same(item: Item, made: Item) -> bool:

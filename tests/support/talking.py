@@ -90,15 +90,16 @@ class Talk:
         log: Any = self.log
         if after is not None:
             after.archive = log
-        known: Any = {"archive": log, "after": after, "provider": self._provider, "card": self._card}
-        if self._has_reports:
-            policy = CompactionPolicy()
-            self.engine = Workshop(policy=policy, ceiling=self._ceiling or 0, upstream=self.upstream, **known)
-        else:
-            self.engine = Engine(self.upstream, ceiling=self._ceiling, **known)
-        parts = self.engine
+        parts = self.engine = self.build(log, self._ceiling, self._provider, after)
         gate = DurabilityWaiter(self.log, 5_000)
         self.care = EpochAdmin(parts.controller.states, self.log, gate, parts.bus, parts.ids)
+
+    def build(self, log: Any, ceiling: int | None, provider: Provider | None, after: Any) -> Any:
+        """The engine, after another one that was stopped, if that is given."""
+        known: Any = {"archive": log, "after": after, "provider": provider, "card": self._card}
+        if self._has_reports:
+            return Workshop(policy=CompactionPolicy(), ceiling=ceiling or 0, upstream=self.upstream, **known)
+        return Engine(self.upstream, ceiling=ceiling, **known)
 
     async def ask(self, messages: Sequence[Message], *headers: tuple[bytes, bytes], **members: Any) -> RecordingClient:
         """One call, carried to its end; its answer is read when that is needed."""

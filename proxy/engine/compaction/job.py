@@ -157,7 +157,8 @@ class SummaryJob(msgspec.Struct, frozen=True, gc=False):
     def compute_target(self, level: SummaryLevel, most: int) -> int:
         """Return the requested tokens of a summary, at most `most`, by what it covers and the room beside others."""
         state, replaced = self.request.state, {*self.supersedes, *(parent.id for parent in self.parents)}
-        others = [each for each in state.context.list_reports(self.request.nodes) if each.id not in replaced]
+        shown = state.context.list_reports(self.request.nodes, state.view)
+        others = [each for each in shown if each.id not in replaced and not each.block]
         total = compute_summaries_budget(state.budget.usable)
         room = compute_room(total, sum(each.tokens for each in others))
         return compute_target(self.covered, room, level, most, is_merged=bool(self.parents))

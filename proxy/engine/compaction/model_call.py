@@ -54,6 +54,7 @@ class ModelCall:
     most_characters: int  # limit of the visible text of the response
     expected: Usage
     extends: ManagedRequest | None = None  # the client's last request, if the body repeats it; only the rest is logged
+    is_whole: bool = True  # the body repeats all of it, so that its cached share shows whether a cache is read
 
     @property
     def is_at_home(self) -> bool:
@@ -69,7 +70,8 @@ class ModelCall:
     def headers(self) -> Headers:
         """Return the headers. Another upstream than the session's gets none of the client's."""
         headers = select_for_own_call(self.credential.headers, is_same_upstream=self.is_at_home)
-        return headers if self.is_at_home else (*list_headers(self.form), *headers)
+        headers = headers if self.is_at_home else (*list_headers(self.form), *headers)
+        return self.form.add_needed_headers(headers, self.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class ModelResponse:
     is_tool_call: bool
     exchange: str
     refusal: str = ""
+    block: str = ""  # the raw message of the provider's own compaction
 
     @property
     def has_no_room_left(self) -> bool:
@@ -294,7 +297,7 @@ class ModelCaller:
             return _fail(call, "the response is longer than it may be")
         seconds = self.clock.monotonic() - call.began
         return ModelResponse(
-            said.text, said.finish, said.usage, seconds, said.is_tool_call, call.exchange, said.refusal
+            *(said.text, said.finish, said.usage, seconds, said.is_tool_call, call.exchange, said.refusal, said.block)
         )
 
     def _settle(self, call: "_RunningCall", outcome: ModelResponse | FailedCall | None, expected: Cost) -> None:
@@ -303,7 +306,7 @@ class ModelCaller:
         upstream, model, cost = asked.upstream.name, asked.model, expected
         if isinstance(outcome, ModelResponse) and not outcome.is_tool_call:
             usage = outcome.usage
-            warm_usage = usage if asked.extends is not None else None
+            warm_usage = usage if asked.extends is not None and asked.is_whole else None
             self.health.cache_hits.record_call(upstream, model, seconds, warm_usage)
             cost = expected if usage is None else budget.price(upstream, model, usage)
         elif not call.is_billed:

@@ -116,7 +116,7 @@ class JobSchedule:
         It identifies the first message that has no summary, or that no other branch here shares. Other processes derive
         the same name, unless their branch diverges from this one after that message.
         """
-        nodes, live = request.kept_nodes, request.state.context.list_summaries(request.nodes)
+        nodes, live = request.kept_nodes, request.state.context.list_summaries(request.nodes, request.state.view)
         shared = [count_shared_nodes(job.nodes, nodes) for job in self._running.get(request.session, ())]
         place = min(max([live[-1].stop if live else 0, *shared]), len(nodes) - 1)
         return f"summaries/{request.session}/{nodes[place].hex()}"

@@ -19,6 +19,12 @@ from proxy.engine.compaction.model_call import FailedCall, ModelCall, ModelCalle
 from proxy.engine.compaction.model_health import ModelHealth
 from proxy.engine.compaction.model_prompt import PromptBuilder, SummaryPrompt, expect_input, expect_warm_input
 from proxy.engine.compaction.policy import CompactionPolicy, PromptHook
+from proxy.engine.compaction.provider_compaction import (
+    ProviderCompaction,
+    check_compaction,
+    name_task,
+    write_prompt,
+)
 from proxy.engine.compaction.scheduling import SummaryModel, list_summary_models
 from proxy.engine.compaction.spending import SpendBudget
 from proxy.engine.context.session_caches import ContextCaches
@@ -66,7 +72,7 @@ class SummaryAttempts:
 
 
 class _Attempt(msgspec.Struct, frozen=True, gc=False):
-    """A summary to be asked for on one level and from one model. `attempts` has the attempts so far.
+    """A summary to be asked for on one level and from one model, or its provider. `attempts` has the attempts so far.
 
     `keeps_lease` is called before each model call. `is_custom`: the instruction is the user's own.
     """
@@ -78,6 +84,7 @@ class _Attempt(msgspec.Struct, frozen=True, gc=False):
     attempts: SummaryAttempts
     keeps_lease: KeepsLease
     is_custom: bool
+    is_by_provider: bool = False  # the provider's own compaction is asked for
 
     @property
     def names(self) -> tuple[str, str]:
@@ -91,6 +98,8 @@ class _Attempt(msgspec.Struct, frozen=True, gc=False):
         A model that merges badly may summarise well. Results of a user's own instruction count only for its session.
         """
         upstream, model = self.names
+        if self.is_by_provider:
+            return name_task(upstream, model)
         task = f"{model}, merging" if self.job.parents else model
         return upstream, f"{task}, as asked in {self.job.request.session}" if self.is_custom else task
 
@@ -116,6 +125,9 @@ class Summarizer:
     clock: Clock
     secret: bytes
     count: Callable[[str], int]
+
+    def __post_init__(self) -> None:
+        self.provider_compaction = ProviderCompaction(self.providers, self.health.breakers, self.clock)
 
     def may_ask(self, request: SentRequest) -> bool:
         """Return whether the session's model may be asked for the shortest summary of what a request shows.
@@ -169,6 +181,11 @@ class Summarizer:
         if options is not None and options.model:
             policy = replace(policy, model=options.model)
         used = credential or _make_bare_credential(job)
+        if (job_of_provider := self.provider_compaction.find_job(job)) is not None:
+            home = SummaryModel(used.upstream, request.state.view)
+            each = _Attempt(job_of_provider, used, home, 1, attempts, keeps_lease, is_custom, is_by_provider=True)
+            if credential is not None or self.providers.get(home.upstream.name, _ANY).has_own_key:
+                yield each
         for level in levels:
             if attempts.is_speechless or (level > levels[0] and not attempts.calls):
                 return  # a shorter form helps only if a response was rejected, not if no call was allowed
@@ -187,6 +204,8 @@ class Summarizer:
 
     async def _try(self, each: _Attempt) -> Summary | None:
         """Return the summary of a model, or None if its response is no summary of this level."""
+        if each.is_by_provider:
+            return await self._ask_provider(each)
         for is_warm in (True, False):
             if is_warm and not self._may_be_warm(each):
                 continue
@@ -204,6 +223,16 @@ class Summarizer:
             if not (is_warm and is_other_way):
                 return None
         return None
+
+    async def _ask_provider(self, each: _Attempt) -> Summary | None:
+        """Return the provider's own compaction, or None if there is none."""
+        is_cold = self.health.cache_hits.is_cold(*each.names)
+        prompt = await asyncio.to_thread(write_prompt, each.job, is_cold=is_cold)
+        response = await self._call(each, prompt) if prompt is not None else None
+        if prompt is None or response is None:
+            return None
+        self.provider_compaction.note_response(each.names, response)
+        return await self._judge(each, prompt, response) if isinstance(response, ModelResponse) else None
 
     def _may_be_warm(self, each: _Attempt) -> bool:
         managed = each.job.request.state.request
@@ -270,12 +299,13 @@ class Summarizer:
         elif response is not None and response.is_tool_call:
             problem, is_due_to_prompt = "it called a tool", True
         elif response is not None and response.has_no_room_left:
-            each.attempts.is_speechless = True
+            each.attempts.is_speechless = not each.is_by_provider
             problem, is_due_to_prompt = "reasoning took all its tokens", True
         else:
             return
         each.add_problem(problem)
-        failed = each.breaker_key if is_due_to_prompt and each.is_custom else each.names
+        is_of_task = each.is_by_provider or (is_due_to_prompt and each.is_custom)
+        failed = each.breaker_key if is_of_task else each.names
         self.health.breakers.record_failure(*failed, self.clock.monotonic())
 
     async def _judge(self, each: _Attempt, prompt: SummaryPrompt, response: ModelResponse) -> Summary | None:
@@ -287,7 +317,9 @@ class Summarizer:
         parents = tuple(parent.text for parent in job.parents)
         task = SummaryTask(job.index, job.span, level, prompt.limit, job.covered, job.references, parents, job.foreign)
         found: AcceptedSummary | RejectedSummary = RejectedSummary(response.refusal)
-        if not response.refusal:
+        if each.is_by_provider:
+            found = await asyncio.to_thread(check_compaction, job, response, self.count)
+        elif not response.refusal:
             found = await asyncio.to_thread(check_summary, response.text, task, frame, self.count)
         if isinstance(found, RejectedSummary):
             each.add_problem(f"level {level}: {found.reason}")
@@ -306,6 +338,7 @@ class Summarizer:
             level=level,
             model=model,
             is_provisional=level > job.level or bool(found.missed),
+            block=response.block if each.is_by_provider else "",
         )
 
     def write_without_model(self, job: SummaryJob, attempts: SummaryAttempts | None = None) -> Summary:
@@ -396,6 +429,7 @@ def _make_call(each: _Attempt, prompt: SummaryPrompt, body: bytes, form: Format)
         most_characters=prompt.most_characters,
         expected=prompt.expected,
         extends=managed if prompt.is_warm else None,
+        is_whole=not each.is_by_provider,
     )
 
 
@@ -409,6 +443,7 @@ def _make_summary(
     level: SummaryLevel,
     is_provisional: bool,
     model: str = "",
+    block: str = "",
 ) -> Summary:
     managed = job.request.state.request
     return Summary(
@@ -433,6 +468,7 @@ def _make_summary(
         supersedes=job.supersedes,
         files=written.files,
         digests=job.list_digests(),
+        block=block,
     )
 
 

@@ -28,6 +28,7 @@ from proxy.context.plan_draft import compute_summaries_budget
 from proxy.engine.compaction.credentials import CredentialCache
 from proxy.engine.compaction.job import JobResult, ManualOptions, SentRequest, SummaryJob, make_leaf_job, make_merge_job
 from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.compaction.provider_compaction import has_unused_compaction
 from proxy.engine.compaction.scheduling import JobSchedule, RunningJob, is_summary_due
 from proxy.engine.compaction.summarizer import Summarizer
 from proxy.engine.context.epoch_planner import PlanInputs
@@ -233,7 +234,9 @@ class SummaryWorker:
         state, count = request.state, len(request.nodes)
         if request.opened is not None or self.schedule.is_postponed(request):
             return False
-        live = state.context.list_summaries(request.nodes)
+        live = state.context.list_summaries(request.nodes, request.state.view)
+        if has_unused_compaction(request, live):
+            return False
         begin = min(count, max(request.verbatim_from, live[-1].stop if live else 0))
         is_enough = state.history.count(begin, count) >= compute_least_span(state.budget.usable)
         if not (is_enough or any(map(_is_unfinished, live))):
@@ -283,7 +286,7 @@ class SummaryWorker:
         the permitted spending.
         """
         index, context = await self.index_conversation(request), request.state.context
-        live = context.list_summaries(request.nodes)
+        live = context.list_summaries(request.nodes, request.state.view)
         job = self.choose_job(request, index, live) or await self.choose_repeat(request, index, live)
         summary = await self.summarize(job) if job is not None else None
         if job is None or summary is None:
@@ -292,7 +295,7 @@ class SummaryWorker:
         if _is_in_vain(job, summary) or not await self.keep(job, summary):
             self._postpone(request)
             return
-        removed = self.choose_removed(request, index, context.list_summaries(request.nodes))
+        removed = self.choose_removed(request, index, context.list_summaries(request.nodes, request.state.view))
         if removed is not None and (summary := await self.summarize(removed)) is not None:
             await self.keep(removed, summary)
         if self.policy.condensation:
@@ -300,13 +303,15 @@ class SummaryWorker:
 
     async def _work_manually(self, request: SentRequest, options: ManualOptions, result: JobResult) -> None:
         """Summarise all messages without a summary. If models can be asked, improve an unfinished summary."""
-        context, nodes, index = request.state.context, request.nodes, await self.index_conversation(request)
+        context, index = request.state.context, await self.index_conversation(request)
         for _ in range(_MOST_MANUAL_SPANS):
-            job = self.choose_job(request, index, context.list_summaries(nodes), is_needed=True)
+            job = self.choose_job(
+                request, index, context.list_summaries(request.nodes, request.state.view), is_needed=True
+            )
             if job is None or not await self._summarize_manually(replace(job, options=options), result):
                 break
         if all(each.level < WITHOUT_MODEL for each in result.summaries):
-            job = await self.choose_repeat(request, index, context.list_summaries(nodes))
+            job = await self.choose_repeat(request, index, context.list_summaries(request.nodes, request.state.view))
             if job is not None:
                 await self._summarize_manually(replace(job, options=options), result)
         if self.policy.condensation:
@@ -332,12 +337,14 @@ class SummaryWorker:
     ) -> list[Summary]:
         """Merge summaries that take too much room, in rounds while they get smaller. Return the new ones.
 
-        A summary that is not shown takes no room, and stays as it is until a model has made it again.
+        A summary that is not shown takes no room, and stays as it is until a model has made it again. A provider's own
+        compaction stays, too.
         """
         merged: list[Summary] = []
         room = compute_summaries_budget(request.state.budget.usable)
         for _ in range(self.policy.max_rounds):
-            live = list(filter(is_worth_sending, request.state.context.list_summaries(request.nodes)))
+            every = request.state.context.list_summaries(request.nodes, request.state.view)
+            live = [each for each in every if is_worth_sending(each) and not each.block]
             if sum(each.tokens for each in live) <= room:
                 break
             known = await self._load_summaries(live)

@@ -19,7 +19,7 @@ from proxy.context.verbatim import estimate_reasoning, find_tail
 from proxy.engine.context.history_cache import MeasuredHistory
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import ContextPlan, Edit, Epoch, Kept, Original, Reference, Replaced, Written
+from proxy.model.epoch import Compacted, ContextPlan, Edit, Epoch, Kept, Original, Reference, Replaced, Written
 from proxy.model.lineage import count_shared_nodes
 from proxy.model.messages import Message, MessageStructure
 from proxy.wire import FORMATS
@@ -233,6 +233,10 @@ class EpochPlanner:
         """
         return self._worker.plan(self.make_job(request, history, inputs), is_ahead)
 
+    def takes_compactions(self, request: ManagedRequest) -> bool:
+        """Return whether the upstream of a request takes a compaction of its provider."""
+        return self._providers.get(request.session.upstream, _ANY).has_compaction
+
     async def wait(self, drafting: "asyncio.Future[RenderedPlan]", seconds: float) -> None:
         """Wait for a plan, whatever it becomes, for at most so many seconds."""
         self._worker.prioritise(drafting)
@@ -266,7 +270,7 @@ class EpochPlanner:
             pinned=inputs.pinned,
             unkept=request.list_unkept(),
             frozen=None if inputs.frozen is None else read_plan(inputs.frozen),
-            reports=tuple(inputs.reports),
+            reports=tuple(each for each in inputs.reports if not each.block or self.takes_compactions(request)),
             goal=inputs.goal,
             sent=_find_sent(request),
             depth=inputs.depth,
@@ -302,6 +306,14 @@ def read_plan(epoch: Epoch) -> ContextPlan:
     return ContextPlan(epoch.depth, _edits.decode(epoch.edits), references, epoch.tokens_after)
 
 
+def remove_compaction(epoch: Epoch) -> RenderedPlan | None:
+    """Return the plan of an epoch without the provider's own compaction, or None if it has none."""
+    if not epoch.is_compacted:
+        return None
+    plan = read_plan(epoch)
+    return RenderedPlan(msgspec.structs.replace(plan, edits=plan.edits[1:]), epoch.rendered[1:])
+
+
 def extend_unsigned(request: ManagedRequest, epoch: Epoch | None, through: int) -> RenderedPlan:
     """Return a plan that renders the first messages as an epoch, or none, does, but without any signed reasoning."""
     form, raws = FORMATS[request.wire], request.list_raws()
@@ -313,7 +325,12 @@ def extend_unsigned(request: ManagedRequest, epoch: Epoch | None, through: int) 
 
 
 def _lead_with_user(edits: tuple[Edit, ...], structures: Sequence[MessageStructure]) -> tuple[Edit, ...]:
-    """Move the user's first message before our assistant message, since no list of messages may begin with one."""
+    """Move the user's first message before our assistant message, since no list of messages may begin with one.
+
+    Behind a provider's own compaction one may come.
+    """
+    if edits and isinstance(edits[0], Compacted):
+        return edits
     at = next((i for i, edit in enumerate(edits) if not isinstance(edit, Written)), 0)
     match edits[at : at + 1]:
         case (Kept() | Replaced() as first,) if structures[first.place].role == "user":

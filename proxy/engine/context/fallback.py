@@ -22,6 +22,7 @@ from proxy.engine.context.epoch_planner import (
     extend_unsigned,
     list_originals,
     read_plan,
+    remove_compaction,
 )
 from proxy.engine.context.epoch_scope import make_own_body
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
@@ -32,10 +33,14 @@ from proxy.engine.runtime import EventBus
 from proxy.model.epoch import Epoch, EpochReason, Original, Rung, Written
 from proxy.model.errors import Conflict, StoreUnavailable
 from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
+from proxy.wire import FORMATS
 
 Commit = Callable[[Epoch], Awaitable[bool]]
 """Writes an epoch, and what it refers to, to the log. Returns whether that succeeded."""
 
+_UNCOMPACTED = (
+    "it goes on without the provider's own compaction, which the upstream refused, or is not to have any more"
+)
 # Seconds that a call waits for a plan that it can do without, because it is below its ceiling.
 SOFT_WAIT = 0.25
 # The size of what is sent in place of a request that was too long, as a share of it, if the limit is not known.
@@ -106,9 +111,16 @@ class FallbackChain:
                 seconds = self.seconds if why in NEEDED else min(SOFT_WAIT, self.seconds)
             wanted = _EpochRequest(why, commit, name or state.request.exchange, seconds)
             opened = await self._open(state, wanted)
+        if opened is None and not self._takes(state):
+            opened = await self.open_uncompacted(state, commit, name or state.request.exchange)
         if opened is not None:
             return opened
         return self.keep(state) or _send_own(state, None)
+
+    def _takes(self, state: RequestState) -> bool:
+        """Return whether the upstream takes what is sent under the active epoch: it may have a compaction."""
+        is_compacted = state.epoch is not None and state.epoch.is_compacted
+        return not is_compacted or self._planner.takes_compactions(state.request)
 
     def keep(self, state: RequestState) -> OutgoingRequest | None:
         """Return the request under its active epoch, or None if there is none or the result is invalid."""
@@ -117,6 +129,8 @@ class FallbackChain:
             return None
         if not epoch.depth:
             return _send_own(state, epoch)
+        if not self._takes(state):
+            return None
         is_opened = epoch.id in state.context.unsent
         try:  # without pins: a pin takes effect in the next epoch
             body = self._rewriter.rewrite(state.request, state.history, epoch, changed=state.changed)
@@ -160,14 +174,38 @@ class FallbackChain:
         originals = parent.originals if parent is not None else ()
         epoch = _make_epoch(state, draft, originals, wanted, tokens=tokens, now_ms=self._clock.now_ms())
         outgoing = OutgoingRequest("epoch", b"", tokens, epoch, removed=tuple(removed))
-        begun, _ = await self._try(state, "epoch", self._begin_unsigned(state, outgoing, epoch, commit))
+        begun, _ = await self._try(state, "epoch", self._begin_reduced(state, outgoing, epoch, commit))
         return begun
 
-    async def _begin_unsigned(
+    async def open_uncompacted(self, state: RequestState, commit: Commit, name: str) -> OutgoingRequest | None:
+        """Open an epoch that renders what is sent without the provider's own compaction: the ledger stands alone.
+
+        The upstream refused it, or is to have none. Bound reasoning goes, too, since it was made behind it. Return None
+        if there is none, or if the result is invalid.
+        """
+        request, parent = state.request, state.epoch
+        draft = remove_compaction(parent) if parent is not None else None
+        if parent is None or draft is None:
+            return None
+        if state.context.reasoning.binds(state.view):
+            strip = FORMATS[request.wire].strip_reasoning
+            draft = RenderedPlan(draft.plan, tuple(map(strip, draft.rendered)))
+        frozen = await self._histories.count_messages(request, draft.rendered)
+        wanted = _EpochRequest("uncompacted", commit, name, self.seconds)
+        tokens = state.history.tokens - state.history.count_to(parent.depth) + frozen
+        epoch = _make_epoch(state, draft, parent.originals, wanted, tokens=tokens, now_ms=self._clock.now_ms())
+        _log.warning("session %s: %s", epoch.session, _UNCOMPACTED)
+        removed = tuple(state.list_bound())
+        outgoing = OutgoingRequest("epoch", b"", tokens, epoch, is_opened=True, removed=removed)
+        begun, _ = await self._try(state, "epoch", self._begin_reduced(state, outgoing, epoch, commit))
+        return begun
+
+    async def _begin_reduced(
         self, state: RequestState, outgoing: OutgoingRequest, epoch: Epoch, commit: Commit
     ) -> OutgoingRequest:
         request = state.request
-        body = self._rewriter.rewrite(request, state.history, epoch)
+        changed = {} if epoch.why == "unsigned" else state.context.reasoning.find_changed(request, epoch)
+        body = self._rewriter.rewrite(request, state.history, epoch, changed=changed)
         if not await commit(epoch):
             raise StoreUnavailable("the log did not take the epoch in time")
         self._contexts.add(epoch.session, epoch, len(request.nodes))
@@ -297,7 +335,7 @@ class FallbackChain:
 
     def _list_inputs(self, state: RequestState, why: EpochReason) -> PlanInputs:
         context, nodes, frozen = state.context, state.request.nodes, state.epoch or self._find_anonymous(state)
-        pinned, reports = context.list_pinned(nodes), context.list_reports(nodes)
+        pinned, reports = context.list_pinned(nodes), context.list_reports(nodes, state.view)
         return PlanInputs(
             state.budget,
             frozen,

@@ -27,7 +27,14 @@ from proxy.model.events import CeilingExceeded, EpochRefused, ReasoningRemoved
 from proxy.model.exchange import Headers, Round
 from proxy.wire import FORMATS, rendering
 from proxy.wire.body import split_body
-from proxy.wire.overflow import Overflow, mentions_reasoning, read_overflow, read_stream_start, says_bound
+from proxy.wire.overflow import (
+    Overflow,
+    mentions_compaction,
+    mentions_reasoning,
+    read_overflow,
+    read_stream_start,
+    says_bound,
+)
 
 # The share of the room that is used, since our count may be lower than the upstream's.
 _CAUTION = 0.9
@@ -38,8 +45,15 @@ _MOST_RESERVED = 0.75
 _NOT_ITS_FORM = frozenset({401, 402, 403, 407, 408, 425, 429})
 _FORM = range(400, 500)
 
-_Level = Literal["unsigned", "original", "minimal"]
+_Level = Literal["uncompacted", "unsigned", "original", "minimal"]
 """The form in which a refused rewritten request is sent next."""
+
+_BEGINNING = (None, "uncompacted")  # the levels before the others
+_WITHOUT = {
+    "uncompacted": "without the provider's own compaction",
+    "unsigned": "without signed reasoning",
+    "minimal": "under a minimal plan",
+}
 
 _log = logging.getLogger("palimpsest.context")
 
@@ -155,11 +169,14 @@ class RefusalRetry:
         said = f"the upstream refused the rewritten request with {refusal.status}"
         # The upstream's message is not logged: it may quote a credential or the conversation. The record has it.
         _log.warning("exchange %s: %s; sending it in another form", self._request.exchange, said)
+        is_about_block = mentions_compaction(refusal.headers, refusal.content)
+        if self._level is None and is_about_block and (retry := await self._send_uncompacted(state, said)):
+            return retry
         is_about_reasoning = mentions_reasoning(refusal.headers, refusal.content)
-        if self._level is None and is_about_reasoning and (retry := await self._send_unsigned(state, said)):
+        if self._level in _BEGINNING and is_about_reasoning and (retry := await self._send_unsigned(state, said)):
             return retry
         room = state.budget.find_room()
-        if self._level in (None, "unsigned") and (room is None or state.client_tokens <= room):
+        if self._level in (*_BEGINNING, "unsigned") and (room is None or state.client_tokens <= room):
             plan = self._make_plan(state, "original", state.client_tokens, said)
             own = make_own_body(self._request, state.context.reasoning.find_changed(self._request, None))
             return self._send("original", own, plan)
@@ -181,22 +198,32 @@ class RefusalRetry:
         self._labels = list_labels(plan, outgoing.epoch, is_opened=True)
         return self._send("minimal", outgoing.body, plan)
 
+    async def _send_uncompacted(self, state: RequestState, said: str) -> Retry | None:
+        """Retry without the provider's own compaction, under a new epoch. Return None if there is none."""
+        name = f"{self._request.exchange}-{self._k + 1}"
+        outgoing = await self._chain.open_uncompacted(state, self._commit, name)
+        return None if outgoing is None else self._send_reduced(state, "uncompacted", outgoing, said)
+
     async def _send_unsigned(self, state: RequestState, said: str) -> Retry | None:
         """Retry without signed reasoning, under a new epoch that renders the same without it.
 
         So it stays removed. Return None if there is none.
         """
-        request, name = self._request, f"{self._request.exchange}-{self._k + 1}"
+        name = f"{self._request.exchange}-{self._k + 1}"
         outgoing = await self._chain.open_unsigned(state, self._commit, name)
-        if outgoing is None:
-            return None
+        return None if outgoing is None else self._send_reduced(state, "unsigned", outgoing, said)
+
+    def _send_reduced(self, state: RequestState, level: _Level, outgoing: OutgoingRequest, said: str) -> Retry:
+        """Retry under an epoch that renders the same without what was refused."""
+        request, name = self._request, outgoing.epoch.id if outgoing.epoch is not None else ""
         state.context.choose(state.view, request, name)
-        fresh = state.context.reasoning.note_removed(request.nodes[place] for place in outgoing.removed)
-        self._bus.publish(ReasoningRemoved(request.exchange, request.session.id, state.view, name, fresh))
-        told = f"{said}; {format_removed(len(outgoing.removed))}"
-        plan = msgspec.structs.replace(self._make_plan(state, "epoch", outgoing.tokens, told), epoch=name)
+        if level == "unsigned" or outgoing.removed:
+            fresh = state.context.reasoning.note_removed(request.nodes[place] for place in outgoing.removed)
+            self._bus.publish(ReasoningRemoved(request.exchange, request.session.id, state.view, name, fresh))
+            said = f"{said}; {format_removed(len(outgoing.removed))}"
+        plan = msgspec.structs.replace(self._make_plan(state, "epoch", outgoing.tokens, said), epoch=name)
         self._labels = list_labels(plan, outgoing.epoch, is_opened=False)
-        return self._send("unsigned", outgoing.body, plan)
+        return self._send(level, outgoing.body, plan)
 
     def _send(self, level: _Level, content: bytes, plan: Plan) -> Retry:
         self._level = level
@@ -224,8 +251,7 @@ class RefusalRetry:
             await self._record_refusal(context)
             self._add_labels(label_note("the upstream refused the shortened request; it went as the client sent it"))
             return
-        form = "without signed reasoning" if level == "unsigned" else "under a minimal plan"
-        self._add_labels((*self._labels, *label_note(f"the upstream refused the request; it went {form}")))
+        self._add_labels((*self._labels, *label_note(f"the upstream refused the request; it went {_WITHOUT[level]}")))
 
     def _publish_excess(self) -> None:
         """Publish an event if the client's own request is above the ceiling."""

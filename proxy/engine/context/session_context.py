@@ -73,6 +73,7 @@ class SessionContext:
         "_pins",
         "_summaries",
         "cleared",
+        "given_up",
         "is_known",
         "protected",
         "reaches",
@@ -94,6 +95,7 @@ class SessionContext:
         self._drafted: DraftedPlan | None = None
         self._opening: asyncio.Lock | None = None
         self._summaries: dict[str, Summary] = {}
+        self.given_up: set[str] = set()  # views that went on without the provider's own compaction
         self.reasoning = ReasoningOrigins()
         self.reaches = EpochReaches()
         self.sizes: dict[str, int] = {}  # tokens of an epoch's rendered messages, in our count, by epoch id
@@ -164,6 +166,7 @@ class SessionContext:
         self._pins = {pin.node: pin.is_on for pin in stored.pins} | self._pins
         self._summaries = {each.id: each for each in stored.summaries} | self._summaries
         self.unsent |= set(stored.unsent) - known
+        self.given_up.update(stored.given_up)
         newest = {epoch.view: epoch.id for epoch in stored.epochs}
         for view, owed in stored.owed:
             self._restore_owed(view, newest.get(view, ""), owed)
@@ -185,6 +188,8 @@ class SessionContext:
         self.reaches.note(epoch.id, reach)
         self._epochs_weight += weigh_epoch(epoch)
         self.reasoning.add(epoch)
+        if epoch.why == "uncompacted":
+            self.given_up.add(epoch.view)
         if epoch.is_reversion:
             undone = {each.id for each in self.trace(epoch.parent)}
             for key in [key for key, chosen in self._chosen.items() if chosen in undone]:
@@ -224,15 +229,19 @@ class SessionContext:
         """Return the summary with this id, or None if it is not in memory."""
         return self._summaries.get(id)
 
-    def list_summaries(self, nodes: Sequence[bytes]) -> list[Summary]:
-        """Return the summaries that replace messages of a chain now, in their order."""
-        holding = [each for each in self._summaries.values() if is_in_chain(each, nodes)]
-        return list_live_summaries(holding)
+    def list_summaries(self, nodes: Sequence[bytes], view: str) -> list[Summary]:
+        """Return the summaries that replace messages of a chain now, in their order.
 
-    def list_reports(self, nodes: Sequence[bytes]) -> list[LiveSummary]:
+        A provider's own compaction is one only for the model that made it, and until its view went on without one.
+        """
+        compacting = "" if view in self.given_up else view
+        holding = [each for each in self._summaries.values() if is_in_chain(each, nodes)]
+        return list_live_summaries([each for each in holding if not each.block or each.model == compacting])
+
+    def list_reports(self, nodes: Sequence[bytes], view: str) -> list[LiveSummary]:
         """Return the summaries of a chain that a plan may show."""
-        shown = filter(is_worth_sending, self.list_summaries(nodes))
-        return [LiveSummary(each.id, each.text, each.start, each.stop, each.tokens) for each in shown]
+        shown = filter(is_worth_sending, self.list_summaries(nodes, view))
+        return [LiveSummary(each.id, each.text, each.start, each.stop, each.tokens, each.block) for each in shown]
 
     def get_account(self, view: str, epoch: str, budget: Budget) -> EpochAccount:
         """Return the account of a view under an epoch ("" for none). If memory has none, restore it from the log."""

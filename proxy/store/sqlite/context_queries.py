@@ -119,6 +119,10 @@ _UNSENT = """
     AND NOT EXISTS (SELECT 1 FROM line JOIN decision d ON d.session = line.id AND d.view = x.view WHERE d.epoch = x.seq)
     ORDER BY x.seq"""
 
+_GIVEN_UP = """
+    SELECT DISTINCT view FROM epoch
+    WHERE session IN (SELECT value FROM json_each(?)) AND why = 'uncompacted' ORDER BY view"""
+
 # of each request only the last round counts: an earlier one was refused
 _USES = f"""
     WITH newest AS MATERIALIZED (
@@ -143,7 +147,9 @@ def load_context(connection: sqlite3.Connection, session: str) -> StoredContext:
         owed.update(connection.execute(_OWED, (row,)).fetchall())
     epochs = tuple(_load_epochs(connection, _IN_USE, named))
     unsent = tuple(id for (id,) in connection.execute(_UNSENT, named))
-    return StoredContext(epochs, tuple(pins), tuple(owed.items()), tuple(load_live_summaries(connection, line)), unsent)
+    summaries = tuple(load_live_summaries(connection, line))
+    given_up = tuple(view for (view,) in connection.execute(_GIVEN_UP, named))
+    return StoredContext(epochs, tuple(pins), tuple(owed.items()), summaries, unsent, given_up)
 
 
 def list_uses(connection: sqlite3.Connection, session: str) -> list[EpochUse]:
@@ -308,6 +314,6 @@ def _make_summary(
     row: Row, contents: Sequence[bytes | None], edges: Sequence[tuple[str, ...]], digests: tuple[bytes, ...]
 ) -> Summary:
     text, notes = contents
-    reason, files = orjson.loads(notes or b'["", []]')
+    reason, files, *block = orjson.loads(notes or b'["", []]')
     first = (*row[6:14], bool(row[5]), (text or b"").decode(), *row[14:])
-    return Summary(*(*first, reason, tuple(orjson.loads(row[4])), *edges, tuple(files), digests))
+    return Summary(*(*first, reason, tuple(orjson.loads(row[4])), *edges, tuple(files), digests, *block))

@@ -185,7 +185,8 @@ class ContextInserter:
         session, reference = self._ids.expect_session(summary.session)
         exchange = self._ids.expect_exchange(summary.exchange).seq if summary.exchange else None
         blobs = [self._ids.expect_message(session.tenant, digest) for digest in summary.digests]
-        contents = (text, orjson.dumps((summary.reason, summary.files)))
+        block = (summary.block,) if summary.block else ()
+        contents = (text, orjson.dumps((summary.reason, summary.files, *block)))
         return self._rows.add_sealed(
             "summary",
             (

@@ -18,7 +18,7 @@ from proxy.model.events import Planned, SummaryAdded, SummaryWasted
 from proxy.model.exchange import Usage
 from proxy.model.messages import LEDGER_HEAD
 from tests.support.compacting import FREE, Workshop, fail, give_report, in_time, is_own, list_reports, record_usage, say
-from tests.support.managing import Message, make_history
+from tests.support.managing import MODEL, Message, make_history
 
 HISTORY = make_history(80, 1200)
 FIRST, SOFT, HARD = 13, 17, 23
@@ -39,7 +39,7 @@ async def test_a_summary_is_in_the_log_and_told_of() -> None:
     shop = Workshop()
     await reach(shop, SOFT)
     (summary,) = shop.summaries
-    assert shop.context.list_summaries((await shop.read_state(until(SOFT))).nodes) == [summary]
+    assert shop.context.list_summaries((await shop.read_state(until(SOFT))).nodes, MODEL) == [summary]
     told = [event for event in shop.events if isinstance(event, SummaryAdded)]
     assert told == [
         SummaryAdded(summary.id, shop.session, summary.exchange, "leaf", 1, summary.covered, summary.tokens)
@@ -232,7 +232,7 @@ async def test_what_was_put_together_without_a_model_is_made_again_and_not_shown
     shop.model.summarise = give_report
     shop.clock.advance(3600)
     await reach(shop, 45, HARD + 1)
-    live = shop.context.list_summaries((await shop.read_state(until(45))).nodes)
+    live = shop.context.list_summaries((await shop.read_state(until(45))).nodes, MODEL)
     assert {each.level for each in live} == {1}
     (poor,) = (each for each in shop.summaries if each.level == 3)
     (better,) = (each for each in shop.summaries if each.supersedes == (poor.id,))
@@ -267,7 +267,7 @@ async def test_a_log_that_does_not_take_it_leaves_it_unused() -> None:
     shop.archive.append = lose  # type: ignore[method-assign]
     await shop.ask(until(SOFT))
     assert (shop.summaries, len(shop.model.asked)) == ([], 1)
-    assert shop.context.list_summaries((await shop.read_state(until(SOFT))).nodes) == []
+    assert shop.context.list_summaries((await shop.read_state(until(SOFT))).nodes, MODEL) == []
     assert not any(isinstance(event, SummaryAdded) for event in shop.events)
 
 

@@ -14,7 +14,7 @@ from proxy.model.epoch import Summary
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import open_sqlite
 from tests.support.compacting import FREE, REPORT, Workshop, fail, give_report, list_reports, say
-from tests.support.managing import Message, make_history
+from tests.support.managing import MODEL, Message, make_history
 from tests.support.summaries import list_leaves
 
 HISTORY = make_history(80, 1200)
@@ -76,7 +76,7 @@ async def test_in_a_long_session_the_graph_stays_shallow_and_every_summary_cover
     ranks = compute_ranks(summaries)
     assert max(ranks.values()) <= math.log(len(leaves), 4) + 2
     request = await shop.read_state(history)
-    live = shop.context.list_summaries(request.nodes)
+    live = shop.context.list_summaries(request.nodes, MODEL)
     assert live[0].start == 0
     assert all(one.stop == other.start for one, other in itertools.pairwise(live))
     raws = request.state.request.list_raws()
@@ -192,8 +192,8 @@ async def test_after_a_restart_a_branch_has_what_was_merged_on_another_one() -> 
     again = Workshop(after=shop)
     for each in (shop, again):
         context = await each.memory.contexts.load(shop.session)
-        assert context.list_summaries(nodes) == [first]
-        assert context.list_summaries((await shop.read_state(HISTORY)).nodes) == [merged]
+        assert context.list_summaries(nodes, MODEL) == [first]
+        assert context.list_summaries((await shop.read_state(HISTORY)).nodes, MODEL) == [merged]
 
 
 async def test_behind_the_call_that_opened_an_epoch_nothing_is_asked() -> None:

@@ -9,15 +9,16 @@ import pytest
 
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import PlanRequest
-from proxy.engine.context.epoch_planner import PlanInputs, list_originals, read_plan
+from proxy.context.conversation import LiveSummary, PlanRequest
+from proxy.engine.context.epoch_planner import PlanInputs, compute_plan, list_originals, read_plan, remove_compaction
 from proxy.engine.context.history_cache import HistoryCache
 from proxy.engine.context.rewriter import find_problem, list_splices
 from proxy.engine.policy import Provider
 from proxy.engine.token_counter import TokenCounter
-from proxy.model.epoch import ContextPlan, Edit, Epoch, Kept, Original, Reference, Replaced, Written
+from proxy.model.epoch import Compacted, ContextPlan, Edit, Epoch, Kept, Original, Reference, Replaced, Written
 from proxy.model.manifest import compute_digest
 from proxy.wire import FORMATS
+from tests.support.contexts import make_epoch
 from tests.support.managed import OwnBuilder
 from tests.support.managing import Message, QuarterTokens, make_history, make_planner, make_subject
 
@@ -219,6 +220,9 @@ async def test_plans_are_valid_for_every_kind_of_template(
     assert 1 <= sum(b"palimpsest ledger" in raw for raw in made.rendered) <= sections  # adjacent ones may be joined
 
 
+_BLOCK = '{"role":"assistant","content":[{"type":"compaction","content":"c","signature":"s"}]}'
+_COMPACTED = Compacted("told", 0, 2, "p", _BLOCK, 9)
+
 LEADING: list[tuple[tuple[Edit, ...], tuple[Edit, ...]]] = [
     ((Written("w", 0, 2), Kept(0), Kept(1)), (Kept(0), Written("w", 0, 2), Kept(1))),
     (
@@ -244,3 +248,35 @@ async def test_a_ledger_of_the_assistants_stands_behind_the_users_first_words(
     made = await draft(OwnBuilder(plan), messages, provider=Provider(summary_role="assistant"))
     assert made.plan.edits[: len(sent)] == sent
     assert (await draft(OwnBuilder(plan), messages)).plan.edits[: len(planned)] == planned
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+async def test_a_providers_own_compaction_is_only_for_an_upstream_that_takes_it(*, is_taken: bool) -> None:
+    reports = (LiveSummary("a", "told of a", 0, 2, 9), LiveSummary("p", "told of p", 0, 3, 9, _BLOCK))
+    planner = make_planner(providers={"main": Provider(has_compaction=is_taken)})
+    subject = make_subject(HISTORY)
+    history = await HistoryCache(TokenCounter(QuarterTokens()), 1 << 22).follow(subject)
+    job = planner.make_job(subject, history, PlanInputs(BUDGET, reports=reports))
+    assert job.reports == (reports if is_taken else reports[:1])
+    assert planner.takes_compactions(subject) == is_taken
+
+
+async def test_nothing_is_moved_before_it() -> None:
+    edits = (_COMPACTED, Written("w", 0, 2), Kept(0))
+    planner = make_planner(providers={"main": Provider(summary_role="assistant", has_compaction=True)})
+    subject = make_subject(HISTORY)
+    history = await HistoryCache(TokenCounter(QuarterTokens()), 1 << 22).follow(subject)
+    job = planner.make_job(subject, history, PlanInputs(BUDGET))
+    made = compute_plan(job, OwnBuilder(lambda view, build: ContextPlan(2, edits, (), 10)))
+    assert (made.plan.edits, made.rendered[0]) == (edits, _BLOCK.encode())
+
+
+def test_an_epoch_is_rendered_the_same_without_it() -> None:
+    edits = (_COMPACTED, Kept(0), Written("w", 1, 2))
+    epoch = msgspec.structs.replace(
+        make_epoch("e", 2), edits=msgspec.json.encode(edits), rendered=(_BLOCK.encode(), b"{}", b"[]")
+    )
+    made = remove_compaction(epoch)
+    assert made is not None
+    assert (made.plan.edits, made.rendered, made.plan.through) == (edits[1:], (b"{}", b"[]"), 2)
+    assert remove_compaction(msgspec.structs.replace(epoch, edits=msgspec.json.encode(edits[1:]))) is None

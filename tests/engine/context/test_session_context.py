@@ -13,7 +13,7 @@ from proxy.engine.context import session_context as module
 from proxy.engine.context.epoch_planner import DraftedPlan, PlanInputs, RenderedPlan
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import ContextPlan, Epoch, Original, Pin, StoredContext, Summary
+from proxy.model.epoch import Compacted, ContextPlan, Epoch, Kept, Original, Pin, StoredContext, Summary
 from tests.support.contexts import BUDGET, HISTORY, ask, make_epoch
 from tests.support.managing import MODEL, SESSION, make_subject
 from tests.support.summaries import make_summary
@@ -362,8 +362,8 @@ def test_summaries_hold_where_all_their_messages_are() -> None:
     before = context.weight
     context.add_summary(beyond)
     assert context.weight > before
-    assert context.list_summaries(nodes) == [shared, beyond]
-    assert context.list_summaries(branch) == context.list_summaries(nodes[:4]) == [shared]
+    assert context.list_summaries(nodes, MODEL) == [shared, beyond]
+    assert context.list_summaries(branch, MODEL) == context.list_summaries(nodes[:4], MODEL) == [shared]
     assert (context.get_summary("b"), context.get_summary("c")) == (beyond, None)
 
 
@@ -372,7 +372,7 @@ def test_those_that_the_log_knows_come_first() -> None:
     old, new = make_report("a", 0, 2, nodes), make_report("b", 0, 2, nodes)
     context.add_summary(new)
     context.absorb(StoredContext(summaries=(old,)))
-    assert context.list_summaries(nodes) == [new]
+    assert context.list_summaries(nodes, MODEL) == [new]
 
 
 def test_what_was_made_of_messages_without_a_model_is_not_shown() -> None:
@@ -382,5 +382,30 @@ def test_what_was_made_of_messages_without_a_model_is_not_shown() -> None:
     short = make_report("c", 4, 5, nodes, level=2)
     for each in (poor, merged, short):
         context.add_summary(each)
-    assert context.list_summaries(nodes) == [poor, merged, short]
-    assert context.list_reports(nodes) == [LiveSummary("b", "b", 2, 4, 100), LiveSummary("c", "c", 4, 5, 100)]
+    assert context.list_summaries(nodes, MODEL) == [poor, merged, short]
+    assert context.list_reports(nodes, MODEL) == [LiveSummary("b", "b", 2, 4, 100), LiveSummary("c", "c", 4, 5, 100)]
+
+
+def test_a_providers_own_compaction_is_for_the_model_that_made_it() -> None:
+    context, nodes = make_context(), ask().nodes
+    ours = make_report("a", 0, 2, nodes)
+    theirs = make_report("p", 0, 4, nodes, model=MODEL, block="{}")
+    for each in (ours, theirs):
+        context.add_summary(each)
+    assert (context.list_summaries(nodes, MODEL), context.list_summaries(nodes, "other")) == ([theirs], [ours])
+    assert context.list_reports(nodes, MODEL) == [LiveSummary("p", "p", 0, 4, 100, "{}")]
+
+
+def test_no_view_has_one_after_an_epoch_that_went_on_without() -> None:
+    edits = msgspec.json.encode((Compacted("told", 0, 4, "p", "{}", 9), Kept(0)))
+    with_it = msgspec.structs.replace(make_epoch("x"), edits=edits)
+    without = msgspec.structs.replace(make_epoch("y"), why="uncompacted", parent="x")
+    assert (with_it.is_compacted, without.is_compacted) == (True, False)
+    context, nodes = make_context(), ask().nodes
+    for id, model in (("p", MODEL), ("q", "other")):
+        context.add_summary(make_report(id, 0, 4, nodes, model=model, block="{}"))
+    context.absorb(StoredContext(epochs=(with_it, without)))
+    assert context.given_up == {MODEL}
+    context.absorb(StoredContext(given_up=("third",)))
+    assert context.given_up == {MODEL, "third"}
+    assert [[each.id for each in context.list_summaries(nodes, view)] for view in (MODEL, "other")] == [[], ["q"]]

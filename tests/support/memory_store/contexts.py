@@ -24,8 +24,10 @@ def load_context(tables: Tables, session: str) -> StoredContext:
         plans = [plan for plan in tables.plans.values() if tables.find_session(plan.exchange) == each]
         owed.update({plan.view: plan.owed for plan in plans})
     epochs, summaries = tuple(_list_useful(tables, line)), tuple(_list_live(tables, line))
+    own = [epoch for epoch in tables.epochs.values() if epoch.session in line]
+    given_up = tuple(sorted({epoch.view for epoch in own if epoch.why == "uncompacted"}))
     return StoredContext(
-        epochs, tuple(pins.values()), tuple(owed.items()), summaries, tuple(_list_unsent(tables, line))
+        epochs, tuple(pins.values()), tuple(owed.items()), summaries, tuple(_list_unsent(tables, line)), given_up
     )
 
 

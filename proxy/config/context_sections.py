@@ -1,0 +1,196 @@
+"""The sections of the settings on managed context: budgets, what is replaced, prices, and summaries."""
+
+import re
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from proxy.config.value_types import (
+    AutoFraction,
+    AutoTokens,
+    DottedPath,
+    Fraction,
+    Price,
+    Seconds,
+    Section,
+    Tokens,
+)
+from proxy.context.budget import AUTO_CEILING, BudgetPolicy
+from proxy.context.conversation import BuilderPolicy
+from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.policy import EnginePolicy, Provider
+from proxy.model.card import Offer, Prices, Rates
+from proxy.server.policy import ServerPolicy
+from proxy.store.policy import StorePolicy
+from proxy.upstream.policy import UpstreamPolicy
+
+_SERVER = ServerPolicy()
+_ENGINE = EnginePolicy()
+_STORE = StorePolicy(Path())
+_PROVIDER = Provider()
+_UPSTREAM = UpstreamPolicy("openai", "https://api.openai.com/v1")
+_BUDGET = BudgetPolicy()
+_BUILDER = BuilderPolicy()
+_POLICY = CompactionPolicy()
+_MILLION = 1_000_000
+_ANY = re.compile(r"[*?\[]")
+
+
+class BudgetSettings(Section):
+    """How many tokens a request may send upstream."""
+
+    ceiling_tokens: AutoTokens = Field(
+        _BUDGET.ceiling_tokens,
+        description=(
+            f"Most tokens of a request, tools included. auto: {AUTO_CEILING:,}, or fewer where the model's "
+            'long-context prices begin earlier (docs/how-it-works.md, "Where shortening begins").'
+        ),
+    )
+    soft_fraction: AutoFraction = Field(
+        _BUDGET.soft_fraction,
+        description="Fraction of the budget above which a context is shortened if it pays. auto: 0.6; large ones 0.4.",
+    )
+    low_fraction: AutoFraction = Field(
+        _BUDGET.low_fraction,
+        description="Fraction of the budget to which a context is shortened. auto: 0.3; large ones 0.2.",
+    )
+    output_reserve: Tokens = Field(
+        _BUDGET.output_reserve,
+        description="Tokens reserved for the response where the request sets no limit, if the model allows as many.",
+    )
+    compaction_reserve: Tokens = Field(
+        _BUDGET.compaction_reserve, description="Further tokens of the window kept free, at most an eighth of it."
+    )
+
+    @model_validator(mode="after")
+    def _check_marks(self) -> Self:
+        if self.soft_fraction is not None and self.low_fraction is not None and self.low_fraction >= self.soft_fraction:
+            raise PydanticCustomError("marks", "low_fraction must be below soft_fraction, or nothing is gained")
+        return self
+
+
+class PruningSettings(Section):
+    """Replacing old tool outputs by references in what is sent; the log keeps them."""
+
+    enabled: bool = Field(
+        _BUILDER.is_pruning, description="Whether outputs among the messages that are sent may be replaced."
+    )
+    protect_tokens: Tokens = Field(
+        _BUILDER.protect_tokens, description="The most recent tool outputs up to this many tokens are never replaced."
+    )
+    minimum_tokens: Tokens = Field(
+        _BUILDER.minimum_tokens, description="Nothing is replaced unless that saves at least this many tokens."
+    )
+    protected_tools: tuple[str, ...] = Field(
+        _BUILDER.protected_tools, description="Names of tools whose outputs are never replaced."
+    )
+
+
+class FilesSettings(Section):
+    """Contents of files that are too long to be sent in full again and again."""
+
+    inline_tokens: Tokens = Field(
+        _BUILDER.inline_tokens, description="Contents of up to this many tokens are never shortened."
+    )
+    outline: bool = Field(
+        _BUILDER.has_outlines,
+        description="Replace long contents by their structure; source code other than Python needs the extra "
+        "outlines. Off: by their first lines.",
+    )
+
+
+class PriceSettings(Section):
+    """What the tokens of a model cost; currency units per million."""
+
+    input: Price = Field(description="Input that is not read from the cache.")
+    output: Price | None = Field(None, description="Output. Without: five times the input.")
+    cached: Price | None = Field(None, description="Input read from the cache. Without: a tenth of the input.")
+    written: Price | None = Field(None, description="Input written to the cache. Without: the price of input.")
+    retention_seconds: Seconds | None = Field(
+        None, description="How long the cache keeps an entry after its last use; seconds. Without: unknown."
+    )
+
+    def offer(self) -> Offer:
+        """Return the prices per token."""
+        rates = Rates(
+            input=self.input / _MILLION,
+            output=(5 * self.input if self.output is None else self.output) / _MILLION,
+            cached=(0.1 * self.input if self.cached is None else self.cached) / _MILLION,
+            written=(self.input if self.written is None else self.written) / _MILLION,
+        )
+        return Offer(prices=Prices(rates), retention=self.retention_seconds)
+
+
+class CompactionSettings(Section):
+    """Summaries of older messages, made by a model in the background."""
+
+    auto: bool = Field(_POLICY.auto, description="Whether summaries are made in the background.")
+    model: str = Field(_POLICY.model, description="Model that makes them. Empty: that of the conversation.")
+    fallback_models: tuple[str, ...] = Field(
+        _POLICY.fallback_models, description="Models to use when that one fails, in this order."
+    )
+    prompt: str = Field(_POLICY.prompt, description="Instruction to the model, instead of the built-in one.")
+    prompt_hook: DottedPath = Field(
+        _POLICY.prompt_hook,
+        description=(
+            "Dotted path of a function that takes the instruction and its level (1 or 2) and returns the one to use."
+        ),
+    )
+    level2: bool = Field(
+        _POLICY.level2, description="Whether a shorter form is requested where a summary was rejected."
+    )
+    max_rounds: int = Field(
+        _POLICY.max_rounds, ge=0, le=100, description="Most rounds of merging summaries in one run."
+    )
+    condensation: bool = Field(
+        _POLICY.condensation, description="Whether summaries are merged when there are many of them."
+    )
+    hard_wait_seconds: float = Field(
+        _POLICY.hard_wait_seconds,
+        ge=0,
+        allow_inf_nan=False,
+        description=(
+            "Longest time that a request above its budget waits for its plan and a pending summary, and again for the "
+            "log to keep that plan; seconds."
+        ),
+    )
+    protect_turns: int = Field(
+        _POLICY.protect_turns, ge=2, description="Number of the user's most recent turns that are never summarised."
+    )
+    input_fraction: float = Field(
+        _POLICY.input_fraction,
+        gt=0,
+        le=1,
+        description="Largest fraction of the model's window that is filled with messages to summarise.",
+    )
+    spend_fraction: Fraction = Field(
+        _POLICY.spend_fraction,
+        description="Most to spend on a session's summaries, as a fraction of the cost of its requests.",
+    )
+    spend_per_day: Price = Field(
+        _POLICY.spend_per_day,
+        description=(
+            "Most to spend on all summaries of a day (UTC); currency units, as in pricing. Models of unknown price are "
+            "not used then. 0: no limit."
+        ),
+    )
+    holdout_fraction: Fraction = Field(
+        _POLICY.holdout_fraction,
+        description="Fraction of the sessions that are only observed, so that savings can be measured.",
+    )
+    subscription_calls: bool = Field(
+        _POLICY.subscription_calls,
+        description="Whether personal subscriptions (OAuth tokens) may be used for summaries.",
+    )
+    may_receive: tuple[str, ...] = Field(
+        _POLICY.may_receive,
+        description="Names of upstreams to which conversations with other upstreams may be sent for a summary.",
+    )
+    time_limit_seconds: Seconds = Field(
+        _POLICY.time_limit_seconds, description="Longest time for making one summary; seconds."
+    )
+    reasoning_tokens: Tokens = Field(
+        _POLICY.reasoning_tokens, description="Tokens that a model may use for reasoning, in addition to the summary's."
+    )

@@ -43,7 +43,7 @@ BROAD_EXCEPTS = {
     "engine.runtime.EventBus.publish": "a subscriber must not reach the publisher",
     "engine.response_reader._try_to_read": "a response that cannot be read must not stop the reader",
     "store.sqlite.writer.Writer._write_some": "a record that cannot be written must not end the writer thread",
-    "upstream.litellm_errors.explained": "the code of a hundred providers raises what it likes",
+    "upstream.litellm_errors.mapping_errors": "the code of a hundred providers raises what it likes",
     "worker.program.serve": "what is wrong with a job is its result, and must not end the process",
 }
 MOST_BROAD_EXCEPTS = 17

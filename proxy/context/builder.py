@@ -1,4 +1,4 @@
-"""The builder of plans: what is sent in place of a conversation that has become too long (BEHAVIOUR B9 to B16).
+"""The builder of plans: what is sent in place of a conversation that has become too long.
 
 A plan has a ledger, the messages that must stay, and the newest steps. Building is pure and deterministic. A step stays
 or goes as a whole. The user's last message, pinned messages and those that no model has seen stay verbatim if possible.
@@ -82,7 +82,7 @@ _INLINE_SHARE = 0.25
 _NEW_SHARE, _NEW_LEAST = 0.5, 0.25
 # A plan below the first share of its low mark shows more of large messages, up to the second.
 _FILLED, _WISHED = 0.85, 0.92
-# Shares of the usable tokens that an epoch may leave: at most the highest low mark (B12). If protection has to give way
+# Shares of the usable tokens that an epoch may leave: at most the highest low mark. If protection has to give way
 # it is one of the targets, by how often recent epochs left too little room (`PlanRequest.depth`).
 _FULL = 0.85
 _TARGETS = (0.7, 0.5, 0.3)
@@ -103,7 +103,7 @@ class _ProtectionLevel(msgspec.Struct, frozen=True, gc=False):
     has_reports: bool = False  # whether summaries are sent
 
 
-# In the order of BEHAVIOUR B12. From the second level on protection gives way.
+# In the order in which protection gives way. From the second level on protection gives way.
 _LEVELS = (
     _ProtectionLevel(RECENT_GROUPS, has_reports=True),
     _ProtectionLevel(MIN_GROUPS),
@@ -184,7 +184,7 @@ class ContextBuilder:
         return self._fit(view, *self._replace_large(view, index, words), "minimal")
 
     def _show_all_new(self, view: PlanRequest, index: ConversationIndex, words: _UserForms) -> ContextPlan | None:
-        """Return the plan in which all messages that were never sent stay (B9).
+        """Return the plan in which all messages that were never sent stay.
 
         Return None if these are no more than the unanswered ones, or if the plan leaves too little room to go on.
         """
@@ -368,7 +368,7 @@ class ContextBuilder:
         return replace_messages(index, large, self._count), words
 
     def _cut_new(self, view: PlanRequest, index: ConversationIndex, second: MessageForms) -> dict[int, ReplacedMessage]:
-        """Return what replaces the largest of the new messages if they do not fit below the ceiling (B9).
+        """Return what replaces the largest of the new messages if they do not fit below the ceiling.
 
         These are the user's newest turn and what no model has seen. The others stay whole. The user's `second` newest
         turn has its shortest form beside them.

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from typing import Any
 
 from starlette.requests import Request
@@ -20,27 +20,11 @@ from proxy.server.health import Health
 from proxy.server.inspector import BrowserClient, Inspector, is_browser_at_root
 from proxy.server.policy import ServerPolicy
 from proxy.server.sessions_api import SessionsApi
-from proxy.wire import FORMATS
-
-# Only the endings count, since clients use various prefixes: Azure's `/openai/deployments/NAME`, `/api/v1`, or none.
-_ENDINGS = {form.path_ending: form.name for form in FORMATS.values()}
-COUNT_ENDINGS = {form.count_ending: form.name for form in FORMATS.values() if form.count_ending}
+from proxy.wire import COUNT_ENDINGS, find_wire
 
 # Variants of `/-/` such as `//-/` are also ours and never go upstream, since such requests carry our token. So is the
 # target `*`, which is about the server itself.
 _OWN_PATH = re.compile(r"/+-(?:/|$)|[^/]")
-
-
-def find_wire(path: str, endings: Mapping[str, str] = _ENDINGS) -> str:
-    """Return the wire format of a POST to a path by the path's ending, or an empty string.
-
-    Below `/threads/` the same endings mean something else, and paths below `/-/` are our own pages. `endings` may be
-    `COUNT_ENDINGS`, those of paths at which an upstream counts tokens.
-    """
-    for ending, wire in endings.items():
-        if path.endswith(ending):
-            return "" if "/threads/" in path or path.lstrip("/").startswith("-/") else wire
-    return ""
 
 
 class FastRouter:

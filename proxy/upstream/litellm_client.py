@@ -16,20 +16,19 @@ import orjson
 from proxy.engine.ports import RequestBody, UpstreamResponse
 from proxy.model.errors import BadRequest, NotFound, TooLarge
 from proxy.model.exchange import Headers
-from proxy.upstream.litellm_errors import ProviderRefusal, explained, pick_headers
+from proxy.upstream.litellm_errors import ProviderRefusal, mapping_errors, pick_headers
 from proxy.upstream.litellm_library import (
     ENTRY_POINTS,
+    EntryPoint,
     close_stream,
     find_call,
     iterate,
-    spell_error,
-    spell_event,
-    spell_whole,
+    write_whole,
 )
 from proxy.upstream.origin import is_near
 from proxy.upstream.policy import UpstreamPolicy
 from proxy.upstream.received_response import ReceivedResponse, Spawn
-from proxy.wire import FORMATS
+from proxy.wire import FORMATS, find_wire
 from proxy.wire.body import decode_content
 from proxy.wire.headers import HOP, find_credential, find_header, list_hops, strip_scheme
 
@@ -59,7 +58,7 @@ class LitellmClient:
         path = target.partition(b"?")[0].decode("latin-1")
         if method == "GET" and path.endswith("/models"):
             return self._list_models()
-        wire = next((form.name for form in FORMATS.values() if path.endswith(form.path_ending)), "")
+        wire = find_wire(path)
         if method != "POST" or not wire:
             endings = ", ".join(form.path_ending for form in FORMATS.values())
             raise NotFound(
@@ -78,15 +77,15 @@ class LitellmClient:
         await self._library.close_litellm_async_clients()
 
     async def _call(self, wire: str, members: dict[str, Any], options: dict[str, Any]) -> UpstreamResponse:
-        with explained(self.name, (self._policy.api_key,)):
-            call, handed = find_call(self._library, wire, members)
+        with mapping_errors(self.name, (self._policy.api_key,)):
+            call, handed = find_call(self._library, ENTRY_POINTS[wire], members)
             if call is None:
                 raise BadRequest(f"litellm has no {FORMATS[wire].path_ending} for the upstream {self.name!r}")
             async with asyncio.timeout(self._policy.idle_timeout):
                 answer = await call(**handed, **options)
         if not hasattr(answer, "__aiter__"):
-            return WholeResponse(200, pick_headers(_find_headers(answer)), spell_whole(answer))
-        response = LitellmStream(answer, wire, self._policy, pick_headers(_find_headers(answer)))
+            return WholeResponse(200, pick_headers(_find_headers(answer)), write_whole(answer))
+        response = LitellmStream(answer, ENTRY_POINTS[wire], self._policy, pick_headers(_find_headers(answer)))
         response.start(self._spawn)
         try:
             await response.wait_for_head()
@@ -158,10 +157,10 @@ class WholeResponse:
 class LitellmStream(ReceivedResponse):
     """A streamed response. Each chunk is written as the wire has it, and passed on before the next is asked for."""
 
-    def __init__(self, stream: Any, wire: str, policy: UpstreamPolicy, headers: Headers) -> None:
+    def __init__(self, stream: Any, entry: EntryPoint, policy: UpstreamPolicy, headers: Headers) -> None:
         super().__init__(200, (*_STREAM, *headers))
         self._stream = stream
-        self._wire = wire
+        self._entry = entry
         self._policy = policy
         self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._refusal: ProviderRefusal | None = None
@@ -187,21 +186,21 @@ class LitellmStream(ReceivedResponse):
         """Receive the body."""
         iterator, policy = iterate(self._stream), self._policy
         try:
-            with explained(policy.name, (policy.api_key,)):
+            with mapping_errors(policy.name, (policy.api_key,)):
                 while True:
                     async with asyncio.timeout(policy.idle_timeout):
                         chunk = await anext(iterator, None)
                     if chunk is None:
                         break
                     self._begin()
-                    await self.put(spell_event(self._wire, chunk))
-            if end := ENTRY_POINTS[self._wire].end:
+                    await self.put(self._entry.write_event(chunk))
+            if end := self._entry.end:
                 await self.put(end)
         except ProviderRefusal as refusal:
             if not self._is_head_sent and not self._begun.done():
                 self._refusal = refusal
                 return
-            await self.put(spell_error(self._wire, refusal.body))
+            await self.put(self._entry.write_error(refusal.body))
 
     def _begin(self) -> None:
         if not self._begun.done():

@@ -51,7 +51,7 @@ class ProviderRefusal(Exception):
 
 
 @contextlib.contextmanager
-def explained(upstream: str, secrets: Iterable[str] = ()) -> Iterator[None]:
+def mapping_errors(upstream: str, secrets: Iterable[str] = ()) -> Iterator[None]:
     """Turn what litellm raises within into ProviderRefusal or ProxyError."""
     try:
         yield

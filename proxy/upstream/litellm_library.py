@@ -80,6 +80,8 @@ class EntryPoint:
     members: frozenset[str]
     left_out: frozenset[str] = _ABOUT_CALLS
     end: bytes = b""  # what ends a stream
+    has_event_names: bool = True  # the events of a stream have their type as a name, too
+    is_own_api: bool = False  # some providers speak it themselves, and litellm hands these requests on
 
     def read_members(self, body: bytes) -> dict[str, Any]:
         """Return the members of a request's body. Raises BadRequest for a body that is none, or has others."""
@@ -94,12 +96,28 @@ class EntryPoint:
             raise BadRequest(f"an upstream of kind litellm does not take: {names}; leave it out (docs/providers.md)")
         return {name: member for name, member in value.items() if name in self.members}
 
+    def write_event(self, chunk: Any) -> bytes:
+        """Return a piece of a streamed response as it is sent."""
+        if isinstance(chunk, bytes | str):
+            return _mend_thinking(chunk.encode() if isinstance(chunk, str) else chunk)
+        value = chunk if isinstance(chunk, dict) else chunk.model_dump(mode="json", exclude_none=True, warnings=False)
+        return self._name(str(value.get("type", ""))) + b"data: %s\n\n" % orjson.dumps(value)
+
+    def write_error(self, body: bytes) -> bytes:
+        """Return an error in the middle of a stream."""
+        return self._name("error") + b"data: %s\n\n" % body
+
+    def _name(self, kind: str) -> bytes:
+        return b"event: %s\n" % kind.encode() if self.has_event_names else b""
+
 
 ENTRY_POINTS = {
     # litellm keeps the metadata of a chat completion to itself
-    "chat_completions": EntryPoint("acompletion", _CHAT, _ABOUT_CALLS | {"metadata"}, b"data: [DONE]\n\n"),
+    "chat_completions": EntryPoint(
+        "acompletion", _CHAT, _ABOUT_CALLS | {"metadata"}, b"data: [DONE]\n\n", has_event_names=False
+    ),
     "responses": EntryPoint("aresponses", _RESPONSES),
-    "anthropic_messages": EntryPoint("anthropic_messages", _MESSAGES),
+    "anthropic_messages": EntryPoint("anthropic_messages", _MESSAGES, is_own_api=True),
 }
 
 
@@ -119,15 +137,15 @@ def load_litellm() -> Any:
     return library
 
 
-def find_call(library: Any, wire: str, members: dict[str, Any]) -> tuple[Call | None, dict[str, Any]]:
+def find_call(library: Any, entry: EntryPoint, members: dict[str, Any]) -> tuple[Call | None, dict[str, Any]]:
     """Return litellm's function for a request, or None if it has none for the wire, and the members that it is handed.
 
     A streamed response of a provider that itself speaks `/v1/messages` needs litellm's whole proxy, even to be read,
     and goes on being read when the client has gone; for a whole one of Vertex the event loop would wait for a token.
     Such requests are translated as those to other providers are.
     """
-    call: Call | None = getattr(library, ENTRY_POINTS[wire].name, None)
-    if wire != "anthropic_messages" or call is None:
+    call: Call | None = getattr(library, entry.name, None)
+    if not entry.is_own_api or call is None:
         return call, members
     model, provider, _, _ = library.get_llm_provider(model=members.get("model"))
     kinds = library.LlmProviders
@@ -177,28 +195,13 @@ def _tell_error(result: dict[str, Any]) -> dict[str, Any]:
     return {**result, "content": _ERROR + text}
 
 
-def spell_whole(answer: Any) -> bytes:
+def write_whole(answer: Any) -> bytes:
     """Return a whole response as JSON. A message without text says so, as OpenAI's do."""
     value = answer if isinstance(answer, dict) else answer.model_dump(mode="json", exclude_none=True, warnings=False)
     for choice in value.get("choices") or ():
         if isinstance(message := choice.get("message"), dict):
             message.setdefault("content", None)
     return orjson.dumps(value)
-
-
-def spell_event(wire: str, chunk: Any) -> bytes:
-    """Return a piece of a streamed response as it is sent in a wire."""
-    if isinstance(chunk, bytes | str):
-        return _mend_thinking(chunk.encode() if isinstance(chunk, str) else chunk)
-    value = chunk if isinstance(chunk, dict) else chunk.model_dump(mode="json", exclude_none=True, warnings=False)
-    data = b"data: %s\n\n" % orjson.dumps(value)
-    return data if wire == "chat_completions" else b"event: %s\n%s" % (str(value.get("type", "")).encode(), data)
-
-
-def spell_error(wire: str, body: bytes) -> bytes:
-    """Return an error in the middle of a stream."""
-    data = b"data: %s\n\n" % body
-    return data if wire == "chat_completions" else b"event: error\n" + data
 
 
 def _mend_thinking(event: bytes) -> bytes:

@@ -9,3 +9,20 @@ from proxy.wire.responses import Responses
 
 FORMATS: Mapping[str, Format] = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
 """All formats by name."""
+
+# Only the endings count, since clients use various prefixes: Azure's `/openai/deployments/NAME`, `/api/v1`, or none.
+_ENDINGS = {form.path_ending: form.name for form in FORMATS.values()}
+COUNT_ENDINGS = {form.count_ending: form.name for form in FORMATS.values() if form.count_ending}
+"""The formats by the endings of paths at which an upstream counts tokens."""
+
+
+def find_wire(path: str, endings: Mapping[str, str] = _ENDINGS) -> str:
+    """Return the wire format of a POST to a path by the path's ending, or an empty string.
+
+    Below `/threads/` the same endings mean something else, and paths below `/-/` are our own pages. `endings` may be
+    `COUNT_ENDINGS`, those of paths at which an upstream counts tokens.
+    """
+    for ending, wire in endings.items():
+        if path.endswith(ending):
+            return "" if "/threads/" in path or path.lstrip("/").startswith("-/") else wire
+    return ""

@@ -305,7 +305,7 @@ class Responses(Format):
         return Message("assistant", text, (), (), media)
 
     def is_aside(self, body: SplitBody) -> bool:
-        """Return whether a request ends with a trigger, whose answer is one compaction (B7)."""
+        """Return whether a request ends with a trigger, whose answer is one compaction."""
         raw = body.content[body.items[-1].start : body.items[-1].end] if body.items else b""
         return (
             _TRIGGER.encode() in raw

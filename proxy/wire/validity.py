@@ -1,4 +1,4 @@
-"""Validity of a rewritten history (PROTOCOL §3): finding the faults that the client's own history does not have.
+"""Validity of a rewritten history: finding the faults that the client's own history does not have.
 
 The client's history is judged once, run by run, and kept (`judge_history`, `extend_history`). A rewritten history
 shares its runs, so that only new messages, and the runs that they cut into, are judged again. A fault that the client

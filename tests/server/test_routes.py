@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from proxy.server.routes import find_wire
-from proxy.wire import FORMATS
+from proxy.wire import FORMATS, find_wire
 from tests.support.scripted import ScriptedUpstream, answer, request
 from tests.support.serving import TOKEN, Served
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from proxy.model.errors import BadRequest, UpstreamUnreachable
-from proxy.upstream.litellm_errors import ProviderRefusal, explain, explained, pick_headers
+from proxy.upstream.litellm_errors import ProviderRefusal, explain, mapping_errors, pick_headers
 
 
 class Raised(Exception):
@@ -97,7 +97,7 @@ def test_headers_are_found_where_litellm_puts_them() -> None:
 
 
 def test_our_own_errors_stay_as_they_are() -> None:
-    with pytest.raises(BadRequest, match="ours"), explained("u"):
+    with pytest.raises(BadRequest, match="ours"), mapping_errors("u"):
         raise BadRequest("ours")
-    with pytest.raises(ProviderRefusal, match=r"with \[api_key\]"), explained("u", ("sk-1",)):
+    with pytest.raises(ProviderRefusal, match=r"with \[api_key\]"), mapping_errors("u", ("sk-1",)):
         raise Raised("with sk-1", status_code=400)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from proxy.model.errors import BadRequest
-from proxy.upstream.litellm_library import ENTRY_POINTS, spell_event, tell_errors
+from proxy.upstream.litellm_library import ENTRY_POINTS, tell_errors
 from tests.support.scripted import LIMIT
 
 OPTIONS = """
@@ -60,10 +60,13 @@ def test_importing_litellm_asks_nobody_and_reads_no_settings_of_its_own(tmp_path
 def test_events_are_written_as_each_wire_has_them() -> None:
     value = {"type": "response.created"}
     dumped = SimpleNamespace(model_dump=lambda **_: value)
-    assert spell_event("chat_completions", dumped) == b'data: {"type":"response.created"}\n\n'
-    assert spell_event("responses", dumped) == b'event: response.created\ndata: {"type":"response.created"}\n\n'
-    assert spell_event("anthropic_messages", {"type": "ping"}) == b'event: ping\ndata: {"type":"ping"}\n\n'
-    assert spell_event("anthropic_messages", "event: ping\n\n") == b"event: ping\n\n"
+    assert ENTRY_POINTS["chat_completions"].write_event(dumped) == b'data: {"type":"response.created"}\n\n'
+    assert (
+        ENTRY_POINTS["responses"].write_event(dumped)
+        == b'event: response.created\ndata: {"type":"response.created"}\n\n'
+    )
+    assert ENTRY_POINTS["anthropic_messages"].write_event({"type": "ping"}) == b'event: ping\ndata: {"type":"ping"}\n\n'
+    assert ENTRY_POINTS["anthropic_messages"].write_event("event: ping\n\n") == b"event: ping\n\n"
 
 
 def result(content: object, **more: object) -> dict[str, object]:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.context.verbatim import may_bind_reasoning
-from proxy.server.routes import COUNT_ENDINGS, find_wire
-from proxy.wire import FORMATS
+from proxy.wire import COUNT_ENDINGS, FORMATS, find_wire
 from proxy.wire.body import split_body
 from proxy.wire.overflow import Overflow, mentions_reasoning, read_overflow, says_bound
 

@@ -1,4 +1,4 @@
-"""Checks of the summary that a model returns, and its final text (FEATURES M5, M6; BEHAVIOUR B32).
+"""Checks of the summary that a model returns, and its final text.
 
 No answer is trusted: it must have the requested form, fit its budget and be smaller than what it replaces. Then each
 constraint becomes a quotation of the user or is marked as a claim, and what every summary must contain is added where
@@ -63,7 +63,7 @@ class SummaryTask(msgspec.Struct, frozen=True, gc=False):
     It covers a span; `covered` are the tokens of the span's messages or, where summaries are condensed, of these
     summaries, whose texts are `parents`. The answer may have `most` tokens. `references` are the ids of all references
     and files of the span, the newest last. `foreign` are the places of messages in the user's role that are known to
-    be by somebody else (BEHAVIOUR B32).
+    be by somebody else.
     """
 
     index: ConversationIndex

@@ -1,4 +1,4 @@
-"""Check of what a summary attributes to the user (BEHAVIOUR B32).
+"""Check of what a summary attributes to the user.
 
 Words count as the user's only where a message of the user contains them. Then whole sentences of that message replace
 those of the model, so that a partial quotation cannot reverse their meaning. Everything else is marked as a claim.

@@ -1,4 +1,4 @@
-"""The summary of level 3, which is assembled without a model (FEATURES M7, M9).
+"""The summary of level 3, which is assembled without a model.
 
 It never fails, whatever its material is, and never exceeds its budget: the most important lines are added first, and
 those that do not fit are left out. The user's words are quoted, everything else is counted or named.

@@ -1,4 +1,4 @@
-"""Selection of the messages to summarize, and of the summaries to merge (BEHAVIOUR B12, B27; FEATURES M9).
+"""Selection of the messages to summarize, and of the summaries to merge.
 
 It also decides how long a summary may be, and when it is asked for.
 """

@@ -1,1 +1,1 @@
-"""Asking models for summaries in the background: recorded, bounded, and only if permitted (BEHAVIOUR B27 to B31)."""
+"""Asking models for summaries in the background: recorded, bounded, and only if permitted."""

@@ -1,4 +1,4 @@
-"""The credentials for background calls to a session's upstream: those of its newest accepted request (BEHAVIOUR B2).
+"""The credentials for background calls to a session's upstream: those of its newest accepted request.
 
 They are kept in memory only, for half an hour, and are never in a log, a record, or the `repr` of an object.
 """

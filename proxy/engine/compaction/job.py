@@ -229,7 +229,7 @@ def list_references(request: SentRequest, span: MessageRange) -> tuple[str, ...]
 
 
 def find_foreign_messages(request: SentRequest, index: ConversationIndex) -> frozenset[int]:
-    """Return the indexes of messages in the user's role that are not the user's words (BEHAVIOUR B32).
+    """Return the indexes of messages in the user's role that are not the user's words.
 
     These are the prompts of subagents, and reminders that a client writes.
     """

@@ -1,6 +1,6 @@
 """Manual compaction: a session's newest conversation is summarised, and sent shortened from then on.
 
-It needs no client call and no credential: if no model can be asked, the summary is made without one (BEHAVIOUR B10).
+It needs no client call and no credential: if no model can be asked, the summary is made without one.
 Summary and epoch are in the log before they are used.
 """
 

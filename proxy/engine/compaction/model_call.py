@@ -89,7 +89,7 @@ class ModelResponse:
 
     @property
     def has_no_room_left(self) -> bool:
-        """Return whether reasoning used all tokens, so that it is worth asking again with more (B29)."""
+        """Return whether reasoning used all tokens, so that it is worth asking again with more."""
         return (self.text, self.finish) == _EMPTY_BY_LENGTH
 
 

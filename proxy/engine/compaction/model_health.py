@@ -1,4 +1,4 @@
-"""What is known of the models that are asked for summaries, and whether one may be asked now (BEHAVIOUR B27 to B31)."""
+"""What is known of the models that are asked for summaries, and whether one may be asked now."""
 
 import math
 from collections import deque
@@ -71,7 +71,7 @@ _CLOSED = CircuitBreaker()
 
 
 class CircuitBreakers:
-    """A circuit breaker for each model of each upstream (BEHAVIOUR B29)."""
+    """A circuit breaker for each model of each upstream."""
 
     def __init__(self) -> None:
         self._breakers = LruCache[tuple[str, str], CircuitBreaker](_MOST_MODELS)
@@ -106,7 +106,7 @@ class _CallHistory:
 
 
 class CacheHitTracker:
-    """Tracks whether repeated prefixes are read from the cache, and how long calls take (BEHAVIOUR B28).
+    """Tracks whether repeated prefixes are read from the cache, and how long calls take.
 
     In memory only: after a start each model is assumed to read its cache.
     """
@@ -165,7 +165,7 @@ class _ReportedLimits(msgspec.Struct, frozen=True, gc=False):
 
 
 class RateLimits:
-    """The rate limits that providers reported, whose remainder is left to the clients (BEHAVIOUR B30).
+    """The rate limits that providers reported, whose remainder is left to the clients.
 
     `owned` are the upstreams that are called with an API key of the settings, whose limits all tenants share.
     """

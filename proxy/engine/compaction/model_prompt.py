@@ -1,4 +1,4 @@
-"""The bodies of calls for summaries: the last request with an instruction appended, or a transcript (BEHAVIOUR B28)."""
+"""The bodies of calls for summaries: the last request with an instruction appended, or a transcript."""
 
 from collections.abc import Callable
 
@@ -49,7 +49,7 @@ class SummaryPrompt(msgspec.Struct, frozen=True, gc=False):
 
 
 class PromptBuilder:
-    """Writes the bodies of calls for summaries (BEHAVIOUR B28). Blocks, and so runs in a thread.
+    """Writes the bodies of calls for summaries. Blocks, and so runs in a thread.
 
     `count` gives the tokens of a text, `hook` may change the instruction.
     """

@@ -1,4 +1,4 @@
-"""When a summary is made, which models are asked, and which branches are worked on (BEHAVIOUR B27, B30, B31)."""
+"""When a summary is made, which models are asked, and which branches are worked on."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -51,7 +51,7 @@ def is_summary_due(
     take the full time limit.
     """
     state, managed = request.state, request.state.request
-    if state.tariff.cache.kind == "local":  # it is asked only when idle, so waiting saves nothing (B30)
+    if state.tariff.cache.kind == "local":  # it is asked only when idle, so waiting saves nothing
         return True
     first = next(list_summary_models(policy, managed.upstream, managed.model, routes))
     seconds = cache_hits.compute_p95_seconds(first.upstream.name, first.model)
@@ -90,7 +90,7 @@ class _Postponed(msgspec.Struct, frozen=True, gc=False):
 class JobSchedule:
     """The branches that are being summarised, and those for which that failed recently.
 
-    Two requests are of one branch if one extends the other, but for an end that the client rewrites (B6). In memory
+    Two requests are of one branch if one extends the other, but for an end that the client rewrites. In memory
     only, and bounded: forgetting a failed attempt costs one more.
     """
 

@@ -1,4 +1,4 @@
-"""The cost of clients' calls, and what may be spent on summaries in addition (BEHAVIOUR B27; FEATURES P19)."""
+"""The cost of clients' calls, and what may be spent on summaries in addition."""
 
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Sequence

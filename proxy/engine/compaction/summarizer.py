@@ -57,7 +57,7 @@ _log = logging.getLogger("palimpsest.compaction")
 class SummaryAttempts:
     """The attempts at a summary: the calls, and what was wrong with each, or why none was made.
 
-    `is_speechless`: a model twice wrote no text; a shorter form would not help (B29). `is_lost`: the lease is lost.
+    `is_speechless`: a model twice wrote no text; a shorter form would not help. `is_lost`: the lease is lost.
     """
 
     calls: list[str] = field(default_factory=list)
@@ -267,7 +267,7 @@ class Summarizer:
         return find_form(self.providers.get(each.target.upstream.name, _ANY).host)
 
     async def _call(self, each: _Attempt, prompt: SummaryPrompt) -> ModelResponse | FailedCall | None:
-        """Send a prompt, and again with more output tokens if reasoning used all (B29). Return None if not allowed."""
+        """Send a prompt, and again with more output tokens if reasoning used all. Return None if not allowed."""
         health, session = self.health, each.job.request.state.request.session
         is_manual, body, response = each.job.options is not None, prompt.body, None
         for is_first in (True, False):

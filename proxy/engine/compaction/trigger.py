@@ -1,4 +1,4 @@
-"""Starting the summary worker after a call that was sent near the soft mark or above it (BEHAVIOUR B27, B30).
+"""Starting the summary worker after a call that was sent near the soft mark or above it.
 
 `build_trigger` builds the trigger and its worker.
 """
@@ -138,7 +138,7 @@ class CompactionTrigger:
             self.worker.start(request)
 
     def _is_local(self, upstream: str, model: str) -> bool:
-        """Return whether the upstream serves one request at a time, as declared or as assumed (BEHAVIOUR B30)."""
+        """Return whether the upstream serves one request at a time, as declared or as assumed."""
         provider = self.providers.get(upstream, _ANY)
         if provider.cache is not None or upstream not in self._near:
             return provider.cache == "local"

@@ -1,4 +1,4 @@
-"""The background worker, which summarises branches above their soft mark (BEHAVIOUR B27, B30, B32a).
+"""The background worker, which summarises branches above their soft mark.
 
 It makes one summary at a time for each branch, under a lease. Clients' calls wait for it only above the high mark. A
 summary is in the log before it is used.
@@ -48,7 +48,7 @@ _MOST_MANUAL_SPANS = 8
 # The share of the usable budget by which a conversation must grow before a failed attempt is repeated, and before it is
 # looked at again where there was nothing to ask for, or no permission to ask.
 _GROWTH, _GROWTH_UNASKED = 0.15, 0.05
-# The share of its waiting time that a request above the high mark waits for a summary; its plan has the rest (B8b).
+# The share of its waiting time that a request above the high mark waits for a summary; its plan has the rest.
 _WAIT_SHARE = 0.75
 # The duration of a lease, in calls. It is renewed before each call. After a kill it expires within two calls' time.
 _LEASE_CALLS = 2

@@ -1,6 +1,6 @@
 """What requests ask for of their context: pins by header, and what their API's own member says is to be cleared.
 
-A pin keeps the newest message in every rendering (BEHAVIOUR B13). Where a provider cannot clear what it is asked to,
+A pin keeps the newest message in every rendering. Where a provider cannot clear what it is asked to,
 our epochs do it, and nothing else: the trigger is a mark of the request's budget, excluded tools are protected like
 those of the settings. What of the rest is not done as asked is told in words.
 """

@@ -75,8 +75,8 @@ LOOPS = (
     Row("bound, one loop", "messages", "claude-opus-5-5", asks=False),
     Row("budget of thinking", "messages", "claude-sonnet-4-5", is_bound=False, has_budget=True),
     Row("budget of thinking, one loop", "messages", "claude-sonnet-4-5", is_bound=False, asks=False, has_budget=True),
-    Row("budget, unknown model", "messages", "unknown-1", has_budget=True),
-    Row("budget, unknown model, one loop", "messages", "unknown-1", asks=False, has_budget=True),
+    Row("budget, unknown model", "messages", "unknown-1", is_bound=False, has_budget=True),
+    Row("budget, unknown model, one loop", "messages", "unknown-1", is_bound=False, asks=False, has_budget=True),
 )
 
 

@@ -153,6 +153,18 @@ async def test_where_thinking_has_a_budget_a_turn_under_way_begins_with_thinking
     assert session.counts["managed"] > 0.4 * session.counts["calls"]
 
 
+@pytest.mark.parametrize("model", ["claude-sonnet-4-5", "unknown-1"])
+async def test_a_loop_without_an_end_whose_thinking_has_a_budget_stays_under_its_ceiling(model: str) -> None:
+    session = MessageSession(8_000, size=1_500, often=0, seed=7, body={"thinking": MANUAL}, model=model)
+    session.upstream.end_chance = 0.0
+    await session.run(60)
+    await session.talk.close()
+    assert session.upstream.refusals == []
+    assert session.counts["managed"] > 40
+    sizes = [len(call.body) for call in session.upstream.calls]
+    assert max(sizes) < 4 * 8_000  # as the test counts tokens
+
+
 class WideMessages(StrictMessages):
     """Sometimes a step with a dozen calls; some upstreams count each call and each result as a block."""
 

@@ -118,7 +118,7 @@ def render_summaries(texts: Sequence[str], room: int, count: Callable[[str], int
 
 
 MAX_TOKENS = {1: 8192, 2: 4000}
-"""Most tokens of a summary by level (FEATURES M5, M6); level 3 needs no model."""
+"""Most tokens of a summary by level; level 3 needs no model."""
 
 _WORDS_PER_TOKEN = 0.7
 _LONGEST_BEGINNING = 160

@@ -244,6 +244,15 @@ class ReasoningOrigins:
         """Return whether signed reasoning of a view is valid only under the rendering that it was made under."""
         return view in self._bound or may_bind_reasoning(view)
 
+    def binds_in(self, request: ManagedRequest) -> bool:
+        """Return whether that holds for a request: models that bind their reasoning refuse a budget of thinking.
+
+        So a model that takes one does not bind it, whatever its name, until its upstream says otherwise.
+        """
+        if not self.binds(request.model):
+            return False
+        return request.model in self._bound or not FORMATS[request.wire].needs_thinking(request.split)
+
     def bind(self, view: str) -> None:
         """Take signed reasoning of a view as bound from now on, since that may be why the upstream refused a call."""
         self._bound.add(view)
@@ -296,7 +305,7 @@ class ReasoningOrigins:
         It was made under another rendering than that of the epoch, or for None than that of the client's own messages.
         """
         view = request.model
-        if not self.binds(view) or not (self._made or epoch is not None):
+        if not (self._made or epoch is not None) or not self.binds_in(request):
             return {}
         nodes, root = request.nodes, request.chain.root
 

@@ -187,7 +187,7 @@ class FallbackChain:
         draft = remove_compaction(parent) if parent is not None else None
         if parent is None or draft is None:
             return None
-        if state.context.reasoning.binds(state.view):
+        if state.context.reasoning.binds_in(state.request):
             strip = FORMATS[request.wire].strip_reasoning
             draft = RenderedPlan(draft.plan, tuple(map(strip, draft.rendered)))
         frozen = await self._histories.count_messages(request, draft.rendered)
@@ -343,7 +343,7 @@ class FallbackChain:
             reports,
             depth=state.account.depth,
             must_fit=why == "overflow",
-            is_bound=context.reasoning.binds(state.view),
+            is_bound=context.reasoning.binds_in(state.request),
             excluded=state.request.clearing.excluded if state.request.clearing is not None else (),
         )
 
@@ -357,7 +357,9 @@ class FallbackChain:
         plan, history, context = draft.plan, state.history, state.context
         frozen = await self._histories.count_messages(state.request, draft.rendered)
         later = (
-            [place for place in history.signed if place >= plan.through] if context.reasoning.binds(state.view) else []
+            [place for place in history.signed if place >= plan.through]
+            if context.reasoning.binds_in(state.request)
+            else []
         )
         tokens = history.tokens - history.count_to(plan.through) + frozen - state.count_removed(later)
         protected = history.head.tokens + plan.protected

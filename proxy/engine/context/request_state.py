@@ -92,7 +92,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
 
     def list_bound(self) -> list[int]:
         """Return the messages whose reasoning is sent now, and would be removed behind another beginning."""
-        if not (self.history.signed and self.context.reasoning.binds(self.view)):
+        if not (self.history.signed and self.context.reasoning.binds_in(self.request)):
             return []
         return [place for place in self.history.signed if place >= self.depth and place not in self.changed]
 

@@ -1,7 +1,5 @@
 """The sections of the settings on managed context: budgets, what is replaced, prices, and summaries."""
 
-import re
-from pathlib import Path
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -20,22 +18,12 @@ from proxy.config.value_types import (
 from proxy.context.budget import AUTO_CEILING, BudgetPolicy
 from proxy.context.conversation import BuilderPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
-from proxy.engine.policy import EnginePolicy, Provider
 from proxy.model.card import Offer, Prices, Rates
-from proxy.server.policy import ServerPolicy
-from proxy.store.policy import StorePolicy
-from proxy.upstream.policy import UpstreamPolicy
 
-_SERVER = ServerPolicy()
-_ENGINE = EnginePolicy()
-_STORE = StorePolicy(Path())
-_PROVIDER = Provider()
-_UPSTREAM = UpstreamPolicy("openai", "https://api.openai.com/v1")
 _BUDGET = BudgetPolicy()
 _BUILDER = BuilderPolicy()
 _POLICY = CompactionPolicy()
 _MILLION = 1_000_000
-_ANY = re.compile(r"[*?\[]")
 
 
 class BudgetSettings(Section):

@@ -26,9 +26,6 @@ from proxy.config.value_types import (
     check_proxy_url,
     find_environment_proxy,
 )
-from proxy.context.budget import BudgetPolicy
-from proxy.context.conversation import BuilderPolicy
-from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.server.policy import ServerPolicy
 from proxy.store.policy import Durability, StorePolicy
@@ -39,10 +36,6 @@ _ENGINE = EnginePolicy()
 _STORE = StorePolicy(Path())
 _PROVIDER = Provider()
 _UPSTREAM = UpstreamPolicy("openai", "https://api.openai.com/v1")
-_BUDGET = BudgetPolicy()
-_BUILDER = BuilderPolicy()
-_POLICY = CompactionPolicy()
-_MILLION = 1_000_000
 _ANY = re.compile(r"[*?\[]")
 
 

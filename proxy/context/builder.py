@@ -63,6 +63,8 @@ from proxy.context.user_messages import (
     fit_message,
     list_newest_forms,
     list_older_forms,
+    name_words,
+    prune_led,
 )
 from proxy.context.verbatim import MIN_GROUPS, RECENT_GROUPS
 from proxy.model.epoch import ContextPlan, Rung
@@ -248,7 +250,7 @@ class ContextBuilder:
         """Return tombstones for the outputs of steps that stay for what leads to, or is beside, these outputs."""
         led = [i for i in sorted(old) if _is_led(index, i)]
         outputs = [place for i in led for place in list_large_outputs(index, i) if can_be_pruned(index, place)]
-        return {place: prune_output(view, index, place) for place in outputs}
+        return {place: prune_led(view, index, place) for place in outputs}
 
     def _draft(
         self,
@@ -289,7 +291,8 @@ class ContextBuilder:
             steps = msgspec.structs.replace(steps, tail=0)
             ledger = self._write_ledger(view, index, kept, carried, steps, rung=rung)
         marked = select_sent(index, {**kept.marked, **steps.marked}, steps.tail, kept.staying)
-        marked |= {place: prune_output(view, index, place, words) for place, words in ledger.words.items()}
+        for place, words in ledger.words.items():
+            marked[place] = name_words(view, index, place, words, kept.marked.get(place))
         reports = reports if ledger.sections else ()
         draft = PlanDraft(steps.tail, kept.staying, ledger, marked, carried, reports, 0, kept.tokens)
         draft = msgspec.structs.replace(draft, tokens=count_draft(index, draft, self._count))
@@ -330,10 +333,14 @@ class ContextBuilder:
     ) -> Ledger:
         marked = select_sent(index, kept.marked, steps.tail, kept.staying)
         said = {place: dict(made.edit.arguments).get(BESIDE) for place, made in marked.items() if place in index.spoken}
-        others = (place for place in marked if index.messages[place].structure.role != "tool")
+        others = {place for place in marked if index.messages[place].structure.role != "tool"}
         shortened = {place: marked[place].edit.text for place in others}
         shortened |= {place: text for place, text in said.items() if text is not None}
-        scope = LedgerScope(steps.tail, kept.staying, carried, rung == "plan", shortened, steps.pruned)
+        tombstones = {place for place in marked.keys() - others if marked[place].edit.kind == "tombstone"}
+        sent = {place: find_sent_form(view, place, is_tombstone=True) for place in tombstones}
+        named = {place: form.edit.text for place, form in sent.items() if form is not None}
+        pruned = steps.pruned | (tombstones - named.keys())
+        scope = LedgerScope(steps.tail, kept.staying, carried, rung == "plan", shortened, pruned, named)
         return build_ledger(view, index, scope, self._count)
 
     def _prune_before(

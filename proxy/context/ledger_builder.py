@@ -12,7 +12,7 @@ from itertools import zip_longest
 import msgspec
 
 from proxy.context.budget import MESSAGE_FRAME, take_fitting
-from proxy.context.conversation import AgentStep, ConversationIndex, PlanRequest
+from proxy.context.conversation import AgentStep, ConversationIndex, PlanRequest, read_words
 from proxy.context.ledger import (
     BRIEF,
     FIRST_CHAT_HEADER,
@@ -76,7 +76,8 @@ class LedgerScope(msgspec.Struct, frozen=True, gc=False):
     `tail` is the step from which on all is sent, `staying` are the steps before it that are sent in any case, and
     `carried` has the ledgers that are kept, with the steps that they cover. `has_words`: identifiers and lines of
     outputs are kept, too, which takes most of the time. `shortened` has the texts that are sent in place of the user's
-    own, by the index of the message. `pruned` are the indexes of messages that tombstones replace.
+    own, by the index of the message. `pruned` are the indexes of messages that tombstones replace, `named` has those of
+    which the tombstone was sent before, with its text.
     """
 
     tail: int
@@ -85,6 +86,7 @@ class LedgerScope(msgspec.Struct, frozen=True, gc=False):
     has_words: bool = True
     shortened: Mapping[int, str] = {}
     pruned: frozenset[int] = frozenset()
+    named: Mapping[int, str] = {}
 
 
 class Ledger(msgspec.Struct, frozen=True, gc=False):
@@ -161,7 +163,10 @@ def _collect_material(
         live = {word for each in scope.carried.ledgers for word in list_identifiers(unfold_words(each.text))}
         removed = [owner[place] in gone or place in scope.pruned for place in range(len(index.messages))]
         for place, found in enumerate(index.found):
-            if not removed[place] and owner[place] not in scope.carried.told:
+            if place in scope.pruned or place in scope.named:
+                beside = read_words(index, place) if place in index.spoken else ""
+                live.update(list_identifiers(unfold_words(f"{scope.named.get(place, '')} {beside}")))
+            elif not removed[place] and owner[place] not in scope.carried.told:
                 live.update(found.words)
         fitting = [word for word, place in identifiers.newest.items() if removed[place] and word not in live]
         words = order_identifiers(identifiers, fitting)[:_MOST_TRIED]

@@ -393,12 +393,14 @@ def is_text_only(index: ConversationIndex, place: int) -> bool:
     return structure.role in ("user", "assistant") and not (structure.calls or structure.results or structure.reasoning)
 
 
-def find_sent_form(view: PlanRequest, place: int) -> ReplacedMessage | None:
-    """Return what the active plan sends in place of a message: a file block or a shortened text."""
+def find_sent_form(view: PlanRequest, place: int, *, is_tombstone: bool = False) -> ReplacedMessage | None:
+    """Return what the active plan sends in place of a message: a file block or shortened text, or else a tombstone."""
     if view.frozen is None or place >= view.frozen.through:
         return None
     for edit in view.frozen.edits:
-        if isinstance(edit, Replaced) and edit.place == place and edit.kind != "tombstone" and edit.text:
+        if isinstance(edit, Replaced) and edit.place == place and edit.text:
+            if (edit.kind == "tombstone") != is_tombstone:
+                return None
             named = tuple([each for each in view.frozen.references if f"ref:{each.id}" in edit.text])
             return ReplacedMessage(edit, named)
     return None

@@ -26,6 +26,7 @@ from proxy.context.references import PAGE, FileReference, cut_to_ends, render_fi
 from proxy.context.tool_outputs import (
     ReplacedMessage,
     count_saved_tokens,
+    find_sent_form,
     list_part_references,
     prune_output,
 )
@@ -246,16 +247,43 @@ def _make_spoken_form(
 ) -> UserMessageForm:
     """Return the form of a turn beside outputs that sends `text`, with a tombstone in place of these outputs."""
     step, (place,) = index.steps[i], find_spoken(index, i)
-    made = prune_output(view, index, place)
-    edit, references = made.edit, made.references
+    made = prune_led(view, index, place)
+    references = made.references
     if text != read_words(index, place):
         own = Reference(view.name(place, place + 1, 0), place, place + 1)
         text = f"{text}\n[shortened by palimpsest, not by the user; the original is intact: ref:{own.id}]"
         references = (*references, own)
-    outputs = edit.arguments or ((index.messages[place].message.results[0], edit.text),)
-    made = ReplacedMessage(Replaced(place, edit.text, "tombstone", (*outputs, (BESIDE, text))), references)
+    made = _put_beside(index, made, text, references)
     tokens = step.tokens - count_saved_tokens(index, {place: made}, count)
     return UserMessageForm(i, tokens, (made.edit,), references)
+
+
+def prune_led(view: PlanRequest, index: ConversationIndex, place: int) -> ReplacedMessage:
+    """Return a tombstone for an output of a step that stays: the one that the active plan sends, if it sends one."""
+    sent = find_sent_form(view, place, is_tombstone=True)
+    if sent is None:
+        return prune_output(view, index, place)
+    several = index.messages[place].message.outputs
+    outputs = tuple([each for each in sent.edit.arguments if several and each[0] != BESIDE])
+    return msgspec.structs.replace(sent, edit=msgspec.structs.replace(sent.edit, arguments=outputs))
+
+
+def name_words(
+    view: PlanRequest, index: ConversationIndex, place: int, words: Sequence[str], made: ReplacedMessage | None
+) -> ReplacedMessage:
+    """Return a tombstone that names these words of the output, with what `made` says beside it."""
+    named = prune_output(view, index, place, words)
+    beside = dict(made.edit.arguments).get(BESIDE) if made is not None else None
+    return named if made is None or beside is None else _put_beside(index, named, beside, made.references)
+
+
+def _put_beside(
+    index: ConversationIndex, made: ReplacedMessage, text: str, references: tuple[Reference, ...]
+) -> ReplacedMessage:
+    """Return a tombstone with `text` as the words of the user beside it."""
+    edit = made.edit
+    outputs = edit.arguments or ((index.messages[edit.place].message.results[0], edit.text),)
+    return ReplacedMessage(Replaced(edit.place, edit.text, "tombstone", (*outputs, (BESIDE, text))), references)
 
 
 def _find_sent_level(view: PlanRequest, index: ConversationIndex, i: int, forms: Sequence[UserMessageForm]) -> int:

@@ -240,3 +240,25 @@ def test_a_section_never_stands_behind_a_call_with_which_the_history_would_begin
     (section,) = build_ledger(ask(messages, 10_000), found, scope, count).sections
     behind = found.steps[stays].stop
     assert (section.start, section.stop) == (0 if is_spoken else behind, behind + len(work[1]))
+
+
+def test_a_tombstone_beside_words_names_words_of_its_output_and_stays_the_same_in_the_next_epoch() -> None:
+    """What a tombstone replaces is not shown; so its words are named once: there, and in no line of the ledger."""
+    messages = talk(6, 6)
+    spoken = sorted(index(messages, 8_000).spoken)
+    for place in spoken:
+        result = messages[place]["content"][0]
+        result["content"] = f"def handle_case_{place}():\n" + result["content"]
+    plan, _ = build(messages, 8_000)
+    told = [edit for edit in plan.edits if isinstance(edit, Replaced) and edit.place in spoken and edit.arguments]
+    named = [edit for edit in told if f"| handle_case_{edit.place}" in edit.arguments[0][1]]
+    assert len(told) >= 3
+    assert named == told
+    ledger = "\n".join(edit.text for edit in plan.edits if isinstance(edit, Written))
+    assert not any(f"handle_case_{edit.place}" in ledger for edit in told)
+    longer = [*messages, *(message for i in range(900, 912) for message in act(i))]
+    again = ContextBuilder(BuilderPolicy(), count).build(msgspec.structs.replace(ask(longer, 8_000), frozen=plan))
+    kept = {edit.place: edit for edit in again.edits if isinstance(edit, Replaced)}
+    common = [edit for edit in told if edit.place in kept]
+    assert len(common) >= 2
+    assert [kept[edit.place] for edit in common] == common

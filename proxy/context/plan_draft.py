@@ -92,9 +92,9 @@ def make_plan(
         return ContextPlan(0, (), (), sum(each.tokens for each in index.messages), draft.protected, rung, beyond)
     later = range(draft.tail, len(index.steps))
     tail = max([draft.tail, *(i + 1 for i in later if not draft.marked.keys().isdisjoint(index.steps[i].places))])
-    # a history without all that a compaction covers must not be sent under it
-    compacted = max((each.stop for each in draft.reports if isinstance(each, Compacted)), default=0)
-    tail = max(tail, sum(step.start < compacted for step in index.steps))
+    # a history without all that a summary covers must not be sent under it
+    covered = max((each.stop for each in (*draft.reports, *draft.carried.written) if each.report), default=0)
+    tail = max(tail, sum(step.start < covered for step in index.steps))
     through = index.find_start(tail)
     references = {each.id: each for each in _list_references(draft)}
     edits = tuple(_list_edits(index, draft, tail))

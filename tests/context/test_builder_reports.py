@@ -1,6 +1,9 @@
 """Summaries in plans: before the ledger of their place, as many as there is room for, and in what stays for good."""
 
+from collections.abc import Callable
+
 import msgspec
+import pytest
 
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import BuilderPolicy, LiveSummary, PlanRequest
@@ -140,10 +143,14 @@ def test_one_that_takes_more_than_a_ledger_is_not_shown() -> None:
     assert list_ids(BUILDER.build(see(compact("p", 21, room + 1)))) == [""]
 
 
-def test_a_plan_replaces_all_messages_that_it_covers_so_that_no_other_branch_is_sent_it() -> None:
-    shown = BUILDER.build(see(compact("p", 9)))
+@pytest.mark.parametrize("make", [compact, lambda id, stop: report(id, 0, stop)])
+def test_a_plan_replaces_all_messages_that_it_covers_so_that_no_other_branch_is_sent_it(
+    make: Callable[[str, int], LiveSummary],
+) -> None:
+    shown = BUILDER.build(see(make("p", 9)))
     stop = shown.through + 3
-    plan = BUILDER.build(see(compact("p", stop)))
+    plan = BUILDER.build(see(make("p", stop)))
+    assert "p" in list_ids(plan)
     assert stop <= plan.through < len(DAY)
     assert plan.edits[-3:] == tuple(Kept(place) for place in range(plan.through - 3, plan.through))
 

@@ -202,7 +202,8 @@ class UpstreamSettings(Section):
     compaction: bool = Field(
         _PROVIDER.has_compaction,
         description="Whether its provider's own compaction is asked for before a model's summary, and then sent: that "
-        "of /v1/messages on demand (compact-2026-09-04), of /v1/responses by a compaction_trigger.",
+        "of /v1/messages on demand (compact-2026-09-04), of /v1/responses by a compaction_trigger. compaction.prompt"
+        " is not for it.",
     )
 
     @model_validator(mode="after")

@@ -34,6 +34,7 @@ from proxy.context.plan_draft import (
     compute_summaries_budget,
     count_draft,
     count_report,
+    extend_tail,
     list_replaceable,
     make_plan,
     shrink_draft,
@@ -487,16 +488,3 @@ def _count_values(index: ConversationIndex, place: int) -> int:
 
 def _list_shortened(shown: Iterable[UserMessageForm]) -> dict[int, ReplacedMessage]:
     return {edit.place: ReplacedMessage(edit, each.references) for each in shown for edit in each.edits}
-
-
-def extend_tail(
-    index: ConversationIndex, least: int, staying: frozenset[int], told: frozenset[int], room: float
-) -> int:
-    """Return the step at which the tail begins if it may have `room` more tokens."""
-    tail = least
-    while tail and tail - 1 not in told:
-        room -= 0 if tail - 1 in staying else index.steps[tail - 1].tokens
-        if room < 0:
-            break
-        tail -= 1
-    return tail

@@ -7,18 +7,17 @@ like a tool call.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from proxy.context.budget import MESSAGE_FRAME
 from proxy.context.conversation import AgentStep, ConversationIndex, read_words
-from proxy.context.references import PAGE, render_words, sanitize_text
-from proxy.context.tool_outputs import UnusualOutputs
+from proxy.context.message_features import find_content
+from proxy.context.references import PAGE, PAGE_OVERLAP, render_words, sanitize_text
 from proxy.model.epoch import Compacted, ContextPlan, Reference, Written
 from proxy.model.messages import LEDGER_HEAD
-
-_OVERLAP = 200
 
 
 class Page(msgspec.Struct, frozen=True, gc=False):
@@ -66,7 +65,7 @@ def _list_pages(steps: Sequence[AgentStep], first: int, last: int) -> Iterator[P
     start, stop = steps[first].start, steps[last].stop
     size = sum(step.characters for step in steps[first : last + 1])
     yield Page(first, last, start, stop)
-    for offset in range(PAGE - _OVERLAP, size - _OVERLAP, PAGE - _OVERLAP):
+    for offset in range(PAGE - PAGE_OVERLAP, size - PAGE_OVERLAP, PAGE - PAGE_OVERLAP):
         yield Page(first, last, start, stop, offset)
 
 
@@ -145,6 +144,21 @@ class StepDetail(msgspec.Struct, frozen=True, gc=False):
 
 
 FULL, BRIEF = StepDetail(14, 48, 110), StepDetail(7, 28, 60)
+
+# An output is unusual where at least so many, and such a share of all, begin with another line of at most so many
+# characters; so many are alike; and so many characters of it are told.
+_LEAST_OUTPUTS, _USUAL_SHARE, _LEAST_ALIKE, _LONGEST_WRAPPER, _HEAD = 8, 0.8, 3, 60, 160
+_DIGITS = re.compile(r"\d+")
+
+
+class UnusualOutputs(msgspec.Struct, frozen=True, gc=False):
+    """Outputs that say by themselves how a call ended: `shown` has the first line of each, by place.
+
+    Those in `refused` came from the harness, which did not carry out the call.
+    """
+
+    shown: Mapping[int, str] = {}
+    refused: frozenset[int] = frozenset()
 
 
 _ALL_USUAL = UnusualOutputs()
@@ -292,3 +306,28 @@ def _find_covered_steps(index: ConversationIndex, frozen: ContextPlan, stop: int
     """Return the steps before message `stop` that the ledgers cover: all that were not kept beside them."""
     kept = {edit.place for edit in frozen.edits if not isinstance(edit, Written)}
     return frozenset(i for i, step in enumerate(index.steps) if step.stop <= stop and kept.isdisjoint(step.places))
+
+
+def find_unusual(index: ConversationIndex) -> UnusualOutputs:
+    """Find the outputs that are equal to at least two others, or lack the line that nearly all others begin with.
+
+    Of the latter those that several calls got alike are refusals. That an output is repeated proves nothing alone:
+    "done" is, too. No harness is known by name; what is usual is taken from the conversation itself.
+    """
+    places = [place for place, seen in enumerate(index.messages) if seen.structure.role == "tool"]
+    texts = {place: index.messages[place].message.text for place in places}
+    begins = {place: _DIGITS.sub("0", text[: _LONGEST_WRAPPER + 1].partition("\n")[0]) for place, text in texts.items()}
+    usual, times = Counter(begins.values()).most_common(1)[0] if places else ("", 0)
+    has_usual = 0 < len(usual) <= _LONGEST_WRAPPER and times >= max(_LEAST_OUTPUTS, _USUAL_SHARE * len(places))
+    bare = [place for place in places if has_usual and begins[place] != usual and texts[place].strip()]
+    heads = {place: _DIGITS.sub("0", texts[place][:_HEAD]) for place in bare}
+    alike, same = Counter(heads.values()), Counter(index.found[place].digest for place in places)
+    told = {*bare, *(place for place in places if same[index.found[place].digest] >= _LEAST_ALIKE)}
+    shown = {place: _find_first_line(texts[place]) for place in sorted(told)}
+    refused = frozenset(place for place, head in heads.items() if alike[head] >= _LEAST_ALIKE)
+    return UnusualOutputs({place: line for place, line in shown.items() if line}, refused)
+
+
+def _find_first_line(text: str) -> str:
+    start, stop = find_content(text)
+    return text[start : min(stop, start + _HEAD)].partition("\n")[0].strip()

@@ -23,7 +23,9 @@ from proxy.context.ledger import (
     LedgerLine,
     Page,
     StepDetail,
+    UnusualOutputs,
     cut_pages,
+    find_unusual,
     format_step,
     format_user_turn,
     has_effects,
@@ -31,7 +33,6 @@ from proxy.context.ledger import (
 )
 from proxy.context.message_features import list_identifiers
 from proxy.context.references import PAGE, find_fold, unfold_words
-from proxy.context.tool_outputs import UnusualOutputs, find_unusual
 from proxy.context.user_rules import compute_rules_budget, format_rules, list_unsent_rules
 from proxy.context.word_ranking import (
     IdentifierIndex,

@@ -163,3 +163,16 @@ def _list_references(draft: PlanDraft) -> Iterator[Reference]:
     yield from draft.ledger.references
     for made in draft.marked.values():
         yield from made.references
+
+
+def extend_tail(
+    index: ConversationIndex, least: int, staying: frozenset[int], told: frozenset[int], room: float
+) -> int:
+    """Return the step at which the tail begins if it may have `room` more tokens."""
+    tail = least
+    while tail and tail - 1 not in told:
+        room -= 0 if tail - 1 in staying else index.steps[tail - 1].tokens
+        if room < 0:
+            break
+        tail -= 1
+    return tail

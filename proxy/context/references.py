@@ -37,6 +37,8 @@ def sanitize_lines(text: str) -> str:
 
 PAGE = 12_000
 """Characters of a page. A reader of a reference always sees the first page of its original."""
+PAGE_OVERLAP = 200
+"""Characters that a page has in common with the one before: no line of usual length is on neither whole."""
 
 _MOST_DEPTH = 16
 

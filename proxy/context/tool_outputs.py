@@ -3,8 +3,6 @@
 Superseded outputs are replaced first, then repeated ones, then corrected errors, then other errors, then the oldest.
 """
 
-import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 
@@ -12,10 +10,11 @@ import msgspec
 
 from proxy.context.budget import MESSAGE_FRAME, estimate_tokens, find_cap
 from proxy.context.conversation import BuilderPolicy, ConversationIndex, CountedMessage, PlanRequest
-from proxy.context.message_features import count_lines, find_content, find_outcome
+from proxy.context.message_features import count_lines, find_outcome
 from proxy.context.outline import OutlineParser, outline
 from proxy.context.references import (
     PAGE,
+    PAGE_OVERLAP,
     FileReference,
     Tombstone,
     cut_to_ends,
@@ -28,11 +27,13 @@ from proxy.context.references import (
 from proxy.model.epoch import Reference, Replaced
 from proxy.model.messages import BESIDE, MOST_BESIDE, ToolCall
 
-_OVERLAP = 200
+# Parts that a marker names, each of a page: 24 are some 70,000 tokens, more than an output has that is read by parts.
 _MAX_PARTS = 24
 MIN_PRUNED_TOKENS = 100
 """Size in tokens up to which an output is not worth a marker."""
+# Characters that are left of a text where nothing else fits: what it is about, in some 100 tokens.
 _SHORTENED_LENGTH = 400
+# Levels of arguments that are searched for long values: deeper ones are left as they are, within the stack's limit.
 _MAX_DEPTH = 32
 _ACCESS = "run it again if it only reads, or ask the user for `palimpsest expand ID`"
 # Tokens of the line that introduces an excerpt, and the fewest that make an excerpt.
@@ -176,45 +177,6 @@ def _replace_outputs(
         references += named
     text = "\n".join([texts.get(output.id, output.text) for output in outputs])
     return ReplacedMessage(Replaced(place, text, "tombstone", tuple(texts.items())), tuple(references))
-
-
-_LEAST_OUTPUTS, _USUAL_SHARE, _LEAST_ALIKE, _LONGEST_WRAPPER, _HEAD = 8, 0.8, 3, 60, 160
-_DIGITS = re.compile(r"\d+")
-
-
-class UnusualOutputs(msgspec.Struct, frozen=True, gc=False):
-    """Outputs that say by themselves how a call ended: `shown` has the first line of each, by place.
-
-    Those in `refused` came from the harness, which did not carry out the call.
-    """
-
-    shown: Mapping[int, str] = {}
-    refused: frozenset[int] = frozenset()
-
-
-def find_unusual(index: ConversationIndex) -> UnusualOutputs:
-    """Find the outputs that are equal to at least two others, or lack the line that nearly all others begin with.
-
-    Of the latter those that several calls got alike are refusals. That an output is repeated proves nothing alone:
-    "done" is, too. No harness is known by name; what is usual is taken from the conversation itself.
-    """
-    places = [place for place, seen in enumerate(index.messages) if seen.structure.role == "tool"]
-    texts = {place: index.messages[place].message.text for place in places}
-    begins = {place: _DIGITS.sub("0", text[: _LONGEST_WRAPPER + 1].partition("\n")[0]) for place, text in texts.items()}
-    usual, times = Counter(begins.values()).most_common(1)[0] if places else ("", 0)
-    has_usual = 0 < len(usual) <= _LONGEST_WRAPPER and times >= max(_LEAST_OUTPUTS, _USUAL_SHARE * len(places))
-    bare = [place for place in places if has_usual and begins[place] != usual and texts[place].strip()]
-    heads = {place: _DIGITS.sub("0", texts[place][:_HEAD]) for place in bare}
-    alike, same = Counter(heads.values()), Counter(index.found[place].digest for place in places)
-    told = {*bare, *(place for place in places if same[index.found[place].digest] >= _LEAST_ALIKE)}
-    shown = {place: _find_first_line(texts[place]) for place in sorted(told)}
-    refused = frozenset(place for place, head in heads.items() if alike[head] >= _LEAST_ALIKE)
-    return UnusualOutputs({place: line for place, line in shown.items() if line}, refused)
-
-
-def _find_first_line(text: str) -> str:
-    start, stop = find_content(text)
-    return text[start : min(stop, start + _HEAD)].partition("\n")[0].strip()
 
 
 def prune_output(view: PlanRequest, index: ConversationIndex, place: int, words: Sequence[str] = ()) -> ReplacedMessage:
@@ -364,7 +326,7 @@ def _find_path(asked: _Asked | None) -> str:
 
 def list_part_references(view: PlanRequest, place: int, start: int, stop: int) -> tuple[Reference, ...]:
     """Return references of a message whose first pages hold its original from character `start` up to `stop`."""
-    offsets = range(start, max(start + 1, stop - _OVERLAP), PAGE - _OVERLAP)[:_MAX_PARTS]
+    offsets = range(start, max(start + 1, stop - PAGE_OVERLAP), PAGE - PAGE_OVERLAP)[:_MAX_PARTS]
     return tuple(Reference(view.name(place, place + 1, offset), place, place + 1, offset) for offset in offsets)
 
 

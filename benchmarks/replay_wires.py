@@ -44,11 +44,15 @@ class ReplayUpstream(LoopbackServer):
     def __init__(self, kit: Replay, aux: str) -> None:
         self.kit, self.aux = kit, aux
         self.script, self.spelling, self.lock = Script(), Spelling(), threading.Lock()
+        self.rounds: list[tuple[list[Any], list[ChatMessage]]] = []  # further ones of the call, which it pays for
         super().__init__()
 
     def begin(self, session: Body) -> None:
         self.spelling = Spelling()
         self.spelling.note_tools(session["tools"] or ())
+
+    def begin_call(self, script: Script) -> None:
+        self.script, self.rounds = script, []
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         """Answer a POST request."""
@@ -57,9 +61,9 @@ class ReplayUpstream(LoopbackServer):
         wire = next(wire for wire in WIRES.values() if handler.path.split("?")[0].endswith(wire.path))
         messages, tools = wire.read(body, self.spelling), list(map(self.spelling.spell_tool, wire.read_tools(body)))
         with self.lock:
-            script, is_main = self.script, self._is_main(messages)
+            script, is_main = self.script, self.is_main(messages)
             if is_main:
-                script.arrived, script.is_answered, answer = messages, True, strip(script.response)
+                answer = self.answer_client(messages, tools)
             else:
                 script.own.append((tools, messages))
                 answer = {"role": "assistant", "content": self.kit.live.extract(messages)}
@@ -72,7 +76,13 @@ class ReplayUpstream(LoopbackServer):
         usage = head + sum(c.n(dict(message)) for message in messages), c.n(dict(answer))
         self._stream(handler, wire.list_events(answer, usage))
 
-    def _is_main(self, messages: Sequence[ChatMessage]) -> bool:
+    def answer_client(self, messages: list[ChatMessage], tools: list[Any]) -> ChatMessage:
+        """Return the answer to a request of the client."""
+        self.script.arrived, self.script.is_answered = messages, True
+        return strip(self.script.response)
+
+    def is_main(self, messages: Sequence[ChatMessage]) -> bool:
+        """Return whether a request is the client's."""
         script, text_of = self.script, self.kit.ctx.text_of
         if script.is_answered or not messages:
             return False
@@ -121,7 +131,7 @@ class Client:
             response = step["response_message"]
             full.step(messages, messages, response, number)
             with upstream.lock:
-                script = upstream.script = Script(messages, response, is_answered=False)
+                upstream.begin_call(script := Script(messages, response, is_answered=False))
             upstream.spelling.note_message(response)
             problem = self._call(session, messages, response)
             with upstream.lock:
@@ -137,6 +147,8 @@ class Client:
                 meter.step(messages, copies, response, number, resolver)
                 strict.step(messages, copies, response, resolver)
                 story.step(messages, copies, response)
+                for tools, further in upstream.rounds:
+                    meter.auxiliary(tools, [dict(message) for message in further])
             messages.append(response)
         return meter.result(), full.result(), strict, story
 

@@ -210,10 +210,13 @@ class MessagesSpeaker(Speaker):
     @staticmethod
     def _begin(part: Part) -> tuple[Fields, list[Fields]]:
         if isinstance(part, Call):
-            pieces = [{"type": "input_json_delta", "partial_json": piece} for piece in _cut(part.arguments)]
+            pieces: list[Fields] = [
+                {"type": "input_json_delta", "partial_json": piece} for piece in _cut(part.arguments)
+            ]
             return {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}, pieces
         if isinstance(part, Text):
-            return {"type": "text", "text": ""}, [{"type": "text_delta", "text": piece} for piece in _cut(part.text)]
+            pieces = [{"type": "text_delta", "text": piece} for piece in _cut(part.text)]
+            return {"type": "text", "text": ""}, pieces
         thinking: list[Fields] = [{"type": "thinking_delta", "thinking": piece} for piece in _cut(part.text)]
         begun = {"type": "thinking", "thinking": "", "signature": ""}
         return begun, [*thinking, {"type": "signature_delta", "signature": f"s-{part.id}"}]
@@ -246,9 +249,6 @@ class ResponsesSpeaker(Speaker):
         following = turn.parts[place + 1 :]
         has_own = any(call.is_own for call in turn.calls)
         return not has_own or any(not isinstance(part, Call) for part in following)
-
-    def join(self, turns: Sequence[Turn], *, binds: bool = True) -> Turn:
-        return super().join(turns, binds=binds)
 
     def list_events(self, turn: Turn) -> list[bytes]:
         sent: list[tuple[str, Fields]] = []

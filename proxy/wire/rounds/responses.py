@@ -214,7 +214,7 @@ class _ResponsesStitcher(RoundStitcher):
         return event.kind == _ADDED or event.kind in _ENDS
 
     def _flush(self) -> bytes:
-        return self._release(withholds=self._is_hiding)
+        return self._release(withholds=True)  # the stream broke off
 
     # Events
 

@@ -338,7 +338,7 @@ class RoundStitcher(ABC):
             waiting, self._waiting = self._waiting, b""
             return waiting + self._edit_echo(event)
         is_whole = event.value is not None or event.data.startswith(END)
-        return self._pass_block(rest + _BLANK) if is_whole else b""
+        return self._pass_block(rest.rstrip(b"\r\n") + _BLANK) if is_whole else b""
 
     def _hold(self, event: EventBlock) -> bytes:
         """Hold the end of a hidden round."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from proxy.wire import FORMATS
 from proxy.wire.format import Format
+from proxy.wire.rounds import RoundEnd, make_stitcher
 
 TOOL = "context_recall"
 
@@ -347,3 +348,24 @@ class PlainResponsesSpeaker(ResponsesSpeaker):
 
 
 SPEAKERS: tuple[Speaker, ...] = (ChatSpeaker(), MessagesSpeaker(), ResponsesSpeaker())
+
+
+def slice_body(body: bytes, sizes: Sequence[int]) -> Iterator[bytes]:
+    """The body in pieces of these sizes, in turn."""
+    at = 0
+    while at < len(body):
+        for size in sizes or (len(body),):
+            yield body[at : at + size]
+            at += size
+
+
+def play(
+    form: Format, bodies: Sequence[bytes], sizes: Sequence[int] = (), *, is_stream: bool = True, binds: bool = True
+) -> tuple[bytes, list[RoundEnd]]:
+    """What the client gets for these rounds, and what each has come to."""
+    stitcher = make_stitcher(form, TOOL, is_stream=is_stream, binds_reasoning=binds)
+    written, ends = [], []
+    for body in bodies:
+        written += [stitcher.feed(piece) for piece in slice_body(body, sizes) if piece]
+        ends.append(stitcher.end_round())
+    return b"".join([*written, stitcher.finish()]), ends

@@ -240,9 +240,9 @@ class _ChatStitcher(RoundStitcher):
         name = read_name(fragment.get("function"))
         place = self._last_place = index if type(index) is int else self._last_place
         known = self._calls.get(place)
-        # As responses are read: some servers give all calls the index 0, others none, or an id to each fragment.
-        is_new = bool(known and call_id and call_id != known[0] and (name or index is None))
-        if known is None or is_new or (index is None and name and not call_id):
+        # As the format reads them: some servers give all calls the index 0, others none, or an id to each fragment.
+        is_other = known is not None and bool(call_id) and call_id != known[0]
+        if known is None or (is_other and (index is None or (known[0] and name))):
             known = self._calls[place] = (call_id, name == self._tool)
             (self._own_places if known[1] else self._client_places).add(place)
         return None if known[1] else place - sum(own < place for own in self._own_places - self._client_places)
@@ -316,7 +316,7 @@ class _ChatStitcher(RoundStitcher):
     def _write_body(self) -> bytes:
         body = self._bodies[-1] if self._bodies else b""
         message = _find_message(body)
-        if self._is_quiet or not message:
+        if self._is_untouched or not message:
             return body
         calls = list_elements(read_member(message, "tool_calls") or b"[]")
         kept = [each for each in calls if not _is_own(load_lenient(each), self._tool)]

@@ -189,6 +189,11 @@ class RoundStitcher(ABC):
         self._pending = b""
         return written
 
+    @property
+    def _is_untouched(self) -> bool:
+        """Whether there is one round, without a call of ours."""
+        return not (self._round or self._ended.own)
+
     # What differs between formats
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -12,35 +12,26 @@ from hypothesis import strategies as st
 
 from proxy.wire.rounds import RoundEnd, RoundStitcher, make_stitcher
 from proxy.wire.streams import read_events
-from tests.support.rounds import SPEAKERS, TOOL, Call, Part, PlainResponsesSpeaker, Speaker, Text, Thought, Turn, number
+from tests.support.rounds import (
+    SPEAKERS,
+    TOOL,
+    Call,
+    Part,
+    PlainResponsesSpeaker,
+    Speaker,
+    Text,
+    Thought,
+    Turn,
+    number,
+    play,
+)
 
 GARBAGE = ("", "{", "no json", '{"a": 1', "[1]", '"x"', "null", '{"query": "\\ud800"}')
 SPEAKING = pytest.mark.parametrize("speaker", SPEAKERS, ids=lambda speaker: speaker.form.name)
 PLAIN = (*SPEAKERS[:2], PlainResponsesSpeaker())
 
 
-def cut(body: bytes, sizes: Sequence[int]) -> Iterator[bytes]:
-    """The body in pieces of these sizes, in turn."""
-    at = 0
-    while at < len(body):
-        for size in sizes or (len(body),):
-            yield body[at : at + size]
-            at += size
-
-
 MANY = settings(max_examples=60)
-
-
-def play(
-    speaker: Speaker, bodies: Sequence[bytes], sizes: Sequence[int] = (), *, is_stream: bool = True, binds: bool = True
-) -> tuple[bytes, list[RoundEnd]]:
-    """What the client gets for these rounds, and what each has come to."""
-    stitcher = make_stitcher(speaker.form, TOOL, is_stream=is_stream, binds_reasoning=binds)
-    written, ends = [], []
-    for body in bodies:
-        written += [stitcher.feed(piece) for piece in cut(body, sizes) if piece]
-        ends.append(stitcher.end_round())
-    return b"".join([*written, stitcher.finish()]), ends
 
 
 def read_stream(speaker: Speaker, stream: bytes) -> dict[str, Any]:
@@ -85,11 +76,11 @@ def test_a_client_gets_one_response_without_our_tool(
     speaker: Speaker, turns: tuple[Turn, ...], sizes: list[int], binds: bool
 ) -> None:
     streams = [speaker.stream(turn) for turn in turns]
-    written, ends = play(speaker, streams, sizes, binds=binds)
+    written, ends = play(speaker.form, streams, sizes, binds=binds)
     assert read_stream(speaker, written) == expect_stream(speaker, turns, binds=binds)
     assert TOOL.encode() not in written
     assert [end.can_continue for end in ends] == [turn.is_hidden for turn in turns]
-    assert written == play(speaker, streams, binds=binds)[0]
+    assert written == play(speaker.form, streams, binds=binds)[0]
 
 
 @MANY
@@ -98,7 +89,7 @@ def test_a_body_is_one_response_without_our_tool(
     speaker: Speaker, turns: tuple[Turn, ...], sizes: list[int], binds: bool
 ) -> None:
     bodies = [speaker.spell_body(turn) for turn in turns]
-    written, ends = play(speaker, bodies, sizes, is_stream=False, binds=binds)
+    written, ends = play(speaker.form, bodies, sizes, is_stream=False, binds=binds)
     expected = json.loads(speaker.spell_body(speaker.join(turns, binds=binds)))
     assert clean(json.loads(written)) == clean(expected)
     assert TOOL.encode() not in written
@@ -113,7 +104,7 @@ def test_a_stream_without_our_call_passes_byte_by_byte(
     [turn] = number([*parts, Text(f"I could use {TOOL}.")])
     stream = b": comment\n\n" + speaker.stream(turn) + b"\n\n: end\n"
     stream = stream.replace(b"\n", line_end)
-    assert play(speaker, [stream], sizes) == (stream, [RoundEnd()])
+    assert play(speaker.form, [stream], sizes) == (stream, [RoundEnd()])
 
 
 EXAMPLE = number(
@@ -153,7 +144,7 @@ def test_it_is_the_same_wherever_the_bytes_are_cut(speaker: Speaker, line_end: b
 @SPEAKING
 def test_what_has_gone_out_of_a_broken_stream_is_its_beginning(speaker: Speaker) -> None:
     streams = [speaker.stream(turn) for turn in EXAMPLE]
-    whole, _ = play(speaker, streams)
+    whole, _ = play(speaker.form, streams)
     before = b""
     for state, stream in zip(list_states(speaker, streams), streams, strict=True):
         for at in range(0, len(stream), 5):

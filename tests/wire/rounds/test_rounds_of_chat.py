@@ -1,14 +1,14 @@
 """Calls of our tool in Chat Completions as various servers send them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from proxy.wire import FORMATS
 from proxy.wire.rounds import OwnCall, make_stitcher
-from proxy.wire.streams import read_events
+from proxy.wire.streams import ServerEvent, read_events
 from tests.support.rounds import TOOL, play
 
 FORM = FORMATS["chat_completions"]
@@ -38,6 +38,12 @@ def stitch(*streams: bytes) -> list[dict[str, Any]]:
     """The data of what the client gets, read as JSON."""
     written, _ = play(FORM, streams)
     return [json.loads(event.data) for event in read_events(written) if event.data != "[DONE]"]
+
+
+def read_data(event: ServerEvent) -> dict[str, Any]:
+    """The chunk in an event; empty if it has no choices."""
+    value: dict[str, Any] = {} if event.data == "[DONE]" else json.loads(event.data)
+    return value if value.get("choices") else {}
 
 
 def assemble(*streams: bytes) -> dict[str, Any]:
@@ -221,7 +227,8 @@ def test_what_is_not_understood_passes() -> None:
 
 def test_data_in_several_lines_is_written_in_several() -> None:
     first = chunk(call(RECALL, 0, "a")) + chunk({}, "tool_calls") + DONE
-    last = b'id: 1\r\ndata: {"id":"c1",\r\ndata: "choices":[{"index":0,\r\ndata:  "delta":{"content":"x"}}]}\r\n: more\r\n\r\n'
+    last = b'id: 1\r\ndata: {"id":"c1",\r\ndata: "choices":[{"index":0,\r\ndata:  "delta":{"content":"x"}}]}\r\n'
+    last += b": more\r\n\r\n"
     written, _ = play(FORM, [first, last])
     assert written.startswith(b"id: 1\r\ndata: {")
     assert written.endswith(b"\r\n: more\r\n\r\n")
@@ -236,7 +243,10 @@ def test_eight_calls_with_any_arguments_are_read_and_sent_back_as_json(arguments
         chunk({"tool_calls": [each]}) for each in calls
     )
     written, [end, _] = play(FORM, [stream + chunk({"content": "nothing. "}) + chunk({}, "tool_calls") + DONE, LAST])
-    assert FORM.read_events(read_events(written)).value["choices"][0]["message"]["content"] == "I see nothing. Found."
+    said = "".join(
+        each["choices"][0]["delta"].get("content", "") for each in map(read_data, read_events(written)) if each
+    )
+    assert said == "I see nothing. Found."
     assert [each.id for each in end.own] == [f"a{i}" for i in range(8)]
     assert {each.arguments for each in end.own} == {arguments}
     for each in json.loads(end.answer[0])["tool_calls"]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.wire import FORMATS
-from proxy.wire.rounds import OwnCall, make_stitcher
+from proxy.wire.rounds import OwnCall, make_stitcher, read_round
 from proxy.wire.streams import read_events
 from tests.support.rounds import TOOL, Call, ResponsesSpeaker, Text, Thought, Turn, number, play
 
@@ -134,7 +134,7 @@ def test_a_broken_stream_passes_the_reasoning_that_waits() -> None:
 
 
 def test_events_behind_reasoning_wait_with_it() -> None:
-    keep = ("keepalive", {})
+    keep: tuple[str, Fields] = ("keepalive", {})
     done = ("output_item.done", {"output_index": 1, "item": TIED})
     opened = ("output_item.added", {"output_index": 2, "item": RECALL})
     begun = ("created", {"response": {"id": "r"}}), ("output_item.added", {"output_index": 0, "item": RECALL})
@@ -158,7 +158,7 @@ def test_an_empty_output_of_a_backend_stays_empty() -> None:
 
 def test_a_stream_without_whole_items_is_read_from_its_deltas() -> None:
     bare = {"output_index": 0, "item_id": "fc_1"}
-    sent = [
+    sent: list[tuple[str, Fields]] = [
         ("created", {"response": {"id": "r"}}),
         ("output_item.added", {"output_index": 0, "item": {**RECALL, "arguments": ""}}),
         ("function_call_arguments.delta", {**bare, "delta": '{"a"'}),
@@ -171,7 +171,7 @@ def test_a_stream_without_whole_items_is_read_from_its_deltas() -> None:
 
 
 def test_items_are_known_by_their_ids_where_they_have_no_index() -> None:
-    sent = [
+    sent: list[tuple[str, Fields]] = [
         ("created", {"response": {"id": "r"}}),
         ("output_item.added", {"item": RECALL}),
         ("function_call_arguments.delta", {"item_id": "fc_1", "delta": "{}"}),
@@ -249,3 +249,18 @@ def test_calls_of_the_provider_are_no_calls_of_the_client() -> None:
     written, [end] = play(FORM, [items(served, RECALL)])
     assert end.can_continue
     assert list_kinds(list_output(written)) == ["web_search_call"]
+
+
+def test_a_recorded_stream_without_its_last_line_is_read_alike() -> None:
+    stream = items(WORDS, RECALL)
+    whole = read_round(FORM, TOOL, stream, is_stream=True)
+    assert whole.can_continue
+    assert read_round(FORM, TOOL, stream[:-2], is_stream=True) == whole
+
+
+def test_more_blank_lines_than_needed_pass() -> None:
+    stream = items(WORDS, RECALL).replace(b"\n\n", b"\n\n\n")
+    for sizes in ((), (1,)):
+        written, [end] = play(FORM, [stream], sizes)
+        assert end.can_continue
+        assert list_output(written) == [WORDS]

@@ -111,6 +111,7 @@ def test_a_choice_among_the_tools_excludes_it_unless_it_is_offered(form: Format,
 def test_an_answer_that_the_client_begins_excludes_it(form: Format) -> None:
     begun = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "{"}]
     assert "begins the answer" in find_obstacle(form, split(form, messages=begun), TOOL)
+    assert find_obstacle(form, split(form, messages=begun), TOOL, is_offered=True) == ""
     assert find_obstacle(form, split(form, messages=[]), TOOL) == ""
 
 

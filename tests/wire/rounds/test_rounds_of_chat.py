@@ -211,6 +211,20 @@ def test_signed_reasoning_of_later_rounds_is_withheld_and_sent_back() -> None:
     assert written.count(b"sIg") == 1
 
 
+def test_fragments_of_thinking_blocks_are_sent_back_as_whole_blocks() -> None:
+    """LiteLLM sends them without an index, and the signature last."""
+    sent = [{"type": "thinking", "thinking": "h", "signature": None}, {"type": "thinking", "thinking": "m"}]
+    sent += [{"type": "thinking", "thinking": "", "signature": "s"}, {"type": "redacted_thinking", "data": "d"}]
+    sent += [{"type": "thinking", "thinking": "x", "signature": "t"}]
+    stream = b"".join(chunk({"role": None, "thinking_blocks": [block]}) for block in sent)
+    _, [end] = play(FORM, [stream + chunk(call(RECALL, 0, "a")) + chunk({}, "tool_calls") + DONE])
+    assert json.loads(end.answer[0])["thinking_blocks"] == [
+        {"type": "thinking", "thinking": "hm", "signature": "s"},
+        sent[3],
+        sent[4],
+    ]
+
+
 def test_a_whole_message_in_place_of_a_delta_is_read() -> None:
     message = {"role": "assistant", "content": None, **call(RECALL, 0, "a")}
     first = spell({"id": "c", "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}) + DONE

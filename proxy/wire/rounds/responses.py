@@ -76,7 +76,8 @@ class _ResponsesRounds(RoundWire):
     def read_round(self, tool: str, received: bytes, *, is_stream: bool) -> RoundEnd:
         if is_stream:
             answer = self.form.read_events(read_events(received))
-            items = _list_done(received) or list(map(encode_value, read_objects(answer.value.get("output"))))
+            items, output = _list_done(received), read_objects(answer.value.get("output"))
+            items = items if len(items) >= len(output) else list(map(encode_value, output))
         else:
             value = load_lenient(received)
             answer = self.form.read_answer(value) if isinstance(value, dict) else Answer({}, is_ended=False)

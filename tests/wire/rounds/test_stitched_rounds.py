@@ -102,7 +102,7 @@ def test_a_stream_without_our_call_passes_byte_by_byte(
     speaker: Speaker, parts: list[Part], sizes: list[int], line_end: bytes
 ) -> None:
     [turn] = number([*parts, Text(f"I could use {TOOL}.")])
-    stream = b": comment\n\n" + speaker.stream(turn) + b"\n\n: end\n"
+    stream = b": comment\n".join([b"", *speaker.list_events(turn), b"\n\n"])
     stream = stream.replace(b"\n", line_end)
     assert play(speaker.form, [stream], sizes) == (stream, [RoundEnd()])
 

@@ -140,7 +140,7 @@ def test_it_is_the_same_wherever_the_bytes_are_cut(speaker: Speaker, line_end: b
     for state, stream in zip(list_states(speaker, streams), streams, strict=True):
         uncut = deepcopy(state)
         whole = uncut.feed(stream), uncut.end_round(), uncut.finish()
-        ends = {found.start() + i for found in re.finditer(rb"[\r\n]", stream) for i in range(-1, 3)}
+        ends = {found.start() + i for found in re.finditer(rb"[\r\n]", stream) for i in range(3)}
         for at in sorted({*ends, *range(1, 60), *range(0, len(stream), 29)}):
             stitcher = deepcopy(state)
             written = stitcher.feed(stream[:at]) + stitcher.feed(stream[at:])

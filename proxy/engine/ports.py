@@ -212,7 +212,7 @@ class LogReader(Protocol):
         ...
 
     async def load_original(self, reference: str) -> StoredOriginal:
-        """Return what a reference replaces, given by its id without `ref:`. Raises NotFound, also if it was erased.
+        """Return what a reference replaces, given by its id without `ref:`. Raises NotFound, or Erased, which is one.
 
         The id of a summary stands for the messages that it covers: for a condensed one, those of its leaves in order.
         """

@@ -77,9 +77,9 @@ class History:
         return found
 
     @cached_property
-    def forms(self) -> frozenset[bytes]:
-        """The normal forms of the messages, by which they are known however they are spelt."""
-        return frozenset([read_form(self.wire, raw) for raw in self.raws])
+    def forms(self) -> list[bytes]:
+        """The normal form of each message, by which it is known however it is spelt."""
+        return [read_form(self.wire, raw) for raw in self.raws]
 
     @cached_property
     def recent_words(self) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from proxy.engine.ports import Clock, Index
+from proxy.engine.ports import Index
 from proxy.engine.recall.history import History
 from proxy.engine.recall.scope import RecallLog, Relatives, Scope, Standing, find_standing, list_readable
 from proxy.engine.recall.versions import list_paths
@@ -40,10 +40,9 @@ class FoundEntry(msgspec.Struct, frozen=True, kw_only=True):
 class EntryFinder:
     """Finds what references name. What a requester may not read is refused as if it did not exist."""
 
-    def __init__(self, log: RecallLog, index: Index, clock: Clock) -> None:
+    def __init__(self, log: RecallLog, index: Index) -> None:
         self._log = log
         self._index = index
-        self._clock = clock
 
     async def find(self, scope: Scope, relatives: Relatives, name: str) -> FoundEntry:
         """Return what an id names, given without `ref:`. Raises NotFound, which says to a model what to do.
@@ -58,12 +57,16 @@ class EntryFinder:
             raise NotFound(await self._tell_unknown(scope, name)) from error
         except NotFound:
             indexed = await self._index.find_entry(name)
-            if indexed is None or not _is_tenants(scope, relatives, indexed):
+            if indexed is None or not await self._is_own(scope, relatives, indexed.session):
                 raise NotFound(await self._tell_unknown(scope, name)) from None
-            return _check_indexed(scope, relatives, indexed)
-        if not await self._is_own(scope, relatives, loaded.session):
-            raise NotFound(await self._tell_unknown(scope, name))
-        return _check_original(scope, relatives, name, loaded)
+            found = _read_indexed(indexed, _find_indexed(scope, relatives, indexed))
+        else:
+            if not await self._is_own(scope, relatives, loaded.session):
+                raise NotFound(await self._tell_unknown(scope, name))
+            found = _read_original(name, loaded, find_standing(scope, relatives, loaded))
+        if found.standing.history is None and not await self._reaches(scope, relatives, found.session):
+            raise NotFound(_BELONGS_ELSEWHERE.format(name=name))
+        return found
 
     async def find_time(self, entry: FoundEntry) -> int:
         """Return when the last message of an entry came, in milliseconds since 1970; 0 if that is not known."""
@@ -102,7 +105,18 @@ class EntryFinder:
 
     async def _is_own(self, scope: Scope, relatives: Relatives, session: str) -> bool:
         """Return whether a session is the requester's tenant's, or one that its own goes on from."""
-        if scope.tenant is None or session in relatives.line:
+        return session in relatives.line or await self._is_tenants(scope, session)
+
+    async def _reaches(self, scope: Scope, relatives: Relatives, session: str) -> bool:
+        """Return whether content of a session may be read that the requester does not continue.
+
+        Sessions of other credentials never are, but for the part that it goes on from.
+        """
+        is_near = scope.reach == "tenant" or (scope.reach == "session" and session in relatives.line)
+        return (scope.tenant is None or is_near) and await self._is_tenants(scope, session)
+
+    async def _is_tenants(self, scope: Scope, session: str) -> bool:
+        if scope.tenant is None:
             return True
         try:
             return (await self._log.find_key(session)).tenant == scope.tenant
@@ -123,13 +137,8 @@ class EntryFinder:
         return f"There is no ref:{name}.{meant} Copy a reference as it stands, or find its content with action search."
 
 
-def _check_original(scope: Scope, relatives: Relatives, name: str, loaded: OriginalText) -> FoundEntry:
-    """Return an original, if the requester may read it."""
-    original = loaded.original
-    standing = find_standing(scope, relatives, loaded)
-    if standing.history is None and not _reaches(scope, relatives, loaded.session):
-        raise NotFound(_BELONGS_ELSEWHERE.format(name=name))
-    messages = [FORMATS[original.wire].parse_message(raw) for raw in loaded.messages]
+def _read_original(name: str, loaded: OriginalText, standing: Standing) -> FoundEntry:
+    messages = [FORMATS[loaded.original.wire].parse_message(raw) for raw in loaded.messages]
     kind: EntryKind = "summary" if loaded.is_summary else "output" if _is_output(messages) else "message"
     act = standing.history.find_call(standing.places.start) if standing.history is not None else None
     paths = list_paths(act.call) if act is not None else []
@@ -145,16 +154,16 @@ def _check_original(scope: Scope, relatives: Relatives, name: str, loaded: Origi
     )
 
 
-def _check_indexed(scope: Scope, relatives: Relatives, entry: IndexedEntry) -> FoundEntry:
-    """Return an entry of the index, if the requester may read it."""
-    standing = Standing()
+def _find_indexed(scope: Scope, relatives: Relatives, entry: IndexedEntry) -> Standing:
+    """Find the message of an entry in what the requester, or its parent, continues."""
     for history, sessions, is_parents in list_readable(scope, relatives):
         place = history.places.get(entry.node) if entry.session in sessions else None
         if place is not None and place < len(history):
-            standing = Standing(history, range(place, place + 1), is_parents)
-            break
-    if standing.history is None and not _reaches(scope, relatives, entry.session):
-        raise NotFound(_BELONGS_ELSEWHERE.format(name=entry.reference))
+            return Standing(history, range(place, place + 1), is_parents)
+    return Standing()
+
+
+def _read_indexed(entry: IndexedEntry, standing: Standing) -> FoundEntry:
     return FoundEntry(
         reference=entry.reference,
         session=entry.session,
@@ -165,17 +174,6 @@ def _check_indexed(scope: Scope, relatives: Relatives, entry: IndexedEntry) -> F
         at_ms=entry.at_ms,
         standing=standing,
     )
-
-
-def _is_tenants(scope: Scope, relatives: Relatives, entry: IndexedEntry) -> bool:
-    return scope.tenant is None or entry.tenant == scope.tenant.hex() or entry.session in relatives.line
-
-
-def _reaches(scope: Scope, relatives: Relatives, session: str) -> bool:
-    """Return whether content of a session of the tenant may be read though the requester does not continue it."""
-    if scope.tenant is None or scope.reach == "tenant":
-        return True
-    return scope.reach == "session" and session in relatives.line
 
 
 def _is_output(messages: Sequence[Message]) -> bool:

@@ -45,14 +45,17 @@ _ANY = SearchQuery(text="")
 
 
 class Recall:
-    """Answers calls of the tool. The texts are for models; a program gets the same."""
+    """Answers calls of the tool, each within `time_limit` seconds. The texts are for models; programs get the same."""
 
-    def __init__(self, log: RecallLog, index: Index, clock: Clock, policy: RecallPolicy) -> None:
+    def __init__(
+        self, log: RecallLog, index: Index, clock: Clock, policy: RecallPolicy, time_limit: float = _TIME_LIMIT
+    ) -> None:
         self._log = log
         self._index = index
         self._clock = clock
         self._policy = policy
-        self._entries = EntryFinder(log, index, clock)
+        self._time_limit = time_limit
+        self._entries = EntryFinder(log, index)
 
     async def run(self, scope: Scope, arguments: str) -> str:
         """Return the result of a call, given its arguments as the model wrote them. Never raises.
@@ -63,7 +66,7 @@ class Recall:
         if isinstance(call, Misused):
             return _clean(call.answer)
         try:
-            async with asyncio.timeout(_TIME_LIMIT):
+            async with asyncio.timeout(self._time_limit):
                 return _clean(await self._answer(scope, call))
         except TimeoutError:
             return "Recalling took too long and was given up. Ask for less, or go on with what you have."

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from proxy.engine.ports import Ancestry, LogReader
+from proxy.engine.ports import LogReader
 from proxy.engine.recall.history import History, read_form
 from proxy.engine.recall.policy import RecallScope
 from proxy.engine.reports.context import OriginalText
@@ -14,6 +14,7 @@ from proxy.engine.reports.lookup import read_back
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Edit, Epoch, Kept, Replaced
 from proxy.model.errors import NotFound
+from proxy.model.exchange import SessionKey
 from proxy.model.log import ExchangeRow
 from proxy.wire import FORMATS
 
@@ -23,8 +24,12 @@ _MOST_LOOKED_AT = 200
 _decode_edits = msgspec.json.Decoder(tuple[Edit, ...]).decode
 
 
-class RecallLog(LogReader, Ancestry, Protocol):
+class RecallLog(LogReader, Protocol):
     """The log as recall reads it."""
+
+    async def find_key(self, session: str) -> SessionKey:
+        """Return the key of the session with this id. Raises NotFound."""
+        ...
 
 
 class Scope(msgspec.Struct, frozen=True, kw_only=True):

@@ -71,11 +71,11 @@ def tell_changes(history: History, found: FileVersions, version: Version) -> str
 def write_page(head: str, text: str, call: RecallCall, characters: int) -> str:
     """Write a page of a text behind a line that says what it is; `call` gets it, and its successor the next page."""
     part, count = cut_page(text, call.page, characters)
-    what = f"ref {call.reference}" if call.reference else f"query {sanitize_text(call.query, _LONGEST_QUERY)}"
+    what = f"ref {call.reference}" if call.reference else sanitize_text(call.query, _LONGEST_QUERY)
     if call.page > count:
-        return f"There is no page {call.page} of this: it has {count}, counted from 1 (action {call.action}, {what})."
+        return f"There is no page {call.page} of this: it has {count}, counted from 1 ({what})."
     at = f" · page {call.page} of {count}" if count > 1 else ""
-    more = f"\n(page {call.page} of {count}; the next: action {call.action}, {what}, page {call.page + 1})"
+    more = f"\n(page {call.page} of {count}; the next: {what}, page {call.page + 1})"
     return f"{head}{at}\n{sanitize_original(part)}{more if call.page < count else ''}"
 
 
@@ -90,7 +90,7 @@ def write_hits(answer: SearchAnswer, places: Sequence[str], query: str, call: Re
     pages = _fill_pages([_write_hit(hit, place) for hit, place in zip(answer.hits, places, strict=True)], characters)
     if call.page > len(pages):
         return f"There is no page {call.page} of what was found for: {about}. It has {len(pages)}."
-    head = f"Found for: {about} · to read one whole: action expand with its ref"
+    head = f"Found for: {about} · to read one whole: expand with its ref"
     more = f"\n(page {call.page}; the next: the same query, page {call.page + 1})" if call.page < len(pages) else ""
     return f"{head}{_tell_limits(answer)}\n{pages[call.page - 1]}{more}"
 

@@ -1,15 +1,27 @@
 """What references name: originals that epochs replaced, summaries, and entries of the index, if they may be read."""
 
+import asyncio
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
 from proxy.engine.ports import Index
 from proxy.engine.recall.history import History
-from proxy.engine.recall.scope import RecallLog, Relatives, Scope, Standing, find_standing, list_readable
+from proxy.engine.recall.scope import (
+    RecallLog,
+    Relatives,
+    Scope,
+    Standing,
+    find_standing,
+    is_conversation,
+    list_readable,
+    load_row,
+)
 from proxy.engine.recall.versions import list_paths
 from proxy.engine.reports.context import OriginalText, load_original_text
+from proxy.engine.reports.lookup import read_back
 from proxy.model.errors import Erased, NotFound
 from proxy.model.messages import Message
 from proxy.model.search import EntryKind, IndexedEntry
@@ -47,7 +59,8 @@ class EntryFinder:
     async def find(self, scope: Scope, relatives: Relatives, name: str) -> FoundEntry:
         """Return what an id names, given without `ref:`. Raises NotFound, which says to a model what to do.
 
-        A reference of another tenant is like one that never was; of the own ones, erased ones are told.
+        A reference of another tenant is like one that never was; of the own ones, erased ones are told. For a requester
+        without a history of its own, it stands in the newest of its session.
         """
         try:
             loaded = await load_original_text(self._log, name)
@@ -59,14 +72,36 @@ class EntryFinder:
             indexed = await self._index.find_entry(name)
             if indexed is None or not await self._is_own(scope, relatives, indexed.session):
                 raise NotFound(await self._tell_unknown(scope, name)) from None
-            found = _read_indexed(indexed, _find_indexed(scope, relatives, indexed))
-        else:
-            if not await self._is_own(scope, relatives, loaded.session):
-                raise NotFound(await self._tell_unknown(scope, name))
-            found = _read_original(name, loaded, find_standing(scope, relatives, loaded))
-        if found.standing.history is None and not await self._reaches(scope, relatives, found.session):
+            find = partial(_find_indexed, entry=indexed)
+            return _read_indexed(indexed, await self._place(scope, relatives, name, indexed.session, find))
+        if not await self._is_own(scope, relatives, loaded.session):
+            raise NotFound(await self._tell_unknown(scope, name))
+        find = partial(find_standing, stored=loaded)
+        return _read_original(name, loaded, await self._place(scope, relatives, name, loaded.session, find))
+
+    async def _place(
+        self, scope: Scope, relatives: Relatives, name: str, session: str, find: Callable[[Scope, Relatives], Standing]
+    ) -> Standing:
+        """Return where the content of a reference stands. Raises NotFound if the requester may not read it."""
+        standing = await asyncio.to_thread(find, scope, relatives)
+        if standing.history is not None:
+            return standing
+        if not await self._reaches(scope, relatives, session):
             raise NotFound(_BELONGS_ELSEWHERE.format(name=name))
-        return found
+        if scope.history is None and (history := await self.find_newest(session)) is not None:
+            own = msgspec.structs.replace(scope, session=session, history=history)
+            return await asyncio.to_thread(find, own, Relatives((session,)))
+        return standing
+
+    async def find_newest(self, session: str) -> History | None:
+        """Load the newest history of a session that can be read; None if there is none."""
+        try:
+            async for row in read_back(self._log, session):
+                if is_conversation(row):
+                    return await load_row(self._log, row)
+        except NotFound:
+            pass
+        return None
 
     async def find_time(self, entry: FoundEntry) -> int:
         """Return when the last message of an entry came, in milliseconds since 1970; 0 if that is not known."""
@@ -134,7 +169,7 @@ class EntryFinder:
                 pass
         near = difflib.get_close_matches(name, known, _MOST_NAMED, _CLOSE)
         meant = f" Did you mean {' or '.join(f'ref:{each}' for each in near)}?" if near else ""
-        return f"There is no ref:{name}.{meant} Copy a reference as it stands, or find its content with action search."
+        return f"There is no ref:{name}.{meant} Copy a reference as it stands, or find its content with search."
 
 
 def _read_original(name: str, loaded: OriginalText, standing: Standing) -> FoundEntry:

@@ -159,6 +159,8 @@ class Recall:
             age = f", {format_age(self._clock.now_ms() - when)}" if when else ""
             return f"of session {entry.session[:12]}{age}"
         told = await asyncio.to_thread(tell_version, history, entry.standing.places)
+        if scope.history is None:
+            told = msgspec.structs.replace(told, text=f"session {entry.session[:12]}, {told.text}")
         if told.newer is not None:
             return f"{told.text}; {await self._tell_newer(scope, entry, told.newer, told.path)}"
         return told.text
@@ -172,15 +174,12 @@ class Recall:
         if name := await self._entries.find_reference(entry.session, history, place):
             return f"newer: ref:{name} (step {step})"
         asked = f"{sanitize_text(path, 200)} @ {step}" if path else f"step {step}"
-        return f"newer: step {step} (action read, query {asked})"
+        return f"newer: step {step} (read {asked})"
 
     def _describe(self, entry: FoundEntry, when: int) -> str:
         history, places = entry.standing.history, entry.standing.places
         parts = [name_entry(entry.kind, entry.role, entry.tool)]
-        if history is not None:
-            parts.append(tell_version(history, places).text)
-        else:
-            parts.append(f"of session {entry.session[:12]}")
+        parts.append(f"of session {entry.session[:12]}" if history is None else tell_version(history, places).text)
         if when:
             parts.append(f"recorded {format_age(self._clock.now_ms() - when)}")
         pages = max(1, -(-len(entry.text) // self._policy.page_characters))
@@ -192,7 +191,7 @@ class Recall:
             act = history.find_call(places.start) if history is not None else None
             shown = outline(act.output if act is not None else entry.text, entry.path)
             lines += [f"  {sanitize_text(line, 200)}" for line in shown.structure]
-        return "\n".join((*lines, f"To read it: action expand, ref {entry.reference}."))
+        return "\n".join((*lines, f"To read it: expand, ref {entry.reference}."))
 
     def _read_steps(self, history: History, first: int, last: int, page: int) -> str:
         places = [place for step in range(first, min(last, history.steps) + 1) for place in history.list_places(step)]
@@ -281,7 +280,7 @@ def _tell_unknown_path(history: History, path: str, step: int | None) -> str:
     meant = f" Files that were: {_list(near)}." if near else ""
     until = f" up to step {step}" if step is not None else ""
     shown = sanitize_text(path, 200)
-    return f"No call{until} has read or written {shown}.{meant} Action search finds content by its words."
+    return f"No call{until} has read or written {shown}.{meant} search finds content by its words."
 
 
 def _summarize(version: Version) -> str:

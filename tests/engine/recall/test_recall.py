@@ -60,7 +60,7 @@ async def test_hits_say_what_they_are_where_they_stand_and_how_old_they_are() ->
     log, scope = know(history)
     told = await recall(make_recall(log, index), scope, action="search", query="where is first")
     assert told == (
-        "Found for: where is first · to read one whole: action expand with its ref\n"
+        "Found for: where is first · to read one whole: expand with its ref\n"
         "ref:aaaaabbbbb · output of bash · step 2 · 2 h ago · src/app.py was modified at step 3\n"
         "  def first():\n"
         "      return 1"
@@ -171,7 +171,7 @@ async def test_a_newer_version_is_named_by_its_reference_or_by_how_to_read_it() 
     log.keep("aaaaabbbbb", WORK[2:3], 2)
     made = make_recall(log)
     told = await recall(made, scope, action="expand", ref="aaaaabbbbb")
-    assert "was modified at step 3; newer: step 7 (action read, query src/app.py @ 7)\n" in told
+    assert "was modified at step 3; newer: step 7 (read src/app.py @ 7)\n" in told
     in_view = scope_of(history, in_view=frozenset(history.nodes[9:]))
     told = await recall(made, in_view, action="expand", ref="aaaaabbbbb")
     assert "; newer: the output of step 7, which is still in this conversation\n" in told
@@ -188,7 +188,7 @@ async def test_the_same_call_made_again_is_newer() -> None:
     log, scope = know(history)
     log.keep("aaaaabbbbb", WORK[6:7], 6)
     told = await recall(make_recall(log), scope, action="expand", ref="aaaaabbbbb")
-    assert "· as of step 4 of 7; newer: step 7 (action read, query step 7)\n" in told
+    assert "· as of step 4 of 7; newer: step 7 (read step 7)\n" in told
 
 
 async def test_several_messages_are_told_by_their_steps() -> None:
@@ -212,7 +212,7 @@ async def test_a_description_has_size_time_and_outline() -> None:
         "ref:aaaaabbbbb · output of bash · as of step 2 of 6; src/app.py was modified at step 3 · recorded 2 h ago"
         " · 50 characters, 3 lines, 1 page\n"
         "  def first takes nothing · lines 1-2\n"
-        "To read it: action expand, ref aaaaabbbbb."
+        "To read it: expand, ref aaaaabbbbb."
     )
 
 
@@ -224,11 +224,11 @@ async def test_a_long_original_has_pages() -> None:
     made = make_recall(log, page_characters=1000)
     pages = [await recall(made, scope, action="expand", ref="aaaaabbbbb", page=page) for page in (1, 2, 3, 4)]
     assert " · page 1 of 3\n" in pages[0]
-    assert pages[0].endswith("\n(page 1 of 3; the next: action expand, ref aaaaabbbbb, page 2)")
+    assert pages[0].endswith("\n(page 1 of 3; the next: ref aaaaabbbbb, page 2)")
     assert not pages[2].endswith(")")
     bodies = [page.partition("\n")[2].rpartition("\n(page")[0] or page.partition("\n")[2] for page in pages[:3]]
     assert text in "".join(bodies)
-    assert pages[3] == "There is no page 4 of this: it has 3, counted from 1 (action expand, ref aaaaabbbbb)."
+    assert pages[3] == "There is no page 4 of this: it has 3, counted from 1 (ref aaaaabbbbb)."
 
 
 async def test_an_original_is_exact_but_for_markers_of_ours() -> None:
@@ -306,7 +306,7 @@ async def test_a_reference_of_another_tenant_is_as_unknown_as_one_that_never_was
     scope = scope_of(history, reach="tenant")
     said = {await recall(made, scope, action="expand", ref=f"aaaaa{5 * each}") for each in "bcde"}
     assert {f"{each[:16]}{each[26:]}" for each in said} == {
-        "There is no ref:. Copy a reference as it stands, or find its content with action search."
+        "There is no ref:. Copy a reference as it stands, or find its content with search."
     }
     admin = Scope(tenant=None)
     assert APP in await recall(made, admin, action="expand", ref="aaaaabbbbb")
@@ -362,6 +362,21 @@ async def test_a_delegated_agent_reads_what_its_parent_had_when_it_delegated() -
     assert "belongs to another" in await recall(made, scope, action="expand", ref="cccccddddd")
     told = await recall(made, scope, action="read", query="src/app.py")
     assert told.startswith("(from the agent that delegated this)\nsrc/app.py as of step 2 of 6, ")
+
+
+async def test_a_program_without_a_history_reads_from_the_newest_of_the_session() -> None:
+    log, history = make_log(), make_history(*WORK)
+    log.keep("aaaaabbbbb", WORK[2:3], 2)
+    log.add_call("abc1", history, 1)
+    index = MadeIndex()
+    index.entries["iiiiijjjjj"] = make_entry(node=history.nodes[5])
+    made = make_recall(log, index)
+    for scope in (Scope(tenant=None), Scope(tenant=TENANT, reach="tenant")):
+        told = await recall(made, scope, action="expand", ref="aaaaabbbbb")
+        assert told.startswith(
+            "ref:aaaaabbbbb · output of bash · session abc1, as of step 2 of 6; src/app.py was modified at step 3\n"
+        )
+        assert "session abc1, as of step 4 of 6\n" in await recall(made, scope, action="expand", ref="iiiiijjjjj")
 
 
 # Read
@@ -427,8 +442,7 @@ async def test_a_file_that_no_call_shows_is_answered_with_what_there_is() -> Non
     assert told == "Several files end with this path: a/util.py, b/util.py. Name one of them."
     told = await recall(made, scope, action="read", query="lib/apps.py")
     assert told == (
-        "No call has read or written lib/apps.py. Files that were: src/app.py."
-        " Action search finds content by its words."
+        "No call has read or written lib/apps.py. Files that were: src/app.py. search finds content by its words."
     )
     told = await recall(make_recall(log), Scope(tenant=None), action="read", query="src/app.py")
     assert told == "There is no conversation to read from; search finds content by its words."
@@ -438,7 +452,7 @@ async def test_pages_of_a_file_stay_those_of_one_version() -> None:
     raws = (ask("c1", "bash", command="cat a.py"), answer("c1", "x" * 1500), say("user", "go on"))
     log, scope = know(make_history(*raws))
     told = await recall(make_recall(log, page_characters=1000), scope, action="read", query="a.py")
-    assert told.endswith("\n(page 1 of 2; the next: action read, query a.py @ 1, page 2)")
+    assert told.endswith("\n(page 1 of 2; the next: a.py @ 1, page 2)")
     told = await recall(make_recall(log, page_characters=1000), scope, action="read", query="a.py @ 1", page=2)
     assert told.endswith(" · page 2 of 2\n" + "x" * 500)
 

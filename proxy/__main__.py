@@ -21,6 +21,7 @@ def main() -> None:
             find_link=find_link,
             find_server=find_server,
             use_data=import_later("proxy.shutdown", "use_data"),
+            serve_mcp=import_later("proxy.app", "serve_mcp"),
         )
     )
 

@@ -36,7 +36,8 @@ from proxy.engine.lineage.identity import Tenants
 from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.models import CacheCalibrator, Models, OverflowWatch, PriceList
 from proxy.engine.policy import EnginePolicy, Provider
-from proxy.engine.ports import Archive, Clock
+from proxy.engine.ports import Archive, Clock, Index
+from proxy.engine.recall.recall import Recall
 from proxy.engine.relay import Relay
 from proxy.engine.reports.diff import Tally
 from proxy.engine.reports.savings import SavingsInputs
@@ -55,6 +56,7 @@ from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import LimitKey
 from proxy.model.errors import NotFound, StoreUnavailable, WorkerLost
 from proxy.model.events import AnswerRead, ExchangeRecorded, ReadingFailed
+from proxy.model.search import IndexedEntry, IndexHealth, SearchAnswer, SearchQuery
 from proxy.store.secrets import load_or_create_secret, read_secret
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
@@ -116,6 +118,8 @@ class Engine:
     worker: WorkerProcess
     epoch_admin: EpochAdmin
     manual_compaction: ManualCompaction
+    recall: Recall
+    tenants: Tenants
     hop_id: str
 
     def prepare(self) -> None:
@@ -148,8 +152,8 @@ async def build_engine(settings: Settings) -> Engine:
     editing = {name: provider.edits_context for name, provider in settings.providers().items()}
     routes = tuple([Route(each, p.models, editing[p.name]) for each, p in zip(upstreams, policies, strict=True)])
     durability = DurabilityWaiter(archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
-    is_fresh = not await archive.has_sessions()
-    lineage = _build_lineage(policy, archive, bus, clock, is_fresh=is_fresh)
+    tenants, is_fresh = Tenants(archive.salt, clock, policy.principals), not await archive.has_sessions()
+    lineage = _build_lineage(policy, archive, tenants, bus, clock, is_fresh=is_fresh)
     reader = ResponseReader(archive, bus, tasks, lineage, policy.record_cap_bytes, own_keys=policy.own_keys)
     relay = Relay(archive, durability, reader, bus, clock)
     resolver = RequestResolver(policy, routes, lineage=lineage, reader=reader, clock=clock, ids=SystemIds())
@@ -195,13 +199,13 @@ async def build_engine(settings: Settings) -> Engine:
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
     manual_compaction = _build_manual_compaction(archive, durability, trigger.worker, controller, routes)
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker)
-    return Engine(*parts, epoch_admin, manual_compaction, hop_id)
+    recall = Recall(archive, open_index(settings), clock, settings.recall_policy())
+    return Engine(*parts, epoch_admin, manual_compaction, recall, tenants, hop_id)
 
 
 def _build_lineage(
-    policy: EnginePolicy, archive: SqliteArchive, bus: EventBus, clock: Clock, *, is_fresh: bool
+    policy: EnginePolicy, archive: SqliteArchive, tenants: Tenants, bus: EventBus, clock: Clock, *, is_fresh: bool
 ) -> LineageTracker:
-    tenants = Tenants(archive.salt, clock, policy.principals)
     lineage = LineageTracker(archive, tenants, clock, policy.cache_bytes // 8, is_fresh=is_fresh)
     bus.subscribe(ExchangeRecorded, lineage.note_outcome)
     bus.subscribe(ReadingFailed, lineage.note_unread)
@@ -444,6 +448,23 @@ def _read_token(settings: Settings) -> str:
     if not token:
         raise NotFound(f"no server has run with its data in {settings.data}; choose --data, or --admin-token")
     return token
+
+
+class _NoIndex:
+    """Stands for the index until there is one: it finds nothing, and says that the search is not complete."""
+
+    health = IndexHealth(fault="there is no index")
+
+    async def search(self, query: SearchQuery) -> SearchAnswer:
+        return SearchAnswer(is_complete=False)
+
+    async def find_entry(self, reference: str) -> IndexedEntry | None:
+        return None
+
+
+def open_index(settings: Settings) -> Index:
+    """Open the index of the log for reading, also beside a running server."""
+    return _NoIndex()
 
 
 def open_log(settings: Settings) -> SqliteReader:

@@ -45,6 +45,7 @@ def build() -> typer.Typer:
     application.command()(reports.savings)
     application.command()(reports.statusline)
     application.command()(serve.compact)
+    application.command()(serve.mcp)
     application.command()(maintenance.verify)
     application.command()(maintenance.backup)
     application.add_typer(config, name="config")

@@ -59,27 +59,39 @@ class AccessRules:
         if self._has_own_key:
             self.check_host(headers)
         if not _BROWSER_OR_HOP.isdisjoint(map(_name_of, headers)):
-            self._check_page(headers)
+            self._check_caller(headers)
             self._check_hops(headers)
+        self.check_tenant(headers)
+
+    def check_tenant(self, headers: Headers) -> None:
+        """Raise Refused if only the keys of tenants are accepted, and the request has none of them."""
         if self._tenants is not None and _digest(strip_scheme(find_credential(headers))) not in self._tenants:
             raise Refused(401, "unauthorized", "only the keys of `tenants` are accepted (server.require_tenant)")
 
     def check_management(self, headers: Headers, query: bytes = b"") -> None:
         """Raise Refused unless the request may see our pages. `query` is empty unless it is the start-up link's."""
-        self.check_host(headers)
-        origin = find_header(headers, b"origin").decode("latin-1")
-        if origin and origin.partition("://")[2] != find_header(headers, b"host").decode("latin-1"):
-            raise Refused(403, "forbidden", "requests from other origins are refused")
-        if find_header(headers, b"sec-fetch-site").strip().lower() not in _OWN_SITE:
-            raise Refused(403, "forbidden", "requests from other sites are refused; open the page by its own address")
-        if not any(hmac.compare_digest(token, self._token) for token in _tokens(headers, query) if self._token):
+        self.check_page(headers)
+        if not self.is_admin(headers, query):
             raise Refused(
                 401,
                 "unauthorized",
                 "send the admin token as 'Authorization: Bearer TOKEN'; see the link printed at start",
             )
 
-    def _check_page(self, headers: Headers) -> None:
+    def is_admin(self, headers: Headers, query: bytes = b"") -> bool:
+        """Return whether a request has the admin token."""
+        return any(hmac.compare_digest(token, self._token) for token in _tokens(headers, query) if self._token)
+
+    def check_page(self, headers: Headers) -> None:
+        """Raise Refused if a page of another origin or site sends the request, or under a name that is not ours."""
+        self.check_host(headers)
+        origin = find_header(headers, b"origin").decode("latin-1")
+        if origin and origin.partition("://")[2] != find_header(headers, b"host").decode("latin-1"):
+            raise Refused(403, "forbidden", "requests from other origins are refused")
+        if find_header(headers, b"sec-fetch-site").strip().lower() not in _OWN_SITE:
+            raise Refused(403, "forbidden", "requests from other sites are refused; open the page by its own address")
+
+    def _check_caller(self, headers: Headers) -> None:
         """Refuse a page of a foreign origin, unless it has a credential in a header.
 
         A browser sends such a header only after a preflight, which has no credential and is refused here, too. Cookies

@@ -108,8 +108,9 @@ def build_routes(
     inspector: Inspector,
     sessions: SessionsApi,
     contexts: ContextApi,
+    mcp: ASGIApp,
 ) -> ASGIApp:
-    """Return the server's ASGI application."""
+    """Return the server's ASGI application. `mcp` checks by itself who asks."""
     rules = AccessRules(policy)
 
     def guarded(routes: list[BaseRoute]) -> ASGIApp:
@@ -124,6 +125,7 @@ def build_routes(
     table = [
         Route("/-/live", health.live),
         Route("/-/ready", health.ready),
+        Route("/-/mcp", mcp),
         Route("/-", _lead_to_page),
         Mount("/-", guarded(pages)),
         Mount("/", guarded([])),

@@ -31,6 +31,11 @@ def refuse_to_ask(settings: Settings, path: str, body: bytes) -> tuple[int, byte
     raise AssertionError(f"{path} was asked for")
 
 
+def refuse_to_serve(settings: Settings) -> None:
+    """Only `mcp` serves MCP."""
+    raise AssertionError("MCP was served")
+
+
 def find_link(settings: Settings) -> str:
     """A link that tells what was asked for."""
     server = settings.server_policy()
@@ -47,6 +52,7 @@ def call_with(arguments: Sequence[str], open_log: Callable[[Settings], Any], **c
         "find_link": find_link,
         "find_server": lambda settings: (),
         "use_data": lambda folder, seconds: nullcontext(),
+        "serve_mcp": refuse_to_serve,
     }
     try:
         run(Services(open_log=open_log, **functions | changes), arguments)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import uvicorn
+from starlette.responses import Response
 from uvicorn.server import ServerState
 
 from proxy.context.budget import BudgetPolicy
@@ -145,7 +146,15 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     contexts = ContextApi(archive, care, plan.compacting, controller.states.models.counter.count_messages)
     sessions = SessionsApi(archive, SavingsInputs(PriceList(controller.states.models.card), BudgetPolicy(plan.ceiling)))
     policy = replace(plan.server, has_own_key=bool(plan.api_key))
-    app = build_routes(policy, exchanges, health=health, inspector=inspector, sessions=sessions, contexts=contexts)
+    app = build_routes(
+        policy,
+        exchanges,
+        health=health,
+        inspector=inspector,
+        sessions=sessions,
+        contexts=contexts,
+        mcp=Response(status_code=404),
+    )
     config = uvicorn.Config(
         app,
         interface="asgi3",

@@ -125,11 +125,14 @@ TOOLS: Sequence[Tool] = (
 class McpTools:
     """Executes the tools for a tenant, given by its fingerprint; None stands for the administrator, who sees all."""
 
-    def __init__(self, log: RecallLog, recall: Recall, clock: Clock, policy: RecallPolicy) -> None:
+    def __init__(
+        self, log: RecallLog, recall: Recall, clock: Clock, policy: RecallPolicy, time_limit: float = _TIME_LIMIT
+    ) -> None:
         self._log = log
         self._recall = recall
         self._clock = clock
         self._policy = policy
+        self._time_limit = time_limit
         self._actions: Mapping[str, Callable[[bytes | None, Any], Awaitable[str]]] = {
             "search": self._search,
             "describe": self._describe,
@@ -151,7 +154,7 @@ class McpTools:
         except msgspec.ValidationError as error:
             return ToolResult(f"The arguments of {name} are not valid: {error}.{_name_unknown(tool, arguments)}", True)
         try:
-            async with asyncio.timeout(_TIME_LIMIT):
+            async with asyncio.timeout(self._time_limit):
                 return ToolResult(await self._actions[name](tenant, asked))
         except TimeoutError:
             return ToolResult("This took too long and was given up. Ask for less.", True)

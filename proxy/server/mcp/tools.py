@@ -213,7 +213,7 @@ class McpTools:
         branches = f", {row.branches} branches" if row.branches > 1 else ""
         parent = f" · delegated by {row.parent}" if row.parent else ""
         model, age = sanitize_text(row.model, _LONGEST_NAME), format_age(self._clock.now_ms() - row.last_ms)
-        return f"{row.id}{name} · {model} · {row.exchanges} calls{branches} · {age}{parent}"
+        return f"{row.id}{name} · {model} · {row.exchanges} call{'s' * (row.exchanges != 1)}{branches} · {age}{parent}"
 
     async def _find_session(self, tenant: bytes | None, prefix: str) -> str:
         """Return the one session of a tenant with this prefix. Raises NotFound, which names no others' sessions."""

@@ -133,8 +133,8 @@ async def test_a_file_is_read_as_of_a_call() -> None:
 async def test_sessions_are_listed_a_page_at_a_time() -> None:
     tools = make_tools(make_worked_log())
     told = await call(tools, "list_sessions")
-    assert "abc1 · agent-7 · gpt-5 · 2 calls · 1 h ago\n" in told
-    assert "abc2 · agent-7 · gpt-5 · 1 calls, 3 branches · 1 h ago · delegated by abc1" in told
+    assert "abc1 · agent-7 · gpt-5 · 1 call · 1 h ago\n" in told
+    assert "abc2 · agent-7 · gpt-5 · 1 call, 3 branches · 1 h ago · delegated by abc1" in told
     assert (await call(tools, "list_sessions", limit=1)).endswith(")")
     assert await call(tools, "list_sessions", before=0) == "There are no sessions before that."
 

@@ -493,3 +493,41 @@ async def test_recalling_takes_a_bounded_time() -> None:
 async def test_arguments_that_make_no_sense_are_answered() -> None:
     log, scope = know(make_history(*WORK))
     assert "There is no action" in await make_recall(log).run(scope, "{}")
+
+
+async def test_what_cannot_be_looked_up_is_left_out() -> None:
+    """The session has no call that can be read any more."""
+    log, history = make_log(), make_history(*WORK)
+    log.keep("aaaaabbbbb", WORK[2:3], 2)
+    made = make_recall(log)
+    told = await recall(made, scope_of(history), action="describe", ref="aaaaabbbbb")
+    assert "as of step 2 of 6" in told and "recorded" not in told
+    told = await recall(made, Scope(tenant=None), action="expand", ref="aaaaabbbbb")
+    assert told.startswith("ref:aaaaabbbbb · output of a tool · of session abc1\n")
+    told = await recall(made, scope_of(history, session="zzz9"), action="expand", ref="aaaaaccccc")
+    assert told.startswith("There is no ref:aaaaaccccc. Copy")
+
+
+async def test_summaries_and_outlines_are_named_as_what_they_are() -> None:
+    hits = [make_hit(kind="summary", role="user"), make_hit(kind="message", role="assistant")]
+    hits += [make_hit(kind="arguments", tool="bash"), make_hit(kind="output", tool="", at_ms=0)]
+    log, scope = know(make_history(*WORK))
+    told = await recall(make_recall(log, MadeIndex(*hits)), scope, action="search", query="x")
+    for named in (" · summary · ", " · assistant · ", " · call of bash · ", " · output of a tool · "):
+        assert named in told
+
+
+async def test_ages_are_told_in_their_largest_unit() -> None:
+    log, scope = know(make_history(*WORK))
+    for ms, age in ((5_000, "5 s ago"), (125_000, "2 min ago"), (86_400_000 * 3, "3 d ago"), (-1, "0 s ago")):
+        hit = make_hit(at_ms=StoppedClock().now_ms() - ms)
+        assert f" · {age}\n" in await recall(make_recall(log, MadeIndex(hit)), scope, action="search", query="x")
+
+
+async def test_many_changes_are_told_by_the_newest() -> None:
+    edits = [
+        raw for n in range(20) for raw in (ask(f"e{n}", "bash", command=f"echo {n} >> src/app.py"), answer(f"e{n}", ""))
+    ]
+    log, scope = know(make_history(*WORK[:3], *edits))
+    told = await recall(make_recall(log), scope, action="read", query="src/app.py")
+    assert "was modified at steps …, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22\n" in told

@@ -89,8 +89,8 @@ class IndexHealth(msgspec.Struct, frozen=True, kw_only=True):
     """How current the index is.
 
     `behind` counts the records of the log that it does not have yet; `behind_seconds` is the age of the oldest of
-    these. `size` is that of its files in bytes. `is_rebuilding`: it was made anew and has not caught up yet. `fault` says why it
-    cannot be used, or is empty.
+    these. `size` is that of its files in bytes. `is_rebuilding`: it was made anew and has not caught up yet. `fault`
+    says why it cannot be used, or is empty.
     """
 
     behind: int = 0

@@ -1,8 +1,10 @@
 """The values that an index stores for search, and the Protocol by which the ranking reads them.
 
-A source is one text of a session. It is cut into passages. A passage has an id, which tells where it stands and how
-long it is, so that the ranking loads no rows; and terms, under each of which the index keeps the id (a posting).
-Postings are kept by lane: a lane is a ranker of its own, with its own terms and document frequencies.
+A source is one text of a session. It is cut into passages, each with terms. The passages of a session are numbered as
+they come, which keeps ids dense, and lists of ids short where they are stored as differences. Under each term of a
+passage the index keeps its id (a posting). For each passage it keeps a place beside: one number that tells of which
+entry it is and how long, so that the ranking loads no rows. Postings are kept by lane: a lane is a ranker of its own,
+with its own document frequencies.
 """
 
 from collections.abc import Sequence
@@ -19,16 +21,19 @@ SourceRole = Literal["user", "assistant", "tool", "other"]
 
 _KINDS: tuple[EntryKind, ...] = get_args(EntryKind)
 _ROLES: tuple[SourceRole, ...] = get_args(SourceRole)
-# Bits of a passage id from the left: session 22, turn 19, part 4, kind 3, role 2, number 9, length 4: together 63.
-_LENGTH_BITS, _NUMBER_BITS, _ROLE_BITS, _KIND_BITS, _PART_BITS, _TURN_BITS, _SESSION_BITS = 4, 9, 2, 3, 4, 19, 22
-ENTRY_SHIFT = _LENGTH_BITS + _NUMBER_BITS
-"""A passage id, shifted right by this, is the key of its entry."""
-TURN_SHIFT = ENTRY_SHIFT + _ROLE_BITS + _KIND_BITS + _PART_BITS
-"""A passage id, shifted right by this, is the key of its turn: the keys of neighbours differ by one."""
+# Bits of a place from the left: turn 24, part 4, kind 3, role 2, number 12, length 4: together 49.
+_LENGTH_BITS, _NUMBER_BITS, _ROLE_BITS, _KIND_BITS, _PART_BITS, _TURN_BITS = 4, 12, 2, 3, 4, 24
+PLACE_SHIFT = _LENGTH_BITS + _NUMBER_BITS
+"""A place, shifted right by this, is the key of its entry in the session."""
+TURN_SHIFT = _ROLE_BITS + _KIND_BITS + _PART_BITS
+"""The key of an entry, shifted right by this, is that of its turn: the keys of neighbours differ by one."""
 SESSION_SHIFT = TURN_SHIFT + _TURN_BITS
-MOST_SESSIONS, MOST_TURNS, MOST_PARTS = 1 << _SESSION_BITS, 1 << _TURN_BITS, 1 << _PART_BITS
+"""The key of an entry, shifted right by this, is the number of its session."""
+PASSAGE_BITS = 22
+"""A passage id is the number of its session, shifted left by this, and the number of the passage in its session."""
+MOST_TURNS, MOST_PARTS, MOST_IN_SESSION = 1 << _TURN_BITS, 1 << _PART_BITS, 1 << PASSAGE_BITS
 MOST_PASSAGES = 1 << _NUMBER_BITS
-"""Passages of one source; those of a longer text are longer instead."""
+"""Passages of one source in a lane; those of a longer text are longer instead."""
 LENGTHS = tuple(round(8 * 1.3**i) for i in range(1 << _LENGTH_BITS))
 """The number of terms that each of the lengths in an id stands for."""
 
@@ -67,7 +72,10 @@ class Passage(msgspec.Struct, frozen=True, gc=False):
 
 
 class Scored(msgspec.Struct, frozen=True, gc=False):
-    """An entry that was found, by its key, and the number of its best passage in the lane `text`."""
+    """An entry that was found, by its key, and the number of its best passage in the lane `text`.
+
+    The key of an entry is the number of its session, shifted left by SESSION_SHIFT, and the key in its places.
+    """
 
     entry: int
     score: float
@@ -95,6 +103,10 @@ class Postings(Protocol):
         """Return the ids of the passages that have the term, ascending. Of too many, an index may return the last."""
         ...
 
+    def load_places(self, session: int) -> Sequence[int]:
+        """Return the places of all passages of a session, by their number; an `array("q")` will do."""
+        ...
+
     def find_words(self, gram: str) -> Sequence[str]:
         """Return terms of the lane `text` that have these three characters in them: words only, no other terms."""
         ...
@@ -104,20 +116,15 @@ class Postings(Protocol):
         ...
 
 
-def make_entry_key(session: int, turn: int, part: int, kind: EntryKind, role: SourceRole) -> int:
-    """Return the key of an entry.
+def make_place(turn: int, part: int, source: Source, passage: Passage) -> int:
+    """Return the place of a passage, below 2**63.
 
-    `session` and `turn` are numbers that the index gives, the turn that of the message in its session; `part` counts
-    the sources of that message, and the last number is shared by those that are too many.
+    `turn` is the number of the message in its session. `part` counts the sources of that message; the last number is
+    shared by those that are too many.
     """
-    key = session << _TURN_BITS | turn
-    key = key << _PART_BITS | min(part, MOST_PARTS - 1)
-    return (key << _KIND_BITS | _KINDS.index(kind)) << _ROLE_BITS | _ROLES.index(role)
-
-
-def make_passage_id(entry: int, passage: Passage) -> int:
-    """Return the id of a passage of an entry, below 2**63."""
-    return (entry << _NUMBER_BITS | passage.number) << _LENGTH_BITS | passage.length
+    key = turn << _PART_BITS | min(part, MOST_PARTS - 1)
+    key = (key << _KIND_BITS | _KINDS.index(source.kind)) << _ROLE_BITS | _ROLES.index(source.role)
+    return (key << _NUMBER_BITS | passage.number) << _LENGTH_BITS | passage.length
 
 
 def get_kind(entry: int) -> EntryKind:
@@ -132,17 +139,17 @@ def get_role(entry: int) -> SourceRole:
 
 def get_part(entry: int) -> int:
     """Return the part in the key of an entry."""
-    return entry >> _ROLE_BITS + _KIND_BITS & (1 << _PART_BITS) - 1
+    return entry >> _ROLE_BITS + _KIND_BITS & MOST_PARTS - 1
 
 
 def get_turn(entry: int) -> int:
     """Return the number of the turn in its session."""
-    return entry >> TURN_SHIFT - ENTRY_SHIFT & MOST_TURNS - 1
+    return entry >> TURN_SHIFT & MOST_TURNS - 1
 
 
 def get_session(entry: int) -> int:
     """Return the number of the session."""
-    return entry >> SESSION_SHIFT - ENTRY_SHIFT
+    return entry >> SESSION_SHIFT
 
 
 def get_length_index(terms: int) -> int:

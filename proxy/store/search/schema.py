@@ -6,8 +6,8 @@
   call that brought it, and the id by which it is referred to. No text is kept.
 - `text`, `card`, `rule` and `user` are the postings, one contentless FTS5 table for each lane. Their terms are made by
   `retrieval`; the tokenizer only splits them at spaces. `place` has the places of passages, 512 in a row.
-- `word` and `gram` find words by three of their characters. `seen` and `alias` keep a message that comes again under
-  another node, after a rewind or a compaction, from being indexed again.
+- `word` has the words of `text`, to find those with certain characters. `seen` and `alias` keep a message that comes
+  again under another node, after a rewind or a compaction, from being indexed again.
 - `meta` has the version, the log's salt, and how far the log was read.
 
 Deleted content is overwritten (`secure_delete`). A checkpoint waits for the disk, a commit does not: after a power cut
@@ -59,7 +59,7 @@ _TABLES = (
     """CREATE TABLE alias(
         session INTEGER NOT NULL, first INTEGER NOT NULL, turn INTEGER NOT NULL,
         PRIMARY KEY(session, first, turn)) STRICT, WITHOUT ROWID""",
-    "CREATE TABLE word(id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE) STRICT",
+    "CREATE TABLE word(text TEXT PRIMARY KEY) STRICT, WITHOUT ROWID",
 )
 
 
@@ -151,8 +151,8 @@ def _create(path: Path, salt: bytes) -> sqlite3.Connection:
         connection.execute("BEGIN IMMEDIATE")
         for statement in _TABLES:
             connection.execute(statement)
-        for table in (*(f"lane_{lane}" for lane in LANES), "gram"):
-            connection.execute(_FTS.format(table=table, tokens=_TOKENS))
+        for lane in LANES:
+            connection.execute(_FTS.format(table=f"lane_{lane}", tokens=_TOKENS))
         connection.execute("INSERT INTO meta(key, value) VALUES ('salt', ?)", (salt,))
         connection.execute("COMMIT")
         # last, so that a file whose making was cut short is made anew
@@ -166,6 +166,6 @@ def _create(path: Path, salt: bytes) -> sqlite3.Connection:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_MS / 1000)
-    for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON", "cache_size = -4096"):
+    for pragma in ("auto_vacuum = INCREMENTAL", "journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON", "cache_size = -4096"):
         connection.execute(f"PRAGMA {pragma}")
     return connection

@@ -318,9 +318,11 @@ class Indexer:
         return self._writer
 
 
-def measure(log: sqlite3.Connection, index: sqlite3.Connection, path: Path, fault: str = "") -> IndexHealth:
+def measure(
+    log: sqlite3.Connection, index: sqlite3.Connection, path: Path, *, fault: str = "", schema_name: str = "main"
+) -> IndexHealth:
     """Return how current an index is. Raises sqlite3.Error and OSError."""
-    heads, position = changes.read_heads(log), schema.read_meta(index)
+    heads, position = changes.read_heads(log), schema.read_meta(index, schema_name)
     behind = count_behind(heads, position)
     oldest = changes.read_opened(log, position.get("exchange", 0) + 1)
     files = [path.with_name(path.name + suffix) for suffix in ("", "-wal")]

@@ -219,7 +219,7 @@ def _match_slices(
                 break  # what is sent is not what was recorded as sent
             last, turn = (turn, node), parent
         if last[0] in wanted and each.raw is not None:
-            message = NewMessage(*last, form, call, *each)
+            message = NewMessage(*last, form, call, each.raw, each.kind, each.holder, each.item)
             found.setdefault(last[0], []).insert(0, message)
     return found
 

@@ -82,7 +82,7 @@ class Indexer:
             return False
 
     def rebuild(self) -> None:
-        """Make the index anew; the next runs fill it. Raises OSError if another process writes it."""
+        """Make the index anew; the next runs fill it. Raises StoreUnavailable if another process writes it, OSError."""
         self._lock = self._lock or schema.IndexLock(self._path)
         self._start_over()
 
@@ -227,9 +227,9 @@ class Indexer:
             note = self._note(session.id, text)
             if is_new:
                 address = Address(message.holder_kind, number, message.item).pack()
-                where = EntrySource(address, message.holder, message.call.seq)
+                where = EntrySource(message.turn, part, message.node, address, message.holder, message.call.seq)
                 source = _make_source(text, note, message.call.at_ms, session.stated_ms)
-                self._expect_writer().add(session, message.turn, part, source, message.node, where)
+                self._expect_writer().add(session, source, where)
                 part += 1
             if text.kind == "message" and (stated := find_stated_time(text.text)) is not None:
                 session.stated_ms = stated
@@ -265,8 +265,8 @@ class Indexer:
                 place = edit.stop - 1 if isinstance(edit, Written) else edit.place
                 turn = chain[place - (depth - len(chain))] if 0 <= place - (depth - len(chain)) < len(chain) else end
                 call = exchange or changes.find_latest_call(self._log, id, at_ms)
-                where = EntrySource(Address(EPOCH, 0, item).pack(), seq, call)
-                self._index_own(session, turn, text, where, at_ms)
+                where = EntrySource(turn, 0, b"%d:%d" % (seq, item), Address(EPOCH, 0, item).pack(), seq, call)
+                self._index_own(session, text, where, at_ms)
             self._save(session)
             yield
 
@@ -276,20 +276,17 @@ class Indexer:
             session = self._open_session(id)
             if text and (turn := changes.find_turn(self._log, id, last)):
                 call = exchange or changes.find_latest_call(self._log, id, at_ms)
-                where = EntrySource(Address(SUMMARY, 0, 0).pack(), seq, call, name)
-                self._index_own(session, turn, MessageText("summary", "other", text), where, at_ms)
+                where = EntrySource(turn, 0, b"", Address(SUMMARY, 0, 0).pack(), seq, call, name)
+                self._index_own(session, MessageText("summary", "other", text), where, at_ms)
             self._save(session)
             yield
 
-    def _index_own(
-        self, session: IndexedSession, turn: int, text: MessageText, where: EntrySource, at_ms: int
-    ) -> None:
+    def _index_own(self, session: IndexedSession, text: MessageText, where: EntrySource, at_ms: int) -> None:
         """Add a text that the proxy wrote, unless its session has the same already."""
         writer = self._expect_writer()
-        if writer.note_seen(session, changes.digest_text(text.text), turn):
-            part = writer.find_part(session, turn, text)
-            node = b"%d:%d" % (turn, where.holder)
-            writer.add(session, turn, part, _make_source(text, _CallNote("", ""), at_ms, None), node, where)
+        if writer.note_seen(session, changes.digest_text(text.text), where.turn):
+            part = writer.find_part(session, where.turn, text)
+            writer.add(session, _make_source(text, _CallNote("", ""), at_ms, None), where._replace(part=part))
 
     def _open_session(self, id: int) -> IndexedSession:
         assert self._log is not None

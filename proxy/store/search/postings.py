@@ -11,7 +11,6 @@ import orjson
 from proxy.model.search import SearchQuery
 from proxy.retrieval.postings import (
     PASSAGE_BITS,
-    SESSION_SHIFT,
     Lane,
     LaneStatistics,
     get_kind,

@@ -2,7 +2,7 @@
 
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -123,9 +123,7 @@ class SearchIndex:
             await self.close()
             raise
 
-    def _search(
-        self, connection: sqlite3.Connection, query: SearchQuery, is_over: Callable[[], bool]
-    ) -> SearchAnswer:
+    def _search(self, connection: sqlite3.Connection, query: SearchQuery, is_over: Callable[[], bool]) -> SearchAnswer:
         behind = count_behind(read_heads(connection), schema.read_meta(connection, "idx"))
         sessions = _list_sessions(connection, query)
         if sessions is not None and not sessions:

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
 
+from proxy.model.errors import StoreUnavailable
 from proxy.retrieval.postings import Lane
 
 VERSION = 1
@@ -30,7 +31,14 @@ LANES: tuple[Lane, ...] = get_args(Lane)
 PLACES_IN_ROW = 512
 
 _BUSY_MS = 2000
-_PUNCTUATION = "!\"#$%&()*+,-./:;<=>?@[\\]^_`{|}~"
+_PRAGMAS = (
+    "auto_vacuum = INCREMENTAL",
+    "journal_mode = WAL",
+    "synchronous = NORMAL",
+    "secure_delete = ON",
+    "cache_size = -4096",
+)
+_PUNCTUATION = '!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~'
 _CONTROLS = "".join(map(chr, (*range(1, 9), *range(14, 32), 127)))
 # The tokenizer `ascii` takes every character above 127 as part of a token; all others but white space are named.
 _TOKENS = (_PUNCTUATION + _CONTROLS).replace('"', '""')
@@ -118,13 +126,13 @@ class IndexLock:
     """The right to write an index, held until `release` or the end of the process."""
 
     def __init__(self, path: Path) -> None:
-        """Take the lock. Raises OSError if another process has it."""
+        """Take the lock. Raises StoreUnavailable if another process has it, and OSError."""
         self._file = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             os.close(self._file)
-            raise
+            raise StoreUnavailable(f"{path} is being written by another process") from error
 
     def release(self) -> None:
         """Let another process write."""
@@ -166,6 +174,12 @@ def _create(path: Path, salt: bytes) -> sqlite3.Connection:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_MS / 1000)
-    for pragma in ("auto_vacuum = INCREMENTAL", "journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON", "cache_size = -4096"):
+    for pragma in (
+        "auto_vacuum = INCREMENTAL",
+        "journal_mode = WAL",
+        "synchronous = NORMAL",
+        "secure_delete = ON",
+        "cache_size = -4096",
+    ):
         connection.execute(f"PRAGMA {pragma}")
     return connection

@@ -9,7 +9,6 @@ import msgspec
 
 from proxy.context.references import make_reference
 from proxy.model.lru import LruCache
-from proxy.model.search import EntryKind
 from proxy.retrieval.passages import cut_passages
 from proxy.retrieval.postings import (
     MOST_IN_SESSION,
@@ -35,12 +34,14 @@ _DIGEST_BYTES = 7
 _ADD_ENTRY = """
     INSERT OR IGNORE INTO entry(id, address, holder, exchange, tool, name) VALUES (?, ?, ?, ?, ?, ?)"""
 _PLACES = "SELECT places FROM place WHERE session = ? AND row = ?"
+_SET_PLACES = "INSERT OR REPLACE INTO place(session, row, places) VALUES (?, ?, ?)"
 _ADD_STATISTIC = """
     INSERT INTO statistic(session, lane, passages, terms) VALUES (?, ?, ?, ?)
     ON CONFLICT (session, lane) DO UPDATE SET passages = passages + excluded.passages, terms = terms + excluded.terms"""
 _ADD_SESSION = """
     INSERT INTO session(id, nodes, passages, stated_ms) VALUES (?, ?, ?, ?)
-    ON CONFLICT (id) DO UPDATE SET nodes = excluded.nodes, passages = excluded.passages, stated_ms = excluded.stated_ms"""
+    ON CONFLICT (id) DO UPDATE
+    SET nodes = excluded.nodes, passages = excluded.passages, stated_ms = excluded.stated_ms"""
 
 
 class IndexedSession(msgspec.Struct):
@@ -54,8 +55,14 @@ class IndexedSession(msgspec.Struct):
 
 
 class EntrySource(NamedTuple):
-    """Where the log has a text, and the call that brought it. `name` is its reference if the log has one."""
+    """Where a text stands in its session, and where the log has it. `name` is its reference if the log has one.
 
+    `node` is that of its message, or what else tells it from others of its turn; `exchange` the call that brought it.
+    """
+
+    turn: int
+    part: int
+    node: bytes
     address: int
     holder: int
     exchange: int
@@ -107,17 +114,15 @@ class IndexWriter:
                 return part
         return MOST_PARTS - 1
 
-    def add(
-        self, session: IndexedSession, turn: int, part: int, source: Source, node: bytes, where: EntrySource
-    ) -> None:
+    def add(self, session: IndexedSession, source: Source, where: EntrySource) -> None:
         """Add an entry with its passages. One whose key is taken, or without a word, is left out."""
         passages = cut_passages(source)
-        if not passages or turn >= MOST_TURNS or session.passages + len(passages) > MOST_IN_SESSION:
+        if not passages or where.turn >= MOST_TURNS or session.passages + len(passages) > MOST_IN_SESSION:
             return
-        places = [make_place(turn, part, source, each) for each in passages]
+        places = [make_place(where.turn, where.part, source, each) for each in passages]
         key = session.id << SESSION_SHIFT | places[0] >> PLACE_SHIFT
-        name = where.name or self._make_name(session.key, node, part, source.kind, source.role)
-        row = (key, where.address, where.holder, where.exchange, self._find_tool(source.tool), pack_name(name))
+        name = pack_name(where.name or self._make_name(session.key, where, source))
+        row = (key, where.address, where.holder, where.exchange, self._find_tool(source.tool), name)
         if self._connection.execute(_ADD_ENTRY, row).rowcount:
             self._add_passages(session, passages, places)
 
@@ -157,7 +162,9 @@ class IndexWriter:
             if at % PLACES_IN_ROW:
                 (before,) = self._connection.execute(_PLACES, row).fetchone()
                 packed = before + packed
-            self._connection.execute("INSERT OR REPLACE INTO place(session, row, places) VALUES (?, ?, ?)", (*row, packed))
+            self._connection.execute(
+                "INSERT OR REPLACE INTO place(session, row, places) VALUES (?, ?, ?)", (*row, packed)
+            )
             at, places = at + len(places[:room]), places[room:]
 
     def _add_words(self, rows: Iterable[tuple[int, str]]) -> None:
@@ -179,9 +186,9 @@ class IndexWriter:
             self._tools[name] = id
         return self._tools[name]
 
-    def _make_name(self, session: str, node: bytes, part: int, kind: EntryKind, role: str) -> str:
-        digest = sha256(b"entry\0%b%d:%b:%b" % (node, part, kind.encode(), role.encode())).digest()
-        return make_reference(self._secret, session, digest)
+    def _make_name(self, session: str, where: EntrySource, source: Source) -> str:
+        told = b"entry\0%b%d:%b:%b" % (where.node, where.part, source.kind.encode(), source.role.encode())
+        return make_reference(self._secret, session, sha256(told).digest())
 
 
 def _make_key(session: int, turn: int, part: int, text: MessageText) -> int:

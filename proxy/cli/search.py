@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from proxy.cli.formatting import format_count, format_time, make_plain
-from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services
+from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services, TokenOption, load_server_settings
 from proxy.config import Settings, load_settings
 from proxy.engine.reports.search import (
     DEFAULT_LIMIT,
@@ -62,12 +62,13 @@ def index(
     context: typer.Context,
     is_rebuilt: Annotated[bool, typer.Option("--rebuild", help="Make it anew from the log.")] = False,
     as_json: JsonOption = False,
+    admin_token: TokenOption = None,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Bring the index for search up to date, or make it anew. A running server does both by itself."""
     services: Services = context.obj
-    settings = load_settings(config, {"data": data})
+    settings = load_server_settings(config, data, None, None, admin_token)
     if not services.find_server(settings):
         health = services.update_index(settings, _show_progress, is_rebuilt=is_rebuilt)
     elif is_rebuilt:

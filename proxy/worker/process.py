@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from proxy.engine.context.epoch_planner import PlanJob, RenderedPlan
 from proxy.engine.runtime import attempt
 from proxy.engine.token_counter import Measured, MeasureJob
-from proxy.model.errors import WorkerLost
+from proxy.model.errors import StoreUnavailable, WorkerLost
 from proxy.model.search import IndexHealth
 from proxy.worker.indexing import IndexJob
 from proxy.worker.program import COUNTED_IN, LENGTH_BYTES, Job, Result, WorkerSettings, make_frame
@@ -113,8 +113,11 @@ class WorkerProcess:
         return measured
 
     async def rebuild_index(self) -> IndexHealth:
-        """Have the index made anew. Raises WorkerLost, or RuntimeError if that has failed."""
-        self.index_health = await self._ask(IndexJob(is_rebuilt=True), self._urgent, _health.decode)
+        """Have the index made anew. Raises WorkerLost and StoreUnavailable."""
+        try:
+            self.index_health = await self._ask(IndexJob(is_rebuilt=True), self._urgent, _health.decode)
+        except RuntimeError as error:
+            raise StoreUnavailable(f"the index could not be made anew: {error}") from error
         return self.index_health
 
     async def close(self) -> None:

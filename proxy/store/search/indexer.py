@@ -6,6 +6,7 @@ the postings of a text cannot be told from others without the text.
 """
 
 import logging
+import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +36,10 @@ _LONGEST_CARD = 2_000
 _KNOWN_CALLS, _KNOWN_SESSIONS = 4_096, 256
 _RECALLED = 64
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+_GROWTH = 1.15
+"""Passages for each that was there when postings were last merged, from which on they are merged again."""
+_REST_SECONDS = 2.0
+"""For how long nothing was new before the index is tidied."""
 
 _log = logging.getLogger("palimpsest.index")
 
@@ -62,6 +67,8 @@ class Indexer:
         self._writer: IndexWriter | None = None
         self._work: Iterator[None] | None = None
         self._began = 0.0
+        self._changed = -math.inf  # when the index was last written, if it has not been tidied since
+        self._merging: Iterator[None] | None = None
         self._fault = ""
         self._calls: LruCache[tuple[int, str], _CallNote] = LruCache(_KNOWN_CALLS)
         self._thoughts: LruCache[int, str] = LruCache(_KNOWN_SESSIONS)
@@ -82,9 +89,13 @@ class Indexer:
             return False
 
     def rebuild(self) -> None:
-        """Make the index anew; the next runs fill it. Raises StoreUnavailable if another process writes it, OSError."""
+        """Make the index anew; the next runs fill it.
+
+        Raises StoreUnavailable if another process writes it, OSError and sqlite3.Error.
+        """
         self._lock = self._lock or schema.IndexLock(self._path)
         self._start_over()
+        self._open()
 
     @property
     def health(self) -> IndexHealth:
@@ -123,7 +134,7 @@ class Indexer:
                 self._start_over()
                 self._open()
             if self._is_current():
-                return False
+                return self._changed < self._now() - _REST_SECONDS and self._tidy(seconds, is_wanted)
             self._work = self._follow()
         if not self._index.in_transaction:
             self._index.execute("BEGIN IMMEDIATE")
@@ -138,11 +149,32 @@ class Indexer:
         self._commit()
         return False
 
+    def _tidy(self, seconds: float, is_wanted: Callable[[], bool]) -> bool:
+        """Merge postings and return free pages to the disk. Return whether anything is left.
+
+        Merging all writes all anew, so this waits until enough has been added.
+        """
+        assert self._index is not None
+        if self._changed == -math.inf:
+            return False
+        if self._merging is None:
+            passages = schema.count_passages(self._index)
+            is_due = passages > _GROWTH * schema.read_meta(self._index).get("merged", 0)
+            self._merging = _list_merges(self._index, passages) if is_due else iter(())
+        end = self._now() + seconds
+        for _ in self._merging:
+            if self._now() >= end or is_wanted():
+                return True
+        schema.shrink(self._index)
+        self._changed, self._merging = -math.inf, None
+        return False
+
     def _commit(self) -> None:
         if self._index is not None and self._index.in_transaction:
             if self._writer is not None:
                 self._writer.flush()
             self._index.execute("COMMIT")
+            self._changed = self._now()
 
     def _is_of_this_log(self) -> bool:
         """Return False if the log lacks what was indexed, is another one, or has erased something."""
@@ -168,7 +200,7 @@ class Indexer:
     def _give_up(self, error: Exception) -> None:
         """Drop what was begun. An index that is damaged is made anew by the next run."""
         text = advise(error) if isinstance(error, sqlite3.Error) else str(error)
-        if text != self._fault:
+        if text != self._fault and not isinstance(error, StoreUnavailable):  # else it is another process that fails
             _log.warning("the index for search cannot be written now: %s", text)
         self._fault = text
         is_damaged = str(getattr(error, "sqlite_errorname", "")).startswith(_DAMAGED)
@@ -182,7 +214,7 @@ class Indexer:
             if connection is not None:
                 with suppress(sqlite3.Error):
                     connection.close()
-        self._log = self._index = self._writer = self._work = None
+        self._log = self._index = self._writer = self._work = self._merging = None
         self._calls.clear()
         self._thoughts.clear()
 
@@ -313,6 +345,16 @@ class Indexer:
     def _expect_writer(self) -> IndexWriter:
         assert self._writer is not None, "the index is open"
         return self._writer
+
+
+def _list_merges(index: sqlite3.Connection, passages: int) -> Iterator[None]:
+    """Merge the postings of all lanes into one piece each, a little at each step."""
+    for lane in schema.LANES:
+        is_left = schema.merge(index, lane, is_first=True)
+        while is_left:
+            yield
+            is_left = schema.merge(index, lane, is_first=False)
+    schema.write_meta(index, {"merged": passages})
 
 
 def measure(

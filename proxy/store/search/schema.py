@@ -31,6 +31,7 @@ LANES: tuple[Lane, ...] = get_args(Lane)
 PLACES_IN_ROW = 512
 
 _BUSY_MS = 2000
+_MERGED_PAGES = 64
 _PRAGMAS = (
     "auto_vacuum = INCREMENTAL",
     "journal_mode = WAL",
@@ -122,6 +123,26 @@ def write_meta(connection: sqlite3.Connection, values: Mapping[str, int]) -> Non
     connection.executemany("INSERT OR REPLACE INTO meta(key, value) VALUES (?, ?)", rows)
 
 
+def merge(connection: sqlite3.Connection, lane: Lane, *, is_first: bool) -> bool:
+    """Merge some postings of a lane, of all of them if `is_first`. Return whether more may be merged."""
+    before = connection.total_changes
+    pages = -_MERGED_PAGES if is_first else _MERGED_PAGES
+    connection.execute(f"INSERT INTO lane_{lane}(lane_{lane}, rank) VALUES ('merge', ?)", (pages,))
+    return connection.total_changes - before > 1  # the documented sign that there was something to merge
+
+
+def count_passages(connection: sqlite3.Connection) -> int:
+    """Return the number of passages of all lanes."""
+    (passages,) = connection.execute("SELECT ifnull(sum(passages), 0) FROM statistic").fetchone()
+    return int(passages)
+
+
+def shrink(connection: sqlite3.Connection) -> None:
+    """Return free pages to the disk, and empty the write-ahead log unless a reader prevents it."""
+    connection.executescript("PRAGMA incremental_vacuum")  # `execute` would stop after one page
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
+
 class IndexLock:
     """The right to write an index, held until `release` or the end of the process."""
 
@@ -161,6 +182,7 @@ def _create(path: Path, salt: bytes) -> sqlite3.Connection:
             connection.execute(statement)
         for lane in LANES:
             connection.execute(_FTS.format(table=f"lane_{lane}", tokens=_TOKENS))
+            connection.execute(f"INSERT INTO lane_{lane}(lane_{lane}, rank) VALUES ('usermerge', 2)")
         connection.execute("INSERT INTO meta(key, value) VALUES ('salt', ?)", (salt,))
         connection.execute("COMMIT")
         # last, so that a file whose making was cut short is made anew

@@ -243,11 +243,20 @@ class Indexer:
         for each in changes.read_new_messages(self._log, id, session.nodes):
             if isinstance(each, NewMessage):
                 turn, part = each.turn, part if each.turn == turn else 0
-                part = self._index_message(session, each, part)
+                part = self._try_message(session, each, part)
                 continue
             session.nodes = each
             self._save(session)
             yield
+
+    def _try_message(self, session: IndexedSession, message: NewMessage, part: int) -> int:
+        try:
+            return self._index_message(session, message, part)
+        except (*FILE_ERRORS, OSError):
+            raise
+        except Exception:  # noqa: BLE001 - a boundary: a message that cannot be read must not end the index
+            _log.exception("exchange %s: a message of it cannot be searched", message.call.id)
+            return part
 
     def _index_message(self, session: IndexedSession, message: NewMessage, part: int) -> int:
         """Add the texts of a message, from this part of its turn on. Return the next part."""

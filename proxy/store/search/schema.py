@@ -164,6 +164,9 @@ def _connect_sound(path: Path, salt: bytes) -> sqlite3.Connection:
     connection = _connect(path)
     try:
         check(connection, salt)
+        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        if not names >= {"meta", "session", "statistic", "entry", "tool", "place", "seen", "alias", "word"}:
+            raise IndexUnusable("a table is missing")
         (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
             raise IndexUnusable(found)

@@ -163,9 +163,7 @@ async def build_engine(settings: Settings) -> Engine:
     if not is_fresh:
         await UnreadResponses(archive, bus, tasks, lineage, reader, formats=FORMATS).read()
     tokenizer, features = CountingTokenizer(), FeatureCache(policy.cache_bytes // 8)
-    log_path = settings.store_policy().path
-    worker_settings = WorkerSettings(settings.builder_policy(), policy.cache_bytes // 8, str(log_path.absolute()))
-    worker = WorkerProcess(worker_settings, most_bytes=policy.cache_bytes // 2)
+    worker = _build_worker(settings, policy)
     models = build_models(settings, tokenizer, tasks, worker)
     count = partial(count_text, tokenizer)
     planner = EpochPlanner(
@@ -203,8 +201,14 @@ async def build_engine(settings: Settings) -> Engine:
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
     manual_compaction = _build_manual_compaction(archive, durability, trigger.worker, controller, routes)
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker)
-    index = SearchIndex(log_path, lambda: worker.index_health)
+    index = SearchIndex(settings.store_policy().path, lambda: worker.index_health)
     return Engine(*parts, epoch_admin, manual_compaction, index, lineage.tenants, hop_id)
+
+
+def _build_worker(settings: Settings, policy: EnginePolicy) -> WorkerProcess:
+    log = str(settings.store_policy().path.absolute())
+    worker_settings = WorkerSettings(settings.builder_policy(), policy.cache_bytes // 8, log)
+    return WorkerProcess(worker_settings, most_bytes=policy.cache_bytes // 2)
 
 
 def _build_lineage(

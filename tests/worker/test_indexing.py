@@ -33,7 +33,7 @@ def log(tmp_path: Path) -> Iterator[LogBuilder]:
 
 @pytest.fixture
 async def worker(log: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[WorkerProcess]:
-    monkeypatch.setattr("proxy.worker.process._ASK_SECONDS", 0.02)
+    monkeypatch.setattr("proxy.worker.process.ASK_SECONDS", 0.02)
     made = WorkerProcess(WorkerSettings(BuilderPolicy(), 1 << 20, str(log.path)), job_seconds=LIMIT)
     yield made
     await made.close()

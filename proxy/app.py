@@ -26,6 +26,7 @@ from proxy.context.budget import AUTO_CEILING, make_budget
 from proxy.engine.models import PriceList
 from proxy.engine.recall.recall import Recall
 from proxy.engine.reports.savings import SavingsInputs
+from proxy.engine.reports.search import describe_health
 from proxy.engine.runtime import SystemClock, WriteBatcher
 from proxy.heap import HeapTrimmer, find_heap, tune_collector
 from proxy.model.errors import ProxyError, StoreUnavailable
@@ -39,6 +40,7 @@ from proxy.server.mcp.endpoint import McpEndpoint, load_sdk
 from proxy.server.mcp.tools import McpTools
 from proxy.server.policy import ServerPolicy
 from proxy.server.routes import build_routes
+from proxy.server.search_api import SearchApi
 from proxy.server.sessions_api import SessionsApi
 from proxy.shutdown import DrainingServer, call_when_unused, cancel_start_on_sigterm
 from proxy.upstream.origin import leads_back
@@ -156,10 +158,12 @@ def serve_mcp(settings: Settings) -> None:
 
     async def serve() -> None:
         log, clock, policy = open_log(settings), SystemClock(), settings.recall_policy()
+        index = open_index(settings)
         try:
             await log.list_sessions(1)  # says at once if there is no log
-            await sdk.serve_stdio(McpTools(log, Recall(log, open_index(settings), clock, policy), clock, policy))
+            await sdk.serve_stdio(McpTools(log, Recall(log, index, clock, policy), clock, policy))
         finally:
+            await index.close()
             await log.close()
 
     asyncio.run(serve())
@@ -211,11 +215,22 @@ async def _warm(engine: Engine, health: Health) -> None:
 
 def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple[ASGIApp, Health]:
     """Return the ASGI application over an engine, and its health."""
-    metrics = Metrics(lambda: engine.archive.health, lambda: len(engine.tasks), lambda: engine.descriptors.shortages)
+    metrics = Metrics(
+        lambda: engine.archive.health,
+        lambda: len(engine.tasks),
+        lambda: engine.descriptors.shortages,
+        lambda: engine.index.health,
+    )
     metrics.subscribe(engine.bus)
     circuits = UpstreamCircuits((upstream.name for upstream in engine.upstreams), engine.bus)
     refuses = settings.store.on_failure == "refuse"
-    health = Health(lambda: engine.relay.problem, metrics, refuses=refuses, upstreams=circuits.describe)
+    health = Health(
+        lambda: engine.relay.problem,
+        metrics,
+        refuses=refuses,
+        upstreams=circuits.describe,
+        index=lambda: describe_health(engine.index.health),
+    )
     inspector = Inspector(_describe_settings(settings))
     contexts = ContextApi(
         engine.archive, engine.epoch_admin, engine.manual_compaction, engine.models.counter.count_messages
@@ -223,6 +238,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     sessions = SessionsApi(
         engine.archive, SavingsInputs(PriceList(engine.models.card, settings.providers()), settings.budget_policy())
     )
+    find_tenant = functools.partial(engine.tenants.find_reader, is_open=policy.has_own_key)
     tools = McpTools(engine.archive, engine.recall, SystemClock(), settings.recall_policy())
     app = build_routes(
         policy,
@@ -231,7 +247,9 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         inspector=inspector,
         sessions=sessions,
         contexts=contexts,
-        mcp=McpEndpoint(tools, AccessRules(policy), engine.tenants, policy),
+        searches=SearchApi(engine.archive, engine.index, SystemClock().now_ms, engine.worker.rebuild_index),
+        find_tenant=find_tenant,
+        mcp=McpEndpoint(tools, AccessRules(policy), find_tenant, policy),
     )
     return app, health
 

@@ -36,7 +36,7 @@ from proxy.engine.lineage.identity import Tenants
 from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.models import CacheCalibrator, Models, OverflowWatch, PriceList
 from proxy.engine.policy import EnginePolicy, Provider
-from proxy.engine.ports import Archive, Clock, Index
+from proxy.engine.ports import Archive, Clock
 from proxy.engine.recall.recall import Recall
 from proxy.engine.relay import Relay
 from proxy.engine.reports.diff import Tally
@@ -56,7 +56,9 @@ from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import LimitKey
 from proxy.model.errors import NotFound, StoreUnavailable, WorkerLost
 from proxy.model.events import AnswerRead, ExchangeRecorded, ReadingFailed
-from proxy.model.search import IndexedEntry, IndexHealth, SearchAnswer, SearchQuery
+from proxy.model.search import IndexHealth
+from proxy.store.search.indexer import Indexer
+from proxy.store.search.reader import SearchIndex
 from proxy.store.secrets import load_or_create_secret, read_secret
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
@@ -83,6 +85,7 @@ _UPSTREAMS_FILE = "upstreams"
 # One token count is kept per this many bytes of the cache's size, in addition to it: by default 65,536 counts, 11 MB.
 _CACHE_FOR_A_WEIGHT = 1024
 _FINISH_SECONDS = 2.0
+_INDEX_SECONDS = 0.5
 _INSTALL = (
     "install it by make run EXTRAS=providers, pip install 'palimpsest[providers]', "
     "or for an image by docker build --build-arg EXTRAS=providers"
@@ -118,6 +121,7 @@ class Engine:
     worker: WorkerProcess
     epoch_admin: EpochAdmin
     manual_compaction: ManualCompaction
+    index: SearchIndex
     recall: Recall
     tenants: Tenants
     hop_id: str
@@ -136,6 +140,7 @@ class Engine:
         """Wait at most `seconds` for tasks, which the next start can resume; write what is pending, close the log."""
         await self.tasks.finish(min(_FINISH_SECONDS, seconds))
         await self.worker.close()
+        await self.index.close()
         for upstream in self.upstreams:
             await upstream.aclose()
         await self.archive.close()
@@ -152,16 +157,15 @@ async def build_engine(settings: Settings) -> Engine:
     editing = {name: provider.edits_context for name, provider in settings.providers().items()}
     routes = tuple([Route(each, p.models, editing[p.name]) for each, p in zip(upstreams, policies, strict=True)])
     durability = DurabilityWaiter(archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
-    tenants, is_fresh = Tenants(archive.salt, clock, policy.principals), not await archive.has_sessions()
-    lineage = _build_lineage(policy, archive, tenants, bus, clock, is_fresh=is_fresh)
+    is_fresh = not await archive.has_sessions()
+    lineage = _build_lineage(policy, archive, bus, clock, is_fresh=is_fresh)
     reader = ResponseReader(archive, bus, tasks, lineage, policy.record_cap_bytes, own_keys=policy.own_keys)
     relay = Relay(archive, durability, reader, bus, clock)
     resolver = RequestResolver(policy, routes, lineage=lineage, reader=reader, clock=clock, ids=SystemIds())
     if not is_fresh:
         await UnreadResponses(archive, bus, tasks, lineage, reader, formats=FORMATS).read()
     tokenizer, features = CountingTokenizer(), FeatureCache(policy.cache_bytes // 8)
-    worker_settings = WorkerSettings(settings.builder_policy(), policy.cache_bytes // 8)
-    worker = WorkerProcess(worker_settings, most_bytes=policy.cache_bytes // 2)
+    worker = _build_worker(settings, policy)
     models = build_models(settings, tokenizer, tasks, worker)
     count = partial(count_text, tokenizer)
     planner = EpochPlanner(
@@ -199,13 +203,21 @@ async def build_engine(settings: Settings) -> Engine:
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
     manual_compaction = _build_manual_compaction(archive, durability, trigger.worker, controller, routes)
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker)
-    recall = Recall(archive, open_index(settings), clock, settings.recall_policy())
-    return Engine(*parts, epoch_admin, manual_compaction, recall, tenants, hop_id)
+    index = SearchIndex(settings.store_policy().path, lambda: worker.index_health)
+    recall = Recall(archive, index, clock, settings.recall_policy())
+    return Engine(*parts, epoch_admin, manual_compaction, index, recall, lineage.tenants, hop_id)
+
+
+def _build_worker(settings: Settings, policy: EnginePolicy) -> WorkerProcess:
+    log = str(settings.store_policy().path.absolute())
+    worker_settings = WorkerSettings(settings.builder_policy(), policy.cache_bytes // 8, log)
+    return WorkerProcess(worker_settings, most_bytes=policy.cache_bytes // 2)
 
 
 def _build_lineage(
-    policy: EnginePolicy, archive: SqliteArchive, tenants: Tenants, bus: EventBus, clock: Clock, *, is_fresh: bool
+    policy: EnginePolicy, archive: SqliteArchive, bus: EventBus, clock: Clock, *, is_fresh: bool
 ) -> LineageTracker:
+    tenants = Tenants(archive.salt, clock, policy.principals)
     lineage = LineageTracker(archive, tenants, clock, policy.cache_bytes // 8, is_fresh=is_fresh)
     bus.subscribe(ExchangeRecorded, lineage.note_outcome)
     bus.subscribe(ReadingFailed, lineage.note_unread)
@@ -450,21 +462,30 @@ def _read_token(settings: Settings) -> str:
     return token
 
 
-class _NoIndex:
-    """Stands for the index until there is one: it finds nothing, and says that the search is not complete."""
-
-    health = IndexHealth(fault="there is no index")
-
-    async def search(self, query: SearchQuery) -> SearchAnswer:
-        return SearchAnswer(is_complete=False)
-
-    async def find_entry(self, reference: str) -> IndexedEntry | None:
-        return None
+def open_index(settings: Settings) -> SearchIndex:
+    """Open the index of the log for searching; a running server may write it at the same time."""
+    return SearchIndex(settings.store_policy().path)
 
 
-def open_index(settings: Settings) -> Index:
-    """Open the index of the log for reading, also beside a running server."""
-    return _NoIndex()
+def update_index(settings: Settings, tell: Callable[[IndexHealth], None], *, is_rebuilt: bool = False) -> IndexHealth:
+    """Index what is new in the log, or all of it anew, and return how current the index then is.
+
+    `tell` is told of the progress. Raises StoreUnavailable if it cannot be written; a running server writes it itself.
+    """
+    policy = settings.store_policy()
+    recover_log(policy)
+    indexer = Indexer(policy.path)
+    try:
+        if is_rebuilt:
+            indexer.rebuild()
+        while indexer.run(_INDEX_SECONDS):
+            tell(indexer.health)
+        found = indexer.health
+    finally:
+        indexer.close()
+    if found.fault:
+        raise StoreUnavailable(found.fault)
+    return found
 
 
 def open_log(settings: Settings) -> SqliteReader:

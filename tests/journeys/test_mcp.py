@@ -76,6 +76,16 @@ async def call(client: Client, name: str, **arguments: Any) -> str:
     return content.text
 
 
+async def find(client: Client, query: str, **narrowed: Any) -> str:
+    """What is found, once the index has it: it follows the log."""
+    async with asyncio.timeout(60):
+        while True:
+            found = await call(client, "search", query=query, **narrowed)
+            if not found.startswith("Nothing was found") and "cannot be searched yet" not in found:
+                return found
+            await asyncio.sleep(0.2)
+
+
 async def list_ids(client: Client) -> list[str]:
     listed = await call(client, "list_sessions")
     return [line.split(" ")[0] for line in listed.splitlines()]
@@ -118,6 +128,23 @@ async def test_the_administrator_reads_the_sessions_of_all_agents(
             assert "as of step" in (await call(client, "expand", ref=reference)).splitlines()[0]
 
 
+async def test_what_all_agents_saw_is_found_and_of_a_credential_its_own(proxy: Running) -> None:
+    async with connect(proxy, TOKEN) as admin:
+        second, first = await list_ids(admin)
+        found = await find(admin, "function_17")
+        assert f"of session {first[:12]}" in found and f"of session {second[:12]}" in found
+        narrowed = await find(admin, "function_17", session=second, kinds=["output"])
+        assert f"of session {second[:12]}" in narrowed and first[:12] not in narrowed
+        reference = re.findall(r"ref:([a-z2-7]{10})", narrowed)[0]
+        read = await call(admin, "expand", ref=reference)
+        assert "def function_17(value_17)" in read and " · output of bash · session " in read
+    async with connect(proxy, KEYS[0]) as client:
+        found = await find(client, "function_17")
+        assert first[:12] in found and second[:12] not in found
+        result = await client.call_tool("expand", {"ref": reference})
+        assert result.is_error
+
+
 async def test_a_client_s_credential_reads_what_was_recorded_with_it(proxy: Running) -> None:
     async with connect(proxy, TOKEN) as admin:
         second, first = await list_ids(admin)
@@ -137,13 +164,16 @@ async def test_a_client_s_credential_reads_what_was_recorded_with_it(proxy: Runn
             assert result.is_error and isinstance(result.content[0], TextContent)
             assert result.content[0].text.startswith(said)
     async with connect(proxy, "sk-nobody") as client:
-        assert await call(client, "list_sessions") == "There are no sessions of this credential yet."
+        assert len((await client.list_tools()).tools) == len(TOOLS)
+        result = await client.call_tool("list_sessions", {})
+        assert result.is_error and isinstance(result.content[0], TextContent)
+        assert "one that an upstream has accepted in the last half hour" in result.content[0].text
 
 
 @pytest.mark.parametrize(
     ("fields", "status", "said"),
     [
-        ({}, 401, "send the admin token, or the key of your client"),
+        ({}, 401, "send the admin token as"),
         ({"host": "evil.example"}, 403, "is not allowed"),
         ({"origin": "https://evil.example", "authorization": f"Bearer {TOKEN}"}, 403, "other origins"),
         ({"sec-fetch-site": "cross-site", "authorization": f"Bearer {TOKEN}"}, 403, "other sites"),

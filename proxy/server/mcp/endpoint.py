@@ -6,13 +6,12 @@ from typing import Protocol, cast
 
 from starlette.types import Receive, Scope, Send
 
-from proxy.engine.lineage.identity import Tenants
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers
-from proxy.server.access import AccessRules
+from proxy.server.access import AccessRules, FindTenant
 from proxy.server.client import ServedClient
 from proxy.server.errors import PAGE_GUARDS, Refused
-from proxy.server.mcp.tools import McpTools
+from proxy.server.mcp.tools import McpTools, Reader
 from proxy.server.policy import ServerPolicy
 from proxy.wire.headers import find_credential
 
@@ -21,15 +20,14 @@ INSTALL = (
     "or for an image by docker build --build-arg EXTRAS=mcp"
 )
 _SDK = "proxy.server.mcp.sdk"
+_UNAUTHORIZED = 401
 _POST_ONLY: Headers = ((b"allow", b"POST"),)
 
 
 class Sdk(Protocol):
     """The module `sdk`, which needs an extra."""
 
-    async def serve_request(
-        self, tools: McpTools, tenant: bytes | None, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+    async def serve_request(self, tools: McpTools, reader: Reader, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
         ...
 
@@ -47,18 +45,22 @@ def load_sdk() -> Sdk:
 
 
 class McpEndpoint:
-    """The ASGI application at `/-/mcp`. It takes the admin token, or the credential with which a client calls."""
+    """The ASGI application at `/-/mcp`. It takes the admin token, or the credential with which a client calls.
 
-    def __init__(self, tools: McpTools, rules: AccessRules, tenants: Tenants, policy: ServerPolicy) -> None:
-        self._tools = tools
+    A client connects before its first call, when nothing proves its credential yet. It may list the tools then, and
+    each result tells what is missing.
+    """
+
+    def __init__(self, tools: McpTools, rules: AccessRules, find_tenant: FindTenant, policy: ServerPolicy) -> None:
+        self.tools = tools
         self._rules = rules
-        self._tenants = tenants
+        self._find_tenant = find_tenant
         self._policy = policy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or refuse it before anything is read."""
         try:
-            tenant = self.find_tenant(scope["headers"])
+            reader = self.find_reader(scope["headers"])
             if scope["method"] != "POST":
                 raise Refused(
                     405, "method_not_allowed", "this path takes POST: it has no stream to listen to", _POST_ONLY
@@ -69,24 +71,14 @@ class McpEndpoint:
             client.expect_nothing()
             client.label(PAGE_GUARDS)
             return client.fail(error)
-        await sdk.serve_request(self._tools, tenant, scope, receive, send)
+        await sdk.serve_request(self.tools, reader, scope, receive, send)
 
-    def find_tenant(self, headers: Headers) -> bytes | None:
-        """Return the requester's tenant, None for the administrator. Raises Refused.
-
-        A credential counts as it does for calls: one that the upstream must confirm first has to have been used.
-        """
-        self._rules.check_page(headers)
-        if self._rules.is_admin(headers):
-            return None
-        self._rules.check_tenant(headers)
-        if not find_credential(headers):
-            raise Refused(
-                401, "unauthorized", "send the admin token, or the key of your client, as 'Authorization: Bearer'"
-            )
-        caller = self._tenants.identify(headers)
-        if not self._tenants.trusts(caller):
-            raise Refused(
-                401, "unauthorized", "the upstream has not confirmed this credential lately; make a call with it first"
-            )
-        return caller.tenant
+    def find_reader(self, headers: Headers) -> Reader:
+        """Return what the requester may read. Raises Refused for foreign pages, and where there is no credential."""
+        try:
+            tenant = self._rules.check_reader(headers, self._find_tenant)
+        except Refused as error:
+            if error.status != _UNAUTHORIZED or not find_credential(headers):
+                raise
+            return Reader(b"", str(error))
+        return Reader(None if tenant is None else bytes.fromhex(tenant))

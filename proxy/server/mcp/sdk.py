@@ -21,14 +21,14 @@ from mcp_types import (
 from starlette.types import Receive, Scope, Send
 
 from proxy import __version__
-from proxy.server.mcp.tools import INSTRUCTIONS, TOOLS, McpTools
+from proxy.server.mcp.tools import INSTRUCTIONS, TOOLS, McpTools, Reader
 
 NAME = "palimpsest"
 _MAX_BODY_BYTES = 256 * 1024
 
 
-def build_server(tools: McpTools, tenant: bytes | None) -> Server[Any]:
-    """Return the server of one requester: a tenant, given by its fingerprint, or None for the administrator."""
+def build_server(tools: McpTools, reader: Reader) -> Server[Any]:
+    """Return the server of one requester."""
 
     async def list_tools(context: object, parameters: PaginatedRequestParams | None) -> ListToolsResult:
         return ListToolsResult(
@@ -45,7 +45,7 @@ def build_server(tools: McpTools, tenant: bytes | None) -> Server[Any]:
         )
 
     async def call_tool(context: object, parameters: CallToolRequestParams) -> CallToolResult:
-        result = await tools.call(tenant, parameters.name, parameters.arguments or {})
+        result = await tools.call(reader, parameters.name, parameters.arguments or {})
         return CallToolResult(content=[TextContent(type="text", text=result.text)], is_error=result.is_error)
 
     return Server(
@@ -53,10 +53,10 @@ def build_server(tools: McpTools, tenant: bytes | None) -> Server[Any]:
     )
 
 
-async def serve_request(tools: McpTools, tenant: bytes | None, scope: Scope, receive: Receive, send: Send) -> None:
+async def serve_request(tools: McpTools, reader: Reader, scope: Scope, receive: Receive, send: Send) -> None:
     """Serve one HTTP request. Its Host and Origin have been checked."""
     manager = StreamableHTTPSessionManager(
-        build_server(tools, tenant), json_response=True, stateless=True, max_request_body_size=_MAX_BODY_BYTES
+        build_server(tools, reader), json_response=True, stateless=True, max_request_body_size=_MAX_BODY_BYTES
     )
     async with manager.run():
         await manager.handle_request(scope, receive, send)
@@ -64,6 +64,6 @@ async def serve_request(tools: McpTools, tenant: bytes | None, scope: Scope, rec
 
 async def serve_stdio(tools: McpTools) -> None:
     """Serve whoever has started this process, until its input ends."""
-    server = build_server(tools, None)
+    server = build_server(tools, Reader(None))
     async with stdio_server() as (source, sink):
         await server.run(source, sink, server.create_initialization_options())

@@ -6,8 +6,7 @@ They know nothing of the protocol. Each result is one page of plain text.
 import asyncio
 import difflib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -20,6 +19,7 @@ from proxy.engine.recall.scope import RecallLog, Scope, is_conversation, load_ro
 from proxy.engine.recall.tool import RecallCall, find_reference
 from proxy.engine.reports.export import load_handoff, write_handoff
 from proxy.engine.reports.lookup import find_exchange, find_session, list_matching, read_back
+from proxy.engine.reports.search import KINDS, ROLES, read_since
 from proxy.model.errors import BadRequest, NotFound, ProxyError
 from proxy.model.log import ExchangeRow, Selection, SessionRow
 from proxy.model.search import EntryKind, SearchQuery
@@ -32,7 +32,6 @@ _TIME_LIMIT = 20.0
 _SESSIONS, _MOST_SESSIONS = 20, 100
 _MOST_SAME_PREFIX = 64
 _LONGEST_NAME = 60
-_KINDS: tuple[EntryKind, ...] = get_args(EntryKind)
 
 Page = Annotated[int, msgspec.Meta(ge=1, le=1_000_000, description="from 1")]
 Session = Annotated[str, msgspec.Meta(description="id of a session, or a prefix of it; list_sessions has them")]
@@ -43,10 +42,10 @@ class SearchArguments(msgspec.Struct, frozen=True):
 
     query: Annotated[str, msgspec.Meta(description="words, names or a question")]
     session: Annotated[str, msgspec.Meta(description="only in this session: its id, or a prefix of it")] = ""
-    roles: Annotated[list[str], msgspec.Meta(description="only by these: user, assistant, tool")] = []
+    roles: Annotated[list[str], msgspec.Meta(description=f"only by these of {', '.join(ROLES)}")] = []
     tools: Annotated[list[str], msgspec.Meta(description="only outputs of these tools")] = []
-    kinds: Annotated[list[EntryKind], msgspec.Meta(description=f"only these of {', '.join(_KINDS)}")] = []
-    since: Annotated[str, msgspec.Meta(description="only since then: 2026-01-31, or with a time")] = ""
+    kinds: Annotated[list[EntryKind], msgspec.Meta(description=f"only these of {', '.join(KINDS)}")] = []
+    since: Annotated[str, msgspec.Meta(description="only since then: 2026-01-31, with a time, or 3d for days ago")] = ""
     until: Annotated[str, msgspec.Meta(description="only before then")] = ""
     page: Page = 1
 
@@ -105,6 +104,16 @@ class Tool(NamedTuple):
         return {"type": "object", "properties": {}} | schema
 
 
+class Reader(NamedTuple):
+    """What a requester may read: a tenant's sessions, given by its fingerprint, or for None all of them.
+
+    With a `refusal`, which says why, it is nothing (yet).
+    """
+
+    tenant: bytes | None
+    refusal: str = ""
+
+
 class ToolResult(NamedTuple):
     """The text of a result, and whether it says what was wrong."""
 
@@ -123,7 +132,7 @@ TOOLS: Sequence[Tool] = (
 
 
 class McpTools:
-    """Executes the tools for a tenant, given by its fingerprint; None stands for the administrator, who sees all."""
+    """Executes the tools. A tenant of None stands for the administrator, who sees all."""
 
     def __init__(
         self, log: RecallLog, recall: Recall, clock: Clock, policy: RecallPolicy, time_limit: float = _TIME_LIMIT
@@ -142,8 +151,10 @@ class McpTools:
             "handoff": self._hand_off,
         }
 
-    async def call(self, tenant: bytes | None, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+    async def call(self, reader: Reader, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Return the result of a call. What is wrong with it is a result, too, that says what to do."""
+        if reader.refusal:
+            return ToolResult(reader.refusal, True)
         tool = next((each for each in TOOLS if each.name == name), None)
         if tool is None:
             return ToolResult(
@@ -155,7 +166,7 @@ class McpTools:
             return ToolResult(f"The arguments of {name} are not valid: {error}.{_name_unknown(tool, arguments)}", True)
         try:
             async with asyncio.timeout(self._time_limit):
-                return ToolResult(await self._actions[name](tenant, asked))
+                return ToolResult(await self._actions[name](reader.tenant, asked))
         except TimeoutError:
             return ToolResult("This took too long and was given up. Ask for less.", True)
         except ProxyError as error:
@@ -170,8 +181,8 @@ class McpTools:
             roles=tuple(asked.roles),
             tools=tuple(asked.tools),
             kinds=tuple(asked.kinds),
-            since_ms=_read_time(asked.since) if asked.since else 0,
-            until_ms=_read_time(asked.until) if asked.until else None,
+            since_ms=read_since(asked.since, self._clock.now_ms()) if asked.since else 0,
+            until_ms=read_since(asked.until, self._clock.now_ms()) if asked.until else None,
         )
         return await self._recall.search(_scope(tenant), asked.query, asked.page, narrowed)
 
@@ -246,15 +257,6 @@ def _read_reference(text: str) -> str:
     if found := find_reference(text):
         return found
     raise BadRequest(f"{text[:40]!r} is no reference: one is `ref:` and ten letters and digits, as search returns them")
-
-
-def _read_time(text: str) -> int:
-    """Return a time in milliseconds since 1970; without a zone it is UTC. Raises BadRequest."""
-    try:
-        time = datetime.fromisoformat(text.strip())
-        return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
-    except (ValueError, OverflowError, OSError) as error:
-        raise BadRequest(f"{text[:40]!r} is no time: write 2026-01-31 or 2026-01-31T09:30:00Z") from error
 
 
 def _name_unknown(tool: Tool, arguments: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """Who may use `/-/mcp`: the administrator, and clients by the credential with which they call."""
 
 import sys
+from functools import partial
 
 import pytest
 
@@ -12,7 +13,7 @@ from proxy.model.exchange import Headers
 from proxy.server.access import AccessRules
 from proxy.server.errors import Refused
 from proxy.server.mcp.endpoint import McpEndpoint, load_sdk
-from proxy.server.mcp.tools import McpTools
+from proxy.server.mcp.tools import McpTools, Reader, ToolResult
 from proxy.server.policy import ServerPolicy
 from tests.support.recalling import MadeIndex, StoppedClock, make_log
 
@@ -27,11 +28,11 @@ def make_tenants() -> Tenants:
     return Tenants(b"salt" * 8, StoppedClock(), principals)
 
 
-def make_endpoint(tenants: Tenants, keys: tuple[str, ...] | None = None) -> McpEndpoint:
-    policy = ServerPolicy(port=0, admin_token=TOKEN, tenant_keys=keys)
+def make_endpoint(tenants: Tenants, *, is_open: bool = False) -> McpEndpoint:
+    policy = ServerPolicy(port=0, admin_token=TOKEN)
     log, clock, recall = make_log(), StoppedClock(), RecallPolicy()
     tools = McpTools(log, Recall(log, MadeIndex(), clock, recall), clock, recall)
-    return McpEndpoint(tools, AccessRules(policy), tenants, policy)
+    return McpEndpoint(tools, AccessRules(policy), partial(tenants.find_reader, is_open=is_open), policy)
 
 
 def bear(token: bytes, *more: tuple[bytes, bytes]) -> Headers:
@@ -39,24 +40,33 @@ def bear(token: bytes, *more: tuple[bytes, bytes]) -> Headers:
 
 
 def test_the_admin_token_sees_everything() -> None:
-    assert make_endpoint(make_tenants()).find_tenant(bear(TOKEN.encode())) is None
+    assert make_endpoint(make_tenants()).find_reader(bear(TOKEN.encode())) == Reader(None)
 
 
-def test_a_credential_sees_what_its_calls_recorded() -> None:
+def test_a_key_of_the_settings_sees_what_its_principal_s_calls_recorded() -> None:
     tenants = make_tenants()
-    for headers in (bear(b"sk-one"), (HOST, (b"x-api-key", b"sk-two")), bear(b"sk-team")):
-        assert make_endpoint(tenants).find_tenant(headers) == tenants.identify(headers).tenant
+    assert make_endpoint(tenants).find_reader(bear(b"sk-team")) == Reader(tenants.identify(bear(b"sk-team")).tenant)
 
 
-@pytest.mark.parametrize("headers", [(HOST, (b"authorization", JWT)), bear(b"sk-one", (b"x-user", b"ann"))])
-def test_a_tenant_that_is_only_claimed_counts_once_the_upstream_has_confirmed_it(headers: Headers) -> None:
+@pytest.mark.parametrize(
+    "headers",
+    [
+        bear(b"sk-one"),
+        (HOST, (b"x-api-key", b"sk-two")),
+        (HOST, (b"authorization", JWT)),
+        bear(b"sk-one", (b"x-user", b"ann")),
+    ],
+)
+async def test_another_credential_sees_its_own_once_the_upstream_has_accepted_it(headers: Headers) -> None:
     tenants = make_tenants()
     endpoint = make_endpoint(tenants)
-    with pytest.raises(Refused, match="make a call with it first") as refused:
-        endpoint.find_tenant(headers)
-    assert refused.value.status == 401
+    before = endpoint.find_reader(headers)
+    assert before.tenant == b"" and "one that an upstream has accepted in the last half hour" in before.refusal
+    result = await endpoint.tools.call(before, "list_sessions", {})
+    assert result == ToolResult(before.refusal, True)
     tenants.prove(tenants.identify(headers).token)
-    assert endpoint.find_tenant(headers) == tenants.identify(headers).tenant
+    assert endpoint.find_reader(headers) == Reader(tenants.identify(headers).tenant)
+    assert make_endpoint(tenants, is_open=True).find_reader(headers) == before
 
 
 def test_without_a_credential_nobody_sees_anything() -> None:
@@ -64,16 +74,9 @@ def test_without_a_credential_nobody_sees_anything() -> None:
     tenants = make_tenants()
     tenants.prove(tenants.identify((HOST,)).token)
     for headers in ((HOST,), (HOST, (b"x-user", b"ann")), (HOST, (b"cookie", b"palimpsest=x"))):
-        with pytest.raises(Refused, match="send the admin token, or the key of your client"):
-            make_endpoint(tenants).find_tenant(headers)
-
-
-def test_where_only_the_keys_of_tenants_are_accepted_others_are_refused() -> None:
-    endpoint = make_endpoint(make_tenants(), ("sk-team",))
-    assert endpoint.find_tenant(bear(b"sk-team"))
-    assert endpoint.find_tenant(bear(TOKEN.encode())) is None
-    with pytest.raises(Refused, match="only the keys of `tenants` are accepted"):
-        endpoint.find_tenant(bear(b"sk-one"))
+        with pytest.raises(Refused, match="send the admin token as") as refused:
+            make_endpoint(tenants).find_reader(headers)
+        assert refused.value.status == 401
 
 
 @pytest.mark.parametrize(
@@ -87,7 +90,7 @@ def test_where_only_the_keys_of_tenants_are_accepted_others_are_refused() -> Non
 )
 def test_pages_of_others_are_refused_whatever_they_know(headers: Headers) -> None:
     with pytest.raises(Refused) as refused:
-        make_endpoint(make_tenants()).find_tenant(headers)
+        make_endpoint(make_tenants()).find_reader(headers)
     assert refused.value.status == 403
 
 

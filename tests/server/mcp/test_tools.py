@@ -8,7 +8,7 @@ from proxy.engine.recall.policy import RecallPolicy
 from proxy.engine.recall.recall import Recall
 from proxy.model.errors import NotFound
 from proxy.model.search import EntryKind, SearchQuery
-from proxy.server.mcp.tools import TOOLS, McpTools
+from proxy.server.mcp.tools import TOOLS, McpTools, Reader
 from tests.support.recalling import (
     OTHER_TENANT,
     TENANT,
@@ -48,13 +48,13 @@ def make_worked_log() -> RecallingLog:
 
 
 async def call(made: McpTools, name: str, tenant: bytes | None = None, **arguments: Any) -> str:
-    result = await made.call(tenant, name, arguments)
+    result = await made.call(Reader(tenant), name, arguments)
     assert not result.is_error, result.text
     return result.text
 
 
 async def fail(made: McpTools, name: str, tenant: bytes | None = None, **arguments: Any) -> str:
-    result = await made.call(tenant, name, arguments)
+    result = await made.call(Reader(tenant), name, arguments)
     assert result.is_error
     return result.text
 
@@ -98,7 +98,7 @@ async def test_search_passes_on_what_narrows_it() -> None:
 async def test_what_search_cannot_take_is_told() -> None:
     tools = make_tools(make_worked_log())
     assert "search needs a query" in await fail(tools, "search", query="  ")
-    assert "'soon' is no time" in await fail(tools, "search", query="x", since="soon")
+    assert "or 3d, 2h or 30m, not 'soon'" in await fail(tools, "search", query="x", since="soon")
     assert "Did you mean query, not querry?" in await fail(tools, "search", querry="x")
     assert "It takes query, session, roles" in await fail(tools, "search", text="x")
     assert "kinds" in await fail(tools, "search", query="x", kinds=["everything"])

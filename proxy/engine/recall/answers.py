@@ -18,6 +18,7 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 _LONGEST_NAME, _LONGEST_PATH, _LONGEST_QUERY = 60, 200, 120
 _LONGEST_SAID, _LONGEST_LINE, _MOST_LINES = 160, 240, 60
 _MOST_STEPS = 12
+_OWN_KINDS: frozenset[EntryKind] = frozenset({"ledger", "summary", "outline"})
 _KINDS: dict[EntryKind, str] = {
     "reasoning": "reasoning",
     "ledger": "ledger",
@@ -97,7 +98,9 @@ def write_hits(answer: SearchAnswer, places: Sequence[str], query: str, call: Re
 
 def _write_hit(hit: Hit, place: str) -> str:
     named = name_entry(hit.kind, hit.role, hit.tool, hit.sender)
-    lines = sanitize_lines(hit.snippet).strip("\n").split("\n")
+    # What the proxy wrote has references of its own, and texts in it were made fit when it was written.
+    fit = hit.snippet if hit.kind in _OWN_KINDS else sanitize_lines(hit.snippet)
+    lines = sanitize_original(fit).strip("\n").split("\n")
     return "\n".join((f"ref:{hit.reference} · {named} · {place}", *(f"  {line}" for line in lines)))
 
 

@@ -101,7 +101,7 @@ class Recall:
         )
         queries = _divide(scope, relatives, wanted)
         answer = _merge(await asyncio.gather(*map(self._index.search, queries)), wanted.limit)
-        stands = [self._tell_place(scope, relatives, hit) for hit in answer.hits]
+        stands = await asyncio.to_thread(self._tell_places, scope, relatives, answer.hits)
         return write_hits(answer, stands, text, RecallCall("search", text, page=page), self._policy.page_characters)
 
     async def describe(self, scope: Scope, reference: str) -> str:
@@ -141,6 +141,9 @@ class Recall:
 
     async def _find(self, scope: Scope, reference: str) -> FoundEntry:
         return await self._entries.find(scope, await find_relatives(self._log, scope), reference)
+
+    def _tell_places(self, scope: Scope, relatives: Relatives, hits: Sequence[Hit]) -> list[str]:
+        return [self._tell_place(scope, relatives, hit) for hit in hits]
 
     def _tell_place(self, scope: Scope, relatives: Relatives, hit: Hit) -> str:
         """Tell where a hit stands, and how long ago it was recorded."""

@@ -107,7 +107,7 @@ def _list_path_words(value: str) -> Iterator[str]:
 def find_file(history: History, wanted: str) -> list[str]:
     """Return the files of a history that a path may mean: that one, or else all whose paths end with it."""
     name = _normalize(wanted)
-    known = {path for act in history.calls if _mentions(act.call, name) for path in list_paths(act.call)}
+    known = {path for act in history.calls if _mentions(act.call, name) for path in _list_paths_of(history, act)}
     if name in known:
         return [name]
     ending = sorted({path for path in known if path.endswith(f"/{name}")}, key=lambda path: (-len(path), path))
@@ -117,15 +117,31 @@ def find_file(history: History, wanted: str) -> list[str]:
 
 def list_known_files(history: History) -> list[str]:
     """Return all paths that the calls of a history name, the newest first."""
-    return list(dict.fromkeys(path for act in reversed(history.calls) for path in list_paths(act.call)))
+    return list(dict.fromkeys(path for act in reversed(history.calls) for path in _list_paths_of(history, act)))
 
 
 def find_versions(history: History, path: str) -> FileVersions:
     """Return the versions of a file and its changes; `path` is one that `find_file` returned."""
+    key = ("versions", path)
+    if key not in history.memo:
+        history.memo[key] = _find_versions(history, path)
+    found: FileVersions = history.memo[key]
+    return found
+
+
+def _list_paths_of(history: History, act: AnsweredCall) -> list[str]:
+    key = ("paths", id(act))  # of one of the history, which keeps it
+    if key not in history.memo:
+        history.memo[key] = list_paths(act.call)
+    paths: list[str] = history.memo[key]
+    return paths
+
+
+def _find_versions(history: History, path: str) -> FileVersions:
     versions: list[Version] = []
     changes: list[AnsweredCall] = []
     for act in history.calls:
-        if not _mentions(act.call, path) or not any(is_same_file(path, each) for each in list_paths(act.call)):
+        if not _mentions(act.call, path) or not any(is_same_file(path, each) for each in _list_paths_of(history, act)):
             continue
         if changes_file(act.call, path):
             if act.answered < 0 or not act.has_failed:

@@ -140,6 +140,13 @@ async def test_a_snippet_has_nothing_that_looks_like_a_marker() -> None:
     assert "(tool: bash" in told and "(FILE: a.py]" in told and "ref:zzzzzzzzzz" not in told
 
 
+async def test_a_snippet_of_a_ledger_keeps_its_references() -> None:
+    hit = make_hit(kind="ledger", snippet="[palimpsest ledger 7c1e5b: the work here]\n16 ran it ref:zzzzzzzzzz")
+    log, scope = know(make_history(*WORK))
+    told = await recall(make_recall(log, MadeIndex(hit)), scope, action="search", query="x")
+    assert "  (palimpsest ledger 7c1e5b: the work here]\n  16 ran it ref:zzzzzzzzzz" in told
+
+
 async def test_a_program_may_narrow_what_it_searches() -> None:
     index = MadeIndex()
     narrowed = SearchQuery(text="", roles=("user",), kinds=("message",), since_ms=5)

@@ -46,6 +46,11 @@ class History:
         self.raws = raws[: len(nodes)]
         self.memo: dict[tuple[str, object], Any] = {}  # what other modules have computed of it, by what that is
 
+    @property
+    def size(self) -> int:
+        """Bytes of the messages."""
+        return sum(map(len, self.raws))
+
     def __len__(self) -> int:
         return len(self.raws)
 

@@ -30,11 +30,14 @@ from proxy.engine.recall.scope import RecallLog, Relatives, Scope, find_relative
 from proxy.engine.recall.tool import Misused, RecallCall, parse_call
 from proxy.engine.recall.versions import Version, find_file, find_versions, list_known_files, pick_version
 from proxy.model.errors import NotFound, ProxyError
+from proxy.model.lru import LruCache
 from proxy.model.search import Hit, SearchAnswer, SearchQuery
 
 _log = logging.getLogger("palimpsest.recall")
 
 _TIME_LIMIT = 10.0
+# Of the messages of histories that are kept; what is computed of them takes about as much again.
+_MOST_HISTORY_BYTES = 8 * 1024 * 1024
 _CHARACTERS_OF_A_TOKEN = 4
 _HITS_OF_A_PAGE = 20
 _MOST_HITS = 200
@@ -55,6 +58,7 @@ class Recall:
         self._clock = clock
         self._policy = policy
         self._time_limit = time_limit
+        self._histories = LruCache[tuple[str, bytes, int], History](_MOST_HISTORY_BYTES, weigh=_weigh_history)
         self._entries = EntryFinder(log, index)
 
     async def run(self, scope: Scope, arguments: str) -> str:
@@ -67,7 +71,7 @@ class Recall:
             return _clean(call.answer)
         try:
             async with asyncio.timeout(self._time_limit):
-                return _clean(await self._answer(scope, call))
+                return _clean(await self._answer(self._share_history(scope), call))
         except TimeoutError:
             return "Recalling took too long and was given up. Ask for less, or go on with what you have."
         except NotFound as error:
@@ -77,6 +81,18 @@ class Recall:
         except Exception:  # noqa: BLE001 - the model has to get a result for its call, whatever is wrong here
             _log.exception("recall failed")
             return "Recalling failed inside the proxy. Go on with what you have, or run what you need again."
+
+    def _share_history(self, scope: Scope) -> Scope:
+        """Return a scope with what was computed of the same history for another call, of the same answer mostly."""
+        history = scope.history
+        if history is None or not history.nodes:
+            return scope
+        key = (history.wire, history.nodes[-1], len(history))
+        known = self._histories.get(key)
+        if known is not None:
+            return msgspec.structs.replace(scope, history=known)
+        self._histories.put(key, history)
+        return scope
 
     async def _answer(self, scope: Scope, call: RecallCall) -> str:
         if call.action == "search":
@@ -261,6 +277,10 @@ def _divide(scope: Scope, relatives: Relatives, wanted: SearchQuery) -> list[Sea
     if others:
         queries.append(msgspec.structs.replace(wanted, tenant=None, sessions=others, within=own | parents))
     return queries
+
+
+def _weigh_history(_: object, history: History) -> int:
+    return history.size
 
 
 def _merge(answers: Sequence[SearchAnswer], limit: int) -> SearchAnswer:

@@ -12,6 +12,8 @@ from proxy.engine.recall.recall import Recall
 from proxy.engine.recall.scope import Scope
 from proxy.model.errors import Erased, StoreUnavailable
 from proxy.model.search import SearchQuery
+from proxy.wire import FORMATS
+from proxy.wire.format import DecodedMessage
 from tests.support.recalling import (
     OTHER_TENANT,
     TENANT,
@@ -495,6 +497,25 @@ async def test_recalling_takes_a_bounded_time() -> None:
     made = Recall(log, FaultyIndex(None), StoppedClock(), RecallPolicy(), time_limit=0.01)
     told = await recall(made, scope, action="search", query="x")
     assert told.startswith("Recalling took too long and was given up.")
+
+
+async def test_calls_of_one_answer_share_what_is_computed_of_its_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = make_log()
+    log.keep("aaaaabbbbb", WORK[2:3], 2)
+    made, decoded = make_recall(log), list[bytes]()
+    form = FORMATS["chat_completions"]
+    decode = form.decode_message
+
+    def count(raw: bytes) -> DecodedMessage:
+        decoded.append(raw)
+        return decode(raw)
+
+    monkeypatch.setattr(form, "decode_message", count)
+    for _ in range(8):
+        assert APP in await recall(made, scope_of(make_history(*WORK)), action="expand", ref="aaaaabbbbb")
+    assert decoded == list(WORK)
+    await recall(made, scope_of(make_history(*WORK, say("user", "more"))), action="read", query="step 1")
+    assert len(decoded) == 2 * len(WORK) + 1
 
 
 async def test_arguments_that_make_no_sense_are_answered() -> None:

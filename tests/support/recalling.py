@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from proxy.engine.ports import ALL_SESSIONS
 from proxy.engine.recall.history import History, read_form
 from proxy.engine.recall.policy import RecallPolicy
 from proxy.engine.recall.recall import Recall
@@ -13,7 +14,7 @@ from proxy.model.epoch import Epoch, Original, StoredOriginal
 from proxy.model.errors import NotFound
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import compute_chain_root, extend_chain
-from proxy.model.log import BranchRow, Call, ExchangeRow
+from proxy.model.log import BranchRow, Call, ExchangeRow, Selection, SessionRow
 from proxy.model.manifest import compute_digest
 from proxy.model.search import Hit, IndexedEntry, IndexHealth, SearchAnswer, SearchQuery
 from tests.support.fake_log import EXCHANGE, SESSION, FakeLog
@@ -62,6 +63,10 @@ class RecallingLog(FakeLog):
         if isinstance(found, StoredOriginal):
             return found
         raise found or NotFound(f"there is no reference {reference}")
+
+    async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
+        rows = await super().list_sessions(1000, selection)
+        return [row for row in rows if selection.tenant in (b"", self.keys[row.id].tenant)][:limit]
 
     async def find_key(self, session: str) -> SessionKey:
         if session not in self.keys:

@@ -250,6 +250,7 @@ async def test_an_original_is_exact_but_for_markers_of_ours() -> None:
     told = await recall(make_recall(log), scope, action="expand", ref="aaaaabbbbb")
     assert "[tool:pytest]\n\tx = \x1b[1m\n(tool: bash — output pruned" in told and told.isprintable() is False
     assert told.encode().decode() == told
+    assert await make_recall(log).expand(scope, "aaaaabbbbb") == told
 
 
 async def test_an_entry_of_the_index_is_read_like_any_other() -> None:
@@ -269,6 +270,12 @@ async def test_respelt_messages_are_the_same() -> None:
     log, scope = know(make_history(plain))
     log.keep("aaaaabbbbb", [marked], 0)
     assert "as of step 1 of 1\n" in await recall(make_recall(log), scope, action="expand", ref="aaaaabbbbb")
+
+
+async def test_a_message_that_was_said_twice_is_the_one_at_its_place() -> None:
+    log, scope = know(make_history(*WORK, WORK[0]))
+    log.keep("aaaaabbbbb", WORK[:1], 0)
+    assert "as of step 1 of 7\n" in await recall(make_recall(log), scope, action="expand", ref="aaaaabbbbb")
 
 
 async def test_messages_of_a_history_that_was_cut_are_found_where_they_are_now() -> None:

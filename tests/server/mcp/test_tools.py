@@ -136,6 +136,10 @@ async def test_sessions_are_listed_a_page_at_a_time() -> None:
     assert "abc1 · agent-7 · gpt-5 · 1 call · 1 h ago\n" in told
     assert "abc2 · agent-7 · gpt-5 · 1 call, 3 branches · 1 h ago · delegated by abc1" in told
     assert (await call(tools, "list_sessions", limit=1)).endswith(")")
+    own = await call(tools, "list_sessions", TENANT)
+    assert [line.partition(" ")[0] for line in own.splitlines()] == ["abc1", "abc2"]
+    assert (await call(tools, "list_sessions", OTHER_TENANT)).startswith("abd3 · ")
+    assert "abd3" not in await call(tools, "list_sessions", TENANT, before=9)
     assert await call(tools, "list_sessions", before=0) == "There are no sessions before that."
 
 

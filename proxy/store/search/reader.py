@@ -137,8 +137,9 @@ class SearchIndex:
             return SearchAnswer(behind=behind)
         connection.set_progress_handler(is_over, _STEPS_BETWEEN_LOOKS)
         try:
-            postings = SqlitePostings(connection, query, sessions, self._vocabulary, is_over)
             question = make_question(query.text, context=query.context, now_ms=int(time.time() * 1000))
+            terms = {term for clue in (*question.clues, *question.context) for term in clue.terms}
+            postings = SqlitePostings(connection, query, sessions, terms, vocabulary=self._vocabulary, is_over=is_over)
             ranking = search(question, postings, _count_candidates(query), is_over)
         finally:
             connection.set_progress_handler(None, 0)

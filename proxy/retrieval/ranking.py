@@ -1,7 +1,7 @@
 """Which entries answer a question best: sums of BM25 over passages, what stands beside them, and coverage."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
 from itertools import chain
 from math import log
@@ -27,25 +27,29 @@ from proxy.retrieval.terms import list_grams
 _K1, _B = 1.2, 0.75
 _SHORT_QUERY = 5
 _MOST_CANDIDATES = 2_000
+_MOST_FURTHER = 3
+_MOST_LOOKED_AROUND = 200
 _CHUNK = 64
 
 
 class RankingWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How much each ranker counts beside the text, and what stands beside an entry beside the entry itself.
 
+    `further` is the share that the second best passage of an entry adds; the next ones add half of that each.
     `neighbour` is the share of the score that a message inherits from the one before and the one behind it, `pair` that
     which a question and its reply give each other; `output_neighbour` that of tool outputs. `coverage`: the bonus of
     an entry around which all words of the query stand.
     """
 
+    further: float = 0.25
     card: float = 0.3
     rule: float = 0.5
     user: float = 0.5
     neighbour: float = 0.5
     pair: float = 0.6
     output_neighbour: float = 0.0
-    step: float = 0.4
-    task: float = 1.0
+    step: float = 0.25
+    task: float = 0.6
     coverage: float = 1.0
     reach: int = 2
 
@@ -82,6 +86,7 @@ class _Search:
         self._places: dict[int, Sequence[int]] = {}
         self._weights: dict[str, float] = {}
         self._bits = question.bits + 1
+        self._shares = (1.0, *(weights.further / 2**i for i in range(_MOST_FURTHER)))
         self._complete = True
 
     def run(self, limit: int) -> Ranking:
@@ -203,16 +208,33 @@ class _Search:
             yield entry, place >> 4 & 4095, (value >> bits) * norms[place & 15], value & mask
 
     def _gather(self, packed: Mapping[int, int]) -> tuple[dict[int, float], dict[int, int], dict[int, int]]:
-        scores: dict[int, float] = {}
-        numbers: dict[int, int] = {}
+        passages: dict[int, list[tuple[float, int]]] = {}
         masks: dict[int, int] = {}
         for entry, number, score, bits in self._list_scores("text", packed):
-            if score > scores.get(entry, 0.0):
-                scores[entry] = score
-                numbers[entry] = number
+            passages.setdefault(entry, []).append((score, number))
             turn = entry >> TURN_SHIFT
             masks[turn] = masks.get(turn, 0) | bits
+        scores: dict[int, float] = {}
+        numbers: dict[int, int] = {}
+        for entry, found in passages.items():
+            found.sort(reverse=True)
+            scores[entry] = sum(score * share for (score, _), share in zip(found, self._shares, strict=False))
+            numbers[entry] = found[0][1]
         return scores, numbers, masks
+
+    def _list_beside(self, turns: Mapping[int, float]) -> Iterator[int]:
+        """Yield the messages before and behind the best turns: a reply need not repeat a word of the question."""
+        for turn in nlargest(_MOST_LOOKED_AROUND, turns, key=turns.__getitem__):
+            session = turn >> SESSION_SHIFT - TURN_SHIFT
+            places = self._places[session]
+            number = turn & (1 << SESSION_SHIFT - TURN_SHIFT) - 1
+            for near in (number - 1, number + 1):
+                at = bisect_left(places, near << TURN_SHIFT + PLACE_SHIFT)
+                while at < len(places) and places[at] >> TURN_SHIFT + PLACE_SHIFT == near:
+                    entry = session << SESSION_SHIFT | places[at] >> PLACE_SHIFT
+                    if get_kind(entry) == "message":
+                        yield entry
+                    at += 1
 
     def _leads_to_output(self, entry: int) -> bool:
         """Return whether the message made a call whose output stands behind it."""
@@ -241,6 +263,8 @@ class _Search:
             turn = entry >> TURN_SHIFT
             if score > turns.get(turn, 0.0):
                 turns[turn] = score
+        if not is_agent:
+            scores = {**dict.fromkeys(self._list_beside(turns), 0.0), **scores}
         w, final = self._w, {}
         total = max(self._question.bits, 1)
         for entry, score in scores.items():

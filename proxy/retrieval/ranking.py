@@ -26,7 +26,7 @@ from proxy.retrieval.terms import list_grams
 
 _K1, _B = 1.2, 0.75
 _SHORT_QUERY = 5
-_MOST_CANDIDATES = 2_000
+_MOST_CANDIDATES = 600
 _MOST_FURTHER = 3
 _MOST_LOOKED_AROUND = 200
 _CHUNK = 64

@@ -22,7 +22,7 @@ from proxy.store.search.schema import LANES
 
 MOST_POSTINGS = 8_000
 """Passages of one term, the newest ones: what more have says little, and to score so many takes 5 ms."""
-BUDGETS: Mapping[Lane, int] = {"text": 16_000, "card": 6_000, "user": 6_000, "rule": 6_000}
+BUDGETS: Mapping[Lane, int] = {"text": 12_000, "card": 4_000, "user": 4_000, "rule": 4_000}
 """Passages of all terms of a question together: the most frequent terms are left out where there are more."""
 _LEAST_TERMS = 2
 _MOST_RANGES = 16

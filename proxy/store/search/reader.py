@@ -32,7 +32,7 @@ MOST_SECONDS = 1.0
 _MOST_FILLED = 200
 """Entries whose lines are looked at to fill an answer."""
 _TOKENS_OF_HIT = 100
-_LONGEST_READ = 24_000
+_LONGEST_READ = 10_000
 """Characters of an entry whose lines are looked at: more takes longer than the search itself."""
 _STEPS_BETWEEN_LOOKS = 20_000  # of SQLite's machine, about a millisecond
 _NO_INDEX = "there is no index yet; the server makes it, or `palimpsest index`"

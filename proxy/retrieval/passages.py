@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from proxy.retrieval.dates import convert_to_day, find_stated_time, list_date_terms, list_span_terms, list_spans
-from proxy.retrieval.postings import MOST_PASSAGES, Lane, Passage, Source, get_length_index
+from proxy.retrieval.postings import ASKS, MOST_PASSAGES, Lane, Passage, Source, get_length_index
 from proxy.retrieval.terms import list_terms
 
 _CHARACTERS = 600
@@ -16,6 +16,7 @@ _BREAK = re.compile(r"(?<=[.!?;])\s+|(?<=[\u3002\uff01\uff1f])|\s+")
 _SPEAKER = re.compile(
     r"(?:[\[(][^\])\n]{4,40}[\])]\s*)?(?P<name>[^\W\d_][\w.'\u2019-]{0,24}(?: [^\W\d_][\w.'\u2019-]{0,24}){0,2})\s?: "
 )
+_QUESTION = re.compile("[?\u061f\uff1f]")
 _DATED_LINE = re.compile(r"(?m)^[^\n]{0,48}\d{4}")
 
 
@@ -71,6 +72,8 @@ def cut_passages(source: Source) -> list[Passage]:
         terms.update(list_date_terms(at_ms))
         if is_said:
             terms |= _list_event_terms(text, at_ms)
+            if _QUESTION.search(text):
+                terms.add(ASKS)
         found.append(_make_passage("text", number, size, terms))
         if is_said and source.role == "user":
             found.append(_make_passage("user", number, size, terms))

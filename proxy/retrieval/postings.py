@@ -37,6 +37,9 @@ MOST_PASSAGES = 1 << _NUMBER_BITS
 LENGTHS = tuple(round(8 * 1.3**i) for i in range(1 << _LENGTH_BITS))
 """The number of terms that each of the lengths in an id stands for."""
 
+ASKS = "@asks"
+"""The term of passages of messages in which something is asked."""
+
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One text of a session as it is to be indexed.

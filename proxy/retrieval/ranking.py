@@ -10,6 +10,7 @@ from typing import get_args
 import msgspec
 
 from proxy.retrieval.postings import (
+    ASKS,
     LENGTHS,
     PASSAGE_BITS,
     PLACE_SHIFT,
@@ -41,11 +42,11 @@ class RankingWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     an entry around which all words of the query stand.
     """
 
-    further: float = 0.25
+    further: float = 1.0
     card: float = 0.3
     rule: float = 0.5
     user: float = 0.5
-    neighbour: float = 0.5
+    neighbour: float = 0.4
     pair: float = 0.6
     output_neighbour: float = 0.0
     step: float = 0.25
@@ -84,6 +85,7 @@ class _Search:
     ) -> None:
         self._question, self._postings, self._is_over, self._w = question, postings, is_over, weights
         self._places: dict[int, Sequence[int]] = {}
+        self._asking: dict[int, bool] = {}
         self._weights: dict[str, float] = {}
         self._bits = question.bits + 1
         self._shares = (1.0, *(weights.further / 2**i for i in range(_MOST_FURTHER)))
@@ -222,26 +224,37 @@ class _Search:
             numbers[entry] = found[0][1]
         return scores, numbers, masks
 
+    def _asks(self, turn: int) -> bool:
+        """Return whether something is asked in a turn."""
+        if turn not in self._asking:
+            asking = self._postings.find("text", ASKS)
+            session, passages = self._list_passages(turn)
+            at = bisect_left(asking, session << PASSAGE_BITS | passages.start)
+            self._asking[turn] = at < len(asking) and asking[at] < session << PASSAGE_BITS | passages.stop
+        return self._asking[turn]
+
+    def _list_passages(self, turn: int) -> tuple[int, range]:
+        """Return the session and the numbers of the passages of a turn."""
+        session = turn >> SESSION_SHIFT - TURN_SHIFT
+        places = self._places.get(session, ())
+        number = turn & (1 << SESSION_SHIFT - TURN_SHIFT) - 1
+        start = bisect_left(places, number << TURN_SHIFT + PLACE_SHIFT)
+        return session, range(start, bisect_left(places, number + 1 << TURN_SHIFT + PLACE_SHIFT, start))
+
     def _list_beside(self, turns: Mapping[int, float]) -> Iterator[int]:
         """Yield the messages before and behind the best turns: a reply need not repeat a word of the question."""
         for turn in nlargest(_MOST_LOOKED_AROUND, turns, key=turns.__getitem__):
-            session = turn >> SESSION_SHIFT - TURN_SHIFT
-            places = self._places[session]
-            number = turn & (1 << SESSION_SHIFT - TURN_SHIFT) - 1
-            for near in (number - 1, number + 1):
-                at = bisect_left(places, near << TURN_SHIFT + PLACE_SHIFT)
-                while at < len(places) and places[at] >> TURN_SHIFT + PLACE_SHIFT == near:
-                    entry = session << SESSION_SHIFT | places[at] >> PLACE_SHIFT
+            for near in (turn - 1, turn + 1):
+                session, passages = self._list_passages(near)
+                for number in passages:
+                    entry = session << SESSION_SHIFT | self._places[session][number] >> PLACE_SHIFT
                     if get_kind(entry) == "message":
                         yield entry
-                    at += 1
 
     def _leads_to_output(self, entry: int) -> bool:
         """Return whether the message made a call whose output stands behind it."""
-        places = self._places[entry >> SESSION_SHIFT]
-        turn = entry >> TURN_SHIFT & (1 << SESSION_SHIFT - TURN_SHIFT) - 1
-        at = bisect_left(places, (turn + 1) << TURN_SHIFT + PLACE_SHIFT)
-        return at < len(places) and get_kind(places[at] >> PLACE_SHIFT) == "output"
+        session, passages = self._list_passages((entry >> TURN_SHIFT) + 1)
+        return bool(passages) and get_kind(self._places[session][passages.start] >> PLACE_SHIFT) == "output"
 
     def _add_lane(
         self, scores: dict[int, float], masks: dict[int, int], lane: Lane, clues: Sequence[Clue], weight: float
@@ -274,10 +287,9 @@ class _Search:
                 score += w.output_neighbour * (before + behind)
                 if get_role(entry) == "user":
                     score *= w.task
-            elif get_role(entry) == "user":
-                score += w.neighbour * before + w.pair * behind
             else:
-                score += w.pair * before + w.neighbour * behind
+                score += before * (w.pair if self._asks(turn - 1) else w.neighbour)
+                score += behind * (w.pair if self._asks(turn) else w.neighbour)
             covered = 0
             for near in range(turn - w.reach, turn + w.reach + 1):
                 covered |= masks.get(near, 0)

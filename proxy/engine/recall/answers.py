@@ -17,7 +17,7 @@ from proxy.model.search import EntryKind, Hit, SearchAnswer
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 _LONGEST_NAME, _LONGEST_PATH, _LONGEST_QUERY = 60, 200, 120
 _LONGEST_SAID, _LONGEST_LINE, _MOST_LINES = 160, 240, 60
-_MOST_STEPS = 12
+_MOST_STEPS, _MOST_FILES = 12, 3
 _OWN_KINDS: frozenset[EntryKind] = frozenset({"ledger", "summary", "outline"})
 _KINDS: dict[EntryKind, str] = {
     "reasoning": "reasoning",
@@ -65,8 +65,11 @@ def tell_changes(history: History, found: FileVersions, version: Version) -> str
     changes = list_changes_after(found, version)
     if not changes:
         return ""
-    path = sanitize_text(found.path, _LONGEST_PATH)
-    return f"{path} was modified at {list_steps(history.find_step(change.place) for change in changes)}"
+    return f"{sanitize_text(found.path, _LONGEST_PATH)} was modified at {_name_steps(history, changes)}"
+
+
+def _name_steps(history: History, changes: Iterable[AnsweredCall]) -> str:
+    return list_steps(history.find_step(change.place) for change in changes)
 
 
 def write_page(head: str, text: str, call: RecallCall, characters: int) -> str:
@@ -130,22 +133,31 @@ class VersionNote(msgspec.Struct, frozen=True, gc=False):
 
 
 def tell_version(history: History, places: range) -> VersionNote:
-    """Tell as of which steps messages are. Of an output, tell also what changed since, and what is newer."""
+    """Tell as of which steps messages are, which files that they show have changed since, and what is newer."""
     as_of = f"as of {name_span(history, places)} of {history.steps}"
-    act = history.find_call(places.start) if len(places) == 1 else None
-    if act is None:
-        return VersionNote(as_of)
-    for path in list_paths(act.call):
-        found = find_versions(history, path)
-        own = next((each for each in found.versions if each.act is act and not each.is_written), None)
-        if own is None:
-            continue
-        changed = tell_changes(history, found, own)
-        later = [each for each in found.versions if each.place > own.place and (own.is_part or not each.is_part)]
-        newer = later[-1].place if later and (changed or later[-1].is_written) else None
-        return VersionNote(f"{as_of}{f'; {changed}' if changed else ''}", newer, path)
-    again = [each for each in history.calls if each.answered > act.answered and _is_same_call(each, act)]
-    return VersionNote(as_of, again[-1].answered if again else None, "")
+    acts = [act for act in history.calls if act.answered in places]
+    changed: dict[str, str] = {}
+    newer: dict[str, int] = {}
+    for act in acts:
+        for path in list_paths(act.call):
+            found = find_versions(history, path)
+            own = next((each for each in found.shown if each.act is act and not each.is_written), None)
+            if own is None:
+                continue
+            since = [change for change in list_changes_after(found, own) if change.place >= places.stop]
+            later = [each for each in found.versions if each.place >= places.stop and (own.is_part or not each.is_part)]
+            changed.pop(path, None)
+            newer.pop(path, None)
+            if since:
+                changed[path] = f"{sanitize_text(path, _LONGEST_PATH)} was modified at {_name_steps(history, since)}"
+            if later and (since or later[-1].is_written):
+                newer[path] = later[-1].place
+    told = "; ".join((as_of, *list(changed.values())[:_MOST_FILES]))
+    if len(acts) == 1 and not newer:
+        again = [each for each in history.calls if each.answered >= places.stop and _is_same_call(each, acts[0])]
+        return VersionNote(told, again[-1].answered if again else None)
+    path, place = next(iter(newer.items()), ("", None))
+    return VersionNote(told, place if len(newer) == 1 else None, path)
 
 
 def tell_file_changes(history: History, place: int) -> str:
@@ -153,7 +165,7 @@ def tell_file_changes(history: History, place: int) -> str:
     act = history.find_call(place)
     for path in list_paths(act.call) if act is not None else ():
         found = find_versions(history, path)
-        for version in found.versions:
+        for version in found.shown:
             if version.act is act and not version.is_written:
                 return tell_changes(history, found, version)
     return ""

@@ -31,12 +31,11 @@ _PATCHED = re.compile(
 _MODES = ("command", "action", "mode", "operation", "op")
 _READING_MODE = re.compile(r"(?i)(?:view|read|open|cat|show|list|get|search|find)(?:_?\w{0,20})")
 _CONTENTS = ("content", "contents", "file_text", "text", "new_content", "file_content", "code", "body")
-# Commands that show a file: all of it, or a part.
+# Commands that show a file: all of it, a part, or some lines.
 _START = r"(?m)(?:^|[;&|(])\s*(?:sudo\s+)?"
 _SHOWS_ALL = re.compile(_START + r"(?:cat|nl|less|more|bat|type|open|view|show|Get-Content)\s")
-_SHOWS_PART = re.compile(
-    _START + r"(?:head|tail|sed\s+-n|sed\s+-\w*n|grep|egrep|rg|ag|awk|diff|git\s+(?:diff|show|blame))\s"
-)
+_SHOWS_PART = re.compile(_START + r"(?:head|tail|sed\s+-\w*n)\s")
+_SHOWS_LINES = re.compile(_START + r"(?:grep|egrep|rg|ag|awk|diff|git\s+(?:diff|show|blame))\s")
 _PART_MEMBERS = re.compile(r'"(?:offset|limit|view_range|start_?line|end_?line|line_?start|line_?end|lines|pattern)"')
 # A text within a command, up to a line with a word that its first line names.
 _HEREDOC = re.compile(r"(?ms)^([^\n]*?)<<-?[ \t]*['\"]?(\w{1,40})['\"]?([^\n]*)\n(.*?)^[ \t]*\2[ \t]*$")
@@ -60,11 +59,15 @@ class Version(msgspec.Struct, frozen=True, gc=False):
 
 
 class FileVersions(msgspec.Struct, frozen=True, gc=False):
-    """The versions of a file, oldest first, and the calls that changed it."""
+    """The versions of a file, oldest first, and the calls that changed it.
+
+    What only shows some lines of it, as `grep` does, counts where nothing else shows it; `shown` has that in any case.
+    """
 
     path: str
     versions: Sequence[Version]
     changes: Sequence[AnsweredCall]
+    shown: Sequence[Version] = ()
 
 
 def list_paths(call: ToolCall) -> list[str]:
@@ -139,6 +142,7 @@ def _list_paths_of(history: History, act: AnsweredCall) -> list[str]:
 
 def _find_versions(history: History, path: str) -> FileVersions:
     versions: list[Version] = []
+    lines: list[Version] = []
     changes: list[AnsweredCall] = []
     for act in history.calls:
         if not _mentions(act.call, path) or not any(is_same_file(path, each) for each in _list_paths_of(history, act)):
@@ -149,8 +153,8 @@ def _find_versions(history: History, path: str) -> FileVersions:
                 if (written := _find_written(act.call, path)) is not None:
                     versions.append(Version(act, written, is_written=True))
         elif act.output.strip() and not act.has_failed and (shown := _find_shown(act.call)):
-            versions.append(Version(act, act.output, is_part=shown == "part"))
-    return FileVersions(path, versions, changes)
+            (lines if shown == "lines" else versions).append(Version(act, act.output, is_part=shown != "all"))
+    return FileVersions(path, versions or lines, changes, (*versions, *lines))
 
 
 def pick_version(found: FileVersions) -> Version | None:
@@ -223,7 +227,7 @@ def _find_written(call: ToolCall, path: str) -> str | None:
 
 
 def _find_shown(call: ToolCall) -> str:
-    """Return whether the output of a call shows `all` of a file, a `part`, or (empty) something else."""
+    """Return whether the output of a call shows `all` of a file, a `part`, some `lines`, or (empty) something else."""
     if any(_PATH_MEMBER.search(name) for name in read_object(call.arguments) or {}):
         return "part" if _PART_MEMBERS.search(call.arguments) else "all"
     text = "\n".join(_list_commands(call))
@@ -231,7 +235,7 @@ def _find_shown(call: ToolCall) -> str:
         return "part"
     if _SHOWS_ALL.search(text):
         return "all" if len(list_paths(call)) == 1 else "part"
-    return ""
+    return "lines" if _SHOWS_LINES.search(text) else ""
 
 
 def _mentions(call: ToolCall, path: str) -> bool:

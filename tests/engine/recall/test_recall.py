@@ -211,6 +211,39 @@ async def test_several_messages_are_told_by_their_steps() -> None:
     assert '  3: bash {"command": "sed -i s/1/2/ src/app.py"}\n' in told
 
 
+async def test_files_that_several_messages_show_are_told_if_they_changed_since() -> None:
+    raws = (
+        ask("c1", "bash", command="cat a.py"),
+        answer("c1", "a"),
+        ask("c2", "bash", command="cat b.py"),
+        answer("c2", "b"),
+        ask("c3", "bash", command="echo >> a.py"),
+        answer("c3", ""),
+        ask("c4", "bash", command="sed -i s/b/c/ b.py"),
+        answer("c4", ""),
+        ask("c5", "bash", command="cat b.py"),
+        answer("c5", "c"),
+    )
+    log, scope = know(make_history(*raws))
+    log.keep("aaaaabbbbb", raws[:6], 0)
+    log.keep("cccccddddd", raws[2:4], 2)
+    log.keep("eeeeefffff", raws[8:], 8)
+    made = make_recall(log)
+    told = await recall(made, scope, action="expand", ref="aaaaabbbbb")
+    assert " · as of steps 1-3 of 5; b.py was modified at step 4; newer: step 5 (read b.py @ 5)\n" in told
+    told = await recall(made, scope, action="expand", ref="cccccddddd")
+    assert " · as of step 2 of 5; b.py was modified at step 4; newer: step 5 (read b.py @ 5)\n" in told
+    assert " · as of step 5 of 5\n" in await recall(made, scope, action="expand", ref="eeeeefffff")
+
+
+async def test_lines_of_a_file_are_told_to_be_outdated_too() -> None:
+    raws = (*WORK[:3], ask("g1", "bash", command="grep -n def src/app.py"), answer("g1", "1: def"), *WORK[3:])
+    log, scope = know(make_history(*raws))
+    log.keep("aaaaabbbbb", raws[4:5], 4)
+    told = await recall(make_recall(log), scope, action="expand", ref="aaaaabbbbb")
+    assert "as of step 3 of 7; src/app.py was modified at step 4\n" in told
+
+
 async def test_a_description_has_size_time_and_outline() -> None:
     history = make_history(*WORK)
     log, scope = know(history)

@@ -114,6 +114,12 @@ def test_a_newer_part_counts_more_than_what_is_outdated() -> None:
     assert summarize(make(run("head -3 src/app.py", "part"))) == ("part", [])
 
 
+def test_some_lines_of_a_file_count_where_nothing_else_shows_it() -> None:
+    grep = run("grep -n def src/app.py", "1: def")
+    assert summarize(make(run("head -3 src/app.py", "part"), grep)) == ("part", [])
+    assert summarize(make(grep)) == ("1: def", [])
+
+
 def test_what_was_written_is_a_version() -> None:
     text = {"path": "src/app.py", "content": "x = 1\n"}
     assert summarize(make(run("cat src/app.py", "old"), ("write_file", text, "ok"))) == ("x = 1\n", [])

@@ -184,15 +184,37 @@ def test_others_are_refused(proxy: Running, fields: dict[str, str], status: int,
     assert told[0] == status and said in told[1]
 
 
-def post(proxy: Running, fields: dict[str, str], method: str = "POST") -> tuple[int, str]:
+def post(proxy: Running, fields: dict[str, str], method: str = "POST", content: bytes | None = None) -> tuple[int, str]:
     headers = {"content-type": "application/json", "accept": "application/json, text/event-stream", **fields}
-    body = json.dumps(INITIALIZE).encode() if method == "POST" else None
+    body = (content or json.dumps(INITIALIZE).encode()) if method == "POST" else None
     asked = urllib.request.Request(f"{proxy.origin}/-/mcp", body, headers, method=method)
     try:
         with urllib.request.urlopen(asked, timeout=60) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
+
+
+@pytest.mark.parametrize(
+    ("content", "fields", "status"),
+    [
+        (b"{", {}, 400),
+        (b"[]", {}, 400),
+        (b'{"jsonrpc":"2.0","id":1,"method":"no/such"}', {}, 200),
+        (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"search","arguments":[]}}', {}, 200),
+        (b"x" * 300_000, {}, 413),
+        (b"{}", {"content-type": "text/plain"}, 400),
+        (b"{}", {"accept": "text/html"}, 406),
+        (b"\xff\xfe", {}, 400),
+    ],
+)
+def test_what_is_no_request_is_answered_and_harms_nothing(
+    proxy: Running, content: bytes, fields: dict[str, str], status: int
+) -> None:
+    told = post(proxy, {"authorization": f"Bearer {TOKEN}", **fields}, content=content)
+    assert told[0] == status and 0 < len(told[1]) < 1000
+    assert status != 200 or '"error"' in told[1]
+    assert post(proxy, {"authorization": f"Bearer {TOKEN}"})[0] == 200
 
 
 def test_there_is_no_stream_to_listen_to_and_no_session_to_end(proxy: Running) -> None:

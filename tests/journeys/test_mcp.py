@@ -212,7 +212,7 @@ def test_what_is_no_request_is_answered_and_harms_nothing(
     proxy: Running, content: bytes, fields: dict[str, str], status: int
 ) -> None:
     told = post(proxy, {"authorization": f"Bearer {TOKEN}", **fields}, content=content)
-    assert told[0] == status and 0 < len(told[1]) < 1000
+    assert told[0] == status and 0 < len(told[1]) < 4000
     assert status != 200 or '"error"' in told[1]
     assert post(proxy, {"authorization": f"Bearer {TOKEN}"})[0] == 200
 

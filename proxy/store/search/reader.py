@@ -21,7 +21,7 @@ from proxy.store.search import schema
 from proxy.store.search.changes import read_heads
 from proxy.store.search.entries import load_text, pack_name, unpack_name
 from proxy.store.search.indexer import count_behind, measure
-from proxy.store.search.postings import SqlitePostings, Vocabulary
+from proxy.store.search.postings import IndexCache, SqlitePostings
 from proxy.store.search.texts import MessageText
 from proxy.store.sqlite.connection import FILE_ERRORS, connect_reader
 from proxy.store.sqlite.reader import ReaderThread
@@ -73,7 +73,7 @@ class SearchIndex:
         self._path = schema.find_index(log)
         self._health = health
         self._most_seconds = most_seconds
-        self._vocabulary = Vocabulary()
+        self._cache = IndexCache()
         self._reader: ReaderThread | None = None
         self._file = (0, 0)
 
@@ -121,7 +121,7 @@ class SearchIndex:
             raise StoreUnavailable(_NO_INDEX) from error
         if (found.st_dev, found.st_ino) != self._file:  # made anew
             await self.close()
-            self._file = found.st_dev, found.st_ino
+            self._file, self._cache = (found.st_dev, found.st_ino), IndexCache()
         if self._reader is None:
             self._reader = ReaderThread(self._log, connect_index)
         try:
@@ -139,7 +139,7 @@ class SearchIndex:
         try:
             question = make_question(query.text, context=query.context, now_ms=int(time.time() * 1000))
             terms = {term for clue in (*question.clues, *question.context) for term in clue.terms}
-            postings = SqlitePostings(connection, query, sessions, terms, vocabulary=self._vocabulary, is_over=is_over)
+            postings = SqlitePostings(connection, query, sessions, terms, cache=self._cache, is_over=is_over)
             ranking = search(question, postings, _count_candidates(query), is_over)
         finally:
             connection.set_progress_handler(None, 0)

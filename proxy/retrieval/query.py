@@ -13,8 +13,8 @@ class QueryWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How much clues count, in multiples of a word of the query.
 
     `whole`: the exact form of an identifier, `conjunction`: all its pieces in one passage, `piece`: each of them.
-    `context_piece` and `context_word`: pieces of paths and words of the requester's last steps; they are multiplied by
-    `beside_identifier` where the query names a rare identifier itself. `similar`: words of the index that look alike.
+    `context_piece` and `context_word`: pieces of paths and words of the requester's last steps. `time`: the days that
+    the query names.
     """
 
     whole: float = 1.0
@@ -22,8 +22,6 @@ class QueryWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     piece: float = 0.5
     context_piece: float = 0.5
     context_word: float = 0.25
-    beside_identifier: float = 0.4
-    similar: float = 0.5
     time: float = 1.0
 
 

@@ -38,21 +38,24 @@ _CHUNK = 64
 class RankingWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How much each ranker counts beside the text, and what stands beside an entry beside the entry itself.
 
-    `further` is the share that the second best passage of an entry adds; the next ones add half of that each.
-    `neighbour` is the share of its score that a message gives the ones beside it, `pair` that which a question and its
-    reply give each other. In the sessions of agents, outputs stand for their steps: `step` is the factor of what the
-    assistant says with a call, `task` that of what the user says. `coverage` is the bonus of an entry around which,
-    within `reach` turns, all words of the query stand.
+    `similar`: words that look like one of a short query, in multiples of it. `further`: the share that the second best
+    passage of an entry adds; the next ones add half of that each. `neighbour`: the share of its score that a message
+    gives the ones beside it; `pair`: that which a question and its reply give each other; `long_reply`: that which a
+    question gives a reply of several passages. In the sessions of agents, outputs stand for their steps: `step` is the
+    factor of what the assistant says with a call, `task` that of what the user says. `coverage`: the bonus of an entry
+    around which, within `reach` turns, all words of the query stand.
     """
 
+    similar: float = 0.5
     further: float = 1.0
     card: float = 0.3
     rule: float = 0.5
     user: float = 0.5
     neighbour: float = 0.4
     pair: float = 0.6
+    long_reply: float = 0.8
     step: float = 0.25
-    task: float = 0.6
+    task: float = 0.4
     coverage: float = 1.0
     reach: int = 2
 
@@ -123,7 +126,7 @@ class _Search:
         if len(self._question.words) + len(self._question.wholes) <= _SHORT_QUERY:
             for bit, word in self._question.words:
                 similar = self._find_similar(word)
-                clues += [Clue((each,), 0.5 * share, bit) for each, share in similar]
+                clues += [Clue((each,), self._w.similar * share, bit) for each, share in similar]
         return clues
 
     def _find_similar(self, word: str) -> list[tuple[str, float]]:
@@ -220,6 +223,12 @@ class _Search:
                 scores[entry] += sum(score * share for score, share in zip(further, self._shares, strict=False))
         return scores, numbers, masks
 
+    def _get_share(self, earlier: int, heir: int) -> float:
+        """Return the share of its score that one of two turns, of which `heir` is the other, gives it."""
+        if not self._asks(earlier):
+            return self._w.neighbour
+        return self._w.long_reply if len(self._list_passages(heir)[1]) > 1 and heir > earlier else self._w.pair
+
     def _asks(self, turn: int) -> bool:
         """Return whether something is asked in a turn."""
         if turn not in self._asking:
@@ -282,8 +291,8 @@ class _Search:
             if is_agent:
                 score *= w.task if get_role(entry) == "user" else 1.0
             else:
-                score += before and before * (w.pair if self._asks(turn - 1) else w.neighbour)
-                score += behind and behind * (w.pair if self._asks(turn) else w.neighbour)
+                score += before and before * self._get_share(turn - 1, turn)
+                score += behind and behind * self._get_share(turn, turn)
             covered = 0
             for near in range(turn - w.reach, turn + w.reach + 1):
                 covered |= masks.get(near, 0)

@@ -47,7 +47,7 @@ class RankingWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
 
     similar: float = 0.5
-    further: float = 1.0
+    further: float = 1.5
     card: float = 0.3
     rule: float = 0.5
     user: float = 0.5
@@ -56,7 +56,7 @@ class RankingWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     long_reply: float = 0.8
     step: float = 0.25
     task: float = 0.4
-    coverage: float = 1.0
+    coverage: float = 0.5
     reach: int = 2
 
 

@@ -2,9 +2,9 @@
 
 Dropped facts: at a recorded step, an identifier of the next command that a tool output said first, and that was last
 mentioned at least `--distance` tokens ago. The query is the thought of that step without the identifiers of the command
-(or three bare keywords of it, its rarest words; or the command itself). Right is an output that has the identifier; what
-is newer than the distance counts as in view and is left out. `all kinds`: messages and arguments may be found, too, and
-take places. `plain` is presence BM25 over the same passages, without what else the ranking looks at.
+(or three bare keywords of it, its rarest words; or the command itself). Right is an output that has the identifier. What
+is newer than the distance is in view, and left out. `all kinds`: messages and arguments may be found, too, and take
+places. `plain` is presence BM25 over the same passages, without what else the ranking looks at.
 
 Dialogues and chats are made from seeds (`dialogues`); evidence is found if a snippet of its turn is in the answer.
 `--speed N`: an index in memory of N messages.
@@ -50,6 +50,10 @@ class Tally:
         known = self._counts.setdefault(name, [0.0, 0.0])
         known[0] += hits
         known[1] += cases
+
+    def share(self, name: str) -> float:
+        hits, cases = self._counts[name]
+        return hits / cases
 
     def __str__(self) -> str:
         return "  ".join(f"{name} {100 * hits / cases:.1f}" for name, (hits, cases) in self._counts.items() if cases)

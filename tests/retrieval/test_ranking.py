@@ -78,6 +78,17 @@ def test_a_reply_is_found_by_its_question() -> None:
     assert set(list_turns(ask(talk.index, "shelter job"))[:2]) == {20, 21}
 
 
+def test_a_reply_is_found_and_not_the_thought_beside_it() -> None:
+    talk = Talk()
+    talk.say("What of the shelter job?")
+    reply = [
+        Source(text="They want to know it", role="assistant", kind="reasoning"),
+        Source(text="Gone!", role="assistant", kind="message"),
+    ]
+    talk.index.add(1, 1, reply)
+    assert [get_kind(each.entry) for each in ask(talk.index, "shelter job").entries] == ["message", "message"]
+
+
 def test_a_reply_without_a_word_comes_before_a_neighbour_without_a_question() -> None:
     talk = Talk()
     talk.say("Tell me", "The shelter job is over.", "Fine then", "I see", "What of the shelter job?", "Gone!")
@@ -107,6 +118,13 @@ def test_identifiers_are_found_whole_and_in_pieces() -> None:
     assert list_turns(ask(talk.index, "quantity tests", limit=1)) == [21]
 
 
+def test_an_identifier_that_is_repeated_counts_once() -> None:
+    assert make_question("foo_bar foo foo_bar") == make_question("foo_bar foo")
+    assert len(make_question("foo_bar").clues) == 4
+    assert {clue.weight for clue in make_question("foo_bar foo").clues if clue.terms == ("foo",)} == {1.0}
+    assert {clue.weight for clue in make_question("foo foo_bar").clues if clue.terms == ("foo",)} == {1.0}
+
+
 def test_what_the_requester_does_helps_a_short_query() -> None:
     talk = Talk()
     for name in ("alpha", "beta", "gamma", "delta"):
@@ -120,6 +138,8 @@ def test_a_day_is_found_by_what_it_is_called() -> None:
         talk.say(f"We met and talked, meeting {i}", at_ms=MAY_8 + i * DAY)
     assert list_turns(ask(talk.index, "what was on 12 May 2023?", limit=1)) == [4]
     assert list_turns(ask(talk.index, "what was yesterday", now_ms=MAY_8 + 7 * DAY, limit=1)) == [6]
+    week = list_turns(ask(talk.index, "what was last week", now_ms=MAY_8 + 7 * DAY, limit=7))
+    assert sorted(week) == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_a_rule_is_found_first() -> None:
@@ -153,6 +173,16 @@ def test_what_may_not_be_found_is_left_out_and_others_take_its_place() -> None:
     found = list_turns(ask(talk.index, "puppy", limit=3))
     assert len(found) == 3
     assert set(found) < {0, 50, 100, 150}
+
+
+def test_a_search_ends_when_its_time_is_over() -> None:
+    talk = Talk()
+    for i in range(300):
+        talk.say(f"puppy story {i}")
+    talk.index.accept = lambda entry: get_turn(entry) == 299
+    asked = iter([False] * 8 + [True] * 100)
+    ranking = search(make_question("puppy story"), talk.index, 5, lambda: next(asked))
+    assert not ranking.is_complete
 
 
 def test_sessions_do_not_touch() -> None:

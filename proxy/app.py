@@ -19,21 +19,28 @@ import uvloop
 from starlette.types import ASGIApp
 
 from proxy import __version__
-from proxy.assembly import Engine, build_engine, find_admin_token, note_address
+from proxy.assembly import Engine, build_engine, find_admin_token, note_address, open_index, open_log
 from proxy.config import ConfigError, Settings
 from proxy.config.errors import Problem
 from proxy.context.budget import AUTO_CEILING, make_budget
 from proxy.engine.models import PriceList
+from proxy.engine.recall.recall import Recall
 from proxy.engine.reports.savings import SavingsInputs
-from proxy.engine.runtime import WriteBatcher
+from proxy.engine.reports.search import describe_health
+from proxy.engine.runtime import SystemClock, WriteBatcher
 from proxy.heap import HeapTrimmer, find_heap, tune_collector
 from proxy.model.errors import ProxyError, StoreUnavailable
+from proxy.server.access import AccessRules
 from proxy.server.context_api import ContextApi
+from proxy.server.errors import Refused
 from proxy.server.health import Health, Metrics, UpstreamCircuits
 from proxy.server.http11 import Http11Protocol, close_idle
 from proxy.server.inspector import Inspector
+from proxy.server.mcp.endpoint import McpEndpoint, load_sdk
+from proxy.server.mcp.tools import McpTools
 from proxy.server.policy import ServerPolicy
 from proxy.server.routes import build_routes
+from proxy.server.search_api import SearchApi
 from proxy.server.sessions_api import SessionsApi
 from proxy.shutdown import DrainingServer, call_when_unused, cancel_start_on_sigterm
 from proxy.upstream.origin import leads_back
@@ -139,6 +146,29 @@ def serve(settings: Settings, *, until_unused: bool = False) -> int:
     return 0
 
 
+def serve_mcp(settings: Settings) -> None:
+    """Serve MCP on standard input and output, over the log and its index, until the input ends.
+
+    Raises ConfigError if the extra is not installed, and what `open_log` and the methods of the log raise.
+    """
+    try:
+        sdk = load_sdk()
+    except Refused as error:
+        raise ConfigError([Problem("mcp", str(error))]) from error
+
+    async def serve() -> None:
+        log, clock, policy = open_log(settings), SystemClock(), settings.recall_policy()
+        index = open_index(settings)
+        try:
+            await log.list_sessions(1)  # says at once if there is no log
+            await sdk.serve_stdio(McpTools(log, Recall(log, index, clock, policy), clock, policy))
+        finally:
+            await index.close()
+            await log.close()
+
+    asyncio.run(serve())
+
+
 async def _run(settings: Settings, *, until_unused: bool) -> None:
     cancel_start_on_sigterm()
     policy = replace(settings.server_policy(), admin_token=find_admin_token(settings))
@@ -185,11 +215,22 @@ async def _warm(engine: Engine, health: Health) -> None:
 
 def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple[ASGIApp, Health]:
     """Return the ASGI application over an engine, and its health."""
-    metrics = Metrics(lambda: engine.archive.health, lambda: len(engine.tasks), lambda: engine.descriptors.shortages)
+    metrics = Metrics(
+        lambda: engine.archive.health,
+        lambda: len(engine.tasks),
+        lambda: engine.descriptors.shortages,
+        lambda: engine.index.health,
+    )
     metrics.subscribe(engine.bus)
     circuits = UpstreamCircuits((upstream.name for upstream in engine.upstreams), engine.bus)
     refuses = settings.store.on_failure == "refuse"
-    health = Health(lambda: engine.relay.problem, metrics, refuses=refuses, upstreams=circuits.describe)
+    health = Health(
+        lambda: engine.relay.problem,
+        metrics,
+        refuses=refuses,
+        upstreams=circuits.describe,
+        index=lambda: describe_health(engine.index.health),
+    )
     inspector = Inspector(_describe_settings(settings))
     contexts = ContextApi(
         engine.archive, engine.epoch_admin, engine.manual_compaction, engine.models.counter.count_messages
@@ -197,8 +238,18 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     sessions = SessionsApi(
         engine.archive, SavingsInputs(PriceList(engine.models.card, settings.providers()), settings.budget_policy())
     )
+    find_tenant = functools.partial(engine.tenants.find_reader, is_open=policy.has_own_key)
+    tools = McpTools(engine.archive, engine.recall, SystemClock(), settings.recall_policy())
     app = build_routes(
-        policy, engine.exchanges, health=health, inspector=inspector, sessions=sessions, contexts=contexts
+        policy,
+        engine.exchanges,
+        health=health,
+        inspector=inspector,
+        sessions=sessions,
+        contexts=contexts,
+        searches=SearchApi(engine.archive, engine.index, SystemClock().now_ms, engine.worker.rebuild_index),
+        find_tenant=find_tenant,
+        mcp=McpEndpoint(tools, AccessRules(policy), find_tenant, policy),
     )
     return app, health
 

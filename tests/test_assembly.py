@@ -268,7 +268,7 @@ async def test_tokens_are_counted_by_encoders_that_are_loaded_at_the_first_count
 
 
 def test_neither_encoders_nor_grammars_are_there_before_they_are_needed() -> None:
-    heavy = ("splintr", "tiktoken", "tree_sitter", "tree_sitter_language_pack", "litellm", "httpx")
+    heavy = ("splintr", "tiktoken", "tree_sitter", "tree_sitter_language_pack", "litellm", "httpx", "mcp")
     assert list_imported("proxy.app", *heavy) == []
 
 

@@ -24,8 +24,8 @@ from tests.support.scripted import LIMIT
 
 ROOT = Path(__file__).parents[1]
 CORE, DEVELOPERS = "requirements.lock", "requirements-dev.lock"
-OUTLINES, PROVIDERS = "requirements-outlines.lock", "requirements-providers.lock"
-LOCKS = (CORE, OUTLINES, PROVIDERS, DEVELOPERS)
+OUTLINES, MCP, PROVIDERS = "requirements-outlines.lock", "requirements-mcp.lock", "requirements-providers.lock"
+LOCKS = (CORE, OUTLINES, MCP, PROVIDERS, DEVELOPERS)
 MEGABYTE = 1_000_000
 
 
@@ -86,8 +86,9 @@ def test_a_lock_names_no_place_to_download_from(lock: str) -> None:
     [
         (CORE, ()),
         (OUTLINES, ("outlines",)),
+        (MCP, ("mcp",)),
         (PROVIDERS, ("providers",)),
-        (DEVELOPERS, ("outlines", "providers", "dev")),
+        (DEVELOPERS, ("outlines", "mcp", "providers", "dev")),
     ],
 )
 def test_a_lock_is_what_pip_would_install_and_no_more(lock: str, extras: tuple[str, ...]) -> None:
@@ -104,17 +105,18 @@ def test_a_lock_is_what_pip_would_install_and_no_more(lock: str, extras: tuple[s
 
 def test_tests_run_with_the_versions_that_are_shipped() -> None:
     tested = locked(DEVELOPERS)
-    for lock in (CORE, OUTLINES, PROVIDERS):
+    for lock in (CORE, OUTLINES, MCP, PROVIDERS):
         assert {name: tested.get(name) for name in locked(lock)} == locked(lock)
     assert {name: distribution(name).version for name in tested} == tested
 
 
 def test_what_few_people_need_is_an_extra() -> None:
-    assert set(project()["optional-dependencies"]) == {"outlines", "providers", "dev"}
-    heavy = {"litellm", "tiktoken", "tree-sitter", "tree-sitter-language-pack"}
+    assert set(project()["optional-dependencies"]) == {"outlines", "mcp", "providers", "dev"}
+    heavy = {"litellm", "mcp", "tiktoken", "tree-sitter", "tree-sitter-language-pack"}
     assert heavy & set(locked(CORE)) == set()
     assert heavy & set(locked(OUTLINES)) == {"tree-sitter", "tree-sitter-language-pack"}
-    assert heavy & set(locked(PROVIDERS)) == {"litellm", "tiktoken"}
+    assert heavy & set(locked(MCP)) == {"mcp"}
+    assert heavy & set(locked(PROVIDERS)) == {"litellm", "mcp", "tiktoken"}
     assert locked(PROVIDERS)["litellm"] not in ("1.82.7", "1.82.8"), "these were tampered with"
     library, *_ = (Requirement(each) for each in project()["optional-dependencies"]["providers"])
     assert library.name == "litellm"
@@ -136,12 +138,13 @@ def test_the_package_imports_nothing_that_a_core_install_lacks() -> None:
     outlines = {
         module for module, names in providers.items() if {"tree-sitter", "tree-sitter-language-pack"} & {*names}
     }
+    extra = {"outline_program.py": outlines, "sdk.py": {"mcp", "mcp_types"}}
     for path in sorted((ROOT / "proxy").rglob("*.py")):
         imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import)]
         froms = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
         modules = {alias.name.partition(".")[0] for node in imports for alias in node.names}
         modules |= {(node.module or "").partition(".")[0] for node in froms}
-        assert modules - there == (outlines if path.name == "outline_program.py" else set()), path
+        assert modules - there == extra.get(path.name, set()), path
 
 
 def test_a_wheel_has_the_map_of_models_and_asks_for_what_the_project_does(tmp_path: Path) -> None:
@@ -204,6 +207,7 @@ def recipe_of(target: str) -> str:
     [
         ((), [CORE]),
         (("EXTRAS=outlines",), [OUTLINES]),
+        (("EXTRAS=mcp",), [MCP]),
         (("EXTRAS=providers",), [PROVIDERS]),
         (("EXTRAS=outlines providers",), [OUTLINES, PROVIDERS]),
     ],

@@ -1,6 +1,6 @@
-"""`palimpsest serve`, and the commands that talk to the running server: `open` and `compact`.
+"""`palimpsest serve`, the commands that talk to the running server (`open` and `compact`), and `mcp`.
 
-`compact` is done by the server because it alone writes the log.
+`compact` is done by the server because it alone writes the log. `mcp` reads the log itself, also beside a server.
 """
 
 import webbrowser
@@ -201,3 +201,9 @@ def _find_reason(status: int, response: dict[str, Any]) -> str:
         f"the server at this address responded with status {status} and is not a palimpsest of this version;"
         " choose --host and --port"
     )
+
+
+def mcp(context: typer.Context, data: DataOption = None, config: ConfigOption = None) -> None:
+    """Serve MCP on stdin and stdout, from the log."""
+    services: Services = context.obj
+    services.serve_mcp(load_settings(config, {"data": data}))

@@ -168,11 +168,15 @@ class Bill:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A filter on sessions: prefixes of the family and of the parent's id, and an upper bound (exclusive) of `seq`."""
+    """A filter on sessions: prefixes of the family and of the parent's id, and an upper bound (exclusive) of `seq`.
+
+    `tenant` is a fingerprint; empty means all of them.
+    """
 
     family: str = ""
     parent: str = ""
     before: int = 2**63 - 1
+    tenant: bytes = b""
 
 
 class Call(NamedTuple):

@@ -19,7 +19,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_lists_every_command_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(FakeLog(), "--help") == 0
     told = capsys.readouterr().out
-    for command in ("serve", "open", "sessions", "show", "cache", "export", "verify", "backup", "config"):
+    for command in ("serve", "open", "sessions", "show", "cache", "export", "mcp", "verify", "backup", "config"):
         assert f"\n  {command} " in told
     assert "Exit codes: 0 no error; 1 a fault was found" in told
     assert "..." not in told.split("Commands:")[1]

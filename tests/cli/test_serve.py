@@ -1,11 +1,13 @@
-"""`palimpsest serve`, `open` and `compact`."""
+"""`palimpsest serve`, `open`, `compact` and `mcp`."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from proxy.app import serve_mcp
 from proxy.cli.serve import format_compaction
 from proxy.cli.services import load_server_settings
 from proxy.config import Settings
@@ -205,3 +207,23 @@ def test_what_is_asked_wrongly_exits_with_2(arguments: tuple[str, ...]) -> None:
     server = Server()
     assert server.call(*arguments) == 2
     assert server.asked == []
+
+
+def test_mcp_serves_the_log_of_the_options() -> None:
+    served: list[Settings] = []
+    assert call_with(["mcp", "--data", "/d"], lambda settings: FakeLog(), serve_mcp=served.append) == 0
+    assert [settings.data for settings in served] == [Path("/d")]
+
+
+def test_mcp_without_its_extra_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "proxy.server.mcp.sdk", raising=False)
+    monkeypatch.setitem(sys.modules, "mcp.server.lowlevel", None)
+    assert call_with(["mcp"], lambda settings: FakeLog(), serve_mcp=serve_mcp) == 2
+    assert "the MCP server needs the extra mcp: install it by make run EXTRAS=mcp" in capsys.readouterr().err
+
+
+def test_mcp_without_a_log_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call_with(["mcp", "--data", str(tmp_path / "none")], lambda settings: FakeLog(), serve_mcp=serve_mcp) == 1
+    assert "none" in capsys.readouterr().err

@@ -27,7 +27,7 @@ def test_a_path_ends_as_its_wire_does() -> None:
             "/-/api",
             "/-/api/sessions/",
             "/-/api/unknown",
-            "/-/mcp",
+            "/-/mcp/x",
             "/-/live/x",
             "/%2d/unknown",
             "/-//x",

@@ -102,6 +102,15 @@ class ListingContract:
                 seq for seq in found if seq < 4
             ][:1]
 
+    async def test_sessions_are_chosen_by_their_tenant(self, archive: Archive) -> None:
+        for number, (family, tenant) in enumerate((("a", b"1"), ("b", b"2"), ("c", b"1"))):
+            assert await archive.append(make_opening(f"e{number}", key=make_key(family, tenant * 16)))
+        for tenant, found in ((b"1" * 16, [3, 1]), (b"2" * 16, [2]), (b"3" * 16, []), (b"", [3, 2, 1])):
+            rows = await archive.list_sessions(9, Selection(tenant=tenant))
+            assert [row.seq for row in rows] == found
+        assert [row.seq for row in await archive.list_sessions(9, Selection("c", before=3, tenant=b"1" * 16))] == []
+        assert [row.seq for row in await archive.list_sessions(9, Selection(before=3, tenant=b"1" * 16))] == [1]
+
     async def test_one_session_is_found_by_its_id_as_it_is_listed(self, archive: Archive) -> None:
         for number, name in enumerate(("a", "b", "a")):
             await archive.append(make_opening(f"e{number}", key=make_key(name)))

@@ -170,6 +170,7 @@ _ONE = _LATEST_OF_FEW.format(chosen="s.key = :key")
 _CHOSEN_BY = {
     name: f"s.{name} <> '' AND s.{name} >= :{name} AND s.{name} < :{name}_end" for name in ("family", "parent")
 }
+_CHOSEN_TENANT = "s.tenant = (SELECT t.id FROM tenant t WHERE t.fingerprint = :tenant)"
 _LAST_CHARACTER = "\U0010ffff"
 _VOLATILE = RELATIONS.index("volatile")
 # `forked`: sessions whose nodes are more than one chain; others have one branch if any request ended in them.
@@ -330,7 +331,10 @@ def _choose(selection: Selection) -> tuple[str, dict[str, object]]:
     beginnings = {"family": fit_text(selection.family), "parent": fit_text(selection.parent)}
     chosen = {name: text for name, text in beginnings.items() if text}
     ends = {f"{name}_end": text + _LAST_CHARACTER for name, text in chosen.items()}
-    return " AND ".join(_CHOSEN_BY[name] for name in chosen), {**chosen, **ends}
+    conditions = [_CHOSEN_BY[name] for name in chosen]
+    if not selection.tenant:
+        return " AND ".join(conditions), {**chosen, **ends}
+    return " AND ".join((_CHOSEN_TENANT, *conditions)), {**chosen, **ends, "tenant": selection.tenant}
 
 
 _UNREAD = """

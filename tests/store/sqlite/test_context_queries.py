@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy.model.errors import NotFound, StoreUnavailable
+from proxy.model.errors import Erased, NotFound, StoreUnavailable
 from proxy.model.manifest import compute_digest
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive
@@ -72,6 +72,9 @@ async def test_an_epoch_of_which_a_message_was_erased_is_of_no_use(open_archive:
     for question in (archive.load_epoch(SESSION, 1), archive.load_original("r1")):
         with pytest.raises(NotFound, match="erased"):
             await question
+    with pytest.raises(Erased) as erased:
+        await archive.load_original("r1")
+    assert erased.value.session == SESSION
     assert [epoch.originals for epoch in await archive.list_epochs(SESSION)] == [(original,), (original,)]
 
 

@@ -233,6 +233,7 @@ class MemoryArchive:
             fit_text(key.family).startswith(fit_text(selection.family))
             and fit_text(key.parent).startswith(fit_text(selection.parent))
             and find_last(self.tables, session).seq < selection.before
+            and selection.tenant in (b"", key.tenant)
         )
 
     def _find_opening(self, exchange: str) -> Opening:

@@ -1,0 +1,313 @@
+"""Which entries answer a question best: sums of BM25 over passages, what stands beside them, and coverage."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from heapq import nlargest
+from itertools import chain
+from math import log
+from typing import get_args
+
+import msgspec
+
+from proxy.retrieval.postings import (
+    LENGTHS,
+    PASSAGE_BITS,
+    PLACE_SHIFT,
+    SESSION_SHIFT,
+    TURN_SHIFT,
+    Lane,
+    Postings,
+    Scored,
+    get_kind,
+    get_role,
+    read_place,
+)
+from proxy.retrieval.query import Clue, Question
+from proxy.retrieval.terms import list_grams
+
+_K1, _B = 1.2, 0.75
+_SCALE = 1024  # of weights as integers, which share a number with the bits of words
+_SHORT_QUERY = 5
+_ENOUGH, _MOST_CANDIDATES, _MOST_RANKED = 2_000, 800, 300
+_MOST_FURTHER = 3
+_MOST_LOOKED_AROUND = 100
+_CHUNK = 64
+
+
+class RankingWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """How much each ranker counts beside the text, and what stands beside an entry beside the entry itself.
+
+    `similar`: words that look like one of a short query, in multiples of it. `further`: the share that the second best
+    passage of an entry adds; the next ones add half of that each. `neighbour`: the share of its score that a message
+    gives the ones beside it; `pair`: that which a question and its reply give each other; `long_reply`: that which a
+    question gives a reply of several passages. In the sessions of agents, outputs stand for their steps: `step` is the
+    factor of what the assistant says with a call, `task` that of what the user says. `coverage`: the bonus of an entry
+    around which, within `reach` turns, all words of the query stand.
+    """
+
+    similar: float = 0.5
+    further: float = 1.5
+    card: float = 0.3
+    rule: float = 0.5
+    user: float = 0.5
+    neighbour: float = 0.4
+    pair: float = 0.6
+    long_reply: float = 0.8
+    step: float = 0.25
+    task: float = 0.4
+    coverage: float = 0.5
+    reach: int = 2
+
+
+class Ranking(msgspec.Struct, frozen=True, gc=False):
+    """Entries, the best first, and how much each term of the question weighs, for choosing lines.
+
+    `is_complete` is False if the time was over before all was ranked.
+    """
+
+    entries: tuple[Scored, ...]
+    weights: Mapping[str, float]
+    is_complete: bool = True
+
+
+def search(
+    question: Question,
+    postings: Postings,
+    limit: int,
+    is_over: Callable[[], bool],
+    weights: RankingWeights | None = None,
+) -> Ranking:
+    """Return the entries that answer the question, at most `limit` of them."""
+    return _Search(question, postings, is_over, weights or RankingWeights()).run(limit)
+
+
+class _Search:
+    """One search."""
+
+    def __init__(
+        self, question: Question, postings: Postings, is_over: Callable[[], bool], weights: RankingWeights
+    ) -> None:
+        self._question, self._postings, self._is_over, self._w = question, postings, is_over, weights
+        self._places: dict[int, Sequence[int]] = {}
+        self._asking: dict[int, bool] = {}
+        self._found: dict[tuple[Lane, str], Sequence[int]] = {}
+        self._weights: dict[str, float] = {}
+        self._bits = question.bits + 1
+        self._shares = [weights.further / 2**i for i in range(_MOST_FURTHER)]
+        self._complete = True
+
+    def run(self, limit: int) -> Ranking:
+        clues = self._expand()
+        scores, numbers, masks = self._gather(self._score_lane("text", [*clues, *self._question.context]))
+        measured = {lane: self._postings.measure(lane).passages for lane in get_args(Lane)}
+        is_agent = measured["card"] > measured["user"]
+        lanes: list[tuple[Lane, float]] = [("card", self._w.card), ("rule", self._w.rule)]
+        if not is_agent:
+            lanes.append(("user", self._w.user))
+        for lane, weight in lanes:
+            self._add_lane(scores, masks, lane, clues, weight)
+        final = self._look_around(scores, masks, is_agent)
+        ordered = sorted(final, key=lambda entry: (-final[entry], -entry))
+        chosen: list[int] = []
+        for start in range(0, len(ordered), _CHUNK):
+            chosen += self._postings.select(ordered[start : start + _CHUNK])
+            if len(chosen) >= limit or self._is_late():
+                break
+        found = tuple(Scored(entry, final[entry], numbers.get(entry, 0)) for entry in chosen[:limit])
+        return Ranking(found, self._weights, self._complete)
+
+    def _is_late(self) -> bool:
+        if self._is_over():
+            self._complete = False
+        return not self._complete
+
+    def _expand(self) -> list[Clue]:
+        clues = [*self._question.clues]
+        if len(self._question.words) + len(self._question.wholes) <= _SHORT_QUERY:
+            for bit, word in self._question.words:
+                similar = self._find_similar(word)
+                clues += [Clue((each,), self._w.similar * share, bit) for each, share in similar]
+        return clues
+
+    def _find_similar(self, word: str) -> list[tuple[str, float]]:
+        """Return words that share at least half of their groups of characters with this one."""
+        grams = list_grams(word)
+        if len(word) < 4:
+            return []
+        counts: dict[str, int] = {}
+        for gram in grams:
+            for other in self._postings.find_words(gram):
+                counts[other] = counts.get(other, 0) + 1
+        found = []
+        for other, shared in counts.items():
+            share = 2 * shared / (len(grams) + max(len(other) - 2, 1))
+            if share >= 0.5 and other != word:
+                found.append((other, share))
+        return nlargest(6, found, key=lambda pair: pair[1])
+
+    def _score_lane(self, lane: Lane, clues: Sequence[Clue]) -> dict[int, int]:
+        """Return, by passage, the packed sum of weights and the bits of the words that it covers.
+
+        The rarest clues come first. Once there are enough candidates, a frequent clue adds none: it weighs little.
+        """
+        measured = self._postings.measure(lane)
+        packed: dict[int, int] = {}
+        found: list[tuple[Sequence[int], int, int]] = []
+        for clue in clues if measured.passages else ():
+            if self._is_late():
+                break
+            if ids := self._find(lane, clue):
+                idf = log(1 + (measured.passages - len(ids) + 0.5) / (len(ids) + 0.5))
+                self._note_weight(lane, clue, idf)
+                bit = 1 << clue.bit if clue.bit >= 0 else 0
+                found.append((ids, int(idf * clue.weight * _SCALE) << self._bits, bit))
+        for ids, value, bit in sorted(found, key=lambda each: len(each[0])):
+            if len(packed) > _ENOUGH and len(ids) > len(packed):
+                ids = [passage for passage in ids if passage in packed]
+            _add_points(packed, ids, value, bit)
+        return packed
+
+    def _note_weight(self, lane: Lane, clue: Clue, idf: float) -> None:
+        if lane == "text" and not clue.needs_all:
+            for term in clue.terms:
+                self._weights[term] = max(self._weights.get(term, 0.0), idf * clue.weight)
+
+    def _find(self, lane: Lane, clue: Clue) -> Sequence[int]:
+        if len(clue.terms) == 1:
+            return self._read(lane, clue.terms[0])
+        lists = sorted((self._read(lane, term) for term in clue.terms), key=len)
+        if clue.needs_all:
+            return sorted(set(lists[0]).intersection(*lists[1:]))
+        return sorted(set(chain.from_iterable(lists)))
+
+    def _read(self, lane: Lane, term: str) -> Sequence[int]:
+        """Read the postings of a term once: it may be in several clues."""
+        known = self._found.get((lane, term))
+        if known is None:
+            known = self._found[lane, term] = self._postings.find(lane, term)
+        return known
+
+    def _get_place(self, passage: int) -> int:
+        session = passage >> PASSAGE_BITS
+        places = self._places.get(session)
+        if places is None:
+            places = self._places[session] = self._postings.load_places(session)
+        return places[passage & (1 << PASSAGE_BITS) - 1]
+
+    def _list_scores(self, lane: Lane, packed: Mapping[int, int]) -> Iterable[tuple[int, int, float, int]]:
+        """Yield entry, number, score and bits of the best passages."""
+        mean = max(self._postings.measure(lane).mean_length, 1.0)
+        norms = [(_K1 + 1) / (1 + _K1 * (1 - _B + _B * length / mean)) / _SCALE for length in LENGTHS]
+        best: Iterable[int] = packed
+        most = _MOST_CANDIDATES if lane == "text" else _MOST_RANKED
+        if len(packed) > most:
+            best = nlargest(most, packed, key=packed.__getitem__)
+        bits, mask = self._bits, (1 << self._bits) - 1
+        for passage in best:
+            value = packed[passage]
+            place = self._get_place(passage)
+            entry = passage >> PASSAGE_BITS << SESSION_SHIFT | place >> PLACE_SHIFT
+            number, _, length = read_place(place)
+            yield entry, number, (value >> bits) * norms[length], value & mask
+
+    def _gather(self, packed: Mapping[int, int]) -> tuple[dict[int, float], dict[int, int], dict[int, int]]:
+        passages: dict[int, list[tuple[float, int]]] = {}
+        masks: dict[int, int] = {}
+        for entry, number, score, bits in self._list_scores("text", packed):
+            passages.setdefault(entry, []).append((score, number))
+            turn = entry >> TURN_SHIFT
+            masks[turn] = masks.get(turn, 0) | bits
+        scores: dict[int, float] = {}
+        numbers: dict[int, int] = {}
+        for entry, found in passages.items():
+            scores[entry], numbers[entry] = found[0] if len(found) == 1 else max(found)
+            if len(found) > 1:
+                further = sorted((score for score, _ in found), reverse=True)[1:]
+                scores[entry] += sum(score * share for score, share in zip(further, self._shares, strict=False))
+        return scores, numbers, masks
+
+    def _get_share(self, earlier: int, heir: int) -> float:
+        """Return the share of its score that one of two turns, of which `heir` is the other, gives it."""
+        if not self._asks(earlier):
+            return self._w.neighbour
+        return self._w.long_reply if len(self._list_passages(heir)[1]) > 1 and heir > earlier else self._w.pair
+
+    def _asks(self, turn: int) -> bool:
+        """Return whether something is asked in a turn."""
+        if turn not in self._asking:
+            session, passages = self._list_passages(turn)
+            self._asking[turn] = any(read_place(self._places[session][number])[1] for number in passages)
+        return self._asking[turn]
+
+    def _list_passages(self, turn: int) -> tuple[int, range]:
+        """Return the session and the numbers of the passages of a turn."""
+        session = turn >> SESSION_SHIFT - TURN_SHIFT
+        places = self._places.get(session, ())
+        number = turn & (1 << SESSION_SHIFT - TURN_SHIFT) - 1
+        start = bisect_left(places, number << TURN_SHIFT + PLACE_SHIFT)
+        return session, range(start, bisect_left(places, number + 1 << TURN_SHIFT + PLACE_SHIFT, start))
+
+    def _list_beside(self, turns: Mapping[int, float]) -> Iterator[int]:
+        """Yield the messages before and behind the best turns: a reply need not repeat a word of the question."""
+        for turn in nlargest(_MOST_LOOKED_AROUND, turns, key=turns.__getitem__):
+            for near in (turn - 1, turn + 1):
+                session, passages = self._list_passages(near)
+                for number in passages:
+                    entry = session << SESSION_SHIFT | self._places[session][number] >> PLACE_SHIFT
+                    if get_kind(entry) == "message":
+                        yield entry
+
+    def _leads_to_output(self, entry: int) -> bool:
+        """Return whether the message made a call whose output stands behind it."""
+        session, passages = self._list_passages((entry >> TURN_SHIFT) + 1)
+        return bool(passages) and get_kind(self._places[session][passages.start] >> PLACE_SHIFT) == "output"
+
+    def _add_lane(
+        self, scores: dict[int, float], masks: dict[int, int], lane: Lane, clues: Sequence[Clue], weight: float
+    ) -> None:
+        if not weight:
+            return
+        best: dict[int, float] = {}
+        for entry, _, score, bits in self._list_scores(lane, self._score_lane(lane, clues)):
+            best[entry] = max(best.get(entry, 0.0), score)
+            turn = entry >> TURN_SHIFT
+            masks[turn] = masks.get(turn, 0) | bits
+        for entry, score in best.items():
+            scores[entry] = scores.get(entry, 0.0) + weight * score
+
+    def _look_around(self, scores: Mapping[int, float], masks: Mapping[int, int], is_agent: bool) -> dict[int, float]:
+        """Return scores with what is inherited from neighbours and the bonus for the words that stand around."""
+        turns: dict[int, float] = {}
+        if len(scores) > _MOST_RANKED:
+            scores = {entry: scores[entry] for entry in nlargest(_MOST_RANKED, scores, key=scores.__getitem__)}
+        for entry, score in scores.items():
+            turn = entry >> TURN_SHIFT
+            if score > turns.get(turn, 0.0):
+                turns[turn] = score
+        if not is_agent:
+            scores = {**dict.fromkeys(self._list_beside(turns), 0.0), **scores}
+        w, final = self._w, {}
+        total = max(self._question.bits, 1)
+        for entry, score in scores.items():
+            turn = entry >> TURN_SHIFT
+            before, behind = turns.get(turn - 1, 0.0), turns.get(turn + 1, 0.0)
+            if is_agent:
+                score *= w.task if get_role(entry) == "user" else 1.0
+            else:
+                score += before and before * self._get_share(turn - 1, turn)
+                score += behind and behind * self._get_share(turn, turn)
+            covered = 0
+            for near in range(turn - w.reach, turn + w.reach + 1):
+                covered |= masks.get(near, 0)
+            if get_role(entry) == "assistant" and self._leads_to_output(entry):
+                score *= w.step
+            final[entry] = score * (1 + w.coverage * covered.bit_count() / total)
+        return final
+
+
+def _add_points(packed: dict[int, int], ids: Iterable[int], value: int, bit: int) -> None:
+    """Add a clue's weight to passages, and the bit of its word, which another clue may have added before."""
+    get, add = packed.get, value | bit
+    for passage in ids:
+        old = get(passage, 0)
+        packed[passage] = old + (value if old & bit else add)

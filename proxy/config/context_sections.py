@@ -1,4 +1,4 @@
-"""The sections of the settings on managed context: budgets, what is replaced, prices, and summaries."""
+"""The sections of the settings on managed context: budgets, what is replaced, recall, prices, and summaries."""
 
 from typing import Self
 
@@ -18,11 +18,13 @@ from proxy.config.value_types import (
 from proxy.context.budget import AUTO_CEILING, BudgetPolicy
 from proxy.context.conversation import BuilderPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.recall.policy import RecallPolicy, RecallScope
 from proxy.model.card import Offer, Prices, Rates
 
 _BUDGET = BudgetPolicy()
 _BUILDER = BuilderPolicy()
 _POLICY = CompactionPolicy()
+_RECALL = RecallPolicy()
 _MILLION = 1_000_000
 
 
@@ -86,6 +88,28 @@ class FilesSettings(Section):
         _BUILDER.has_outlines,
         description="Replace long contents by their structure; source code other than Python needs the extra "
         "outlines. Off: by their first lines.",
+    )
+
+
+class RecallSettings(Section):
+    """Reading again what was removed from a context, by a tool that the proxy adds and executes."""
+
+    inject: bool = Field(
+        _RECALL.inject,
+        description="Whether requests get the tool context_recall once something was removed from their context.",
+    )
+    max_hops: int = Field(
+        _RECALL.max_hops, ge=1, le=64, description="Most times in a row that a model may use it within one response."
+    )
+    page_characters: int = Field(
+        _RECALL.page_characters, ge=1000, le=200_000, description="Characters of a page of what it returns."
+    )
+    scope: RecallScope = Field(
+        _RECALL.scope,
+        description=(
+            "What a request may recall. branch: its own history and that of the agent that delegated it; session: also "
+            "other branches of its session; tenant: also other sessions of the same tenant."
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from proxy.config.context_sections import (
     FilesSettings,
     PriceSettings,
     PruningSettings,
+    RecallSettings,
 )
 from proxy.config.errors import ConfigError, Problem
 from proxy.config.sections import ServerSettings, SessionsSettings, StoreSettings, UpstreamSettings, reveal
@@ -21,6 +22,7 @@ from proxy.context.budget import BudgetPolicy
 from proxy.context.conversation import BuilderPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.policy import EnginePolicy, Principal, Provider
+from proxy.engine.recall.policy import RecallPolicy
 from proxy.model.card import Offer
 from proxy.model.exchange import Mode
 from proxy.server.policy import ServerPolicy
@@ -61,6 +63,7 @@ class Settings(BaseSettings):
     budget: BudgetSettings = BudgetSettings()
     pruning: PruningSettings = PruningSettings()
     files: FilesSettings = FilesSettings()
+    recall: RecallSettings = RecallSettings()
     compaction: CompactionSettings = CompactionSettings()
     pricing: dict[str, PriceSettings] = Field(
         {},
@@ -195,6 +198,10 @@ class Settings(BaseSettings):
             inline_tokens=self.files.inline_tokens,
             has_outlines=self.files.outline,
         )
+
+    def recall_policy(self) -> RecallPolicy:
+        """Return whether models may recall, what, and how much at once."""
+        return RecallPolicy(**self.recall.model_dump())
 
     def compaction_policy(self) -> CompactionPolicy:
         """Return who makes summaries, of what, and at what cost."""

@@ -10,6 +10,7 @@ from proxy.config.settings import Settings
 from proxy.context.budget import BudgetPolicy
 from proxy.context.conversation import BuilderPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.recall.policy import RecallPolicy
 from proxy.model.card import Offer, Prices, Rates
 
 
@@ -23,6 +24,7 @@ def test_without_any_source_the_defaults_are_those_of_the_rooms() -> None:
     settings = Settings()
     assert settings.budget_policy() == BudgetPolicy()
     assert settings.builder_policy() == BuilderPolicy()
+    assert settings.recall_policy() == RecallPolicy()
     assert (settings.stated_windows(), settings.stated_prices()) == ({}, {})
 
 
@@ -37,6 +39,7 @@ def test_every_key_reaches_a_policy() -> None:
         },
         pruning={"enabled": False, "protect_tokens": 3, "minimum_tokens": 4, "protected_tools": ["t"]},
         files={"inline_tokens": 5, "outline": False},
+        recall={"inject": False, "max_hops": 6, "page_characters": 7_000, "scope": "tenant"},
     )
     assert settings.budget_policy() == BudgetPolicy(64_000, 0.5, 0.1, 1, 2)
     expected = BuilderPolicy(
@@ -48,6 +51,7 @@ def test_every_key_reaches_a_policy() -> None:
         has_outlines=False,
     )
     assert settings.builder_policy() == expected
+    assert settings.recall_policy() == RecallPolicy(False, 6, 7_000, "tenant")
 
 
 def test_auto_is_what_the_defaults_are() -> None:
@@ -88,6 +92,9 @@ def test_what_is_said_to_cost_nothing_costs_nothing() -> None:
         ("pruning", "protect_tokens", -1),
         ("pruning", "enabled", "perhaps"),
         ("files", "inline_tokens", -1),
+        ("recall", "max_hops", 0),
+        ("recall", "page_characters", 999),
+        ("recall", "scope", "all"),
         ("pricing", "m", {"output": 1}),
         ("pricing", "m", {"input": "inf"}),
         ("pricing", "m", {"input": 1, "retention_seconds": 0}),

@@ -1,0 +1,29 @@
+"""Calls of a tool of ours inside responses: several rounds of a model, which the client gets as one response."""
+
+from proxy.wire.rounds.requests import (
+    add_tool,
+    continue_request,
+    extend_tools,
+    find_obstacle,
+    make_stitcher,
+    read_round,
+    restore_answer,
+)
+from proxy.wire.rounds.stitching import OwnCall, OwnResult, PlayedRound, RoundEnd, RoundStitcher
+from proxy.wire.rounds.tool import OwnTool
+
+__all__ = [
+    "OwnCall",
+    "OwnResult",
+    "OwnTool",
+    "PlayedRound",
+    "RoundEnd",
+    "RoundStitcher",
+    "add_tool",
+    "continue_request",
+    "extend_tools",
+    "find_obstacle",
+    "make_stitcher",
+    "read_round",
+    "restore_answer",
+]

@@ -1,0 +1,146 @@
+"""Our tool in requests: whether it can be offered, adding it, the next round, and what later requests repeat.
+
+Bodies are spliced: no byte that the client sent, or that was sent before, is written anew. So each request begins as
+the one before it, and providers find it in their caches.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from proxy.wire.body import SplitBody, split_body
+from proxy.wire.format import Format
+from proxy.wire.json_values import join_array, load_lenient, read_objects
+from proxy.wire.rendering import lower_output
+from proxy.wire.rounds.chat import CHAT
+from proxy.wire.rounds.messages import MESSAGES
+from proxy.wire.rounds.responses import RESPONSES
+from proxy.wire.rounds.stitching import OwnResult, PlayedRound, RoundEnd, RoundStitcher
+from proxy.wire.rounds.tool import OwnTool, RoundWire
+
+_WIRES: Mapping[str, RoundWire] = {wire.form.name: wire for wire in (CHAT, RESPONSES, MESSAGES)}
+_MOST_TOOLS = 128
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_LEAST_OUTPUT = 16  # OpenAI refuses a lower limit
+
+
+def make_stitcher(form: Format, tool: str, *, is_stream: bool, binds_reasoning: bool = True) -> RoundStitcher:
+    """Return what stitches the rounds of one response. `tool` is our tool's name; `is_stream`: events, else one body.
+
+    `binds_reasoning`: the provider signs reasoning over all that precedes it, or may do so.
+    """
+    return _WIRES[form.name].make_stitcher(tool, is_stream=is_stream, binds_reasoning=binds_reasoning)
+
+
+def read_round(form: Format, tool: str, received: bytes, *, is_stream: bool) -> RoundEnd:
+    """Return what a round has come to, from the recorded bytes of its response, as `RoundStitcher.end_round` did."""
+    return _WIRES[form.name].read_round(tool, received, is_stream=is_stream)
+
+
+def find_obstacle(form: Format, body: SplitBody, tool: str, *, is_offered: bool = False) -> str:
+    """Return why our tool cannot be in the tools of a request; empty if it can.
+
+    `is_offered`: it is in those of its epoch. Then a choice of tools that does not allow it is no obstacle, because the
+    tools must not change; the model cannot call it in that request.
+    """
+    wire = _WIRES[form.name]
+    tools = load_lenient(body.member("tools") or b"null")
+    if not isinstance(tools, list) or not tools:
+        return "the request has no tools"
+    if len(tools) >= _MOST_TOOLS:
+        return f"the request has {len(tools)} tools"
+    if any(tool in wire.list_names(each) for each in read_objects(tools)):
+        return f"the request has a tool {tool} of its own"
+    if _is_begun(form, body):
+        return "the request begins the answer"
+    is_barred = not (is_offered or wire.is_choice_free(body))
+    return wire.find_obstacle(body) or ("the request chooses among its tools" if is_barred else "")
+
+
+def extend_tools(form: Format, tools: bytes, tool: OwnTool) -> bytes:
+    """Return a raw `tools` array, which is not empty, with our tool behind the others."""
+    return b"%b,%b]" % (tools[: tools.rindex(b"]")], _WIRES[form.name].spell_tool(tool))
+
+
+def add_tool(form: Format, body: SplitBody, tool: OwnTool) -> bytes:
+    """Return the body with our tool as the last of its tools. There must be no obstacle (`find_obstacle`)."""
+    span = body.members["tools"]
+    extended = extend_tools(form, body.content[span.start : span.end], tool)
+    return body.content[: span.start] + extended + body.content[span.end :]
+
+
+def continue_request(
+    form: Format,
+    sent: bytes,
+    end: RoundEnd,
+    results: Sequence[OwnResult],
+    *,
+    is_last: bool = False,
+    keeps_choice: bool = False,
+) -> bytes:
+    """Return the body of the next round: the one that was sent, with the model's answer and our results behind it.
+
+    What is left of the output limit goes with it. `is_last`: the model is to call no tools any more, which is told by
+    `tool_choice`; not on Messages, nor if `keeps_choice`, where another choice breaks the cache of the messages. Raises
+    ValueError if the body cannot be split.
+    """
+    wire = _WIRES[form.name]
+    body = _split(form, sent)
+    if is_last and not keeps_choice and (choice := wire.forbid_calls()):
+        body = _split(form, _set_choice(body, choice))
+    spent = end.usage.output if end.usage is not None else None
+    limits = [int(raw) for name in _LIMITS if (raw := body.member(name)).isdigit()]
+    if spent and limits:
+        body = _split(form, lower_output(body, max(_LEAST_OUTPUT, min(limits) - spent)))
+    return _append(form, body, (*end.answer, *wire.spell_results(results)))
+
+
+def restore_answer(
+    form: Format, tool: str, rounds: Sequence[PlayedRound], following: Sequence[bytes] = ()
+) -> tuple[bytes, ...]:
+    """Return what is sent in place of a client's answer: all rounds that it was made of, as they were.
+
+    `following` are the client's elements behind that answer, of which those are returned, too, that have to be sent
+    otherwise: results of the client's own calls stand beside ours of the same round. Calls of the last round that were
+    ignored, because they have no result, are left out.
+    """
+    wire = _WIRES[form.name]
+    restored: list[bytes] = []
+    for place, played in enumerate(rounds):
+        restored += wire.drop_calls(played.answer, tool, frozenset(result.id for result in played.results))
+        if place < len(rounds) - 1:
+            restored += wire.spell_results(played.results)
+    last = rounds[-1].results if rounds else ()
+    return (*restored, *wire.join_results(last, following))
+
+
+def _is_begun(form: Format, body: SplitBody) -> bool:
+    """Return whether a request ends with words that the model is to go on from, in formats that have this."""
+    if form.is_itemised or not body.items:
+        return False
+    span = body.items[-1]
+    return form.parse_structure(body.content[span.start : span.end]).role == "assistant"
+
+
+def _split(form: Format, content: bytes) -> SplitBody:
+    body = split_body(content, form.items_key)
+    if body is None or form.items_key not in body.members:
+        raise ValueError(f"the request has no {form.items_key}")
+    return body
+
+
+def _set_choice(body: SplitBody, choice: bytes) -> bytes:
+    span, content = body.members.get("tool_choice"), body.content
+    if span is not None:
+        return content[: span.start] + choice + content[span.end :]
+    end = content.rindex(b"}")
+    return b'%b,"tool_choice":%b%b' % (content[:end], choice, content[end:])
+
+
+def _append(form: Format, body: SplitBody, added: Sequence[bytes]) -> bytes:
+    """Return the body with elements behind its conversation."""
+    content, span = body.content, body.members[form.items_key]
+    if body.items:
+        at = body.items[-1].end
+        return b"".join((content[:at], *(b"," + each for each in added), content[at:]))
+    member = content[span.start : span.end]
+    said = [b'{"role":"user","content":%b}' % member] if member[:1] == b'"' else []
+    return content[: span.start] + join_array([*said, *added]) + content[span.end :]

@@ -1,0 +1,336 @@
+"""Calls of our tool inside responses of Responses.
+
+Items of all rounds are items of one response: their indexes and the numbers of events go on from round to round, and
+the object that ends the response has all items. Nowhere in it is our tool among the `tools` that it repeats.
+
+The provider ties an item of reasoning, whose content it encrypts, to the item that follows it, and refuses one without
+the other. What the client reads of it passes; the event with the whole item waits for what follows, and is withheld if
+that is nothing but calls of ours.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+from proxy.model.exchange import Answer
+from proxy.wire.body import SplitBody
+from proxy.wire.json_values import (
+    encode_text,
+    join_array,
+    list_elements,
+    load_lenient,
+    read_member,
+    read_object,
+    read_objects,
+    read_text,
+    set_member,
+)
+from proxy.wire.responses import Responses
+from proxy.wire.rounds.stitching import (
+    END,
+    EventBlock,
+    OutputNames,
+    OwnCall,
+    OwnResult,
+    RoundEnd,
+    RoundStitcher,
+    add_earlier,
+    cut_blocks,
+    encode_value,
+    read_name,
+    spell_arguments,
+)
+from proxy.wire.rounds.tool import OwnTool, RoundWire
+from proxy.wire.streams import read_events
+
+_USAGE = OutputNames("output_tokens", "output_tokens_details", "total_tokens")
+_FREE = (b"", b"null", b'"auto"', b'"required"')
+_CALL = "function_call"
+# Items that the client has to answer; calls of other kinds are the provider's own.
+_CLIENT_CALLS = frozenset(
+    {
+        _CALL,
+        "custom_tool_call",
+        "local_shell_call",
+        "shell_call",
+        "apply_patch_call",
+        "computer_call",
+        "mcp_approval_request",
+    }
+)
+_HEAD = ("id", "created_at", "model", "tool_choice", "max_output_tokens")
+_BEGINNINGS = frozenset({"response.created", "response.in_progress", "response.queued"})
+_ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+_ADDED, _DONE, _FAILED = "response.output_item.added", "response.output_item.done", "response.failed"
+
+_IsGone = Callable[[Mapping[str, object]], bool]
+
+
+class _ResponsesRounds(RoundWire):
+    """Responses."""
+
+    form = Responses()
+
+    def make_stitcher(self, tool: str, *, is_stream: bool, binds_reasoning: bool) -> RoundStitcher:
+        return _ResponsesStitcher(self, tool, is_stream=is_stream, binds_reasoning=binds_reasoning)
+
+    def read_round(self, tool: str, received: bytes, *, is_stream: bool) -> RoundEnd:
+        if is_stream:
+            answer = self.form.read_events(read_events(received))
+            items = _list_done(received) or list(map(encode_value, read_objects(answer.value.get("output"))))
+        else:
+            value = load_lenient(received)
+            answer = self.form.read_answer(value) if isinstance(value, dict) else Answer({}, is_ended=False)
+            items = list_elements(read_member(received, "output") or b"[]")
+        spelled, own, others = _spell_items(items, tool)
+        counted = answer.value.get("usage")
+        return RoundEnd(
+            own,
+            has_client_calls=others > 0,
+            answer=tuple(spelled),
+            finish=answer.finish,
+            usage=answer.usage,
+            error=answer.error,
+            is_ended=answer.is_ended,
+            counted=counted if isinstance(counted, dict) else {},
+        )
+
+    # Requests
+
+    def list_names(self, tool: Mapping[str, object]) -> list[str]:
+        return [read_name(tool), *map(read_name, read_objects(tool.get("tools")))]
+
+    def spell_tool(self, tool: OwnTool) -> bytes:
+        # Without `strict` the provider would demand that all parameters are required.
+        return b'{"type":"function","name":%b,"description":%b,"parameters":%b,"strict":false}' % tool.spell()
+
+    def find_obstacle(self, body: SplitBody) -> str:
+        return "the request asks for audio" if b'"audio"' in body.member("modalities") else ""
+
+    def is_choice_free(self, body: SplitBody) -> bool:
+        return body.member("tool_choice") in _FREE
+
+    def forbid_calls(self) -> bytes:
+        return b'"none"'
+
+    def spell_results(self, results: Sequence[OwnResult]) -> list[bytes]:
+        return [
+            b'{"type":"function_call_output","call_id":%b,"output":%b}' % (encode_text(each.id), encode_text(each.text))
+            for each in results
+        ]
+
+    def drop_calls(self, answer: Sequence[bytes], tool: str, answered: frozenset[str]) -> tuple[bytes, ...]:
+        return tuple(_leave_out(answer, lambda item: _is_own(item, tool) and item.get("call_id") not in answered))
+
+
+def _list_done(stream: bytes) -> list[bytes]:
+    """Return the whole items in the events of a stream, as they were sent."""
+    found: list[tuple[int, bytes]] = []
+    for block in cut_blocks(stream):
+        event = EventBlock(block)
+        if _DONE.encode() in block and event.kind == _DONE:
+            index = (event.value or {}).get("output_index")
+            found.append((index if type(index) is int else len(found), read_member(event.data, "item")))
+    return [item for _, item in sorted(found, key=lambda each: each[0]) if item[:1] == b"{"]
+
+
+def _spell_items(items: Iterable[bytes], tool: str) -> tuple[list[bytes], tuple[OwnCall, ...], int]:
+    """Return items as requests have them, the calls of our tool, and the number of the others."""
+    spelled: list[bytes] = []
+    own: list[OwnCall] = []
+    others = 0
+    for each in items:
+        item, raw = _read(each), each
+        if _is_own(item, tool):
+            arguments = read_text(item.get("arguments"))
+            own.append(OwnCall(read_text(item.get("call_id")), arguments))
+            spelling = spell_arguments(arguments)
+            raw = raw if spelling == arguments else set_member(raw, "arguments", encode_text(spelling))
+        else:
+            others += item.get("type") in _CLIENT_CALLS
+        spelled.append(raw)
+    return spelled, tuple(own), others
+
+
+def _read(raw: bytes) -> Mapping[str, object]:
+    return read_object(raw.decode(errors="replace")) or {}
+
+
+def _is_own(item: object, tool: str) -> bool:
+    return isinstance(item, Mapping) and item.get("type") == _CALL and read_name(item) == tool
+
+
+def _is_tied(item: object) -> bool:
+    """Return whether an item is reasoning that the provider reads only together with the item behind it."""
+    if not isinstance(item, Mapping) or item.get("type") != "reasoning":
+        return False
+    return bool(item.get("encrypted_content") or not item.get("content"))
+
+
+def _leave_out(items: Iterable[bytes], is_gone: _IsGone) -> list[bytes]:
+    """Return items without those that are gone, and without reasoning that is tied to nothing else."""
+    kept: list[bytes] = []
+    tied: list[bytes] = []
+    lacks_calls = has_calls = False
+    for raw in items:
+        item = _read(raw)
+        if is_gone(item):
+            lacks_calls = True
+            continue
+        has_calls = has_calls or item.get("type") in _CLIENT_CALLS
+        kept += tied
+        tied = [raw] if _is_tied(item) else []
+        kept += [] if tied else [raw]
+    return kept if lacks_calls and not has_calls else [*kept, *tied]
+
+
+class _ResponsesStitcher(RoundStitcher):
+    """Stitches events, or response objects."""
+
+    awaited = b'"reasoning"'
+    _head: Mapping[str, bytes] = MappingProxyType({})
+    _next = 0  # the index of the client's next item
+    _number = 0  # of the client's next event
+    _is_renumbered = False
+    _said: tuple[bytes, ...] = ()  # the items of the rounds before that the client gets
+
+    def _begin(self) -> None:
+        self._places: dict[object, int | None] = {}  # the client's index of each item; None: it is a call of ours
+        self._queue: list[EventBlock] = []  # reasoning that may be withheld, and events behind it
+        self._has_own = self._has_client = False
+        self._is_renumbered = self._round > 0
+        self._said = (*self._said, *_leave_out(self._ended.answer, lambda item: _is_own(item, self._tool)))
+
+    @property
+    def _is_hiding(self) -> bool:
+        return self._has_own and not self._has_client
+
+    def _opens(self, event: EventBlock) -> bool:
+        return _is_own((event.value or {}).get("item"), self._tool)
+
+    def _must_wait(self, event: EventBlock) -> bool:
+        return event.kind == _DONE and _is_tied((event.value or {}).get("item"))
+
+    def _decides(self, event: EventBlock) -> bool:
+        return event.kind == _ADDED or event.kind in _ENDS
+
+    def _flush(self) -> bytes:
+        return self._release(withholds=self._is_hiding)
+
+    # Events
+
+    def _rewrite(self, event: EventBlock) -> bytes:
+        sent, kind = event.value or {}, event.kind
+        if kind in _BEGINNINGS:
+            return self._take_beginning(event)
+        if kind in _ENDS:
+            return self._take_end(event, is_failed=kind == _FAILED)
+        if event.data.startswith(END) and self._is_hiding:
+            return self._hold(event)
+        written = b""
+        if "output_index" in sent or "item_id" in sent or "item" in sent:
+            key = _find_key(sent)
+            if kind == _ADDED or key not in self._places:
+                written = self._place(key, sent.get("item"))
+            if self._places[key] is None:
+                self._is_renumbered = True
+                return b""
+        if self._queue or self._must_wait(event):
+            self._queue.append(event)
+            return written
+        return written + self._emit(event)
+
+    def _take_beginning(self, event: EventBlock) -> bytes:
+        if self._round:
+            return b""
+        response = read_member(event.data, "response")
+        self._head = {name: raw for name in _HEAD if (raw := read_member(response, name))} or self._head
+        return self._emit(EventBlock(self._edit_echo(event)))
+
+    def _take_end(self, event: EventBlock, *, is_failed: bool) -> bytes:
+        if not self._is_hiding or is_failed:
+            return self._release(withholds=False) + self._emit(EventBlock(self._edit_end(event)))
+        return self._release(withholds=True) + self._hold(event)
+
+    def _place(self, key: object, item: object) -> bytes:
+        """Give an item the client's index, or none if it is a call of ours. Return what has waited for it."""
+        if _is_own(item, self._tool):
+            self._has_own, self._places[key] = True, None
+            return b""
+        if isinstance(item, Mapping) and item.get("type") in _CLIENT_CALLS:
+            self._has_client = True
+        self._places[key] = self._next
+        self._next += 1
+        return self._release(withholds=False)
+
+    def _release(self, *, withholds: bool) -> bytes:
+        queue, self._queue = self._queue, []
+        if withholds and queue:
+            self._is_renumbered = True
+        return b"".join([self._emit(event) for event in queue if not (withholds and self._must_wait(event))])
+
+    def _emit(self, event: EventBlock) -> bytes:
+        """Return an event with the client's index of its item, and its own number."""
+        sent, data = event.value or {}, event.data
+        place, number = self._places.get(_find_key(sent)), sent.get("sequence_number")
+        if place is not None and sent.get("output_index") not in (None, place):
+            data = set_member(data, "output_index", b"%d" % place)
+        if type(number) is int:
+            if self._is_renumbered and number != self._number:
+                data, number = set_member(data, "sequence_number", b"%d" % self._number), self._number
+            self._number = number + 1
+        return event.raw if data is event.data else event.replace_data(data)
+
+    def _close_event(self, event: EventBlock) -> bytes:
+        return self._emit(EventBlock(self._edit_end(event)))
+
+    # Response objects
+
+    def _edit_echo(self, event: EventBlock) -> bytes:
+        response = read_member(event.data, "response")
+        stripped = self._strip_tools(response) if response else response
+        return event.raw if stripped == response else event.replace_data(set_member(event.data, "response", stripped))
+
+    def _edit_end(self, event: EventBlock) -> bytes:
+        response = read_member(event.data, "response")
+        edited = self._edit_response(response) if response else response
+        return event.raw if edited == response else event.replace_data(set_member(event.data, "response", edited))
+
+    def _strip_tools(self, raw: bytes) -> bytes:
+        tools = read_member(raw, "tools")
+        if self._name not in tools:
+            return raw
+        kept = [each for each in list_elements(tools) if read_name(load_lenient(each)) != self._tool]
+        return set_member(raw, "tools", join_array(kept))
+
+    def _edit_response(self, raw: bytes) -> bytes:
+        """Return the object that ends the response: with all items, and the first round's id, model and parameters."""
+        edited = self._strip_tools(raw)
+        for name, value in self._head.items() if self._round else ():
+            edited = set_member(edited, name, value)
+        usage = read_member(edited, "usage")
+        if self._round and usage[:1] == b"{":
+            edited = set_member(edited, "usage", add_earlier(usage, self._earlier, _USAGE))
+        output = list_elements(read_member(edited, "output") or b"[]")
+        items = [*self._said, *_leave_out(output, lambda item: _is_own(item, self._tool))]
+        # ChatGPT's own backend ends with an empty `output`, because it sent the items before
+        return set_member(edited, "output", join_array(items)) if output and items != output else edited
+
+    def _write_body(self) -> bytes:
+        body = self._bodies[-1] if self._bodies else b""
+        if self._is_quiet or not read_member(body, "output"):
+            return body
+        first = self._bodies[0]
+        self._head = {name: raw for name in _HEAD if (raw := read_member(first, name))}
+        return self._edit_response(body)
+
+
+def _find_key(sent: Mapping[str, object]) -> object:
+    """Return what tells the items of a round apart: their indexes, else their ids."""
+    index, item = sent.get("output_index"), sent.get("item")
+    if type(index) is int:
+        return index
+    return read_text(sent.get("item_id")) or (read_text(item.get("id")) if isinstance(item, Mapping) else "")
+
+
+RESPONSES: RoundWire = _ResponsesRounds()
+"""Our tool in this format."""

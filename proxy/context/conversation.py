@@ -12,6 +12,7 @@ from proxy.context.budget import Budget
 from proxy.context.message_features import FeatureExtractor, MessageFeatures
 from proxy.context.verbatim import (
     RECENT_TURNS,
+    ClientMessages,
     Group,
     find_client_messages,
     find_late,
@@ -148,9 +149,7 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     messages = view.messages
     found = [extract(seen.message) for seen in messages]
     structures = [seen.structure for seen in messages]
-    client = find_client_messages(
-        {place: seen.message.text for place, seen in enumerate(messages) if seen.structure.role == "user"}
-    )
+    client = _find_client_messages(messages)
     machine = _find_machine_messages(messages) | client.places
     spoken = frozenset(_list_spoken(messages))
     steps = list(_list_steps(messages, found, split_groups(structures, machine, spoken)))
@@ -179,6 +178,18 @@ def index_conversation(view: PlanRequest, policy: BuilderPolicy, extract: Featur
     waiting = frozenset(_find_step(steps, place) for place in bound if structures[place].stays == "unanswered")
     linked = waiting.union(*pairs)
     return ConversationIndex(messages, found, steps, fresh, users, newest, fixed, bound, spoken, begun, pairs, linked)
+
+
+def list_groups(messages: Sequence[CountedMessage]) -> list[Group]:
+    """Return the groups of a conversation, which are its steps: a step's number is the place of its group, from 1."""
+    machine = _find_machine_messages(messages) | _find_client_messages(messages).places
+    return split_groups([seen.structure for seen in messages], machine, frozenset(_list_spoken(messages)))
+
+
+def _find_client_messages(messages: Sequence[CountedMessage]) -> ClientMessages:
+    return find_client_messages(
+        {place: seen.message.text for place, seen in enumerate(messages) if seen.structure.role == "user"}
+    )
 
 
 def with_unsent(seen: ConversationIndex, sent: int | None) -> ConversationIndex:

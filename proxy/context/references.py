@@ -35,6 +35,19 @@ def sanitize_lines(text: str) -> str:
     return _REFERRING.sub("ref ", _BRACKETED.sub("(", _UNPRINTABLE.sub(" ", text)))
 
 
+# What only a marker of ours has. Other brackets stay: `[tool:pytest]` is a line of setup.cfg.
+_OWN_MARKER = re.compile(
+    r"\[(?=tool: [^\n]{0,400} — output pruned; completed|FILE: [^\n]{0,400}\]\nref:[a-z2-7]{10} · |/FILE\]"
+    r"|palimpsest ledger )"
+)
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def sanitize_original(text: str) -> str:
+    """Return a text as it is but for markers of ours that are quoted in it, and for what UTF-8 cannot hold."""
+    return _SURROGATES.sub("\ufffd", _OWN_MARKER.sub("(", text))
+
+
 PAGE = 12_000
 """Characters of a page. A reader of a reference always sees the first page of its original."""
 

@@ -22,6 +22,7 @@ from proxy.model.log import (
     UnreadRow,
     Verification,
 )
+from proxy.model.search import IndexedEntry, IndexHealth, SearchAnswer, SearchQuery
 
 MOST_RECALLED = 64
 MOST_RECALLED_ROWS = 8192
@@ -213,7 +214,7 @@ class LogReader(Protocol):
         ...
 
     async def load_original(self, reference: str) -> StoredOriginal:
-        """Return what a reference replaces, given by its id without `ref:`. Raises NotFound, also if it was erased.
+        """Return what a reference replaces, given by its id without `ref:`. Raises NotFound, or Erased, which is one.
 
         The id of a summary stands for the messages that it covers: for a condensed one, those of its leaves in order.
         """
@@ -328,6 +329,26 @@ class Archive(LogReader, Ancestry, Backlog, Protocol):
 
     def flush(self) -> None:
         """Write records that are not urgent now."""
+        ...
+
+
+class Index(Protocol):
+    """Full-text search over the log. What it holds can be made anew from the log at any time."""
+
+    async def search(self, query: SearchQuery) -> SearchAnswer:
+        """Return what matches best. Never raises for any text. A time limit bounds it."""
+        ...
+
+    async def find_entry(self, reference: str) -> IndexedEntry | None:
+        """Return the entry that an id of the index names, given without `ref:`; None if there is none (any more).
+
+        `LogReader.load_original` knows the references of the log; it is asked first.
+        """
+        ...
+
+    @property
+    def health(self) -> IndexHealth:
+        """How current the index is. Cheap to read."""
         ...
 
 

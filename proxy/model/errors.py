@@ -3,6 +3,7 @@
 ProxyError
 ├── BadRequest            400
 ├── NotFound              404
+│   └── Erased
 ├── Conflict              409
 ├── TooLarge              413
 ├── UpstreamUnreachable   502, or 504 after a timeout
@@ -30,6 +31,14 @@ class NotFound(ProxyError):
 
     status = 404
     code = "not_found"
+
+
+class Erased(NotFound):
+    """The content was in the log, in this session, and has been erased."""
+
+    def __init__(self, message: str, session: str) -> None:
+        super().__init__(message)
+        self.session = session
 
 
 class Conflict(ProxyError):

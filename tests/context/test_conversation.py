@@ -10,6 +10,7 @@ from proxy.context.conversation import (
     CountedMessage,
     PlanRequest,
     index_conversation,
+    list_groups,
     with_unsent,
 )
 from proxy.context.message_features import extract_features
@@ -192,6 +193,16 @@ def test_pins_and_outputs_of_protected_tools_stay() -> None:
     seen = look([user("a"), *act("1", "ls", "x"), *act("2", "x", "y", name="skill"), said("z"), user("b")], 5)
     assert seen.fixed == {2, 3}
     assert seen.bound == {4, 5}
+
+
+def test_groups_are_the_steps_without_what_plans_need() -> None:
+    for messages in (
+        [user("a"), *act("1", "ls", "x"), user("b"), user("c"), said("done")],
+        [user("a"), *(each for n in "123" for each in (said(f"```\nrun {n}\n```"), user(f"<output>{n}</output>")))],
+    ):
+        asked = view(messages, 10_000)
+        steps = index_conversation(asked, BuilderPolicy(), extract_features).steps
+        assert [group.places for group in list_groups(asked.messages)] == [step.places for step in steps]
 
 
 def test_an_item_that_its_format_keeps_stays_with_its_group_and_a_call_until_it_is_answered() -> None:

@@ -14,6 +14,7 @@ from proxy.context.references import (
     render_message,
     render_original,
     render_tombstone,
+    sanitize_original,
     sanitize_text,
     unfold_words,
 )
@@ -157,3 +158,13 @@ def test_the_same_content_has_the_same_id_in_its_session_only() -> None:
     assert len({*ids, make_reference(b"a", "s", other)}) == 5
     assert ids[0] == make_reference(b"a", "s", bytes(32))
     assert all(re.fullmatch("[a-z0-9]{10}", each) for each in ids)
+
+
+def test_an_original_stays_exact_but_for_markers_of_ours() -> None:
+    stone = render_tombstone(Tombstone("abcdefghij", "bash", "", 3, "run it again"))
+    block = render_file(FileReference("abcdefghij", "a.py", "python", 10, 2, b"d" * 32, ()))
+    cleaned = sanitize_original(f"x {stone}\n{block}\n[palimpsest ledger 7c1e5b: the work here]\ud800")
+    assert cleaned.startswith("x (tool: bash — output pruned") and "\n(FILE: a.py]\n" in cleaned
+    assert cleaned.endswith("\n(/FILE]\n(palimpsest ledger 7c1e5b: the work here]\ufffd")
+    plain = "[tool:pytest]\n[FILE: a]\nref:abcdefghij\t\x1b[1m"
+    assert sanitize_original(plain) == plain

@@ -11,7 +11,7 @@ from proxy.context.pricing import RevertPrice
 from proxy.context.references import PAGE, render_original
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.lookup import find_session
-from proxy.model.epoch import Edit, Epoch, Kept, Plan, Replaced, Summary
+from proxy.model.epoch import Edit, Epoch, Kept, Original, Plan, Replaced, Summary
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
 from proxy.wire import FORMATS
@@ -92,6 +92,16 @@ class OriginalPage(NamedTuple):
     def content(self) -> bytes:
         """The text in UTF-8, with a question mark for each lone surrogate, which UTF-8 cannot hold."""
         return self.text.encode("utf-8", "replace")
+
+
+class OriginalText(NamedTuple):
+    """The original that a reference names: its messages, and all of its text."""
+
+    session: str
+    original: Original
+    messages: Sequence[bytes]
+    text: str
+    is_summary: bool  # it covers other references, which the text begins with
 
 
 def describe_plan(plan: Plan | None) -> Document | None:
@@ -257,25 +267,34 @@ async def load_page(log: LogReader, reference: str, number: int | None = 1) -> O
         raise NotFound(f"{reference[:40]!r} is no reference: one is `ref:` and ten letters and digits; {_WHERE}")
     name = found[1]
     try:
-        stored = await log.load_original(name)
+        loaded = await load_original_text(log, name)
     except NotFound as error:
         raise NotFound(f"{error}; {_WHERE}") from error
-    text = render_original([FORMATS[stored.original.wire].parse_message(raw) for raw in stored.messages])[
-        stored.original.offset :
-    ]
-    text = await _list_summary_references(log, stored.session, name) + text
     if number is None:
-        return OriginalPage(name, stored.session, text, 1, 1)
-    count = max(1, -(-len(text) // PAGE))
+        return OriginalPage(name, loaded.session, loaded.text, 1, 1)
+    part, count = cut_page(loaded.text, number)
     if not 1 <= number <= count:
         raise NotFound(f"ref:{name} has {count} page{'s' * (count > 1)}, counted from 1, and no page {number}")
-    part = text[(number - 1) * PAGE : number * PAGE]
     if number < count:
         part += (
             f"\n[page {number} of {count} of ref:{name}; the next: `palimpsest expand {name} --page {number + 1}`"
             f" or GET /-/api/refs/{name}?page={number + 1}]\n"
         )
-    return OriginalPage(name, stored.session, part, number, count)
+    return OriginalPage(name, loaded.session, part, number, count)
+
+
+async def load_original_text(log: LogReader, name: str) -> OriginalText:
+    """Load the original that a reference names, given by its id without `ref:`. Raises as `LogReader.load_original`."""
+    stored = await log.load_original(name)
+    form = FORMATS[stored.original.wire]
+    text = render_original([form.parse_message(raw) for raw in stored.messages])[stored.original.offset :]
+    covered = await _list_summary_references(log, stored.session, name)
+    return OriginalText(stored.session, stored.original, stored.messages, covered + text, is_summary=bool(covered))
+
+
+def cut_page(text: str, number: int, characters: int = PAGE) -> tuple[str, int]:
+    """Return a page of a text, counted from 1, and how many it has; no text for a page that it does not have."""
+    return text[max(0, number - 1) * characters : number * characters], max(1, -(-len(text) // characters))
 
 
 async def _list_summary_references(log: LogReader, session: str, name: str) -> str:

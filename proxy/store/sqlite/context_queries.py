@@ -23,7 +23,7 @@ from proxy.engine.ports import (
     NEWEST_USES,
 )
 from proxy.model.epoch import Epoch, EpochUse, Original, Pin, Recalled, StoredContext, StoredOriginal, Summary
-from proxy.model.errors import NotFound, StoreUnavailable
+from proxy.model.errors import Erased, NotFound, StoreUnavailable
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite.codec import decode_hidden, encode_ids, unpack
 
@@ -211,7 +211,7 @@ def load_original(connection: sqlite3.Connection, reference: str) -> StoredOrigi
     blobs = orjson.loads(row[6])
     digests, contents = load_digests(connection, blobs), load_contents(connection, blobs)
     if not contents.keys() >= set(blobs):
-        raise NotFound("this content was erased")
+        raise Erased("this content was erased", row[0])
     return StoredOriginal(row[0], _make_original(row[1:], digests), tuple(contents[blob] for blob in blobs))
 
 

@@ -1,0 +1,101 @@
+"""The values of searching the log: a query, its hits, and how current the index is.
+
+An entry of the index is one text of a session, stored where it was new: what a message says, its reasoning, the
+arguments of its calls, or what the proxy wrote about it (a ledger, a summary, an outline).
+"""
+
+from typing import Literal
+
+import msgspec
+
+EntryKind = Literal["message", "output", "reasoning", "arguments", "ledger", "summary", "outline", "broadcast"]
+
+
+class SearchQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """What is looked for, and where. Any text is a valid query.
+
+    `tenant` is a fingerprint; None means every tenant, which only the admin token may ask for. `sessions` are ids; None
+    means all of the tenant. `within` are the nodes that may be found (the ancestors of a request); None means all.
+    `in_view` are nodes whose whole content the requester sees, and which are left out. `context` holds the words of the
+    requester's last three steps, newest last. `tokens` fills the answer with snippets up to this many tokens.
+    """
+
+    text: str
+    tenant: str | None = None
+    sessions: tuple[str, ...] | None = None
+    within: frozenset[bytes] | None = None
+    in_view: frozenset[bytes] = frozenset()
+    context: str = ""
+    roles: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    kinds: tuple[EntryKind, ...] = ()
+    since_ms: int = 0
+    until_ms: int | None = None
+    limit: int = 20
+    tokens: int | None = None
+
+
+class Hit(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry that was found. `exchange` and `n` are those of the call that brought it.
+
+    `reference` is the id by which the whole entry is read, without `ref:`; it is never empty. `snippet` has the best
+    lines of the entry.
+    """
+
+    reference: str
+    session: str
+    node: bytes
+    exchange: str
+    n: int
+    role: str
+    sender: str
+    tool: str
+    kind: EntryKind
+    at_ms: int
+    snippet: str
+    score: float
+
+
+class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The hits of a query, best first.
+
+    `is_complete` is False if the time limit ended the search. `behind` counts the records of the log that the index
+    does not have yet.
+    """
+
+    hits: tuple[Hit, ...] = ()
+    is_complete: bool = True
+    behind: int = 0
+
+
+class IndexedEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """The entry that an id of the index names. `tenant` is a fingerprint; `text` is the whole entry."""
+
+    reference: str
+    tenant: str
+    session: str
+    node: bytes
+    exchange: str
+    n: int
+    role: str
+    sender: str
+    tool: str
+    kind: EntryKind
+    at_ms: int
+    text: str
+
+
+class IndexHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """How current the index is.
+
+    `behind` counts the records of the log that it does not have yet; `behind_seconds` is the age of the oldest of
+    these. `size` is that of its files in bytes. `is_rebuilding`: it was made anew and has not caught up yet. `fault`
+    says why it cannot be used, or is empty.
+    """
+
+    behind: int = 0
+    behind_seconds: float = 0.0
+    size: int = 0
+    entries: int = 0
+    is_rebuilding: bool = False
+    fault: str = ""

@@ -30,6 +30,7 @@ from proxy.engine.context.fallback import FallbackChain
 from proxy.engine.context.request_state import StateReader
 from proxy.engine.context.rewriter import Rewriter
 from proxy.engine.context.session_caches import ContextCaches
+from proxy.engine.context.tool_offers import NO_OFFERS, ToolOffers
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.lineage.identity import Tenants
@@ -219,6 +220,7 @@ def build_controller(
     observer: SentObserver,
     holdout: Holdout,
     hard_wait_seconds: float,
+    offers: ToolOffers = NO_OFFERS,
 ) -> ContextController:
     """Build the controller that decides what is sent. The keys of `providers` are names of upstreams.
 
@@ -227,11 +229,11 @@ def build_controller(
     overflows = OverflowWatch(models, bus)
     calibrator = CacheCalibrator(models.counter, providers, overflows, bus)
     bus.subscribe(AnswerRead, calibrator.note_answer)
-    states = StateReader(caches, models, calibrator, clock, holdout, overflows=overflows)
+    states = StateReader(caches, models, calibrator, clock, holdout, overflows=overflows, offers=offers)
     chain = FallbackChain(
         caches=caches,
         planner=planner,
-        rewriter=Rewriter(providers),
+        rewriter=Rewriter(providers, offers),
         bus=bus,
         clock=clock,
         hard_wait_seconds=hard_wait_seconds,

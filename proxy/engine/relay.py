@@ -9,9 +9,9 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from proxy.engine.durability import DurabilityWaiter
-from proxy.engine.open_exchange import OpenExchange, Retry
+from proxy.engine.open_exchange import OpenExchange, Refusal, Retry, RoundSource
 from proxy.engine.ports import Archive, Clock, RequestBody, UpstreamResponse
-from proxy.engine.response_reader import ResponseReader, UnreadAnswer
+from proxy.engine.response_reader import AnswerKind, ResponseReader, UnreadAnswer
 from proxy.engine.response_stream import (
     REFUSED,
     SUCCESS,
@@ -20,6 +20,7 @@ from proxy.engine.response_stream import (
     find_hold,
     is_open_stream,
     read_final_event,
+    set_length,
     spell_in_stream,
 )
 from proxy.engine.runtime import EventBus, call_after_first_step
@@ -35,7 +36,7 @@ Send = Callable[[bytes | RequestBody], Awaitable[UpstreamResponse]]
 
 # Seconds that a record waits to share its commit with others, and that deferred work waits for a quick response.
 _COMPANY_SECONDS = 0.003
-_ERROR, _TOO_MANY = 400, 429
+_OK, _ERROR, _TOO_MANY = 200, 400, 429
 
 _log = logging.getLogger("palimpsest")
 
@@ -81,17 +82,25 @@ class Relay:
             retry = await self._carry_round(exchange, send(body))
             while retry is not None:
                 exchange.begin_round(retry.round.k)
+                if exchange.rounds is not None:
+                    exchange.rounds = exchange.rounds.note_retry(retry)
                 exchange.plans.append(retry.plan)
                 exchange.record(*[record for record in (retry.round, retry.plan) if record is not None])
                 retry = await self._carry_round(exchange, send(retry.body))
         finally:
             exchange.retries = None  # breaks a reference cycle, which would keep the request in memory
+            if exchange.rounds is not None:
+                exchange.rounds.stop()
+                exchange.rounds = None
 
     async def _carry_round(self, exchange: OpenExchange, sending: Awaitable[UpstreamResponse]) -> Retry | None:
         """Carry one round. Return a retry if the response was refused and nothing of it was passed on."""
         response = await self._await_head(exchange, sending)
+        rounds = exchange.rounds
         try:
             begun, status = b"", response.status
+            if rounds is not None and rounds.is_continued:
+                return await self._continue(exchange, response, rounds)
             if exchange.retries is not None and status < _ERROR:
                 await exchange.retries.accept()
             if exchange.make_retries is not None and (status in REFUSED or (exchange.is_guarded and status in SUCCESS)):
@@ -100,10 +109,112 @@ class Relay:
                     if (retry := await self._find_retry(exchange, response, hold)) is not None:
                         return retry
                     begun = hold.held
+            if rounds is not None and status in SUCCESS and rounds.take_head(response.headers):
+                return await self._relay_round(exchange, response, rounds, begun)
+            exchange.rounds = None
             await self._relay(exchange, response, begun)
         finally:
             response.close()
         return None
+
+    async def _continue(self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource) -> Retry | None:
+        """Carry a further round of an answer. If it was refused as too long, end the answer with what there is."""
+        if response.status in SUCCESS and rounds.take_head(response.headers):
+            return await self._relay_round(exchange, response, rounds, b"")
+        refusal = None
+        if response.status in REFUSED:
+            hold = ResponseHold(exchange, exchange.retries, response, self._clock)
+            if (retry := await self._find_retry(exchange, response, hold, rounds)) is not None:
+                return retry
+            refusal = Refusal(response.status, response.headers, hold.held)
+        if refusal is not None and rounds.is_overflow(refusal):
+            await self._end_answer(exchange, response, rounds, await self._redact(exchange, response))
+            return None
+        exchange.rounds, begun = None, refusal.content if refusal is not None else b""
+        await self._relay(exchange, response, begun)
+        return None
+
+    async def _relay_round(
+        self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource, begun: bytes
+    ) -> Retry | None:
+        """Relay a round of an answer in which a model may recall. Return the next round, or None after the last one."""
+        is_ended, retry, break_off = True, None, None
+        completeness: Completeness = "aborted"
+        try:
+            try:
+                is_ended = await self._pass_round(exchange, response, rounds, begun)
+            except UpstreamUnreachable as error:
+                break_off = str(error)
+            completeness, ended_at = ("complete" if break_off is None else "truncated"), self._clock.monotonic()
+            exchange.run_after_send()  # the plan of a further round needs that of the first
+            retry = await rounds.find_next(exchange.k) if break_off is None else None
+            kept = await self._redact(exchange, response)
+        except BaseException:
+            kept = await self._redact_anyway(exchange, response)
+            self._end_round(exchange, response, completeness, kept=kept)
+            raise
+        exchange.ended_at = ended_at
+        if retry is not None:
+            exchange.is_final, exchange.is_hidden = False, True
+            self._end_round(exchange, response, "complete", kept=kept)
+            return retry
+        if break_off is not None:
+            self._end_round(exchange, response, "truncated", break_off, kept)
+            exchange.client.start(response.status, forward_response(response.headers))
+            exchange.client.write(rounds.break_off())
+            exchange.client.abort()
+            return None
+        await self._end_answer(exchange, response, rounds, kept, is_ended=is_ended)
+        return None
+
+    async def _pass_round(
+        self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource, begun: bytes
+    ) -> bool:
+        """Pass on all that the client gets of a round. Return whether the body ended with it."""
+        if rounds.is_stream:
+            await self._wait_until_durable(exchange)
+            exchange.client.start(response.status, forward_response(response.headers))
+            exchange.is_head_sent = True
+        stream = StreamRelay(exchange, response.headers, self._clock)
+        if begun:
+            stream.pass_on(begun)
+        while not stream.held and not response.is_ended:
+            await exchange.client.drain()
+            if response.is_received:
+                stream.pass_on(await self._read(exchange, response))
+            else:
+                await response.pump(stream.take)
+        if not stream.held:
+            return True
+        held, is_ended = await read_final_event(response, exchange.buffer, stream.held)
+        rounds.write(held)
+        return is_ended
+
+    async def _end_answer(
+        self,
+        exchange: OpenExchange,
+        response: UpstreamResponse,
+        rounds: RoundSource,
+        kept: bytes,
+        *,
+        is_ended: bool = True,
+    ) -> None:
+        """Record the last round of an answer, and what the answer is, and pass on its end."""
+        rest = rounds.finish()
+        outcome, recorded = self._record(exchange, response, "complete", kept=kept)
+        try:
+            exchange.is_hidden = rounds.is_continued
+            if records := await rounds.list_records(exchange.k):
+                recorded = self.archive.append(*records)
+            if not (recorded.done() and recorded.result()):
+                await self._durability.pass_on(recorded)
+            head, status = forward_response(rounds.head), response.status if response.status in SUCCESS else _OK
+            exchange.client.start(status, head if rounds.is_stream else set_length(head, len(rest)))
+            exchange.client.write(rest, is_last=is_ended or exchange.is_hidden)
+        finally:
+            self._announce(exchange, outcome)
+        if not (is_ended or exchange.is_hidden):
+            await self._pass_trailers(exchange, response)
 
     async def _await_head(self, exchange: OpenExchange, sending: Awaitable[UpstreamResponse]) -> UpstreamResponse:
         exchange.began = self._clock.monotonic()
@@ -137,9 +248,14 @@ class Relay:
         if not exchange.is_durable:
             self.archive.flush()
 
-    async def _find_retry(self, exchange: OpenExchange, response: UpstreamResponse, hold: ResponseHold) -> Retry | None:
+    async def _find_retry(
+        self,
+        exchange: OpenExchange,
+        response: UpstreamResponse,
+        hold: ResponseHold,
+        rounds: RoundSource | None = None,
+    ) -> Retry | None:
         """Hold the response back while it may be a refusal. Return what to send instead, or None."""
-        assert exchange.retries is not None, "a response is held only where something else could be sent"
         completeness: Completeness = "aborted"
         try:
             if not response.is_received:
@@ -148,7 +264,11 @@ class Relay:
             if refusal is None:
                 return None
             completeness, ended_at = "complete", self._clock.monotonic()
-            retry = await exchange.retries.find_retry(refusal)
+            if rounds is not None:
+                retry = await rounds.find_retry(refusal, exchange.k)
+            else:
+                assert exchange.retries is not None, "a response is held only where something else could be sent"
+                retry = await exchange.retries.find_retry(refusal)
             kept = await self._redact(exchange, response) if retry is not None else b""
         except BaseException:
             kept = await self._redact_anyway(exchange, response)
@@ -342,8 +462,11 @@ class Relay:
         if exchange.format is None or not outcome.size:
             return
         told_by = (outcome.headers, outcome.received, first_byte_s, exchange.secrets)
-        unread = UnreadAnswer(exchange.id, exchange.k, exchange.format, *told_by)
-        if exchange.is_final:
+        kind: AnswerKind = "whole"
+        if exchange.is_hidden:
+            kind = "stitched" if exchange.is_final else "hidden"
+        unread = UnreadAnswer(exchange.id, exchange.k, exchange.format, *told_by, kind)
+        if exchange.is_final or exchange.is_hidden:
             self._reader.submit(unread)
         else:
             self._reader.read_refusal(unread)

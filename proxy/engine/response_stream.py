@@ -24,7 +24,7 @@ _LINGER_SECONDS = 0.05
 _LAST_EVENT_SECONDS = 2.0
 # Well below the time after which clients give up on a silent server.
 HOLD_SECONDS = 5.0
-_WAITING = b": waiting\n\n"
+WAITING = b": waiting\n\n"
 _COMMENTS = re.compile(rb"(?:[\r\n]*:[^\r\n]*[\r\n]+)+")
 _DATA = re.compile(rb"(?:\A|[\r\n])data: ?([^\r\n]*)")
 # A longer body or event is passed on as it is.
@@ -34,11 +34,14 @@ SUCCESS = range(200, 300)
 
 
 class StreamRelay:
-    """Passes the pieces of a response on, and holds the bytes from the stream's end marker on in `held`."""
+    """Passes the pieces of a response on, and holds the bytes from the stream's end marker on in `held`.
+
+    Where a model may recall, they pass through what stitches the rounds of its answer.
+    """
 
     def __init__(self, exchange: OpenExchange, headers: Headers, clock: Clock) -> None:
         self._exchange = exchange
-        self._write = exchange.client.write
+        self._write = exchange.client.write if exchange.rounds is None else exchange.rounds.write
         self._clock = clock
         self._marker = exchange.format.end_marker if exchange.format is not None and is_plain_stream(headers) else None
         self._carry = b"\n"  # a stream begins at the start of a line
@@ -110,7 +113,9 @@ def is_open_stream(headers: Headers) -> bool:
 class ResponseHold:
     """Holds the beginning of one response while it may be a refusal."""
 
-    def __init__(self, exchange: OpenExchange, retries: RetrySource, response: UpstreamResponse, clock: Clock) -> None:
+    def __init__(
+        self, exchange: OpenExchange, retries: RetrySource | None, response: UpstreamResponse, clock: Clock
+    ) -> None:
         self._exchange = exchange
         self._retries = retries
         self._response = response
@@ -154,7 +159,7 @@ class ResponseHold:
                 async with asyncio.timeout(HOLD_SECONDS):
                     await response.pump(self._take)
             except TimeoutError:
-                self._send(_WAITING)
+                self._send(WAITING)
         if self._start == "undecided":
             self._take(await response.read())
         if self._start == "overflow":
@@ -171,6 +176,7 @@ class ResponseHold:
         if len(held) > REFUSAL_BYTES:
             self._start = "content"
         elif EVENT_END.search(held, max(0, len(held) - len(piece) - 3)):
+            assert self._retries is not None, "only where something else may be sent are events held"
             self._start = self._retries.read_start(bytes(held))
         return self._start == "undecided"
 
@@ -216,7 +222,7 @@ class EditingClient:
 
     def start(self, status: int, headers: Headers) -> None:
         """Send the head, or hold it until the body is whole."""
-        if not self._is_started and status in SUCCESS and _is_plain_json(headers):
+        if not self._is_started and status in SUCCESS and is_plain_json(headers):
             self._head = status, headers
         elif self._head is None:
             self._is_stream = is_plain_stream(headers)
@@ -271,10 +277,7 @@ class EditingClient:
         """Send the head that was held, with a new length if one is given."""
         assert self._head is not None, "it is held"
         (status, headers), self._head = self._head, None
-        if length is not None and find_header(headers, b"content-length"):
-            kept = [field for field in headers if field[0] != b"content-length"]
-            headers = (*kept, (b"content-length", b"%d" % length))
-        self._client.start(status, headers)
+        self._client.start(status, headers if length is None else set_length(headers, length))
 
     def _edit_events(self, events: bytes) -> bytes:
         if self._sign not in events:
@@ -290,6 +293,15 @@ class EditingClient:
         return event[:start] + self._edit(event[start:end]) + event[end:]
 
 
-def _is_plain_json(headers: Headers) -> bool:
+def set_length(headers: Headers, length: int) -> Headers:
+    """Return headers with another length of the body, if they have one."""
+    if not find_header(headers, b"content-length"):
+        return headers
+    kept = [field for field in headers if field[0] != b"content-length"]
+    return (*kept, (b"content-length", b"%d" % length))
+
+
+def is_plain_json(headers: Headers) -> bool:
+    """Return whether a body is JSON without content-encoding."""
     kind, encoding = find_header(headers, b"content-type"), find_header(headers, b"content-encoding")
     return kind.partition(b";")[0].strip().lower() == b"application/json" and encoding in (b"", b"identity")

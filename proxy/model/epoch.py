@@ -258,13 +258,13 @@ class Pin(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
 
 class HiddenRound(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A round in which a model recalled: its raw messages, or items, and those with the results of its own calls.
+    """A round of an answer in which a model recalled: its raw messages, or items, and what our tool returned.
 
-    A last round without results has the rest of the answer. Results of the client's own calls are not included.
+    `results` has pairs of the id of a call and a text. The last round may have none.
     """
 
     answer: tuple[bytes, ...]
-    results: tuple[bytes, ...] = ()
+    results: tuple[tuple[str, str], ...] = ()
 
 
 class Recalled(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):

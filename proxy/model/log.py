@@ -72,7 +72,8 @@ def _weigh_epoch(epoch: Epoch) -> int:
 
 
 def _weigh_recalled(recalled: Recalled) -> int:
-    return 512 + sum([len(raw) for each in recalled.rounds for raw in (*each.answer, *each.results)])
+    answers = sum([len(raw) for each in recalled.rounds for raw in each.answer])
+    return 512 + answers + sum([len(id) + len(text) for each in recalled.rounds for id, text in each.results])
 
 
 def _weigh_summary(summary: Summary) -> int:

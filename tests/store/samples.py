@@ -215,7 +215,7 @@ def make_recalled(
     exchange: str = "e1", epoch: str = "p1", *, session: str = "", node: bytes = b"a" * 16, view: str = "gpt-4o"
 ) -> Recalled:
     """An answer in which a model recalled once."""
-    rounds = HiddenRound((b'{"role":"assistant"}',), (b'{"role":"tool"}', b"\xff\x00")), HiddenRound((b"the answer",))
+    rounds = HiddenRound((b'{"role":"assistant"}', b"\xff\x00"), (("call_1", "a page"),)), HiddenRound((b"the answer",))
     return Recalled(exchange, session or make_key().id, view, epoch, node, 1, 120, rounds)
 
 

@@ -136,6 +136,7 @@ class EpochAdmin:
             edits=b"[]" if target is None else target.edits,
             rendered=() if target is None else target.rendered,
             originals=() if target is None else target.originals,
+            tool=b"" if target is None else target.tool,
         )
         return Reversion(epoch, quote, now)
 

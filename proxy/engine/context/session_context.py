@@ -14,9 +14,10 @@ from proxy.context.epoch_decision import CacheCostAccount, restore_account
 from proxy.engine.context.epoch_planner import DraftedPlan, RenderedPlan
 from proxy.engine.context.epoch_scope import ClearedOutputDetector, EpochReaches, ReasoningOrigins, weigh_epoch
 from proxy.engine.context.history_cache import PromptPrefix
+from proxy.engine.context.tool_offers import RecalledAnswers
 from proxy.engine.ports import Archive
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import ClearedContext, Epoch, EpochUse, Pin, StoredContext, Summary
+from proxy.model.epoch import ClearedContext, Epoch, EpochUse, Pin, Recalled, StoredContext, Summary
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.log import weigh_record
 from proxy.wire.identity import Item
@@ -78,6 +79,7 @@ class SessionContext:
         "protected",
         "reaches",
         "reasoning",
+        "recalled",
         "reported",
         "sizes",
         "unsent",
@@ -95,6 +97,7 @@ class SessionContext:
         self._drafted: DraftedPlan | None = None
         self._opening: asyncio.Lock | None = None
         self._summaries: dict[str, Summary] = {}
+        self.recalled = RecalledAnswers()
         self.given_up: set[str] = set()  # views that went on without the provider's own compaction
         self.reasoning = ReasoningOrigins()
         self.reaches = EpochReaches()
@@ -115,7 +118,7 @@ class SessionContext:
         noted = _CHOSEN_WEIGHT * len(self._chosen) + _NODE_WEIGHT * nodes + _ACCOUNT_WEIGHT * len(self._accounts)
         covered, summaries = _ITEM_WEIGHT * len(self._covered), sum(map(weigh_record, self._summaries.values()))
         own = _CONTEXT_WEIGHT + self._epochs_weight + self.reasoning.weight
-        return own + noted + drafted + covered + summaries
+        return own + noted + drafted + covered + summaries + self.recalled.weight
 
     @property
     def opening(self) -> asyncio.Lock:
@@ -167,6 +170,7 @@ class SessionContext:
         self._summaries = {each.id: each for each in stored.summaries} | self._summaries
         self.unsent |= set(stored.unsent) - known
         self.given_up.update(stored.given_up)
+        self.recalled.absorb(stored.recalled)
         newest = {epoch.view: epoch.id for epoch in stored.epochs}
         for view, owed in stored.owed:
             self._restore_owed(view, newest.get(view, ""), owed)
@@ -190,6 +194,8 @@ class SessionContext:
         self.reasoning.add(epoch)
         if epoch.why == "uncompacted":
             self.given_up.add(epoch.view)
+        if epoch.why == "untooled":
+            self.recalled.note_refusal(epoch.view, epoch.opened_ms)
         if epoch.is_reversion:
             undone = {each.id for each in self.trace(epoch.parent)}
             for key in [key for key, chosen in self._chosen.items() if chosen in undone]:
@@ -417,6 +423,12 @@ class SessionContexts:
         context = self._enter(summary.session)
         context.add_summary(summary)
         self._settle(summary.session, context)
+
+    def add_recalled(self, recalled: Recalled) -> None:
+        """Add an answer in which a model recalled to its session."""
+        context = self._enter(recalled.session)
+        context.recalled.add(recalled)
+        self._settle(recalled.session, context)
 
     def weigh(self, session: str) -> None:
         """Update the size of a session's context that grew outside of calls, and drop what is above the limit."""

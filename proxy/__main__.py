@@ -4,7 +4,16 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from proxy.assembly import ask_server, build_tally, find_link, find_server, measure, open_log
+from proxy.assembly import (
+    ask_server,
+    build_tally,
+    find_link,
+    find_server,
+    measure,
+    open_index,
+    open_log,
+    update_index,
+)
 from proxy.cli.main import run
 from proxy.cli.services import Services
 
@@ -15,6 +24,8 @@ def main() -> None:
         Services(
             serve=import_later("proxy.app", "serve"),
             open_log=open_log,
+            open_index=open_index,
+            update_index=update_index,
             count_tokens=build_tally(),
             load_savings_inputs=measure,
             ask_server=ask_server,

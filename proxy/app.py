@@ -25,7 +25,8 @@ from proxy.config.errors import Problem
 from proxy.context.budget import AUTO_CEILING, make_budget
 from proxy.engine.models import PriceList
 from proxy.engine.reports.savings import SavingsInputs
-from proxy.engine.runtime import WriteBatcher
+from proxy.engine.reports.search import describe_health
+from proxy.engine.runtime import SystemClock, WriteBatcher
 from proxy.heap import HeapTrimmer, find_heap, tune_collector
 from proxy.model.errors import ProxyError, StoreUnavailable
 from proxy.server.context_api import ContextApi
@@ -34,6 +35,7 @@ from proxy.server.http11 import Http11Protocol, close_idle
 from proxy.server.inspector import Inspector
 from proxy.server.policy import ServerPolicy
 from proxy.server.routes import build_routes
+from proxy.server.search_api import SearchApi
 from proxy.server.sessions_api import SessionsApi
 from proxy.shutdown import DrainingServer, call_when_unused, cancel_start_on_sigterm
 from proxy.upstream.origin import leads_back
@@ -185,11 +187,22 @@ async def _warm(engine: Engine, health: Health) -> None:
 
 def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple[ASGIApp, Health]:
     """Return the ASGI application over an engine, and its health."""
-    metrics = Metrics(lambda: engine.archive.health, lambda: len(engine.tasks), lambda: engine.descriptors.shortages)
+    metrics = Metrics(
+        lambda: engine.archive.health,
+        lambda: len(engine.tasks),
+        lambda: engine.descriptors.shortages,
+        lambda: engine.index.health,
+    )
     metrics.subscribe(engine.bus)
     circuits = UpstreamCircuits((upstream.name for upstream in engine.upstreams), engine.bus)
     refuses = settings.store.on_failure == "refuse"
-    health = Health(lambda: engine.relay.problem, metrics, refuses=refuses, upstreams=circuits.describe)
+    health = Health(
+        lambda: engine.relay.problem,
+        metrics,
+        refuses=refuses,
+        upstreams=circuits.describe,
+        index=lambda: describe_health(engine.index.health),
+    )
     inspector = Inspector(_describe_settings(settings))
     contexts = ContextApi(
         engine.archive, engine.epoch_admin, engine.manual_compaction, engine.models.counter.count_messages
@@ -198,7 +211,14 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         engine.archive, SavingsInputs(PriceList(engine.models.card, settings.providers()), settings.budget_policy())
     )
     app = build_routes(
-        policy, engine.exchanges, health=health, inspector=inspector, sessions=sessions, contexts=contexts
+        policy,
+        engine.exchanges,
+        health=health,
+        inspector=inspector,
+        sessions=sessions,
+        contexts=contexts,
+        searches=SearchApi(engine.archive, engine.index, SystemClock().now_ms, engine.worker.rebuild_index),
+        find_tenant=functools.partial(engine.tenants.find_reader, is_open=policy.has_own_key),
     )
     return app, health
 

@@ -56,6 +56,9 @@ from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import LimitKey
 from proxy.model.errors import NotFound, StoreUnavailable, WorkerLost
 from proxy.model.events import AnswerRead, ExchangeRecorded, ReadingFailed
+from proxy.model.search import IndexHealth
+from proxy.store.search.indexer import Indexer
+from proxy.store.search.reader import SearchIndex
 from proxy.store.secrets import load_or_create_secret, read_secret
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
@@ -82,6 +85,7 @@ _UPSTREAMS_FILE = "upstreams"
 # One token count is kept per this many bytes of the cache's size, in addition to it: by default 65,536 counts, 11 MB.
 _CACHE_FOR_A_WEIGHT = 1024
 _FINISH_SECONDS = 2.0
+_INDEX_SECONDS = 0.5
 _INSTALL = (
     "install it by make run EXTRAS=providers, pip install 'palimpsest[providers]', "
     "or for an image by docker build --build-arg EXTRAS=providers"
@@ -117,6 +121,8 @@ class Engine:
     worker: WorkerProcess
     epoch_admin: EpochAdmin
     manual_compaction: ManualCompaction
+    index: SearchIndex
+    tenants: Tenants
     hop_id: str
 
     def prepare(self) -> None:
@@ -133,6 +139,7 @@ class Engine:
         """Wait at most `seconds` for tasks, which the next start can resume; write what is pending, close the log."""
         await self.tasks.finish(min(_FINISH_SECONDS, seconds))
         await self.worker.close()
+        await self.index.close()
         for upstream in self.upstreams:
             await upstream.aclose()
         await self.archive.close()
@@ -157,7 +164,8 @@ async def build_engine(settings: Settings) -> Engine:
     if not is_fresh:
         await UnreadResponses(archive, bus, tasks, lineage, reader, formats=FORMATS).read()
     tokenizer, features = CountingTokenizer(), FeatureCache(policy.cache_bytes // 8)
-    worker_settings = WorkerSettings(settings.builder_policy(), policy.cache_bytes // 8)
+    log_path = settings.store_policy().path
+    worker_settings = WorkerSettings(settings.builder_policy(), policy.cache_bytes // 8, str(log_path.absolute()))
     worker = WorkerProcess(worker_settings, most_bytes=policy.cache_bytes // 2)
     models = build_models(settings, tokenizer, tasks, worker)
     count = partial(count_text, tokenizer)
@@ -196,7 +204,8 @@ async def build_engine(settings: Settings) -> Engine:
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
     manual_compaction = _build_manual_compaction(archive, durability, trigger.worker, controller, routes)
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker)
-    return Engine(*parts, epoch_admin, manual_compaction, hop_id)
+    index = SearchIndex(log_path, lambda: worker.index_health)
+    return Engine(*parts, epoch_admin, manual_compaction, index, lineage.tenants, hop_id)
 
 
 def _build_lineage(
@@ -446,6 +455,32 @@ def _read_token(settings: Settings) -> str:
     if not token:
         raise NotFound(f"no server has run with its data in {settings.data}; choose --data, or --admin-token")
     return token
+
+
+def open_index(settings: Settings) -> SearchIndex:
+    """Open the index of the log for searching; a running server may write it at the same time."""
+    return SearchIndex(settings.store_policy().path)
+
+
+def update_index(settings: Settings, tell: Callable[[IndexHealth], None], *, is_rebuilt: bool = False) -> IndexHealth:
+    """Index what is new in the log, or all of it anew, and return how current the index then is.
+
+    `tell` is told of the progress. Raises StoreUnavailable if it cannot be written; a running server writes it itself.
+    """
+    policy = settings.store_policy()
+    recover_log(policy)
+    indexer = Indexer(policy.path)
+    try:
+        if is_rebuilt:
+            indexer.rebuild()
+        while indexer.run(_INDEX_SECONDS):
+            tell(indexer.health)
+        found = indexer.health
+    finally:
+        indexer.close()
+    if found.fault:
+        raise StoreUnavailable(found.fault)
+    return found
 
 
 def open_log(settings: Settings) -> SqliteReader:

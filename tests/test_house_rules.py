@@ -43,6 +43,7 @@ BROAD_EXCEPTS = {
     "engine.runtime.call_after_first_step": "hands on what is thrown into a task; catches nothing for good",
     "engine.runtime.EventBus.publish": "a subscriber must not reach the publisher",
     "engine.response_reader._try_to_read": "a response that cannot be read must not stop the reader",
+    "store.search.indexer.Indexer._try_message": "a message that cannot be read must not end the index",
     "store.sqlite.writer.Writer._write_some": "a record that cannot be written must not end the writer thread",
     "upstream.litellm_errors.mapping_errors": "the code of a hundred providers raises what it likes",
     "worker.program.serve": "what is wrong with a job is its result, and must not end the process",

@@ -11,7 +11,7 @@ import typer
 from typer.main import get_command
 
 from proxy import __version__
-from proxy.cli import maintenance, reports, serve, sessions
+from proxy.cli import maintenance, reports, search, serve, sessions
 from proxy.cli import run as client_run
 from proxy.cli.formatting import make_plain
 from proxy.cli.services import Services
@@ -37,6 +37,7 @@ def build() -> typer.Typer:
     application.command()(sessions.sessions)
     application.command()(sessions.show)
     application.command()(maintenance.export)
+    application.command()(search.search)
     application.command()(reports.expand)
     application.command()(reports.diff)
     application.command()(reports.handoff)
@@ -46,6 +47,7 @@ def build() -> typer.Typer:
     application.command()(reports.statusline)
     application.command()(serve.compact)
     application.command()(maintenance.verify)
+    application.command()(search.index)
     application.command()(maintenance.backup)
     application.add_typer(config, name="config")
     return application

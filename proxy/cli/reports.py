@@ -25,7 +25,7 @@ from proxy.config import Settings
 from proxy.context.pricing import Cost
 from proxy.engine.ports import ALL_SESSIONS, LogReader
 from proxy.engine.reports.cache import CacheReport, describe_cache, explain_miss, load_cache
-from proxy.engine.reports.context import SummaryStatus, describe_summaries, load_page, load_summaries, order_nodes
+from proxy.engine.reports.context import SummaryStatus, describe_summaries, load_summaries, order_nodes
 from proxy.engine.reports.diff import Change, Difference, Side, describe_difference, load_difference
 from proxy.engine.reports.export import load_handoff, write_handoff
 from proxy.engine.reports.savings import (
@@ -38,6 +38,7 @@ from proxy.engine.reports.savings import (
     load_estimate,
     load_savings,
 )
+from proxy.engine.reports.search import load_found_page
 from proxy.engine.reports.sessions import write_json
 from proxy.model.epoch import Summary
 from proxy.model.errors import ProxyError
@@ -70,9 +71,10 @@ def expand(
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Write the original that a reference names."""
+    """Write the original that a reference names, or what a search has found."""
     services: Services = context.obj
-    found = services.read(data, config, lambda log: load_page(log, reference, None if is_whole else page))
+    number = None if is_whole else page
+    found = services.search(data, config, lambda log, index: load_found_page(log, index, reference, number))
     typer.echo(make_plain(found.content.decode()), nl=False)
 
 

@@ -10,9 +10,11 @@ from typing import Annotated, Protocol, TypeVar
 import typer
 
 from proxy.config import Settings, load_settings
-from proxy.engine.ports import LogReader
+from proxy.engine.ports import Index
 from proxy.engine.reports.diff import Tally
 from proxy.engine.reports.savings import SavingsInputs
+from proxy.engine.reports.search import SearchLog
+from proxy.model.search import IndexHealth
 
 T = TypeVar("T")
 
@@ -39,11 +41,23 @@ BranchOption = Annotated[
 MAX_NUMBER = 2**63 - 1  # SQLite's largest integer
 
 
-class Log(LogReader, Protocol):
+class Log(SearchLog, Protocol):
     """The log as the commands read it, also beside a running server."""
 
     async def backup(self, path: Path) -> None:
         """Write a consistent copy of the log to a file that does not exist yet."""
+        ...
+
+
+class CommandIndex(Index, Protocol):
+    """The index as the commands read it."""
+
+    async def look(self) -> IndexHealth:
+        """Return how current it is, from its files."""
+        ...
+
+    async def close(self) -> None:
+        """Release it."""
         ...
 
 
@@ -54,7 +68,8 @@ class Services:
     `serve` runs the proxy until a signal stops it and returns the exit code; with `until_unused` also until no
     `palimpsest run` uses the data directory. `use_data` uses it for a `with` block, and waits so many seconds for a
     server on it that is ending. `find_server` returns the address of the server that runs on it and those of its
-    upstreams, or nothing. `open_log` opens the log for reading.
+    upstreams, or nothing. `open_log` opens the log for reading, `open_index` its index. `update_index` indexes what is
+    new, or all of it anew, and tells of its progress; it raises StoreUnavailable while a server does so.
     `count_tokens` counts the tokens of messages. `load_savings_inputs` returns the prices and policy for `savings`.
     `ask_server` sends a POST request, given an API path and a body, to the running server. It returns the response's
     status and body, and raises ProxyError if no server runs. `find_link` returns the link to the server's page, with
@@ -63,6 +78,8 @@ class Services:
 
     serve: Callable[..., int]
     open_log: Callable[[Settings], Log]
+    open_index: Callable[[Settings], CommandIndex]
+    update_index: Callable[..., IndexHealth]
     count_tokens: Tally
     load_savings_inputs: Callable[[Settings], Awaitable[SavingsInputs]]
     ask_server: Callable[[Settings, str, bytes], tuple[int, bytes]]
@@ -73,6 +90,20 @@ class Services:
     def read(self, data: Path | None, config: Path | None, query: Callable[[Log], Awaitable[T]]) -> T:
         """Return what `query` finds in the log that the options and settings name."""
         return self.read_with_settings(data, config, lambda log, _: query(log))
+
+    def search(self, data: Path | None, config: Path | None, query: Callable[[Log, CommandIndex], Awaitable[T]]) -> T:
+        """Return what `query` finds in the log and its index."""
+        settings = load_settings(config, {"data": data})
+
+        async def run() -> T:
+            log, index = self.open_log(settings), self.open_index(settings)
+            try:
+                return await query(log, index)
+            finally:
+                await index.close()
+                await log.close()
+
+        return asyncio.run(run())
 
     def read_with_settings(
         self, data: Path | None, config: Path | None, query: Callable[[Log, Settings], Awaitable[T]]

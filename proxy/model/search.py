@@ -96,6 +96,5 @@ class IndexHealth(msgspec.Struct, frozen=True, kw_only=True):
     behind: int = 0
     behind_seconds: float = 0.0
     size: int = 0
-    entries: int = 0
     is_rebuilding: bool = False
     fault: str = ""

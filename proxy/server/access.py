@@ -1,6 +1,7 @@
 """Who may see our own pages, and who may call the proxied paths.
 
 Every path under `/-/` except `live` and `ready` requires the admin token, an allowed Host, and the same Origin if any.
+Search also accepts the credential of a client, which finds the sessions of its own tenant.
 Proxied paths refuse calls of foreign web pages and calls that have passed through here.
 
 A web page in the user's browser can reach loopback addresses. The token keeps it from reading our pages, the Host check
@@ -11,6 +12,7 @@ import hashlib
 import hmac
 import ipaddress
 import re
+from collections.abc import Callable
 from operator import itemgetter
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -24,6 +26,11 @@ from proxy.server.policy import ServerPolicy
 from proxy.wire.headers import HOP, OWN_COOKIE, find_credential, find_header, is_loopback, list_hops, strip_scheme
 
 START_PAGE = "/-/"
+READER = "palimpsest.reader"
+"""The name in an ASGI scope of the tenant, as hexadecimal digits, whose sessions may be read; None there means all."""
+
+FindTenant = Callable[[Headers], bytes | None]
+"""Returns the tenant whose sessions the credential in these headers may read, or None if it proves none."""
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 _OWN_SITE = (b"", b"none", b"same-origin")
@@ -64,20 +71,44 @@ class AccessRules:
         if self._tenants is not None and _digest(strip_scheme(find_credential(headers))) not in self._tenants:
             raise Refused(401, "unauthorized", "only the keys of `tenants` are accepted (server.require_tenant)")
 
+    def check_reader(self, headers: Headers, find_tenant: FindTenant) -> str | None:
+        """Return the tenant whose sessions a request may read, or None for all. Raises Refused for none.
+
+        A browser's page cannot ask with a client's credential: it has to come from our own page.
+        """
+        self._check_own_site(headers)
+        if self._has_token(headers):
+            return None
+        tenant = find_tenant(headers)
+        if tenant is None:
+            raise Refused(
+                401,
+                "unauthorized",
+                "send the admin token as 'Authorization: Bearer TOKEN'; or a client's key, whose own sessions are"
+                " found: one of `tenants`, or one that an upstream has accepted in the last half hour",
+            )
+        return tenant.hex()
+
     def check_management(self, headers: Headers, query: bytes = b"") -> None:
         """Raise Refused unless the request may see our pages. `query` is empty unless it is the start-up link's."""
+        self._check_own_site(headers)
+        if not self._has_token(headers, query):
+            raise Refused(
+                401,
+                "unauthorized",
+                "send the admin token as 'Authorization: Bearer TOKEN'; see the link printed at start",
+            )
+
+    def _has_token(self, headers: Headers, query: bytes = b"") -> bool:
+        return any(hmac.compare_digest(token, self._token) for token in _tokens(headers, query) if self._token)
+
+    def _check_own_site(self, headers: Headers) -> None:
         self.check_host(headers)
         origin = find_header(headers, b"origin").decode("latin-1")
         if origin and origin.partition("://")[2] != find_header(headers, b"host").decode("latin-1"):
             raise Refused(403, "forbidden", "requests from other origins are refused")
         if find_header(headers, b"sec-fetch-site").strip().lower() not in _OWN_SITE:
             raise Refused(403, "forbidden", "requests from other sites are refused; open the page by its own address")
-        if not any(hmac.compare_digest(token, self._token) for token in _tokens(headers, query) if self._token):
-            raise Refused(
-                401,
-                "unauthorized",
-                "send the admin token as 'Authorization: Bearer TOKEN'; see the link printed at start",
-            )
 
     def _check_page(self, headers: Headers) -> None:
         """Refuse a page of a foreign origin, unless it has a credential in a header.
@@ -108,18 +139,27 @@ class AccessRules:
 
 
 class AccessMiddleware:
-    """Wraps an application that only the administrator may reach. Browsers show its responses in no frame."""
+    """Wraps an application that only the administrator may reach. Browsers show its responses in no frame.
 
-    def __init__(self, app: ASGIApp, rules: AccessRules, policy: ServerPolicy) -> None:
+    With `find_tenant` clients may reach it, too: `scope[READER]` says whose sessions the caller may see.
+    """
+
+    def __init__(
+        self, app: ASGIApp, rules: AccessRules, policy: ServerPolicy, find_tenant: FindTenant | None = None
+    ) -> None:
         self._app = app
         self._rules = rules
         self._policy = policy
+        self._find_tenant = find_tenant
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse the request, or pass it on to the application."""
         is_link = scope["raw_path"] == START_PAGE.encode() and scope["method"] == "GET"
         try:
-            self._rules.check_management(scope["headers"], scope["query_string"] if is_link else b"")
+            if self._find_tenant is not None:
+                scope[READER] = self._rules.check_reader(scope["headers"], self._find_tenant)
+            else:
+                self._rules.check_management(scope["headers"], scope["query_string"] if is_link else b"")
         except ProxyError as error:
             client = ServedClient(scope, self._policy)
             client.expect_nothing()

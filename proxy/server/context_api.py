@@ -1,4 +1,4 @@
-"""The API of managed context under `/-/api`: originals, epochs, summaries, pins, and how sent requests differ.
+"""The API of managed context under `/-/api`: epochs, summaries, pins, and how sent requests differ.
 
 It complements `server/sessions_api`. Changes need POST or DELETE, and are in the log before the response is sent.
 """
@@ -22,7 +22,6 @@ from proxy.engine.reports.context import (
     describe_summaries,
     list_epochs,
     load_epoch,
-    load_page,
     load_summaries,
     load_summary,
 )
@@ -35,7 +34,6 @@ from proxy.model.errors import BadRequest
 from proxy.model.log import ExchangeRow
 from proxy.server.endpoints import GUARDS, Endpoint, read_body, read_document, read_number, read_switch
 
-_TEXT = "text/plain"
 _MARKDOWN = "text/markdown"
 _MAX_BODY_BYTES = 64 * 1024
 
@@ -65,7 +63,6 @@ class ContextApi:
         where = ("exchange", "place", "newest", "branch")
         pins = Endpoint(self._list_pins).on("POST", self._pin, *where).on("DELETE", self._unpin, *where, "node")
         return [
-            Route("/api/refs/{id}", Endpoint(self._expand, "page")),
             Route(session + "/epochs", Endpoint(lambda request: list_epochs(self._log, request.path_params["id"]))),
             Route(session + "/epochs/{n}", Endpoint(self._show_epoch)),
             Route(session + "/epochs/{n}/revert", Endpoint().on("POST", self._revert, "dry_run")),
@@ -76,13 +73,6 @@ class ContextApi:
             Route(session + "/handoff", Endpoint(self._hand_off, "branch")),
             Route(session + "/pins", pins),
         ]
-
-    async def _expand(self, request: Request) -> Response:
-        asked = request.query_params.get("page", "1")
-        number = None if asked == "all" else read_number(asked, "page")
-        page = await load_page(self._log, request.path_params["id"], number)
-        headers = {**GUARDS, "x-palimpsest-page": str(page.number), "x-palimpsest-pages": str(page.pages)}
-        return Response(page.content, headers=headers, media_type=_TEXT)
 
     async def _show_epoch(self, request: Request) -> Document:
         return await load_epoch(self._log, request.path_params["id"], _read_epoch(request))

@@ -34,6 +34,7 @@ from proxy.model.events import (
     SummaryWasted,
 )
 from proxy.model.log import ArchiveHealth
+from proxy.model.search import IndexHealth
 
 OPEN_AFTER = 3
 """The number of failures in a row that open a circuit."""
@@ -127,6 +128,10 @@ _METRICS: tuple[tuple[_Kind, str, str, tuple[str, ...]], ...] = (
     ("gauge", "palimpsest_log_pending_bytes", "Bytes of those records.", ()),
     ("counter", "palimpsest_log_dropped_records", "Records lost for good.", ()),
     ("gauge", "palimpsest_log_degraded", "1 while responses do not wait until their record is durable.", ()),
+    ("gauge", "palimpsest_index_behind_records", "Records of the log that search does not find yet.", ()),
+    ("gauge", "palimpsest_index_behind_seconds", "Age of the oldest call that search does not find yet.", ()),
+    ("gauge", "palimpsest_index_bytes", "Size of the index.", ()),
+    ("gauge", "palimpsest_index_rebuilding", "1 while the index is made anew and has not caught up.", ()),
 )
 
 
@@ -138,10 +143,12 @@ class Metrics(Collector):
         health: Callable[[], ArchiveHealth],
         in_flight: Callable[[], int],
         shortages: Callable[[], int] = lambda: 0,
+        index: Callable[[], IndexHealth] = IndexHealth,
     ) -> None:
         self._health = health
         self._in_flight = in_flight
         self._shortages = shortages
+        self._index = index
         # By the metric's name and the values of its labels. A metric without labels is exposed from the start, as 0.
         self._values: dict[str, dict[tuple[str, ...], float]] = {
             name: {} if labels else {(): 0.0} for _, name, _, labels in _METRICS
@@ -183,7 +190,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics; prometheus_client calls this."""
-        health = self._health()
+        health, index = self._health(), self._index()
         for name, value in (
             ("palimpsest_tasks", self._in_flight()),
             ("palimpsest_descriptor_shortages", self._shortages()),
@@ -191,6 +198,10 @@ class Metrics(Collector):
             ("palimpsest_log_pending_bytes", health.pending_bytes),
             ("palimpsest_log_dropped_records", health.dropped),
             ("palimpsest_log_degraded", int(bool(health.problem))),
+            ("palimpsest_index_behind_records", index.behind),
+            ("palimpsest_index_behind_seconds", index.behind_seconds),
+            ("palimpsest_index_bytes", index.size),
+            ("palimpsest_index_rebuilding", int(index.is_rebuilding)),
         ):
             self._values[name][()] = value
         for kind, name, text, labels in _METRICS:
@@ -303,7 +314,8 @@ class Health:
     `problem` returns why recording does not keep its durability promise, or an empty text. Such a degraded server is
     still ready, since calls go on, unless it `refuses` them. A draining server is not ready. Nor is one that
     `is_starting`: it accepts calls, but the first would wait for what is still being loaded. `upstreams`
-    describes the circuit of each upstream: one that fails makes the server no less ready for the others.
+    describes the circuit of each upstream: one that fails makes the server no less ready for the others. `index`
+    describes how current search is, which makes it no less ready either.
     """
 
     def __init__(
@@ -313,8 +325,10 @@ class Health:
         *,
         refuses: bool,
         upstreams: Callable[[], Mapping[str, object]] = dict,
+        index: Callable[[], Mapping[str, object]] = dict,
     ) -> None:
         self._problem = problem
+        self._index = index
         self._upstreams = upstreams
         self._metrics = metrics
         self._refuses = refuses
@@ -330,7 +344,8 @@ class Health:
         reasons, upstreams = [text for text in (self._problem(),) if text], dict(self._upstreams())
 
         def tell(status: str, told: list[str], code: int = 200) -> Response:
-            return JSONResponse({"status": status, "reasons": told, "upstreams": upstreams}, code)
+            shown = {"status": status, "reasons": told, "upstreams": upstreams, "index": dict(self._index())}
+            return JSONResponse(shown, code)
 
         if self.is_draining:
             return tell("draining", ["shutting down", *reasons], 503)

@@ -12,13 +12,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.engine.exchange import ExchangeService
 from proxy.model.errors import ProxyError
-from proxy.server.access import START_PAGE, AccessMiddleware, AccessRules
+from proxy.server.access import START_PAGE, AccessMiddleware, AccessRules, FindTenant
 from proxy.server.client import BodyBudget, ServedClient, Share, read_request
 from proxy.server.context_api import ContextApi
 from proxy.server.errors import render_body
 from proxy.server.health import Health
 from proxy.server.inspector import BrowserClient, Inspector, is_browser_at_root
 from proxy.server.policy import ServerPolicy
+from proxy.server.search_api import SearchApi
 from proxy.server.sessions_api import SessionsApi
 from proxy.wire import COUNT_ENDINGS, find_wire
 
@@ -108,23 +109,32 @@ def build_routes(
     inspector: Inspector,
     sessions: SessionsApi,
     contexts: ContextApi,
+    searches: SearchApi,
+    find_tenant: FindTenant,
 ) -> ASGIApp:
-    """Return the server's ASGI application."""
+    """Return the server's ASGI application. `find_tenant` returns whose sessions a client's credential may read."""
     rules = AccessRules(policy)
 
     def guarded(routes: list[BaseRoute]) -> ASGIApp:
         return AccessMiddleware(Router([*routes, Route("/{path:path}", _not_found)]), rules, policy)
+
+    readable = [
+        Route(f"/-{route.path}", AccessMiddleware(route.app, rules, policy, find_tenant))
+        for route in searches.list_routes()
+    ]
 
     pages: list[BaseRoute] = [
         Route("/", inspector.show),
         Route("/metrics", health.metrics),
         *sessions.list_routes(),
         *contexts.list_routes(),
+        *searches.list_own_routes(),
     ]
     table = [
         Route("/-/live", health.live),
         Route("/-/ready", health.ready),
         Route("/-", _lead_to_page),
+        *readable,
         Mount("/-", guarded(pages)),
         Mount("/", guarded([])),
     ]

@@ -10,12 +10,15 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.engine.context.epoch_planner import PlanJob, RenderedPlan
 from proxy.engine.runtime import attempt
 from proxy.engine.token_counter import Measured, MeasureJob
-from proxy.model.errors import WorkerLost
-from proxy.worker.program import COUNTED_IN, LENGTH_BYTES, Result, WorkerSettings, make_frame
+from proxy.model.errors import StoreUnavailable, WorkerLost
+from proxy.model.search import IndexHealth
+from proxy.worker.indexing import IndexJob
+from proxy.worker.program import COUNTED_IN, LENGTH_BYTES, Job, Result, WorkerSettings, make_frame
 
 PROGRAM = (sys.executable, "-P", "-m", "proxy.worker.program")
 # Seconds for one job, including the start of the process. The longest plans take 1 s on an idle machine and 10 s beside
@@ -28,6 +31,8 @@ _MOST_AHEAD = 8
 # The most bytes of all jobs together: each job holds a conversation in memory.
 MOST_BYTES = 32 * 1024 * 1024
 _READ_BYTES = 1024 * 1024
+# How often the process is asked how current the index is, which also starts it again if it was lost.
+_ASK_SECONDS = 5.0
 
 _STOPPING = "the server is stopping"
 _REFUSED = "the worker process was lost several times; it is started again later"
@@ -37,18 +42,21 @@ _log = logging.getLogger("palimpsest.worker")
 _results = msgspec.msgpack.Decoder(Result)
 _plans = msgspec.msgpack.Decoder(RenderedPlan)
 _measured = msgspec.msgpack.Decoder(list[Measured])
+_health = msgspec.msgpack.Decoder(IndexHealth)
 
 
 class _Waiting(msgspec.Struct, gc=False, eq=False):
     """A queued job, the future for its result, and the result's decoder. `job` is None once nobody waits for it."""
 
-    job: PlanJob | MeasureJob | None
+    job: Job | None
     result: "asyncio.Future[Any]"
     decode: Callable[[bytes], Any]
 
 
 class WorkerProcess:
     """Does one job at a time in a process of its own. Jobs made ahead wait until there are no others.
+
+    While it has none, it indexes the log (`settings.log`); `index_health` is what it last told of that.
 
     A job raises WorkerLost if the process dies or the job takes longer than `job_seconds`; the next job restarts the
     process. A job also raises WorkerLost if all jobs together would exceed `most_bytes`.
@@ -70,9 +78,12 @@ class WorkerProcess:
         self._urgent: deque[_Waiting] = deque()
         self._ahead: deque[_Waiting] = deque()
         self._serving: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._losses = 0
         self._refused_until = 0.0
         self._is_closed = False
+        self._indexes = bool(settings.log)
+        self.index_health = IndexHealth()
 
     @property
     def pid(self) -> int | None:
@@ -81,6 +92,8 @@ class WorkerProcess:
 
     async def start(self) -> None:
         """Start the process and wait until it is ready for its first job. Raises WorkerLost."""
+        if self._indexes and self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._watch())  # no client's call
         await self.measure(MeasureJob(COUNTED_IN, ()))
 
     def plan(self, job: PlanJob, is_ahead: bool = False) -> "asyncio.Future[RenderedPlan]":
@@ -99,19 +112,26 @@ class WorkerProcess:
         measured: list[Measured] = await self._ask(job, self._urgent, _measured.decode)
         return measured
 
+    async def rebuild_index(self) -> IndexHealth:
+        """Have the index made anew. Raises WorkerLost and StoreUnavailable."""
+        try:
+            self.index_health = await self._ask(IndexJob(is_rebuilt=True), self._urgent, _health.decode)
+        except RuntimeError as error:
+            raise StoreUnavailable(f"the index could not be made anew: {error}") from error
+        return self.index_health
+
     async def close(self) -> None:
         """End the process. Jobs that wait raise WorkerLost."""
         self._is_closed = True
-        if self._serving is not None:
-            self._serving.cancel()
-            await asyncio.wait((self._serving,))
+        for task in (self._watching, self._serving):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait((task,))
         await self._end()
         for waiting in (*self._urgent, *self._ahead):
             _fail(waiting, WorkerLost(_STOPPING))
 
-    def _ask(
-        self, job: PlanJob | MeasureJob, queue: deque[_Waiting], decode: Callable[[bytes], Any]
-    ) -> "asyncio.Future[Any]":
+    def _ask(self, job: Job, queue: deque[_Waiting], decode: Callable[[bytes], Any]) -> "asyncio.Future[Any]":
         loop = asyncio.get_running_loop()
         waiting = _Waiting(job, loop.create_future(), decode)
         if self._is_closed:
@@ -127,6 +147,15 @@ class WorkerProcess:
             if self._serving is None or self._serving.done():
                 self._serving = loop.create_task(self._serve())  # not a client's call: a shutdown does not wait for it
         return waiting.result
+
+    async def _watch(self) -> None:
+        """Ask now and then how current the index is."""
+        while True:
+            try:
+                self.index_health = await self._ask(IndexJob(), self._urgent, _health.decode)
+            except (WorkerLost, RuntimeError) as error:
+                self.index_health = replace(self.index_health, fault=str(error))
+            await asyncio.sleep(_ASK_SECONDS)
 
     def _is_full(self, weight: int) -> bool:
         """Return whether there is no room for a job of `weight` bytes. A job that is alone always has room."""

@@ -1,8 +1,8 @@
 """The program of the worker process: makes plans, measures long messages, and requests outlines, one job at a time.
 
-It reads jobs from standard input and writes results to standard output. Each is a frame: four bytes of length, then
-MessagePack. It ends at the end of its input. Neither its environment nor its jobs contain API keys; the only secret it
-gets is the one that makes references unguessable.
+While it has none, it indexes the log for search. It reads jobs from standard input and writes results to standard
+output. Each is a frame: four bytes of length, then MessagePack. It ends at the end of its input. Neither its
+environment nor its jobs contain API keys; the only secret it gets is the one that makes references unguessable.
 """
 
 import contextlib
@@ -10,7 +10,9 @@ import ctypes
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
@@ -20,7 +22,10 @@ from proxy.context.conversation import BuilderPolicy
 from proxy.context.model_catalog import Encoding
 from proxy.engine.context.epoch_planner import FeatureCache, PlanJob, compute_plan
 from proxy.engine.token_counter import MeasureJob, measure
+from proxy.model.search import IndexHealth
+from proxy.store.search.indexer import Indexer
 from proxy.upstream.tokenizer import CountingTokenizer
+from proxy.worker.indexing import IdleIndexing, IndexJob
 from proxy.worker.outlines import Outliner
 
 # Text that the builder writes is counted in the encoding of most models. It is counted again once it is sent.
@@ -30,11 +35,18 @@ LENGTH_BYTES = 4
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
+Job = PlanJob | MeasureJob | IndexJob
+
+
 class WorkerSettings(msgspec.Struct, frozen=True):
-    """The settings of a worker process: how plans are made, and the size of its cache of message features."""
+    """The settings of a worker process: how plans are made, and the size of its cache of message features.
+
+    `log` is the path of the log that it indexes; without one it indexes nothing.
+    """
 
     builder: BuilderPolicy
     cache_bytes: int
+    log: str = ""
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):
@@ -47,7 +59,8 @@ class Result(msgspec.Struct, frozen=True, array_like=True):
 class Jobs:
     """Does jobs. Its cache of message features saves time; no result depends on it."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, indexer: Indexer | None = None) -> None:
+        self._indexer = indexer
         self.tokenizer = CountingTokenizer()
         self.outliner = Outliner()
         features = FeatureCache(settings.cache_bytes)
@@ -55,11 +68,20 @@ class Jobs:
             settings.builder, partial(count_text, self.tokenizer), features.find, self.outliner.outline
         )
 
-    def do(self, job: PlanJob | MeasureJob) -> msgspec.Struct | list[msgspec.Struct]:
+    def do(self, job: Job) -> msgspec.Struct | list[msgspec.Struct]:
         """Return the result of a job. Raises any error that the job raises."""
+        if isinstance(job, IndexJob):
+            return self._look_at_index(job)
         if isinstance(job, PlanJob):
             return compute_plan(job, self._builder)
         return [*measure(job, self.tokenizer)]
+
+    def _look_at_index(self, job: IndexJob) -> IndexHealth:
+        if self._indexer is None:
+            return IndexHealth()
+        if job.is_rebuilt:
+            self._indexer.rebuild()
+        return self._indexer.health
 
 
 def count_text(tokenizer: CountingTokenizer, text: str) -> int:
@@ -67,9 +89,10 @@ def count_text(tokenizer: CountingTokenizer, text: str) -> int:
     return tokenizer.count(text, COUNTED_IN)[0]
 
 
-def serve(jobs: Jobs, source: BinaryIO, sink: BinaryIO) -> None:
-    """Read jobs from `source` and write their results to `sink` until `source` ends."""
-    decoder, encoder = msgspec.msgpack.Decoder(PlanJob | MeasureJob), msgspec.msgpack.Encoder()
+def serve(jobs: Jobs, source: BinaryIO, sink: BinaryIO, wait: Callable[[], None] = lambda: None) -> None:
+    """Read jobs from `source` and write their results to `sink` until `source` ends. `wait` returns when one comes."""
+    decoder, encoder = msgspec.msgpack.Decoder(Job), msgspec.msgpack.Encoder()
+    wait()
     while len(length := source.read(LENGTH_BYTES)) == LENGTH_BYTES:
         frame = source.read(int.from_bytes(length))
         try:
@@ -78,6 +101,7 @@ def serve(jobs: Jobs, source: BinaryIO, sink: BinaryIO) -> None:
             result = Result(b"", f"{type(error).__name__}: {error}")
         sink.write(make_frame(result))
         sink.flush()
+        wait()
 
 
 def make_frame(value: msgspec.Struct) -> bytes:
@@ -96,12 +120,19 @@ def main() -> None:
     """Serve standard input, without a core dump."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     end_with_parent()
-    jobs = Jobs(msgspec.json.decode(sys.argv[1], type=WorkerSettings))
+    settings = msgspec.json.decode(sys.argv[1], type=WorkerSettings)
+    indexer = Indexer(Path(settings.log)) if settings.log else None
+    jobs = Jobs(settings, indexer)
     jobs.tokenizer.warm(COUNTED_IN)
     try:
-        serve(jobs, sys.stdin.buffer, sys.stdout.buffer)
+        if indexer is None:
+            serve(jobs, sys.stdin.buffer, sys.stdout.buffer)
+        else:
+            serve(jobs, sys.stdin.buffer, sys.stdout.buffer, IdleIndexing(indexer, sys.stdin.buffer).run)
     finally:
         jobs.outliner.close()
+        if indexer is not None:
+            indexer.close()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from proxy.assembly import open_log
+from proxy.assembly import open_index, open_log, update_index
 from proxy.cli.main import run
 from proxy.cli.services import Services
 from proxy.config import Settings
@@ -13,7 +13,9 @@ from proxy.engine.models import PriceList
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.model.card import Card
 from proxy.model.errors import NotFound
+from proxy.model.search import IndexHealth
 from tests.support.fake_log import FakeLog
+from tests.support.searching import FakeIndex
 
 
 async def tally(model: str, raws: Sequence[bytes]) -> Sequence[int]:
@@ -46,6 +48,8 @@ def call_with(arguments: Sequence[str], open_log: Callable[[Settings], Any], **c
         "ask_server": refuse_to_ask,
         "find_link": find_link,
         "find_server": lambda settings: (),
+        "open_index": lambda settings: FakeIndex(),
+        "update_index": lambda settings, tell, is_rebuilt=False: IndexHealth(),
         "use_data": lambda folder, seconds: nullcontext(),
     }
     try:
@@ -80,4 +84,4 @@ def call_without_log(*arguments: str) -> int:
 
 def call_on_disk(data: Path, *arguments: str) -> int:
     """Run a command on the log in a directory; the exit code."""
-    return call_with([*arguments, "--data", str(data)], open_log)
+    return call_with([*arguments, "--data", str(data)], open_log, open_index=open_index, update_index=update_index)

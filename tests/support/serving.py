@@ -28,12 +28,14 @@ from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import Descriptors, EventBus, SystemClock, SystemIds, TaskRunner, WriteBatcher
 from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import Opening, Outcome
+from proxy.server.access import FindTenant
 from proxy.server.context_api import ContextApi
 from proxy.server.health import Health, Metrics
 from proxy.server.http11 import Http11Protocol, close_idle
 from proxy.server.inspector import Inspector
 from proxy.server.policy import ServerPolicy
 from proxy.server.routes import build_routes
+from proxy.server.search_api import SearchApi
 from proxy.server.sessions_api import SessionsApi
 from proxy.upstream.client import DirectClient
 from proxy.upstream.policy import UpstreamPolicy
@@ -44,6 +46,7 @@ from tests.support.engine import FakeArchive, make_lineage
 from tests.support.managing import make_controller
 from tests.support.rescuing import RescuedRelay, ScriptedRescuer
 from tests.support.scripted import LIMIT, Message, Wire, dial
+from tests.support.searching import FakeIndex
 
 TOKEN = "test-admin-token"
 _POLICY = ServerPolicy(port=0, admin_token=TOKEN)
@@ -115,6 +118,8 @@ class Plan:
     rescuer: ScriptedRescuer | None = None
     ceiling: int | None = None
     compacting: Any = None
+    index: FakeIndex = field(default_factory=FakeIndex)
+    find_tenant: FindTenant = lambda headers: None
     writes: WriteBatcher = field(default_factory=lambda: WriteBatcher(()))
     descriptors: Descriptors = field(default_factory=lambda: Descriptors(1_000_000))
 
@@ -145,7 +150,16 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     contexts = ContextApi(archive, care, plan.compacting, controller.states.models.counter.count_messages)
     sessions = SessionsApi(archive, SavingsInputs(PriceList(controller.states.models.card), BudgetPolicy(plan.ceiling)))
     policy = replace(plan.server, has_own_key=bool(plan.api_key))
-    app = build_routes(policy, exchanges, health=health, inspector=inspector, sessions=sessions, contexts=contexts)
+    app = build_routes(
+        policy,
+        exchanges,
+        health=health,
+        inspector=inspector,
+        sessions=sessions,
+        contexts=contexts,
+        searches=SearchApi(archive, plan.index, SystemClock().now_ms, plan.index.look),
+        find_tenant=plan.find_tenant,
+    )
     config = uvicorn.Config(
         app,
         interface="asgi3",

@@ -217,6 +217,19 @@ class Tenants:
         """Return whether data of the tenant may be used: the upstream must confirm a claimed tenant first."""
         return not caller.is_claimed or self.is_proven(caller.token)
 
+    def find_reader(self, headers: Headers, *, is_open: bool = False) -> bytes | None:
+        """Return the tenant whose sessions a caller may read, or None.
+
+        A key of the settings proves its principal; any other credential does once the upstream has accepted it lately,
+        unless `is_open`: calls then use a key of ours, so that callers may send any credential.
+        """
+        presented = find_credential(headers)
+        if not presented:
+            return None
+        caller = self.identify(headers)
+        is_known = not caller.is_claimed and self._hash(strip_scheme(presented)) in self._by_key
+        return caller.tenant if is_known or (not is_open and self.is_proven(caller.token)) else None
+
     def _hash_subject(self, presented: bytes) -> bytes:
         """Return the HMAC of issuer, subject and audience, which a renewed token shares, or b"" if this is no JWT."""
         claims = read_claims(strip_scheme(presented))

@@ -1,0 +1,114 @@
+"""`palimpsest search` and `index`: find what was said, and make the index that is searched."""
+
+import sys
+import time
+from contextlib import suppress
+from typing import Annotated
+
+import msgspec
+import typer
+
+from proxy.cli.formatting import format_count, format_time, make_plain
+from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services, TokenOption, load_server_settings
+from proxy.config import Settings, load_settings
+from proxy.engine.reports.search import (
+    DEFAULT_LIMIT,
+    KINDS,
+    MOST_HITS,
+    MOST_TOKENS,
+    ROLES,
+    SearchRequest,
+    describe_answer,
+    describe_health,
+    search_log,
+)
+from proxy.engine.reports.sessions import write_json
+from proxy.model.errors import StoreUnavailable
+from proxy.model.search import Hit, IndexHealth, SearchAnswer
+
+_ID_DIGITS = 12
+_OK = 200
+
+
+def search(
+    context: typer.Context,
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="What to look for: any text.")],
+    session: Annotated[str, typer.Option(metavar="SESSION", help="Only in the session whose id has this prefix.")] = "",
+    kind: Annotated[str, typer.Option(metavar="KIND", help=f"Only {', '.join(KINDS)}; several with commas.")] = "",
+    role: Annotated[str, typer.Option(metavar="ROLE", help=f"Only {', '.join(ROLES)}; several with commas.")] = "",
+    tool: Annotated[str, typer.Option(metavar="NAME", help="Only calls of this tool and what they returned.")] = "",
+    since: Annotated[
+        str, typer.Option(metavar="TIME", help="Only from then on: 2026-11-26, 2026-11-26T08:00, or 3d, 2h, 30m ago.")
+    ] = "",
+    limit: Annotated[int, typer.Option(min=1, max=MOST_HITS, help="How many at most.")] = DEFAULT_LIMIT,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, max=MOST_TOKENS, help="Fill the answer with lines up to so many tokens.")
+    ] = None,
+    as_json: JsonOption = False,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Find what was said, thought, called and returned, in all sessions."""
+    services: Services = context.obj
+    request = SearchRequest(query, session, kind, role, tool, since, limit, tokens)
+    with suppress(StoreUnavailable):  # a running server indexes by itself
+        services.update_index(load_settings(config, {"data": data}), _show_progress)
+    now_ms = time.time_ns() // 1_000_000
+    answer = services.search(data, config, lambda log, index: search_log(log, index, request, now_ms))
+    typer.echo(write_json(describe_answer(answer)) if as_json else make_plain(_format_answer(answer)), nl=False)
+
+
+def index(
+    context: typer.Context,
+    is_rebuilt: Annotated[bool, typer.Option("--rebuild", help="Make it anew from the log.")] = False,
+    as_json: JsonOption = False,
+    admin_token: TokenOption = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Bring the index for search up to date, or make it anew. A running server does both by itself."""
+    services: Services = context.obj
+    settings = load_server_settings(config, data, None, None, admin_token)
+    if not services.find_server(settings):
+        health = services.update_index(settings, _show_progress, is_rebuilt=is_rebuilt)
+    elif is_rebuilt:
+        health = _ask_server(services, settings)
+    else:
+        health = services.search(data, config, lambda log, found: found.look())
+    typer.echo(write_json(describe_health(health)) if as_json else make_plain(_format_index(health)), nl=False)
+
+
+def _ask_server(services: Services, settings: Settings) -> IndexHealth:
+    status, content = services.ask_server(settings, "/index/rebuild", b"")
+    if status != _OK:
+        raise StoreUnavailable(f"the server did not make the index anew: {content.decode(errors='replace')}")
+    return msgspec.json.decode(content, type=IndexHealth)
+
+
+def _show_progress(health: IndexHealth) -> None:
+    if sys.stderr.isatty():
+        typer.echo(f"\r{format_count(health.behind, 'record')} to index … ", nl=False, err=True)
+
+
+def _format_index(health: IndexHealth) -> str:
+    if health.fault:
+        return f"the index cannot be used: {health.fault}\n"
+    state = f"{format_count(health.behind, 'record')} behind the log" if health.behind else "up to date"
+    return f"the index is {state} ({health.size} bytes)\n"
+
+
+def _format_answer(answer: SearchAnswer) -> str:
+    lines = [line for hit in answer.hits for line in _format_hit(hit)]
+    if not answer.hits:
+        lines.append("nothing was found")
+    if answer.behind:
+        lines.append(f"{format_count(answer.behind, 'newer record')} of the log could not be searched yet")
+    if not answer.is_complete:
+        lines.append("the search was ended by its time limit, or there is no index; there may be more")
+    return "\n".join([*lines, ""])
+
+
+def _format_hit(hit: Hit) -> list[str]:
+    who = " ".join(filter(None, (hit.role, hit.sender, hit.kind, hit.tool)))
+    head = f"ref:{hit.reference}  {format_time(hit.at_ms)}  {hit.session[:_ID_DIGITS]} call {hit.n}  {who}"
+    return [head, *(f"    {line}" for line in hit.snippet.splitlines()), ""]

@@ -1,0 +1,401 @@
+"""Keeps index.db up to date with the log: reads what is new, a little at a time, and writes it with its position.
+
+The position is committed together with what was read up to it, so that nothing is doubled or missed after a kill in any
+place. An index that is damaged, of another version or of another log is made anew, and so is one with erased content:
+the postings of a text cannot be told from others without the text.
+"""
+
+import logging
+import math
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from proxy.model.epoch import Written
+from proxy.model.errors import StoreUnavailable
+from proxy.model.lru import LruCache
+from proxy.model.search import IndexHealth
+from proxy.retrieval.dates import find_stated_time
+from proxy.retrieval.postings import SESSION_SHIFT, Source
+from proxy.store.search import changes, schema
+from proxy.store.search.changes import NewMessage
+from proxy.store.search.entries import EPOCH, SUMMARY, Address, list_edits, load_text, read_edit
+from proxy.store.search.texts import MessageText, list_texts
+from proxy.store.search.writer import EntrySource, IndexedSession, IndexWriter
+from proxy.store.sqlite.connection import FILE_ERRORS, advise, connect_reader
+from proxy.store.sqlite.schema import read_salt
+
+_CALLS_AT_ONCE = 64
+"""Calls after which a position is stored, so that little is looked at again after a kill."""
+_WORTH_ALIAS = 300
+"""Bytes from which a message that comes again is not indexed again. A shorter one costs little, and has neighbours."""
+_LONGEST_CARD = 2_000
+_KNOWN_CALLS, _KNOWN_SESSIONS = 4_096, 256
+_RECALLED = 64
+_DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+_GROWTH = 1.15
+"""Passages for each that was there when postings were last merged, from which on they are merged again."""
+_REST_SECONDS = 2.0
+"""For how long nothing was new before the index is tidied."""
+
+_log = logging.getLogger("palimpsest.index")
+
+_LAST_ENTRIES = """
+    SELECT id, address, holder, exchange FROM entry WHERE id >= ? AND id < ? ORDER BY id DESC LIMIT ?"""
+
+
+class _CallNote(NamedTuple):
+    """The tool of a call, and what led to it: thought and arguments."""
+
+    tool: str
+    card: str
+
+
+class Indexer:
+    """Writes the index of one log. Not thread-safe; only one process may have an open one (`schema.IndexLock`)."""
+
+    def __init__(self, log: Path, now: Callable[[], float] = time.monotonic) -> None:
+        self._log_path = log
+        self._path = schema.find_index(log)
+        self._now = now
+        self._log: sqlite3.Connection | None = None
+        self._index: sqlite3.Connection | None = None
+        self._lock: schema.IndexLock | None = None
+        self._writer: IndexWriter | None = None
+        self._work: Iterator[None] | None = None
+        self._began = 0.0
+        self._changed = -math.inf  # when the index was last written, if it has not been tidied since
+        self._merging: Iterator[None] | None = None
+        self._fault = ""
+        self._calls: LruCache[tuple[int, str], _CallNote] = LruCache(_KNOWN_CALLS)
+        self._thoughts: LruCache[int, str] = LruCache(_KNOWN_SESSIONS)
+
+    def run(self, seconds: float, is_wanted: Callable[[], bool] = lambda: False) -> bool:
+        """Index for about `seconds`, or until the process `is_wanted` elsewhere. Return whether anything is left.
+
+        What was begun is kept for the next run, and committed after `seconds` of work. Never raises: a problem is told
+        by `health`, and tried again by the next run.
+        """
+        try:
+            self._open()
+            is_left = self._advance(seconds, is_wanted)
+            self._fault = ""
+            return is_left
+        except (*FILE_ERRORS, OSError, StoreUnavailable) as error:
+            self._give_up(error)
+            return False
+
+    def rebuild(self) -> None:
+        """Make the index anew; the next runs fill it.
+
+        Raises StoreUnavailable if another process writes it, OSError and sqlite3.Error.
+        """
+        self._lock = self._lock or schema.IndexLock(self._path)
+        self._start_over()
+        self._open()
+
+    @property
+    def health(self) -> IndexHealth:
+        """How current the index is."""
+        if self._log is None or self._index is None:
+            return IndexHealth(fault=self._fault or "the index is not open yet")
+        try:
+            return measure(self._log, self._index, self._path, fault=self._fault)
+        except (*FILE_ERRORS, OSError) as error:
+            return IndexHealth(fault=advise(error) if isinstance(error, sqlite3.Error) else str(error))
+
+    def close(self) -> None:
+        """Commit what is indexed, and let another process write."""
+        with suppress(*FILE_ERRORS, OSError):
+            self._commit()
+        self._disconnect()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _open(self) -> None:
+        if self._log is None:
+            self._log = connect_reader(self._log_path)
+        if self._index is None:
+            self._lock = self._lock or schema.IndexLock(self._path)
+            self._index, is_new = schema.open_writer(self._path, read_salt(self._log))
+            if is_new:
+                heads = changes.read_heads(self._log)
+                schema.write_meta(self._index, {"erasure": heads["erasure"]})
+        self._writer = self._writer or IndexWriter(self._index, read_salt(self._log))
+
+    def _advance(self, seconds: float, is_wanted: Callable[[], bool]) -> bool:
+        assert self._index is not None
+        if self._work is None:
+            if not self._is_of_this_log():
+                self._start_over()
+                self._open()
+            if self._is_current():
+                return self._changed < self._now() - _REST_SECONDS and self._tidy(seconds, is_wanted)
+            self._work = self._follow()
+        if not self._index.in_transaction:
+            self._index.execute("BEGIN IMMEDIATE")
+            self._began = self._now()
+        for _ in self._work:
+            if self._now() - self._began >= seconds:
+                self._commit()
+                return True
+            if is_wanted():
+                return True
+        self._work = None
+        self._commit()
+        return False
+
+    def _tidy(self, seconds: float, is_wanted: Callable[[], bool]) -> bool:
+        """Merge postings and return free pages to the disk. Return whether anything is left.
+
+        Merging all writes all anew, so this waits until enough has been added.
+        """
+        assert self._index is not None
+        if self._changed == -math.inf:
+            return False
+        if self._merging is None:
+            passages = schema.count_passages(self._index)
+            is_due = passages > _GROWTH * schema.read_meta(self._index).get("merged", 0)
+            self._merging = _list_merges(self._index, passages) if is_due else iter(())
+        end = self._now() + seconds
+        for _ in self._merging:
+            if self._now() >= end or is_wanted():
+                return True
+        schema.shrink(self._index)
+        self._changed, self._merging = -math.inf, None
+        return False
+
+    def _commit(self) -> None:
+        if self._index is not None and self._index.in_transaction:
+            if self._writer is not None:
+                self._writer.flush()
+            self._index.execute("COMMIT")
+            self._changed = self._now()
+
+    def _is_of_this_log(self) -> bool:
+        """Return False if the log lacks what was indexed, is another one, or has erased something."""
+        assert self._log is not None
+        assert self._index is not None
+        heads, position = changes.read_heads(self._log), schema.read_meta(self._index)
+        if heads["erasure"] != position.get("erasure", 0):
+            return False
+        if any(position.get(table, 0) > heads[table] for table in changes.TABLES):
+            return False
+        return changes.read_seal(self._log, position.get("exchange", 0)) == position.get("seal", 0)
+
+    def _is_current(self) -> bool:
+        assert self._log is not None
+        assert self._index is not None
+        position = schema.read_meta(self._index)
+        return bool(position.get("is_complete")) and not count_behind(changes.read_heads(self._log), position)
+
+    def _start_over(self) -> None:
+        self._disconnect()
+        schema.remove(self._path)
+
+    def _give_up(self, error: Exception) -> None:
+        """Drop what was begun. An index that is damaged is made anew by the next run."""
+        text = advise(error) if isinstance(error, sqlite3.Error) else str(error)
+        if text != self._fault and not isinstance(error, StoreUnavailable):  # else it is another process that fails
+            _log.warning("the index for search cannot be written now: %s", text)
+        self._fault = text
+        is_damaged = str(getattr(error, "sqlite_errorname", "")).startswith(_DAMAGED)
+        self._disconnect()
+        if is_damaged and self._lock is not None:
+            with suppress(OSError):
+                schema.remove(self._path)
+
+    def _disconnect(self) -> None:
+        for connection in (self._log, self._index):
+            if connection is not None:
+                with suppress(sqlite3.Error):
+                    connection.close()
+        self._log = self._index = self._writer = self._work = self._merging = None
+        self._calls.clear()
+        self._thoughts.clear()
+
+    def _follow(self) -> Iterator[None]:
+        """Index everything that is new in the log now; yield after each message."""
+        log, index = self._log, self._index
+        assert log is not None
+        assert index is not None
+        heads = changes.read_heads(log)
+        position = {table: schema.read_meta(index).get(table, 0) for table in changes.TABLES}
+        while position != heads:
+            until = {table: min(heads[table], position[table] + _CALLS_AT_ONCE) for table in changes.TABLES}
+            for session in changes.list_changed(log, position, until):
+                yield from self._index_session(session)
+            yield from self._index_epochs(position["epoch"], until["epoch"])
+            yield from self._index_summaries(position["summary"], until["summary"])
+            position = until
+            schema.write_meta(index, {**position, "seal": changes.read_seal(log, position["exchange"])})
+            yield
+        schema.write_meta(index, {"is_complete": 1})
+
+    def _index_session(self, id: int) -> Iterator[None]:
+        assert self._log is not None
+        session = self._open_session(id)
+        turn, part = 0, 0
+        for each in changes.read_new_messages(self._log, id, session.nodes):
+            if isinstance(each, NewMessage):
+                turn, part = each.turn, part if each.turn == turn else 0
+                part = self._try_message(session, each, part)
+                continue
+            session.nodes = each
+            self._save(session)
+            yield
+
+    def _try_message(self, session: IndexedSession, message: NewMessage, part: int) -> int:
+        try:
+            return self._index_message(session, message, part)
+        except (*FILE_ERRORS, OSError):
+            raise
+        except Exception:  # noqa: BLE001 - a boundary: a message that cannot be read must not end the index
+            _log.exception("exchange %s: a message of it cannot be searched", message.call.id)
+            return part
+
+    def _index_message(self, session: IndexedSession, message: NewMessage, part: int) -> int:
+        """Add the texts of a message, from this part of its turn on. Return the next part."""
+        texts = list_texts(message.call.form, message.raw)
+        is_new = len(message.raw) < _WORTH_ALIAS or self._expect_writer().note_seen(
+            session, message.digest, message.turn
+        )
+        for number, text in enumerate(texts):
+            note = self._note(session.id, text)
+            if is_new:
+                address = Address(message.holder_kind, number, message.item).pack()
+                where = EntrySource(message.turn, part, message.node, address, message.holder, message.call.seq)
+                source = _make_source(text, note, message.call.at_ms, session.stated_ms)
+                self._expect_writer().add(session, source, where)
+                part += 1
+            if text.kind == "message" and (stated := find_stated_time(text.text)) is not None:
+                session.stated_ms = stated
+        return part
+
+    def _note(self, session: int, text: MessageText) -> _CallNote:
+        """Keep what leads to a call, and return it for a call and its output."""
+        if text.kind == "arguments":
+            thought = self._thoughts.get(session) or ""
+            note = _CallNote(text.tool, f"{thought}\n{text.text}"[:_LONGEST_CARD])
+            self._calls.put((session, text.call), note)
+            return note
+        if text.kind == "output":
+            return self._calls.get((session, text.call)) or _CallNote("", "")
+        if text.role == "assistant":
+            before = self._thoughts.get(session) or ""
+            self._thoughts.put(session, f"{before}\n{text.text}".strip()[-_LONGEST_CARD:])
+        else:
+            self._thoughts.put(session, " ")
+        return _CallNote("", "")
+
+    def _index_epochs(self, since: int, until: int) -> Iterator[None]:
+        assert self._log is not None
+        for seq, id, through, depth, exchange, at_ms, content in changes.list_epochs(self._log, since, until):
+            session = self._open_session(id)
+            end = changes.find_turn(self._log, id, through)
+            chain = changes.list_chain(self._log, id, end, depth) if end else []
+            for item, edit in enumerate(list_edits(content)):
+                text = read_edit(edit)
+                if text is None or not chain:
+                    continue
+                # a ledger stands for the messages before its end, an outline for one
+                place = edit.stop - 1 if isinstance(edit, Written) else edit.place
+                turn = chain[place - (depth - len(chain))] if 0 <= place - (depth - len(chain)) < len(chain) else end
+                call = exchange or changes.find_latest_call(self._log, id, at_ms)
+                where = EntrySource(turn, 0, b"%d:%d" % (seq, item), Address(EPOCH, 0, item).pack(), seq, call)
+                self._index_own(session, text, where, at_ms)
+            self._save(session)
+            yield
+
+    def _index_summaries(self, since: int, until: int) -> Iterator[None]:
+        assert self._log is not None
+        for seq, id, name, last, exchange, at_ms, text in changes.list_summaries(self._log, since, until):
+            session = self._open_session(id)
+            if text and (turn := changes.find_turn(self._log, id, last)):
+                call = exchange or changes.find_latest_call(self._log, id, at_ms)
+                where = EntrySource(turn, 0, b"", Address(SUMMARY, 0, 0).pack(), seq, call, name)
+                self._index_own(session, MessageText("summary", "other", text), where, at_ms)
+            self._save(session)
+            yield
+
+    def _index_own(self, session: IndexedSession, text: MessageText, where: EntrySource, at_ms: int) -> None:
+        """Add a text that the proxy wrote, unless its session has the same already."""
+        writer = self._expect_writer()
+        if writer.note_seen(session, changes.digest_text(text.text), where.turn):
+            part = writer.find_part(session, where.turn, text)
+            writer.add(session, _make_source(text, _CallNote("", ""), at_ms, None), where._replace(part=part))
+
+    def _open_session(self, id: int) -> IndexedSession:
+        assert self._log is not None
+        key, _ = changes.read_session_key(self._log, id)
+        session = self._expect_writer().open_session(id, key)
+        if session.nodes and self._thoughts.get(id) is None:
+            self._recall_notes(id)
+        return session
+
+    def _recall_notes(self, id: int) -> None:
+        """Read again what the last calls of a session were, which memory has lost."""
+        assert self._log is not None
+        assert self._index is not None
+        self._thoughts.put(id, " ")
+        bounds = (id << SESSION_SHIFT, id + 1 << SESSION_SHIFT, _RECALLED)
+        for _, *where in reversed(self._index.execute(_LAST_ENTRIES, bounds).fetchall()):
+            text = load_text(self._log, *where)
+            if text is not None and text.kind in ("message", "reasoning", "arguments"):
+                self._note(id, text)
+
+    def _save(self, session: IndexedSession) -> None:
+        self._expect_writer().save_session(session)
+
+    def _expect_writer(self) -> IndexWriter:
+        assert self._writer is not None, "the index is open"
+        return self._writer
+
+
+def _list_merges(index: sqlite3.Connection, passages: int) -> Iterator[None]:
+    """Merge the postings of all lanes into one piece each, a little at each step."""
+    for lane in schema.LANES:
+        is_left = schema.merge(index, lane, is_first=True)
+        while is_left:
+            yield
+            is_left = schema.merge(index, lane, is_first=False)
+    schema.write_meta(index, {"merged": passages})
+
+
+def measure(
+    log: sqlite3.Connection, index: sqlite3.Connection, path: Path, *, fault: str = "", schema_name: str = "main"
+) -> IndexHealth:
+    """Return how current an index is. Raises sqlite3.Error and OSError."""
+    heads, position = changes.read_heads(log), schema.read_meta(index, schema_name)
+    behind = count_behind(heads, position)
+    oldest = changes.read_opened(log, position.get("exchange", 0) + 1)
+    files = [path.with_name(path.name + suffix) for suffix in ("", "-wal")]
+    return IndexHealth(
+        behind=behind,
+        behind_seconds=max(0.0, time.time() - oldest / 1000) if behind and oldest else 0.0,
+        size=sum(file.stat().st_size for file in files if file.exists()),
+        is_rebuilding=not position.get("is_complete", 0),
+        fault=fault,
+    )
+
+
+def count_behind(heads: Mapping[str, int], position: Mapping[str, int]) -> int:
+    """Return how many records of the log the index does not have yet."""
+    return sum(max(0, heads[table] - position.get(table, 0)) for table in changes.TABLES)
+
+
+def _make_source(text: MessageText, note: _CallNote, at_ms: int, stated_ms: int | None) -> Source:
+    return Source(
+        text=text.text,
+        role=text.role,
+        kind=text.kind,
+        sender=text.sender,
+        tool=note.tool,
+        at_ms=at_ms,
+        stated_ms=stated_ms,
+        card=note.card if text.kind == "output" else "",
+    )

@@ -1,0 +1,197 @@
+"""What the ranking reads, over one connection to the log with the index attached as `idx`."""
+
+import sqlite3
+import threading
+import time
+from array import array
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import orjson
+
+from proxy.model.search import SearchQuery
+from proxy.retrieval.postings import (
+    PASSAGE_BITS,
+    Lane,
+    LaneStatistics,
+    get_kind,
+    get_role,
+    get_session,
+    get_turn,
+)
+from proxy.store.search.schema import LANES
+
+MOST_POSTINGS = 30_000
+"""Passages that are returned for one term, the newest ones: so many hold no information, and take 10 ms."""
+_MOST_RANGES = 16
+_FRESH_SECONDS = 60.0
+_KNOWN_GRAMS = 4_096
+
+_FIND = """
+    SELECT rowid FROM idx.lane_{lane} WHERE lane_{lane} MATCH ? AND rowid >= ? AND rowid < ?
+    ORDER BY rowid DESC LIMIT ?"""
+_STATISTIC = "SELECT ifnull(sum(passages), 0), ifnull(sum(terms), 0) FROM idx.statistic WHERE lane = ?"
+_STATISTIC_OF = """
+    SELECT ifnull(sum(passages), 0), ifnull(sum(terms), 0) FROM idx.statistic
+    WHERE lane = ? AND session IN (SELECT value FROM json_each(?))"""
+_PLACES = "SELECT places FROM idx.place WHERE session = ? ORDER BY row"
+_ENTRIES = """
+    SELECT e.id, t.name, x.opened_ms FROM idx.entry e JOIN idx.tool t ON t.id = e.tool
+    LEFT JOIN exchange x ON x.seq = e.exchange WHERE e.id IN (SELECT value FROM json_each(?))"""
+_NODES = "SELECT n, hash FROM node WHERE session = ? AND n IN (SELECT value FROM json_each(?))"
+_ALIASES = "SELECT first, turn FROM idx.alias WHERE session = ? AND first IN (SELECT value FROM json_each(?))"
+_ALL = 1 << 62
+
+
+class Vocabulary:
+    """The words of the index in memory, to find those with certain characters. It may be a minute old."""
+
+    def __init__(self) -> None:
+        self._words = ""
+        self._read_at = -_FRESH_SECONDS
+        self._found: dict[str, tuple[str, ...]] = {}
+        self._lock = threading.Lock()
+
+    def find(self, connection: sqlite3.Connection, gram: str) -> Sequence[str]:
+        """Return the words that have these characters in them."""
+        with self._lock:
+            if time.monotonic() - self._read_at >= _FRESH_SECONDS:
+                rows = connection.execute("SELECT text FROM idx.word").fetchall()
+                self._words = "\n".join(["", *(word for (word,) in rows), ""])
+                self._read_at = time.monotonic()
+                self._found.clear()
+            if gram not in self._found:
+                if len(self._found) >= _KNOWN_GRAMS:
+                    self._found.clear()
+                self._found[gram] = tuple(_list_words(self._words, gram))
+            return self._found[gram]
+
+
+class SqlitePostings:
+    """The `Postings` of the sessions that a query may see. `sessions` are row ids; None means all."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        query: SearchQuery,
+        sessions: Collection[int] | None,
+        vocabulary: Vocabulary,
+        is_over: Callable[[], bool],
+    ) -> None:
+        self._connection = connection
+        self._is_over = is_over
+        self._query = query
+        self._sessions = None if sessions is None else frozenset(sessions)
+        self._vocabulary = vocabulary
+        self._found: dict[tuple[Lane, str], Sequence[int]] = {}
+        self._measured: dict[Lane, LaneStatistics] = {}
+
+    def measure(self, lane: Lane) -> LaneStatistics:
+        """Return the statistics of a lane."""
+        if lane not in self._measured:
+            number = LANES.index(lane)
+            if self._sessions is None:
+                row = self._connection.execute(_STATISTIC, (number,)).fetchone()
+            else:
+                row = self._connection.execute(_STATISTIC_OF, (number, _encode(self._sessions))).fetchone()
+            self._measured[lane] = LaneStatistics(row[0], row[1] / row[0] if row[0] else 0.0)
+        return self._measured[lane]
+
+    def find(self, lane: Lane, term: str) -> Sequence[int]:
+        """Return the ids of the passages that have the term, ascending."""
+        if (lane, term) not in self._found:
+            try:
+                self._found[lane, term] = self._find(lane, term)
+            except sqlite3.OperationalError:
+                if not self._is_over():
+                    raise
+                return ()
+        return self._found[lane, term]
+
+    def load_places(self, session: int) -> Sequence[int]:
+        """Return the places of all passages of a session, by their number."""
+        places = array("q")
+        for (packed,) in self._connection.execute(_PLACES, (session,)):
+            places.frombytes(packed)
+        return places
+
+    def find_words(self, gram: str) -> Sequence[str]:
+        """Return words that have these characters in them."""
+        return self._vocabulary.find(self._connection, gram)
+
+    def select(self, entries: Sequence[int]) -> Sequence[int]:
+        """Return those of the entries that may be in the answer, in the same order."""
+        query = self._query
+        chosen = [
+            entry
+            for entry in entries
+            if (not query.kinds or get_kind(entry) in query.kinds)
+            and (not query.roles or get_role(entry) in query.roles)
+        ]
+        if query.tools or query.since_ms or query.until_ms is not None:
+            rows = self._connection.execute(_ENTRIES, (_encode(chosen),))
+            fitting = {id for id, tool, at_ms in rows if self._fits(tool, at_ms or 0)}
+            chosen = [entry for entry in chosen if entry in fitting]
+        if query.within is not None or query.in_view:
+            chosen = self._select_nodes(chosen)
+        return chosen
+
+    def _find(self, lane: Lane, term: str) -> list[int]:
+        if not term or "\0" in term:
+            return []
+        phrase, statement = '"{}"'.format(term.replace('"', '""')), _FIND.format(lane=lane)
+        if self._sessions is not None and len(self._sessions) <= _MOST_RANGES:
+            found: list[int] = []
+            for session in sorted(self._sessions):
+                bounds = session << PASSAGE_BITS, session + 1 << PASSAGE_BITS
+                rows = self._connection.execute(statement, (phrase, *bounds, MOST_POSTINGS)).fetchall()
+                found += [id for (id,) in reversed(rows)]
+            return found
+        rows = self._connection.execute(statement, (phrase, 0, _ALL, MOST_POSTINGS)).fetchall()
+        if self._sessions is None:
+            return [id for (id,) in reversed(rows)]
+        return [id for (id,) in reversed(rows) if id >> PASSAGE_BITS in self._sessions]
+
+    def _fits(self, tool: str, at_ms: int) -> bool:
+        query = self._query
+        is_in_time = at_ms >= query.since_ms and (query.until_ms is None or at_ms < query.until_ms)
+        return is_in_time and (not query.tools or tool in query.tools)
+
+    def _select_nodes(self, entries: Sequence[int]) -> list[int]:
+        """Leave out what is not within the scope, and what is in view.
+
+        A message that came again under another node stands for that, too.
+        """
+        turns: dict[int, set[int]] = {}
+        for entry in entries:
+            turns.setdefault(get_session(entry), set()).add(get_turn(entry))
+        kept: set[tuple[int, int]] = set()
+        for session, wanted in turns.items():
+            nodes = self._load_nodes(session, wanted)
+            within, in_view = self._query.within, self._query.in_view
+            kept |= {
+                (session, turn)
+                for turn, names in nodes.items()
+                if in_view.isdisjoint(names) and (within is None or not within.isdisjoint(names))
+            }
+        return [entry for entry in entries if (get_session(entry), get_turn(entry)) in kept]
+
+    def _load_nodes(self, session: int, turns: Collection[int]) -> dict[int, set[bytes]]:
+        """Return the nodes at which the messages of these turns stand."""
+        firsts = {turn: turn for turn in turns}
+        firsts |= {turn: first for first, turn in self._connection.execute(_ALIASES, (session, _encode(turns)))}
+        nodes: dict[int, set[bytes]] = {turn: set() for turn in turns}
+        for turn, node in self._connection.execute(_NODES, (session, _encode(firsts))):
+            nodes[firsts[turn]].add(node)
+        return nodes
+
+
+def _list_words(words: str, gram: str) -> Iterable[str]:
+    at = words.find(gram) if "\n" not in gram else -1
+    while at >= 0:
+        stop = words.index("\n", at)
+        yield words[words.rindex("\n", 0, at) + 1 : stop]
+        at = words.find(gram, stop)
+
+
+def _encode(numbers: Iterable[int]) -> str:
+    return orjson.dumps(list(numbers)).decode()

@@ -1,0 +1,236 @@
+"""Searches the index beside the process that writes it: the `Index` port, for the server and for commands."""
+
+import sqlite3
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import orjson
+
+from proxy.model.errors import StoreUnavailable
+from proxy.model.search import Hit, IndexedEntry, IndexHealth, SearchAnswer, SearchQuery
+from proxy.retrieval.postings import get_kind, get_session, get_turn
+from proxy.retrieval.query import make_question
+from proxy.retrieval.ranking import search
+from proxy.store.constraints import fit_text
+from proxy.store.search import schema
+from proxy.store.search.changes import read_heads
+from proxy.store.search.entries import load_text, pack_name, unpack_name
+from proxy.store.search.indexer import count_behind, measure
+from proxy.store.search.postings import SqlitePostings, Vocabulary
+from proxy.store.search.texts import MessageText
+from proxy.store.sqlite.connection import FILE_ERRORS, connect_reader
+from proxy.store.sqlite.reader import ReaderThread
+from proxy.store.sqlite.schema import read_salt
+
+MOST_SECONDS = 1.0
+"""For how long a search may take. What has been found until then is the answer."""
+_STEPS_BETWEEN_LOOKS = 20_000  # of SQLite's machine, about a millisecond
+_NO_INDEX = "there is no index yet; the server makes it, or `palimpsest index`"
+
+_SESSIONS_OF = "SELECT id FROM session WHERE tenant = (SELECT id FROM tenant WHERE fingerprint = ?)"
+_ALL_OF_ONE = "SELECT count(*) FROM tenant"
+_SESSION_IDS = "SELECT id FROM session WHERE key IN (SELECT value FROM json_each(?))"
+_ENTRY = """
+    SELECT e.id, e.address, e.holder, e.exchange, t.name, e.name FROM idx.entry e JOIN idx.tool t ON t.id = e.tool
+    WHERE {chosen}"""
+_CALL = "SELECT id, n, opened_ms FROM exchange WHERE seq = ?"
+_SESSION = "SELECT s.key, t.fingerprint FROM session s JOIN tenant t ON t.id = s.tenant WHERE s.id = ?"
+_NODE = "SELECT hash FROM node WHERE session = ? AND n = ?"
+
+T = TypeVar("T")
+
+
+class _Entry(NamedTuple):
+    """An entry that was found, with its text."""
+
+    id: int
+    name: int
+    tool: str
+    exchange: int
+    text: MessageText
+
+
+class SearchIndex:
+    """The `Index` port. It reads on a connection and in a thread of its own, one search at a time.
+
+    `health` returns what the process that writes the index last told; without it this looks itself.
+    """
+
+    def __init__(
+        self, log: Path, health: Callable[[], IndexHealth] = IndexHealth, most_seconds: float = MOST_SECONDS
+    ) -> None:
+        self._log = log
+        self._path = schema.find_index(log)
+        self._health = health
+        self._most_seconds = most_seconds
+        self._vocabulary = Vocabulary()
+        self._reader: ReaderThread | None = None
+        self._file = (0, 0)
+
+    @property
+    def health(self) -> IndexHealth:
+        """How current the index is, as the process that writes it last told."""
+        return self._health()
+
+    async def search(self, query: SearchQuery) -> SearchAnswer:
+        """Return what matches best. Never raises for any text. A time limit bounds it."""
+        end = time.monotonic() + self._most_seconds
+        try:
+            return await self._run(lambda connection: self._search(connection, query, lambda: time.monotonic() >= end))
+        except StoreUnavailable:
+            return SearchAnswer(is_complete=False, behind=self.health.behind)
+
+    async def find_entry(self, reference: str) -> IndexedEntry | None:
+        """Return the entry that an id of the index names, or None."""
+        try:
+            name = pack_name(reference)
+        except ValueError:
+            return None
+        with suppress(StoreUnavailable):
+            return await self._run(lambda connection: _find_entry(connection, name))
+        return None
+
+    async def look(self) -> IndexHealth:
+        """Return how current the index is, from the files."""
+        try:
+            return await self._run(lambda connection: measure(connection, connection, self._path, schema_name="idx"))
+        except StoreUnavailable as error:
+            return IndexHealth(fault=str(error))
+
+    async def close(self) -> None:
+        """Close the connection for good."""
+        if self._reader is not None:
+            await self._reader.close()
+            self._reader = None
+
+    async def _run(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a query on the index that is there now. Raises StoreUnavailable."""
+        try:
+            found = self._path.stat()
+        except OSError as error:
+            raise StoreUnavailable(_NO_INDEX) from error
+        if (found.st_dev, found.st_ino) != self._file:  # made anew
+            await self.close()
+            self._file = found.st_dev, found.st_ino
+        if self._reader is None:
+            self._reader = ReaderThread(self._log, connect_index)
+        try:
+            return await self._reader.run(query)
+        except StoreUnavailable:
+            await self.close()
+            raise
+
+    def _search(self, connection: sqlite3.Connection, query: SearchQuery, is_over: Callable[[], bool]) -> SearchAnswer:
+        behind = count_behind(read_heads(connection), schema.read_meta(connection, "idx"))
+        sessions = _list_sessions(connection, query)
+        if sessions is not None and not sessions:
+            return SearchAnswer(behind=behind)
+        connection.set_progress_handler(is_over, _STEPS_BETWEEN_LOOKS)
+        try:
+            postings = SqlitePostings(connection, query, sessions, self._vocabulary, is_over)
+            question = make_question(query.text, context=query.context, now_ms=int(time.time() * 1000))
+            ranking = search(question, postings, query.limit, is_over)
+        finally:
+            connection.set_progress_handler(None, 0)
+        hits = []
+        for scored in ranking.entries:
+            entry = _load(connection, _ENTRY.format(chosen="e.id = ?"), scored.entry)
+            if entry is not None:
+                hits.append(_make_hit(connection, entry, scored.score, entry.text.text[:300]))
+        return SearchAnswer(hits=tuple(hits), is_complete=ranking.is_complete, behind=behind)
+
+
+def connect_index(log: Path) -> sqlite3.Connection:
+    """Return a connection that reads the log, with its index attached as `idx`. Raises StoreUnavailable."""
+    path = schema.find_index(log)
+    connection = connect_reader(log)
+    try:
+        connection.execute("ATTACH DATABASE ? AS idx", (f"{path.absolute().as_uri()}?mode=ro",))
+        schema.check(connection, read_salt(connection), "idx")
+    except (*FILE_ERRORS, schema.IndexUnusable) as error:
+        connection.close()
+        raise StoreUnavailable(f"{path} cannot be read: {error}") from error
+    return connection
+
+
+def _list_sessions(connection: sqlite3.Connection, query: SearchQuery) -> Collection[int] | None:
+    """Return the row ids of the sessions that a query may see, or None for all."""
+    named: set[int] | None = None
+    if query.sessions is not None:
+        keys = orjson.dumps([fit_text(key) for key in query.sessions]).decode()
+        named = {id for (id,) in connection.execute(_SESSION_IDS, (keys,))}
+    if query.tenant is None:
+        return named
+    try:
+        fingerprint = bytes.fromhex(query.tenant)
+    except ValueError:
+        return ()
+    own = {id for (id,) in connection.execute(_SESSIONS_OF, (fingerprint,))}
+    if named is not None:
+        return named & own
+    (tenants,) = connection.execute(_ALL_OF_ONE).fetchone()
+    return None if own and tenants == 1 else own
+
+
+def _load(connection: sqlite3.Connection, statement: str, key: int) -> _Entry | None:
+    """Return an entry with its text, or None if there is none or it was erased."""
+    row = connection.execute(statement, (key,)).fetchone()
+    if row is None:
+        return None
+    id, address, holder, exchange, tool, name = row
+    text = load_text(connection, address, holder, exchange)
+    return None if text is None else _Entry(id, name, tool, exchange, text)
+
+
+def _find_entry(connection: sqlite3.Connection, name: int) -> IndexedEntry | None:
+    entry = _load(connection, _ENTRY.format(chosen="e.name = ?"), name)
+    if entry is None:
+        return None
+    key, fingerprint = connection.execute(_SESSION, (get_session(entry.id),)).fetchone()
+    exchange, n, at_ms = _read_call(connection, entry.exchange)
+    return IndexedEntry(
+        reference=unpack_name(name),
+        tenant=fingerprint.hex(),
+        session=key,
+        node=_read_node(connection, entry.id),
+        exchange=exchange,
+        n=n,
+        role=entry.text.role,
+        sender=entry.text.sender,
+        tool=entry.tool,
+        kind=get_kind(entry.id),
+        at_ms=at_ms,
+        text=entry.text.text,
+    )
+
+
+def _make_hit(connection: sqlite3.Connection, entry: _Entry, score: float, snippet: str) -> Hit:
+    key, _ = connection.execute(_SESSION, (get_session(entry.id),)).fetchone()
+    exchange, n, at_ms = _read_call(connection, entry.exchange)
+    return Hit(
+        reference=unpack_name(entry.name),
+        session=key,
+        node=_read_node(connection, entry.id),
+        exchange=exchange,
+        n=n,
+        role=entry.text.role,
+        sender=entry.text.sender,
+        tool=entry.tool,
+        kind=get_kind(entry.id),
+        at_ms=at_ms,
+        snippet=snippet,
+        score=score,
+    )
+
+
+def _read_call(connection: sqlite3.Connection, seq: int) -> tuple[str, int, int]:
+    row: tuple[str, int, int] | None = connection.execute(_CALL, (seq,)).fetchone()
+    return row or ("", 0, 0)
+
+
+def _read_node(connection: sqlite3.Connection, entry: int) -> bytes:
+    row = connection.execute(_NODE, (get_session(entry), get_turn(entry))).fetchone()
+    return row[0] if row else b""

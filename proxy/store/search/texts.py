@@ -1,0 +1,98 @@
+"""The texts of a raw message that are searched: what it says, its reasoning, its calls, and the outputs it brings.
+
+The texts of given bytes never change, and neither does their order: the index keeps no text, but the number of each.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, get_args
+
+from proxy.context.references import list_argument_lines
+from proxy.model.messages import Message, ToolCall
+from proxy.model.search import EntryKind
+from proxy.retrieval.postings import SourceRole
+from proxy.wire.format import Format
+from proxy.wire.json_values import JSON_ERRORS, limit_depth, load_json, read_objects, read_text
+from proxy.wire.messages import THINKING
+
+MOST_TEXTS = 12
+"""Texts of one message. The last one has all that are too many."""
+LONGEST_TEXT = 400_000
+"""Characters of a text that are searched. What is behind them is not found by its words."""
+
+_ROLES: frozenset[str] = frozenset(get_args(SourceRole))
+_THOUGHTS = ("reasoning_content", "reasoning")
+_LISTED = ("reasoning_details", "thinking_blocks")
+
+
+class MessageText(NamedTuple):
+    """One text of a message. `call` is the id of the call that it makes or answers."""
+
+    kind: EntryKind
+    role: SourceRole
+    text: str
+    sender: str = ""
+    call: str = ""
+    tool: str = ""
+
+
+def list_texts(form: Format, raw: bytes) -> list[MessageText]:
+    """Return the texts of a raw message, or item, that are not empty. Never raises."""
+    try:
+        value = limit_depth(load_json(raw), raw)
+    except JSON_ERRORS:
+        value = None
+    members = value if isinstance(value, dict) else {}
+    message = form.parse_message(raw)
+    texts = [each for each in _list_all(message, members) if each.text and not each.text.isspace()]
+    if len(texts) > MOST_TEXTS:
+        last = texts[MOST_TEXTS - 1]
+        rest = "\n".join([each.text for each in texts[MOST_TEXTS - 1 :]])
+        texts = [*texts[: MOST_TEXTS - 1], last._replace(text=rest)]
+    return [each._replace(text=each.text[:LONGEST_TEXT]) for each in texts]
+
+
+def read_reasoning(members: Mapping[str, object]) -> str:
+    """Return the readable reasoning in a decoded message, or item, of any format; empty if there is none."""
+    said = [text for name in _THOUGHTS if (text := read_text(members.get(name)))]
+    for name in _LISTED if not said else ():
+        said += [_read_thought(part) for part in read_objects(members.get(name))]
+    if read_text(members.get("type")) == "reasoning":
+        for name in ("summary", "content"):
+            said += [_read_thought(part) for part in read_objects(members.get(name))]
+    else:
+        parts = read_objects(members.get("content"))
+        said += [_read_thought(part) for part in parts if read_text(part.get("type")) in THINKING]
+    return "\n".join(filter(None, said))
+
+
+def describe_call(call: ToolCall) -> str:
+    """Return the arguments of a call as lines of text."""
+    return "\n".join(list_argument_lines(call.arguments))
+
+
+def _read_thought(part: Mapping[str, object]) -> str:
+    return next((text for name in ("thinking", "text", "summary") if (text := read_text(part.get(name)))), "")
+
+
+def _list_all(message: Message, members: Mapping[str, object]) -> Iterator[MessageText]:
+    role: SourceRole = message.role if message.role in _ROLES else "other"  # type: ignore[assignment]
+    sender = read_text(members.get("name")) if "role" in members else ""  # of an item that is a call it is the tool's
+    yield MessageText("reasoning", role, read_reasoning(members))
+    if message.results:
+        yield from _list_outputs(message)
+    else:
+        yield MessageText("message", role, message.text, sender)
+    for call in message.calls:
+        yield MessageText("arguments", role, describe_call(call), "", call.id, call.name)
+
+
+def _list_outputs(message: Message) -> Iterator[MessageText]:
+    """Yield what a message says that answers calls; words beside the results are the user's own."""
+    outputs: Sequence[str] = message.outputs or (message.text,)
+    beside = "\n".join(message.beside)
+    if not message.outputs and beside and message.text.endswith(beside):
+        outputs = (message.text[: -len(beside)],)
+    for i, text in enumerate(outputs):
+        yield MessageText("output", "tool", text, "", message.results[i] if i < len(message.results) else "")
+    if beside:
+        yield MessageText("message", "user", beside)

@@ -1,0 +1,243 @@
+"""A search finds what the index has, where the searcher may look, and answers any text."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from proxy.model.lineage import compute_chain_root, extend_chain
+from proxy.model.search import IndexHealth, SearchQuery
+from proxy.store.search.indexer import Indexer
+from proxy.store.search.reader import SearchIndex
+from proxy.wire import FORMATS
+from tests.store.search.test_indexer import copy_log, index_all, write_work
+from tests.support.indexing import (
+    OPENED_MS,
+    OTHER_TENANT,
+    TENANT,
+    UPSTREAM,
+    LogBuilder,
+    ask_tool,
+    read_message,
+    reply,
+    return_output,
+    say,
+)
+
+
+@pytest.fixture
+async def index(log: LogBuilder) -> AsyncIterator[SearchIndex]:
+    """The index, as a server reads it."""
+    made = SearchIndex(log.path, most_seconds=60.0)
+    yield made
+    await made.close()
+
+
+async def find(index: SearchIndex, text: str, **where: Any) -> list[str]:
+    """The snippets of what a search finds, in alphabetical order."""
+    answer = await index.search(SearchQuery(text=text, **where))
+    assert answer.is_complete
+    return sorted(hit.snippet.strip() for hit in answer.hits)
+
+
+def list_nodes(*messages: dict[str, Any]) -> list[bytes]:
+    """The nodes of a history."""
+    form = FORMATS["chat_completions"]
+    return extend_chain(compute_chain_root(UPSTREAM), [form.reader.read_value(message).form for message in messages])
+
+
+async def test_a_hit_tells_where_it_stands(log: LogBuilder, indexer: Indexer, index: SearchIndex) -> None:
+    answer = ask_tool("bash", {"command": "grep -rn zebra src"}, "call_1", "Let me look for it.")
+    log.call([say("Where is the zebra?", name="Maria")], answer)
+    log.call([say("Where is the zebra?", name="Maria"), read_message(answer), return_output("src/zoo.py:3: zebra = 1")])
+    index_all(indexer)
+    answered = await index.search(SearchQuery(text="zebra"))
+    hits = {hit.kind: hit for hit in answered.hits}
+    assert answered.behind == 0
+    assert (hits["message"].role, hits["message"].sender, hits["message"].tool) == ("user", "Maria", "")
+    assert (hits["output"].role, hits["output"].tool, hits["output"].n) == ("tool", "bash", 2)
+    assert (hits["arguments"].session, hits["arguments"].exchange, hits["arguments"].n) == ("s1", "e000001", 1)
+    assert hits["output"].at_ms == OPENED_MS + 2000
+    assert hits["message"].node == list_nodes(say("Where is the zebra?", name="Maria"))[0]
+    assert "zebra = 1" in hits["output"].snippet
+
+
+async def test_a_reference_of_a_hit_leads_to_the_whole_entry(
+    log: LogBuilder, indexer: Indexer, index: SearchIndex
+) -> None:
+    long = "The zebra lives here. " + "Nothing to see. " * 400
+    log.call([say(long)])
+    index_all(indexer)
+    (hit,) = (await index.search(SearchQuery(text="zebra"))).hits
+    entry = await index.find_entry(hit.reference)
+    assert entry is not None
+    assert entry.text == long
+    assert (entry.reference, entry.tenant, entry.session, entry.node) == (
+        hit.reference,
+        TENANT.hex(),
+        "s1",
+        hit.node,
+    )
+    assert await index.find_entry("aaaaaaaaaa") is None
+    assert await index.find_entry("no reference") is None
+    assert await index.find_entry("\u0661234567890") is None
+
+
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        ({}, ["command: ls zebra", "zebra asked", "zebra elsewhere", "zebra foreign", "zebra listed"]),
+        ({"tenant": OTHER_TENANT.hex()}, ["zebra foreign"]),
+        ({"tenant": "ff" * 16}, []),
+        ({"tenant": "no digits"}, []),
+        ({"tenant": TENANT.hex(), "sessions": ("s3",)}, []),
+        ({"sessions": ("s1", "s2")}, ["command: ls zebra", "zebra asked", "zebra elsewhere", "zebra listed"]),
+        ({"sessions": ()}, []),
+        ({"sessions": (*[f"many{i}" for i in range(20)], "s2")}, ["zebra elsewhere"]),
+        ({"roles": ("tool",)}, ["zebra listed"]),
+        ({"kinds": ("message",), "sessions": ("s1",)}, ["zebra asked"]),
+        ({"tools": ("bash",)}, ["command: ls zebra", "zebra listed"]),
+        ({"since_ms": OPENED_MS + 3000}, ["zebra elsewhere", "zebra foreign"]),
+        ({"until_ms": OPENED_MS + 2000}, ["command: ls zebra", "zebra asked"]),
+        ({"limit": 1, "sessions": ("s2",)}, ["zebra elsewhere"]),
+    ],
+)
+async def test_a_search_is_limited_to_where_one_looks(
+    log: LogBuilder, indexer: Indexer, index: SearchIndex, where: dict[str, Any], found: list[str]
+) -> None:
+    answer = ask_tool("bash", {"command": "ls zebra"})
+    log.call([say("zebra asked")], answer)
+    log.call([say("zebra asked"), read_message(answer), return_output("zebra listed")])
+    log.call([say("zebra elsewhere")], session="s2")
+    log.call([say("zebra foreign")], session="s3", tenant=OTHER_TENANT)
+    for i in range(20):
+        log.call([say("a horse")], session=f"many{i}")
+    index_all(indexer)
+    assert await find(index, "zebra", **where) == found
+
+
+async def test_only_the_history_of_a_request_is_found_and_nothing_in_its_view(
+    log: LogBuilder, indexer: Indexer, index: SearchIndex
+) -> None:
+    first, left, right = say("a zebra at first"), say("the left zebra"), say("the right zebra")
+    log.call([first, left])
+    log.call([first, right])
+    index_all(indexer)
+    one, two = list_nodes(first, left)
+    assert await find(index, "zebra", within=frozenset((one, two))) == ["a zebra at first", "the left zebra"]
+    assert await find(index, "zebra", within=frozenset()) == []
+    assert await find(index, "zebra", in_view=frozenset((one,))) == ["the left zebra", "the right zebra"]
+
+
+async def test_a_message_that_came_again_stands_for_both_nodes(
+    log: LogBuilder, indexer: Indexer, index: SearchIndex
+) -> None:
+    rule = say("The zebra is never fed. " * 20)
+    log.call([say("one"), read_message(reply("ok")), rule])
+    log.call([rule, say("and after it was compacted")])
+    index_all(indexer)
+    early, late = list_nodes(say("one"), read_message(reply("ok")), rule)[-1], list_nodes(rule)[0]
+    for node in (early, late):
+        assert len(await find(index, "zebra", within=frozenset((node,)))) == 1
+        assert await find(index, "zebra", in_view=frozenset((node,))) == []
+
+
+async def test_what_is_not_indexed_yet_is_counted(log: LogBuilder, indexer: Indexer, index: SearchIndex) -> None:
+    log.call([say("a zebra")])
+    index_all(indexer)
+    log.call([say("a zebra"), say("another zebra")], reply("yes"))
+    answer = await index.search(SearchQuery(text="zebra"))
+    assert (len(answer.hits), answer.behind) == (1, 2)
+
+
+async def test_erased_content_is_not_found_even_before_it_is_removed(
+    log: LogBuilder, indexer: Indexer, index: SearchIndex
+) -> None:
+    log.call([say("a zebra"), say("a striped zebra")])
+    index_all(indexer)
+    log.erase("striped")
+    assert await find(index, "zebra") == ["a zebra"]
+    index_all(indexer)
+    assert await find(index, "zebra") == ["a zebra"]
+
+
+async def test_without_an_index_nothing_is_found(log: LogBuilder, index: SearchIndex) -> None:
+    log.call([say("a zebra")])
+    answer = await index.search(SearchQuery(text="zebra"))
+    assert (answer.hits, answer.is_complete) == ((), False)
+    assert await index.find_entry("aaaaaaaaaa") is None
+    assert "there is no index yet" in (await index.look()).fault
+
+
+async def test_an_index_that_is_made_anew_is_read_anew(log: LogBuilder, indexer: Indexer, index: SearchIndex) -> None:
+    log.call([say("a zebra")])
+    index_all(indexer)
+    assert await find(index, "zebra") == ["a zebra"]
+    indexer.rebuild()
+    assert await find(index, "zebra") == []
+    index_all(indexer)
+    assert await find(index, "zebra") == ["a zebra"]
+    assert (await index.look()).behind == 0
+
+
+async def test_an_index_of_another_log_is_not_read(
+    log: LogBuilder, tmp_path: Path, indexer: Indexer, index: SearchIndex
+) -> None:
+    write_work(log)
+    index_all(indexer)
+    other = LogBuilder(tmp_path / "other.db")
+    other.call([say("a zebra")])
+    foreign = Indexer(other.path)
+    index_all(foreign)
+    foreign.close()
+    indexer.close()
+    (tmp_path / "other-index.db").replace(tmp_path / "index.db")
+    assert not (await index.search(SearchQuery(text="zebra"))).is_complete
+    other.close()
+
+
+async def test_the_time_is_limited(log: LogBuilder, indexer: Indexer) -> None:
+    write_work(log)
+    index_all(indexer)
+    hasty = SearchIndex(log.path, most_seconds=0.0)
+    assert not (await hasty.search(SearchQuery(text="parser file command"))).is_complete
+    await hasty.close()
+
+
+async def test_health_is_what_the_writer_tells(log: LogBuilder) -> None:
+    told = IndexHealth(behind=7)
+    assert SearchIndex(log.path, lambda: told).health is told
+
+
+@given(st.text(max_size=60), st.text(max_size=60))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+def test_any_text_is_a_query(tmp_path_factory: pytest.TempPathFactory, text: str, context: str) -> None:
+    folder = tmp_path_factory.getbasetemp() / "any"
+    if not folder.exists():
+        folder.mkdir()
+        log = LogBuilder(folder / "log.db")
+        write_work(log)
+        indexer = Indexer(log.path)
+        index_all(indexer)
+        indexer.close()
+        log.close()
+
+    async def look() -> None:
+        index = SearchIndex(folder / "log.db")
+        for query in (text, f"parser {text}", f'"{text}" OR parser*', text[::-1] + "\0"):
+            await index.search(SearchQuery(text=query, context=context))
+        await index.close()
+
+    asyncio.run(look())
+
+
+async def test_a_copy_without_its_index_has_none(log: LogBuilder, tmp_path: Path, indexer: Indexer) -> None:
+    write_work(log)
+    index_all(indexer)
+    copied = SearchIndex(copy_log(log, tmp_path / "copy"))
+    assert (await copied.search(SearchQuery(text="parser"))).hits == ()
+    await copied.close()

@@ -138,7 +138,7 @@ class FallbackChain:
             recalled = _list_recalled(state, epoch)
             body = self._rewriter.rewrite(state.request, state.history, epoch, changed=state.changed, recalled=recalled)
         except Exception as error:  # noqa: BLE001 - a boundary: the next level is tried
-            self._note_failure(state, "epoch", error)
+            _note_failure(self._bus, state, "epoch", error)
             return None
         return OutgoingRequest("epoch", body, state.tokens, epoch, is_opened=is_opened, removed=tuple(state.changed))
 
@@ -270,7 +270,7 @@ class FallbackChain:
         try:
             return await work, None
         except Exception as error:  # noqa: BLE001 - a boundary: the next level is tried
-            self._note_failure(state, rung, error)
+            _note_failure(self._bus, state, rung, error)
             return None, error
 
     async def _adopt(self, state: RequestState, wanted: _EpochRequest) -> OutgoingRequest | None:
@@ -295,9 +295,9 @@ class FallbackChain:
             if wanted.why in PRICED and decide(state.account, state.planned_facts).why is None:
                 return None  # the plan itself does not pay; it is kept
             state.context.forget_drafted()
-        self._report_unreachable(state, draft.plan.beyond)
+        _report_unreachable(self._bus, state, draft.plan.beyond)
         if not draft.plan.through:
-            self._note_unshortened(state)
+            _note_unshortened(state)
             return None
         return await self._open_planned(state, draft, wanted, rung)
 
@@ -359,9 +359,6 @@ class FallbackChain:
         tokens += count_tool(state.tool)
         return _EarlierPlan(draft, excess) if tokens < min(state.budget.high, state.tokens) else None
 
-    def _note_unshortened(self, state: RequestState) -> None:
-        state.context.unshortened[state.view] = state.tokens, state.request.chain.tip
-
     def _list_inputs(self, state: RequestState, why: EpochReason) -> PlanInputs:
         context, nodes, frozen = state.context, state.request.nodes, state.epoch or self._find_anonymous(state)
         pinned, reports = context.list_pinned(nodes), context.list_reports(nodes, state.view)
@@ -402,7 +399,7 @@ class FallbackChain:
         protected = history.head.tokens + plan.protected
         context.protected[state.view] = protected
         if tokens >= state.tokens:
-            self._note_unshortened(state)
+            _note_unshortened(state)
             return None
         epochs = [*context.epochs, *filter(None, (self._find_anonymous(state),))]
         known = {original.id: original for epoch in epochs for original in epoch.originals}
@@ -425,26 +422,32 @@ class FallbackChain:
         )
         return OutgoingRequest(rung, body, tokens, epoch, is_opened=True, removed=(*state.list_bound(), *state.changed))
 
-    def _report_unreachable(self, state: RequestState, protected: int) -> None:
-        """Report that there is no room for all that should stay, once until an epoch has room again."""
-        if not protected:
-            state.context.reported.discard(state.view)
-        if not protected or state.view in state.context.reported:
-            return
-        state.context.reported.add(state.view)
-        shown, named = state.to_model_tokens(protected), (state.request.exchange, state.request.session.id)
-        _log.warning(
-            "session %s: %d of %d usable tokens should stay as they are; some of it is shortened to keep the ceiling",
-            state.request.session.id,
-            shown,
-            state.to_model_tokens(state.budget.usable),
-        )
-        self._bus.publish(CeilingUnreachable(*named, state.view, shown, state.to_model_tokens(state.budget.usable)))
 
-    def _note_failure(self, state: RequestState, rung: Rung, error: Exception) -> None:
-        problem = f"{type(error).__name__}: {error}"
-        _log.warning("exchange %s: level %r failed: %s; trying the next one", state.request.exchange, rung, problem)
-        self._bus.publish(RungFailed(state.request.exchange, state.request.session.id, rung, problem))
+def _report_unreachable(bus: EventBus, state: RequestState, protected: int) -> None:
+    """Report that there is no room for all that should stay, once until an epoch has room again."""
+    if not protected:
+        state.context.reported.discard(state.view)
+    if not protected or state.view in state.context.reported:
+        return
+    state.context.reported.add(state.view)
+    shown, named = state.to_model_tokens(protected), (state.request.exchange, state.request.session.id)
+    _log.warning(
+        "session %s: %d of %d usable tokens should stay as they are; some of it is shortened to keep the ceiling",
+        state.request.session.id,
+        shown,
+        state.to_model_tokens(state.budget.usable),
+    )
+    bus.publish(CeilingUnreachable(*named, state.view, shown, state.to_model_tokens(state.budget.usable)))
+
+
+def _note_failure(bus: EventBus, state: RequestState, rung: Rung, error: Exception) -> None:
+    problem = f"{type(error).__name__}: {error}"
+    _log.warning("exchange %s: level %r failed: %s; trying the next one", state.request.exchange, rung, problem)
+    bus.publish(RungFailed(state.request.exchange, state.request.session.id, rung, problem))
+
+
+def _note_unshortened(state: RequestState) -> None:
+    state.context.unshortened[state.view] = state.tokens, state.request.chain.tip
 
 
 def _send_own(state: RequestState, epoch: Epoch | None) -> OutgoingRequest:

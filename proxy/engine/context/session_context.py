@@ -17,7 +17,7 @@ from proxy.engine.context.history_cache import PromptPrefix
 from proxy.engine.context.tool_offers import RecalledAnswers
 from proxy.engine.ports import Archive
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import ClearedContext, Epoch, EpochUse, Pin, Recalled, StoredContext, Summary
+from proxy.model.epoch import ClearedContext, Epoch, EpochUse, Pin, StoredContext, Summary
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.log import weigh_record
 from proxy.wire.identity import Item
@@ -423,12 +423,6 @@ class SessionContexts:
         context = self._enter(summary.session)
         context.add_summary(summary)
         self._settle(summary.session, context)
-
-    def add_recalled(self, recalled: Recalled) -> None:
-        """Add an answer in which a model recalled to its session."""
-        context = self._enter(recalled.session)
-        context.recalled.add(recalled)
-        self._settle(recalled.session, context)
 
     def weigh(self, session: str) -> None:
         """Update the size of a session's context that grew outside of calls, and drop what is above the limit."""

@@ -14,6 +14,9 @@ from proxy.engine.context.request_state import OutgoingRequest, RequestState, St
 from proxy.engine.context.tool_offers import ToolOffers
 from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.open_exchange import OpenExchange, Refusal, Retry
+from proxy.engine.recall.policy import RecallPolicy
+from proxy.engine.recall.recall import Recall
+from proxy.engine.recall.scope import make_scope
 from proxy.engine.recall.tool import DESCRIPTION, PARAMETERS
 from proxy.engine.request import ManagedRequest
 from proxy.engine.response_reader import read_received
@@ -231,7 +234,9 @@ class AnswerRounds:
         added = max(0, tokens - sum([item.weight for item in items]) // 4)
         named = request.exchange, request.session.id, request.model
         recalled = Recalled(*named, self._epoch.id, node, len(items), added, rounds)
-        parts.states.caches.contexts.add_recalled(recalled)
+        contexts = parts.states.caches.contexts
+        (await contexts.open(request)).recalled.add(recalled)
+        contexts.weigh(request.session.id)
         return [*([reply] if reply is not None else []), recalled]
 
     async def _answer(self, calls: Sequence[OwnCall]) -> tuple[OwnResult, ...]:
@@ -280,6 +285,17 @@ class AnswerRounds:
             self._client.write(WAITING)
         self._is_silent = True
         self._beat = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._send_comment)
+
+
+def build_rounds(
+    recall: Recall, policy: RecallPolicy, states: StateReader, lineage: LineageTracker, record_cap: int
+) -> RecallRounds:
+    """Return what begins the rounds of answers whose calls `recall` executes."""
+
+    async def run(request: ManagedRequest, epoch: Epoch, arguments: str) -> str:
+        return await recall.run(make_scope(request, policy.scope, epoch), arguments)
+
+    return RecallRounds(run, states, lineage, max_hops=policy.max_hops, record_cap=record_cap)
 
 
 def build_offers(*, is_on: bool) -> ToolOffers:

@@ -1,4 +1,4 @@
-"""Recall inside an answer, end to end over fakes: Chat Completions. What goes upstream, what the client and log have."""
+"""Recall inside an answer of Chat Completions, over fakes: what goes upstream, and what the client and the log have."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from proxy.model.epoch import Epoch, Recalled
 from proxy.model.exchange import Outcome, Reading, Round
 from proxy.model.lineage import Reply
 from tests.support.engine import ScriptedResponse
-from tests.support.managed import ManagedEngine, Turn, answer, cut_end
+from tests.support.managed import ManagedEngine, Turn, cut_end
 from tests.support.managing import Message, make_history
 
 HISTORY = make_history(60, 1600)
@@ -114,7 +114,10 @@ async def test_a_call_of_ours_is_answered_within_the_answer_and_repeated_later()
     rounds = [each for each in engine.log.of(Round) if each.exchange == turn.exchange]
     assert [each.k for each in rounds] == [0, 1]
     outcomes = [each for each in engine.log.of(Outcome) if each.exchange == turn.exchange]
-    assert [(each.k, each.status, each.completeness) for each in outcomes] == [(0, 200, "complete"), (1, 200, "complete")]
+    assert [(each.k, each.status, each.completeness) for each in outcomes] == [
+        (0, 200, "complete"),
+        (1, 200, "complete"),
+    ]
     readings = {each.k: each.usage for each in engine.log.of(Reading) if each.exchange == turn.exchange}
     assert {k: (each.input, each.output) for k, each in readings.items() if each} == {0: (1000, 20), 1: (1100, 30)}
     (recalled,) = engine.log.of(Recalled)

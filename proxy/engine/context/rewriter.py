@@ -35,7 +35,6 @@ _ANY = Provider()
 _edits = msgspec.json.Decoder(tuple[Edit, ...])
 
 _MARKERS_LOST = RequestFault("markers", "lost")
-_OF_RESTORED = ("reasoning", "protected")
 
 
 class Invalid(ValueError):
@@ -45,10 +44,17 @@ class Invalid(ValueError):
 class _CheckedSplices:
     """The splices of an epoch, and the verdict on the last request that was rewritten with them."""
 
-    __slots__ = ("ids", "splices", "verdict")
+    __slots__ = ("ids", "restored", "splices", "verdict")
 
-    def __init__(self, splices: tuple[Splice, ...], structures: Sequence[MessageStructure]) -> None:
+    def __init__(
+        self,
+        splices: tuple[Splice, ...],
+        structures: Sequence[MessageStructure],
+        restored: tuple[Splice, ...] = (),
+    ) -> None:
+        splices = (*splices, *restored)
         self.splices = splices
+        self.restored = restored  # those of answers that are sent with their hidden rounds
         self.ids = list_replaced(structures, splices)
         self.verdict: Verdict | None = None
 
@@ -89,8 +95,7 @@ class Rewriter:
         judged = self._find_judged(request, history, epoch, restored)
         lasting = extend_verdict(judged.verdict, history.runs, rules) if judged.verdict and not pinned else None
         shown = {"is_marked": rendered is not epoch.rendered, "is_judged": lasting is not None}
-        ours = {place for each in restored for place in range(each.start, each.stop)}
-        if problem := find_problem(history, judged.splices, rules, pinned, ours=ours, **shown):
+        if problem := find_problem(history, judged.splices, rules, pinned, restored=judged.restored, **shown):
             raise Invalid(problem)
         if lasting is None:
             lasting = make_verdict(history.runs, judged.splices, rules, judged.ids)
@@ -138,8 +143,8 @@ class Rewriter:
         if judged is None:
             edits = _edits.decode(epoch.edits)
             splices = list_splices(request.wire, edits, epoch.rendered, history.structures, epoch.depth)
-            splices += tuple([_make_splice(request.wire, each) for each in restored])
-            judged = self._judged[key] = _CheckedSplices(splices, history.structures)
+            answers = tuple([_make_splice(request.wire, each) for each in restored])
+            judged = self._judged[key] = _CheckedSplices(splices, history.structures, answers)
             if len(self._judged) > _MOST_REMEMBERED:
                 del self._judged[next(iter(self._judged))]
         return judged
@@ -189,24 +194,31 @@ def find_problem(
     rules: Rules,
     protected: Collection[int] = (),
     *,
-    ours: Collection[int] = (),
+    restored: Collection[Splice] = (),
     is_marked: bool = False,
     is_judged: bool = False,
 ) -> str:
     """Describe in a few words a fault of a rewritten history that the client's does not have; empty if there is none.
 
     If `is_marked`, a cache marker stands for those that were removed with their messages. If it `is_judged`, only its
-    markers are. Signed reasoning may be gone (`context/verbatim`). In the places `ours` an answer is sent with the
-    rounds that the client does not have: more reasoning, and the client's own results with ours beside them. The
-    members outside the messages are the client's own, so they are not checked.
+    markers are. Signed reasoning may be gone (`context/verbatim`). In `restored` an answer is sent with the rounds that
+    the client does not have: more reasoning, calls with ids that the model may use again, and the client's own results
+    with ours beside them. The members outside the messages are the client's own, so they are not checked.
     """
     faults = find_marker_faults if is_judged else partial(find_faults, protected=protected)
     for fault in faults(history.runs, splices, rules):
         is_removed = fault.kind == "reasoning" and history.structures[fault.place].signed
-        is_more = fault.kind in _OF_RESTORED and fault.place in ours
+        is_more = any(_is_of_restored(fault, each) for each in restored)
         if not (is_removed or is_more or (is_marked and fault == _MARKERS_LOST)):
             return f"{fault.kind} {fault.subject}".strip()
     return ""
+
+
+def _is_of_restored(fault: RequestFault, splice: Splice) -> bool:
+    """Return whether a fault is none where an answer is sent with its hidden rounds."""
+    if fault.kind == "duplicate":
+        return any(fault.subject in structure.calls for structure in splice.structures)
+    return fault.kind in ("reasoning", "protected") and splice.start <= fault.place < splice.stop
 
 
 class _Splicing:

@@ -318,27 +318,22 @@ class _ChatStitcher(RoundStitcher):
         message = _find_message(body)
         if self._is_quiet or not message:
             return body
-        messages = [*map(_find_message, self._bodies[:-1]), message]
-        is_hidden = False
+        calls = list_elements(read_member(message, "tool_calls") or b"[]")
+        kept = [each for each in calls if not _is_own(load_lenient(each), self._tool)]
 
         def change(name: str, value: bytes) -> bytes | None:
-            nonlocal is_hidden
             if name == "tool_calls":
-                calls = list_elements(value)
-                kept = [each for each in calls if not _is_own(load_lenient(each), self._tool)]
-                is_hidden = bool(calls) and not kept
                 return join_array(kept) if kept else None
-            if name == "content":
-                return _join_contents([read_member(each, name) for each in messages])
-            if name in _PLAIN_REASONING:
-                return _join_contents([read_member(each, name) for each in messages])
             return None if name in _SIGNED and self._round else value
 
-        said = change_members(message, change)
-        for name in (*_PLAIN_REASONING, *_SIGNED):  # of the first round alone
-            if first := next(filter(None, (read_member(each, name) for each in messages[:1])), b""):
-                said = said if read_member(said, name) else set_member(said, name, first)
-        return self._write_choice(body, said, is_hidden=is_hidden)
+        said, messages = change_members(message, change), list(map(_find_message, self._bodies))
+        for name in ("content", *_PLAIN_REASONING):
+            if contents := [raw for each in messages if (raw := read_member(each, name))]:
+                said = set_member(said, name, _join_contents(contents))
+        for name in _SIGNED:  # of the first round alone
+            if self._round and (raw := read_member(messages[0], name)):
+                said = set_member(said, name, raw)
+        return self._write_choice(body, said, is_hidden=bool(calls) and not kept)
 
     def _write_choice(self, body: bytes, message: bytes, *, is_hidden: bool) -> bytes:
         def change(name: str, value: bytes) -> bytes | None:
@@ -384,9 +379,9 @@ def _empty_deltas(data: bytes) -> bytes:
 
 def _join_contents(contents: Sequence[bytes]) -> bytes:
     """Return the content of several messages as one: strings joined, or a list of parts."""
-    said = [content for content in contents if content not in (b"", b"null", b'""', b"[]")]
+    said = [content for content in contents if content not in (b"null", b'""', b"[]")]
     if not said:
-        return contents[-1] or b"null"
+        return contents[-1]
     if all(content[:1] == b'"' for content in said):
         return b'"%b"' % b"".join(content[1:-1] for content in said)
     parts = [

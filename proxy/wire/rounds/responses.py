@@ -312,8 +312,9 @@ class _ResponsesStitcher(RoundStitcher):
             edited = set_member(edited, "usage", add_earlier(usage, self._earlier, _USAGE))
         output = list_elements(read_member(edited, "output") or b"[]")
         items = [*self._said, *_leave_out(output, lambda item: _is_own(item, self._tool))]
-        # ChatGPT's own backend ends with an empty `output`, because it sent the items before
-        return set_member(edited, "output", join_array(items)) if output and items != output else edited
+        # ChatGPT's own backend ends with an empty `output`, because it sent the items before.
+        is_told = bool(output) or not self._places
+        return set_member(edited, "output", join_array(items)) if is_told and items != output else edited
 
     def _write_body(self) -> bytes:
         body = self._bodies[-1] if self._bodies else b""

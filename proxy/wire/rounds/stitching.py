@@ -184,7 +184,7 @@ class RoundStitcher(ABC):
         return end
 
     def finish(self) -> bytes:
-        """Return what is left to send: all of a body, or the held end of a stream."""
+        """Return what is left to send: all of a body, or the held end of a stream, unless its last round broke off."""
         written = self._pending + (self._close() if self._is_stream else self._write_body())
         self._pending = b""
         return written
@@ -347,7 +347,7 @@ class RoundStitcher(ABC):
 
     def _close(self) -> bytes:
         ends, self._ends = self._ends, []
-        return b"".join([self._close_event(event) for event in ends])
+        return b"".join([self._close_event(event) for event in ends]) if self._ended.is_ended else b""
 
     # Bodies
 

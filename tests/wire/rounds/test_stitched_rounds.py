@@ -1,0 +1,144 @@
+"""Several rounds of a model as one response: what the client gets, in all formats, however the bytes are cut."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.wire.rounds import OwnCall, RoundEnd, make_stitcher
+from proxy.wire.streams import read_events
+from tests.support.rounds import SPEAKERS, TOOL, Call, Part, PlainResponsesSpeaker, Speaker, Text, Thought, Turn, number
+
+GARBAGE = ("", "{", "no json", '{"a": 1', "[1]", '"x"', "null", '{"query": "\\ud800"}')
+SPEAKING = pytest.mark.parametrize("speaker", SPEAKERS, ids=lambda speaker: speaker.form.name)
+PLAIN = (*SPEAKERS[:2], PlainResponsesSpeaker())
+
+
+def cut(body: bytes, sizes: Sequence[int]) -> Iterator[bytes]:
+    """The body in pieces of these sizes, in turn."""
+    at = 0
+    while at < len(body):
+        for size in sizes or (len(body),):
+            yield body[at : at + size]
+            at += size
+
+
+def play(
+    speaker: Speaker, bodies: Sequence[bytes], sizes: Sequence[int] = (), *, is_stream: bool = True, binds: bool = True
+) -> tuple[bytes, list[RoundEnd]]:
+    """What the client gets for these rounds, and what each has come to."""
+    stitcher = make_stitcher(speaker.form, TOOL, is_stream=is_stream, binds_reasoning=binds)
+    written, ends = [], []
+    for body in bodies:
+        written += [stitcher.feed(piece) for piece in cut(body, sizes) if piece]
+        ends.append(stitcher.end_round())
+    return b"".join([*written, stitcher.finish()]), ends
+
+
+def read_stream(speaker: Speaker, stream: bytes) -> dict[str, Any]:
+    events = read_events(stream)
+    answer = speaker.form.read_events(events)
+    assert answer.is_ended
+    # An item that was begun and is withheld is not in the object that ends the response.
+    return clean(json.loads(events[-1].data)["response"] if speaker.form.is_itemised else answer.value)
+
+
+def clean(value: dict[str, Any]) -> dict[str, Any]:
+    """A response without our name where the provider repeats it."""
+    value = json.loads(json.dumps(value))
+    if "tools" in value:
+        value["tools"] = [tool for tool in value["tools"] if tool["name"] != TOOL]
+    return value
+
+
+def expect_stream(speaker: Speaker, turns: Sequence[Turn], *, binds: bool = True) -> dict[str, Any]:
+    return read_stream(speaker, speaker.stream(speaker.join(turns, binds=binds)))
+
+
+_texts = st.builds(Text, st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9))
+_thoughts = st.builds(Thought, st.text("ab \n", max_size=9))
+_own = st.builds(Call, st.sampled_from(['{"action":"search","query":"é"}', "{}"]))
+_foreign = st.builds(Call, st.just('{"path":"a"}'), st.just("read"))
+_hidden = st.lists(_texts | _thoughts | _own, max_size=4).flatmap(
+    lambda parts: st.builds(lambda call, at: [*parts[:at], call, *parts[at:]], _own, st.integers(0, 4))
+)
+_plain = st.lists(_texts | _thoughts | _foreign, max_size=4)
+_mixed = st.lists(_texts | _thoughts | _own | _foreign, max_size=3).flatmap(
+    lambda parts: st.builds(lambda own, other: [own, *parts, other], _own, _foreign)
+)
+_turns = st.builds(lambda hidden, last: number(*hidden, last), st.lists(_hidden, max_size=3), _plain | _mixed)
+_sizes = st.lists(st.integers(1, 200), max_size=4)
+_speakers = st.sampled_from(SPEAKERS)
+
+
+@given(_speakers, _turns, _sizes, st.booleans())
+def test_a_client_gets_one_response_without_our_tool(
+    speaker: Speaker, turns: tuple[Turn, ...], sizes: list[int], binds: bool
+) -> None:
+    streams = [speaker.stream(turn) for turn in turns]
+    written, ends = play(speaker, streams, sizes, binds=binds)
+    assert read_stream(speaker, written) == expect_stream(speaker, turns, binds=binds)
+    assert TOOL.encode() not in written
+    assert [end.can_continue for end in ends] == [turn.is_hidden for turn in turns]
+    assert written == play(speaker, streams, binds=binds)[0]
+
+
+@given(_speakers, _turns, _sizes, st.booleans())
+def test_a_body_is_one_response_without_our_tool(
+    speaker: Speaker, turns: tuple[Turn, ...], sizes: list[int], binds: bool
+) -> None:
+    bodies = [speaker.spell_body(turn) for turn in turns]
+    written, ends = play(speaker, bodies, sizes, is_stream=False, binds=binds)
+    expected = json.loads(speaker.spell_body(speaker.join(turns, binds=binds)))
+    assert clean(json.loads(written)) == clean(expected)
+    assert TOOL.encode() not in written
+    assert [end.can_continue for end in ends] == [turn.is_hidden for turn in turns]
+
+
+@given(st.sampled_from(PLAIN), _plain, _sizes, st.sampled_from([b"\n", b"\r\n", b"\r"]))
+def test_a_stream_without_our_call_passes_byte_by_byte(
+    speaker: Speaker, parts: list[Part], sizes: list[int], line_end: bytes
+) -> None:
+    [turn] = number([*parts, Text(f"I could use {TOOL}.")])
+    stream = b": comment\n\n" + speaker.stream(turn) + b"\n\n: end\n"
+    stream = stream.replace(b"\n", line_end)
+    assert play(speaker, [stream], sizes) == (stream, [RoundEnd()])
+
+
+EXAMPLE = number(
+    [Thought("I should look"), Text("Wait."), Call('{"a":"ü"}'), Call("{}")],
+    [Thought("and again"), Call("{}")],
+    [Thought("now"), Text("Here: é"), Call('{"p":1}', "read"), Call("{}"), Call("{}", "write")],
+)
+
+
+@SPEAKING
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
+def test_it_is_the_same_wherever_the_bytes_are_cut(speaker: Speaker, line_end: bytes) -> None:
+    streams = [speaker.stream(turn).replace(b"\n", line_end) for turn in EXAMPLE]
+    streams = [line_end.join((b": one", b": two", b"")) + stream for stream in streams]
+    whole, _ = play(speaker, streams)
+    assert read_stream(speaker, whole) == expect_stream(speaker, EXAMPLE)
+    for place, stream in enumerate(streams):
+        for at in range(1, len(stream)):
+            stitcher = make_stitcher(speaker.form, TOOL, is_stream=True)
+            written = []
+            for i, other in enumerate(streams):
+                written += [stitcher.feed(piece) for piece in ((stream[:at], stream[at:]) if i == place else (other,))]
+                stitcher.end_round()
+            assert b"".join([*written, stitcher.finish()]) == whole
+
+
+@SPEAKING
+def test_what_has_gone_out_of_a_broken_stream_is_its_beginning(speaker: Speaker) -> None:
+    streams = [speaker.stream(turn) for turn in EXAMPLE]
+    whole, _ = play(speaker, streams)
+    for place, stream in enumerate(streams):
+        for at in range(len(stream)):
+            broken, ends = play(speaker, [*streams[:place], stream[:at]])
+            gone = broken[: broken.rfind(b"\n\n") + 2]
+            assert TOOL.encode() not in gone
+            assert whole.startswith(gone) or ends[-1].is_ended

@@ -25,18 +25,40 @@ async def recall(request: ManagedRequest, epoch: Epoch, arguments: str) -> str:
 
 def make_recalling(upstream: Any, seed: int = 0, chance: float = 0.4) -> list[int]:
     """Let a strict upstream's model recall in so many answers, often beside its other calls. Return those it made."""
-    random, plain, made = Random(seed), upstream._call, list[int]()
+    random, made = Random(seed), list[int]()
+    if not hasattr(upstream, "_call"):
+        return _make_chat_recalling(upstream, random, chance)
+    plain = upstream._call
 
     def call(number: int, **options: Any) -> list[dict[str, Any]]:
         is_offered = RECALL_TOOL.encode() in json.dumps(json.loads(upstream.calls[-1].body).get("tools")).encode()
         others: list[dict[str, Any]] = plain(number, **options)
         if not is_offered or random.random() >= chance:
             return others
+        if hasattr(upstream, "answers"):
+            others = []  # an item of reasoning is tied to the call behind it, whoever gets that
         own = [_spell(upstream, number, i, random.choice(_OWN)) for i in range(random.choice((1, 1, 2, 8)))]
         made.append(number)
         return own if random.random() < 0.6 else [*own, *others] if random.random() < 0.5 else [*others, *own]
 
     upstream._call = call
+    return made
+
+
+def _make_chat_recalling(upstream: Any, random: Random, chance: float) -> list[int]:
+    plain, made = upstream._think, list[int]()
+
+    def think(request: dict[str, Any]) -> dict[str, Any]:
+        message: dict[str, Any] = plain(request)
+        if RECALL_TOOL not in json.dumps(request.get("tools")) or random.random() >= chance:
+            return message
+        made.append(len(made))
+        function = {"name": RECALL_TOOL, "arguments": random.choice(_OWN)}
+        own = [{"id": f"call_{len(made)}own{i}", "type": "function", "function": function} for i in range(2)]
+        others = [] if random.random() < 0.6 else message.get("tool_calls") or []
+        return message | {"tool_calls": [*own, *others] if random.random() < 0.5 else [*others, *own]}
+
+    upstream._think = think
     return made
 
 

@@ -227,7 +227,7 @@ def list_ends(state: RequestState, outgoing: OutgoingRequest) -> list[int] | Non
         is_end = structure.role in ("user", "tool") and following != "tool"
         if structure.markers if cache.kind == "breakpoints" else is_end:
             marks.append(len(sizes))
-        added = state.count_recalled(depth) - state.count_recalled(place + 1)
+        added = state.count_recalled(depth) - state.count_recalled(place + 1) if state.has_tool else 0
         frozen = state.epoch_tokens if depth else 0
         sizes.append(history.head.tokens + frozen + history.count(depth, place + 1) + added)
     return [sizes[place] for place in cache.list_readable(marks, len(sizes))]

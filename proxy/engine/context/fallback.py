@@ -174,7 +174,8 @@ class FallbackChain:
             return None
         wanted = _EpochRequest("unsigned", commit, name, self.seconds)
         tokens = state.tokens - state.count_removed(removed)
-        tokens -= state.count_recalled(state.depth) - state.count_recalled(draft.plan.through)
+        if parent is not None and parent.tool:
+            tokens -= state.count_recalled(state.depth) - state.count_recalled(draft.plan.through)
         originals = parent.originals if parent is not None else ()
         epoch = _make_epoch(state, draft, originals, wanted, tokens=tokens, now_ms=self._clock.now_ms())
         outgoing = OutgoingRequest("epoch", b"", tokens, epoch, removed=tuple(removed))
@@ -218,7 +219,7 @@ class FallbackChain:
         frozen = await self._histories.count_messages(request, draft.rendered) + count_tool(parent.tool)
         wanted = _EpochRequest("uncompacted", commit, name, self.seconds)
         tokens = state.history.tokens - state.history.count_to(parent.depth) + frozen
-        tokens += state.count_recalled(parent.depth)
+        tokens += state.count_recalled(parent.depth) if parent.tool else 0
         epoch = _make_epoch(state, draft, parent.originals, wanted, tokens=tokens, now_ms=self._clock.now_ms())
         _log.warning("session %s: %s", epoch.session, _UNCOMPACTED)
         removed = tuple(state.list_bound())
@@ -354,7 +355,7 @@ class FallbackChain:
         draft = drafted.drafting.result()
         frozen = await self._histories.count_messages(state.request, draft.rendered)
         tokens = state.history.tokens - state.history.count_to(draft.plan.through) + frozen
-        tokens += state.count_recalled(draft.plan.through)
+        tokens += state.count_recalled(draft.plan.through) if state.tool else 0
         excess = tokens - state.history.head.tokens - drafted.tokens
         tokens += count_tool(state.tool)
         return _EarlierPlan(draft, excess) if tokens < min(state.budget.high, state.tokens) else None
@@ -374,7 +375,7 @@ class FallbackChain:
             is_bound=context.reasoning.binds_in(state.request),
             excluded=state.request.clearing.excluded if state.request.clearing is not None else (),
             has_tool=bool(state.tool),
-            recalled={place: each.tokens for place, each in state.recalled.items()},
+            recalled={place: each.tokens for place, each in state.recalled.items()} if state.tool else {},
         )
 
     def _find_anonymous(self, state: RequestState) -> Epoch | None:
@@ -395,7 +396,7 @@ class FallbackChain:
         )
         frozen += count_tool(state.tool)
         tokens = history.tokens - history.count_to(plan.through) + frozen - state.count_removed(later)
-        tokens += state.count_recalled(plan.through)
+        tokens += state.count_recalled(plan.through) if state.tool else 0
         protected = history.head.tokens + plan.protected
         context.protected[state.view] = protected
         if tokens >= state.tokens:

@@ -69,7 +69,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             self.history.tokens
             - self.history.count_to(self.depth)
             + self.epoch_tokens
-            + self.count_recalled(self.depth)
+            + (self.count_recalled(self.depth) if self.has_tool else 0)
             - self.count_removed(self.changed)
         )
 
@@ -178,7 +178,6 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             epoch_tokens=epoch_tokens,
             changed=changed,
             tool=epoch.tool,
-            recalled=self.context.recalled.find(self.request) if epoch.tool else NO_RECALLED,
         )
 
     def to_model_tokens(self, tokens: int) -> int:
@@ -360,9 +359,10 @@ class StateReader:
         model = request.model
         epoch_account = context.get_account(model, epoch.id if epoch is not None else "", budget)
         tool = self.offers.choose(request, epoch, is_refused=context.recalled.is_refused(model, self.clock.now_ms()))
-        recalled = context.recalled.find(request) if epoch is not None and epoch.tool else NO_RECALLED
+        recalled = context.recalled.find(request)
         depth = epoch.depth if epoch is not None else 0
-        kept = find_kept(history, epoch_account.before, epoch_tokens, depth, recalled)
+        sent = recalled if epoch is not None and epoch.tool else NO_RECALLED
+        kept = find_kept(history, epoch_account.before, epoch_tokens, depth, sent)
         if epoch_account.head not in (None, history.head):
             kept = 0  # a provider's cache matches only from the very beginning
         if request.clearing is not None and request.clearing.trigger is not None:

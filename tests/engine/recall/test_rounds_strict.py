@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from proxy.store.sqlite.verify import verify_log
+from tests.support.bound_sessions import BoundSession
 from tests.support.message_sessions import MessageSession
 from tests.support.recalling_models import PAGE, make_recalling, recall
 from tests.support.response_sessions import ResponseSession
@@ -16,6 +17,9 @@ UNBOUND = {"model": "claude-sonnet-4-5", "other": "claude-opus-4-1"}
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
+        (BoundSession, {"often": 0}),
+        (BoundSession, {"often": 3, "seed": 1}),
+        (BoundSession, {"often": 3, "seed": 2, "member": "thinking_blocks"}),
         (MessageSession, {"often": 0}),
         (MessageSession, {"often": 4, "seed": 1}),
         (MessageSession, {"often": 4, "seed": 2, "is_stream": False}),
@@ -29,11 +33,12 @@ UNBOUND = {"model": "claude-sonnet-4-5", "other": "claude-opus-4-1"}
     ],
 )
 async def test_nothing_is_refused_because_a_model_recalls(tmp_path: Path, kind: Any, options: dict[str, Any]) -> None:
-    session = kind(8_000, size=1_500, path=tmp_path, run=recall, **options)
+    ceiling, size = (4_000, 900) if kind is BoundSession else (8_000, 1_500)
+    session = kind(ceiling, size=size, path=tmp_path, run=recall, **options)
     made = make_recalling(session.upstream)
     await session.run(90)
     await session.talk.close()
-    assert session.upstream.refusals == []
+    assert session.upstream.refused == 0
     assert (session.counts["refused"], session.counts["failed"]) == (0, 0)
     assert len(made) > 5 and any(PAGE.encode() in call.body for call in session.upstream.calls)
     assert b"context_recall" not in b"".join(map(repr_of, session.history))

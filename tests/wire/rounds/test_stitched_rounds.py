@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.wire.rounds import OwnCall, RoundEnd, make_stitcher
+from proxy.wire.rounds import RoundEnd, make_stitcher
 from proxy.wire.streams import read_events
 from tests.support.rounds import SPEAKERS, TOOL, Call, Part, PlainResponsesSpeaker, Speaker, Text, Thought, Turn, number
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from proxy.wire import FORMATS
 from proxy.wire.format import Format
+from proxy.wire.rounds import RoundEnd, make_stitcher
 
 TOOL = "context_recall"
 
@@ -210,10 +211,13 @@ class MessagesSpeaker(Speaker):
     @staticmethod
     def _begin(part: Part) -> tuple[Fields, list[Fields]]:
         if isinstance(part, Call):
-            pieces = [{"type": "input_json_delta", "partial_json": piece} for piece in _cut(part.arguments)]
+            pieces: list[Fields] = [
+                {"type": "input_json_delta", "partial_json": piece} for piece in _cut(part.arguments)
+            ]
             return {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}, pieces
         if isinstance(part, Text):
-            return {"type": "text", "text": ""}, [{"type": "text_delta", "text": piece} for piece in _cut(part.text)]
+            pieces = [{"type": "text_delta", "text": piece} for piece in _cut(part.text)]
+            return {"type": "text", "text": ""}, pieces
         thinking: list[Fields] = [{"type": "thinking_delta", "thinking": piece} for piece in _cut(part.text)]
         begun = {"type": "thinking", "thinking": "", "signature": ""}
         return begun, [*thinking, {"type": "signature_delta", "signature": f"s-{part.id}"}]
@@ -246,9 +250,6 @@ class ResponsesSpeaker(Speaker):
         following = turn.parts[place + 1 :]
         has_own = any(call.is_own for call in turn.calls)
         return not has_own or any(not isinstance(part, Call) for part in following)
-
-    def join(self, turns: Sequence[Turn], *, binds: bool = True) -> Turn:
-        return super().join(turns, binds=binds)
 
     def list_events(self, turn: Turn) -> list[bytes]:
         sent: list[tuple[str, Fields]] = []
@@ -347,3 +348,24 @@ class PlainResponsesSpeaker(ResponsesSpeaker):
 
 
 SPEAKERS: tuple[Speaker, ...] = (ChatSpeaker(), MessagesSpeaker(), ResponsesSpeaker())
+
+
+def slice_body(body: bytes, sizes: Sequence[int]) -> Iterator[bytes]:
+    """The body in pieces of these sizes, in turn."""
+    at = 0
+    while at < len(body):
+        for size in sizes or (len(body),):
+            yield body[at : at + size]
+            at += size
+
+
+def play(
+    form: Format, bodies: Sequence[bytes], sizes: Sequence[int] = (), *, is_stream: bool = True, binds: bool = True
+) -> tuple[bytes, list[RoundEnd]]:
+    """What the client gets for these rounds, and what each has come to."""
+    stitcher = make_stitcher(form, TOOL, is_stream=is_stream, binds_reasoning=binds)
+    written, ends = [], []
+    for body in bodies:
+        written += [stitcher.feed(piece) for piece in slice_body(body, sizes) if piece]
+        ends.append(stitcher.end_round())
+    return b"".join([*written, stitcher.finish()]), ends

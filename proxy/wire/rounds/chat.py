@@ -38,7 +38,7 @@ from proxy.wire.rounds.stitching import (
     spell_arguments,
 )
 from proxy.wire.rounds.tool import OwnTool, RoundWire
-from proxy.wire.streams import read_events
+from proxy.wire.streams import read_events, set_members
 
 _USAGE = OutputNames("completion_tokens", "completion_tokens_details", "total_tokens")
 _HEAD = ("id", "created", "model")
@@ -63,7 +63,7 @@ class _ChatRounds(RoundWire):
         if is_stream:
             answer = self.form.read_events(read_events(received))
             message = next((each.get("message") for each in read_objects(answer.value.get("choices"))), None)
-            raw = encode_value(message) if isinstance(message, dict) else b""
+            raw = encode_value(_join_thinking(message)) if isinstance(message, dict) else b""
         else:
             value = load_lenient(received)
             answer = self.form.read_answer(value) if isinstance(value, dict) else Answer({}, is_ended=False)
@@ -118,6 +118,24 @@ def _find_message(body: bytes) -> bytes:
     choice = next(iter(list_elements(read_member(body, "choices") or b"[]")), b"{}")
     message = read_member(choice, "message")
     return message if message[:1] == b"{" else b""
+
+
+def _join_thinking(message: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a streamed message with whole `thinking_blocks`, whose fragments have no index: a signature ends each."""
+    fragments = read_objects(message.get("thinking_blocks"))
+    if not fragments:
+        return message
+    blocks: list[dict[str, object]] = []
+    is_open = False
+    for fragment in fragments:
+        is_text = read_text(fragment.get("type")) != "redacted_thinking"
+        if is_open and is_text:
+            said = read_text(blocks[-1].get("thinking")) + read_text(fragment.get("thinking"))
+            set_members(blocks[-1], {**fragment, "thinking": said})
+        else:
+            blocks.append(fragment)
+        is_open = is_text and not fragment.get("signature")
+    return {**message, "thinking_blocks": blocks}
 
 
 def _is_own(call: object, tool: str) -> bool:
@@ -240,9 +258,9 @@ class _ChatStitcher(RoundStitcher):
         name = read_name(fragment.get("function"))
         place = self._last_place = index if type(index) is int else self._last_place
         known = self._calls.get(place)
-        # As responses are read: some servers give all calls the index 0, others none, or an id to each fragment.
-        is_new = bool(known and call_id and call_id != known[0] and (name or index is None))
-        if known is None or is_new or (index is None and name and not call_id):
+        # As the format reads them: some servers give all calls the index 0, others none, or an id to each fragment.
+        is_other = known is not None and bool(call_id) and call_id != known[0]
+        if known is None or (is_other and (index is None or (known[0] and name))):
             known = self._calls[place] = (call_id, name == self._tool)
             (self._own_places if known[1] else self._client_places).add(place)
         return None if known[1] else place - sum(own < place for own in self._own_places - self._client_places)
@@ -316,7 +334,7 @@ class _ChatStitcher(RoundStitcher):
     def _write_body(self) -> bytes:
         body = self._bodies[-1] if self._bodies else b""
         message = _find_message(body)
-        if self._is_quiet or not message:
+        if self._is_untouched or not message:
             return body
         calls = list_elements(read_member(message, "tool_calls") or b"[]")
         kept = [each for each in calls if not _is_own(load_lenient(each), self._tool)]

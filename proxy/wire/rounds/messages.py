@@ -243,7 +243,7 @@ class _MessagesStitcher(RoundStitcher):
     def _write_body(self) -> bytes:
         body = self._bodies[-1] if self._bodies else b""
         contents = [read_member(each, "content") for each in self._bodies]
-        if self._is_quiet or contents[-1][:1] != b"[":
+        if self._is_untouched or contents[-1][:1] != b"[":
             return body
         kept: list[bytes] = []
         has_calls = False

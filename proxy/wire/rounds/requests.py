@@ -38,8 +38,8 @@ def read_round(form: Format, tool: str, received: bytes, *, is_stream: bool) -> 
 def find_obstacle(form: Format, body: SplitBody, tool: str, *, is_offered: bool = False) -> str:
     """Return why our tool cannot be in the tools of a request; empty if it can.
 
-    `is_offered`: it is in those of its epoch. Then a choice of tools that does not allow it is no obstacle, because the
-    tools must not change; the model cannot call it in that request.
+    `is_offered`: it is in those of its epoch. As these must not change, it is no obstacle then that the request has
+    another choice of tools, so that the model cannot call ours, or that it ends with the beginning of the answer.
     """
     wire = _WIRES[form.name]
     tools = load_lenient(body.member("tools") or b"null")
@@ -49,10 +49,11 @@ def find_obstacle(form: Format, body: SplitBody, tool: str, *, is_offered: bool 
         return f"the request has {len(tools)} tools"
     if any(tool in wire.list_names(each) for each in read_objects(tools)):
         return f"the request has a tool {tool} of its own"
+    if (obstacle := wire.find_obstacle(body)) or is_offered:
+        return obstacle
     if _is_begun(form, body):
         return "the request begins the answer"
-    is_barred = not (is_offered or wire.is_choice_free(body))
-    return wire.find_obstacle(body) or ("the request chooses among its tools" if is_barred else "")
+    return "" if wire.is_choice_free(body) else "the request chooses among its tools"
 
 
 def extend_tools(form: Format, tools: bytes, tool: OwnTool) -> bytes:

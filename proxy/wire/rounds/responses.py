@@ -187,6 +187,7 @@ class _ResponsesStitcher(RoundStitcher):
     """Stitches events, or response objects."""
 
     awaited = b'"reasoning"'
+    deciding = frozenset({_ADDED, *_ENDS})
     _head: Mapping[str, bytes] = MappingProxyType({})
     _next = 0  # the index of the client's next item
     _number = 0  # of the client's next event
@@ -208,13 +209,10 @@ class _ResponsesStitcher(RoundStitcher):
         return _is_own((event.value or {}).get("item"), self._tool)
 
     def _must_wait(self, event: EventBlock) -> bool:
-        return event.kind == _DONE and _is_tied((event.value or {}).get("item"))
-
-    def _decides(self, event: EventBlock) -> bool:
-        return event.kind == _ADDED or event.kind in _ENDS
+        return self.awaited in event.raw and event.kind == _DONE and _is_tied((event.value or {}).get("item"))
 
     def _flush(self) -> bytes:
-        return self._release(withholds=self._is_hiding)
+        return self._release(withholds=True)  # the stream broke off
 
     # Events
 

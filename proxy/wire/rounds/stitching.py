@@ -142,7 +142,8 @@ class RoundStitcher(ABC):
     before the reasoning of later rounds, which therefore is withheld from it.
     """
 
-    awaited: ClassVar[bytes] = b""  # in each event on which it depends what follows it
+    awaited: ClassVar[bytes] = b""  # in each event that passes or not by what follows it
+    deciding: ClassVar[frozenset[str]] = frozenset()  # the types of the events that decide on it
 
     def __init__(self, reader: RoundReader, tool: str, *, is_stream: bool, binds_reasoning: bool) -> None:
         self._reader = reader
@@ -189,6 +190,11 @@ class RoundStitcher(ABC):
         self._pending = b""
         return written
 
+    @property
+    def _is_untouched(self) -> bool:
+        """Whether there is one round, without a call of ours."""
+        return not (self._round or self._ended.own)
+
     # What differs between formats
 
     @abstractmethod
@@ -216,11 +222,7 @@ class RoundStitcher(ABC):
         return event.raw
 
     def _must_wait(self, event: EventBlock) -> bool:
-        """Return whether it depends on what follows an event whether the client gets it."""
-        return False
-
-    def _decides(self, event: EventBlock) -> bool:
-        """Return whether an event decides on the one that waits."""
+        """Return whether an event passes or not by what follows it."""
         return False
 
     def _flush(self) -> bytes:
@@ -275,8 +277,7 @@ class RoundStitcher(ABC):
         if not self._is_quiet:
             self._read.append(block)
             return self._rewrite_block(block)
-        has_name, is_awaited = self._name in block, bool(self.awaited) and self.awaited in block
-        event = EventBlock(block)
+        has_name, event = self._name in block, EventBlock(block)
         if has_name and self._opens(event):
             for earlier in cut_blocks(b"".join(self._read)):
                 self._rewrite_block(earlier)  # it has passed, or waits and is now held by the format
@@ -284,11 +285,11 @@ class RoundStitcher(ABC):
             self._read.append(block)
             return self._rewrite_block(block)
         self._read.append(block)
-        if self._waiting and not self._decides(event):
+        if self._waiting and event.kind not in self.deciding:
             self._waiting += block
             return b""
         waiting, self._waiting = self._waiting, b""
-        if is_awaited and self._must_wait(event):
+        if self._must_wait(event):
             lead = _match_lead(block)
             self._waiting = block[lead:]
             return waiting + block[:lead]
@@ -338,7 +339,7 @@ class RoundStitcher(ABC):
             waiting, self._waiting = self._waiting, b""
             return waiting + self._edit_echo(event)
         is_whole = event.value is not None or event.data.startswith(END)
-        return self._pass_block(rest + _BLANK) if is_whole else b""
+        return self._pass_block(rest.rstrip(b"\r\n") + _BLANK) if is_whole else b""
 
     def _hold(self, event: EventBlock) -> bytes:
         """Hold the end of a hidden round."""

@@ -208,12 +208,6 @@ async def build_engine(settings: Settings) -> Engine:
     return Engine(*parts, manual_compaction, index, lineage.tenants, hop_id)
 
 
-def _build_worker(settings: Settings, policy: EnginePolicy) -> WorkerProcess:
-    log_path = settings.store_policy().path.absolute()
-    worker_settings = WorkerSettings(settings.builder_policy(), policy.cache_bytes // 8, str(log_path))
-    return WorkerProcess(worker_settings, most_bytes=policy.cache_bytes // 2)
-
-
 def _build_recall(
     settings: Settings,
     archive: SqliteArchive,
@@ -224,6 +218,12 @@ def _build_recall(
     policy, cap = settings.recall_policy(), settings.engine_policy().record_cap_bytes
     recall = Recall(archive, index, SystemClock(), policy)
     return build_rounds(recall, policy, controller.states, lineage, cap)
+
+
+def _build_worker(settings: Settings, policy: EnginePolicy) -> WorkerProcess:
+    log = str(settings.store_policy().path.absolute())
+    worker_settings = WorkerSettings(settings.builder_policy(), policy.cache_bytes // 8, log)
+    return WorkerProcess(worker_settings, most_bytes=policy.cache_bytes // 2)
 
 
 def _build_lineage(

@@ -71,7 +71,7 @@ def expand(
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Write the original that a reference names, or what a search has found."""
+    """Write what a reference names."""
     services: Services = context.obj
     number = None if is_whole else page
     found = services.search(data, config, lambda log, index: load_found_page(log, index, reference, number))

@@ -48,7 +48,7 @@ def search(
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Find what was said, thought, called and returned, in all sessions."""
+    """Find what was said and done, in all sessions."""
     services: Services = context.obj
     request = SearchRequest(query, session, kind, role, tool, since, limit, tokens)
     with suppress(StoreUnavailable):  # a running server indexes by itself
@@ -66,7 +66,7 @@ def index(
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Bring the index for search up to date, or make it anew. A running server does both by itself."""
+    """Bring the index for search up to date, or make it anew."""
     services: Services = context.obj
     settings = load_server_settings(config, data, None, None, admin_token)
     if not services.find_server(settings):

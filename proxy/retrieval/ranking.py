@@ -1,9 +1,11 @@
 """Which entries answer a question best: sums of BM25 over passages, what stands beside them, and coverage."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nlargest
 from itertools import chain
 from math import log
+from typing import get_args
 
 import msgspec
 
@@ -36,13 +38,15 @@ class RankingWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     an entry around which all words of the query stand.
     """
 
-    card: float = 0.5
+    card: float = 0.3
     rule: float = 0.5
     user: float = 0.5
     neighbour: float = 0.5
     pair: float = 0.6
-    output_neighbour: float = 0.3
-    coverage: float = 0.5
+    output_neighbour: float = 0.0
+    step: float = 0.4
+    task: float = 1.0
+    coverage: float = 1.0
     reach: int = 2
 
 
@@ -84,10 +88,14 @@ class _Search:
         clues = self._expand()
         text = self._score_lane("text", clues, gather=True)
         scores, numbers, masks = self._gather(text)
-        lanes: tuple[tuple[Lane, float], ...] = (("card", self._w.card), ("rule", self._w.rule), ("user", self._w.user))
+        measured = {lane: self._postings.measure(lane).passages for lane in get_args(Lane)}
+        is_agent = measured["card"] > measured["user"]
+        lanes: list[tuple[Lane, float]] = [("card", self._w.card), ("rule", self._w.rule)]
+        if not is_agent:
+            lanes.append(("user", self._w.user))
         for lane, weight in lanes:
             self._add_lane(scores, masks, lane, clues, weight)
-        final = self._look_around(scores, masks, numbers)
+        final = self._look_around(scores, masks, is_agent)
         ordered = sorted(final, key=lambda entry: (-final[entry], -entry))
         chosen: list[int] = []
         for start in range(0, len(ordered), _CHUNK):
@@ -133,7 +141,8 @@ class _Search:
         if not measured.passages:
             return packed
         get, bits = packed.get, self._bits
-        for clue, factor in [*((c, 1.0) for c in clues), *((c, self._context_factor) for c in self._question.context)]:
+        context = self._question.context if lane == "text" else ()
+        for clue, factor in [*((c, 1.0) for c in clues), *((c, self._context_factor) for c in context)]:
             ids = self._find(lane, clue)
             if not ids:
                 continue
@@ -205,6 +214,13 @@ class _Search:
             masks[turn] = masks.get(turn, 0) | bits
         return scores, numbers, masks
 
+    def _leads_to_output(self, entry: int) -> bool:
+        """Return whether the message made a call whose output stands behind it."""
+        places = self._places[entry >> SESSION_SHIFT]
+        turn = entry >> TURN_SHIFT & (1 << SESSION_SHIFT - TURN_SHIFT) - 1
+        at = bisect_left(places, (turn + 1) << TURN_SHIFT + PLACE_SHIFT)
+        return at < len(places) and get_kind(places[at] >> PLACE_SHIFT) == "output"
+
     def _add_lane(
         self, scores: dict[int, float], masks: dict[int, int], lane: Lane, clues: Sequence[Clue], weight: float
     ) -> None:
@@ -218,9 +234,7 @@ class _Search:
         for entry, score in best.items():
             scores[entry] = scores.get(entry, 0.0) + weight * score
 
-    def _look_around(
-        self, scores: Mapping[int, float], masks: Mapping[int, int], numbers: dict[int, int]
-    ) -> dict[int, float]:
+    def _look_around(self, scores: Mapping[int, float], masks: Mapping[int, int], is_agent: bool) -> dict[int, float]:
         """Return scores with what is inherited from neighbours and the bonus for the words that stand around."""
         turns: dict[int, float] = {}
         for entry, score in scores.items():
@@ -232,8 +246,10 @@ class _Search:
         for entry, score in scores.items():
             turn = entry >> TURN_SHIFT
             before, behind = turns.get(turn - 1, 0.0), turns.get(turn + 1, 0.0)
-            if get_kind(entry) == "output":
+            if is_agent:
                 score += w.output_neighbour * (before + behind)
+                if get_role(entry) == "user":
+                    score *= w.task
             elif get_role(entry) == "user":
                 score += w.neighbour * before + w.pair * behind
             else:
@@ -241,5 +257,7 @@ class _Search:
             covered = 0
             for near in range(turn - w.reach, turn + w.reach + 1):
                 covered |= masks.get(near, 0)
+            if get_role(entry) == "assistant" and self._leads_to_output(entry):
+                score *= w.step
             final[entry] = score * (1 + w.coverage * covered.bit_count() / total)
         return final

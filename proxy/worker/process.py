@@ -32,7 +32,7 @@ _MOST_AHEAD = 8
 MOST_BYTES = 32 * 1024 * 1024
 _READ_BYTES = 1024 * 1024
 # How often the process is asked how current the index is, which also starts it again if it was lost.
-_ASK_SECONDS = 5.0
+ASK_SECONDS = 5.0
 
 _STOPPING = "the server is stopping"
 _REFUSED = "the worker process was lost several times; it is started again later"
@@ -155,7 +155,7 @@ class WorkerProcess:
                 self.index_health = await self._ask(IndexJob(), self._urgent, _health.decode)
             except (WorkerLost, RuntimeError) as error:
                 self.index_health = replace(self.index_health, fault=str(error))
-            await asyncio.sleep(_ASK_SECONDS)
+            await asyncio.sleep(ASK_SECONDS)
 
     def _is_full(self, weight: int) -> bool:
         """Return whether there is no room for a job of `weight` bytes. A job that is alone always has room."""

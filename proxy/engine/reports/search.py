@@ -101,9 +101,11 @@ async def load_found_page(
     try:
         page = await load_page(log, reference, number)
     except NotFound as error:
-        return await _load_indexed_page(index, reference, number, tenant, error)
+        # a caller that may see its own sessions only is not told what others have
+        unknown = error if tenant is None else NotFound(f"no session of yours has the reference {reference[:40]!r}")
+        return await _load_indexed_page(index, reference, number, tenant, unknown)
     if tenant is not None and (await log.find_key(page.session)).tenant.hex() != tenant:
-        raise NotFound(f"there is no reference {reference[:40]}")
+        raise NotFound(f"no session of yours has the reference {reference[:40]!r}")
     return page
 
 

@@ -59,7 +59,7 @@ _FIND_NODE = """
     WHERE substr(hash, 1, 6) = substr(?1, 1, 6) AND is_answer IN (0, 1) AND session = ?2 AND hash = ?1"""
 
 
-class Call(NamedTuple):
+class BringingCall(NamedTuple):
     """A call that brought messages."""
 
     seq: int
@@ -77,7 +77,7 @@ class NewMessage(NamedTuple):
     turn: int
     node: bytes
     digest: bytes
-    call: Call
+    call: BringingCall
     raw: bytes
     holder_kind: int
     holder: int
@@ -178,7 +178,7 @@ def _match(
     row = log.execute(_CALL, (session, exchange)).fetchone()
     if row is None or row[2] not in FORMATS:
         return {}
-    call = Call(row[0], row[1], FORMATS[row[2]], row[4])
+    call = BringingCall(row[0], row[1], FORMATS[row[2]], row[4])
     if is_answer:
         turns = {node: n for n, node, *_ in rows if find_turn(log, session, node) == n}  # else it was in a request
         return _match_answers(log, call, row[6] or b"", turns)
@@ -186,7 +186,7 @@ def _match(
     return _match_slices(log, session, call, slices, turn=row[5], wanted={n for n, *_ in rows})
 
 
-def _list_slices(log: sqlite3.Connection, call: Call, tip: bytes, count: int) -> list[_Slice]:
+def _list_slices(log: sqlite3.Connection, call: BringingCall, tip: bytes, count: int) -> list[_Slice]:
     """Return the last `count` messages of a request, the last one first."""
     if tip:
         found = log.execute(_SLICES, (tip, count)).fetchall() if count > 0 else []
@@ -201,7 +201,7 @@ def _list_slices(log: sqlite3.Connection, call: Call, tip: bytes, count: int) ->
 
 
 def _match_slices(
-    log: sqlite3.Connection, session: int, call: Call, slices: Sequence[_Slice], *, turn: int, wanted: set[int]
+    log: sqlite3.Connection, session: int, call: BringingCall, slices: Sequence[_Slice], *, turn: int, wanted: set[int]
 ) -> Mapping[int, list[NewMessage]]:
     """Return the messages of the wanted nodes, which are among those that end with `turn`."""
     found: dict[int, list[NewMessage]] = {}
@@ -225,7 +225,7 @@ def _match_slices(
 
 
 def _match_answers(
-    log: sqlite3.Connection, call: Call, tip: bytes, turns: Mapping[bytes, int]
+    log: sqlite3.Connection, call: BringingCall, tip: bytes, turns: Mapping[bytes, int]
 ) -> Mapping[int, list[NewMessage]]:
     """Return the messages of the first alternative of each answer to a call, by the number of the node."""
     found: dict[int, list[NewMessage]] = {}

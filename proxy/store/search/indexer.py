@@ -101,7 +101,7 @@ class Indexer:
     def health(self) -> IndexHealth:
         """How current the index is."""
         if self._log is None or self._index is None:
-            return IndexHealth(fault=self._fault or "the index is not open yet")
+            return IndexHealth(fault=self._fault)
         try:
             return measure(self._log, self._index, self._path, fault=self._fault)
         except (*FILE_ERRORS, OSError) as error:

@@ -2,7 +2,7 @@
 
 import sqlite3
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -11,9 +11,11 @@ import orjson
 
 from proxy.model.errors import StoreUnavailable
 from proxy.model.search import Hit, IndexedEntry, IndexHealth, SearchAnswer, SearchQuery
-from proxy.retrieval.postings import get_kind, get_session, get_turn
+from proxy.retrieval.passages import cut_text
+from proxy.retrieval.postings import Scored, get_kind, get_session, get_turn
 from proxy.retrieval.query import make_question
-from proxy.retrieval.ranking import search
+from proxy.retrieval.ranking import Ranking, search
+from proxy.retrieval.snippets import fill
 from proxy.store.constraints import fit_text
 from proxy.store.search import schema
 from proxy.store.search.changes import read_heads
@@ -27,6 +29,11 @@ from proxy.store.sqlite.schema import read_salt
 
 MOST_SECONDS = 1.0
 """For how long a search may take. What has been found until then is the answer."""
+_MOST_FILLED = 200
+"""Entries whose lines are looked at to fill an answer."""
+_TOKENS_OF_HIT = 100
+_LONGEST_READ = 24_000
+"""Characters of an entry whose lines are looked at: more takes longer than the search itself."""
 _STEPS_BETWEEN_LOOKS = 20_000  # of SQLite's machine, about a millisecond
 _NO_INDEX = "there is no index yet; the server makes it, or `palimpsest index`"
 
@@ -132,15 +139,46 @@ class SearchIndex:
         try:
             postings = SqlitePostings(connection, query, sessions, self._vocabulary, is_over)
             question = make_question(query.text, context=query.context, now_ms=int(time.time() * 1000))
-            ranking = search(question, postings, query.limit, is_over)
+            ranking = search(question, postings, _count_candidates(query), is_over)
         finally:
             connection.set_progress_handler(None, 0)
-        hits = []
-        for scored in ranking.entries:
-            entry = _load(connection, _ENTRY.format(chosen="e.id = ?"), scored.entry)
-            if entry is not None:
-                hits.append(_make_hit(connection, entry, scored.score, entry.text.text[:300]))
+        hits = _fill(connection, query, ranking)
         return SearchAnswer(hits=tuple(hits), is_complete=ranking.is_complete, behind=behind)
+
+
+def _count_candidates(query: SearchQuery) -> int:
+    """Return how many entries are ranked: more than are shown, since one that repeats others is left out."""
+    return _MOST_FILLED if query.tokens is not None else min(_MOST_FILLED, 2 * query.limit + 10)
+
+
+def _fill(connection: sqlite3.Connection, query: SearchQuery, ranking: Ranking) -> list[Hit]:
+    """Return the entries with their best lines, up to a number of tokens if it is given, else of entries."""
+    entries: dict[int, _Entry] = {}
+    tokens = query.tokens if query.tokens is not None else _TOKENS_OF_HIT * query.limit
+    found = _load_texts(connection, ranking, entries)
+    snippets = fill(found, ranking.weights, tokens=tokens)
+    if query.tokens is None:
+        snippets = snippets[: query.limit]
+    scores = {scored.entry: scored.score for scored in ranking.entries}
+    return [_make_hit(connection, entries[each.entry], scores[each.entry], each.text) for each in snippets]
+
+
+def _load_texts(
+    connection: sqlite3.Connection, ranking: Ranking, entries: dict[int, _Entry]
+) -> Iterator[tuple[Scored, str]]:
+    """Yield the ranked entries with their texts, as they are needed; of long ones the part around the best passage."""
+    for scored in ranking.entries:
+        entry = _load(connection, _ENTRY.format(chosen="e.id = ?"), scored.entry)
+        if entry is None:
+            continue
+        entries[scored.entry] = entry
+        text = entry.text.text
+        if len(text) > _LONGEST_READ:
+            passages = cut_text(text)
+            middle = passages[min(scored.number, len(passages) - 1)][0] if passages else 0
+            start = max(0, middle - _LONGEST_READ // 2)
+            text = text[text.rfind("\n", 0, start) + 1 : start + _LONGEST_READ]
+        yield scored, text
 
 
 def connect_index(log: Path) -> sqlite3.Connection:

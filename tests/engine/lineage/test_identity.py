@@ -262,3 +262,17 @@ def test_what_credentials_have_proven_takes_bounded_memory() -> None:
         tenants.prove(number.to_bytes(16, "big"))
     assert not tenants.is_proven((0).to_bytes(16, "big"))
     assert tenants.is_proven((4999).to_bytes(16, "big"))
+
+
+def test_who_may_read_has_proven_whose_sessions_they_are() -> None:
+    tenants = Tenants(b"s" * 32, FixedClock(), {"team": Principal(keys=("secret",)), "who": Principal(header="x-who")})
+    known, other = ((b"authorization", b"Bearer secret"),), ((b"authorization", b"Bearer sk-1"),)
+    claimed = (*other, (b"x-who", b"maria"))
+    assert tenants.find_reader(known) == tenants.identify(known).tenant
+    for headers in ((), other, claimed, ((b"authorization", b""),)):
+        assert tenants.find_reader(headers) is None
+    tenants.prove(tenants.identify(other).token)
+    assert tenants.find_reader(other) == tenants.identify(other).tenant
+    assert tenants.find_reader(claimed) == tenants.identify(claimed).tenant
+    assert tenants.find_reader(known, is_open=True) == tenants.identify(known).tenant
+    assert tenants.find_reader(other, is_open=True) is None  # with a key of ours, every credential is accepted

@@ -16,12 +16,13 @@ import pytest
 
 from proxy.model.search import EntryKind
 from proxy.retrieval.postings import get_kind, get_turn
-from proxy.store.search import indexer as indexing
 from proxy.store.search.changes import read_heads
 from proxy.store.search.entries import load_text
 from proxy.store.search.indexer import Indexer
 from proxy.store.search.schema import LANES, VERSION, find_index
+from proxy.store.search.texts import list_texts
 from proxy.store.sqlite.connection import connect_reader
+from proxy.wire.format import Format
 from tests.support.indexing import (
     OTHER_TENANT,
     LogBuilder,
@@ -43,6 +44,17 @@ while True:
     indexer.run(0.002)
     print(indexer.health.behind, flush=True)
 """
+
+
+class Looks:
+    """Says that a time is over after a number of looks."""
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+
+    def is_over(self) -> bool:
+        self._left -= 1
+        return self._left < 0
 
 
 def index_all(indexer: Indexer, seconds: float = math.inf) -> None:
@@ -156,10 +168,9 @@ def test_after_a_kill_in_any_place_nothing_is_doubled_or_missed(
     expected = dump(find_index(log.path))
     for place in range(1, 24):
         copy = copy_log(log, tmp_path / f"copy{place}")
-        killed, looks = Indexer(copy), iter(range(place))
-        while killed.run(math.inf if place % 2 else 0.0, lambda looks=looks: next(looks, None) is None):
-            if next(looks, None) is None:
-                break
+        killed, looks = Indexer(copy), Looks(place)
+        while killed.run(math.inf if place % 2 else 0.0, looks.is_over) and not looks.is_over():
+            pass
         left = tmp_path / f"left{place}"
         shutil.copytree(copy.parent, left)  # as the file system has it when the process is killed
         killed.close()
@@ -387,14 +398,12 @@ def test_many_calls_in_one_message_are_all_indexed(log: LogBuilder, indexer: Ind
 def test_a_message_that_nobody_can_index_is_left_out(
     log: LogBuilder, indexer: Indexer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = indexing.list_texts
-
-    def fail(form: Any, raw: bytes) -> Sequence[Any]:
+    def fail(form: Format, raw: bytes) -> Sequence[Any]:
         if b"poison" in raw:
             raise RecursionError("too deep")
-        return real(form, raw)
+        return list_texts(form, raw)
 
-    monkeypatch.setattr(indexing, "list_texts", fail)
+    monkeypatch.setattr("proxy.store.search.indexer.list_texts", fail)
     log.call([say("early"), say("poison"), say("behind")])
     index_all(indexer)
     assert read_texts(log.path) == ["early", "behind"]

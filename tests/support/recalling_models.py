@@ -26,9 +26,9 @@ async def recall(request: ManagedRequest, epoch: Epoch, arguments: str) -> str:
 def make_recalling(upstream: Any, seed: int = 0, chance: float = 0.4) -> list[int]:
     """Let a strict upstream's model recall in so many answers, often beside its other calls. Return those it made."""
     random, made = Random(seed), list[int]()
-    if not hasattr(upstream, "_call"):
+    if not hasattr(upstream, "call"):
         return _make_chat_recalling(upstream, random, chance)
-    plain = upstream._call
+    plain = upstream.call
 
     def call(number: int, **options: Any) -> list[dict[str, Any]]:
         is_offered = RECALL_TOOL.encode() in json.dumps(json.loads(upstream.calls[-1].body).get("tools")).encode()
@@ -41,12 +41,12 @@ def make_recalling(upstream: Any, seed: int = 0, chance: float = 0.4) -> list[in
         made.append(number)
         return own if random.random() < 0.6 else [*own, *others] if random.random() < 0.5 else [*others, *own]
 
-    upstream._call = call
+    upstream.call = call
     return made
 
 
 def _make_chat_recalling(upstream: Any, random: Random, chance: float) -> list[int]:
-    plain, made = upstream._think, list[int]()
+    plain, made = upstream.think, list[int]()
 
     def think(request: dict[str, Any]) -> dict[str, Any]:
         message: dict[str, Any] = plain(request)
@@ -58,7 +58,7 @@ def _make_chat_recalling(upstream: Any, random: Random, chance: float) -> list[i
         others = [] if random.random() < 0.6 else message.get("tool_calls") or []
         return message | {"tool_calls": [*own, *others] if random.random() < 0.5 else [*others, *own]}
 
-    upstream._think = think
+    upstream.think = think
     return made
 
 

@@ -127,12 +127,10 @@ class FallbackChain:
     def keep(self, state: RequestState) -> OutgoingRequest | None:
         """Return the request under its active epoch, or None if there is none or the result is invalid."""
         epoch = state.epoch
-        if epoch is None:
+        if epoch is None or not self._takes(state):
             return None
         if not epoch.depth:
             return _send_own(state, epoch)
-        if not self._takes(state):
-            return None
         is_opened = epoch.id in state.context.unsent
         try:  # without pins: a pin takes effect in the next epoch
             recalled = _list_recalled(state, epoch)

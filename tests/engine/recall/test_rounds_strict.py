@@ -1,10 +1,15 @@
 """Recall within answers at upstreams that check all rules of their APIs: nothing is refused, and the log is sound."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from proxy.context.budget import BudgetPolicy
+from proxy.engine.models import PriceList
+from proxy.engine.reports.savings import SavingEstimate, SavingsInputs
+from proxy.model.card import Card
 from proxy.store.sqlite.verify import verify_log
 from tests.support.bound_sessions import BoundSession
 from tests.support.message_sessions import MessageSession
@@ -43,6 +48,29 @@ async def test_nothing_is_refused_because_a_model_recalls(tmp_path: Path, kind: 
     assert len(made) > 5 and any(PAGE.encode() in call.body for call in session.upstream.calls)
     assert b"context_recall" not in b"".join(map(repr_of, session.history))
     assert verify_log(tmp_path / "log.db").faults == ()
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_all_rounds_are_billed(tmp_path: Path, is_stream: bool) -> None:
+    session = MessageSession(8_000, size=1_500, often=0, path=tmp_path, run=recall, is_stream=is_stream)
+    made = make_recalling(session.upstream)
+    await session.run(40)
+    await session.talk.settle()
+    log, calls = session.talk.log, session.upstream.calls
+    bills = await log.list_bills(0, 1000, session.talk.session)
+    assert made and len(bills) == len(calls) > 40
+    assert [bill.usage.input for bill in bills] == [len(json.dumps(json.loads(call.body))) // 4 for call in calls]
+    row = await log.find_session(session.talk.session)
+    assert (row.output_tokens, row.exchanges) == (99 * len(calls), 40)
+    assert row.input_tokens == sum(bill.usage.input or 0 for bill in bills)
+    hops = [bill for bill in bills if bill.reason == "the model recalled"]
+    assert len(hops) == len(calls) - 40 and {bill.tokens_client for bill in hops} == {0}
+    prices = SavingsInputs(PriceList(lambda *_: Card(), {}), BudgetPolicy())
+    costs, estimate = SavingEstimate(), SavingEstimate()
+    costs.add(hops[:1], prices)
+    estimate.add(bills, prices)
+    assert costs.saved.tokens < 0 < estimate.saved.tokens
+    await session.talk.close()
 
 
 def repr_of(message: Any) -> bytes:

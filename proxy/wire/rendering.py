@@ -271,17 +271,18 @@ def _splice(content: bytes, changes: Iterable[tuple[int, int, bytes]]) -> Iterat
 
 def lower_output(body: SplitBody, tokens: int) -> bytes:
     """Return the body with its output limits lowered to `tokens`, or unchanged if its thinking budget is not below."""
+    return b"".join(_splice(body.content, list_lower_limits(body, tokens)))
+
+
+def list_lower_limits(body: SplitBody, tokens: int) -> list[tuple[int, int, bytes]]:
+    """Return what `lower_output` changes: where it is, and what is there instead."""
     thinking = read_object(body.member("thinking").decode(errors="replace"))
     budget = thinking.get("budget_tokens") if thinking else None
     if isinstance(budget, int) and budget >= tokens:
-        return body.content
-    content = body.content
+        return []
     spans = [body.members[name] for name in _OUTPUT_LIMITS if name in body.members]
-    for span in sorted(spans, key=lambda span: span.start, reverse=True):
-        asked = content[span.start : span.end]
-        if asked.isdigit() and int(asked) > tokens:
-            content = content[: span.start] + str(tokens).encode() + content[span.end :]
-    return content
+    asked = [(span, body.content[span.start : span.end]) for span in spans]
+    return [(span.start, span.end, b"%d" % tokens) for span, raw in asked if raw.isdigit() and int(raw) > tokens]
 
 
 def _render_edit(form: Format, edit: Edit, messages: Sequence[bytes], role: Role) -> bytes:

@@ -8,6 +8,7 @@ from proxy.wire.rounds.requests import (
     make_stitcher,
     read_round,
     restore_answer,
+    spell_tool,
 )
 from proxy.wire.rounds.stitching import OwnCall, OwnResult, PlayedRound, RoundEnd, RoundStitcher
 from proxy.wire.rounds.tool import OwnTool
@@ -26,4 +27,5 @@ __all__ = [
     "make_stitcher",
     "read_round",
     "restore_answer",
+    "spell_tool",
 ]

@@ -205,6 +205,7 @@ def _is_unanswered(call: object, tool: str, answered: frozenset[str]) -> bool:
 class _ChatStitcher(RoundStitcher):
     """Stitches chunks, or completions."""
 
+    telling = (b'"tool_calls"', b'"role"')
     _has_role = False
     _head: Mapping[str, bytes] = MappingProxyType({})  # what identifies the response, from the first round
 

@@ -165,6 +165,7 @@ def _read_kind(block: bytes) -> str:
 class _MessagesStitcher(RoundStitcher):
     """Stitches events, or messages."""
 
+    telling = (b"content_block_start", b"message_start")
     _next = 0  # the index of the client's next block
 
     def _begin(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from proxy.wire.body import SplitBody, split_body
 from proxy.wire.format import Format
 from proxy.wire.json_values import join_array, load_lenient, read_objects
-from proxy.wire.rendering import lower_output
+from proxy.wire.rendering import list_lower_limits
 from proxy.wire.rounds.chat import CHAT
 from proxy.wire.rounds.messages import MESSAGES
 from proxy.wire.rounds.responses import RESPONSES
@@ -56,9 +56,14 @@ def find_obstacle(form: Format, body: SplitBody, tool: str, *, is_offered: bool 
     return "" if wire.is_choice_free(body) else "the request chooses among its tools"
 
 
+def spell_tool(form: Format, tool: OwnTool) -> bytes:
+    """Return our tool as a raw element of `tools`."""
+    return _WIRES[form.name].spell_tool(tool)
+
+
 def extend_tools(form: Format, tools: bytes, tool: OwnTool) -> bytes:
     """Return a raw `tools` array, which is not empty, with our tool behind the others."""
-    return b"%b,%b]" % (tools[: tools.rindex(b"]")], _WIRES[form.name].spell_tool(tool))
+    return b"%b,%b]" % (tools[: tools.rindex(b"]")], spell_tool(form, tool))
 
 
 def add_tool(form: Format, body: SplitBody, tool: OwnTool) -> bytes:
@@ -84,14 +89,17 @@ def continue_request(
     ValueError if the body cannot be split.
     """
     wire = _WIRES[form.name]
-    body = _split(form, sent)
+    body = split_body(sent, form.items_key)
+    if body is None or form.items_key not in body.members:
+        raise ValueError(f"the request has no {form.items_key}")
+    changes = [_append(form, body, (*end.answer, *wire.spell_results(results))), *_list_limits(body, end)]
     if is_last and not keeps_choice and (choice := wire.forbid_calls()):
-        body = _split(form, _set_choice(body, choice))
-    spent = end.usage.output if end.usage is not None else None
-    limits = [int(raw) for name in _LIMITS if (raw := body.member(name)).isdigit()]
-    if spent and limits:
-        body = _split(form, lower_output(body, max(_LEAST_OUTPUT, min(limits) - spent)))
-    return _append(form, body, (*end.answer, *wire.spell_results(results)))
+        changes.append(_set_choice(body, choice))
+    pieces, at = list[bytes](), 0
+    for start, stop, raw in sorted(changes):
+        pieces += (sent[at:start], raw)
+        at = stop
+    return b"".join((*pieces, sent[at:]))
 
 
 def restore_answer(
@@ -121,27 +129,27 @@ def _is_begun(form: Format, body: SplitBody) -> bool:
     return form.parse_structure(body.content[span.start : span.end]).role == "assistant"
 
 
-def _split(form: Format, content: bytes) -> SplitBody:
-    body = split_body(content, form.items_key)
-    if body is None or form.items_key not in body.members:
-        raise ValueError(f"the request has no {form.items_key}")
-    return body
-
-
-def _set_choice(body: SplitBody, choice: bytes) -> bytes:
-    span, content = body.members.get("tool_choice"), body.content
-    if span is not None:
-        return content[: span.start] + choice + content[span.end :]
-    end = content.rindex(b"}")
-    return b'%b,"tool_choice":%b%b' % (content[:end], choice, content[end:])
-
-
-def _append(form: Format, body: SplitBody, added: Sequence[bytes]) -> bytes:
-    """Return the body with elements behind its conversation."""
-    content, span = body.content, body.members[form.items_key]
+def _append(form: Format, body: SplitBody, added: Sequence[bytes]) -> tuple[int, int, bytes]:
+    """Return the change that adds elements behind the conversation."""
     if body.items:
         at = body.items[-1].end
-        return b"".join((content[:at], *(b"," + each for each in added), content[at:]))
-    member = content[span.start : span.end]
+        return at, at, b"".join([b"," + each for each in added])
+    span, member = body.members[form.items_key], body.member(form.items_key)
     said = [b'{"role":"user","content":%b}' % member] if member[:1] == b'"' else []
-    return content[: span.start] + join_array([*said, *added]) + content[span.end :]
+    return span.start, span.end, join_array([*said, *added])
+
+
+def _list_limits(body: SplitBody, end: RoundEnd) -> list[tuple[int, int, bytes]]:
+    """Return the changes that leave what a round has not used of the output limit."""
+    spent = end.usage.output if end.usage is not None else None
+    limits = [int(raw) for name in _LIMITS if (raw := body.member(name)).isdigit()]
+    return list_lower_limits(body, max(_LEAST_OUTPUT, min(limits) - spent)) if spent and limits else []
+
+
+def _set_choice(body: SplitBody, choice: bytes) -> tuple[int, int, bytes]:
+    """Return the change that sets the choice of tools."""
+    span = body.members.get("tool_choice")
+    if span is not None:
+        return span.start, span.end, choice
+    at = body.content.rindex(b"}")
+    return at, at, b',"tool_choice":%b' % choice

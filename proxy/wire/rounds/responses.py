@@ -60,7 +60,7 @@ _CLIENT_CALLS = frozenset(
 _HEAD = ("id", "created_at", "model", "tool_choice", "max_output_tokens")
 _BEGINNINGS = frozenset({"response.created", "response.in_progress", "response.queued"})
 _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
-_ADDED, _DONE, _FAILED = "response.output_item.added", "response.output_item.done", "response.failed"
+_ADDED, _DONE = "response.output_item.added", "response.output_item.done"
 
 _IsGone = Callable[[Mapping[str, object]], bool]
 
@@ -186,6 +186,7 @@ def _leave_out(items: Iterable[bytes], is_gone: _IsGone) -> list[bytes]:
 class _ResponsesStitcher(RoundStitcher):
     """Stitches events, or response objects."""
 
+    telling, numbered = (b"output_item", b"response.created"), b'"sequence_number"'
     awaited = b'"reasoning"'
     deciding = frozenset({_ADDED, *_ENDS})
     _head: Mapping[str, bytes] = MappingProxyType({})
@@ -221,7 +222,7 @@ class _ResponsesStitcher(RoundStitcher):
         if kind in _BEGINNINGS:
             return self._take_beginning(event)
         if kind in _ENDS:
-            return self._take_end(event, is_failed=kind == _FAILED)
+            return self._take_end(event)
         if event.data.startswith(END) and self._is_hiding:
             return self._hold(event)
         written = b""
@@ -244,8 +245,8 @@ class _ResponsesStitcher(RoundStitcher):
         self._head = {name: raw for name in _HEAD if (raw := read_member(response, name))} or self._head
         return self._emit(EventBlock(self._edit_echo(event)))
 
-    def _take_end(self, event: EventBlock, *, is_failed: bool) -> bytes:
-        if not self._is_hiding or is_failed:
+    def _take_end(self, event: EventBlock) -> bytes:
+        if not self._is_hiding:
             return self._release(withholds=False) + self._emit(EventBlock(self._edit_end(event)))
         return self._release(withholds=True) + self._hold(event)
 

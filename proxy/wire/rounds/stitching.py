@@ -142,6 +142,8 @@ class RoundStitcher(ABC):
     before the reasoning of later rounds, which therefore is withheld from it.
     """
 
+    telling: ClassVar[tuple[bytes, ...]]  # in the events that have to be read before a call of ours can be
+    numbered: ClassVar[bytes] = b"data"  # in the events of which the last has to be read, too
     awaited: ClassVar[bytes] = b""  # in each event that passes or not by what follows it
     deciding: ClassVar[frozenset[str]] = frozenset()  # the types of the events that decide on it
 
@@ -279,9 +281,7 @@ class RoundStitcher(ABC):
             return self._rewrite_block(block)
         has_name, event = self._name in block, EventBlock(block)
         if has_name and self._opens(event):
-            for earlier in cut_blocks(b"".join(self._read)):
-                self._rewrite_block(earlier)  # it has passed, or waits and is now held by the format
-            self._is_quiet, self._waiting = False, b""
+            self._catch_up()
             self._read.append(block)
             return self._rewrite_block(block)
         self._read.append(block)
@@ -294,6 +294,18 @@ class RoundStitcher(ABC):
             self._waiting = block[lead:]
             return waiting + block[:lead]
         return waiting + (self._edit_echo(event) if has_name else block)
+
+    def _catch_up(self) -> None:
+        """Read what matters of what has passed, and all that waits: now the format holds that."""
+        read, waiting = b"".join(self._read), self._waiting
+        passed = list(cut_blocks(read[: len(read) - len(waiting)]))
+        last = max((place for place, block in enumerate(passed) if self.numbered in block), default=0)
+        for place, block in enumerate(passed):
+            if place in (0, last) or any([sign in block for sign in self.telling]):
+                self._rewrite_block(block)
+        for block in cut_blocks(waiting):
+            self._rewrite_block(block)
+        self._is_quiet, self._waiting = False, b""
 
     def _rewrite_block(self, block: bytes) -> bytes:
         lead = _match_lead(block)

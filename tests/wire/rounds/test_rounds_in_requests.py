@@ -21,6 +21,7 @@ from proxy.wire.rounds import (
     find_obstacle,
     read_round,
     restore_answer,
+    spell_tool,
 )
 from tests.support.rounds import SPEAKERS, TOOL, Call, Speaker, Text, Thought, number, play
 
@@ -32,13 +33,13 @@ END = RoundEnd(answer=(b'{"said":1}',), usage=Usage(output=30))
 RESULTS = (OwnResult("a", "found: é"), OwnResult("b", "\ud800"))
 
 
-def spell_tool(form: Format, name: str) -> dict[str, Any]:
+def name_tool(form: Format, name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}} if form is CHAT else {"name": name}
 
 
 def split(form: Format, **members: Any) -> SplitBody:
     said = [{"role": "user", "content": "hi"}]
-    body = {form.items_key: said, "tools": [spell_tool(form, "read")], **members}
+    body = {form.items_key: said, "tools": [name_tool(form, "read")], **members}
     found = split_body(json.dumps(body).encode(), form.items_key)
     assert found is not None
     return found
@@ -56,7 +57,7 @@ def test_a_request_with_tools_can_have_ours(form: Format) -> None:
     [([], "no tools"), (None, "no tools"), ("x", "no tools"), ("same", "of its own"), ("many", "128 tools")],
 )
 def test_the_clients_tools_may_exclude_ours(form: Format, tools: Any, why: str) -> None:
-    tools = {"same": [spell_tool(form, TOOL)], "many": [spell_tool(form, "x")] * 128}.get(tools or "", tools)
+    tools = {"same": [name_tool(form, TOOL)], "many": [name_tool(form, "x")] * 128}.get(tools or "", tools)
     assert why in find_obstacle(form, split(form, tools=tools), TOOL)
     bare = split_body(b'{"%b":[]}' % form.items_key.encode(), form.items_key)
     assert bare is not None
@@ -117,7 +118,7 @@ def test_an_answer_that_the_client_begins_excludes_it(form: Format) -> None:
 
 @ALL
 def test_the_tool_comes_last_and_nothing_else_changes(form: Format) -> None:
-    spelled = json.dumps({form.items_key: [], "tools": [spell_tool(form, "read")], "z": 1}, indent=1).encode()
+    spelled = json.dumps({form.items_key: [], "tools": [name_tool(form, "read")], "z": 1}, indent=1).encode()
     body = split_body(spelled, form.items_key)
     assert body is not None
     added = add_tool(form, body, RECALL)
@@ -126,10 +127,12 @@ def test_the_tool_comes_last_and_nothing_else_changes(form: Format) -> None:
     assert added.endswith(spelled[span.end - 1 :])
     assert extend_tools(form, body.member("tools"), RECALL) in added
     [_, ours] = json.loads(added)["tools"]
+    assert spell_tool(form, RECALL) + b"]" in added
     described = ours.get("function", ours)
     assert described["name"] == TOOL
     assert described["description"] == RECALL.description
     assert described.get("parameters") or described["input_schema"] == RECALL.parameters
+    assert ours.get("strict") is (False if form is RESPONSES else None)
     assert find_obstacle(form, split_body(added, form.items_key) or body, TOOL)
 
 
@@ -237,12 +240,10 @@ def test_a_later_request_repeats_what_was_sent_and_received(speaker: Speaker, is
     restored = restore_answer(form, TOOL, rounds, (follows,))
     whole = b",".join((head, *restored)) + b"]}"
     assert whole.startswith(sent.removesuffix(b"]}"))
-    made, answered = set[str](), set[str]()
-    for raw in restored:
-        structure = form.parse_structure(raw)
-        made |= set(structure.calls)
-        answered |= set(structure.results)
-    assert made == answered == {call.id for turn in TURNS for call in turn.calls}
+    structures = [form.parse_structure(raw) for raw in restored]
+    made = [call for each in structures for call in each.calls]
+    assert made == [call.id for turn in TURNS for call in turn.calls]
+    assert sorted(result for each in structures for result in each.results) == sorted(made)
     assert restored == restore_answer(form, TOOL, [PlayedRound(each.answer, answer(each)) for each in ends], (follows,))
     for body, end in zip(bodies, ends, strict=True):
         assert read_round(form, TOOL, body, is_stream=is_stream) == end

@@ -146,6 +146,7 @@ def test_words_and_the_end_in_one_chunk_are_told_apart() -> None:
         "choices": [{"index": 0, "delta": {"content": "Wait."}, "finish_reason": None}],
     }
     assert assemble(first, LAST)["choices"][0]["message"]["content"] == "Wait.Found."
+    assert assemble(first)["choices"][0]["message"]["content"] == "Wait."
 
 
 def test_a_round_whose_calls_are_ignored_ends_as_one_without() -> None:

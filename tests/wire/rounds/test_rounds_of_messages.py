@@ -235,6 +235,14 @@ def test_a_body_that_is_no_answer_passes() -> None:
     assert play(FORM, [], is_stream=False)[0] == b""
 
 
+def test_bound_thinking_of_later_bodies_is_withheld() -> None:
+    thought = {"type": "thinking", "thinking": "x", "signature": "s"}
+    said = body(thought, {"type": "text", "text": "x"}, reason="end_turn")
+    for binds, kinds in ((True, ["thinking", "text"]), (False, ["thinking", "thinking", "text"])):
+        written, _ = play(FORM, [body(thought, CALL), said], is_stream=False, binds=binds)
+        assert [each["type"] for each in json.loads(written)["content"]] == kinds
+
+
 def test_a_body_whose_calls_are_ignored_ends_the_turn() -> None:
     written, _ = play(FORM, [body({"type": "text", "text": "x"}, CALL, usage=None)], is_stream=False)
     value = {"id": "m", "content": [{"type": "text", "text": "x"}], "stop_reason": "end_turn", "usage": None}

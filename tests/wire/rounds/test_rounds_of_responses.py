@@ -60,6 +60,35 @@ def test_events_and_items_are_numbered_without_gaps() -> None:
     assert [each["type"] for each in sent].count("response.created") == 1
 
 
+def test_numbers_go_on_behind_comments_and_events_without_one() -> None:
+    [turn] = number([Text("abcdefgh"), Call()])
+    events = SPEAKER.list_events(turn)
+    opened = next(i for i, event in enumerate(events) if TOOL.encode() in event and b"output_item" in event)
+    events.insert(opened, b': ping\n\ndata: {"type":"keepalive"}\n\n: ping\n\n')
+    for sizes in ((), (1,), (500,)):
+        sent = list_sent(play(FORM, [b"".join(events)], sizes)[0])
+        numbers = [each["sequence_number"] for each in sent if "sequence_number" in each]
+        assert numbers == list(range(len(sent) - 1))
+
+
+def test_numbers_go_on_from_those_that_have_passed() -> None:
+    begun = speak(
+        ("created", {"response": {"id": "r"}}), ("queued", {}), ("new", {}), ("output_item.added", {"item": RECALL})
+    )
+    for i in range(3, -1, -1):
+        begun = begun.replace(b'"sequence_number":%d' % i, b'"sequence_number":%d' % (2 * i + 5))
+    written, _ = play(FORM, [begun, items(WORDS)])
+    assert [each["sequence_number"] for each in list_sent(written)] == [5, 7, 9, 10, 11, 12]
+
+
+def test_items_are_sent_back_as_they_came() -> None:
+    spelled = items(WORDS, TIED, RECALL).replace(b'"output":[', b'"output": [{"type":"message","role":"assistant"},')
+    item = b'{ "type":"reasoning", "id":"rs_1", "summary":[], "encrypted_content":"\\u00e9=="}'
+    spelled = spelled.replace(b'"item":' + SPEAKER.spell(TIED), b'"item":' + item)
+    _, [end] = play(FORM, [spelled])
+    assert end.answer == (SPEAKER.spell(WORDS), item, SPEAKER.spell(RECALL))
+
+
 def test_the_tools_that_the_provider_repeats_are_the_clients() -> None:
     [turn] = number([Text("a")])
     written, _ = play(FORM, [SPEAKER.stream(turn)])

@@ -243,7 +243,10 @@ class UnreadResponses:
         taken: set[str] = set()
         for row in await self._archive.list_unread():
             form = self._formats.get(row.wire)
-            if form is None or row.exchange in taken:  # the client saw only the last of several rounds
+            if form is None:
+                continue
+            if row.exchange in taken:  # the client saw only the last of several rounds
+                self._reader.submit(UnreadAnswer(row.exchange, row.k, form, row.headers, row.received, kind="hidden"))
                 continue
             if row.tip and not await self._lineage.reopen(row.exchange, row.session, row.tip):
                 continue

@@ -305,6 +305,11 @@ def list_rules(index: ConversationIndex, places: Collection[int] | None = None) 
     return tuple(found.values())
 
 
+def find_rules(text: str) -> tuple[str, ...]:
+    """Return the rules in what a user says, in order, each as it stands in the text."""
+    return tuple(sentence.said for sentence in list_sentences(text) if _is_rule(sentence))
+
+
 def _is_rule(sentence: Sentence) -> bool:
     said = sentence.said
     if said.endswith("?") or len(said) > _LONGEST:

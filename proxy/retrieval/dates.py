@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 
+from proxy.retrieval.terms import fold, stem
+
 _MONTHS = {
     name: number
     for number, names in enumerate(
@@ -120,6 +122,15 @@ _WEEKDAYS = {
 _WEEKDAY = re.compile(rf"(?i)\b(?:last |past |letzte[nr]? |on |am )?({'|'.join(_WEEKDAYS)})\b(?: dernier| pasado)?")
 _WEEKEND = re.compile(r"(?i)\b(?:last|past|this past|letztes|le|el) (?:weekend|wochenende|week-end|fin de semana)\b")
 _MONTH_ALONE = re.compile(rf"(?i)\b(?:in|last|since|during|im|seit|en|depuis|desde) (?P<m>{_MONTH})(?!,? \d)")
+_DAY_WORDS = (
+    "yesterday today tonight night morning afternoon evening ago earlier gestern vorgestern heute vor tagen hier hui "
+    "aujourd jours ayer anteayer hoy hace ieri oggi fa ontem anteontem hoje há vandaag gisteren вчера сегодня"
+)
+DAY_TERMS = frozenset(
+    {stem(fold(word)) for word in (*_DAY_WORDS.split(), *_MONTHS, *_WEEKDAYS)}
+    | {"昨日", "昨天", "今日", "今天", "어제", "오늘"}
+)
+"""Terms of texts that may name a day. Most have none, and looking for each day is most of the work of indexing."""
 _LOOKED_AT = 400
 _MOST_DAYS = 62
 _EPOCH = date(1970, 1, 1)

@@ -3,7 +3,16 @@
 import re
 from collections.abc import Iterator
 
-from proxy.retrieval.dates import convert_to_day, find_stated_time, list_date_terms, list_span_terms, list_spans
+from msgspec import structs
+
+from proxy.retrieval.dates import (
+    DAY_TERMS,
+    convert_to_day,
+    find_stated_time,
+    list_date_terms,
+    list_span_terms,
+    list_spans,
+)
 from proxy.retrieval.postings import MOST_PASSAGES, Lane, Passage, Source, get_length_index
 from proxy.retrieval.terms import list_terms
 
@@ -16,6 +25,8 @@ _BREAK = re.compile(r"(?<=[.!?;])\s+|(?<=[\u3002\uff01\uff1f])|\s+")
 _SPEAKER = re.compile(
     r"(?:[\[(][^\])\n]{4,40}[\])]\s*)?(?P<name>[^\W\d_][\w.'\u2019-]{0,24}(?: [^\W\d_][\w.'\u2019-]{0,24}){0,2})\s?: "
 )
+_QUESTION = re.compile("[?\u061f\uff1f]")
+_YEAR = re.compile(r"\d{4}")
 _DATED_LINE = re.compile(r"(?m)^[^\n]{0,48}\d{4}")
 
 
@@ -69,24 +80,22 @@ def cut_passages(source: Source) -> list[Passage]:
         at_ms = source.at_ms if stated is None else stated
         terms |= speaker
         terms.update(list_date_terms(at_ms))
-        if is_said:
+        if is_said and (_YEAR.search(text) or not DAY_TERMS.isdisjoint(terms)):
             terms |= _list_event_terms(text, at_ms)
-        found.append(_make_passage("text", number, size, terms))
+        passage = _make_passage("text", number, size, terms, is_said and bool(_QUESTION.search(text)))
+        found.append(passage)
         if is_said and source.role == "user":
-            found.append(_make_passage("user", number, size, terms))
-        found += [_make_rule(number, rule) for rule in source.rules if rule in text]
+            found.append(structs.replace(passage, lane="user"))
+    for rule in source.rules:
+        terms = list_terms(rule)
+        found.append(_make_passage("rule", 0, len(terms), terms))
     if card := list_terms(source.card[:_LONGEST_CARD]):
         found.append(_make_passage("card", 0, len(card), card))
     return found
 
 
-def _make_passage(lane: Lane, number: int, size: int, terms: set[str]) -> Passage:
-    return Passage(lane, number, get_length_index(size), tuple(sorted(terms)))
-
-
-def _make_rule(number: int, rule: str) -> Passage:
-    terms = list_terms(rule)
-    return _make_passage("rule", number, len(terms), terms)
+def _make_passage(lane: Lane, number: int, size: int, terms: set[str], asks: bool = False) -> Passage:
+    return Passage(lane, number, get_length_index(size), tuple(sorted(terms)), asks)
 
 
 def _list_speaker_terms(source: Source) -> set[str]:
@@ -96,7 +105,7 @@ def _list_speaker_terms(source: Source) -> set[str]:
 
 def _find_last_stated(text: str, before: int | None) -> int | None:
     """Return the time that holds at the beginning of a passage, or the one that it states itself."""
-    for line in _DATED_LINE.finditer(text):
+    for line in _DATED_LINE.finditer(text) if _YEAR.search(text) else ():
         if (stated := find_stated_time(text[line.start() :])) is not None:
             return stated
     return before

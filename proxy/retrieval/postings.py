@@ -21,9 +21,9 @@ SourceRole = Literal["user", "assistant", "tool", "other"]
 
 _KINDS: tuple[EntryKind, ...] = get_args(EntryKind)
 _ROLES: tuple[SourceRole, ...] = get_args(SourceRole)
-# Bits of a place from the left: turn 24, part 4, kind 3, role 2, number 12, length 4: together 49.
-_LENGTH_BITS, _NUMBER_BITS, _ROLE_BITS, _KIND_BITS, _PART_BITS, _TURN_BITS = 4, 12, 2, 3, 4, 24
-PLACE_SHIFT = _LENGTH_BITS + _NUMBER_BITS
+# Bits of a place from the left: turn 24, part 4, kind 3, role 2, number 11, asks 1, length 4: together 49.
+_LENGTH_BITS, _NUMBER_BITS, _ROLE_BITS, _KIND_BITS, _PART_BITS, _TURN_BITS = 4, 11, 2, 3, 4, 24
+PLACE_SHIFT = _LENGTH_BITS + 1 + _NUMBER_BITS
 """A place, shifted right by this, is the key of its entry in the session."""
 TURN_SHIFT = _ROLE_BITS + _KIND_BITS + _PART_BITS
 """The key of an entry, shifted right by this, is that of its turn: the keys of neighbours differ by one."""
@@ -62,13 +62,14 @@ class Passage(msgspec.Struct, frozen=True, gc=False):
     """A part of a source as it is stored in one lane. `terms` are distinct; they have no white space in them.
 
     `number` counts the passages of the source; passages of different lanes may have the same. `length` is an index of
-    LENGTHS.
+    LENGTHS. `asks`: it is of a message, and something is asked in it.
     """
 
     lane: Lane
     number: int
     length: int
     terms: tuple[str, ...]
+    asks: bool = False
 
 
 class Scored(msgspec.Struct, frozen=True, gc=False):
@@ -124,7 +125,13 @@ def make_place(turn: int, part: int, source: Source, passage: Passage) -> int:
     """
     key = turn << _PART_BITS | min(part, MOST_PARTS - 1)
     key = (key << _KIND_BITS | _KINDS.index(source.kind)) << _ROLE_BITS | _ROLES.index(source.role)
-    return (key << _NUMBER_BITS | passage.number) << _LENGTH_BITS | passage.length
+    return ((key << _NUMBER_BITS | passage.number) << 1 | passage.asks) << _LENGTH_BITS | passage.length
+
+
+def read_place(place: int) -> tuple[int, bool, int]:
+    """Return the number in a place, whether something is asked there, and the index of the length."""
+    number = place >> _LENGTH_BITS + 1 & (1 << _NUMBER_BITS) - 1
+    return number, bool(place >> _LENGTH_BITS & 1), place & (1 << _LENGTH_BITS) - 1
 
 
 def get_kind(entry: int) -> EntryKind:

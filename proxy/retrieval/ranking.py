@@ -1,7 +1,7 @@
 """Which entries answer a question best: sums of BM25 over passages, what stands beside them, and coverage."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
 from itertools import chain
 from math import log
@@ -20,32 +20,39 @@ from proxy.retrieval.postings import (
     Scored,
     get_kind,
     get_role,
+    read_place,
 )
 from proxy.retrieval.query import Clue, Question
 from proxy.retrieval.terms import list_grams
 
 _K1, _B = 1.2, 0.75
+_SCALE = 1024  # of weights as integers, which share a number with the bits of words
 _SHORT_QUERY = 5
-_MOST_CANDIDATES = 2_000
+_SPARSE = 8  # a look-up by bisection costs as much as so many steps of a loop
+_ENOUGH, _MOST_CANDIDATES, _MOST_RANKED = 2_000, 800, 300
+_MOST_FURTHER = 3
+_MOST_LOOKED_AROUND = 100
 _CHUNK = 64
 
 
 class RankingWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How much each ranker counts beside the text, and what stands beside an entry beside the entry itself.
 
-    `neighbour` is the share of the score that a message inherits from the one before and the one behind it, `pair` that
-    which a question and its reply give each other; `output_neighbour` that of tool outputs. `coverage`: the bonus of
-    an entry around which all words of the query stand.
+    `further` is the share that the second best passage of an entry adds; the next ones add half of that each.
+    `neighbour` is the share of its score that a message gives the ones beside it, `pair` that which a question and its
+    reply give each other. In the sessions of agents, outputs stand for their steps: `step` is the factor of what the
+    assistant says with a call, `task` that of what the user says. `coverage` is the bonus of an entry around which,
+    within `reach` turns, all words of the query stand.
     """
 
+    further: float = 1.0
     card: float = 0.3
     rule: float = 0.5
     user: float = 0.5
-    neighbour: float = 0.5
+    neighbour: float = 0.4
     pair: float = 0.6
-    output_neighbour: float = 0.0
-    step: float = 0.4
-    task: float = 1.0
+    step: float = 0.25
+    task: float = 0.6
     coverage: float = 1.0
     reach: int = 2
 
@@ -80,14 +87,15 @@ class _Search:
     ) -> None:
         self._question, self._postings, self._is_over, self._w = question, postings, is_over, weights
         self._places: dict[int, Sequence[int]] = {}
+        self._asking: dict[int, bool] = {}
         self._weights: dict[str, float] = {}
         self._bits = question.bits + 1
+        self._shares = [weights.further / 2**i for i in range(_MOST_FURTHER)]
         self._complete = True
 
     def run(self, limit: int) -> Ranking:
         clues = self._expand()
-        text = self._score_lane("text", clues, gather=True)
-        scores, numbers, masks = self._gather(text)
+        scores, numbers, masks = self._gather(self._score_lane("text", [*clues, *self._question.context]))
         measured = {lane: self._postings.measure(lane).passages for lane in get_args(Lane)}
         is_agent = measured["card"] > measured["user"]
         lanes: list[tuple[Lane, float]] = [("card", self._w.card), ("rule", self._w.rule)]
@@ -134,41 +142,33 @@ class _Search:
                 found.append((other, share))
         return nlargest(6, found, key=lambda pair: pair[1])
 
-    def _score_lane(self, lane: Lane, clues: Sequence[Clue], gather: bool = False) -> dict[int, int]:
-        """Return, by passage, the packed sum of weights and the bits of the words that it covers."""
+    def _score_lane(self, lane: Lane, clues: Sequence[Clue]) -> dict[int, int]:
+        """Return, by passage, the packed sum of weights and the bits of the words that it covers.
+
+        The rarest clues come first. Once there are enough candidates, a frequent clue adds none: it weighs little.
+        """
         measured = self._postings.measure(lane)
         packed: dict[int, int] = {}
-        if not measured.passages:
-            return packed
-        get, bits = packed.get, self._bits
-        context = self._question.context if lane == "text" else ()
-        for clue, factor in [*((c, 1.0) for c in clues), *((c, self._context_factor) for c in context)]:
-            ids = self._find(lane, clue)
-            if not ids:
-                continue
-            idf = log(1 + (measured.passages - len(ids) + 0.5) / (len(ids) + 0.5))
-            value = int(idf * clue.weight * factor * 1024)
-            if (lane == "text" and clue.bit >= 0) or (lane == "text" and factor == 1.0 and not clue.needs_all):
-                for term in clue.terms:
-                    self._weights[term] = max(self._weights.get(term, 0.0), idf * clue.weight)
-            value <<= bits
-            seen = 1 << clue.bit if clue.bit >= 0 else 0
-            if seen:
-                # A bit is added once only, although several clues may have it.
-                add = value | seen
-                for i in ids:
-                    old = get(i, 0)
-                    packed[i] = old + (value if old & seen else add)
-            else:
-                for i in ids:
-                    packed[i] = get(i, 0) + value
+        found: list[tuple[Sequence[int], int, int]] = []
+        for clue in clues if measured.passages else ():
             if self._is_late():
                 break
+            if ids := self._find(lane, clue):
+                idf = log(1 + (measured.passages - len(ids) + 0.5) / (len(ids) + 0.5))
+                self._note_weight(lane, clue, idf)
+                bit = 1 << clue.bit if clue.bit >= 0 else 0
+                found.append((ids, int(idf * clue.weight * _SCALE) << self._bits, bit))
+        for ids, value, bit in sorted(found, key=lambda each: len(each[0])):
+            if len(packed) > _ENOUGH and len(ids) > len(packed):
+                _add_to_known(packed, ids, value, bit)
+            else:
+                _add_points(packed, ids, value, bit)
         return packed
 
-    @property
-    def _context_factor(self) -> float:
-        return 1.0
+    def _note_weight(self, lane: Lane, clue: Clue, idf: float) -> None:
+        if lane == "text" and not clue.needs_all:
+            for term in clue.terms:
+                self._weights[term] = max(self._weights.get(term, 0.0), idf * clue.weight)
 
     def _find(self, lane: Lane, clue: Clue) -> Sequence[int]:
         if len(clue.terms) == 1:
@@ -178,8 +178,8 @@ class _Search:
             found = set(lists[0])
             for each in lists[1:]:
                 found.intersection_update(each)
-            return list(found)
-        return list(set(chain.from_iterable(self._postings.find(lane, term) for term in clue.terms)))
+            return sorted(found)
+        return sorted(set(chain.from_iterable(self._postings.find(lane, term) for term in clue.terms)))
 
     def _get_place(self, passage: int) -> int:
         session = passage >> PASSAGE_BITS
@@ -191,35 +191,64 @@ class _Search:
     def _list_scores(self, lane: Lane, packed: Mapping[int, int]) -> Iterable[tuple[int, int, float, int]]:
         """Yield entry, number, score and bits of the best passages."""
         mean = max(self._postings.measure(lane).mean_length, 1.0)
-        norms = [(_K1 + 1) / (1 + _K1 * (1 - _B + _B * length / mean)) / 1024 for length in LENGTHS]
+        norms = [(_K1 + 1) / (1 + _K1 * (1 - _B + _B * length / mean)) / _SCALE for length in LENGTHS]
         best: Iterable[int] = packed
-        if len(packed) > _MOST_CANDIDATES:
-            best = nlargest(_MOST_CANDIDATES, packed, key=packed.__getitem__)
+        most = _MOST_CANDIDATES if lane == "text" else _MOST_RANKED
+        if len(packed) > most:
+            best = nlargest(most, packed, key=packed.__getitem__)
         bits, mask = self._bits, (1 << self._bits) - 1
         for passage in best:
             value = packed[passage]
             place = self._get_place(passage)
             entry = passage >> PASSAGE_BITS << SESSION_SHIFT | place >> PLACE_SHIFT
-            yield entry, place >> 4 & 4095, (value >> bits) * norms[place & 15], value & mask
+            number, _, length = read_place(place)
+            yield entry, number, (value >> bits) * norms[length], value & mask
 
     def _gather(self, packed: Mapping[int, int]) -> tuple[dict[int, float], dict[int, int], dict[int, int]]:
-        scores: dict[int, float] = {}
-        numbers: dict[int, int] = {}
+        passages: dict[int, list[tuple[float, int]]] = {}
         masks: dict[int, int] = {}
         for entry, number, score, bits in self._list_scores("text", packed):
-            if score > scores.get(entry, 0.0):
-                scores[entry] = score
-                numbers[entry] = number
+            passages.setdefault(entry, []).append((score, number))
             turn = entry >> TURN_SHIFT
             masks[turn] = masks.get(turn, 0) | bits
+        scores: dict[int, float] = {}
+        numbers: dict[int, int] = {}
+        for entry, found in passages.items():
+            scores[entry], numbers[entry] = found[0] if len(found) == 1 else max(found)
+            if len(found) > 1:
+                further = sorted((score for score, _ in found), reverse=True)[1:]
+                scores[entry] += sum(score * share for score, share in zip(further, self._shares, strict=False))
         return scores, numbers, masks
+
+    def _asks(self, turn: int) -> bool:
+        """Return whether something is asked in a turn."""
+        if turn not in self._asking:
+            session, passages = self._list_passages(turn)
+            self._asking[turn] = any(read_place(self._places[session][number])[1] for number in passages)
+        return self._asking[turn]
+
+    def _list_passages(self, turn: int) -> tuple[int, range]:
+        """Return the session and the numbers of the passages of a turn."""
+        session = turn >> SESSION_SHIFT - TURN_SHIFT
+        places = self._places.get(session, ())
+        number = turn & (1 << SESSION_SHIFT - TURN_SHIFT) - 1
+        start = bisect_left(places, number << TURN_SHIFT + PLACE_SHIFT)
+        return session, range(start, bisect_left(places, number + 1 << TURN_SHIFT + PLACE_SHIFT, start))
+
+    def _list_beside(self, turns: Mapping[int, float]) -> Iterator[int]:
+        """Yield the messages before and behind the best turns: a reply need not repeat a word of the question."""
+        for turn in nlargest(_MOST_LOOKED_AROUND, turns, key=turns.__getitem__):
+            for near in (turn - 1, turn + 1):
+                session, passages = self._list_passages(near)
+                for number in passages:
+                    entry = session << SESSION_SHIFT | self._places[session][number] >> PLACE_SHIFT
+                    if get_kind(entry) == "message":
+                        yield entry
 
     def _leads_to_output(self, entry: int) -> bool:
         """Return whether the message made a call whose output stands behind it."""
-        places = self._places[entry >> SESSION_SHIFT]
-        turn = entry >> TURN_SHIFT & (1 << SESSION_SHIFT - TURN_SHIFT) - 1
-        at = bisect_left(places, (turn + 1) << TURN_SHIFT + PLACE_SHIFT)
-        return at < len(places) and get_kind(places[at] >> PLACE_SHIFT) == "output"
+        session, passages = self._list_passages((entry >> TURN_SHIFT) + 1)
+        return bool(passages) and get_kind(self._places[session][passages.start] >> PLACE_SHIFT) == "output"
 
     def _add_lane(
         self, scores: dict[int, float], masks: dict[int, int], lane: Lane, clues: Sequence[Clue], weight: float
@@ -237,23 +266,24 @@ class _Search:
     def _look_around(self, scores: Mapping[int, float], masks: Mapping[int, int], is_agent: bool) -> dict[int, float]:
         """Return scores with what is inherited from neighbours and the bonus for the words that stand around."""
         turns: dict[int, float] = {}
+        if len(scores) > _MOST_RANKED:
+            scores = {entry: scores[entry] for entry in nlargest(_MOST_RANKED, scores, key=scores.__getitem__)}
         for entry, score in scores.items():
             turn = entry >> TURN_SHIFT
             if score > turns.get(turn, 0.0):
                 turns[turn] = score
+        if not is_agent:
+            scores = {**dict.fromkeys(self._list_beside(turns), 0.0), **scores}
         w, final = self._w, {}
         total = max(self._question.bits, 1)
         for entry, score in scores.items():
             turn = entry >> TURN_SHIFT
             before, behind = turns.get(turn - 1, 0.0), turns.get(turn + 1, 0.0)
             if is_agent:
-                score += w.output_neighbour * (before + behind)
-                if get_role(entry) == "user":
-                    score *= w.task
-            elif get_role(entry) == "user":
-                score += w.neighbour * before + w.pair * behind
+                score *= w.task if get_role(entry) == "user" else 1.0
             else:
-                score += w.pair * before + w.neighbour * behind
+                score += before and before * (w.pair if self._asks(turn - 1) else w.neighbour)
+                score += behind and behind * (w.pair if self._asks(turn) else w.neighbour)
             covered = 0
             for near in range(turn - w.reach, turn + w.reach + 1):
                 covered |= masks.get(near, 0)
@@ -261,3 +291,21 @@ class _Search:
                 score *= w.step
             final[entry] = score * (1 + w.coverage * covered.bit_count() / total)
         return final
+
+
+def _add_points(packed: dict[int, int], ids: Iterable[int], value: int, bit: int) -> None:
+    """Add a clue's weight to passages, and the bit of its word, which another clue may have added before."""
+    get, add = packed.get, value | bit
+    for passage in ids:
+        old = get(passage, 0)
+        packed[passage] = old + (value if old & bit else add)
+
+
+def _add_to_known(packed: dict[int, int], ids: Sequence[int], value: int, bit: int) -> None:
+    if len(ids) < _SPARSE * len(packed):
+        _add_points(packed, [passage for passage in ids if passage in packed], value, bit)
+        return
+    for passage in list(packed):
+        at = bisect_left(ids, passage)
+        if at < len(ids) and ids[at] == passage:
+            _add_points(packed, (passage,), value, bit)

@@ -15,6 +15,7 @@ from proxy.context.user_rules import (
     Sentence,
     compute_rules_budget,
     find_block_path,
+    find_rules,
     format_message_number,
     format_rules,
     list_pasted,
@@ -396,3 +397,9 @@ def test_rules_that_nothing_shows_are_those_of_what_has_gone_or_was_cut_off() ->
 def test_a_comment_of_a_template_is_no_rule() -> None:
     text = "<!-- Please do not\nopen duplicates. Never skip this. -->\nAlways run the tests."
     assert [sentence.text for sentence in list_sentences(text)] == ["Always run the tests."]
+
+
+def test_the_rules_of_one_message_stand_in_it() -> None:
+    text = "Please fix the parser. Never edit the files in vendor. Is that possible?"
+    assert find_rules(text) == ("Never edit the files in vendor.",)
+    assert find_rules("Please fix the parser.") == ()

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from proxy.context.user_rules import find_rules
 from proxy.model.epoch import Written
 from proxy.model.errors import StoreUnavailable
 from proxy.model.lru import LruCache
@@ -398,4 +399,5 @@ def _make_source(text: MessageText, note: _CallNote, at_ms: int, stated_ms: int 
         at_ms=at_ms,
         stated_ms=stated_ms,
         card=note.card if text.kind == "output" else "",
+        rules=find_rules(text.text) if text.kind == "message" and text.role == "user" else (),
     )

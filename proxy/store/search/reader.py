@@ -32,7 +32,7 @@ MOST_SECONDS = 1.0
 _MOST_FILLED = 200
 """Entries whose lines are looked at to fill an answer."""
 _TOKENS_OF_HIT = 100
-_LONGEST_READ = 24_000
+_LONGEST_READ = 10_000
 """Characters of an entry whose lines are looked at: more takes longer than the search itself."""
 _STEPS_BETWEEN_LOOKS = 20_000  # of SQLite's machine, about a millisecond
 _NO_INDEX = "there is no index yet; the server makes it, or `palimpsest index`"
@@ -137,8 +137,9 @@ class SearchIndex:
             return SearchAnswer(behind=behind)
         connection.set_progress_handler(is_over, _STEPS_BETWEEN_LOOKS)
         try:
-            postings = SqlitePostings(connection, query, sessions, self._vocabulary, is_over)
             question = make_question(query.text, context=query.context, now_ms=int(time.time() * 1000))
+            terms = {term for clue in (*question.clues, *question.context) for term in clue.terms}
+            postings = SqlitePostings(connection, query, sessions, terms, vocabulary=self._vocabulary, is_over=is_over)
             ranking = search(question, postings, _count_candidates(query), is_over)
         finally:
             connection.set_progress_handler(None, 0)

@@ -11,6 +11,7 @@ from proxy.context.references import make_reference
 from proxy.model.lru import LruCache
 from proxy.retrieval.passages import cut_passages
 from proxy.retrieval.postings import (
+    LENGTHS,
     MOST_IN_SESSION,
     MOST_PARTS,
     MOST_TURNS,
@@ -149,7 +150,7 @@ class IndexWriter:
             stored.append(place)
             total = self._totals.setdefault((session.id, LANES.index(passage.lane)), [0, 0])
             total[0] += 1
-            total[1] += len(passage.terms)
+            total[1] += LENGTHS[passage.length]
             session.passages += 1
 
     def _write_places(self, session: int, stored: Sequence[int]) -> None:
@@ -173,7 +174,10 @@ class IndexWriter:
         new = {
             word
             for word in {term for _, terms in rows for term in terms.split(" ")}
-            if _SHORTEST_WORD <= len(word) <= _LONGEST_WORD and word.isalpha() and word not in known
+            if _SHORTEST_WORD <= len(word) <= _LONGEST_WORD
+            and word.isalnum()
+            and not word.isdigit()
+            and word not in known
         }
         for word in new:
             known.put(word, True)

@@ -292,7 +292,7 @@ class Relay:
         """Pass on all that the client gets of a round. Return whether the body ended with it."""
         if rounds.is_stream:
             await self._wait_until_durable(exchange)
-            exchange.client.start(response.status, forward_response(response.headers))
+            exchange.client.start(response.status, set_length(forward_response(response.headers), None))
             exchange.is_head_sent = True
         stream = StreamRelay(exchange, response.headers, self._clock)
         if begun:
@@ -328,7 +328,7 @@ class Relay:
             if not (recorded.done() and recorded.result()):
                 await self._durability.pass_on(recorded)
             head, status = forward_response(rounds.head), response.status if response.status in SUCCESS else _OK
-            exchange.client.start(status, head if rounds.is_stream else set_length(head, len(rest)))
+            exchange.client.start(status, set_length(head, None if rounds.is_stream else len(rest)))
             exchange.client.write(rest, is_last=is_ended or exchange.is_hidden)
         finally:
             self.recorder.announce(exchange, outcome)

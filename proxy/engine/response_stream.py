@@ -71,7 +71,12 @@ class StreamRelay:
 
 def is_plain_stream(headers: Headers) -> bool:
     """Return whether a body is an event stream without content-encoding, which can be read as it passes."""
-    return is_event_stream(headers) and find_header(headers, b"content-encoding") in (b"", b"identity")
+    return is_event_stream(headers) and not is_encoded(headers)
+
+
+def is_encoded(headers: Headers) -> bool:
+    """Return whether a body has a content-encoding."""
+    return find_header(headers, b"content-encoding") not in (b"", b"identity")
 
 
 async def read_final_event(response: UpstreamResponse, buffer: CappedBuffer, held: bytes) -> tuple[bytes, bool]:
@@ -222,7 +227,7 @@ class EditingClient:
 
     def start(self, status: int, headers: Headers) -> None:
         """Send the head, or hold it until the body is whole."""
-        if not self._is_started and status in SUCCESS and is_plain_json(headers):
+        if not self._is_started and status in SUCCESS and _is_plain_json(headers):
             self._head = status, headers
         elif self._head is None:
             self._is_stream = is_plain_stream(headers)
@@ -293,15 +298,14 @@ class EditingClient:
         return event[:start] + self._edit(event[start:end]) + event[end:]
 
 
-def set_length(headers: Headers, length: int) -> Headers:
-    """Return headers with another length of the body, if they have one."""
+def set_length(headers: Headers, length: int | None) -> Headers:
+    """Return headers with another length of the body, if they have one, or without it."""
     if not find_header(headers, b"content-length"):
         return headers
     kept = [field for field in headers if field[0] != b"content-length"]
-    return (*kept, (b"content-length", b"%d" % length))
+    return tuple(kept) if length is None else (*kept, (b"content-length", b"%d" % length))
 
 
-def is_plain_json(headers: Headers) -> bool:
-    """Return whether a body is JSON without content-encoding."""
-    kind, encoding = find_header(headers, b"content-type"), find_header(headers, b"content-encoding")
-    return kind.partition(b";")[0].strip().lower() == b"application/json" and encoding in (b"", b"identity")
+def _is_plain_json(headers: Headers) -> bool:
+    kind = find_header(headers, b"content-type").partition(b";")[0].strip().lower()
+    return kind == b"application/json" and not is_encoded(headers)

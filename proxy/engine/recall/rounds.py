@@ -19,8 +19,8 @@ from proxy.engine.recall.recall import Recall
 from proxy.engine.recall.scope import make_scope
 from proxy.engine.recall.tool import DESCRIPTION, PARAMETERS
 from proxy.engine.request import ManagedRequest
-from proxy.engine.response_reader import read_received
-from proxy.engine.response_stream import HOLD_SECONDS, WAITING, is_open_stream, is_plain_json
+from proxy.engine.response_reader import is_event_stream, read_received
+from proxy.engine.response_stream import HOLD_SECONDS, WAITING, is_encoded, is_plain_stream
 from proxy.model.epoch import Epoch, HiddenRound, Plan, Recalled
 from proxy.model.exchange import Headers, Round
 from proxy.model.lineage import extend_chain
@@ -128,8 +128,8 @@ class AnswerRounds:
 
     def take_head(self, headers: Headers) -> bool:
         """Begin to read the response of a round. Return False if it cannot be read as it arrives."""
-        is_stream = is_open_stream(headers)
-        if not (is_stream or is_plain_json(headers)):
+        is_stream = is_plain_stream(headers)
+        if not is_stream and (is_event_stream(headers) or is_encoded(headers)):
             return False
         if self._stitcher is None:
             context = self._parts.states.caches.contexts.get(self._request.session.id)

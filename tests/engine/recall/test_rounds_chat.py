@@ -11,9 +11,10 @@ from proxy.model.epoch import Epoch, Recalled
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Opening, Outcome, Reading, Round
 from proxy.model.lineage import Reply
+from proxy.wire.headers import find_header
 from tests.support.engine import LIMIT, ScriptedResponse
 from tests.support.loops import put_forward
-from tests.support.managed import ManagedEngine, Turn, answer, cut_end, refuse
+from tests.support.managed import ContextLog, ManagedEngine, Turn, answer, cut_end, refuse
 from tests.support.managing import Message, make_history
 
 HISTORY = make_history(60, 1600)
@@ -398,3 +399,39 @@ async def test_a_choice_of_tools_leaves_the_tools_as_they_are() -> None:
     assert json.loads(turn.sent)["tools"] == json.loads(opened.sent)["tools"]
     bare = await engine.send(until(24))
     assert "tools" not in json.loads(bare.sent) and bare.plan.epoch == turn.plan.epoch
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra", "is_read"),
+    [
+        (b"text/event-stream", ((b"content-length", b"999"),), True),
+        (b"text/event-stream", ((b"content-encoding", b"br"),), False),
+        (b"text/plain", (), True),
+        (b"application/json", ((b"content-encoding", b"identity"), (b"content-length", b"999")), True),
+    ],
+)
+async def test_whatever_can_be_read_is_searched_for_calls_of_ours(kind: bytes, extra: Any, is_read: bool) -> None:
+    engine = ManagedEngine(run=run)
+    await open_epoch(engine)
+    is_stream = kind == b"text/event-stream"
+    first, second = (recalling(), saying("Done.")) if is_stream else (body_with_call(), body_with_text("Done."))
+    first.headers = second.headers = ((b"content-type", kind), *extra)
+    prepare(engine, first)
+    if is_read:
+        prepare(engine, second)
+    turn = await engine.send(until(23), tools=TOOLS, stream=is_stream)
+    assert (b"context_recall" in turn.client.body) is not is_read
+    assert len(turn.all_sent) == 1 + is_read
+    length = find_header(turn.client.headers, b"content-length")
+    assert length == (b"" if is_stream or not length else b"%d" % len(turn.client.body))
+
+
+async def test_the_end_of_an_answer_waits_until_its_rounds_are_in_the_log() -> None:
+    engine = ManagedEngine(run=run, archive=ContextLog(is_lazy=True))
+    await open_epoch(engine)
+    prepare(engine, recalling(), saying("Done."))
+    turn = await engine.send(until(23), tools=TOOLS, stream=True)
+    assert read_text(turn.client.body) == "Let me look. Done." and turn.client.is_whole
+    kinds = [type(record) for each in engine.log.appended for record in each.records]
+    assert kinds.index(Recalled) > max(i for i, kind in enumerate(kinds) if kind is Outcome)
+    assert all(each.commit.done() for each in engine.log.appended if Recalled in map(type, each.records))

@@ -1,4 +1,4 @@
-"""A model that recalls by the references of its ledger: the openai SDK, a provider, and the proxy, restarted between."""
+"""A model that recalls by the references of its ledger: the openai SDK, a provider, the proxy restarted in between."""
 
 import json
 import re

@@ -153,7 +153,6 @@ class AnswerRounds:
         assert self._stitcher is not None, "the head comes first"
         written = self._stitcher.feed(piece)
         if not written:
-            self._watch()
             return True
         self._is_silent = False
         self._written.append(written)

@@ -12,7 +12,7 @@ from proxy.model.errors import UpstreamUnreachable
 from proxy.model.exchange import Opening, Outcome, Reading, Round
 from proxy.model.lineage import Reply
 from proxy.wire.headers import find_header
-from tests.support.engine import LIMIT, ScriptedResponse
+from tests.support.engine import JSON, LIMIT, ScriptedResponse
 from tests.support.loops import put_forward
 from tests.support.managed import ContextLog, ManagedEngine, Turn, answer, cut_end, refuse
 from tests.support.managing import Message, make_history
@@ -435,3 +435,59 @@ async def test_the_end_of_an_answer_waits_until_its_rounds_are_in_the_log() -> N
     kinds = [type(record) for each in engine.log.appended for record in each.records]
     assert kinds.index(Recalled) > max(i for i, kind in enumerate(kinds) if kind is Outcome)
     assert all(each.commit.done() for each in engine.log.appended if Recalled in map(type, each.records))
+
+
+async def test_of_many_calls_at_once_some_are_answered_and_what_does_not_fit_is_told() -> None:
+    async def run_long(request: ManagedRequest, epoch: Epoch, arguments: str) -> str:
+        return "long " * 100_000 if arguments == "{}" else f"short \ud800 {arguments}"
+
+    engine = ManagedEngine(run=run_long)
+    await open_epoch(engine)
+    calls = [{k: v for k, v in call("1", id=f"own{i}").items() if k != "index"} for i in range(9)]
+    prepare(engine, body_with_call("{}", *calls), body_with_text("Done."))
+    turn = await engine.send(until(23), tools=TOOLS)
+    results = [each["content"] for each in json.loads(turn.all_sent[1])["messages"][-10:]]
+    assert "no room" in results[0] and results[1:8] == ["short ? 1"] * 7
+    assert all("at once" in each for each in results[8:])
+    assert engine.log.of(Recalled)[0].rounds[0].results[1] == ("own0", "short ? 1")
+
+
+async def test_a_whole_body_ends_with_what_there_is_where_the_next_round_is_too_long() -> None:
+    engine = ManagedEngine(run=run)
+    await open_epoch(engine)
+    prepare(engine, body_with_call(), *[refuse("maximum context length is 9000 tokens") for _ in range(2)])
+    turn = await engine.send(until(23), tools=TOOLS)
+    assert turn.client.status == 200 and turn.client.is_whole
+    value = json.loads(turn.client.body)["choices"][0]
+    assert (value["message"]["content"], value["finish_reason"]) == ("Let me look. ", "stop")
+    assert "tool_calls" not in value["message"]
+    prepare(engine, ScriptedResponse(b'{"choices": [', headers=JSON, ending="cut"))
+    turn = await engine.send(until(24), tools=TOOLS)
+    assert turn.client.is_aborted and turn.client.body == b'{"choices": ['
+
+
+async def test_an_answer_of_which_the_client_has_nothing_is_not_repeated() -> None:
+    engine = ManagedEngine(run=run)
+    await open_epoch(engine)
+    prepare(engine, recalling(""), saying(""))
+    turn = await engine.send(until(23), tools=TOOLS, stream=True)
+    assert read_text(turn.client.body) == "" and turn.client.is_whole
+    later = await engine.send([*until(23), {"role": "user", "content": "Well?"}], tools=TOOLS)
+    assert later.messages[-1]["content"] == "Well?" and PAGE not in later.sent.decode()
+    assert engine.failures == []
+
+
+async def test_a_stream_without_a_call_of_ours_gets_no_comments() -> None:
+    engine = ManagedEngine(run=run)
+    await open_epoch(engine)
+    said = chunk({"role": "assistant", "content": "Yes."})
+    response = ScriptedResponse(said, chunk({}, "stop")[:20])
+    prepare(engine, response)
+    turn = engine.start(until(23), tools=TOOLS, stream=True)
+    await turn.client.wait_for_body(len(said))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        await put_forward(6.0)
+    response.feed(chunk({}, "stop")[20:], DONE, ending="eof")
+    await turn.finish()
+    assert turn.client.body == said + chunk({}, "stop") + DONE

@@ -73,5 +73,23 @@ async def test_all_rounds_are_billed(tmp_path: Path, is_stream: bool) -> None:
     await session.talk.close()
 
 
+@pytest.mark.parametrize("kind", [BoundSession, MessageSession, ResponseSession])
+async def test_under_one_epoch_what_is_sent_only_grows_round_by_round(tmp_path: Path, kind: Any) -> None:
+    options = {"marking": ""} if kind is MessageSession else {}
+    session = kind(8_000, size=1_500, often=0, path=tmp_path, run=recall, **options)
+    made = make_recalling(session.upstream)
+    await session.run(30)
+    await session.restart()
+    await session.run(20)
+    await session.talk.settle()
+    rows = await session.talk.log.list_exchanges(session.talk.session, limit=100)
+    epochs = [each.plan.epoch if each.plan else "" for row in rows for each in row.rounds]
+    sent = [json.loads(call.body)[kind.items_key] for call in session.upstream.calls]
+    pairs = list(zip(sent, sent[1:], epochs, epochs[1:], strict=False))
+    grown = [now[: len(before)] == before for before, now, first, second in pairs if first == second != ""]
+    assert made and len(sent) == len(epochs) and len(grown) > 20 and all(grown)
+    await session.talk.close()
+
+
 def repr_of(message: Any) -> bytes:
     return repr(message).encode()

@@ -87,7 +87,7 @@ class _MessagesRounds(RoundWire):
 
     def is_choice_free(self, body: SplitBody) -> bool:
         choice = load_lenient(body.member("tool_choice") or b"null")
-        return choice is None or (isinstance(choice, dict) and choice.get("type") in _FREE)
+        return choice is None or (isinstance(choice, dict) and read_text(choice.get("type")) in _FREE)
 
     def forbid_calls(self) -> bytes:
         return b""
@@ -169,8 +169,8 @@ class _MessagesStitcher(RoundStitcher):
     _next = 0  # the index of the client's next block
 
     def _begin(self) -> None:
-        self._places: dict[object, int | None] = {}  # the client's index of each block; None: it is withheld
-        self._last: object = None
+        self._places: dict[int, int | None] = {}  # the client's index of each block; None: it is withheld
+        self._last = 0
         self._has_own = self._has_client = False
         self._prompt: Mapping[str, bytes] = {}
 
@@ -189,7 +189,7 @@ class _MessagesStitcher(RoundStitcher):
         if kind == "content_block_start":
             return self._start_block(event, sent)
         if kind in _BLOCK_EVENTS:
-            return self._place(event, sent.get("index", self._last))
+            return self._place(event, _read_index(sent, self._last))
         if kind == "message_start" and self._round:
             usage = read_member(read_member(event.data, "message"), "usage")
             self._prompt = {name: raw for name in _INPUT if (raw := read_member(usage, name))}
@@ -199,7 +199,7 @@ class _MessagesStitcher(RoundStitcher):
         return self._hold(event) if kind == "message_stop" and self._is_hiding else event.raw
 
     def _start_block(self, event: EventBlock, sent: Mapping[str, object]) -> bytes:
-        index, block = sent.get("index"), sent.get("content_block")
+        index, block = _read_index(sent, self._next), sent.get("content_block")
         is_own = _is_own(block, self._tool)
         self._has_own = self._has_own or is_own
         if isinstance(block, dict) and block.get("type") == _CALL and not is_own:
@@ -208,13 +208,13 @@ class _MessagesStitcher(RoundStitcher):
         return self._place(event, index)
 
     def _withholds(self, block: object) -> bool:
-        return self._round > 0 and self._binds and isinstance(block, dict) and block.get("type") in THINKING
+        return self._round > 0 and self._binds and isinstance(block, dict) and read_text(block.get("type")) in THINKING
 
     def _take_index(self) -> int:
         self._next += 1
         return self._next - 1
 
-    def _place(self, event: EventBlock, index: object) -> bytes:
+    def _place(self, event: EventBlock, index: int) -> bytes:
         """Return an event of a block with the client's index; nothing if the block is withheld."""
         self._last = index
         if index not in self._places:  # its beginning was lost
@@ -266,6 +266,11 @@ class _MessagesStitcher(RoundStitcher):
 
         stitched = change_members(body, change)
         return stitched if has_calls else _end_turn(stitched)
+
+
+def _read_index(sent: Mapping[str, object], default: int) -> int:
+    index = sent.get("index")
+    return index if type(index) is int else default
 
 
 def _end_turn(raw: bytes, holder: str = "") -> bytes:

@@ -76,7 +76,8 @@ class _ResponsesRounds(RoundWire):
     def read_round(self, tool: str, received: bytes, *, is_stream: bool) -> RoundEnd:
         if is_stream:
             answer = self.form.read_events(read_events(received))
-            items = _list_done(received) or list(map(encode_value, read_objects(answer.value.get("output"))))
+            items, output = _list_done(received), read_objects(answer.value.get("output"))
+            items = items if len(items) >= len(output) else list(map(encode_value, output))
         else:
             value = load_lenient(received)
             answer = self.form.read_answer(value) if isinstance(value, dict) else Answer({}, is_ended=False)
@@ -119,7 +120,9 @@ class _ResponsesRounds(RoundWire):
         ]
 
     def drop_calls(self, answer: Sequence[bytes], tool: str, answered: frozenset[str]) -> tuple[bytes, ...]:
-        return tuple(_leave_out(answer, lambda item: _is_own(item, tool) and item.get("call_id") not in answered))
+        return tuple(
+            _leave_out(answer, lambda item: _is_own(item, tool) and read_text(item.get("call_id")) not in answered)
+        )
 
 
 def _list_done(stream: bytes) -> list[bytes]:
@@ -146,7 +149,7 @@ def _spell_items(items: Iterable[bytes], tool: str) -> tuple[list[bytes], tuple[
             spelling = spell_arguments(arguments)
             raw = raw if spelling == arguments else set_member(raw, "arguments", encode_text(spelling))
         else:
-            others += item.get("type") in _CLIENT_CALLS
+            others += read_text(item.get("type")) in _CLIENT_CALLS
         spelled.append(raw)
     return spelled, tuple(own), others
 
@@ -176,7 +179,7 @@ def _leave_out(items: Iterable[bytes], is_gone: _IsGone) -> list[bytes]:
         if is_gone(item):
             lacks_calls = True
             continue
-        has_calls = has_calls or item.get("type") in _CLIENT_CALLS
+        has_calls = has_calls or read_text(item.get("type")) in _CLIENT_CALLS
         kept += tied
         tied = [raw] if _is_tied(item) else []
         kept += [] if tied else [raw]
@@ -255,7 +258,7 @@ class _ResponsesStitcher(RoundStitcher):
         if _is_own(item, self._tool):
             self._has_own, self._places[key] = True, None
             return b""
-        if isinstance(item, Mapping) and item.get("type") in _CLIENT_CALLS:
+        if isinstance(item, Mapping) and read_text(item.get("type")) in _CLIENT_CALLS:
             self._has_client = True
         self._places[key] = self._next
         self._next += 1

@@ -82,7 +82,7 @@ def test_numbers_go_on_from_those_that_have_passed() -> None:
 
 
 def test_items_are_sent_back_as_they_came() -> None:
-    spelled = items(WORDS, TIED, RECALL).replace(b'"output":[', b'"output": [{"type":"message","role":"assistant"},')
+    spelled = items(WORDS, TIED, RECALL)
     item = b'{ "type":"reasoning", "id":"rs_1", "summary":[], "encrypted_content":"\\u00e9=="}'
     spelled = spelled.replace(b'"item":' + SPEAKER.spell(TIED), b'"item":' + item)
     _, [end] = play(FORM, [spelled])
@@ -149,8 +149,8 @@ def test_reasoning_waits_for_what_follows_and_no_longer() -> None:
     blocks = [b"%b\n\n" % block for block in items(TIED, WORDS).split(b"\n\n")[:-1]]
     assert [stitcher.feed(block) for block in blocks[:2]] == blocks[:2]
     assert stitcher.feed(blocks[2]) == b""
-    assert stitcher.feed(b": ping\n\n") == b""
-    assert stitcher.feed(blocks[3]) == blocks[2] + b": ping\n\n" + blocks[3]
+    assert stitcher.feed(b": ping\n\n: more\n") == b""
+    assert stitcher.feed(blocks[3]) == blocks[2] + b": ping\n\n: more\n" + blocks[3]
     assert stitcher.feed(blocks[4]) == blocks[4]
 
 
@@ -293,3 +293,14 @@ def test_more_blank_lines_than_needed_pass() -> None:
         written, [end] = play(FORM, [stream], sizes)
         assert end.can_continue
         assert list_output(written) == [WORDS]
+
+
+def test_reasoning_whose_beginning_was_lost_waits_alike() -> None:
+    other = {**TIED, "id": "rs_2"}
+    sent: list[tuple[str, Fields]] = [("created", {"response": {"id": "r"}})]
+    sent += [("output_item.added", {"output_index": 0, "item": RECALL})]
+    sent += [("output_item.done", {"output_index": i, "item": item}) for i, item in ((1, TIED), (2, other))]
+    ended = {"id": "r", "status": "completed", "output": [RECALL, TIED, other]}
+    written, [end] = play(FORM, [speak(*sent, ("completed", {"response": ended}))])
+    assert list_done(written) == list_output(written) == [TIED]
+    assert [json.loads(each) for each in end.answer] == [RECALL, TIED, other]

@@ -1,8 +1,8 @@
 """Dialogues made from a seed, with questions whose evidence is known, for `benchmarks.recall_quality`.
 
-Personal dialogues: two people, short turns, some twenty meetings over months, each with its date. Both tell facts of the
-same topics, so that the topic alone does not find the evidence. A fact is told at once, or in a reply that repeats no
-word of the question before it. Technical chats: a person asks, an assistant answers at length; the answer is one
+Personal dialogues: two people, short turns, some twenty meetings over months, each with its date. Both tell facts of
+the same topics, so that the topic alone does not find the evidence. A fact is told at once, or in a reply that repeats
+no word of the question before it. Technical chats: a person asks, an assistant answers at length; the answer is one
 sentence of it. Questions paraphrase: of each notion a question uses another word than the text in half of the cases.
 """
 
@@ -219,13 +219,12 @@ def _tell(rng: random.Random, fact: tuple[str, int, str], made: list[Turn], othe
     verb = rng.choice(_split_verbs(verbs))
     own, others = ("user", "assistant") if made[-1].role == "assistant" else ("assistant", "user")
     if rng.random() < 0.35:
-        question = (
-            f"{hint.capitalize()}?" if rng.random() < 0.3 else rng.choice(_ABOUT).format(noun=rng.choice(nouns.split()))
-        )
+        about = rng.choice(_ABOUT).format(noun=rng.choice(nouns.split()))
+        question = f"{hint.capitalize()}?" if rng.random() < 0.3 else about
         reply = rng.choice(_REPLY).format(thing=thing, when=when, When=when.capitalize())
         return [
             Turn(speaker, own, f"So much to tell you, {other}."),
-            Turn(other, others, f"{hint.capitalize()}?"),
+            Turn(other, others, question),
             Turn(speaker, own, reply),
         ]
     text = rng.choice(_TELL).format(verb=verb, thing=thing, when=when, When=when.capitalize())
@@ -247,7 +246,7 @@ def _ask(rng: random.Random, known: list[tuple[str, int, str, int, datetime]], p
     for person, topic, thing, at, day in known:
         by_topic.setdefault((person, topic), []).append((thing, at, day))
     for (person, topic), told in by_topic.items():
-        verbs, nouns, plain, hint, _ = _TOPICS[topic]
+        verbs, nouns, plain, _, _ = _TOPICS[topic]
         noun = rng.choice(nouns.split())
         evidence = tuple(at for _, at, _ in told)
         things = tuple(word for thing, _, _ in told for word in thing.split() if len(word) > 3)
@@ -323,11 +322,11 @@ _PARAPHRASE = {
     "repository": "checkout",
 }
 _FILLER = (
-    "There are several ways to look at this, and which one fits depends on how the rest of the system behaves under load.",
+    "There are several ways to look at this, and which one fits depends on how the rest of the system behaves.",
     "Before changing anything, measure the current behaviour, write down the numbers, and change one thing at a time.",
-    "A common mistake is to raise every limit at once; that hides the symptom and makes the next incident harder to read.",
+    "A common mistake is to raise every limit at once; that hides the symptom and makes the next incident harder.",
     "Check the logs around the first failure, not the last one, because later errors are often only consequences.",
-    "If you have a staging environment, reproduce it there with the same data volume, otherwise the result says little.",
+    "If you have a staging environment, reproduce it there with the same data volume, else the result says little.",
     "Keep the change small, document why it was made, and add an alert that fires before users notice.",
     "Also consider what happens during a deploy, when old and new versions run side by side for some minutes.",
     "The documentation describes the default values, but many distributions ship with their own configuration.",
@@ -360,7 +359,8 @@ def make_chat(seed: int, exchanges: int = 160) -> Dialogue:
         name, problem, answers = _AREAS[area]
         answer = rng.choice(answers.split("|"))
         follow = number >= len(combos)
-        question = f"In our {service} service we see {problem} with the {name}{' again' if follow else ''}. What would you do about it?"
+        again = " again" if follow else ""
+        question = f"In our {service} service we see {problem} with the {name}{again}. What would you do about it?"
         made.append(Turn("", "user", f"{question} {' '.join(rng.sample(_FILLER, rng.randrange(3)))}".strip()))
         body = [
             rng.choice(_FILLER).replace("system", f"{rng.choice(_SERVICES)} system")

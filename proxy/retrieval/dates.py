@@ -42,7 +42,7 @@ _DATES = (
 _CLOCK = re.compile(r"(?i)\b(\d{1,2}):(\d\d)(?::\d\d)?\s*(am|pm)?")
 # What a text that states its own time begins with: brackets, a label, the time of day.
 _HEAD = (
-    r"(?i)[\s\[({<*_#=-]*(?:(?:(?:session|chat|conversation|message)\s*)?(?:\d{1,4}\s*)?"
+    r"(?i)[\s\[({<*_#=-]*(?:(?:(?:session|chat|conversation|message)\s*)?(?:\d{1,4}(?![\d:])\s*)?"
     r"(?:date|time|timestamp|day|datum|fecha)?(?:\s*(?:and|&|/)\s*time)?[\s:=*\[(-]*)(?:today is |on |at )?"
     r"(?P<before>\d{1,2}:\d\d(?::\d\d)?\s*(?:am|pm)?[\s,]*(?:on )?)?(?:(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*[,.]? )?"
 )
@@ -134,6 +134,8 @@ DAY_TERMS = frozenset(
 _LOOKED_AT = 400
 _MOST_DAYS = 62
 _EPOCH = date(1970, 1, 1)
+_YEARS = range(1000, 9000)
+"""Years in which the days around a date can be computed."""
 
 Span = tuple[date, date]
 """The first and the last day of a time."""
@@ -160,7 +162,7 @@ def _make_day(found: re.Match[str]) -> date | None:
     month = found["m"].lower().rstrip(".")
     number = int(month) if month.isdigit() else _MONTHS[month]
     try:
-        return date(int(found["y"]), number, int(found["d"]))
+        return date(int(found["y"]), number, int(found["d"])) if int(found["y"]) in _YEARS else None
     except ValueError:
         return None
 
@@ -182,6 +184,11 @@ def convert_to_day(at_ms: int) -> date:
 def list_spans(text: str, now: date) -> Iterator[Span]:
     """Yield the times that a text names, as first and last day; relative ones as of `now`."""
     yield from _list_written(text)
+    if now.year in _YEARS:
+        yield from _list_relative(text, now)
+
+
+def _list_relative(text: str, now: date) -> Iterator[Span]:
     for pattern, days in _DAYS:
         if pattern.search(text):
             yield now - timedelta(days), now - timedelta(days)
@@ -205,7 +212,7 @@ def _list_written(text: str) -> Iterator[Span]:
     days = [_make_day(found) for pattern in _DATES[:3] for found in pattern.finditer(text)]
     yield from ((day, day) for day in days if day)
     for found in () if days else _DATES[3].finditer(text):
-        if 1 <= int(found["y"]) <= 9998:
+        if int(found["y"]) in _YEARS:
             yield _make_month(int(found["y"]), _MONTHS[found["m"].lower().rstrip(".")])
 
 
@@ -224,7 +231,7 @@ def _read_ago(found: re.Match[str], now: date) -> Iterator[Span]:
     size = _UNITS[_get_unit(found)]
     # The longer ago, the less exactly it is meant.
     slack = 0 if size == 1 and count < 5 else max(1, size // 2)
-    if count * size < (now - date.min).days - size:
+    if count * size // 365 < now.year - _YEARS.start:
         day = now - timedelta(count * size)
         yield day - timedelta(slack), day + timedelta(slack)
 

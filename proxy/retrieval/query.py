@@ -7,14 +7,16 @@ from proxy.retrieval.terms import Token, list_tokens, parse_token
 
 _MOST_CLUES, _MOST_CONTEXT = 64, 40
 _LONGEST = 8_000
+_SHORT_NUMBER = 2
 
 
 class QueryWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How much clues count, in multiples of a word of the query.
 
     `whole`: the exact form of an identifier, `conjunction`: all its pieces in one passage, `piece`: each of them.
-    `context_piece` and `context_word`: pieces of paths and words of the requester's last steps; they are multiplied by
-    `beside_identifier` where the query names a rare identifier itself. `similar`: words of the index that look alike.
+    `short_number`: a number of one or two digits, which stands everywhere.
+    `context_piece` and `context_word`: pieces of paths and words of the requester's last steps. `time`: the days that
+    the query names.
     """
 
     whole: float = 1.0
@@ -22,9 +24,8 @@ class QueryWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     piece: float = 0.5
     context_piece: float = 0.5
     context_word: float = 0.25
-    beside_identifier: float = 0.4
-    similar: float = 0.5
     time: float = 1.0
+    short_number: float = 0.3
 
 
 class Clue(msgspec.Struct, frozen=True, gc=False):
@@ -61,6 +62,8 @@ def make_question(text: str, *, context: str = "", now_ms: int = 0, weights: Que
         for piece in token.pieces:
             bit = bits.setdefault(piece, len(bits))
             weight = weigh.piece if token.is_identifier else 1.0
+            if piece.isdigit() and len(piece) <= _SHORT_NUMBER:
+                weight *= weigh.short_number
             _add(clues, Clue((piece,), weight, bit))
             if not token.is_identifier:
                 words[piece] = bit

@@ -28,7 +28,6 @@ from proxy.retrieval.terms import list_grams
 _K1, _B = 1.2, 0.75
 _SCALE = 1024  # of weights as integers, which share a number with the bits of words
 _SHORT_QUERY = 5
-_SPARSE = 8  # a look-up by bisection costs as much as so many steps of a loop
 _ENOUGH, _MOST_CANDIDATES, _MOST_RANKED = 2_000, 800, 300
 _MOST_FURTHER = 3
 _MOST_LOOKED_AROUND = 100
@@ -38,22 +37,25 @@ _CHUNK = 64
 class RankingWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How much each ranker counts beside the text, and what stands beside an entry beside the entry itself.
 
-    `further` is the share that the second best passage of an entry adds; the next ones add half of that each.
-    `neighbour` is the share of its score that a message gives the ones beside it, `pair` that which a question and its
-    reply give each other. In the sessions of agents, outputs stand for their steps: `step` is the factor of what the
-    assistant says with a call, `task` that of what the user says. `coverage` is the bonus of an entry around which,
-    within `reach` turns, all words of the query stand.
+    `similar`: words that look like one of a short query, in multiples of it. `further`: the share that the second best
+    passage of an entry adds; the next ones add half of that each. `neighbour`: the share of its score that a message
+    gives the ones beside it; `pair`: that which a question and its reply give each other; `long_reply`: that which a
+    question gives a reply of several passages. In the sessions of agents, outputs stand for their steps: `step` is the
+    factor of what the assistant says with a call, `task` that of what the user says. `coverage`: the bonus of an entry
+    around which, within `reach` turns, all words of the query stand.
     """
 
-    further: float = 1.0
+    similar: float = 0.5
+    further: float = 1.5
     card: float = 0.3
     rule: float = 0.5
     user: float = 0.5
     neighbour: float = 0.4
     pair: float = 0.6
+    long_reply: float = 0.8
     step: float = 0.25
-    task: float = 0.6
-    coverage: float = 1.0
+    task: float = 0.4
+    coverage: float = 0.5
     reach: int = 2
 
 
@@ -88,6 +90,7 @@ class _Search:
         self._question, self._postings, self._is_over, self._w = question, postings, is_over, weights
         self._places: dict[int, Sequence[int]] = {}
         self._asking: dict[int, bool] = {}
+        self._found: dict[tuple[Lane, str], Sequence[int]] = {}
         self._weights: dict[str, float] = {}
         self._bits = question.bits + 1
         self._shares = [weights.further / 2**i for i in range(_MOST_FURTHER)]
@@ -123,7 +126,7 @@ class _Search:
         if len(self._question.words) + len(self._question.wholes) <= _SHORT_QUERY:
             for bit, word in self._question.words:
                 similar = self._find_similar(word)
-                clues += [Clue((each,), 0.5 * share, bit) for each, share in similar]
+                clues += [Clue((each,), self._w.similar * share, bit) for each, share in similar]
         return clues
 
     def _find_similar(self, word: str) -> list[tuple[str, float]]:
@@ -160,9 +163,8 @@ class _Search:
                 found.append((ids, int(idf * clue.weight * _SCALE) << self._bits, bit))
         for ids, value, bit in sorted(found, key=lambda each: len(each[0])):
             if len(packed) > _ENOUGH and len(ids) > len(packed):
-                _add_to_known(packed, ids, value, bit)
-            else:
-                _add_points(packed, ids, value, bit)
+                ids = [passage for passage in ids if passage in packed]
+            _add_points(packed, ids, value, bit)
         return packed
 
     def _note_weight(self, lane: Lane, clue: Clue, idf: float) -> None:
@@ -172,14 +174,18 @@ class _Search:
 
     def _find(self, lane: Lane, clue: Clue) -> Sequence[int]:
         if len(clue.terms) == 1:
-            return self._postings.find(lane, clue.terms[0])
+            return self._read(lane, clue.terms[0])
+        lists = sorted((self._read(lane, term) for term in clue.terms), key=len)
         if clue.needs_all:
-            lists = sorted((self._postings.find(lane, term) for term in clue.terms), key=len)
-            found = set(lists[0])
-            for each in lists[1:]:
-                found.intersection_update(each)
-            return sorted(found)
-        return sorted(set(chain.from_iterable(self._postings.find(lane, term) for term in clue.terms)))
+            return sorted(set(lists[0]).intersection(*lists[1:]))
+        return sorted(set(chain.from_iterable(lists)))
+
+    def _read(self, lane: Lane, term: str) -> Sequence[int]:
+        """Read the postings of a term once: it may be in several clues."""
+        known = self._found.get((lane, term))
+        if known is None:
+            known = self._found[lane, term] = self._postings.find(lane, term)
+        return known
 
     def _get_place(self, passage: int) -> int:
         session = passage >> PASSAGE_BITS
@@ -219,6 +225,12 @@ class _Search:
                 further = sorted((score for score, _ in found), reverse=True)[1:]
                 scores[entry] += sum(score * share for score, share in zip(further, self._shares, strict=False))
         return scores, numbers, masks
+
+    def _get_share(self, earlier: int, heir: int) -> float:
+        """Return the share of its score that one of two turns, of which `heir` is the other, gives it."""
+        if not self._asks(earlier):
+            return self._w.neighbour
+        return self._w.long_reply if len(self._list_passages(heir)[1]) > 1 and heir > earlier else self._w.pair
 
     def _asks(self, turn: int) -> bool:
         """Return whether something is asked in a turn."""
@@ -282,8 +294,8 @@ class _Search:
             if is_agent:
                 score *= w.task if get_role(entry) == "user" else 1.0
             else:
-                score += before and before * (w.pair if self._asks(turn - 1) else w.neighbour)
-                score += behind and behind * (w.pair if self._asks(turn) else w.neighbour)
+                score += before and before * self._get_share(turn - 1, turn)
+                score += behind and behind * self._get_share(turn, turn)
             covered = 0
             for near in range(turn - w.reach, turn + w.reach + 1):
                 covered |= masks.get(near, 0)
@@ -299,13 +311,3 @@ def _add_points(packed: dict[int, int], ids: Iterable[int], value: int, bit: int
     for passage in ids:
         old = get(passage, 0)
         packed[passage] = old + (value if old & bit else add)
-
-
-def _add_to_known(packed: dict[int, int], ids: Sequence[int], value: int, bit: int) -> None:
-    if len(ids) < _SPARSE * len(packed):
-        _add_points(packed, [passage for passage in ids if passage in packed], value, bit)
-        return
-    for passage in list(packed):
-        at = bisect_left(ids, passage)
-        if at < len(ids) and ids[at] == passage:
-            _add_points(packed, (passage,), value, bit)

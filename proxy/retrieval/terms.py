@@ -109,9 +109,7 @@ def _parse_compound(token: str) -> Token:
             continue
         mixed = True
         pieces[lower] = None
-        split = [piece.lower() for piece in _PIECE.findall(part[:_LONGEST_PIECE])]
-        if len(split) > 1:
-            pieces.update((stem(piece), None) for piece in split if len(piece) > 1)
+        pieces.update((stem(each.lower()), None) for each in _PIECE.findall(part[:_LONGEST_PIECE]) if len(each) > 1)
     if (not mixed and len(parts) < 2) or len(token) > _LONGEST_TOKEN:
         return Token(tuple(pieces))
     return Token(tuple(pieces), _list_wholes(token))

@@ -9,6 +9,8 @@ from proxy.store.search.indexer import Indexer
 
 WORK_SECONDS = 0.1
 """Work after which what was indexed is committed. A job that comes meanwhile waits for one message at most."""
+REST_SECONDS = 0.02
+"""The rest between two such pieces, so that a log which is indexed for the first time leaves others their processor."""
 POLL_SECONDS = 0.5
 """How often the log is looked at, which takes 0.1 ms if nothing is new."""
 
@@ -34,9 +36,10 @@ class IdleIndexing:
 
     def run(self) -> None:
         """Return when a job can be read, or the end of the input."""
-        is_left = True
-        while not self._is_ready(0.0 if is_left else POLL_SECONDS):
+        pause = 0.0
+        while not self._is_ready(pause):
             is_left = self._indexer.run(WORK_SECONDS, self._is_ready)
+            pause = REST_SECONDS if is_left else POLL_SECONDS
 
     def _is_ready(self, seconds: float = 0.0) -> bool:
         return bool(select.select([self._file], [], [], seconds)[0])

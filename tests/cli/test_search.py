@@ -29,7 +29,7 @@ def test_it_finds_without_a_server(data: Path, capsys: pytest.CaptureFixture[str
     assert "2025-10-09 08:53:21Z  s1 call 1  user message\n    Where is the zebra?\n" in told
     assert "assistant arguments bash\n    command: ls\n    zebra\n" in told
     assert call_on_disk(data, "search", "zebra", "--kind", "message", "--json") == 0
-    (hit,) = json.loads(capsys.readouterr().out)["hits"]
+    hit, *_ = json.loads(capsys.readouterr().out)["hits"]
     assert hit["snippet"].strip() == "Where is the zebra?"
     assert call_on_disk(data, "expand", hit["reference"]) == 0
     assert capsys.readouterr().out == "Where is the zebra?"

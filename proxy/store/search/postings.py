@@ -1,13 +1,13 @@
 """What the ranking reads, over one connection to the log with the index attached as `idx`."""
 
 import sqlite3
-import threading
 import time
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import orjson
 
+from proxy.model.lru import LruCache
 from proxy.model.search import SearchQuery
 from proxy.retrieval.postings import (
     PASSAGE_BITS,
@@ -24,10 +24,10 @@ MOST_POSTINGS = 8_000
 """Passages of one term, the newest ones: what more have says little, and to score so many takes 5 ms."""
 BUDGETS: Mapping[Lane, int] = {"text": 12_000, "card": 4_000, "user": 4_000, "rule": 4_000}
 """Passages of all terms of a question together: the most frequent terms are left out where there are more."""
-_LEAST_TERMS = 2
+_LEAST_TERMS, _SHARE_OF_ONE = 2, 3
 _MOST_RANGES = 16
 _FRESH_SECONDS = 60.0
-_KNOWN_GRAMS = 4_096
+_KNOWN_GRAMS, _KNOWN_PLACES = 4_096, 1_000_000
 
 # Reading ids as one JSON text takes a third of the time of reading rows.
 _FIND = """
@@ -50,28 +50,37 @@ _ALIASES = "SELECT first, turn FROM idx.alias WHERE session = ? AND first IN (SE
 _ALL = 1 << 62
 
 
-class Vocabulary:
-    """The words of the index in memory, to find those with certain characters. It may be a minute old."""
+class IndexCache:
+    """What searches keep in memory of one index: its words, which may be a minute old, and places of passages."""
 
     def __init__(self) -> None:
         self._words = ""
         self._read_at = -_FRESH_SECONDS
         self._found: dict[str, tuple[str, ...]] = {}
-        self._lock = threading.Lock()
+        self._places: LruCache[int, array[int]] = LruCache(_KNOWN_PLACES, weigh=lambda _, places: len(places) + 1)
 
-    def find(self, connection: sqlite3.Connection, gram: str) -> Sequence[str]:
+    def find_words(self, connection: sqlite3.Connection, gram: str) -> Sequence[str]:
         """Return the words that have these characters in them."""
-        with self._lock:
-            if time.monotonic() - self._read_at >= _FRESH_SECONDS:
-                rows = connection.execute("SELECT text FROM idx.word").fetchall()
-                self._words = "\n".join(["", *(word for (word,) in rows), ""])
-                self._read_at = time.monotonic()
+        if time.monotonic() - self._read_at >= _FRESH_SECONDS:
+            rows = connection.execute("SELECT text FROM idx.word").fetchall()
+            self._words = "\n".join(["", *(word for (word,) in rows), ""])
+            self._read_at = time.monotonic()
+            self._found.clear()
+        if gram not in self._found:
+            if len(self._found) >= _KNOWN_GRAMS:
                 self._found.clear()
-            if gram not in self._found:
-                if len(self._found) >= _KNOWN_GRAMS:
-                    self._found.clear()
-                self._found[gram] = tuple(_list_words(self._words, gram))
-            return self._found[gram]
+            self._found[gram] = tuple(_list_words(self._words, gram))
+        return self._found[gram]
+
+    def load_places(self, connection: sqlite3.Connection, session: int, count: int) -> Sequence[int]:
+        """Return the places of the `count` passages that a session has now: they are added to, and never changed."""
+        known = self._places.get(session)
+        if known is None or len(known) < count:
+            known = array("q")
+            for (packed,) in connection.execute(_PLACES, (session,)):
+                known.frombytes(packed)
+            self._places.put(session, known)
+        return known
 
 
 class SqlitePostings:
@@ -87,7 +96,7 @@ class SqlitePostings:
         sessions: Collection[int] | None,
         terms: Collection[str],
         *,
-        vocabulary: Vocabulary,
+        cache: IndexCache,
         is_over: Callable[[], bool],
     ) -> None:
         self._connection = connection
@@ -95,7 +104,8 @@ class SqlitePostings:
         self._query = query
         self._sessions = None if sessions is None else frozenset(sessions)
         self._terms = frozenset(term for term in terms if term and "\0" not in term)
-        self._vocabulary = vocabulary
+        self._cache = cache
+        self._counts: dict[int, int] = {}
         self._dropped: dict[Lane, frozenset[str]] = {}
         self._found: dict[tuple[Lane, str], Sequence[int]] = {}
         self._measured: dict[Lane, LaneStatistics] = {}
@@ -128,14 +138,13 @@ class SqlitePostings:
 
     def load_places(self, session: int) -> Sequence[int]:
         """Return the places of all passages of a session, by their number."""
-        places = array("q")
-        for (packed,) in self._connection.execute(_PLACES, (session,)):
-            places.frombytes(packed)
-        return places
+        if not self._counts:
+            self._counts = dict(self._connection.execute("SELECT id, passages FROM idx.session").fetchall())
+        return self._cache.load_places(self._connection, session, self._counts.get(session, 0))
 
     def find_words(self, gram: str) -> Sequence[str]:
         """Return words that have these characters in them."""
-        return self._vocabulary.find(self._connection, gram)
+        return self._cache.find_words(self._connection, gram)
 
     def select(self, entries: Sequence[int]) -> Sequence[int]:
         """Return those of the entries that may be in the answer, in the same order."""
@@ -170,9 +179,10 @@ class SqlitePostings:
         return found
 
     def _count(self, lane: Lane, term: str) -> int:
-        statement, count = _COUNT.format(lane=lane), 0
+        """Return how many passages have the term, or so many that it is one of the most frequent ones."""
+        statement, count, most = _COUNT.format(lane=lane), 0, BUDGETS[lane] // _SHARE_OF_ONE
         for bounds in self._list_ranges():
-            count += self._connection.execute(statement, (_quote(term), *bounds, MOST_POSTINGS)).fetchone()[0]
+            count += self._connection.execute(statement, (_quote(term), *bounds, most)).fetchone()[0]
         return count
 
     def _leave_out(self, lane: Lane) -> frozenset[str]:

@@ -2,8 +2,10 @@
 
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -15,13 +17,13 @@ from proxy.retrieval.passages import cut_text
 from proxy.retrieval.postings import Scored, get_kind, get_session, get_turn
 from proxy.retrieval.query import make_question
 from proxy.retrieval.ranking import Ranking, search
-from proxy.retrieval.snippets import fill
+from proxy.retrieval.snippets import fill, split_lines
 from proxy.store.constraints import fit_text
 from proxy.store.search import schema
 from proxy.store.search.changes import read_heads
 from proxy.store.search.entries import load_text, pack_name, unpack_name
 from proxy.store.search.indexer import count_behind, measure
-from proxy.store.search.postings import SqlitePostings, Vocabulary
+from proxy.store.search.postings import IndexCache, SqlitePostings
 from proxy.store.search.texts import MessageText
 from proxy.store.sqlite.connection import FILE_ERRORS, connect_reader
 from proxy.store.sqlite.reader import ReaderThread
@@ -32,8 +34,11 @@ MOST_SECONDS = 1.0
 _MOST_FILLED = 200
 """Entries whose lines are looked at to fill an answer."""
 _TOKENS_OF_HIT = 100
-_LONGEST_READ = 10_000
-"""Characters of an entry whose lines are looked at: more takes longer than the search itself."""
+_SHORT_ENOUGH = 2_000
+"""Characters of an entry up to which all its lines are scored."""
+_SHORTEST_START, _MOST_LINES, _LEFT_LINES = 3, 80, 400
+_LONGEST_READ = 40_000
+"""Characters around the best passage of an entry in which lines are looked for."""
 _STEPS_BETWEEN_LOOKS = 20_000  # of SQLite's machine, about a millisecond
 _NO_INDEX = "there is no index yet; the server makes it, or `palimpsest index`"
 
@@ -73,7 +78,7 @@ class SearchIndex:
         self._path = schema.find_index(log)
         self._health = health
         self._most_seconds = most_seconds
-        self._vocabulary = Vocabulary()
+        self._cache = IndexCache()
         self._reader: ReaderThread | None = None
         self._file = (0, 0)
 
@@ -121,7 +126,7 @@ class SearchIndex:
             raise StoreUnavailable(_NO_INDEX) from error
         if (found.st_dev, found.st_ino) != self._file:  # made anew
             await self.close()
-            self._file = found.st_dev, found.st_ino
+            self._file, self._cache = (found.st_dev, found.st_ino), IndexCache()
         if self._reader is None:
             self._reader = ReaderThread(self._log, connect_index)
         try:
@@ -139,7 +144,7 @@ class SearchIndex:
         try:
             question = make_question(query.text, context=query.context, now_ms=int(time.time() * 1000))
             terms = {term for clue in (*question.clues, *question.context) for term in clue.terms}
-            postings = SqlitePostings(connection, query, sessions, terms, vocabulary=self._vocabulary, is_over=is_over)
+            postings = SqlitePostings(connection, query, sessions, terms, cache=self._cache, is_over=is_over)
             ranking = search(question, postings, _count_candidates(query), is_over)
         finally:
             connection.set_progress_handler(None, 0)
@@ -167,7 +172,7 @@ def _fill(connection: sqlite3.Connection, query: SearchQuery, ranking: Ranking) 
 def _load_texts(
     connection: sqlite3.Connection, ranking: Ranking, entries: dict[int, _Entry]
 ) -> Iterator[tuple[Scored, str]]:
-    """Yield the ranked entries with their texts, as they are needed; of long ones the part around the best passage."""
+    """Yield the ranked entries with their texts, as they are needed."""
     for scored in ranking.entries:
         entry = _load(connection, _ENTRY.format(chosen="e.id = ?"), scored.entry)
         if entry is None:
@@ -177,9 +182,39 @@ def _load_texts(
         if len(text) > _LONGEST_READ:
             passages = cut_text(text)
             middle = passages[min(scored.number, len(passages) - 1)][0] if passages else 0
-            start = max(0, middle - _LONGEST_READ // 2)
-            text = text[text.rfind("\n", 0, start) + 1 : start + _LONGEST_READ]
-        yield scored, text
+            text = text[max(0, middle - _LONGEST_READ // 2) : middle + _LONGEST_READ // 2]
+        yield scored, _focus(text, ranking.weights)
+
+
+def _focus(text: str, weights: Mapping[str, float]) -> str:
+    """Return the lines of a long text in which terms may be, and those beside them: to score all takes too long.
+
+    An empty line stands where others were left out. Terms are stems, so that their beginnings are looked for.
+    """
+    if len(text) <= _SHORT_ENOUGH:
+        return text
+    lines = split_lines(text)
+    lowered = [line.lower() for line in lines]
+    whole, ends = "\n".join(lowered), list(accumulate(len(line) + 1 for line in lowered))
+    chosen: set[int] = set()
+    for term in sorted(weights, key=lambda term: -weights[term]):
+        start = term[: max(_SHORTEST_START, len(term) - 2)]
+        at = whole.find(start)
+        while at >= 0:
+            line = bisect_right(ends, at)
+            chosen.add(line)
+            at = whole.find(start, ends[line])
+        if len(chosen) >= _MOST_LINES:
+            break
+    if not chosen:
+        return "\n".join(lines[:_MOST_LINES])
+    kept = sorted(
+        {near for at in sorted(chosen)[:_LEFT_LINES] for near in (at - 1, at, at + 1) if 0 <= near < len(lines)}
+    )
+    parts: list[str] = []
+    for last, at in pairwise([-1, *kept]):
+        parts += [lines[at]] if at == last + 1 else ["", lines[at]]
+    return "\n".join(parts)
 
 
 def connect_index(log: Path) -> sqlite3.Connection:

@@ -32,6 +32,7 @@ PLACES_IN_ROW = 512
 
 _BUSY_MS = 2000
 _MERGED_PAGES = 64
+_CHECKED_BYTES = 16 * 1024 * 1024  # 0.1 s
 _PRAGMAS = (
     "auto_vacuum = INCREMENTAL",
     "journal_mode = WAL",
@@ -167,9 +168,10 @@ def _connect_sound(path: Path, salt: bytes) -> sqlite3.Connection:
         names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         if not names >= {"meta", "session", "statistic", "entry", "tool", "place", "seen", "alias", "word"}:
             raise IndexUnusable("a table is missing")
-        (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            raise IndexUnusable(found)
+        if path.stat().st_size <= _CHECKED_BYTES:  # else damage shows when it is read
+            (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if found != "ok":
+                raise IndexUnusable(found)
     except BaseException:
         connection.close()
         raise

@@ -94,7 +94,7 @@ class Language:
             made.add("".join(self.random.choices(_PARTS, k=self.random.randint(2, 5))))
         self.words = sorted(made)
         self.random.shuffle(self.words)
-        self._weights = list(accumulate(1 / (rank + 3) for rank in range(_VOCABULARY)))
+        self._weights = list(accumulate(1 / (rank + 60) for rank in range(_VOCABULARY)))
         self.names = ["_".join(self.random.choices(self.words[50:4000], k=2)) for _ in range(_NAMES)]
         self._name_weights = list(accumulate(1 / (rank + 10) for rank in range(_NAMES)))
 
@@ -215,7 +215,7 @@ async def index_beside(path: Path) -> tuple[float, float]:
     worker = WorkerProcess(WorkerSettings(BuilderPolicy(), 1 << 20, str(path)))
     await worker.start()
     begun, used = time.perf_counter(), time.process_time()
-    while worker.index_health.behind or worker.index_health.is_rebuilding or not worker.index_health.size:
+    while worker.index_health.behind or worker.index_health.is_rebuilding or not worker.index_health.size:  # noqa: ASYNC110
         await asyncio.sleep(1.0)
     seconds, cpu = time.perf_counter() - begun, time.process_time() - used
     await worker.close()
@@ -228,6 +228,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--queries", type=int, default=200, help="of each kind")
     parser.add_argument("--log", type=Path, help="a log to use instead of a made-up one")
+    parser.add_argument("--told", default="", help="what this log is, for the results")
     parser.add_argument("--out", default="search-speed")
     options = parser.parse_args()
     load = os.getloadavg()[0]
@@ -241,10 +242,11 @@ def main() -> None:
         rows = asyncio.run(ask(path, make_queries(list_said(path, options.queries))))
         beside, own = asyncio.run(index_beside(path))
     rate = built["messages"] / built["seconds"]
+    told = options.told or "made-up agents"
     facts = (
-        f"{describe_machine(load)}. {built['messages']:,.0f} messages, {text / 1e6:.1f} MB of text. Indexed at"
+        f"{describe_machine(load)} {built['messages']:,.0f} messages ({told}), {text / 1e6:.1f} MB of text. Indexed at"
         f" {rate:,.0f} messages/s (at least {_LEAST_RATE}), {1000 * built['cpu'] / built['messages']:.2f} ms of the"
-        f" processor each. The index has {built['size'] / 1e6:.1f} MB, {built['size'] / text:.2f} of the text (at most 0.5)."
+        f" processor each. It has {built['size'] / 1e6:.1f} MB, {built['size'] / text:.2f} of the text (at most 0.5)."
         f" A worker process indexed it in {beside:.0f} s, while this one used {100 * own / beside:.2f} % of a core"
         f" (at most 2 %). A query is to take {_MOST_P50_MS} ms at the median, {_MOST_P99_MS} ms at p99."
     )

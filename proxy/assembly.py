@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import math
 import secrets
@@ -14,11 +13,11 @@ from urllib.parse import quote
 
 from proxy.config import ConfigError, Settings
 from proxy.config.errors import Problem
+from proxy.config.prompt_hook import find_prompt_hook
 from proxy.context.builder import ContextBuilder
 from proxy.context.epoch_decision import Holdout
 from proxy.context.message_features import FeatureExtractor
 from proxy.engine.compaction.manual import ManualCompaction
-from proxy.engine.compaction.policy import PromptHook
 from proxy.engine.compaction.summarizer import build_summarizer
 from proxy.engine.compaction.trigger import CompactionTrigger, build_trigger
 from proxy.engine.compaction.worker import SummaryWorker
@@ -30,6 +29,7 @@ from proxy.engine.context.fallback import FallbackChain
 from proxy.engine.context.request_state import StateReader
 from proxy.engine.context.rewriter import Rewriter
 from proxy.engine.context.session_caches import ContextCaches
+from proxy.engine.context.tool_offers import NO_OFFERS, ToolOffers
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.lineage.identity import Tenants
@@ -38,6 +38,7 @@ from proxy.engine.models import CacheCalibrator, Models, OverflowWatch, PriceLis
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Archive, Clock
 from proxy.engine.recall.recall import Recall
+from proxy.engine.recall.rounds import build_offers, build_rounds
 from proxy.engine.relay import Relay
 from proxy.engine.reports.diff import Tally
 from proxy.engine.reports.savings import SavingsInputs
@@ -149,9 +150,9 @@ class Engine:
 async def build_engine(settings: Settings) -> Engine:
     """Open the store and wire the engine to it. Raises StoreUnavailable or Conflict."""
     archive = open_sqlite(settings.store_policy(), asyncio.get_running_loop())
-    policy, clock, tasks = settings.engine_policy(), SystemClock(), TaskRunner()
-    bus, policies = EventBus(tasks), settings.upstream_policies()
-    policy = replace(policy, own_keys=tuple(p.api_key.encode("latin-1") for p in policies if p.api_key))
+    policies, clock, tasks = settings.upstream_policies(), SystemClock(), TaskRunner()
+    own_keys = tuple(p.api_key.encode("latin-1") for p in policies if p.api_key)
+    policy, bus = replace(settings.engine_policy(), own_keys=own_keys), EventBus(tasks)
     descriptors, hop_id = Descriptors(read_descriptor_limit()), secrets.token_hex(8)
     upstreams = tuple([build_upstream(each, tasks, descriptors, hop_id) for each in policies])
     editing = {name: provider.edits_context for name, provider in settings.providers().items()}
@@ -165,16 +166,13 @@ async def build_engine(settings: Settings) -> Engine:
     if not is_fresh:
         await UnreadResponses(archive, bus, tasks, lineage, reader, formats=FORMATS).read()
     tokenizer, features = CountingTokenizer(), FeatureCache(policy.cache_bytes // 8)
-    worker = _build_worker(settings, policy)
+    worker, count = _build_worker(settings, policy), partial(count_text, tokenizer)
     models = build_models(settings, tokenizer, tasks, worker)
-    count = partial(count_text, tokenizer)
-    planner = EpochPlanner(
-        worker, ContextBuilder(settings.builder_policy(), count, features.find), archive.salt, settings.providers()
-    )
+    builder = ContextBuilder(settings.builder_policy(), count, features.find)
+    planner = EpochPlanner(worker, builder, archive.salt, settings.providers())
     caches = ContextCaches(archive, models.counter, policy.cache_bytes // 4, policy.record_cap_bytes)
     trigger = _build_compaction(
-        settings,
-        policy,
+        *(settings, policy),
         archive=archive,
         durability=durability,
         relay=relay,
@@ -197,15 +195,19 @@ async def build_engine(settings: Settings) -> Engine:
         observer=trigger,
         holdout=Holdout(settings.compaction.holdout_fraction, archive.salt),
         hard_wait_seconds=policy.hard_wait_seconds,
+        offers=build_offers(is_on=settings.recall_policy().inject),
     )
     CacheWatch(bus, models.card, settings.providers())
-    exchanges = ExchangeService(policy, FORMATS, resolver=resolver, relay=relay, tasks=tasks, controller=controller)
-    epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
-    manual_compaction = _build_manual_compaction(archive, durability, trigger.worker, controller, routes)
-    parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker)
     index = SearchIndex(settings.store_policy().path, lambda: worker.index_health)
     recall = Recall(archive, index, clock, settings.recall_policy())
-    return Engine(*parts, epoch_admin, manual_compaction, index, recall, lineage.tenants, hop_id)
+    rounds = build_rounds(recall, settings.recall_policy(), controller.states, lineage, policy.record_cap_bytes)
+    exchanges = ExchangeService(
+        policy, FORMATS, resolver=resolver, relay=relay, tasks=tasks, controller=controller, recall=rounds
+    )
+    manual_compaction = _build_manual_compaction(archive, durability, trigger.worker, controller, routes)
+    epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
+    parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker, epoch_admin)
+    return Engine(*parts, manual_compaction, index, recall, lineage.tenants, hop_id)
 
 
 def _build_worker(settings: Settings, policy: EnginePolicy) -> WorkerProcess:
@@ -235,6 +237,7 @@ def build_controller(
     observer: SentObserver,
     holdout: Holdout,
     hard_wait_seconds: float,
+    offers: ToolOffers = NO_OFFERS,
 ) -> ContextController:
     """Build the controller that decides what is sent. The keys of `providers` are names of upstreams.
 
@@ -243,11 +246,11 @@ def build_controller(
     overflows = OverflowWatch(models, bus)
     calibrator = CacheCalibrator(models.counter, providers, overflows, bus)
     bus.subscribe(AnswerRead, calibrator.note_answer)
-    states = StateReader(caches, models, calibrator, clock, holdout, overflows=overflows)
+    states = StateReader(caches, models, calibrator, clock, holdout, overflows=overflows, offers=offers)
     chain = FallbackChain(
         caches=caches,
         planner=planner,
-        rewriter=Rewriter(providers),
+        rewriter=Rewriter(providers, offers),
         bus=bus,
         clock=clock,
         hard_wait_seconds=hard_wait_seconds,
@@ -304,7 +307,7 @@ def _build_compaction(
         providers=settings.providers(),
         routes=routes,
         count=count,
-        hook=find_prompt_hook(settings),
+        hook=find_prompt_hook(settings.compaction.prompt_hook),
         secret=archive.salt,
     )
     return build_trigger(
@@ -352,26 +355,6 @@ def build_models(
     catalog = ModelCatalog(settings.stated_windows(), settings.stated_prices(), clock)
     counting = TokenCounter(tokenizer, settings.engine_policy().cache_bytes // _CACHE_FOR_A_WEIGHT, worker)
     return Models(catalog, counting, settings.budget_policy(), clock, tasks.spawn)
-
-
-def find_prompt_hook(settings: Settings) -> PromptHook | None:
-    """Return the function that may change the prompts of summaries, or None if none is set. Raises ConfigError."""
-    path = settings.compaction.prompt_hook
-    if not path:
-        return None
-    module, _, name = path.rpartition(".")
-    try:
-        hook: PromptHook = getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        what = f"names a module that cannot be imported: {error}; check the path, or set PYTHONPATH"
-        raise ConfigError([Problem("compaction.prompt_hook", what)]) from error
-    except AttributeError:
-        what = f"names nothing in the module {module}; check its last part"
-        raise ConfigError([Problem("compaction.prompt_hook", what)]) from None
-    if not callable(hook):
-        what = "names something that is no function; it is called with an instruction and its level"
-        raise ConfigError([Problem("compaction.prompt_hook", what)])
-    return hook
 
 
 def build_tally() -> Tally:

@@ -18,13 +18,13 @@ from proxy.assembly import (
     find_address,
     find_admin_token,
     find_link,
-    find_prompt_hook,
     find_server,
     measure,
     note_address,
     open_log,
 )
 from proxy.config import ConfigError, Settings, load_settings
+from proxy.config.prompt_hook import find_prompt_hook
 from proxy.context.epoch_decision import Holdout
 from proxy.engine.runtime import TaskRunner
 from proxy.engine.token_counter import Piece
@@ -157,7 +157,7 @@ def adapt(prompt: str, level: int) -> str:
 
 
 def find_hook(path: str) -> object:
-    return find_prompt_hook(load_settings(None, {"compaction.prompt_hook": path}))
+    return find_prompt_hook(load_settings(None, {"compaction.prompt_hook": path}).compaction.prompt_hook)
 
 
 def test_a_hook_is_found_by_its_path() -> None:

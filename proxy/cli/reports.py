@@ -322,7 +322,9 @@ def format_status(calls: Sequence[ExchangeRow], estimate: SavingEstimate | None)
         last = call.rounds[-1] if call.rounds and not call.is_side and call.kind != "auxiliary" else None
         if last is None or last.usage is None or last.usage.input is None:
             continue
-        plan, sent = last.plan, last.usage.input
+        # of an answer in which the model recalled, the first round has what the client's request would have had
+        plans = [each.plan for each in call.rounds if each.plan is not None and each.plan.tokens_client]
+        plan, sent = plans[-1] if plans else None, last.usage.input
         parts.append(f"{sent:,} tokens")
         held = (plan.tokens_client or 0) - (plan.tokens_upstream or 0) if plan is not None else 0
         if held > 0:

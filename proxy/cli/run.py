@@ -349,9 +349,9 @@ async def sum_up(log: LogReader, inputs: SavingsInputs, since_ms: int) -> Totals
                     last = call.rounds[-1] if call.rounds else None
                     totals.calls += 1
                     totals.open += last is None or not last.completeness
-                    if last is not None and last.usage is not None:
-                        totals.input += last.usage.input or 0
-                        totals.output += last.usage.output or 0
+                    for usage in [each.usage for each in call.rounds if each.usage is not None]:
+                        totals.input += usage.input or 0
+                        totals.output += usage.output or 0
         bills = await log.list_bills(0, _BILLS, row.id)
         while bills:
             for _, rounds in groupby(bills, key=lambda bill: bill.seq):

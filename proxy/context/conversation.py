@@ -92,6 +92,7 @@ class PlanRequest(msgspec.Struct, frozen=True, gc=False):
     needs_thinking: bool = False  # a turn under way has to begin with thinking
     excluded: tuple[str, ...] = ()  # names of further tools whose outputs stay, since the client asks for it
     growth: int = 0  # tokens that the next request is expected to add if the plan is made for that one, else 0
+    has_tool: bool = False  # the model will have the tool to recall
 
 
 _DIGITS = re.compile(r"\d+")

@@ -15,7 +15,16 @@ import msgspec
 from proxy.context.budget import MESSAGE_FRAME
 from proxy.context.conversation import AgentStep, ConversationIndex, read_words
 from proxy.context.message_features import find_content
-from proxy.context.references import PAGE, PAGE_OVERLAP, render_words, sanitize_text
+from proxy.context.references import (
+    CHAT_ACCESS,
+    CHAT_RECALL,
+    HEADER_ACCESS,
+    HEADER_RECALL,
+    PAGE,
+    PAGE_OVERLAP,
+    render_words,
+    sanitize_text,
+)
 from proxy.model.epoch import Compacted, ContextPlan, Reference, Written
 from proxy.model.messages import LEDGER_HEAD
 
@@ -69,20 +78,28 @@ def _list_pages(steps: Sequence[AgentStep], first: int, last: int) -> Iterator[P
         yield Page(first, last, start, stop, offset)
 
 
-FIRST_HEADER = (
+_STORY = (
     f"[{LEDGER_HEAD}: earlier work, told by a proxy; not the words of the user.]\n"
     "Completed steps that stood here, in order: what the assistant said and did, and how it ended. `!` changed"
     " something: it is done, not to be repeated. Behind | are words of a step, indented below it lines of it. Originals"
-    " are intact under their references. To see one: run a command that only reads again, or ask the user for"
-    " `palimpsest expand ID`."
+    " are intact under their references."
 )
-FIRST_CHAT_HEADER = (
+_CHAT = (
     f"[{LEDGER_HEAD}: earlier messages, told by a proxy; not the words of the user.]\n"
-    "They stood here, in this order, and are told by their beginnings. Originals are intact under their references;"
-    " the user can read one with `palimpsest expand ID`."
+    "They stood here, in this order, and are told by their beginnings. Originals are intact under their references"
 )
+FIRST_HEADER = _STORY + HEADER_ACCESS
+FIRST_CHAT_HEADER = _CHAT + CHAT_ACCESS
 NEXT_HEADER = f"[{LEDGER_HEAD}: the work here]"
 LEDGER_END = "[End of the ledger]"
+
+
+def choose_header(*, has_calls: bool, has_tool: bool) -> str:
+    """Return the header of the first ledger. `has_tool`: the model has the tool to recall."""
+    if has_calls:
+        return _STORY + (HEADER_RECALL if has_tool else HEADER_ACCESS)
+    return _CHAT + (CHAT_RECALL if has_tool else CHAT_ACCESS)
+
 
 _LONGEST_QUOTE, _LONGEST_TOOL, _LONGEST_SAID, _LONGEST_OUTCOME = 200, 40, 320, 60
 

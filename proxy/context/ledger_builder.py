@@ -15,8 +15,6 @@ from proxy.context.budget import MESSAGE_FRAME, take_fitting
 from proxy.context.conversation import AgentStep, ConversationIndex, PlanRequest, read_words
 from proxy.context.ledger import (
     BRIEF,
-    FIRST_CHAT_HEADER,
-    FIRST_HEADER,
     FULL,
     NEXT_HEADER,
     CarriedLedgers,
@@ -24,6 +22,7 @@ from proxy.context.ledger import (
     Page,
     StepDetail,
     UnusualOutputs,
+    choose_header,
     cut_pages,
     find_unusual,
     format_step,
@@ -460,7 +459,8 @@ def _render_sections(
     # A history must not begin with the assistant: only a message of the user may stay before the first section.
     begins = index.steps[min(material.scope.staying, default=0)]
     begins_with_user = not is_first or (begins.kind == "user" and not begins.has_calls)
-    opening = FIRST_HEADER if any(step.has_calls for step in index.steps) else FIRST_CHAT_HEADER
+    has_calls = any(step.has_calls for step in index.steps)
+    opening = choose_header(has_calls=has_calls, has_tool=material.view.has_tool)
     sections = [
         Written(
             render_section(

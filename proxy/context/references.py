@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from proxy.model.messages import Message
+from proxy.model.messages import RECALL_TOOL, Message
 
 CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 _BRACKETED = re.compile(r"\[(?=\s*/?\s*(?:FILE\b|tool\s*:))", re.IGNORECASE)
@@ -218,6 +218,38 @@ def _join_ends(text: str, most: int, note: str) -> str:
     lines = missing.strip("\n").count("\n") + 1
     note = note or f"[… {lines:,} lines, {len(missing):,} characters left out …]"
     return "\n".join(part for part in (head, note, tail) if part)
+
+
+ACCESS = "run it again if it only reads, or ask the user for `palimpsest expand ID`"
+ACCESS_AFTER_EFFECTS = "ask the user for `palimpsest expand ID`"
+RECALL_ACCESS = f"call {RECALL_TOOL}, or run it again if it only reads"
+RECALL_ACCESS_AFTER_EFFECTS = f"call {RECALL_TOOL}"
+HEADER_ACCESS = " To see one: run a command that only reads again, or ask the user for `palimpsest expand ID`."
+HEADER_RECALL = f" To see one: call {RECALL_TOOL} with its reference."
+CHAT_ACCESS = "; the user can read one with `palimpsest expand ID`."
+CHAT_RECALL = f"; call {RECALL_TOOL} with one to read it."
+# The longer ones come first, since they contain others.
+_WITHOUT_TOOL = (
+    (HEADER_RECALL, HEADER_ACCESS),
+    (CHAT_RECALL, CHAT_ACCESS),
+    (RECALL_ACCESS, ACCESS),
+    (f"to see it: {RECALL_ACCESS_AFTER_EFFECTS};", f"to see it: {ACCESS_AFTER_EFFECTS};"),
+    (f"To see it again: {RECALL_ACCESS_AFTER_EFFECTS}.", f"To see it again: {ACCESS_AFTER_EFFECTS}."),
+)
+
+
+def find_access(*, has_tool: bool, has_effects: bool) -> str:
+    """Return in words how an output can be seen again. `has_tool`: the model has the tool to recall."""
+    if has_tool:
+        return RECALL_ACCESS_AFTER_EFFECTS if has_effects else RECALL_ACCESS
+    return ACCESS_AFTER_EFFECTS if has_effects else ACCESS
+
+
+def forget_tool(content: bytes) -> bytes:
+    """Return text of ours, also as a part of JSON, with what is to be done without the tool in place of its name."""
+    for with_tool, without in _WITHOUT_TOOL:
+        content = content.replace(with_tool.encode(), without.encode())
+    return content
 
 
 def render_tombstone(stone: Tombstone) -> str:

@@ -18,6 +18,7 @@ from proxy.context.references import (
     FileReference,
     Tombstone,
     cut_to_ends,
+    find_access,
     list_argument_lines,
     render_file,
     render_message,
@@ -35,10 +36,8 @@ MIN_PRUNED_TOKENS = 100
 _SHORTENED_LENGTH = 400
 # Levels of arguments that are searched for long values: deeper ones are left as they are, within the stack's limit.
 _MAX_DEPTH = 32
-_ACCESS = "run it again if it only reads, or ask the user for `palimpsest expand ID`"
 # Tokens of the line that introduces an excerpt, and the fewest that make an excerpt.
 _EXCERPT_FRAME, _LEAST_EXCERPT = 12, 60
-_ACCESS_AFTER_EFFECTS = "ask the user for `palimpsest expand ID`"
 
 
 class ReplacedMessage(msgspec.Struct, frozen=True, gc=False):
@@ -140,9 +139,9 @@ class _Output(msgspec.Struct, frozen=True, gc=False):
     id: str = ""  # of the call, if it is one of several results
 
     @property
-    def way(self) -> str:
-        """The way to see it again, in words."""
-        return _ACCESS_AFTER_EFFECTS if self.asked is not None and self.asked.has_effects else _ACCESS
+    def has_effects(self) -> bool:
+        """Whether the call changed something."""
+        return self.asked is not None and self.asked.has_effects
 
 
 def _read_output(index: ConversationIndex, place: int) -> _Output:
@@ -189,9 +188,9 @@ def prune_output(view: PlanRequest, index: ConversationIndex, place: int, words:
             asked.call.name if asked is not None else "unknown",
             output.outcome,
             output.lines,
-            output.way,
+            find_access(has_tool=view.has_tool, has_effects=output.has_effects),
             named,
-            asked is not None and asked.has_effects,
+            output.has_effects,
         )
         return _append_parts(render_tombstone(stone), references), references
 
@@ -293,7 +292,7 @@ def outline_output(
             output.lines,
             output.digest,
             seen.structure if has_outline else (),
-            output.way,
+            find_access(has_tool=view.has_tool, has_effects=output.has_effects),
         )
         text = _append_parts(render_file(block), references)
         if room > 0:

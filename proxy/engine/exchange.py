@@ -15,6 +15,7 @@ from proxy.engine.lineage.chain import digest_layers
 from proxy.engine.open_exchange import CappedBuffer, OpenExchange, Refusal, Retry, Start
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Client, RequestBody, UpstreamResponse
+from proxy.engine.recall.rounds import RecallRounds
 from proxy.engine.relay import Relay, Send
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.request_resolver import BuildManifest, RequestResolver
@@ -51,7 +52,9 @@ class ExchangeService:
         relay: Relay,
         tasks: TaskRunner,
         controller: ContextController,
+        recall: RecallRounds | None = None,
     ) -> None:
+        self._recall = recall
         self._policy = policy
         self._formats = formats
         self._resolver = resolver
@@ -172,6 +175,8 @@ class ExchangeService:
                 add_labels=partial(_add_labels, exchange.client, request),
                 run_after_send=exchange.run_after_send,
             )
+        if self._recall is not None and isinstance(request, ManagedRequest):
+            exchange.rounds = self._recall.begin(request, outgoing, exchange)
         if outgoing.labels:
             _add_labels(exchange.client, request, outgoing.labels)
 
@@ -356,7 +361,8 @@ def _bind(
     A response that may be held back must be readable, and so must one that `is_edited`: such requests ask for no
     content-encoding. A body of ours may need a header that the client does not send.
     """
-    own = accept_identity_only(request.headers) if exchange.is_guarded or is_edited else request.headers
+    is_read = exchange.is_guarded or exchange.rounds is not None or is_edited
+    own = accept_identity_only(request.headers) if is_read else request.headers
     own = drop_beta(own, form.clearing_beta) if form is not None and is_edited else own
 
     def send(body: bytes | RequestBody) -> Awaitable[UpstreamResponse]:

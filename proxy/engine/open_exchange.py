@@ -1,19 +1,19 @@
 """An exchange in progress: one client call, its records on their way to the log, and the state of its response.
 
-An exchange has one opening, and one round for each request that is sent for it. There is a second or third round only
-if the upstream refuses what the proxy made of the client's request.
+An exchange has one opening, and one round for each request that is sent for it. There are further rounds only if the
+upstream refuses what the proxy made of the client's request, or if a model recalls.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
 from proxy.engine.ports import Archive, Client, Clock
-from proxy.model.epoch import Plan
+from proxy.model.epoch import Epoch, Plan
 from proxy.model.exchange import Headers, Opening, Round
 from proxy.model.log import Record
 from proxy.model.manifest import Manifest
@@ -93,6 +93,66 @@ class Retry:
     body: bytes
     round: Round
     plan: Plan | None = None
+    epoch: Epoch | None = None  # the one that it is sent under
+
+
+class RoundSource(Protocol):
+    """The rounds of an answer in which a model recalls. The client gets one response (`engine/recall/rounds`)."""
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether a round of the answer has ended in which the model recalled."""
+        ...
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the client gets a stream."""
+        ...
+
+    @property
+    def head(self) -> Headers:
+        """The headers of the response to the first round."""
+        ...
+
+    def take_head(self, headers: Headers) -> bool:
+        """Begin to read the response of a round. Return False if it cannot be read as it arrives."""
+        ...
+
+    def write(self, piece: bytes, *, is_last: bool = False) -> bool:
+        """Pass on what the client gets for a piece of a response. Return as `Client.write` does."""
+        ...
+
+    async def find_next(self, k: int) -> Retry | None:
+        """End round k, whose response is complete. Return the next round, or None if the answer is complete."""
+        ...
+
+    async def find_retry(self, refusal: Refusal, k: int) -> Retry | None:
+        """Return what to send in place of round k, which was refused, or None to send nothing else."""
+        ...
+
+    def note_retry(self, retry: Retry) -> "RoundSource | None":
+        """Note what is sent in place of a refused request. Return None if the model cannot recall then."""
+        ...
+
+    def is_overflow(self, refusal: Refusal) -> bool:
+        """Return whether a round was refused as too long."""
+        ...
+
+    def finish(self) -> bytes:
+        """Return what is left of the answer: all of a body, or the end of a stream."""
+        ...
+
+    def break_off(self) -> bytes:
+        """Return what the client gets of a response that broke off, beside what it has."""
+        ...
+
+    def stop(self) -> None:
+        """Send nothing more of its own to the client."""
+        ...
+
+    async def list_records(self, k: int) -> Sequence[Record]:
+        """Return what is recorded with the outcome of round k, the last one."""
+        ...
 
 
 class RetrySource(Protocol):
@@ -137,6 +197,7 @@ class OpenExchange:
     has_body: bool = True  # the whole body is in memory; otherwise it streams through, and its end records the opening
     make_retries: Callable[[], RetrySource] | None = None  # None if nothing else could be sent after a refusal
     retries: RetrySource | None = None
+    rounds: RoundSource | None = None  # set if a model may recall in its answer
     plans: list[Plan | None] = field(default_factory=list)  # what was decided for what is sent, the newest last
     is_guarded: bool = False  # hold the next response back until its content begins, even if its status says success
     after_send: list[Callable[[], None]] = field(default_factory=list)  # for `run_after_send`
@@ -150,6 +211,7 @@ class OpenExchange:
     ended_at: float = 0.0  # set if the round ended earlier than it is recorded
     is_head_sent: bool = False  # the client has the head of a response
     is_final: bool = True  # no other round follows
+    is_hidden: bool = False  # it is one of several rounds of an answer, in which a model recalled
     is_unreached: bool = False  # no response came from the upstream
 
     def record_opening(self) -> Opening:
@@ -191,4 +253,4 @@ class OpenExchange:
         self.k = k
         self.buffer = CappedBuffer(self.buffer.cap)
         self.head_at = self.first_at = self.ended_at = 0.0
-        self.is_final, self.is_guarded = True, False
+        self.is_final, self.is_guarded, self.is_hidden = True, False, False

@@ -34,6 +34,7 @@ NEWEST_EPOCHS = 4
 NEWEST_USES = 4096
 MOST_SOURCES = 256
 MOST_SUMMARIES = 256
+MOST_RECALLED_ANSWERS = 512
 MOST_UNREAD_BYTES = 64 * 1024 * 1024
 ALL_SESSIONS = Selection()
 
@@ -201,6 +202,7 @@ class LogReader(Protocol):
         * the summaries that no other one with the same last message replaces or was made from, `MOST_SUMMARIES` at
           most: first the newest of those that none replaces at all; the rest serve branches that diverge earlier.
         * the views of which any epoch, however old, went on without the provider's own compaction.
+        * what was recalled within the newest `MOST_RECALLED_ANSWERS` answers in which a model recalled.
         """
         ...
 

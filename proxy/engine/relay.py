@@ -9,9 +9,9 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from proxy.engine.durability import DurabilityWaiter
-from proxy.engine.open_exchange import OpenExchange, Retry
+from proxy.engine.open_exchange import OpenExchange, Refusal, Retry, RoundSource
 from proxy.engine.ports import Archive, Clock, RequestBody, UpstreamResponse
-from proxy.engine.response_reader import ResponseReader, UnreadAnswer
+from proxy.engine.response_reader import AnswerKind, ResponseReader, UnreadAnswer
 from proxy.engine.response_stream import (
     REFUSED,
     SUCCESS,
@@ -20,6 +20,7 @@ from proxy.engine.response_stream import (
     find_hold,
     is_open_stream,
     read_final_event,
+    set_length,
     spell_in_stream,
 )
 from proxy.engine.runtime import EventBus, call_after_first_step
@@ -35,9 +36,129 @@ Send = Callable[[bytes | RequestBody], Awaitable[UpstreamResponse]]
 
 # Seconds that a record waits to share its commit with others, and that deferred work waits for a quick response.
 _COMPANY_SECONDS = 0.003
-_ERROR, _TOO_MANY = 400, 429
+_OK, _ERROR, _TOO_MANY = 200, 400, 429
 
 _log = logging.getLogger("palimpsest")
+
+
+class RoundRecorder:
+    """Records how rounds ended, and announces it."""
+
+    def __init__(self, archive: Archive, reader: ResponseReader, bus: EventBus, clock: Clock) -> None:
+        self.archive = archive
+        self._reader = reader
+        self._bus = bus
+        self._clock = clock
+
+    async def redact(self, exchange: OpenExchange, response: UpstreamResponse) -> bytes:
+        """Return a response's bytes with credentials redacted, for the log. Search long ones in a thread."""
+        content, headers, status = exchange.buffer.content, response.headers, response.status
+        kept = redact_quickly(content, headers, status, exchange.secrets)
+        if kept is None:
+            cap = exchange.buffer.cap
+            kept = await asyncio.to_thread(redact_answer, content, headers, status, exchange.secrets, cap)
+        return kept
+
+    async def redact_anyway(self, exchange: OpenExchange, response: UpstreamResponse) -> bytes:
+        """Do the same for a cancelled call. Keep nothing if it is cancelled again, since that is urgent."""
+        try:
+            return await self.redact(exchange, response)
+        except asyncio.CancelledError:
+            return b""
+
+    def end_round(
+        self,
+        exchange: OpenExchange,
+        response: UpstreamResponse | None,
+        completeness: Completeness,
+        problem: str = "",
+        kept: bytes = b"",
+    ) -> None:
+        """Record and announce the outcome of a round from which the client gets nothing more."""
+        outcome, _ = self.record(exchange, response, completeness, problem, kept)
+        self.announce(exchange, outcome)
+
+    def record(
+        self,
+        exchange: OpenExchange,
+        response: UpstreamResponse | None,
+        completeness: Completeness,
+        problem: str = "",
+        kept: bytes = b"",
+    ) -> tuple[Outcome, "asyncio.Future[bool]"]:
+        """Queue the outcome of a round. The future is done when it is durable. `response` is None if none came."""
+        exchange.record_opening()
+        status, headers = (response.status, response.headers) if response is not None else (0, ())
+        buffer, secrets = exchange.buffer, exchange.secrets
+        size, digest = len(kept), b""
+        if buffer.is_capped:
+            size, digest = buffer.size, buffer.whole_digest
+        elif not kept and buffer.size:  # bytes that were not searched for credentials are not kept
+            size, digest = buffer.size, compute_digest(buffer.content)
+        began, moments = (
+            exchange.began,
+            (exchange.head_at, exchange.first_at, exchange.ended_at or self._clock.monotonic()),
+        )
+        # milliseconds with microsecond precision; 0 if it has not happened
+        timings = Timings(*[int((at - began) * 1_000_000) / 1000 if at else 0.0 for at in moments])
+        outcome = Outcome(
+            exchange.id,
+            exchange.k,
+            status,
+            redact_headers(select_stored(headers), secrets, is_error=status >= _ERROR),
+            completeness,
+            kept,
+            size,
+            digest,
+            timings,
+            problem,
+        )
+        return outcome, self.archive.append(outcome)
+
+    def announce(self, exchange: OpenExchange, outcome: Outcome) -> None:
+        """Publish the end of a round, and queue its response for reading."""
+        exchange.run_after_send()
+        opening = exchange.opening
+        assert opening is not None, "the opening is recorded with the outcome at the latest"
+        if outcome.completeness not in ("complete", "aborted"):  # the line contains no body, query value or credential
+            reason = outcome.error or "unknown reason"
+            told = (exchange.id, exchange.upstream, outcome.completeness, outcome.status, reason)
+            _log.warning("exchange %s (%s): %s, status %d: %s", *told)
+        first_byte_s = outcome.timings.first_byte_ms / 1000
+        is_readable = exchange.format is not None and outcome.size > 0
+        self._bus.publish(
+            ExchangeRecorded(
+                exchange.id,
+                opening.session.id,
+                opening.kind,
+                opening.wire,
+                exchange.upstream,
+                outcome.status,
+                outcome.completeness,
+                opening.body.size,
+                outcome.size,
+                first_byte_s,
+                outcome.timings.total_ms / 1000,
+                is_readable=is_readable,
+                is_final=exchange.is_final,
+                model=opening.model,
+                is_unreached=exchange.is_unreached,
+            )
+        )
+        if outcome.status == _TOO_MANY or has_rate_limits(outcome.headers):
+            limits = (opening.session.tenant, opening.model, outcome.status, outcome.headers)
+            self._bus.publish(LimitsTold(exchange.id, exchange.upstream, *limits))
+        if exchange.format is None or not outcome.size:
+            return
+        told_by = (outcome.headers, outcome.received, first_byte_s, exchange.secrets)
+        kind: AnswerKind = "whole"
+        if exchange.is_hidden:
+            kind = "stitched" if exchange.is_final else "hidden"
+        unread = UnreadAnswer(exchange.id, exchange.k, exchange.format, *told_by, kind)
+        if exchange.is_final or exchange.is_hidden:
+            self._reader.submit(unread)
+        else:
+            self._reader.read_refusal(unread)
 
 
 class Relay:
@@ -47,9 +168,8 @@ class Relay:
         self, archive: Archive, durability: DurabilityWaiter, reader: ResponseReader, bus: EventBus, clock: Clock
     ) -> None:
         self.archive = archive
+        self.recorder = RoundRecorder(archive, reader, bus, clock)
         self._durability = durability
-        self._reader = reader
-        self._bus = bus
         self._clock = clock
 
     @property
@@ -70,7 +190,7 @@ class Relay:
     def abandon(self, exchange: OpenExchange) -> None:
         """Record a round that was cancelled before anything was sent."""
         exchange.began = self._clock.monotonic()
-        self._end_round(exchange, None, "aborted")
+        self.recorder.end_round(exchange, None, "aborted")
 
     async def carry(self, exchange: OpenExchange, send: Send, body: bytes | RequestBody) -> None:
         """Send the body and relay the response. If it is refused and there is a retry, relay the response to the retry.
@@ -81,17 +201,25 @@ class Relay:
             retry = await self._carry_round(exchange, send(body))
             while retry is not None:
                 exchange.begin_round(retry.round.k)
+                if exchange.rounds is not None:
+                    exchange.rounds = exchange.rounds.note_retry(retry)
                 exchange.plans.append(retry.plan)
                 exchange.record(*[record for record in (retry.round, retry.plan) if record is not None])
                 retry = await self._carry_round(exchange, send(retry.body))
         finally:
             exchange.retries = None  # breaks a reference cycle, which would keep the request in memory
+            if exchange.rounds is not None:
+                exchange.rounds.stop()
+                exchange.rounds = None
 
     async def _carry_round(self, exchange: OpenExchange, sending: Awaitable[UpstreamResponse]) -> Retry | None:
         """Carry one round. Return a retry if the response was refused and nothing of it was passed on."""
         response = await self._await_head(exchange, sending)
+        rounds = exchange.rounds
         try:
             begun, status = b"", response.status
+            if rounds is not None and rounds.is_continued:
+                return await self._continue(exchange, response, rounds)
             if exchange.retries is not None and status < _ERROR:
                 await exchange.retries.accept()
             if exchange.make_retries is not None and (status in REFUSED or (exchange.is_guarded and status in SUCCESS)):
@@ -100,10 +228,112 @@ class Relay:
                     if (retry := await self._find_retry(exchange, response, hold)) is not None:
                         return retry
                     begun = hold.held
+            if rounds is not None and status in SUCCESS and rounds.take_head(response.headers):
+                return await self._relay_round(exchange, response, rounds, begun)
+            exchange.rounds = None
             await self._relay(exchange, response, begun)
         finally:
             response.close()
         return None
+
+    async def _continue(self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource) -> Retry | None:
+        """Carry a further round of an answer. If it was refused as too long, end the answer with what there is."""
+        if response.status in SUCCESS and rounds.take_head(response.headers):
+            return await self._relay_round(exchange, response, rounds, b"")
+        refusal = None
+        if response.status in REFUSED:
+            hold = ResponseHold(exchange, exchange.retries, response, self._clock)
+            if (retry := await self._find_retry(exchange, response, hold, rounds)) is not None:
+                return retry
+            refusal = Refusal(response.status, response.headers, hold.held)
+        if refusal is not None and rounds.is_overflow(refusal):
+            await self._end_answer(exchange, response, rounds, await self.recorder.redact(exchange, response))
+            return None
+        exchange.rounds, begun = None, refusal.content if refusal is not None else b""
+        await self._relay(exchange, response, begun)
+        return None
+
+    async def _relay_round(
+        self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource, begun: bytes
+    ) -> Retry | None:
+        """Relay a round of an answer in which a model may recall. Return the next round, or None after the last one."""
+        is_ended, retry, break_off = True, None, None
+        completeness: Completeness = "aborted"
+        try:
+            try:
+                is_ended = await self._pass_round(exchange, response, rounds, begun)
+            except UpstreamUnreachable as error:
+                break_off = str(error)
+            completeness, ended_at = ("complete" if break_off is None else "truncated"), self._clock.monotonic()
+            exchange.run_after_send()  # the plan of a further round needs that of the first
+            retry = await rounds.find_next(exchange.k) if break_off is None else None
+            kept = await self.recorder.redact(exchange, response)
+        except BaseException:
+            kept = await self.recorder.redact_anyway(exchange, response)
+            self.recorder.end_round(exchange, response, completeness, kept=kept)
+            raise
+        exchange.ended_at = ended_at
+        if retry is not None:
+            exchange.is_final, exchange.is_hidden = False, True
+            self.recorder.end_round(exchange, response, "complete", kept=kept)
+            return retry
+        if break_off is not None:
+            self.recorder.end_round(exchange, response, "truncated", break_off, kept)
+            exchange.client.start(response.status, forward_response(response.headers))
+            exchange.client.write(rounds.break_off())
+            exchange.client.abort()
+            return None
+        await self._end_answer(exchange, response, rounds, kept, is_ended=is_ended)
+        return None
+
+    async def _pass_round(
+        self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource, begun: bytes
+    ) -> bool:
+        """Pass on all that the client gets of a round. Return whether the body ended with it."""
+        if rounds.is_stream:
+            await self._wait_until_durable(exchange)
+            exchange.client.start(response.status, set_length(forward_response(response.headers), None))
+            exchange.is_head_sent = True
+        stream = StreamRelay(exchange, response.headers, self._clock)
+        if begun:
+            stream.pass_on(begun)
+        while not stream.held and not response.is_ended:
+            await exchange.client.drain()
+            if response.is_received:
+                stream.pass_on(await self._read(exchange, response))
+            else:
+                await response.pump(stream.take)
+        if not stream.held:
+            return True
+        held, is_ended = await read_final_event(response, exchange.buffer, stream.held)
+        rounds.write(held)
+        return is_ended
+
+    async def _end_answer(
+        self,
+        exchange: OpenExchange,
+        response: UpstreamResponse,
+        rounds: RoundSource,
+        kept: bytes,
+        *,
+        is_ended: bool = True,
+    ) -> None:
+        """Record the last round of an answer, and what the answer is, and pass on its end."""
+        rest = rounds.finish()
+        outcome, recorded = self.recorder.record(exchange, response, "complete", kept=kept)
+        try:
+            exchange.is_hidden = rounds.is_continued
+            if records := await rounds.list_records(exchange.k):
+                recorded = self.archive.append(*records)
+            if not (recorded.done() and recorded.result()):
+                await self._durability.pass_on(recorded)
+            head, status = forward_response(rounds.head), response.status if response.status in SUCCESS else _OK
+            exchange.client.start(status, set_length(head, None if rounds.is_stream else len(rest)))
+            exchange.client.write(rest, is_last=is_ended or exchange.is_hidden)
+        finally:
+            self.recorder.announce(exchange, outcome)
+        if not (is_ended or exchange.is_hidden):
+            await self._pass_trailers(exchange, response)
 
     async def _await_head(self, exchange: OpenExchange, sending: Awaitable[UpstreamResponse]) -> UpstreamResponse:
         exchange.began = self._clock.monotonic()
@@ -120,10 +350,10 @@ class Relay:
             response = await call_after_first_step(sending, note_sent)
         except ProxyError as error:
             exchange.is_unreached = isinstance(error, UpstreamUnreachable)
-            self._end_round(exchange, None, "failed", str(error))
+            self.recorder.end_round(exchange, None, "failed", str(error))
             raise
         except BaseException:
-            self._end_round(exchange, None, "aborted")
+            self.recorder.end_round(exchange, None, "aborted")
             raise
         finally:
             if flushing is not None:
@@ -137,9 +367,14 @@ class Relay:
         if not exchange.is_durable:
             self.archive.flush()
 
-    async def _find_retry(self, exchange: OpenExchange, response: UpstreamResponse, hold: ResponseHold) -> Retry | None:
+    async def _find_retry(
+        self,
+        exchange: OpenExchange,
+        response: UpstreamResponse,
+        hold: ResponseHold,
+        rounds: RoundSource | None = None,
+    ) -> Retry | None:
         """Hold the response back while it may be a refusal. Return what to send instead, or None."""
-        assert exchange.retries is not None, "a response is held only where something else could be sent"
         completeness: Completeness = "aborted"
         try:
             if not response.is_received:
@@ -148,15 +383,19 @@ class Relay:
             if refusal is None:
                 return None
             completeness, ended_at = "complete", self._clock.monotonic()
-            retry = await exchange.retries.find_retry(refusal)
-            kept = await self._redact(exchange, response) if retry is not None else b""
+            if rounds is not None:
+                retry = await rounds.find_retry(refusal, exchange.k)
+            else:
+                assert exchange.retries is not None, "a response is held only where something else could be sent"
+                retry = await exchange.retries.find_retry(refusal)
+            kept = await self.recorder.redact(exchange, response) if retry is not None else b""
         except BaseException:
-            kept = await self._redact_anyway(exchange, response)
-            self._end_round(exchange, response, completeness, kept=kept)
+            kept = await self.recorder.redact_anyway(exchange, response)
+            self.recorder.end_round(exchange, response, completeness, kept=kept)
             raise
         if retry is not None:
             exchange.ended_at, exchange.is_final = ended_at, False
-            self._end_round(exchange, response, completeness, kept=kept)
+            self.recorder.end_round(exchange, response, completeness, kept=kept)
         return retry
 
     async def _wait_until_durable(self, exchange: OpenExchange) -> None:
@@ -176,23 +415,23 @@ class Relay:
                 held, is_ended = await self._pass_on(exchange, response, begun)
             except UpstreamUnreachable as error:
                 break_off = str(error)
-            kept = await self._redact(exchange, response)
+            kept = await self.recorder.redact(exchange, response)
         except BaseException:
-            kept = await self._redact_anyway(exchange, response)
-            self._end_round(exchange, response, "aborted", kept=kept)
+            kept = await self.recorder.redact_anyway(exchange, response)
+            self.recorder.end_round(exchange, response, "aborted", kept=kept)
             raise
         if break_off is not None:
-            self._end_round(exchange, response, "truncated", break_off, kept)
+            self.recorder.end_round(exchange, response, "truncated", break_off, kept)
             exchange.client.abort()
             return
-        outcome, recorded = self._record(exchange, response, "complete", kept=kept)
+        outcome, recorded = self.recorder.record(exchange, response, "complete", kept=kept)
         try:
             if not (recorded.done() and recorded.result()):  # usually it is, since the journal has it
                 await self._durability.pass_on(recorded)
             exchange.client.start(response.status, forward_response(response.headers))
             exchange.client.write(held, is_last=is_ended)
         finally:
-            self._announce(exchange, outcome)  # after the last byte is written, to not delay it
+            self.recorder.announce(exchange, outcome)  # after the last byte is written, to not delay it
         if not is_ended:
             await self._pass_trailers(exchange, response)
 
@@ -240,110 +479,3 @@ class Relay:
                     await exchange.client.drain()
         except UpstreamUnreachable:
             exchange.client.abort()
-
-    async def _redact(self, exchange: OpenExchange, response: UpstreamResponse) -> bytes:
-        """Return a response's bytes with credentials redacted, for the log. Search long ones in a thread."""
-        content, headers, status = exchange.buffer.content, response.headers, response.status
-        kept = redact_quickly(content, headers, status, exchange.secrets)
-        if kept is None:
-            cap = exchange.buffer.cap
-            kept = await asyncio.to_thread(redact_answer, content, headers, status, exchange.secrets, cap)
-        return kept
-
-    async def _redact_anyway(self, exchange: OpenExchange, response: UpstreamResponse) -> bytes:
-        """Do the same for a cancelled call. Keep nothing if it is cancelled again, since that is urgent."""
-        try:
-            return await self._redact(exchange, response)
-        except asyncio.CancelledError:
-            return b""
-
-    def _end_round(
-        self,
-        exchange: OpenExchange,
-        response: UpstreamResponse | None,
-        completeness: Completeness,
-        problem: str = "",
-        kept: bytes = b"",
-    ) -> None:
-        """Record and announce the outcome of a round from which the client gets nothing more."""
-        outcome, _ = self._record(exchange, response, completeness, problem, kept)
-        self._announce(exchange, outcome)
-
-    def _record(
-        self,
-        exchange: OpenExchange,
-        response: UpstreamResponse | None,
-        completeness: Completeness,
-        problem: str = "",
-        kept: bytes = b"",
-    ) -> tuple[Outcome, "asyncio.Future[bool]"]:
-        """Queue the outcome of a round. The future is done when it is durable. `response` is None if none came."""
-        exchange.record_opening()
-        status, headers = (response.status, response.headers) if response is not None else (0, ())
-        buffer, secrets = exchange.buffer, exchange.secrets
-        size, digest = len(kept), b""
-        if buffer.is_capped:
-            size, digest = buffer.size, buffer.whole_digest
-        elif not kept and buffer.size:  # bytes that were not searched for credentials are not kept
-            size, digest = buffer.size, compute_digest(buffer.content)
-        began, moments = (
-            exchange.began,
-            (exchange.head_at, exchange.first_at, exchange.ended_at or self._clock.monotonic()),
-        )
-        # milliseconds with microsecond precision; 0 if it has not happened
-        timings = Timings(*[int((at - began) * 1_000_000) / 1000 if at else 0.0 for at in moments])
-        outcome = Outcome(
-            exchange.id,
-            exchange.k,
-            status,
-            redact_headers(select_stored(headers), secrets, is_error=status >= _ERROR),
-            completeness,
-            kept,
-            size,
-            digest,
-            timings,
-            problem,
-        )
-        return outcome, self.archive.append(outcome)
-
-    def _announce(self, exchange: OpenExchange, outcome: Outcome) -> None:
-        """Publish the end of a round, and queue its response for reading."""
-        exchange.run_after_send()
-        opening = exchange.opening
-        assert opening is not None, "the opening is recorded with the outcome at the latest"
-        if outcome.completeness not in ("complete", "aborted"):  # the line contains no body, query value or credential
-            reason = outcome.error or "unknown reason"
-            told = (exchange.id, exchange.upstream, outcome.completeness, outcome.status, reason)
-            _log.warning("exchange %s (%s): %s, status %d: %s", *told)
-        first_byte_s = outcome.timings.first_byte_ms / 1000
-        is_readable = exchange.format is not None and outcome.size > 0
-        self._bus.publish(
-            ExchangeRecorded(
-                exchange.id,
-                opening.session.id,
-                opening.kind,
-                opening.wire,
-                exchange.upstream,
-                outcome.status,
-                outcome.completeness,
-                opening.body.size,
-                outcome.size,
-                first_byte_s,
-                outcome.timings.total_ms / 1000,
-                is_readable=is_readable,
-                is_final=exchange.is_final,
-                model=opening.model,
-                is_unreached=exchange.is_unreached,
-            )
-        )
-        if outcome.status == _TOO_MANY or has_rate_limits(outcome.headers):
-            limits = (opening.session.tenant, opening.model, outcome.status, outcome.headers)
-            self._bus.publish(LimitsTold(exchange.id, exchange.upstream, *limits))
-        if exchange.format is None or not outcome.size:
-            return
-        told_by = (outcome.headers, outcome.received, first_byte_s, exchange.secrets)
-        unread = UnreadAnswer(exchange.id, exchange.k, exchange.format, *told_by)
-        if exchange.is_final:
-            self._reader.submit(unread)
-        else:
-            self._reader.read_refusal(unread)

@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Mapping
 from itertools import islice
+from typing import Literal
 
 import msgspec
 
@@ -37,10 +38,15 @@ _MOST_SECONDS = 0.5
 _log = logging.getLogger("palimpsest.responses")
 
 
+AnswerKind = Literal["whole", "hidden", "stitched"]
+"""What a response has: an answer, a round in which a model recalled, or the last round of an answer with such ones."""
+
+
 class UnreadAnswer(msgspec.Struct, frozen=True, gc=False):
     """A recorded response that waits to be read. Its first byte came after `first_byte_s` seconds, 0 if unknown.
 
-    `secrets` are credentials that it may echo, possibly split over several events.
+    `secrets` are credentials that it may echo, possibly split over several events. The answer of a `hidden` round is no
+    part of the conversation, and that of a `stitched` one has been placed in it already.
     """
 
     exchange: str
@@ -50,6 +56,12 @@ class UnreadAnswer(msgspec.Struct, frozen=True, gc=False):
     content: bytes
     first_byte_s: float = 0.0
     secrets: tuple[bytes, ...] = ()
+    kind: AnswerKind = "whole"
+
+    @property
+    def name(self) -> str:
+        """The name under which it waits: of an exchange, only the last round counts for the conversation."""
+        return f"{self.exchange} {self.k}" if self.kind == "hidden" else self.exchange
 
 
 def read_received(form: Format, headers: Headers, content: bytes, cap: int) -> tuple[Answer, bytes]:
@@ -108,7 +120,7 @@ class ResponseReader:
 
     def submit(self, received: UnreadAnswer) -> None:
         """Queue a response for reading. Above a limit the oldest are left unread; they can be read at any time."""
-        self._waiting[received.exchange] = received
+        self._waiting[received.name] = received
         self._waiting_bytes += len(received.content)
         while self._is_too_much:
             dropped = self._take(next(iter(self._waiting)))
@@ -169,11 +181,17 @@ class ResponseReader:
 
     def _keep(self, received: UnreadAnswer, outcome: tuple[Answer, bytes] | Exception) -> None:
         if isinstance(outcome, Exception):
+            if received.kind == "hidden":
+                return
             self._bus.publish(ReadingFailed(received.exchange, f"{type(outcome).__name__}: {outcome}"))
             return
         answer, _ = outcome
         reading = self._make_reading(received, *outcome)
-        reply = self._lineage.note_answer(received.exchange, received.k, received.format, answer.value)
+        reply = None
+        if received.kind == "whole":
+            reply = self._lineage.note_answer(received.exchange, received.k, received.format, answer.value)
+        elif received.kind == "stitched":
+            self._lineage.close(received.exchange)
         self._archive.append(reading, *([reply] if reply is not None else []), is_urgent=False)
         if answer.usage is not None or answer.finish:
             told, usage = read_diagnosis(answer.value), answer.usage or Usage()
@@ -225,7 +243,10 @@ class UnreadResponses:
         taken: set[str] = set()
         for row in await self._archive.list_unread():
             form = self._formats.get(row.wire)
-            if form is None or row.exchange in taken:  # the client saw only the last of several rounds
+            if form is None:
+                continue
+            if row.exchange in taken:  # the client saw only the last of several rounds
+                self._reader.submit(UnreadAnswer(row.exchange, row.k, form, row.headers, row.received, kind="hidden"))
                 continue
             if row.tip and not await self._lineage.reopen(row.exchange, row.session, row.tip):
                 continue

@@ -24,7 +24,7 @@ _LINGER_SECONDS = 0.05
 _LAST_EVENT_SECONDS = 2.0
 # Well below the time after which clients give up on a silent server.
 HOLD_SECONDS = 5.0
-_WAITING = b": waiting\n\n"
+WAITING = b": waiting\n\n"
 _COMMENTS = re.compile(rb"(?:[\r\n]*:[^\r\n]*[\r\n]+)+")
 _DATA = re.compile(rb"(?:\A|[\r\n])data: ?([^\r\n]*)")
 # A longer body or event is passed on as it is.
@@ -34,11 +34,14 @@ SUCCESS = range(200, 300)
 
 
 class StreamRelay:
-    """Passes the pieces of a response on, and holds the bytes from the stream's end marker on in `held`."""
+    """Passes the pieces of a response on, and holds the bytes from the stream's end marker on in `held`.
+
+    Where a model may recall, they pass through what stitches the rounds of its answer.
+    """
 
     def __init__(self, exchange: OpenExchange, headers: Headers, clock: Clock) -> None:
         self._exchange = exchange
-        self._write = exchange.client.write
+        self._write = exchange.client.write if exchange.rounds is None else exchange.rounds.write
         self._clock = clock
         self._marker = exchange.format.end_marker if exchange.format is not None and is_plain_stream(headers) else None
         self._carry = b"\n"  # a stream begins at the start of a line
@@ -68,7 +71,12 @@ class StreamRelay:
 
 def is_plain_stream(headers: Headers) -> bool:
     """Return whether a body is an event stream without content-encoding, which can be read as it passes."""
-    return is_event_stream(headers) and find_header(headers, b"content-encoding") in (b"", b"identity")
+    return is_event_stream(headers) and not is_encoded(headers)
+
+
+def is_encoded(headers: Headers) -> bool:
+    """Return whether a body has a content-encoding."""
+    return find_header(headers, b"content-encoding") not in (b"", b"identity")
 
 
 async def read_final_event(response: UpstreamResponse, buffer: CappedBuffer, held: bytes) -> tuple[bytes, bool]:
@@ -110,7 +118,9 @@ def is_open_stream(headers: Headers) -> bool:
 class ResponseHold:
     """Holds the beginning of one response while it may be a refusal."""
 
-    def __init__(self, exchange: OpenExchange, retries: RetrySource, response: UpstreamResponse, clock: Clock) -> None:
+    def __init__(
+        self, exchange: OpenExchange, retries: RetrySource | None, response: UpstreamResponse, clock: Clock
+    ) -> None:
         self._exchange = exchange
         self._retries = retries
         self._response = response
@@ -154,7 +164,7 @@ class ResponseHold:
                 async with asyncio.timeout(HOLD_SECONDS):
                     await response.pump(self._take)
             except TimeoutError:
-                self._send(_WAITING)
+                self._send(WAITING)
         if self._start == "undecided":
             self._take(await response.read())
         if self._start == "overflow":
@@ -171,6 +181,7 @@ class ResponseHold:
         if len(held) > REFUSAL_BYTES:
             self._start = "content"
         elif EVENT_END.search(held, max(0, len(held) - len(piece) - 3)):
+            assert self._retries is not None, "only where something else may be sent are events held"
             self._start = self._retries.read_start(bytes(held))
         return self._start == "undecided"
 
@@ -271,10 +282,7 @@ class EditingClient:
         """Send the head that was held, with a new length if one is given."""
         assert self._head is not None, "it is held"
         (status, headers), self._head = self._head, None
-        if length is not None and find_header(headers, b"content-length"):
-            kept = [field for field in headers if field[0] != b"content-length"]
-            headers = (*kept, (b"content-length", b"%d" % length))
-        self._client.start(status, headers)
+        self._client.start(status, headers if length is None else set_length(headers, length))
 
     def _edit_events(self, events: bytes) -> bytes:
         if self._sign not in events:
@@ -290,6 +298,14 @@ class EditingClient:
         return event[:start] + self._edit(event[start:end]) + event[end:]
 
 
+def set_length(headers: Headers, length: int | None) -> Headers:
+    """Return headers with another length of the body, if they have one, or without it."""
+    if not find_header(headers, b"content-length"):
+        return headers
+    kept = [field for field in headers if field[0] != b"content-length"]
+    return tuple(kept) if length is None else (*kept, (b"content-length", b"%d" % length))
+
+
 def _is_plain_json(headers: Headers) -> bool:
-    kind, encoding = find_header(headers, b"content-type"), find_header(headers, b"content-encoding")
-    return kind.partition(b";")[0].strip().lower() == b"application/json" and encoding in (b"", b"identity")
+    kind = find_header(headers, b"content-type").partition(b";")[0].strip().lower()
+    return kind == b"application/json" and not is_encoded(headers)

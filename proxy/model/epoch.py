@@ -163,13 +163,14 @@ class Plan(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
 
 EpochReason = Literal[
-    "soft", "hard", "cold", "client", "overflow", "manual", "unsigned", "uncompacted", "revert", "refused"
+    "soft", "hard", "cold", "client", "overflow", "manual", "unsigned", "uncompacted", "untooled", "revert", "refused"
 ]
 """Why an epoch was opened: above the soft mark because it pays, at the high mark, because the cache was known to be
 cold, because the client changed the prefix itself, after a "too long" error, or because a person asked for it. Under
 `unsigned` the same goes out without signed reasoning, and under `uncompacted` without the provider's own compaction,
-since the upstream refused that, or is to have none. `revert` (by a person) and
-`refused` (the upstream rejected the rewritten request) restore the state before the last epoch."""
+since the upstream refused that, or is to have none; under `untooled` without our tool, since the upstream refused that.
+`revert` (by a person) and `refused` (the upstream rejected the rewritten request) restore the state before the last
+epoch."""
 
 
 class Original(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -234,6 +235,7 @@ class Epoch(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     edits: bytes  # the plan's edits as JSON, for people
     rendered: tuple[bytes, ...]  # the raw messages that are sent
     originals: tuple[Original, ...] = ()
+    tool: bytes = b""  # the raw tool that is the last one of its requests, by which a model recalls; empty if none
 
     @property
     def is_compacted(self) -> bool:
@@ -255,11 +257,38 @@ class Pin(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     at_ms: int
 
 
+class HiddenRound(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A round of an answer in which a model recalled: its raw messages, or items, and what our tool returned.
+
+    `results` has pairs of the id of a call and a text. The last round may have none.
+    """
+
+    answer: tuple[bytes, ...]
+    results: tuple[tuple[str, str], ...] = ()
+
+
+class Recalled(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
+    """The rounds of an answer in which a model recalled. The client has that answer without its recalling.
+
+    The `count` messages of the client's that have the answer end with `node`. What is sent in their place, under an
+    epoch with a tool, is made of `rounds` and has `tokens` more, by our own count.
+    """
+
+    exchange: str
+    session: str
+    view: str
+    epoch: str  # id of the epoch under which it was made
+    node: bytes
+    count: int
+    tokens: int
+    rounds: tuple[HiddenRound, ...]
+
+
 class StoredContext(msgspec.Struct, frozen=True, gc=False):
     """The context records of a session, oldest first. `owed` has a pair per view, from its newest plan.
 
     `unsent` are the ids of epochs that a person asked for and that no plan names and no other epoch follows. `given_up`
-    are the views with an epoch that went on without the provider's own compaction.
+    are the views with an epoch that went on without the provider's own compaction. `recalled` are the newest.
     """
 
     epochs: tuple[Epoch, ...] = ()
@@ -268,6 +297,7 @@ class StoredContext(msgspec.Struct, frozen=True, gc=False):
     summaries: tuple[Summary, ...] = ()
     unsent: tuple[str, ...] = ()
     given_up: tuple[str, ...] = ()
+    recalled: tuple[Recalled, ...] = ()
 
 
 class EpochUse(msgspec.Struct, frozen=True, gc=False):

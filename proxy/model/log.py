@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from proxy.model.epoch import Epoch, Pin, Plan, Rung, Summary
+from proxy.model.epoch import Epoch, Pin, Plan, Recalled, Rung, Summary
 from proxy.model.exchange import (
     Completeness,
     Headers,
@@ -27,9 +27,11 @@ from proxy.model.exchange import (
 )
 from proxy.model.lineage import Adoption, Relation, Reply, Step
 
-Record = Opening | Round | Outcome | Trailer | Reading | Step | Reply | Adoption | Epoch | Plan | Pin | Summary
+Record = (
+    Opening | Round | Outcome | Trailer | Reading | Step | Reply | Adoption | Epoch | Plan | Pin | Summary | Recalled
+)
 
-_DERIVED = (Step, Reply, Adoption, Epoch, Plan, Pin, Summary)
+_DERIVED = (Step, Reply, Adoption, Epoch, Plan, Pin, Summary, Recalled)
 
 # Bytes in memory: a node has two hashes of 16 bytes, a mark a hash, a form and a name.
 _NODE_WEIGHT = 200
@@ -69,6 +71,11 @@ def _weigh_epoch(epoch: Epoch) -> int:
     return 512 + len(epoch.edits) + sum(map(len, epoch.rendered)) + named
 
 
+def _weigh_recalled(recalled: Recalled) -> int:
+    answers = sum([len(raw) for each in recalled.rounds for raw in each.answer])
+    return 512 + answers + sum([len(id) + len(text) for each in recalled.rounds for id, text in each.results])
+
+
 def _weigh_summary(summary: Summary) -> int:
     named = len(summary.calls) + len(summary.parents) + len(summary.supersedes) + len(summary.files)
     return 512 + len(summary.text) + 64 * named + _DIGEST_WEIGHT * len(summary.digests)
@@ -88,6 +95,7 @@ _WEIGHERS: Mapping[type[Record], Callable[[Any], int]] = {
     Plan: lambda record: 256,
     Pin: lambda record: 256,
     Summary: _weigh_summary,
+    Recalled: _weigh_recalled,
 }
 
 

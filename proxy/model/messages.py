@@ -14,6 +14,9 @@ LEDGER_HEAD = "palimpsest ledger 7c1e5b"
 It must never change, because logs and other proxies hold it.
 """
 
+RECALL_TOOL = "context_recall"
+"""The name of the tool by which a model reads again what was removed from its context."""
+
 MOST_BESIDE = 8_000
 """Characters of a text beside results up to which it stays where they are replaced: it may be the user's own."""
 

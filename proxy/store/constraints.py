@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from proxy.model.epoch import Epoch, Original, Plan, Summary
+from proxy.model.epoch import Epoch, Original, Plan, Recalled, Summary
 from proxy.model.exchange import Usage
 
 _LARGEST = 2**63 - 1
@@ -33,6 +33,11 @@ def fit_usage(usage: Usage | None) -> Usage | None:
 def fit_epoch(epoch: Epoch) -> Epoch:
     """Return the epoch with its view fitted, which is a model name from the client."""
     return epoch if epoch.view.isascii() else replace(epoch, view=fit_text(epoch.view))
+
+
+def fit_recalled(recalled: Recalled) -> Recalled:
+    """Return the rounds of an answer with their view fitted."""
+    return recalled if recalled.view.isascii() else replace(recalled, view=fit_text(recalled.view))
 
 
 def fit_original(original: Original) -> Original:

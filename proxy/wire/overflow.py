@@ -41,6 +41,7 @@ _REASONING = re.compile(
     rb"signature|thought|redacted_thinking|thinking\W{1,3}blocks?|reasoning(?!_effort)", re.IGNORECASE
 )
 _COMPACTION = re.compile(rb"compaction|encrypted", re.IGNORECASE)
+_TOOLS = re.compile(rb"tool|function|schema", re.IGNORECASE)
 _STREAM_BEGINNINGS = (b"data:", b"event:", b":")
 # Events that come before anything is known of the response.
 _PRELUDES = frozenset({"message_start", "ping", "response.created", "response.in_progress", "response.queued"})
@@ -151,6 +152,12 @@ def mentions_compaction(headers: Headers, body: bytes) -> bool:
     """Return whether the body of an error may be about a provider's own compaction, in whatever words."""
     content = _read_body(headers, body)
     return content is not None and _COMPACTION.search(content) is not None
+
+
+def mentions_tools(headers: Headers, body: bytes) -> bool:
+    """Return whether the body of an error may be about tools, in whatever words."""
+    content = _read_body(headers, body)
+    return content is not None and _TOOLS.search(content) is not None
 
 
 def mentions_reasoning(headers: Headers, body: bytes) -> bool:

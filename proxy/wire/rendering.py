@@ -221,11 +221,13 @@ def apply(
     changed: Mapping[int, bytes] = NO_CHANGES,
     *,
     members: Mapping[str, bytes] = NO_MEMBERS,
+    spans: Sequence[tuple[range, Sequence[bytes]]] = (),
 ) -> bytes:
     """Return the body with these messages in place of the `through` items after its preamble.
 
     `changed` has what is sent in place of other items, by their index after the preamble, whose own items have negative
-    ones; `members` what is sent in place of top-level members. Raises ValueError if there is nothing to replace or
+    ones; `members` what is sent in place of top-level members; `spans` what is sent in place of several items, whatever
+    `changed` has of them. Raises ValueError if there is nothing to replace or
     nothing to replace it with, or if the items to cut out are not between separators.
     """
     stop = preamble + through
@@ -235,7 +237,12 @@ def apply(
     start, end = body.items[preamble].start, body.items[stop - 1].end
     if not _BEFORE.fullmatch(content, body.gap_before(preamble), start) or not _BEHIND.match(content, end):
         raise ValueError("the items are not between separators")
-    changes = [(start, end, b",".join(rendered)), *_place_changes(body, preamble, changed)]
+    replaced = {place for places, _ in spans for place in places}
+    kept = {place: raw for place, raw in changed.items() if place not in replaced} if replaced else changed
+    changes = [(start, end, b",".join(rendered)), *_place_changes(body, preamble, kept)]
+    for places, messages in spans:
+        first, last = body.items[preamble + places.start], body.items[preamble + places.stop - 1]
+        changes.append((first.start, last.end, b",".join(messages)))
     changes += [(body.members[name].start, body.members[name].end, raw) for name, raw in members.items()]
     return b"".join(_splice(body.content, changes))
 

@@ -15,6 +15,7 @@ from proxy.context.ledger import (
     LedgerLine,
     Page,
     carry_ledgers,
+    choose_header,
     cut_at_word,
     cut_pages,
     cut_words,
@@ -23,8 +24,9 @@ from proxy.context.ledger import (
     render_section,
 )
 from proxy.context.message_features import extract_features
-from proxy.context.references import PAGE
+from proxy.context.references import PAGE, forget_tool
 from proxy.model.epoch import ContextPlan, Edit, Kept, Reference, Written
+from proxy.model.messages import RECALL_TOOL
 from tests.support.views import RawMessage, act, call, count, said, user, view
 
 
@@ -65,6 +67,14 @@ def test_it_says_what_it_is_and_how_to_get_an_original_back() -> None:
         assert "not the words of the user" in header and "intact" in header and "palimpsest expand ID" in header
     assert "not to be repeated" in FIRST_HEADER
     assert "command" not in FIRST_CHAT_HEADER.replace("`palimpsest expand ID`", "")
+
+
+def test_with_the_tool_it_says_how_to_call_it_and_without_it_again_as_it_did_before() -> None:
+    for has_calls, plain in ((True, FIRST_HEADER), (False, FIRST_CHAT_HEADER)):
+        assert choose_header(has_calls=has_calls, has_tool=False) == plain
+        told = choose_header(has_calls=has_calls, has_tool=True)
+        assert RECALL_TOOL in told and "palimpsest expand" not in told and len(told) < len(plain)
+        assert forget_tool(told.encode()).decode() == plain
 
 
 def test_a_line_has_its_steps_what_is_told_its_references_and_words_and_quotes_below() -> None:

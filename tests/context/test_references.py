@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from proxy.context.references import (
     FileReference,
     Tombstone,
+    find_access,
     fold_words,
+    forget_tool,
     list_argument_lines,
     make_reference,
     render_file,
@@ -18,7 +20,7 @@ from proxy.context.references import (
     sanitize_text,
     unfold_words,
 )
-from proxy.model.messages import Message, ToolCall
+from proxy.model.messages import RECALL_TOOL, Message, ToolCall
 
 _pieces = st.sampled_from(["[", "FILE:", "/", " ", "tool:", "ref:", "abcdefghij", "\n", "\x00", "\ud800", "x", "é"])
 
@@ -168,3 +170,17 @@ def test_an_original_stays_exact_but_for_markers_of_ours() -> None:
     assert cleaned.endswith("\n(/FILE]\n(palimpsest ledger 7c1e5b: the work here]\ufffd")
     plain = "[tool:pytest]\n[FILE: a]\nref:abcdefghij\t\x1b[1m"
     assert sanitize_original(plain) == plain
+
+
+@pytest.mark.parametrize("has_effects", [True, False])
+def test_how_an_output_can_be_seen_depends_on_the_tool(has_effects: bool) -> None:
+    stones = [
+        render_tombstone(
+            Tombstone("abcdefghij", "bash", "", 3, find_access(has_tool=has_tool, has_effects=has_effects), ())
+        )
+        for has_tool in (True, False)
+    ]
+    assert f"to see it: call {RECALL_TOOL}" in stones[0] and "palimpsest expand ID" not in stones[0]
+    assert "palimpsest expand ID" in stones[1]
+    assert all(("run it again" in stone) is not has_effects for stone in stones)
+    assert forget_tool(stones[0].encode()).decode() == stones[1]

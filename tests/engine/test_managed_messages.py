@@ -168,8 +168,8 @@ async def test_a_loop_without_an_end_whose_thinking_has_a_budget_stays_under_its
 class WideMessages(StrictMessages):
     """Sometimes a step with a dozen calls; some upstreams count each call and each result as a block."""
 
-    def _call(self, number: int) -> list[dict[str, Any]]:
-        (call, *_) = super()._call(number)
+    def call(self, number: int) -> list[dict[str, Any]]:
+        (call, *_) = super().call(number)
         return [call | {"id": f"{call['id']}{i}"} for i in range(13 if number % 7 == 0 else 1)]
 
 

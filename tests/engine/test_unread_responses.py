@@ -172,14 +172,15 @@ async def test_an_answer_in_a_format_of_another_version_stays_unread() -> None:
     setup.assert_nothing_in_mind()
 
 
-async def test_of_several_rounds_of_an_exchange_the_last_is_read_and_nothing_is_left_in_mind() -> None:
+async def test_of_several_rounds_of_an_exchange_all_are_read_and_the_last_is_the_answer() -> None:
     setup = Setup()
     await setup.send(user("a"))
     (row,) = await setup.engine.archive.list_unread()
     setup = kill(setup)
     answer_with(setup, replace(row, k=1), row).set()
     await setup.engine.leftovers.read()
-    assert [reading.k for reading in setup.engine.archive.of(Reading)] == [1]
+    assert [reading.k for reading in setup.engine.archive.of(Reading)] == [1, 0]
+    assert [reply.k for reply in setup.engine.archive.of(Reply)][-1:] == [1]
     setup.assert_nothing_in_mind()
 
 

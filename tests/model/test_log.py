@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from proxy.model.epoch import Epoch, Original, Pin, Plan, Summary
+from proxy.model.epoch import Epoch, HiddenRound, Original, Pin, Plan, Summary
 from proxy.model.exchange import Outcome, Round, Timings, Trailer
 from proxy.model.lineage import Adoption, CallFingerprint, NodeRow, Reply, Step
 from proxy.model.log import (
@@ -19,6 +19,7 @@ from proxy.model.log import (
     weigh_records,
 )
 from proxy.model.manifest import make_manifest
+from tests.store.samples import make_recalled
 from tests.support.engine import make_opening, make_reading
 
 KILOBYTE = b"k" * 1024
@@ -124,3 +125,10 @@ def test_the_exchanges_of_a_branch_are_its_own_and_those_of_its_trunk_before_it_
     trunk = BranchRow(b"a", 2, (Call(1, "x1", 1), Call(3, "x3", 2)), "root", b"", False)
     branch = BranchRow(b"b", 2, (Call(2, "x2", 2),), "branch", b"n", False, trunk, 1)
     assert [call.n for call in branch.exchanges] == [1, 2]
+
+
+def test_what_was_recalled_weighs_as_its_rounds() -> None:
+    small = make_recalled()
+    more = HiddenRound((b"x" * 1000,), (("call_1", "y" * 500),))
+    large = replace(small, rounds=(*small.rounds, more))
+    assert weigh_record(large) - weigh_record(small) == 1506

@@ -19,6 +19,7 @@ from tests.store.samples import (
     make_original,
     make_pin,
     make_plan,
+    make_recalled,
     make_round,
     make_step,
     make_turns,
@@ -55,6 +56,33 @@ class ContextContract:
         assert await archive.load_context(session) == StoredContext((first, second))
         assert list(await archive.list_epochs(session)) == [replace(first, rendered=()), second]
         assert [await archive.load_epoch(session, n) for n in (1, 2)] == [first, second]
+        assert (await archive.verify()).faults == ()
+
+    async def test_an_epoch_may_offer_a_tool_and_an_answer_under_it_has_the_rounds_that_recalled(
+        self, archive: Archive
+    ) -> None:
+        session = await open_session(archive)
+        await open_session(archive, "other")
+        epoch = replace(make_epoch("p1", (LEDGER,)), tool=b'{"name":"\xff"}')
+        recalled = make_recalled("e-agent-7", node=C.node, view="\ud800")
+        assert await is_stored(archive, epoch, recalled)
+        fitted = replace(recalled, view="?")
+        assert await archive.load_context(session) == StoredContext((epoch,), recalled=(fitted,))
+        assert (await archive.list_epochs(session))[0].tool == epoch.tool
+        assert await archive.load_context(OTHER) == StoredContext()
+        assert await is_stored(archive, Adoption(OTHER, session, B.node, 1))
+        assert (await archive.load_context(OTHER)).recalled == (fitted,)
+        for refused in (
+            recalled,
+            replace(recalled, exchange="e-other", epoch="p9"),
+            replace(recalled, exchange="e-other", epoch=""),
+            replace(recalled, exchange="e-nobody"),
+            replace(recalled, exchange="e-other", session="nobody"),
+        ):
+            assert await count_dropped(archive, refused) == 1
+        later = make_recalled("e-other", session=OTHER, node=D.node)
+        assert await is_stored(archive, later)
+        assert (await archive.load_context(OTHER)).recalled == (fitted, later)
         assert (await archive.verify()).faults == ()
 
     async def test_where_nothing_is_known_nothing_is_found(self, archive: Archive) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from proxy.model.epoch import Epoch, Original, Pin, Plan, Rung, Summary, SummaryLevel
+from proxy.model.epoch import Epoch, HiddenRound, Original, Pin, Plan, Recalled, Rung, Summary, SummaryLevel
 from proxy.model.exchange import (
     Completeness,
     Headers,
@@ -209,6 +209,14 @@ def make_epoch(
         rendered=tuple(rendered),
         originals=tuple(originals),
     )
+
+
+def make_recalled(
+    exchange: str = "e1", epoch: str = "p1", *, session: str = "", node: bytes = b"a" * 16, view: str = "gpt-4o"
+) -> Recalled:
+    """An answer in which a model recalled once."""
+    rounds = HiddenRound((b'{"role":"assistant"}', b"\xff\x00"), (("call_1", "a page"),)), HiddenRound((b"the answer",))
+    return Recalled(exchange, session or make_key().id, view, epoch, node, 1, 120, rounds)
 
 
 def make_original(name: str, *messages: bytes, place: int = 1, offset: int = 0) -> Original:

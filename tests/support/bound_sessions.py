@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 from proxy.engine.policy import Provider
+from proxy.engine.recall.rounds import Run
 from proxy.model.card import Card
 from proxy.model.errors import Conflict, NotFound
 from proxy.model.events import ReasoningRemoved
@@ -46,10 +47,11 @@ class BoundSession:
         provider: Provider | None = None,
         card: Card | None = None,
         has_reports: bool = False,
+        run: Run | None = None,
     ) -> None:
         """Make a session whose outputs have `size` characters, in which things happen so many times as `often`."""
         self.upstream: Any = self.make_upstream(check, member, seed)
-        self.talk: Any = self.make_talk(path, ceiling, provider, card=card, has_reports=has_reports)
+        self.talk: Any = self.make_talk(path, ceiling, provider, card=card, has_reports=has_reports, run=run)
         self.history: list[Message] = [*self.begin(), {"role": "user", "content": "Mend the tests of the parser."}]
         self.model, self.own, self.other = MODEL, MODEL, OTHER
         self.name: Headers = NAME  # what its client sends with each call

@@ -14,6 +14,7 @@ from proxy.engine.lineage.identity import Tenants
 from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES, Archive, Client, Clock, RequestBody
+from proxy.engine.recall.rounds import RecallRounds, Run, build_offers
 from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader, UnreadResponses
@@ -460,8 +461,12 @@ class Engine:
         tasks: TaskRunner | None = None,
         provider: Provider | None = None,
         card: Card | None = None,
+        run: Run | None = None,
     ) -> None:
-        """`after` is an engine that was ended: this one goes on with its log. Else its log is `archive`, or an own."""
+        """`after` is an engine that was ended: this one goes on with its log. Else its log is `archive`, or an own.
+
+        Models recall by `run`, or not at all.
+        """
         policy = policy or EnginePolicy(commit_wait_ms=60_000)
         self.upstream = upstream or ScriptedUpstream()
         own = archive or FakeArchive(is_instant=is_instant, is_soon=is_soon)
@@ -488,11 +493,22 @@ class Engine:
             self.archive, self.bus, self.tasks, self.lineage, self.readings, formats=formats
         )
         self.controller = make_controller(
-            self.archive, self.bus, self.clock, self.tasks, ceiling=ceiling, provider=provider, card=card
+            *(self.archive, self.bus, self.clock, self.tasks),
+            ceiling=ceiling,
+            provider=provider,
+            card=card,
+            offers=build_offers(is_on=run is not None),
         )
+        parts = self.controller.states, self.lineage
+        recall = RecallRounds(run, *parts, max_hops=4, record_cap=1 << 26) if run is not None else None
         policy = replace(policy, own_keys=own_keys)
         self.exchanges = ExchangeService(
-            policy, formats, resolver=self.reception, relay=self.relay, tasks=self.tasks, controller=self.controller
+            *(policy, formats),
+            resolver=self.reception,
+            relay=self.relay,
+            tasks=self.tasks,
+            controller=self.controller,
+            recall=recall,
         )
 
     def begin(self, request: ClientRequest, wire: str, client: Client) -> "asyncio.Task[None]":

@@ -19,9 +19,10 @@ from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Tokenizer
+from proxy.engine.recall.rounds import RecallRounds, Run, build_offers
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus, TaskRunner
-from proxy.model.epoch import ContextPlan, Epoch, EpochUse, Pin, Plan, StoredContext
+from proxy.model.epoch import ContextPlan, Epoch, EpochUse, Pin, Plan, Recalled, StoredContext
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import Event, RungFailed
 from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, SessionKey
@@ -95,7 +96,8 @@ class ContextLog(FakeArchive):
         sessions = {opening.exchange: opening.session.id for opening in self.of(Opening)}
         owed = {plan.view: plan.owed for plan in self.of(Plan) if sessions[plan.exchange] == session}
         epochs = tuple(epoch for epoch in self.of(Epoch) if epoch.session == session)
-        return StoredContext(epochs, tuple(self.pins), tuple(owed.items()))
+        recalled = tuple(each for each in self.of(Recalled) if each.session == session)
+        return StoredContext(epochs, tuple(self.pins), tuple(owed.items()), recalled=recalled)
 
     async def list_uses(self, session: str) -> Sequence[EpochUse]:
         await self._wait()
@@ -133,6 +135,8 @@ class ManagedEngine(Engine):
         hard_wait_seconds: float = 30.0,
         tokenizer: Tokenizer | None = None,
         plans_ahead: bool = True,
+        run: Run | None = None,
+        max_hops: int = 4,
     ) -> None:
         own = archive or ContextLog()
         self.log: ContextLog = after.log if after is not None else own
@@ -151,10 +155,19 @@ class ManagedEngine(Engine):
             tokenizer=tokenizer,
             plans_ahead=self.ahead,
             has_ahead=plans_ahead,
+            offers=build_offers(is_on=run is not None),
         )
+        parts = self.controller.states, self.lineage
+        recall = RecallRounds(run, *parts, max_hops=max_hops, record_cap=1 << 26) if run is not None else None
         formats = {"chat_completions": ChatCompletions()}
         self.exchanges = ExchangeService(
-            policy, formats, resolver=self.reception, relay=self.relay, tasks=self.tasks, controller=self.controller
+            policy,
+            formats,
+            resolver=self.reception,
+            relay=self.relay,
+            tasks=self.tasks,
+            controller=self.controller,
+            recall=recall,
         )
 
     def start(

@@ -16,6 +16,7 @@ from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_planner import EpochPlanner, PlanJob, RenderedPlan, compute_plan
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.context.session_caches import ContextCaches
+from proxy.engine.context.tool_offers import NO_OFFERS, ToolOffers
 from proxy.engine.lineage.chain import make_chain, read_messages
 from proxy.engine.models import Models
 from proxy.engine.policy import Provider
@@ -120,6 +121,7 @@ def make_controller(
     tokenizer: Tokenizer | None = None,
     plans_ahead: "list[asyncio.Future[RenderedPlan]] | None" = None,
     has_ahead: bool = True,
+    offers: ToolOffers = NO_OFFERS,
 ) -> ContextController:
     """Whoever decides what is sent, with a ceiling in tokens of four characters."""
     counter = TokenCounter(tokenizer or QuarterTokens())
@@ -136,6 +138,7 @@ def make_controller(
         observer=watcher or NoObserver(),
         holdout=holdout,
         hard_wait_seconds=hard_wait_seconds,
+        offers=offers,
     )
 
 

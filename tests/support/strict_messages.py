@@ -125,7 +125,7 @@ class StrictMessages(ScriptedUpstream):
         if "compaction" in request:
             message = self._compact(request)
         else:
-            message = self._think(request, self.reports if is_report else "")
+            message = self.think(request, self.reports if is_report else "")
         if len(self.dropped) > before:
             kinds = [{"type": "thinking_dropped", "reason": reason} for _, reason in self.dropped[before:]]
             message["input_transformations"] = kinds
@@ -230,7 +230,8 @@ class StrictMessages(ScriptedUpstream):
             self._prefixes = request, prefixes
         return prefixes
 
-    def _think(self, request: Block, report: str = "") -> Block:
+    def think(self, request: Block, report: str = "") -> Block:
+        """The message with which it answers."""
         number, pick = next(self._numbers), self._random.random()
         thought = "" if pick < 0.1 else f"Step {number}: " + "I consider the output. " * self._random.randint(1, 12)
         signature = f"{request['model']}:{self._sign(request, len(request['messages']), thought)}"
@@ -243,7 +244,7 @@ class StrictMessages(ScriptedUpstream):
         made = [find_signature(block) for block in blocks]
         self._made.update(dict.fromkeys(made, made))
         is_end = self._random.random() < self.end_chance or bool(report)
-        calls = [] if is_end or not request.get("tools") else self._call(number)
+        calls = [] if is_end or not request.get("tools") else self.call(number)
         if is_end or not calls or self._random.random() < 0.7:
             text = f"Part {number} is done: the tests pass." if is_end else f"Part {number} comes next."
             blocks.append({"type": "text", "text": report or text})
@@ -256,7 +257,8 @@ class StrictMessages(ScriptedUpstream):
         head = {"id": f"msg_{number}", "type": "message", "role": "assistant", "model": request["model"]}
         return head | {"content": [*blocks, *calls], "stop_reason": stop, "usage": counted}
 
-    def _call(self, number: int) -> list[Block]:
+    def call(self, number: int) -> list[Block]:
+        """The calls of an answer."""
         return [
             {
                 "type": "tool_use",

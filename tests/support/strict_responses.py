@@ -162,7 +162,7 @@ class StrictResponses(ScriptedUpstream):
     def _respond(self, request: Item, report: str) -> Item:
         number = next(self._numbers)
         is_trigger = request["input"][-1].get("type") == "compaction_trigger"
-        output = [self._compact(number)] if is_trigger else self._think(request, number, report)
+        output = [self._compact(number)] if is_trigger else self.think(request, number, report)
         fresh, read, written = self.count_usage(request)
         details = {"cached_tokens": read, "cache_write_tokens": written}
         usage = {"input_tokens": fresh + read + written, "input_tokens_details": details, "output_tokens": 99}
@@ -174,7 +174,8 @@ class StrictResponses(ScriptedUpstream):
         self.compacted.append({"id": f"cmp_{number}", "type": "compaction", "encrypted_content": sealed})
         return self.compacted[-1]
 
-    def _think(self, request: Item, number: int, report: str) -> list[Item]:
+    def think(self, request: Item, number: int, report: str) -> list[Item]:
+        """The items with which it answers."""
         pick, output = self._random.random(), list[Item]()
         if pick < 0.85:
             sealed = "gAAAA" + f"{number:08d}" + "Zk3" * self._random.randint(20, 400)
@@ -184,7 +185,7 @@ class StrictResponses(ScriptedUpstream):
             output.append(thought)
         is_end = self._random.random() < self.end_chance or bool(report)
         has_later = any(tool.get("name") == LATER for tool in request.get("tools") or ())
-        calls = [] if is_end or not request.get("tools") else self._call(number, has_later=has_later)
+        calls = [] if is_end or not request.get("tools") else self.call(number, has_later=has_later)
         if self._random.random() < 0.05:
             action = {"type": "search", "query": f"parser {number}"}
             output.append({"id": f"ws_{number}", "type": "web_search_call", "status": "completed", "action": action})
@@ -206,7 +207,8 @@ class StrictResponses(ScriptedUpstream):
             elif output[0]["type"] == "reasoning":
                 self._needed[item["id"]] = output[0]
 
-    def _call(self, number: int, *, has_later: bool) -> list[Item]:
+    def call(self, number: int, *, has_later: bool) -> list[Item]:
+        """The calls of an answer."""
         calls: list[Item] = []
         if has_later and self._random.random() < 0.1:
             ids = {"id": f"fc_{number}_later", "call_id": f"call_{number:020x}later"}

@@ -75,7 +75,7 @@ class StrictUpstream(ScriptedUpstream):
                 if is_broken or reason:
                     dropped.append((place, _PREFIX if is_broken else reason))
         self.dropped += dropped
-        answer: dict[str, Any] = {"choices": [{"index": 0, "message": self._think(request), "finish_reason": "stop"}]}
+        answer: dict[str, Any] = {"choices": [{"index": 0, "message": self.think(request), "finish_reason": "stop"}]}
         if dropped:
             answer["input_transformations"] = [
                 {"type": "thinking_dropped", "path": f"messages.{place}", "reason": reason} for place, reason in dropped
@@ -109,7 +109,8 @@ class StrictUpstream(ScriptedUpstream):
         bound = [tools, [normalize(message) for message in request["messages"][:place]], text]
         return hmac.digest(b"key", json.dumps(bound, sort_keys=True).encode(), "sha256").hex()
 
-    def _think(self, request: dict[str, Any]) -> dict[str, Any]:
+    def think(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The message with which it answers."""
         number = next(self._numbers)
         thought = f"Step {number}: " + "I consider what the last output says. " * self._random.randint(1, 12)
         signature = f"{request['model']}:{self._sign(request, len(request['messages']), thought)}"

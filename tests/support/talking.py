@@ -15,6 +15,7 @@ from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Archive, RequestBody
+from proxy.engine.recall.rounds import Run
 from proxy.model.card import Card
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.store.policy import StorePolicy
@@ -69,8 +70,13 @@ class Talk:
         *,
         card: Card | None = None,
         has_reports: bool = False,
+        run: Run | None = None,
     ) -> None:
-        """`card` is what is known of every model; with `has_reports` the upstream is asked for summaries."""
+        """`card` is what is known of every model; with `has_reports` the upstream is asked for summaries.
+
+        Models recall by `run`, or not at all.
+        """
+        self._run = run
         self._policy = StorePolicy(path / "log.db") if path is not None else None
         self._ceiling = ceiling
         self._provider = provider
@@ -99,7 +105,7 @@ class Talk:
         known: Any = {"archive": log, "after": after, "provider": provider, "card": self._card}
         if self._has_reports:
             return Workshop(policy=CompactionPolicy(), ceiling=ceiling or 0, upstream=self.upstream, **known)
-        return Engine(self.upstream, ceiling=ceiling, **known)
+        return Engine(self.upstream, ceiling=ceiling, run=self._run, **known)
 
     async def ask(self, messages: Sequence[Message], *headers: tuple[bytes, bytes], **members: Any) -> RecordingClient:
         """One call, carried to its end; its answer is read when that is needed."""

@@ -14,6 +14,7 @@ from proxy.wire.overflow import (
     SilentOverflow,
     find_silent_overflow,
     mentions_reasoning,
+    mentions_tools,
     read_overflow,
     read_stream_start,
     says_bound,
@@ -481,3 +482,9 @@ def test_any_words_about_reasoning_are_enough_where_it_may_be_so(message: str, *
     body = json.dumps({"error": {"message": message}}).encode()
     assert mentions_reasoning((), body) == may_be
     assert not mentions_reasoning(((b"content-encoding", b"gzip"),), body)
+
+
+@pytest.mark.parametrize(("said", "is_about"), [(b"Unknown Tool", True), (b"function x", True), (b"busy", False)])
+def test_an_error_may_be_about_tools(said: bytes, is_about: bool) -> None:
+    assert mentions_tools((), said) is is_about
+    assert not mentions_tools(((b"content-encoding", b"gzip"),), said)

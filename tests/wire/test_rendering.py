@@ -637,3 +637,14 @@ def test_items_are_changed_where_they_stand_and_all_other_bytes_stay() -> None:
     assert change_items(split, 1, {0: b"a", 2: b"c"}) == b'{"messages": [ 0, a ,2,  c], "n": 1}'
     assert change_items(split, 0, {}) == split.content
     assert apply(split, 0, 2, (b"x",), {3: b"d"}) == b'{"messages": [ x ,2,  d], "n": 1}'
+
+
+def test_several_items_are_replaced_by_others_whatever_else_changes_in_them() -> None:
+    raws = [b'{"role":"user","content":"%d"}' % i for i in range(6)]
+    body = split_body(b'{"messages":[' + b" , ".join(raws) + b'],"tools":[1]}', "messages")
+    assert body is not None
+    spans = [(range(2, 4), (b'"x"', b'"y"', b'"z"')), (range(4, 5), (b'"w"',))]
+    sent = apply(body, 1, 1, [b'"ours"'], {2: b'"no"', 4: b'"last"'}, members={"tools": b"[1,2]"}, spans=spans)
+    kept = [raws[0], b'"ours"', raws[2], b'"x"', b'"y"', b'"z"', b'"w"']
+    assert [json.dumps(each) for each in json.loads(sent)["messages"]] == [json.dumps(json.loads(raw)) for raw in kept]
+    assert json.loads(sent)["tools"] == [1, 2]

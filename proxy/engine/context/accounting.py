@@ -187,7 +187,7 @@ def _charge(state: RequestState, outgoing: OutgoingRequest) -> CacheCostAccount:
         epoch_account.account = record_use(epoch_account.account, state.now)
         return epoch_account.account
     low = state.budget.compute_low_mark(state.context.protected.get(state.view, 0))
-    kept = state.history.head.tokens if outgoing.is_opened else state.kept
+    kept = find_matching(state, outgoing) if outgoing.is_opened else state.kept
     sent = SentTokens(outgoing.tokens, kept=kept, at=state.now)
     account = epoch_account.account = record_request(epoch_account.account, sent, state.tariff, low)
     epoch_account.before, epoch_account.head = state.request.nodes, state.history.head
@@ -197,8 +197,14 @@ def _charge(state: RequestState, outgoing: OutgoingRequest) -> CacheCostAccount:
 def find_matching(state: RequestState, outgoing: OutgoingRequest) -> int:
     """Return how many tokens at the beginning of what is sent were sent before."""
     if outgoing.is_opened:
-        return state.history.head.tokens
+        return 0 if _adds_tool(state, outgoing) else state.history.head.tokens
     return min(outgoing.tokens, state.account.sent if state.kept is None else state.kept)
+
+
+def _adds_tool(state: RequestState, outgoing: OutgoingRequest) -> bool:
+    """Return whether what is sent begins anew, because the tools do: with another one, or without it."""
+    tool = outgoing.epoch.tool if outgoing.epoch is not None else b""
+    return tool != (state.epoch.tool if state.epoch is not None else b"")
 
 
 def list_ends(state: RequestState, outgoing: OutgoingRequest) -> list[int] | None:
@@ -221,7 +227,9 @@ def list_ends(state: RequestState, outgoing: OutgoingRequest) -> list[int] | Non
         is_end = structure.role in ("user", "tool") and following != "tool"
         if structure.markers if cache.kind == "breakpoints" else is_end:
             marks.append(len(sizes))
-        sizes.append(history.head.tokens + (state.epoch_tokens if depth else 0) + history.count(depth, place + 1))
+        added = state.count_recalled(depth) - state.count_recalled(place + 1) if state.has_tool else 0
+        frozen = state.epoch_tokens if depth else 0
+        sizes.append(history.head.tokens + frozen + history.count(depth, place + 1) + added)
     return [sizes[place] for place in cache.list_readable(marks, len(sizes))]
 
 

@@ -136,6 +136,7 @@ class EpochAdmin:
             edits=b"[]" if target is None else target.edits,
             rendered=() if target is None else target.rendered,
             originals=() if target is None else target.originals,
+            tool=b"" if target is None else target.tool,
         )
         return Reversion(epoch, quote, now)
 
@@ -143,7 +144,7 @@ class EpochAdmin:
         """Return the newest plan of a view that has the token count of a client's request."""
         async for row in read_back(self._archive, session):
             for each in () if row.is_side else reversed(row.rounds):
-                if each.plan is not None and each.plan.view == view and each.plan.tokens_client is not None:
+                if each.plan is not None and each.plan.view == view and each.plan.tokens_client:
                     return each.plan
         return None
 

@@ -14,9 +14,10 @@ from proxy.context.budget import Budget
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import CountedMessage, LiveSummary, PlanRequest
 from proxy.context.message_features import MessageFeatures, extract_features
-from proxy.context.references import make_reference
+from proxy.context.references import forget_tool, make_reference
 from proxy.context.verbatim import estimate_reasoning, find_tail
 from proxy.engine.context.history_cache import MeasuredHistory
+from proxy.engine.context.tool_offers import TOOL_TOKENS
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Compacted, ContextPlan, Edit, Epoch, Kept, Original, Reference, Replaced, Written
@@ -60,6 +61,8 @@ class PlanInputs(msgspec.Struct, frozen=True, gc=False):
     is_bound: bool = False  # signed reasoning does not stay
     growth: int = 0
     excluded: tuple[str, ...] = ()
+    has_tool: bool = False
+    recalled: Mapping[int, int] = {}  # tokens of the hidden rounds behind messages, by index
 
 
 class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
@@ -99,7 +102,7 @@ class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
         """Return whether a plan with these inputs, for a request of these messages, would keep no more of them."""
         own = self.inputs
         is_same = (own.frozen is inputs.frozen and own.is_bound == inputs.is_bound) and own.pinned == inputs.pinned
-        is_same = is_same and own.excluded == inputs.excluded
+        is_same = is_same and own.excluded == inputs.excluded and own.has_tool == inputs.has_tool
         return is_same and list(own.reports) == list(inputs.reports) and self.tail <= find_tail(structures)
 
     def serves(self, request: ManagedRequest, epoch: Epoch | None) -> bool:
@@ -137,6 +140,7 @@ class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
     is_volatile: bool = False
     growth: int = 0
     excluded: tuple[str, ...] = ()
+    has_tool: bool = False
 
     @property
     def weight(self) -> int:
@@ -194,6 +198,7 @@ def make_plan_request(job: PlanJob) -> PlanRequest:
         needs_thinking=job.needs_thinking,
         growth=job.growth,
         excluded=job.excluded,
+        has_tool=job.has_tool,
     )
 
 
@@ -257,12 +262,14 @@ class EpochPlanner:
         for place in history.signed if inputs.is_bound else ():
             raws[place] = form.strip_reasoning(raws[place])
             tokens[place] = max(1, tokens[place] - estimate_reasoning(history.structures[place].signed))
+        for place, added in inputs.recalled.items():
+            tokens[place] += added
         return PlanJob(
             request.wire,
             raws,
             list(request.nodes),
             tokens,
-            history.head.tokens,
+            history.head.tokens + (TOOL_TOKENS if inputs.has_tool else 0),
             inputs.budget,
             request.session.id,
             self._secret,
@@ -280,6 +287,7 @@ class EpochPlanner:
             is_volatile=request.step is not None and request.step.relation == "volatile",
             growth=inputs.growth,
             excluded=inputs.excluded,
+            has_tool=inputs.has_tool,
         )
 
 
@@ -312,6 +320,12 @@ def remove_compaction(epoch: Epoch) -> RenderedPlan | None:
         return None
     plan = read_plan(epoch)
     return RenderedPlan(msgspec.structs.replace(plan, edits=plan.edits[1:]), epoch.rendered[1:])
+
+
+def forget_recall(epoch: Epoch) -> RenderedPlan:
+    """Return the plan of an epoch with words that say how originals can be read without the tool."""
+    plan = read_plan(msgspec.structs.replace(epoch, edits=forget_tool(epoch.edits)))
+    return RenderedPlan(plan, tuple(map(forget_tool, epoch.rendered)))
 
 
 def extend_unsigned(request: ManagedRequest, epoch: Epoch | None, through: int) -> RenderedPlan:

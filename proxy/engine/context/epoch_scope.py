@@ -7,8 +7,10 @@ that, and after a restart the log (`LogReader.list_uses`).
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
+
+from msgspec.structs import replace
 
 from proxy.context.verbatim import (
     MIN_GROUPS,
@@ -23,7 +25,7 @@ from proxy.context.verbatim import (
 )
 from proxy.engine.context.epoch_planner import read_plan
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Epoch, EpochUse, Kept, Replaced, Written
+from proxy.model.epoch import Epoch, EpochUse, HiddenRound, Kept, Recalled, Replaced, Written
 from proxy.wire import FORMATS
 from proxy.wire.identity import Item
 from proxy.wire.rendering import change_items
@@ -326,12 +328,29 @@ class ReasoningOrigins:
                 found[place] = stripped
         return found
 
+    def strip_recalled(
+        self, request: ManagedRequest, epoch: Epoch, recalled: Mapping[int, Recalled]
+    ) -> Mapping[int, Recalled]:
+        """Return what a model recalled without the reasoning that was made under another rendering than an epoch's."""
+        if not recalled or not self.binds_in(request):
+            return recalled
+        rendering, strip = self.find_rendering(epoch), FORMATS[request.wire].strip_reasoning
+        return {
+            place: each if self._renderings.get(each.epoch, each.epoch) == rendering else _strip_rounds(each, strip)
+            for place, each in recalled.items()
+        }
+
     def _find_origin(self, view: str, node: bytes) -> str:
         """Return the rendering under which the history that ends with a node was sent, to this view if it was."""
         made = self._made.get((view, node))
         if made is not None:
             return made
         return next((self._made[other, node] for other in self._views if (other, node) in self._made), OWN)
+
+
+def _strip_rounds(recalled: Recalled, strip: Callable[[bytes], bytes]) -> Recalled:
+    rounds = [HiddenRound(tuple(map(strip, each.answer)), each.results) for each in recalled.rounds]
+    return replace(recalled, rounds=tuple(rounds))
 
 
 def make_own_body(request: ManagedRequest, changed: Mapping[int, bytes]) -> bytes:

@@ -6,7 +6,7 @@ before anything is sent under it. If the log does not accept it, it changes noth
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -20,6 +20,7 @@ from proxy.engine.context.epoch_planner import (
     PlanInputs,
     RenderedPlan,
     extend_unsigned,
+    forget_recall,
     list_originals,
     read_plan,
     remove_compaction,
@@ -28,9 +29,10 @@ from proxy.engine.context.epoch_scope import make_own_body
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.context.rewriter import Rewriter
 from proxy.engine.context.session_caches import ContextCaches
+from proxy.engine.context.tool_offers import NO_RECALLED, count_tool
 from proxy.engine.ports import Clock
 from proxy.engine.runtime import EventBus
-from proxy.model.epoch import Epoch, EpochReason, Original, Rung, Written
+from proxy.model.epoch import Epoch, EpochReason, Original, Recalled, Rung, Written
 from proxy.model.errors import Conflict, StoreUnavailable
 from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
 from proxy.wire import FORMATS
@@ -125,17 +127,16 @@ class FallbackChain:
     def keep(self, state: RequestState) -> OutgoingRequest | None:
         """Return the request under its active epoch, or None if there is none or the result is invalid."""
         epoch = state.epoch
-        if epoch is None:
+        if epoch is None or not self._takes(state):
             return None
         if not epoch.depth:
             return _send_own(state, epoch)
-        if not self._takes(state):
-            return None
         is_opened = epoch.id in state.context.unsent
         try:  # without pins: a pin takes effect in the next epoch
-            body = self._rewriter.rewrite(state.request, state.history, epoch, changed=state.changed)
+            recalled = _list_recalled(state, epoch)
+            body = self._rewriter.rewrite(state.request, state.history, epoch, changed=state.changed, recalled=recalled)
         except Exception as error:  # noqa: BLE001 - a boundary: the next level is tried
-            self._note_failure(state, "epoch", error)
+            _note_failure(self._bus, state, "epoch", error)
             return None
         return OutgoingRequest("epoch", body, state.tokens, epoch, is_opened=is_opened, removed=tuple(state.changed))
 
@@ -171,9 +172,32 @@ class FallbackChain:
             return None
         wanted = _EpochRequest("unsigned", commit, name, self.seconds)
         tokens = state.tokens - state.count_removed(removed)
+        if parent is not None and parent.tool:
+            tokens -= state.count_recalled(state.depth) - state.count_recalled(draft.plan.through)
         originals = parent.originals if parent is not None else ()
         epoch = _make_epoch(state, draft, originals, wanted, tokens=tokens, now_ms=self._clock.now_ms())
         outgoing = OutgoingRequest("epoch", b"", tokens, epoch, removed=tuple(removed))
+        begun, _ = await self._try(state, "epoch", self._begin_reduced(state, outgoing, epoch, commit))
+        return begun
+
+    async def open_untooled(self, state: RequestState, commit: Commit, name: str) -> OutgoingRequest | None:
+        """Open an epoch that renders what was sent without the tool to recall with, since the upstream refused that.
+
+        Bound reasoning goes, too, since it was made behind other words. Return None if there is no tool, or if the
+        result is invalid.
+        """
+        request, parent = state.request, state.epoch
+        if parent is None or not parent.tool:
+            return None
+        draft = forget_recall(parent)
+        if state.context.reasoning.binds_in(request):
+            strip = FORMATS[request.wire].strip_reasoning
+            draft = RenderedPlan(draft.plan, tuple(map(strip, draft.rendered)))
+        wanted = _EpochRequest("untooled", commit, name, self.seconds)
+        tokens = state.tokens - count_tool(parent.tool) - state.count_recalled(parent.depth)
+        state = msgspec.structs.replace(state, tool=b"")
+        epoch = _make_epoch(state, draft, parent.originals, wanted, tokens=tokens, now_ms=self._clock.now_ms())
+        outgoing = OutgoingRequest("epoch", b"", tokens, epoch, removed=tuple(state.list_bound()))
         begun, _ = await self._try(state, "epoch", self._begin_reduced(state, outgoing, epoch, commit))
         return begun
 
@@ -190,9 +214,10 @@ class FallbackChain:
         if state.context.reasoning.binds_in(state.request):
             strip = FORMATS[request.wire].strip_reasoning
             draft = RenderedPlan(draft.plan, tuple(map(strip, draft.rendered)))
-        frozen = await self._histories.count_messages(request, draft.rendered)
+        frozen = await self._histories.count_messages(request, draft.rendered) + count_tool(parent.tool)
         wanted = _EpochRequest("uncompacted", commit, name, self.seconds)
         tokens = state.history.tokens - state.history.count_to(parent.depth) + frozen
+        tokens += state.count_recalled(parent.depth) if parent.tool else 0
         epoch = _make_epoch(state, draft, parent.originals, wanted, tokens=tokens, now_ms=self._clock.now_ms())
         _log.warning("session %s: %s", epoch.session, _UNCOMPACTED)
         removed = tuple(state.list_bound())
@@ -205,7 +230,8 @@ class FallbackChain:
     ) -> OutgoingRequest:
         request = state.request
         changed = {} if epoch.why == "unsigned" else state.context.reasoning.find_changed(request, epoch)
-        body = self._rewriter.rewrite(request, state.history, epoch, changed=changed)
+        recalled = _list_recalled(state, epoch)
+        body = self._rewriter.rewrite(request, state.history, epoch, changed=changed, recalled=recalled)
         if not await commit(epoch):
             raise StoreUnavailable("the log did not take the epoch in time")
         self._contexts.add(epoch.session, epoch, len(request.nodes))
@@ -221,7 +247,7 @@ class FallbackChain:
             found = state.context.find(state.view, state.request)
             if found is not None and found is not state.epoch:
                 frozen = await self._histories.count_messages(state.request, found.rendered)
-                state = state.with_epoch(found, frozen)
+                state = state.with_epoch(found, frozen + count_tool(found.tool))
                 if state.tokens < state.budget.high:
                     return self.keep(state)
             if taken := await self._adopt(state, wanted):
@@ -243,7 +269,7 @@ class FallbackChain:
         try:
             return await work, None
         except Exception as error:  # noqa: BLE001 - a boundary: the next level is tried
-            self._note_failure(state, rung, error)
+            _note_failure(self._bus, state, rung, error)
             return None, error
 
     async def _adopt(self, state: RequestState, wanted: _EpochRequest) -> OutgoingRequest | None:
@@ -252,7 +278,7 @@ class FallbackChain:
         if adopted is None:
             return None
         draft = RenderedPlan(read_plan(adopted), adopted.rendered)
-        frozen = await self._histories.count_messages(state.request, draft.rendered)
+        frozen = await self._histories.count_messages(state.request, draft.rendered) + count_tool(adopted.tool)
         if msgspec.structs.replace(state, epoch=adopted, epoch_tokens=frozen).tokens >= state.budget.high:
             return None
         begun, _ = await self._try(state, "epoch", self._open_planned(state, draft, wanted, "plan"))
@@ -268,9 +294,9 @@ class FallbackChain:
             if wanted.why in PRICED and decide(state.account, state.planned_facts).why is None:
                 return None  # the plan itself does not pay; it is kept
             state.context.forget_drafted()
-        self._report_unreachable(state, draft.plan.beyond)
+        _report_unreachable(self._bus, state, draft.plan.beyond)
         if not draft.plan.through:
-            self._note_unshortened(state)
+            _note_unshortened(state)
             return None
         return await self._open_planned(state, draft, wanted, rung)
 
@@ -327,15 +353,16 @@ class FallbackChain:
         draft = drafted.drafting.result()
         frozen = await self._histories.count_messages(state.request, draft.rendered)
         tokens = state.history.tokens - state.history.count_to(draft.plan.through) + frozen
+        tokens += state.count_recalled(draft.plan.through) if state.tool else 0
         excess = tokens - state.history.head.tokens - drafted.tokens
+        tokens += count_tool(state.tool)
         return _EarlierPlan(draft, excess) if tokens < min(state.budget.high, state.tokens) else None
-
-    def _note_unshortened(self, state: RequestState) -> None:
-        state.context.unshortened[state.view] = state.tokens, state.request.chain.tip
 
     def _list_inputs(self, state: RequestState, why: EpochReason) -> PlanInputs:
         context, nodes, frozen = state.context, state.request.nodes, state.epoch or self._find_anonymous(state)
         pinned, reports = context.list_pinned(nodes), context.list_reports(nodes, state.view)
+        if frozen is not None and frozen.tool != state.tool:
+            frozen = None  # its ledger says otherwise how originals can be read
         return PlanInputs(
             state.budget,
             frozen,
@@ -345,10 +372,14 @@ class FallbackChain:
             must_fit=why == "overflow",
             is_bound=context.reasoning.binds_in(state.request),
             excluded=state.request.clearing.excluded if state.request.clearing is not None else (),
+            has_tool=bool(state.tool),
+            recalled={place: each.tokens for place, each in state.recalled.items()} if state.tool else {},
         )
 
     def _find_anonymous(self, state: RequestState) -> Epoch | None:
-        return self._anonymous_epochs.find(state.request) if state.epoch is None else None
+        """Return the epoch of another unnamed session with the same messages, if it offers what this one would."""
+        found = self._anonymous_epochs.find(state.request) if state.epoch is None else None
+        return found if found is not None and found.tool == state.tool else None
 
     async def _open_planned(
         self, state: RequestState, draft: RenderedPlan, wanted: _EpochRequest, rung: Rung
@@ -361,11 +392,13 @@ class FallbackChain:
             if context.reasoning.binds_in(state.request)
             else []
         )
+        frozen += count_tool(state.tool)
         tokens = history.tokens - history.count_to(plan.through) + frozen - state.count_removed(later)
+        tokens += state.count_recalled(plan.through) if state.tool else 0
         protected = history.head.tokens + plan.protected
         context.protected[state.view] = protected
         if tokens >= state.tokens:
-            self._note_unshortened(state)
+            _note_unshortened(state)
             return None
         epochs = [*context.epochs, *filter(None, (self._find_anonymous(state),))]
         known = {original.id: original for epoch in epochs for original in epoch.originals}
@@ -373,7 +406,8 @@ class FallbackChain:
         epoch = _make_epoch(state, draft, originals, wanted, tokens=tokens, now_ms=self._clock.now_ms())
         pinned = context.list_pinned(state.request.nodes) | state.request.list_unkept()
         changed = context.reasoning.find_changed(state.request, epoch)
-        body = self._rewriter.rewrite(state.request, history, epoch, pinned, changed=changed)
+        recalled = _list_recalled(state, epoch)
+        body = self._rewriter.rewrite(state.request, history, epoch, pinned, changed=changed, recalled=recalled)
         if not await wanted.commit(epoch):
             raise StoreUnavailable("the log did not take the epoch in time")
         self._contexts.add(epoch.session, epoch, len(state.request.nodes))
@@ -387,26 +421,32 @@ class FallbackChain:
         )
         return OutgoingRequest(rung, body, tokens, epoch, is_opened=True, removed=(*state.list_bound(), *state.changed))
 
-    def _report_unreachable(self, state: RequestState, protected: int) -> None:
-        """Report that there is no room for all that should stay, once until an epoch has room again."""
-        if not protected:
-            state.context.reported.discard(state.view)
-        if not protected or state.view in state.context.reported:
-            return
-        state.context.reported.add(state.view)
-        shown, named = state.to_model_tokens(protected), (state.request.exchange, state.request.session.id)
-        _log.warning(
-            "session %s: %d of %d usable tokens should stay as they are; some of it is shortened to keep the ceiling",
-            state.request.session.id,
-            shown,
-            state.to_model_tokens(state.budget.usable),
-        )
-        self._bus.publish(CeilingUnreachable(*named, state.view, shown, state.to_model_tokens(state.budget.usable)))
 
-    def _note_failure(self, state: RequestState, rung: Rung, error: Exception) -> None:
-        problem = f"{type(error).__name__}: {error}"
-        _log.warning("exchange %s: level %r failed: %s; trying the next one", state.request.exchange, rung, problem)
-        self._bus.publish(RungFailed(state.request.exchange, state.request.session.id, rung, problem))
+def _report_unreachable(bus: EventBus, state: RequestState, protected: int) -> None:
+    """Report that there is no room for all that should stay, once until an epoch has room again."""
+    if not protected:
+        state.context.reported.discard(state.view)
+    if not protected or state.view in state.context.reported:
+        return
+    state.context.reported.add(state.view)
+    shown, named = state.to_model_tokens(protected), (state.request.exchange, state.request.session.id)
+    _log.warning(
+        "session %s: %d of %d usable tokens should stay as they are; some of it is shortened to keep the ceiling",
+        state.request.session.id,
+        shown,
+        state.to_model_tokens(state.budget.usable),
+    )
+    bus.publish(CeilingUnreachable(*named, state.view, shown, state.to_model_tokens(state.budget.usable)))
+
+
+def _note_failure(bus: EventBus, state: RequestState, rung: Rung, error: Exception) -> None:
+    problem = f"{type(error).__name__}: {error}"
+    _log.warning("exchange %s: level %r failed: %s; trying the next one", state.request.exchange, rung, problem)
+    bus.publish(RungFailed(state.request.exchange, state.request.session.id, rung, problem))
+
+
+def _note_unshortened(state: RequestState) -> None:
+    state.context.unshortened[state.view] = state.tokens, state.request.chain.tip
 
 
 def _send_own(state: RequestState, epoch: Epoch | None) -> OutgoingRequest:
@@ -414,6 +454,14 @@ def _send_own(state: RequestState, epoch: Epoch | None) -> OutgoingRequest:
     changed = state.changed if epoch is state.epoch else state.context.reasoning.find_changed(state.request, epoch)
     tokens = state.client_tokens - state.count_removed(changed)
     return OutgoingRequest("original", make_own_body(state.request, changed), tokens, epoch, removed=tuple(changed))
+
+
+def _list_recalled(state: RequestState, epoch: Epoch) -> Mapping[int, Recalled]:
+    """Return what a model recalled that is sent under an epoch, by the last message of its answer."""
+    if not (state.recalled and epoch.tool):
+        return NO_RECALLED
+    behind = {place: each for place, each in state.recalled.items() if place >= epoch.depth}
+    return state.context.reasoning.strip_recalled(state.request, epoch, behind)
 
 
 def _makes_progress(state: RequestState, draft: RenderedPlan) -> bool:
@@ -447,4 +495,5 @@ def _make_epoch(
         edits=msgspec.json.encode(draft.plan.edits),
         rendered=draft.rendered,
         originals=originals,
+        tool=state.tool,
     )

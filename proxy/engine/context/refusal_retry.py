@@ -31,6 +31,7 @@ from proxy.wire.overflow import (
     Overflow,
     mentions_compaction,
     mentions_reasoning,
+    mentions_tools,
     read_overflow,
     read_stream_start,
     says_bound,
@@ -45,12 +46,13 @@ _MOST_RESERVED = 0.75
 _NOT_ITS_FORM = frozenset({401, 402, 403, 407, 408, 425, 429})
 _FORM = range(400, 500)
 
-_Level = Literal["uncompacted", "unsigned", "original", "minimal"]
+_Level = Literal["uncompacted", "untooled", "unsigned", "original", "minimal"]
 """The form in which a refused rewritten request is sent next."""
 
-_BEGINNING = (None, "uncompacted")  # the levels before the others
+_BEGINNING = (None, "uncompacted", "untooled")  # the levels before the others
 _WITHOUT = {
     "uncompacted": "without the provider's own compaction",
+    "untooled": "without the tool to recall with",
     "unsigned": "without signed reasoning",
     "minimal": "under a minimal plan",
 }
@@ -172,6 +174,9 @@ class RefusalRetry:
         is_about_block = mentions_compaction(refusal.headers, refusal.content)
         if self._level is None and is_about_block and (retry := await self._send_uncompacted(state, said)):
             return retry
+        is_about_tool = mentions_tools(refusal.headers, refusal.content) or self._outgoing.is_opened
+        if self._level in (None, "uncompacted") and is_about_tool and (retry := await self._send_untooled(state, said)):
+            return retry
         is_about_reasoning = mentions_reasoning(refusal.headers, refusal.content)
         if self._level in _BEGINNING and is_about_reasoning and (retry := await self._send_unsigned(state, said)):
             return retry
@@ -188,7 +193,8 @@ class RefusalRetry:
         """Retry with a minimal new epoch, without signed reasoning."""
         name = f"{self._request.exchange}-{self._k + 1}"
         state.context.reasoning.bind(state.view)
-        state = msgspec.structs.replace(state, budget=state.budget.limit(int(state.tokens * _CAUTION)))
+        budget = state.budget.limit(int(state.tokens * _CAUTION))
+        state = msgspec.structs.replace(state, budget=budget, tool=b"")
         outgoing = await self._chain.run(state, "overflow", self._commit, name, seconds=0.0)
         if outgoing.epoch is None or outgoing.tokens >= state.tokens:
             return None
@@ -203,6 +209,14 @@ class RefusalRetry:
         name = f"{self._request.exchange}-{self._k + 1}"
         outgoing = await self._chain.open_uncompacted(state, self._commit, name)
         return None if outgoing is None else self._send_reduced(state, "uncompacted", outgoing, said)
+
+    async def _send_untooled(self, state: RequestState, said: str) -> Retry | None:
+        """Retry without the tool to recall with, under a new epoch. Return None if it was sent without."""
+        if state.epoch is None or not self._states.offers.find(self._request, state.epoch):
+            return None
+        name = f"{self._request.exchange}-{self._k + 1}"
+        outgoing = await self._chain.open_untooled(state, self._commit, name)
+        return None if outgoing is None else self._send_reduced(state, "untooled", outgoing, said)
 
     async def _send_unsigned(self, state: RequestState, said: str) -> Retry | None:
         """Retry without signed reasoning, under a new epoch that renders the same without it.
@@ -359,4 +373,6 @@ class RefusalRetry:
         is_own = content == self._request.split.content and self._request.clearing is None
         manifest = None if is_own else self._states.caches.sent.keep(self._request, content)
         first = Round(self._request.exchange, plan.k, self._request.session.upstream, manifest)
-        return Retry(content, first, plan)
+        context = self._states.caches.contexts.get(self._request.session.id)
+        epoch = context.get_epoch(plan.epoch) if context is not None and plan.epoch else None
+        return Retry(content, first, plan, epoch)

@@ -13,19 +13,18 @@ from proxy.engine.context.epoch_planner import DraftedPlan
 from proxy.engine.context.history_cache import MeasuredHistory, PartialHistory, is_head_of
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.session_context import EpochAccount, SessionContext
+from proxy.engine.context.tool_offers import NO_OFFERS, NO_RECALLED, REFUSED_MS, ToolOffers, count_tool
 from proxy.engine.models import CacheCalibrator, Models, OverflowWatch
 from proxy.engine.ports import Clock
 from proxy.engine.request import ManagedRequest
 from proxy.model.card import LimitKey
-from proxy.model.epoch import Epoch, Pin, Plan, Rung
+from proxy.model.epoch import Epoch, Pin, Plan, Recalled, Rung
 from proxy.model.exchange import Headers
 from proxy.model.lineage import count_shared_nodes
 from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange
 
 _NO_HOLDOUT = Holdout()
-# Milliseconds after a refusal during which no epoch opens in the view.
-_REFUSED_MS = 24 * 60 * 60 * 1000
 
 
 class RequestState(msgspec.Struct, frozen=True, gc=False):
@@ -50,6 +49,8 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     may_be_held_out: bool = False  # the session is only observed if the log has no epoch of it
     is_refused: bool = False  # the upstream refused the epoch within the last day
     is_overflowed: bool = False  # the last response of the view shows that its request was too long
+    tool: bytes = b""  # the raw tool to recall with that a new epoch offers; empty if none
+    recalled: Mapping[int, Recalled] = NO_RECALLED  # what a model recalled, by the last message of its answer
 
     @property
     def view(self) -> str:
@@ -68,6 +69,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             self.history.tokens
             - self.history.count_to(self.depth)
             + self.epoch_tokens
+            + (self.count_recalled(self.depth) if self.has_tool else 0)
             - self.count_removed(self.changed)
         )
 
@@ -89,6 +91,15 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     def count_removed(self, places: Iterable[int]) -> int:
         """Estimate the tokens of the signed reasoning in these messages."""
         return estimate_reasoning(sum([self.history.structures[place].signed for place in places]))
+
+    def count_recalled(self, depth: int) -> int:
+        """Count the tokens of the hidden rounds that are sent behind the first `depth` messages."""
+        return sum([each.tokens for place, each in self.recalled.items() if place >= depth])
+
+    @property
+    def has_tool(self) -> bool:
+        """Whether the tool to recall with is sent under the epoch that applies."""
+        return self.epoch is not None and bool(self.epoch.tool)
 
     def list_bound(self) -> list[int]:
         """Return the messages whose reasoning is sent now, and would be removed behind another beginning."""
@@ -113,7 +124,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             self.tariff,
             self.protected,
             self.kept,
-            stable=self.history.head.tokens,
+            stable=0 if self.tool and not self.has_tool else self.history.head.tokens,
             idle=self.account.compute_idle(self.now),
             is_side=request.is_side,
             lost=self._price_lost(bound),
@@ -135,7 +146,8 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
         drafted = self.find_drafted()
         if drafted is None:
             return self.facts
-        return msgspec.structs.replace(self.facts, planned=self.history.head.tokens + drafted.tokens)
+        planned = self.history.head.tokens + count_tool(self.tool) + drafted.tokens
+        return msgspec.structs.replace(self.facts, planned=planned)
 
     def _price_lost(self, bound: Sequence[int]) -> float:
         """Return the price of the reasoning that an epoch takes from the messages which stay behind it.
@@ -160,7 +172,12 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
         changed = self.context.reasoning.find_changed(self.request, epoch)
         account = self.find_account(epoch)
         return msgspec.structs.replace(
-            self, epoch=epoch, epoch_account=account, epoch_tokens=epoch_tokens, changed=changed
+            self,
+            epoch=epoch,
+            epoch_account=account,
+            epoch_tokens=epoch_tokens,
+            changed=changed,
+            tool=epoch.tool,
         )
 
     def to_model_tokens(self, tokens: int) -> int:
@@ -168,7 +185,13 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
         return self.ratio.apply(tokens)
 
 
-def find_kept(history: MeasuredHistory, before: Sequence[bytes] | None, epoch_tokens: int, depth: int) -> int | None:
+def find_kept(
+    history: MeasuredHistory,
+    before: Sequence[bytes] | None,
+    epoch_tokens: int,
+    depth: int,
+    recalled: Mapping[int, Recalled] = NO_RECALLED,
+) -> int | None:
     """Count the tokens at a request's beginning that were sent before. Return None if it has all of the last request.
 
     `before` has the nodes of the last request under the same epoch. That epoch replaces the first `depth` messages,
@@ -179,7 +202,8 @@ def find_kept(history: MeasuredHistory, before: Sequence[bytes] | None, epoch_to
     shared = count_shared_nodes(before, history.nodes)
     if shared == len(before):
         return None
-    return history.head.tokens + epoch_tokens + history.count(depth, max(depth, shared))
+    added = sum([each.tokens for place, each in recalled.items() if depth <= place < shared])
+    return history.head.tokens + epoch_tokens + history.count(depth, max(depth, shared)) + added
 
 
 def estimate_protected(history: MeasuredHistory, pinned: frozenset[int] = frozenset()) -> int:
@@ -239,8 +263,10 @@ class StateReader:
         holdout: Holdout = _NO_HOLDOUT,
         *,
         overflows: OverflowWatch,
+        offers: ToolOffers = NO_OFFERS,
     ) -> None:
         self.caches = caches
+        self.offers = offers
         self.models = models
         self.holdout = holdout
         self.overflows = overflows
@@ -332,7 +358,11 @@ class StateReader:
     ) -> RequestState:
         model = request.model
         epoch_account = context.get_account(model, epoch.id if epoch is not None else "", budget)
-        kept = find_kept(history, epoch_account.before, epoch_tokens, epoch.depth if epoch is not None else 0)
+        tool = self.offers.choose(request, epoch, is_refused=context.recalled.is_refused(model, self.clock.now_ms()))
+        recalled = context.recalled.find(request)
+        depth = epoch.depth if epoch is not None else 0
+        sent = recalled if epoch is not None and epoch.tool else NO_RECALLED
+        kept = find_kept(history, epoch_account.before, epoch_tokens, depth, sent)
         if epoch_account.head not in (None, history.head):
             kept = 0  # a provider's cache matches only from the very beginning
         if request.clearing is not None and request.clearing.trigger is not None:
@@ -355,15 +385,18 @@ class StateReader:
             may_be_held_out=self.holdout.has(request.session.id),
             is_refused=epoch is not None
             and epoch.why == "refused"
-            and self.clock.now_ms() - epoch.opened_ms < _REFUSED_MS,
+            and self.clock.now_ms() - epoch.opened_ms < REFUSED_MS,
             is_overflowed=self.is_overflowed(request),
+            tool=tool,
+            recalled=recalled,
         )
 
     async def _weigh(self, request: ManagedRequest, context: SessionContext, epoch: Epoch) -> int:
         """Count the tokens of what is sent for an epoch, and keep the count."""
         tokens = context.sizes.get(epoch.id)
         if tokens is None:
-            tokens = context.sizes[epoch.id] = await self.caches.histories.count_messages(request, epoch.rendered)
+            frozen = await self.caches.histories.count_messages(request, epoch.rendered)
+            tokens = context.sizes[epoch.id] = frozen + count_tool(epoch.tool)
         return tokens
 
 

@@ -9,9 +9,10 @@ from functools import partial
 import msgspec
 
 from proxy.engine.context.history_cache import MeasuredHistory
+from proxy.engine.context.tool_offers import NO_OFFERS, NO_RECALLED, RestoredAnswer, ToolOffers
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Written
+from proxy.model.epoch import Edit, Epoch, Kept, Recalled, Replaced, Written
 from proxy.model.messages import MessageStructure
 from proxy.wire import FORMATS
 from proxy.wire.format import CACHE_MEMBER, DEFAULT_LIFETIME
@@ -43,10 +44,17 @@ class Invalid(ValueError):
 class _CheckedSplices:
     """The splices of an epoch, and the verdict on the last request that was rewritten with them."""
 
-    __slots__ = ("ids", "splices", "verdict")
+    __slots__ = ("ids", "restored", "splices", "verdict")
 
-    def __init__(self, splices: tuple[Splice, ...], structures: Sequence[MessageStructure]) -> None:
+    def __init__(
+        self,
+        splices: tuple[Splice, ...],
+        structures: Sequence[MessageStructure],
+        restored: tuple[Splice, ...] = (),
+    ) -> None:
+        splices = (*splices, *restored)
         self.splices = splices
+        self.restored = restored  # those of answers that are sent with their hidden rounds
         self.ids = list_replaced(structures, splices)
         self.verdict: Verdict | None = None
 
@@ -54,9 +62,10 @@ class _CheckedSplices:
 class Rewriter:
     """Rewrites bodies. The splices of an epoch are computed once, and checked messages are not checked again."""
 
-    def __init__(self, providers: Mapping[str, Provider]) -> None:
+    def __init__(self, providers: Mapping[str, Provider], offers: ToolOffers = NO_OFFERS) -> None:
         self._providers = providers
-        self._judged: dict[tuple[str, int], _CheckedSplices] = {}
+        self._offers = offers
+        self._judged: dict[tuple[str, int, tuple[str, ...]], _CheckedSplices] = {}
 
     def rewrite(
         self,
@@ -66,11 +75,12 @@ class Rewriter:
         pinned: Collection[int] = (),
         *,
         changed: Mapping[int, bytes] = NO_CHANGES,
+        recalled: Mapping[int, Recalled] = NO_RECALLED,
     ) -> bytes:
         """Return the body under an epoch, with the pinned messages unchanged.
 
-        `changed` has later messages without their signed reasoning. Raises Invalid, and ValueError if the epoch does
-        not belong to this request.
+        `changed` has later messages without their signed reasoning, `recalled` what a model recalled within answers, by
+        their last message. Raises Invalid, and ValueError if the epoch does not belong to this request.
         """
         provider = self._providers.get(request.session.upstream, _ANY)
         leading = request.chain.preamble.count
@@ -78,10 +88,14 @@ class Rewriter:
         rules = form.read_rules(request.split, leading, is_alternating=provider.strict_alternation)
         lost = history.list_markers(epoch.depth)
         rendered = place_marker(form, epoch.rendered, lost)
-        judged = self._find_judged(request, history, epoch)
+        tool = self._offers.find(request, epoch)
+        restored = self._offers.list_restored(request, recalled, epoch.depth) if tool else ()
+        if recalled and not tool:
+            changed = _strip_behind(request, history, min(recalled), changed)
+        judged = self._find_judged(request, history, epoch, restored)
         lasting = extend_verdict(judged.verdict, history.runs, rules) if judged.verdict and not pinned else None
         shown = {"is_marked": rendered is not epoch.rendered, "is_judged": lasting is not None}
-        if problem := find_problem(history, judged.splices, rules, pinned, **shown):
+        if problem := find_problem(history, judged.splices, rules, pinned, restored=judged.restored, **shown):
             raise Invalid(problem)
         if lasting is None:
             lasting = make_verdict(history.runs, judged.splices, rules, judged.ids)
@@ -92,7 +106,9 @@ class Rewriter:
             has_room = len(rules.markers) + len(kept) + bool(lost) < MOST_MARKERS
             if has_room and (provider.takes_markers or kept or CACHE_MEMBER in request.split.members):
                 sent = self._mark(request, history, epoch, sent, is_ours=provider.takes_markers)
-        return apply(request.split, leading, epoch.depth, sent.rendered, sent.changed, members=sent.members)
+        members = {**sent.members, "tools": _add_tool(request, tool)} if tool else sent.members
+        spans = [(range(each.start, each.stop), each.messages) for each in restored]
+        return apply(request.split, leading, epoch.depth, sent.rendered, sent.changed, members=members, spans=spans)
 
     def _mark(
         self, request: ManagedRequest, history: MeasuredHistory, epoch: Epoch, sent: MarkedRequest, *, is_ours: bool
@@ -114,16 +130,48 @@ class Rewriter:
         marks = {"preamble": first, "through": epoch.depth}
         return add_markers(form, body, sent, **marks, kept=kept, lost=lost, hop=hop, is_ours=is_ours)
 
-    def _find_judged(self, request: ManagedRequest, history: MeasuredHistory, epoch: Epoch) -> _CheckedSplices:
-        key = epoch.id, hash(epoch.edits)  # after a failed plan, a minimal one has the same epoch id
+    def _find_judged(
+        self,
+        request: ManagedRequest,
+        history: MeasuredHistory,
+        epoch: Epoch,
+        restored: Sequence[RestoredAnswer],
+    ) -> _CheckedSplices:
+        # after a failed plan, a minimal one has the same epoch id
+        key = epoch.id, hash(epoch.edits), tuple([each.exchange for each in restored])
         judged = self._judged.get(key)
         if judged is None:
             edits = _edits.decode(epoch.edits)
             splices = list_splices(request.wire, edits, epoch.rendered, history.structures, epoch.depth)
-            judged = self._judged[key] = _CheckedSplices(splices, history.structures)
+            answers = tuple([_make_splice(request.wire, each) for each in restored])
+            judged = self._judged[key] = _CheckedSplices(splices, history.structures, answers)
             if len(self._judged) > _MOST_REMEMBERED:
                 del self._judged[next(iter(self._judged))]
         return judged
+
+
+def _add_tool(request: ManagedRequest, tool: bytes) -> bytes:
+    """Return the raw tools of a request, of which there are some, with ours as the last."""
+    return request.split.member("tools").rstrip()[:-1] + b"," + tool + b"]"
+
+
+def _make_splice(wire: str, restored: RestoredAnswer) -> Splice:
+    structures = tuple(map(FORMATS[wire].parse_structure, restored.messages))
+    return Splice(restored.start, restored.stop, structures)
+
+
+def _strip_behind(
+    request: ManagedRequest, history: MeasuredHistory, first: int, changed: Mapping[int, bytes]
+) -> Mapping[int, bytes]:
+    """Return the changed messages, and those without their signed reasoning that were made behind hidden rounds.
+
+    Where the tool is not sent, nor are these.
+    """
+    signed = [place for place in history.signed if place > first and place not in changed]
+    if not signed:
+        return changed
+    strip, raws = FORMATS[request.wire].strip_reasoning, request.list_raws()
+    return {**changed, **{place: strip(raws[place]) for place in signed}}
 
 
 def list_splices(
@@ -146,21 +194,31 @@ def find_problem(
     rules: Rules,
     protected: Collection[int] = (),
     *,
+    restored: Collection[Splice] = (),
     is_marked: bool = False,
     is_judged: bool = False,
 ) -> str:
     """Describe in a few words a fault of a rewritten history that the client's does not have; empty if there is none.
 
     If `is_marked`, a cache marker stands for those that were removed with their messages. If it `is_judged`, only its
-    markers are. Signed reasoning may be gone (`context/verbatim`). The members outside the messages are the client's
-    own, so they are not checked.
+    markers are. Signed reasoning may be gone (`context/verbatim`). In `restored` an answer is sent with the rounds that
+    the client does not have: more reasoning, calls with ids that the model may use again, and the client's own results
+    with ours beside them. The members outside the messages are the client's own, so they are not checked.
     """
     faults = find_marker_faults if is_judged else partial(find_faults, protected=protected)
     for fault in faults(history.runs, splices, rules):
         is_removed = fault.kind == "reasoning" and history.structures[fault.place].signed
-        if not (is_removed or (is_marked and fault == _MARKERS_LOST)):
+        is_more = any(_is_of_restored(fault, each) for each in restored)
+        if not (is_removed or is_more or (is_marked and fault == _MARKERS_LOST)):
             return f"{fault.kind} {fault.subject}".strip()
     return ""
+
+
+def _is_of_restored(fault: RequestFault, splice: Splice) -> bool:
+    """Return whether a fault is none where an answer is sent with its hidden rounds."""
+    if fault.kind == "duplicate":
+        return any(fault.subject in structure.calls for structure in splice.structures)
+    return fault.kind in ("reasoning", "protected") and splice.start <= fault.place < splice.stop
 
 
 class _Splicing:

@@ -14,6 +14,7 @@ from proxy.context.epoch_decision import CacheCostAccount, restore_account
 from proxy.engine.context.epoch_planner import DraftedPlan, RenderedPlan
 from proxy.engine.context.epoch_scope import ClearedOutputDetector, EpochReaches, ReasoningOrigins, weigh_epoch
 from proxy.engine.context.history_cache import PromptPrefix
+from proxy.engine.context.tool_offers import RecalledAnswers
 from proxy.engine.ports import Archive
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import ClearedContext, Epoch, EpochUse, Pin, StoredContext, Summary
@@ -78,6 +79,7 @@ class SessionContext:
         "protected",
         "reaches",
         "reasoning",
+        "recalled",
         "reported",
         "sizes",
         "unsent",
@@ -95,6 +97,7 @@ class SessionContext:
         self._drafted: DraftedPlan | None = None
         self._opening: asyncio.Lock | None = None
         self._summaries: dict[str, Summary] = {}
+        self.recalled = RecalledAnswers()
         self.given_up: set[str] = set()  # views that went on without the provider's own compaction
         self.reasoning = ReasoningOrigins()
         self.reaches = EpochReaches()
@@ -115,7 +118,7 @@ class SessionContext:
         noted = _CHOSEN_WEIGHT * len(self._chosen) + _NODE_WEIGHT * nodes + _ACCOUNT_WEIGHT * len(self._accounts)
         covered, summaries = _ITEM_WEIGHT * len(self._covered), sum(map(weigh_record, self._summaries.values()))
         own = _CONTEXT_WEIGHT + self._epochs_weight + self.reasoning.weight
-        return own + noted + drafted + covered + summaries
+        return own + noted + drafted + covered + summaries + self.recalled.weight
 
     @property
     def opening(self) -> asyncio.Lock:
@@ -167,6 +170,7 @@ class SessionContext:
         self._summaries = {each.id: each for each in stored.summaries} | self._summaries
         self.unsent |= set(stored.unsent) - known
         self.given_up.update(stored.given_up)
+        self.recalled.absorb(stored.recalled)
         newest = {epoch.view: epoch.id for epoch in stored.epochs}
         for view, owed in stored.owed:
             self._restore_owed(view, newest.get(view, ""), owed)
@@ -190,6 +194,8 @@ class SessionContext:
         self.reasoning.add(epoch)
         if epoch.why == "uncompacted":
             self.given_up.add(epoch.view)
+        if epoch.why == "untooled":
+            self.recalled.note_refusal(epoch.view, epoch.opened_ms)
         if epoch.is_reversion:
             undone = {each.id for each in self.trace(epoch.parent)}
             for key in [key for key, chosen in self._chosen.items() if chosen in undone]:

@@ -180,10 +180,16 @@ class LineageTracker:
         self.unread.setdefault(tip, []).append(exchange)
         return True
 
-    def note_answer(self, exchange: str, k: int, form: Format, value: Mapping[str, object]) -> Reply | None:
-        """Return the nodes of an answer that was read, one chain for each alternative that a client may continue."""
+    def note_answer(
+        self, exchange: str, k: int, form: Format, value: Mapping[str, object], *, is_read: bool = True
+    ) -> Reply | None:
+        """Return the nodes of an answer that was read, one chain for each alternative that a client may continue.
+
+        Without `is_read` the answer is still expected to be read.
+        """
         place = self.open_exchanges.get(exchange)
-        self.close(exchange)
+        if is_read:
+            self.close(exchange)
         if place is None:
             return None
         known, tip = place.known, place.tip

@@ -89,7 +89,7 @@ class _Reader:
             for row in page:
                 answered = [each for each in row.rounds if each.usage is not None and each.usage.input is not None]
                 if row.kind == "managed" and answered:
-                    yield await self._judge(row, answered[-1])
+                    yield await self._judge(row, answered[0])  # others are further rounds, in which a model recalled
 
     async def _judge(self, row: ExchangeRow, answered: RoundRow) -> CacheCall:
         usage, plan = answered.usage or Usage(), answered.plan

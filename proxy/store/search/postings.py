@@ -24,7 +24,7 @@ MOST_POSTINGS = 8_000
 """Passages of one term, the newest ones: what more have says little, and to score so many takes 5 ms."""
 BUDGETS: Mapping[Lane, int] = {"text": 12_000, "card": 4_000, "user": 4_000, "rule": 4_000}
 """Passages of all terms of a question together: the most frequent terms are left out where there are more."""
-_LEAST_TERMS = 2
+_LEAST_TERMS, _SHARE_OF_ONE = 2, 3
 _MOST_RANGES = 16
 _FRESH_SECONDS = 60.0
 _KNOWN_GRAMS, _KNOWN_PLACES = 4_096, 1_000_000
@@ -179,9 +179,10 @@ class SqlitePostings:
         return found
 
     def _count(self, lane: Lane, term: str) -> int:
-        statement, count = _COUNT.format(lane=lane), 0
+        """Return how many passages have the term, or so many that it is one of the most frequent ones."""
+        statement, count, most = _COUNT.format(lane=lane), 0, BUDGETS[lane] // _SHARE_OF_ONE
         for bounds in self._list_ranges():
-            count += self._connection.execute(statement, (_quote(term), *bounds, MOST_POSTINGS)).fetchone()[0]
+            count += self._connection.execute(statement, (_quote(term), *bounds, most)).fetchone()[0]
         return count
 
     def _leave_out(self, lane: Lane) -> frozenset[str]:

@@ -2,9 +2,10 @@
 
 import sqlite3
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -12,6 +13,7 @@ import orjson
 
 from proxy.model.errors import StoreUnavailable
 from proxy.model.search import Hit, IndexedEntry, IndexHealth, SearchAnswer, SearchQuery
+from proxy.retrieval.passages import cut_text
 from proxy.retrieval.postings import Scored, get_kind, get_session, get_turn
 from proxy.retrieval.query import make_question
 from proxy.retrieval.ranking import Ranking, search
@@ -35,6 +37,8 @@ _TOKENS_OF_HIT = 100
 _SHORT_ENOUGH = 2_000
 """Characters of an entry up to which all its lines are scored."""
 _SHORTEST_START, _MOST_LINES, _LEFT_LINES = 3, 80, 400
+_LONGEST_READ = 40_000
+"""Characters around the best passage of an entry in which lines are looked for."""
 _STEPS_BETWEEN_LOOKS = 20_000  # of SQLite's machine, about a millisecond
 _NO_INDEX = "there is no index yet; the server makes it, or `palimpsest index`"
 
@@ -174,7 +178,12 @@ def _load_texts(
         if entry is None:
             continue
         entries[scored.entry] = entry
-        yield scored, _focus(entry.text.text, ranking.weights)
+        text = entry.text.text
+        if len(text) > _LONGEST_READ:
+            passages = cut_text(text)
+            middle = passages[min(scored.number, len(passages) - 1)][0] if passages else 0
+            text = text[max(0, middle - _LONGEST_READ // 2) : middle + _LONGEST_READ // 2]
+        yield scored, _focus(text, ranking.weights)
 
 
 def _focus(text: str, weights: Mapping[str, float]) -> str:
@@ -186,10 +195,15 @@ def _focus(text: str, weights: Mapping[str, float]) -> str:
         return text
     lines = split_lines(text)
     lowered = [line.lower() for line in lines]
+    whole, ends = "\n".join(lowered), list(accumulate(len(line) + 1 for line in lowered))
     chosen: set[int] = set()
     for term in sorted(weights, key=lambda term: -weights[term]):
         start = term[: max(_SHORTEST_START, len(term) - 2)]
-        chosen.update([at for at, line in enumerate(lowered) if start in line])
+        at = whole.find(start)
+        while at >= 0:
+            line = bisect_right(ends, at)
+            chosen.add(line)
+            at = whole.find(start, ends[line])
         if len(chosen) >= _MOST_LINES:
             break
     if not chosen:

@@ -16,10 +16,11 @@ from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import get_args
 
+import msgspec
 import orjson
 import zstandard
 
-from proxy.model.epoch import Original
+from proxy.model.epoch import HiddenRound, Original
 from proxy.model.exchange import Headers
 from proxy.model.lineage import Relation
 from proxy.model.manifest import ChainPiece, Piece, compute_digest, decode_recipe, encode_recipe
@@ -184,6 +185,19 @@ def digest_epoch(rendered: Sequence[bytes], originals: Sequence[tuple[str, Origi
 def digest_summary(messages: Sequence[bytes | None], parents: Sequence[str], superseded: Sequence[str]) -> bytes:
     """Return the digest of what a summary was made of and supersedes: digests of messages, ids of summaries."""
     return compute_digest(orjson.dumps((messages, parents, superseded), default=bytes.hex))
+
+
+_hidden = msgspec.msgpack.Decoder(tuple[HiddenRound, ...])
+
+
+def encode_hidden(rounds: Sequence[HiddenRound]) -> bytes:
+    """Return rounds as MessagePack, which holds any bytes as they are."""
+    return msgspec.msgpack.encode(rounds)
+
+
+def decode_hidden(content: bytes) -> tuple[HiddenRound, ...]:
+    """Reverse `encode_hidden`. Raises ValueError for other content."""
+    return _hidden.decode(content)
 
 
 def encode_ids(ids: Iterable[int]) -> str:

@@ -14,11 +14,18 @@ from typing import Any
 
 import orjson
 
-from proxy.engine.ports import MOST_EPOCHS, MOST_SOURCES, MOST_SUMMARIES, NEWEST_EPOCHS, NEWEST_USES
-from proxy.model.epoch import Epoch, EpochUse, Original, Pin, StoredContext, StoredOriginal, Summary
+from proxy.engine.ports import (
+    MOST_EPOCHS,
+    MOST_RECALLED_ANSWERS,
+    MOST_SOURCES,
+    MOST_SUMMARIES,
+    NEWEST_EPOCHS,
+    NEWEST_USES,
+)
+from proxy.model.epoch import Epoch, EpochUse, Original, Pin, Recalled, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import Erased, NotFound, StoreUnavailable
 from proxy.store.constraints import fit_text
-from proxy.store.sqlite.codec import encode_ids, unpack
+from proxy.store.sqlite.codec import decode_hidden, encode_ids, unpack
 
 _SESSION = "SELECT id FROM session WHERE key = ?"
 _DIGESTS = "SELECT id, digest FROM blob WHERE id IN (SELECT value FROM json_each(?))"
@@ -68,7 +75,7 @@ _LINE = f"""
 
 _EPOCHS = """
     SELECT x.id, s.key, x.view, ifnull(before.id, ''), x.through, x.depth, x.why, ifnull(e.id, ''), x.opened_ms,
-        x.tokens_before, x.tokens_after, x.edits, x.rendered, x.originals
+        x.tokens_before, x.tokens_after, x.edits, x.rendered, x.originals, ifnull(x.tool, x'')
     FROM epoch x JOIN session s ON s.id = x.session
     LEFT JOIN epoch before ON before.seq = x.parent LEFT JOIN exchange e ON e.seq = x.exchange
     WHERE x.seq IN ({chosen}) ORDER BY x.seq"""
@@ -123,6 +130,12 @@ _GIVEN_UP = """
     SELECT DISTINCT view FROM epoch
     WHERE session IN (SELECT value FROM json_each(?)) AND why = 'uncompacted' ORDER BY view"""
 
+_RECALLED = f"""
+    SELECT e.id, s.key, x.view, h.id, x.node, x.count, x.tokens, x.rounds
+    FROM recalled x JOIN exchange e ON e.seq = x.exchange JOIN session s ON s.id = x.session
+    JOIN epoch h ON h.seq = x.epoch
+    WHERE x.session IN (SELECT value FROM json_each(?)) ORDER BY x.seq DESC LIMIT {MOST_RECALLED_ANSWERS}"""
+
 # of each request only the last round counts: an earlier one was refused
 _USES = f"""
     WITH newest AS MATERIALIZED (
@@ -149,7 +162,17 @@ def load_context(connection: sqlite3.Connection, session: str) -> StoredContext:
     unsent = tuple(id for (id,) in connection.execute(_UNSENT, named))
     summaries = tuple(load_live_summaries(connection, line))
     given_up = tuple(view for (view,) in connection.execute(_GIVEN_UP, named))
-    return StoredContext(epochs, tuple(pins), tuple(owed.items()), summaries, unsent, given_up)
+    recalled = tuple(_load_recalled(connection, named))
+    return StoredContext(epochs, tuple(pins), tuple(owed.items()), summaries, unsent, given_up, recalled)
+
+
+def _load_recalled(connection: sqlite3.Connection, named: tuple[object, ...]) -> Iterator[Recalled]:
+    """Yield the newest of what was recalled, oldest first, without what was erased."""
+    rows = connection.execute(_RECALLED, named).fetchall()
+    contents = load_contents(connection, [row[-1] for row in rows])
+    for *row, rounds in reversed(rows):
+        if rounds in contents:
+            yield Recalled(*(*row, decode_hidden(contents[rounds])))
 
 
 def list_uses(connection: sqlite3.Connection, session: str) -> list[EpochUse]:
@@ -215,7 +238,7 @@ def _load_originals(connection: sqlite3.Connection, rows: Iterable[Row]) -> Mapp
 
 def _make_epoch(row: Row, edits: bytes, rendered: tuple[bytes, ...], originals: Mapping[int, Original]) -> Epoch:
     named = tuple([originals[each] for each in orjson.loads(row[13])])
-    return Epoch(*(*row[:11], edits, rendered, named))
+    return Epoch(*(*row[:11], edits, rendered, named, row[14]))
 
 
 def _make_original(row: Row, digests: Mapping[int, bytes]) -> Original:

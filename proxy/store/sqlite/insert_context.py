@@ -1,4 +1,4 @@
-"""Turns records of managed context into rows: epochs, decisions, pins and summaries.
+"""Turns records of managed context into rows: epochs, decisions, pins, summaries, and what was recalled.
 
 The messages that an epoch or a summary refers to must be in the log, or the record is refused. A later epoch may name a
 reference again, also in a session that continues another: it must mean the same, and its row is reused. A condensed
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import orjson
 
-from proxy.model.epoch import Epoch, Original, Pin, Plan, Summary
+from proxy.model.epoch import Epoch, Original, Pin, Plan, Recalled, Summary
 from proxy.model.manifest import compute_digest
 from proxy.store.constraints import (
     MessageSpan,
@@ -21,10 +21,11 @@ from proxy.store.constraints import (
     fit_epoch,
     fit_original,
     fit_plan,
+    fit_recalled,
     fit_summary,
     span_of,
 )
-from proxy.store.sqlite.codec import TINY, digest_epoch, digest_summary, encode_ids
+from proxy.store.sqlite.codec import TINY, digest_epoch, digest_summary, encode_hidden, encode_ids
 from proxy.store.sqlite.id_cache import DanglingReference, GenerationCache, RowBuffer, RowIdCache, Session
 
 # Parents come before children. The columns of a sealed table are seq, seal, references, then the values as sealed.
@@ -32,8 +33,8 @@ INSERTS = {
     "original": "INSERT INTO original(id, name, session, wire, place, start, messages) VALUES (?, ?, ?, ?, ?, ?, ?)",
     "epoch": """INSERT INTO epoch(
         seq, seal, session, id, view, parent, through, depth, why, exchange, opened_ms, tokens_before, tokens_after,
-        edits, edits_digest, rendered, originals, digest)
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+        edits, edits_digest, rendered, originals, digest, tool)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
     "decision": """INSERT INTO decision(
         seq, seal, session, exchange, k, view, rung, epoch, pressure, reason, tokens_client, tokens_upstream, usable,
         owed, saving, client_read, sent_read) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
@@ -42,6 +43,9 @@ INSERTS = {
         seq, seal, session, text, notes, id, wire, start, stop, last, kind, level, is_provisional, tokens, covered,
         made_ms, exchange, model, calls, messages, digest)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+    "recalled": """INSERT INTO recalled(
+        seq, seal, session, exchange, view, epoch, node, count, tokens, rounds, rounds_digest)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
     "summary_edge": "INSERT INTO summary_edge(summary, relation, i, other) VALUES (?, ?, ?, ?)",
 }
 
@@ -122,6 +126,7 @@ class ContextInserter:
                 encode_ids(blobs),
                 encode_ids(each.id for each in named),
                 digest_epoch(rendered, [(each.session, each.original) for each in named]),
+                epoch.tool or None,
             ),
         )
         self._epochs.put(epoch.id, seq)
@@ -157,6 +162,29 @@ class ContextInserter:
         _, session = self._ids.expect_session(pin.session)
         # int: a seal is checked against the values as SQLite returns them
         self._rows.add_sealed("pin", (session,), (pin.node, int(pin.is_on), pin.at_ms))
+
+    def add_recalled(self, recalled: Recalled) -> None:
+        """Add the rounds of an answer in which a model recalled. Raises DanglingReference."""
+        recalled = fit_recalled(recalled)
+        _, session = self._ids.expect_session(recalled.session)
+        exchange, epoch = self._ids.expect_exchange(recalled.exchange).seq, self._find_epoch(recalled.epoch)
+        if epoch is None:
+            raise DanglingReference("it names no epoch")
+        rounds = encode_hidden(recalled.rounds)
+        self._rows.add_sealed(
+            "recalled",
+            (session,),
+            (
+                exchange,
+                recalled.view,
+                epoch,
+                recalled.node,
+                recalled.count,
+                recalled.tokens,
+                self._rows.add_payload(rounds, TINY),
+                compute_digest(rounds),
+            ),
+        )
 
     def add_summary(self, summary: Summary) -> None:
         """Add a summary, unless the same one is stored already.

@@ -8,11 +8,11 @@
   those of an earlier call (a blob) and the values that differ (`changes`, not content).
 - The record: `exchange`, `round`, `outcome`, `trailer` and `reading`. `seq` is contiguous, and `seal` is H(previous
   seal, row), so that `verify` detects a removed or altered row.
-- Managed context: `epoch`, `decision` (a `Plan`), `pin`, `summary`, sealed in the same way. `rendered` and `messages`
-  are JSON lists of blob ids, `originals` one of ids in `original`, whose rows several epochs may name. The digest of an
-  epoch commits to all that its lists name. `summary.notes` is reason, files and block as JSON; `messages` are those
-  of a leaf. `summary_edge` has what a summary was made of and what it supersedes, in order; its digest commits to both.
-  (`plan` and `round.plan` of the first migration were never used; they stay empty.)
+- Managed context: `epoch`, `decision` (a `Plan`), `pin`, `summary`, `recalled`, sealed in the same way. `rendered` and
+  `messages` are JSON lists of blob ids, `originals` one of ids in `original`, whose rows several epochs may name. The
+  digest of an epoch commits to all that its lists name. `summary.notes` is reason, files and block as JSON; `messages`
+  are those of a leaf. `summary_edge` has what a summary was made of and what it supersedes, in order; its digest
+  commits to both. (`plan` and `round.plan` of the first migration were never used; they stay empty.)
 - Lineage: `node`, `step`, `mark` and `adoption`, derived from the record and numbered by `n` within each session. A
   node's `seal` commits to the earlier nodes of its session. It has four bytes only, since every message has one.
 - `session`, `step`, `mark` and `adoption` have no seals. `meta` has a tally for each of these tables.
@@ -249,7 +249,7 @@ def m005_tallies(connection: sqlite3.Connection) -> None:
 
 # The columns that a migration added to a table with seals or a tally. They are its last ones, and NULL in older rows:
 # seals and tallies leave out those at the end of a row that are NULL.
-ADDED = {"decision": 2, "step": 1}
+ADDED = {"decision": 2, "step": 1, "epoch": 1}
 # The tables whose rows have no seals, and to whose rows nothing else commits. A tally covers all rows of a table.
 TALLIED = {
     **_FIRST_TALLIED,
@@ -317,6 +317,25 @@ def m006_cache_usage(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE decision ADD COLUMN sent_read INTEGER")
 
 
+# rounds: a payload, so that it can be erased
+_RECALLED_TABLES = (
+    """CREATE TABLE recalled(
+        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
+        exchange INTEGER NOT NULL UNIQUE REFERENCES exchange(seq), view TEXT NOT NULL,
+        epoch INTEGER NOT NULL REFERENCES epoch(seq), node BLOB NOT NULL, count INTEGER NOT NULL,
+        tokens INTEGER NOT NULL, rounds INTEGER NOT NULL, rounds_digest BLOB NOT NULL) STRICT""",
+    "CREATE INDEX recalled_session ON recalled(session)",
+)
+
+
+def m007_recalled(connection: sqlite3.Connection) -> None:
+    """Add the tool that an epoch offers, and the rounds in which a model recalled."""
+    connection.execute("ALTER TABLE epoch ADD COLUMN tool BLOB")
+    for statement in _RECALLED_TABLES:
+        connection.execute(statement)
+    _guard(connection, "recalled", ("seq = NEW.seq", "exchange = NEW.exchange"))
+
+
 Migration = Callable[[sqlite3.Connection], None]
 
 MIGRATIONS: tuple[Migration, ...] = (
@@ -326,6 +345,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     m004_summaries,
     m005_tallies,
     m006_cache_usage,
+    m007_recalled,
 )
 
 
@@ -369,7 +389,7 @@ def read_salt(connection: sqlite3.Connection) -> bytes:
 
 
 def _guard(connection: sqlite3.Connection, table: str, keys: tuple[str, ...]) -> None:
-    # Part of m001 to m004, so this text must never change.
+    # Part of m001 to m007, so this text must never change.
     refuse = f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
     exists = " OR ".join(f"EXISTS (SELECT 1 FROM {table} WHERE {key})" for key in keys)
     permitted = "WHEN NOT EXISTS (SELECT 1 FROM permit)" if table == "payload" else ""

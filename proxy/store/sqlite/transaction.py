@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any
 
-from proxy.model.epoch import Epoch, Pin, Plan, Summary
+from proxy.model.epoch import Epoch, Pin, Plan, Recalled, Summary
 from proxy.model.exchange import Headers, Opening, Outcome, Reading, Round, SessionKey, Trailer, Usage
 from proxy.model.lineage import Adoption, Reply, Step
 from proxy.model.log import Record
@@ -80,6 +80,7 @@ class TransactionWriter:
             Plan: self._context.add_plan,
             Pin: self._context.add_pin,
             Summary: self._context.add_summary,
+            Recalled: self._context.add_recalled,
         }
 
     def commit(self, appends: Iterable[Iterable[Record]], journal_end: int = 0) -> int:

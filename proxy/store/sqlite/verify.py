@@ -61,7 +61,7 @@ _SEALED = {
         FROM reading ORDER BY seq""",
     "epoch": """
         SELECT x.seq, x.seal, s.key, x.id, x.view, x.parent, x.through, x.depth, x.why, x.exchange, x.opened_ms,
-            x.tokens_before, x.tokens_after, x.edits, x.edits_digest, x.rendered, x.originals, x.digest
+            x.tokens_before, x.tokens_after, x.edits, x.edits_digest, x.rendered, x.originals, x.digest, x.tool
         FROM epoch x LEFT JOIN session s ON s.id = x.session ORDER BY x.seq""",
     "decision": """
         SELECT x.seq, x.seal, s.key, x.exchange, x.k, x.view, x.rung, x.epoch, x.pressure, x.reason, x.tokens_client,
@@ -75,6 +75,9 @@ _SEALED = {
             x.is_provisional, x.tokens, x.covered, x.made_ms, x.exchange, x.model, x.calls, x.messages, x.digest
         FROM summary x LEFT JOIN session s ON s.id = x.session LEFT JOIN blob t ON t.id = x.text
         LEFT JOIN blob n ON n.id = x.notes ORDER BY x.seq""",
+    "recalled": """
+        SELECT x.seq, x.seal, s.key, x.exchange, x.view, x.epoch, x.node, x.count, x.tokens, x.rounds, x.rounds_digest
+        FROM recalled x LEFT JOIN session s ON s.id = x.session ORDER BY x.seq""",
 }
 
 
@@ -93,12 +96,14 @@ _CONTENTS = (
         FROM reading x LEFT JOIN payload p ON p.id = x.error WHERE x.error IS NOT NULL ORDER BY x.seq""",
     """SELECT 'epoch ' || x.seq || ' (edits)', x.edits, x.edits_digest, NULL, p.codec, p.bytes
         FROM epoch x LEFT JOIN payload p ON p.id = x.edits ORDER BY x.seq""",
+    """SELECT 'recalled ' || x.seq || ' (rounds)', x.rounds, x.rounds_digest, NULL, p.codec, p.bytes
+        FROM recalled x LEFT JOIN payload p ON p.id = x.rounds ORDER BY x.seq""",
 )
 
 _UNNAMED_PAYLOADS = """
     SELECT id FROM payload EXCEPT SELECT id FROM blob EXCEPT SELECT received FROM outcome
     EXCEPT SELECT received FROM trailer EXCEPT SELECT answer FROM reading EXCEPT SELECT error FROM reading
-    EXCEPT SELECT edits FROM epoch"""
+    EXCEPT SELECT edits FROM epoch EXCEPT SELECT rounds FROM recalled"""
 
 _LINKS = """
     SELECT r.link, r.parent, r.gap, b.digest, before.link FROM raw r

@@ -13,6 +13,7 @@ from proxy.model.lineage import compute_chain_root, extend_chain
 from proxy.model.search import IndexHealth, SearchQuery
 from proxy.store.search.indexer import Indexer
 from proxy.store.search.reader import SearchIndex
+from proxy.store.search.schema import LANES
 from proxy.wire import FORMATS
 from tests.store.search.test_indexer import copy_log, index_all, write_work
 from tests.support.indexing import (
@@ -241,3 +242,27 @@ async def test_a_copy_without_its_index_has_none(log: LogBuilder, tmp_path: Path
     copied = SearchIndex(copy_log(log, tmp_path / "copy"))
     assert (await copied.search(SearchQuery(text="parser"))).hits == ()
     await copied.close()
+
+
+async def test_lines_of_a_long_entry_are_found_wherever_they_stand(
+    log: LogBuilder, indexer: Indexer, index: SearchIndex
+) -> None:
+    filler = "\n".join(f"nothing of interest in line {i}" for i in range(400))
+    log.call([say(f"the first zebra stands here\n{filler}\nthe Zebras end here")])
+    index_all(indexer)
+    (found,) = await find(index, "zebra", tokens=60)
+    lines = found.split("\n")
+    assert lines[0] == "the first zebra stands here"
+    assert "the Zebras end here" in lines
+    assert "\N{HORIZONTAL ELLIPSIS}" in lines  # what was left out between them
+
+
+async def test_the_most_frequent_words_are_left_out_among_many_passages(
+    log: LogBuilder, indexer: Indexer, index: SearchIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.store.search.postings.BUDGETS", dict.fromkeys(LANES, 6))
+    log.call([say(f"a horse and its foal, number {i}") for i in range(20)] + [say("a horse saw the zebra")])
+    index_all(indexer)
+    answer = await index.search(SearchQuery(text="horse foal zebra", limit=3))
+    assert answer.hits[0].snippet == "a horse saw the zebra"
+    assert answer.is_complete

@@ -31,6 +31,7 @@ from tests.store.samples import (
     make_pin,
     make_plan,
     make_reading,
+    make_recalled,
     make_round,
     make_trailer,
     make_turns,
@@ -46,7 +47,12 @@ def log(policy: StorePolicy) -> Iterator[sqlite3.Connection]:
     connection = connect_writer(policy)
     exchange = (make_opening("e1", BODY), make_round("e1"), make_outcome("e1"), make_trailer(0, b"\n", "e1"))
     reading = make_reading("e1", answer=b"{}", error="overloaded")
-    context = (make_epoch("p1", originals=[ORIGINAL]), make_plan("e1", epoch="p1"), make_pin(b"n" * 16))
+    context = (
+        make_epoch("p1", originals=[ORIGINAL]),
+        make_plan("e1", epoch="p1"),
+        make_pin(b"n" * 16),
+        make_recalled(),
+    )
     TransactionWriter(connection).commit([exchange, (reading,), context, (make_leaf("a", [make_turns(3)[0][1]]),)])
     yield connection
     connection.close()
@@ -139,6 +145,7 @@ def test_numbers_go_on_after_the_last(log: sqlite3.Connection) -> None:
         "decision": 1,
         "pin": 1,
         "summary": 1,
+        "recalled": 1,
     }
 
 

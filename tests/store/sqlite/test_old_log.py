@@ -25,6 +25,7 @@ from tests.store.samples import (
     make_outcome,
     make_plan,
     make_reading,
+    make_recalled,
     make_round,
     make_step,
     make_turns,
@@ -131,6 +132,21 @@ async def test_calls_from_before_their_cache_was_explained_stay_sound_and_later_
     spoil(policy.path, "UPDATE decision SET client_read = NULL, sent_read = NULL")
     spoil(policy.path, "UPDATE step SET layers = NULL")
     assert [fault.where for fault in verify_log(policy.path).faults] == ["step", "decision 2"]
+
+
+async def test_epochs_from_before_there_was_a_tool_stay_sound(
+    plain: Path, open_archive: Opener, policy: StorePolicy
+) -> None:
+    connection = sqlite3.connect(plain, isolation_level=None)
+    migrate(connection, MIGRATIONS[:6])
+    connection.close()
+    archive = open_archive()
+    later = replace(make_epoch("p2", (b"a ledger",), parent="p1"), tool=b"a tool")
+    assert await archive.append(later, make_recalled("e1", "p2"))
+    found = await archive.load_context(make_key().id)
+    assert ([epoch.tool for epoch in found.epochs], len(found.recalled)) == ([b"", b"a tool"], 1)
+    await archive.close()
+    assert verify_log(policy.path).faults == ()
 
 
 async def test_it_is_brought_up_to_date_and_grows_trees_from_then_on(old: Path, open_archive: Opener) -> None:

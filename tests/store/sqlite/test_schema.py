@@ -27,12 +27,13 @@ ROWS = {
     "step": (1, 1, 1, None, 1, 0, 0, 0, b"t"),
     "mark": (1, 1, 1, b"k", "call:a", b"f"),
     "adoption": (1, 1, 2, 1, 0),
-    "epoch": (1, b"", 1, "p", "m", None, b"n", 1, "hard", None, 0, 2, 1, 1, b"d", "[]", "[]", b"d"),
+    "epoch": (1, b"", 1, "p", "m", None, b"n", 1, "hard", None, 0, 2, 1, 1, b"d", "[]", "[]", b"d", b"t"),
     "original": (1, "r", 1, "w", 0, 0, "[]"),
     "summary": (1, b"", 1, 1, 2, "s", "w", 0, 1, b"n", "leaf", 1, 0, 1, 2, 0, None, "m", "[]", "[]", b"d"),
     "summary_edge": (2, "parent", 0, 1),
     "decision": (1, b"", 1, 1, 0, "m", "plan", None, "soft", "", None, None, 0, 0.0, None, None, None),
     "pin": (1, b"", 1, b"n", 1, 0),
+    "recalled": (1, b"", 1, 1, "m", 1, b"n", 1, 9, 1, b"d"),
 }
 # a second row, new in the first column (its rowid or link), that takes the place of the first by another key
 RIVALS = {
@@ -45,10 +46,11 @@ RIVALS = {
     "outcome": (2, b"", 1, 1, 0, b"", 1, b"d", 1, b"", 200, "complete", 0.0, 0.0, 0.0, ""),
     "trailer": (2, b"", 1, 0, 0, 1, b"d", 1),
     "reading": (2, b"", 1, 0, 1, b"d", None, None, None, None, None, None, None, "stop"),
-    "epoch": (2, b"", 1, "p", "m", None, b"n", 1, "hard", None, 0, 2, 1, 1, b"d", "[]", "[]", b"d"),
+    "epoch": (2, b"", 1, "p", "m", None, b"n", 1, "hard", None, 0, 2, 1, 1, b"d", "[]", "[]", b"d", b"t"),
     "original": (2, "r", 1, "w", 0, 0, "[]"),
     "summary": (2, b"", 1, 1, 2, "s", "w", 0, 1, b"n", "leaf", 1, 0, 1, 2, 0, None, "m", "[]", "[]", b"d"),
     "decision": (2, b"", 1, 1, 0, "m", "plan", None, "soft", "", None, None, 0, 0.0, None, None, None),
+    "recalled": (2, b"", 1, 1, "m", 1, b"n", 1, 9, 1, b"d"),
 }
 
 
@@ -140,6 +142,7 @@ DIGESTS = {
     "m004_summaries": "40295a94597efc3acec229788d07c18dd7655d1be0dd6f4685ee96811b8338c3",
     "m005_tallies": "40295a94597efc3acec229788d07c18dd7655d1be0dd6f4685ee96811b8338c3",  # no table of its own
     "m006_cache_usage": "a44b6fe6b851d4d220de570ad4297097512b127d46daa5bf4aa6172ad87afae0",
+    "m007_recalled": "3b566f0ada1ac561e2f91f2f1c14b1781ebc942be4ba4c90d1545658754db03a",
 }
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.model.lineage import Adoption
 from proxy.model.manifest import compute_digest
@@ -18,6 +19,7 @@ from tests.store.samples import (
     make_original,
     make_pin,
     make_plan,
+    make_recalled,
     make_step,
     make_turns,
 )
@@ -43,6 +45,7 @@ async def path(open_archive: Opener, policy: StorePolicy) -> Path:
     archive.append(make_epoch("p2", (RAW[0], RAW[5]), originals[:1], session=OTHER.id, parent="p1"))
     archive.append(make_epoch("p3", (), parent="p1"))
     archive.append(make_plan("e1", epoch="p1", owed=2.25), make_plan("e1", 1), make_plan("e2", epoch="p2"))
+    archive.append(replace(make_epoch("p4"), tool=b"a tool"), make_recalled("e1", "p4"), make_recalled("e2", "p4"))
     archive.append(make_pin(CHAIN[0].node), make_pin(CHAIN[0].node, is_on=False), make_pin(CHAIN[1].node))
     await archive.close()
     assert archive.health.dropped == 0
@@ -75,7 +78,21 @@ DAMAGE = {
     "what is meant": ("UPDATE epoch SET originals = '[]' WHERE seq = 2", "epoch 2", "was altered"),
     "a digest": ("UPDATE epoch SET digest = zeroblob(32) WHERE seq = 1", "epoch 1", "its digest does not match"),
     "a removed epoch": ("DELETE FROM epoch WHERE seq = 2", "epoch 3", "is preceded by 1"),
-    "the last epoch": ("DELETE FROM epoch WHERE seq = 3 OR seq = 2", "decision 3", "refers to a row of epoch"),
+    "the last epoch": ("DELETE FROM epoch WHERE seq >= 2", "decision 3", "refers to a row of epoch"),
+    "a tool": ("UPDATE epoch SET tool = x'00' WHERE seq = 4", "epoch 4", "was altered"),
+    "no tool": ("UPDATE epoch SET tool = NULL WHERE seq = 4", "epoch 4", "was altered"),
+    "what was recalled": ("UPDATE recalled SET node = x'00' WHERE seq = 1", "recalled 1", "was altered"),
+    "removed recalling": ("DELETE FROM recalled WHERE seq = 1", "recalled 2", "is preceded by 0"),
+    "rounds": (
+        "UPDATE payload SET codec = 0, bytes = x'90' WHERE id = (SELECT rounds FROM recalled WHERE seq = 2)",
+        "recalled 2 (rounds)",
+        "does not match its digest",
+    ),
+    "missing rounds": (
+        "DELETE FROM payload WHERE id = (SELECT rounds FROM recalled WHERE seq = 2)",
+        "recalled 2 (rounds)",
+        "content is missing, and no erasure",
+    ),
     "a rung": ("UPDATE decision SET rung = 'minimal' WHERE seq = 2", "decision 2", "was altered"),
     "an account": ("UPDATE decision SET owed = 2.5 WHERE seq = 1", "decision 1", "was altered"),
     "a saving": ("UPDATE decision SET saving = NULL WHERE seq = 1", "decision 1", "was altered"),

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from proxy.engine.ports import MOST_EPOCHS, MOST_SOURCES, MOST_SUMMARIES, NEWEST_EPOCHS
+from proxy.engine.ports import MOST_EPOCHS, MOST_RECALLED_ANSWERS, MOST_SOURCES, MOST_SUMMARIES, NEWEST_EPOCHS
 from proxy.model.epoch import Epoch, EpochUse, Original, Pin, Plan, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import NotFound
 from tests.support.memory_store.tables import Tables
@@ -26,8 +26,15 @@ def load_context(tables: Tables, session: str) -> StoredContext:
     epochs, summaries = tuple(_list_useful(tables, line)), tuple(_list_live(tables, line))
     own = [epoch for epoch in tables.epochs.values() if epoch.session in line]
     given_up = tuple(sorted({epoch.view for epoch in own if epoch.why == "uncompacted"}))
+    recalled = [each for each in tables.recalled.values() if each.session in line][-MOST_RECALLED_ANSWERS:]
     return StoredContext(
-        epochs, tuple(pins.values()), tuple(owed.items()), summaries, tuple(_list_unsent(tables, line)), given_up
+        epochs,
+        tuple(pins.values()),
+        tuple(owed.items()),
+        summaries,
+        tuple(_list_unsent(tables, line)),
+        given_up,
+        tuple(recalled),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from proxy.model.epoch import Epoch, Original, Pin, Plan, Summary
+from proxy.model.epoch import Epoch, Original, Pin, Plan, Recalled, Summary
 from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Trailer
 from proxy.model.lineage import Adoption, Reply, Step, compute_chain_root, name_mark
 from proxy.model.log import Record
@@ -26,6 +26,7 @@ from proxy.store.constraints import (
     fit_epoch,
     fit_original,
     fit_plan,
+    fit_recalled,
     fit_summary,
     span_of,
 )
@@ -70,6 +71,7 @@ class Tables:
         self.plans: dict[tuple[str, int], Plan] = {}
         self.pins: dict[int, Pin] = {}
         self.summaries: dict[str, Summary] = {}
+        self.recalled: dict[str, Recalled] = {}
         self._inserted: list[tuple[dict[Any, Any], object]] = []
 
     def add(self, records: Sequence[Record]) -> bool:
@@ -123,7 +125,7 @@ class Tables:
             case _:
                 self._add_context(record)
 
-    def _add_context(self, record: Epoch | Plan | Pin | Summary) -> None:
+    def _add_context(self, record: Epoch | Plan | Pin | Summary | Recalled) -> None:
         match record:
             case Epoch():
                 self._add_epoch(fit_epoch(record))
@@ -137,6 +139,11 @@ class Tables:
                 self._insert(self.pins, len(self.pins), record)
             case Summary():
                 self._add_summary(fit_summary(record))
+            case Recalled():
+                self._expect_opening(record.exchange)
+                self._expect(self.keys, record.session)
+                self._expect(self.epochs, record.epoch)
+                self._insert(self.recalled, record.exchange, fit_recalled(record))
 
     def _add_opening(self, opening: Opening) -> None:
         key = opening.session

@@ -1,0 +1,341 @@
+"""The rounds of an answer in which a model recalls: calls of our tool are executed, and it goes on with the results.
+
+The client gets one answer (`wire/rounds`). Each round is recorded as it was sent and received. The rounds are kept with
+the node of the answer as the client has it, since later requests repeat them in its place.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader
+from proxy.engine.context.tool_offers import ToolOffers
+from proxy.engine.lineage.tracker import LineageTracker
+from proxy.engine.open_exchange import OpenExchange, Refusal, Retry
+from proxy.engine.recall.policy import RecallPolicy
+from proxy.engine.recall.recall import Recall
+from proxy.engine.recall.scope import make_scope
+from proxy.engine.recall.tool import DESCRIPTION, PARAMETERS
+from proxy.engine.request import ManagedRequest
+from proxy.engine.response_reader import is_event_stream, read_received
+from proxy.engine.response_stream import HOLD_SECONDS, WAITING, is_encoded, is_plain_stream
+from proxy.model.epoch import Epoch, HiddenRound, Plan, Recalled
+from proxy.model.exchange import Headers, Round
+from proxy.model.lineage import extend_chain
+from proxy.model.log import Record
+from proxy.model.messages import RECALL_TOOL
+from proxy.wire import FORMATS
+from proxy.wire.overflow import read_overflow
+from proxy.wire.rounds import (
+    OwnCall,
+    OwnResult,
+    OwnTool,
+    PlayedRound,
+    RoundEnd,
+    RoundStitcher,
+    continue_request,
+    extend_tools,
+    make_stitcher,
+    restore_answer,
+)
+from proxy.wire.rounds import find_obstacle as find_wire_obstacle
+
+# Tokens that a page may have, though with them the request is above its ceiling: less would say nothing.
+_PAGE_TOKENS = 3_000
+_CHARACTERS_OF_A_TOKEN = 3
+# Calls of one round that are executed.
+_MOST_CALLS = 8
+_SPENT = "The calls for this answer are used up. Answer now, with what you have."
+_TOO_MANY = f"Only {_MOST_CALLS} calls at once are answered. Ask again for what is still needed."
+_NO_ROOM = (
+    "There is no room for this in the context now. Ask for less (search returns short passages), or go on with what you"
+    " have."
+)
+
+_log = logging.getLogger("palimpsest.recall")
+
+Run = Callable[[ManagedRequest, Epoch, str], Awaitable[str]]
+"""Returns the result of a call, given its raw arguments, for a request that is sent under an epoch. Never raises."""
+
+
+class RecallRounds:
+    """Begins the rounds of answers. `run` executes a call; `max_hops` is how often a model recalls within an answer."""
+
+    def __init__(
+        self, run: Run, states: StateReader, lineage: LineageTracker, *, max_hops: int, record_cap: int
+    ) -> None:
+        self.run = run
+        self.states = states
+        self.lineage = lineage
+        self.max_hops = max_hops
+        self.record_cap = record_cap
+
+    def begin(
+        self, request: ManagedRequest, outgoing: OutgoingRequest, exchange: OpenExchange
+    ) -> "AnswerRounds | None":
+        """Return the rounds of the answer to a request, or None if it is sent without the tool."""
+        epoch = outgoing.epoch
+        if epoch is None or not epoch.depth or not self.states.offers.find(request, epoch):
+            return None
+        return AnswerRounds(self, request, epoch, outgoing, exchange)
+
+
+class AnswerRounds:
+    """The rounds of one answer; implements `open_exchange.RoundSource`."""
+
+    def __init__(
+        self,
+        parts: RecallRounds,
+        request: ManagedRequest,
+        epoch: Epoch,
+        outgoing: OutgoingRequest,
+        exchange: OpenExchange,
+    ) -> None:
+        self._parts = parts
+        self._request = request
+        self._epoch = epoch
+        self._plans = exchange.plans
+        self._form = FORMATS[request.wire]
+        self._body = outgoing.body
+        self._client = exchange.client
+        self._state = outgoing.state or (outgoing.uncounted.state if outgoing.uncounted is not None else None)
+        self._tokens = outgoing.tokens or (self._state.tokens if self._state is not None else 0)
+        self._stitcher: RoundStitcher | None = None
+        self._head: Headers = ()
+        self._is_stream = False
+        self._hops = 0
+        self._played: list[HiddenRound] = []
+        # The last round in which the model recalled, and what was sent for it, while its results may be left out.
+        self._asked: tuple[RoundEnd, bytes, int] | None = None
+        self._written: list[bytes] = []
+        self._beat: asyncio.TimerHandle | None = None
+        self._is_silent = False
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether a round of the answer has ended in which the model recalled."""
+        return bool(self._played)
+
+    def note_retry(self, retry: Retry) -> "AnswerRounds | None":
+        """Note what is sent in place of a refused request. Return None if that is without the tool."""
+        epoch = retry.epoch
+        if epoch is None or not epoch.depth or not self._parts.states.offers.find(self._request, epoch):
+            return None
+        self._body, self._epoch = retry.body, epoch
+        return self
+
+    def take_head(self, headers: Headers) -> bool:
+        """Begin to read the response of a round. Return False if it cannot be read as it arrives."""
+        is_stream = is_plain_stream(headers)
+        if not is_stream and (is_event_stream(headers) or is_encoded(headers)):
+            return False
+        if self._stitcher is None:
+            context = self._parts.states.caches.contexts.get(self._request.session.id)
+            binds = context is None or context.reasoning.binds_in(self._request)
+            self._stitcher = make_stitcher(self._form, RECALL_TOOL, is_stream=is_stream, binds_reasoning=binds)
+            self._head, self._is_stream = headers, is_stream
+        return is_stream is self._is_stream
+
+    @property
+    def head(self) -> Headers:
+        """The headers of the response to the first round."""
+        return self._head
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the client gets a stream."""
+        return self._is_stream
+
+    def write(self, piece: bytes, *, is_last: bool = False) -> bool:
+        """Pass on what the client gets for a piece of a response. Return as `Client.write` does."""
+        assert self._stitcher is not None, "the head comes first"
+        written = self._stitcher.feed(piece)
+        if not written:
+            return True
+        self._is_silent = False
+        self._written.append(written)
+        return self._client.write(written, is_last=is_last)
+
+    async def find_next(self, k: int) -> Retry | None:
+        """End round k, whose response is complete. Execute our calls in it.
+
+        Return the next round, or None if there is none: the answer is complete.
+        """
+        assert self._stitcher is not None, "the head comes first"
+        end = self._stitcher.end_round()
+        if not end.own:
+            if self._played:
+                self._played.append(HiddenRound(end.answer))
+            return None
+        self._watch()
+        is_whole = end.is_ended and not end.error and end.has_client_calls
+        goes_on = end.can_continue and self._hops <= self._parts.max_hops + 1
+        results = await self._answer(end.own) if goes_on or is_whole else ()
+        self._played.append(HiddenRound(end.answer, tuple([(each.id, each.text) for each in results])))
+        if not goes_on:
+            return None
+        self._hops += 1
+        self._asked = end, self._body, self._tokens
+        return await self._make_next(end, results, k)
+
+    async def find_retry(self, refusal: Refusal, k: int) -> Retry | None:
+        """Return round k once more, with results that say that they do not fit, if it was refused as too long."""
+        if self._asked is None or read_overflow(refusal.status, refusal.headers, refusal.content) is None:
+            return None
+        (end, self._body, self._tokens), self._asked = self._asked, None
+        results = tuple([OwnResult(each.id, _NO_ROOM) for each in end.own])
+        self._played[-1] = HiddenRound(end.answer, tuple([(each.id, each.text) for each in results]))
+        _log.warning("exchange %s: what was recalled does not fit; it goes on without", self._request.exchange)
+        return await self._make_next(end, results, k)
+
+    def is_overflow(self, refusal: Refusal) -> bool:
+        """Return whether a round was refused as too long."""
+        return read_overflow(refusal.status, refusal.headers, refusal.content) is not None
+
+    def finish(self) -> bytes:
+        """Return what is left of the answer: all of a body, or the end of a stream."""
+        self.stop()
+        written = self._stitcher.finish() if self._stitcher is not None else b""
+        self._written.append(written)
+        return written
+
+    def break_off(self) -> bytes:
+        """Return what the client gets of a response that broke off, beside what it has."""
+        if self.is_continued or self._stitcher is None or self._stitcher.end_round().own:
+            return b""
+        return self._stitcher.finish()
+
+    def stop(self) -> None:
+        """Send nothing more while the client waits."""
+        if self._beat is not None:
+            self._beat.cancel()
+            self._beat = None
+
+    async def list_records(self, k: int) -> list[Record]:
+        """Return the records of an answer with hidden rounds: its nodes as the client has it, and the rounds."""
+        if not self._played:
+            return []
+        request, parts = self._request, self._parts
+        try:
+            value = read_received(self._form, self._head, b"".join(self._written), parts.record_cap)[0].value
+        except ValueError:
+            return []
+        items = next(iter(self._form.read_reply(value)), ())
+        if not items:
+            return []
+        reply = parts.lineage.note_answer(request.exchange, k, self._form, value, is_read=False)
+        node = extend_chain(request.chain.tip, [item.form for item in items])[-1]
+        rounds = tuple(self._played)
+        raws = restore_recalled(request.wire, rounds, ())
+        tokens = await parts.states.caches.histories.count_messages(request, raws)
+        added = max(0, tokens - sum([item.weight for item in items]) // 4)
+        named = request.exchange, request.session.id, request.model
+        recalled = Recalled(*named, self._epoch.id, node, len(items), added, rounds)
+        contexts = parts.states.caches.contexts
+        (await contexts.open(request)).recalled.add(recalled)
+        contexts.weigh(request.session.id)
+        return [*([reply] if reply is not None else []), recalled]
+
+    async def _answer(self, calls: Sequence[OwnCall]) -> tuple[OwnResult, ...]:
+        """Return the results of calls of one round, as far as there is room for them."""
+        if self._hops >= self._parts.max_hops:
+            return tuple([OwnResult(call.id, _SPENT) for call in calls])
+        run, request, epoch = self._parts.run, self._request, self._epoch
+        texts = await asyncio.gather(*[run(request, epoch, call.arguments) for call in calls[:_MOST_CALLS]])
+        results: list[OwnResult] = []
+        room = self._find_room() * _CHARACTERS_OF_A_TOKEN
+        for call, text in zip(calls, [*texts, *[_TOO_MANY] * (len(calls) - len(texts))], strict=True):
+            is_fitting = len(text) <= room or len(text) <= len(_NO_ROOM)
+            shown = text.encode("utf-8", "replace").decode() if is_fitting else _NO_ROOM
+            room -= len(shown)
+            results.append(OwnResult(call.id, shown))
+        return tuple(results)
+
+    def _find_room(self) -> int:
+        """Return the tokens that results may have: up to the ceiling, and at least a page if the window has room."""
+        state = self._state
+        if state is None or not state.budget.usable:
+            return _PAGE_TOKENS * _MOST_CALLS
+        window = state.budget.find_room()
+        in_window = _PAGE_TOKENS if window is None else window - self._tokens
+        return max(0, state.budget.usable - self._tokens, min(_PAGE_TOKENS, in_window))
+
+    async def _make_next(self, end: RoundEnd, results: Sequence[OwnResult], k: int) -> Retry:
+        """Return the round that follows round k."""
+        request, parts = self._request, self._parts
+        is_last = self._hops > parts.max_hops + 1
+        body = continue_request(self._form, self._body, end, results, is_last=is_last)
+        added = await parts.states.caches.histories.count_messages(request, [*end.answer, *_spell(results)])
+        plan = _make_plan(self._state, self._plans, (request.exchange, k + 1), sent=self._tokens, added=added)
+        self._body, self._tokens = body, self._tokens + added
+        manifest = parts.states.caches.sent.keep(request, body)
+        following = Round(request.exchange, k + 1, request.session.upstream, manifest)
+        return Retry(body, following, plan, self._epoch)
+
+    def _watch(self) -> None:
+        """Send a comment whenever nothing was sent for a while, if the client reads a stream."""
+        if self._beat is None and self._is_stream:
+            self._beat = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._send_comment)
+
+    def _send_comment(self) -> None:
+        if self._is_silent:
+            self._client.write(WAITING)
+        self._is_silent = True
+        self._beat = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._send_comment)
+
+
+def build_rounds(
+    recall: Recall, policy: RecallPolicy, states: StateReader, lineage: LineageTracker, record_cap: int
+) -> RecallRounds:
+    """Return what begins the rounds of answers whose calls `recall` executes."""
+
+    async def run(request: ManagedRequest, epoch: Epoch, arguments: str) -> str:
+        return await recall.run(make_scope(request, policy.scope, epoch), arguments)
+
+    return RecallRounds(run, states, lineage, max_hops=policy.max_hops, record_cap=record_cap)
+
+
+def build_offers(*, is_on: bool) -> ToolOffers:
+    """Return what decides about the tool in requests of all formats."""
+    tool = OwnTool(RECALL_TOOL, DESCRIPTION, PARAMETERS)
+
+    def find_obstacle(request: ManagedRequest, is_offered: bool) -> str:
+        return find_wire_obstacle(FORMATS[request.wire], request.split, RECALL_TOOL, is_offered=is_offered)
+
+    spelled = {name: extend_tools(form, b"[]", tool)[2:-1] for name, form in FORMATS.items()}
+    return ToolOffers(is_on=is_on, spell=spelled.__getitem__, find_obstacle=find_obstacle, restore=restore_recalled)
+
+
+def restore_recalled(wire: str, rounds: Sequence[HiddenRound], following: Sequence[bytes]) -> tuple[bytes, ...]:
+    """Return what is sent in place of an answer with hidden rounds (`tool_offers.Restore`)."""
+    played = [PlayedRound(each.answer, tuple([OwnResult(id, text) for id, text in each.results])) for each in rounds]
+    return restore_answer(FORMATS[wire], RECALL_TOOL, played, following)
+
+
+def _spell(results: Sequence[OwnResult]) -> list[bytes]:
+    return [msgspec.json.encode({"role": "tool", "content": each.text}) for each in results]
+
+
+def _make_plan(
+    state: RequestState | None, plans: Sequence[Plan | None], named: tuple[str, int], *, sent: int, added: int
+) -> Plan | None:
+    """Return the plan of a further round: the client would not have sent it, so that all of it is a cost."""
+    first = next((plan for plan in reversed(plans) if plan is not None), None)
+    if first is None or state is None:
+        return None
+    convert = state.to_model_tokens
+    return msgspec.structs.replace(
+        first,
+        exchange=named[0],
+        k=named[1],
+        rung="epoch",
+        pressure="none",
+        reason="the model recalled",
+        tokens_client=0,
+        tokens_upstream=convert(sent + added),
+        saving=None,
+        client_read=0,
+        sent_read=convert(sent),
+    )

@@ -1,0 +1,95 @@
+"""Recall within answers at upstreams that check all rules of their APIs: nothing is refused, and the log is sound."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.context.budget import BudgetPolicy
+from proxy.engine.models import PriceList
+from proxy.engine.reports.savings import SavingEstimate, SavingsInputs
+from proxy.model.card import Card
+from proxy.store.sqlite.verify import verify_log
+from tests.support.bound_sessions import BoundSession
+from tests.support.message_sessions import MessageSession
+from tests.support.recalling_models import PAGE, make_recalling, recall
+from tests.support.response_sessions import ResponseSession
+
+UNBOUND = {"model": "claude-sonnet-4-5", "other": "claude-opus-4-1"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (BoundSession, {"often": 0}),
+        (BoundSession, {"often": 3, "seed": 1}),
+        (BoundSession, {"often": 3, "seed": 2, "member": "thinking_blocks"}),
+        (MessageSession, {"often": 0}),
+        (MessageSession, {"often": 4, "seed": 1}),
+        (MessageSession, {"often": 4, "seed": 2, "is_stream": False}),
+        (MessageSession, {"often": 4, "seed": 3, **UNBOUND}),
+        (MessageSession, {"often": 4, "seed": 4, "marking": "top", "check": "drop"}),
+        (ResponseSession, {"often": 0}),
+        (ResponseSession, {"often": 4, "seed": 1}),
+        (ResponseSession, {"often": 4, "seed": 2, "is_stream": False}),
+        (ResponseSession, {"often": 4, "seed": 3, "echo": "codex"}),
+        (ResponseSession, {"often": 4, "seed": 4, "echo": "bare"}),
+    ],
+)
+async def test_nothing_is_refused_because_a_model_recalls(tmp_path: Path, kind: Any, options: dict[str, Any]) -> None:
+    ceiling, size = (4_000, 900) if kind is BoundSession else (8_000, 1_500)
+    session = kind(ceiling, size=size, path=tmp_path, run=recall, **options)
+    made = make_recalling(session.upstream)
+    await session.run(90)
+    await session.talk.close()
+    assert session.upstream.refused == 0
+    assert (session.counts["refused"], session.counts["failed"]) == (0, 0)
+    assert len(made) > 5 and any(PAGE.encode() in call.body for call in session.upstream.calls)
+    assert b"context_recall" not in b"".join(map(repr_of, session.history))
+    assert verify_log(tmp_path / "log.db").faults == ()
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_all_rounds_are_billed(tmp_path: Path, is_stream: bool) -> None:
+    session = MessageSession(8_000, size=1_500, often=0, path=tmp_path, run=recall, is_stream=is_stream)
+    made = make_recalling(session.upstream)
+    await session.run(40)
+    await session.talk.settle()
+    log, calls = session.talk.log, session.upstream.calls
+    bills = await log.list_bills(0, 1000, session.talk.session)
+    assert made and len(bills) == len(calls) > 40
+    assert [bill.usage.input for bill in bills] == [len(json.dumps(json.loads(call.body))) // 4 for call in calls]
+    row = await log.find_session(session.talk.session)
+    assert (row.output_tokens, row.exchanges) == (99 * len(calls), 40)
+    assert row.input_tokens == sum(bill.usage.input or 0 for bill in bills)
+    hops = [bill for bill in bills if bill.reason == "the model recalled"]
+    assert len(hops) == len(calls) - 40 and {bill.tokens_client for bill in hops} == {0}
+    prices = SavingsInputs(PriceList(lambda *_: Card(), {}), BudgetPolicy())
+    costs, estimate = SavingEstimate(), SavingEstimate()
+    costs.add(hops[:1], prices)
+    estimate.add(bills, prices)
+    assert costs.saved.tokens < 0 < estimate.saved.tokens
+    await session.talk.close()
+
+
+@pytest.mark.parametrize("kind", [BoundSession, MessageSession, ResponseSession])
+async def test_under_one_epoch_what_is_sent_only_grows_round_by_round(tmp_path: Path, kind: Any) -> None:
+    options = {"marking": ""} if kind is MessageSession else {}
+    session = kind(8_000, size=1_500, often=0, path=tmp_path, run=recall, **options)
+    made = make_recalling(session.upstream)
+    await session.run(30)
+    await session.restart()
+    await session.run(20)
+    await session.talk.settle()
+    rows = await session.talk.log.list_exchanges(session.talk.session, limit=100)
+    epochs = [each.plan.epoch if each.plan else "" for row in rows for each in row.rounds]
+    sent = [json.loads(call.body)[kind.items_key] for call in session.upstream.calls]
+    pairs = list(zip(sent, sent[1:], epochs, epochs[1:], strict=False))
+    grown = [now[: len(before)] == before for before, now, first, second in pairs if first == second != ""]
+    assert made and len(sent) == len(epochs) and len(grown) > 20 and all(grown)
+    await session.talk.close()
+
+
+def repr_of(message: Any) -> bytes:
+    return repr(message).encode()

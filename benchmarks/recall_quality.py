@@ -2,8 +2,8 @@
 
 Dropped facts: at a recorded step, an identifier of the next command that a tool output said first, and that was last
 mentioned at least `--distance` tokens ago. The query is the thought of that step without the identifiers of the command
-(or three bare keywords of it, its rarest words; or the command itself). Right is an output that has the identifier. What
-is newer than the distance is in view, and left out. `all kinds`: messages and arguments may be found, too, and take
+(or three bare keywords of it, its rarest words; or the command). Right is an output that has the identifier. What is
+newer than the distance is in view, and left out. `all kinds`: messages and arguments may be found, too, and take
 places. `plain` is presence BM25 over the same passages, without what else the ranking looks at.
 
 Dialogues and chats are made from seeds (`dialogues`); evidence is found if a snippet of its turn is in the answer.

@@ -30,6 +30,7 @@ _SCALE = 1024  # of weights as integers, which share a number with the bits of w
 _SHORT_QUERY = 5
 _ENOUGH, _MOST_CANDIDATES, _MOST_RANKED = 2_000, 800, 300
 _MOST_FURTHER = 3
+_LONG_REPLIES = 3  # passages for one of the user, from which on the other side writes at length
 _MOST_LOOKED_AROUND = 100
 _CHUNK = 64
 
@@ -102,7 +103,7 @@ class _Search:
         measured = {lane: self._postings.measure(lane).passages for lane in get_args(Lane)}
         is_agent = measured["card"] > measured["user"]
         lanes: list[tuple[Lane, float]] = [("card", self._w.card), ("rule", self._w.rule)]
-        if not is_agent:
+        if not is_agent and measured["text"] > _LONG_REPLIES * measured["user"]:
             lanes.append(("user", self._w.user))
         for lane, weight in lanes:
             self._add_lane(scores, masks, lane, clues, weight)

@@ -179,10 +179,16 @@ def test_a_search_ends_when_its_time_is_over() -> None:
     talk = Talk()
     for i in range(300):
         talk.say(f"puppy story {i}")
-    talk.index.accept = lambda entry: get_turn(entry) == 299
-    asked = iter([False] * 8 + [True] * 100)
-    ranking = search(make_question("puppy story"), talk.index, 5, lambda: next(asked))
+    looked_at: list[int] = []
+
+    def refuse(entry: int) -> bool:
+        looked_at.append(entry)
+        return False
+
+    talk.index.accept = refuse
+    ranking = search(make_question("puppy story"), talk.index, 5, lambda: bool(looked_at))
     assert not ranking.is_complete
+    assert len(looked_at) < 100
 
 
 def test_sessions_do_not_touch() -> None:

@@ -276,8 +276,25 @@ def test_a_log_that_went_on_differently_is_seen(log: LogBuilder, tmp_path: Path,
     index_all(again)
     again.close()
     other.close()
-    assert "what came instead" in read_texts(old)
-    assert "what was lost" not in read_texts(old)
+    words = [word for (word,) in dump(find_index(old))["word"]]
+    assert "instead" in words
+    assert "lost" not in words
+
+
+def test_what_is_indexed_is_not_read_again(log: LogBuilder, indexer: Indexer, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[bytes] = []
+
+    def note(form: Format, raw: bytes) -> Sequence[Any]:
+        read.append(raw)
+        return list_texts(form, raw)
+
+    monkeypatch.setattr("proxy.store.search.indexer.list_texts", note)
+    log.call([say("first"), say("second")], reply("third"))
+    index_all(indexer)
+    assert len(read) == 3
+    log.call([say("first"), say("second"), read_message(reply("third")), say("fourth")])
+    index_all(indexer)
+    assert len(read) == 4
 
 
 def test_erased_content_is_in_no_file_of_the_index(log: LogBuilder, indexer: Indexer) -> None:

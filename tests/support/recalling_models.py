@@ -35,8 +35,6 @@ def make_recalling(upstream: Any, seed: int = 0, chance: float = 0.4) -> list[in
         others: list[dict[str, Any]] = plain(number, **options)
         if not is_offered or random.random() >= chance:
             return others
-        if hasattr(upstream, "answers"):
-            others = []  # an item of reasoning is tied to the call behind it, whoever gets that
         own = [_spell(upstream, number, i, random.choice(_OWN)) for i in range(random.choice((1, 1, 2, 8)))]
         made.append(number)
         return own if random.random() < 0.6 else [*own, *others] if random.random() < 0.5 else [*others, *own]

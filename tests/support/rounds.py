@@ -29,6 +29,7 @@ class Text:
 
     text: str = "so"
     id: str = ""
+    is_loose: bool = False  # as the client gets it, without what it is tied to
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Call:
     arguments: str = "{}"
     name: str = TOOL
     id: str = ""
+    is_loose: bool = False
 
     @property
     def is_own(self) -> bool:
@@ -95,10 +97,14 @@ class Speaker(ABC):
     def shows(self, turn: Turn, place: int, *, binds: bool) -> bool:
         """Whether the client gets a part of a turn that is no call of ours."""
 
+    def loosen(self, turn: Turn, place: int) -> Part:
+        """A part as the client gets it."""
+        return turn.parts[place]
+
     def join(self, turns: Sequence[Turn], *, binds: bool = True) -> Turn:
         """One turn without our tool that says what these say to the client."""
         parts = [
-            part
+            self.loosen(turn, place)
             for turn in turns
             for place, part in enumerate(turn.parts)
             if not (isinstance(part, Call) and part.is_own) and self.shows(turn, place, binds=binds)
@@ -245,11 +251,18 @@ class ResponsesSpeaker(Speaker):
     tools: tuple[str, ...] = ("read", TOOL)
 
     def shows(self, turn: Turn, place: int, *, binds: bool) -> bool:
-        if not isinstance(turn.parts[place], Thought) or any(not call.is_own for call in turn.calls):
+        if not isinstance(turn.parts[place], Thought):
             return True
-        following = turn.parts[place + 1 :]
-        has_own = any(call.is_own for call in turn.calls)
-        return not has_own or any(not isinstance(part, Call) for part in following)
+        following = next(iter(turn.parts[place + 1 :]), None)
+        if following is not None:
+            return not (isinstance(following, Call) and following.is_own)
+        return any(not call.is_own for call in turn.calls) or not turn.calls
+
+    def loosen(self, turn: Turn, place: int) -> Part:
+        part = turn.parts[place]
+        thoughts = [i for i in range(place) if isinstance(turn.parts[i], Thought)]
+        is_loose = bool(thoughts) and not self.shows(turn, thoughts[-1], binds=True)
+        return part if isinstance(part, Thought) or not is_loose else replace(part, is_loose=True)
 
     def list_events(self, turn: Turn) -> list[bytes]:
         sent: list[tuple[str, Fields]] = []
@@ -270,7 +283,9 @@ class ResponsesSpeaker(Speaker):
 
     def _list_item_events(self, part: Part) -> Iterator[tuple[str, Fields]]:
         item = self._item(part)
-        bare = {"item_id": item["id"]}
+        bare = {
+            "item_id": self._item(replace(part, is_loose=False))["id"] if isinstance(part, Text | Call) else item["id"]
+        }
         if isinstance(part, Call):
             yield "response.output_item.added", {"item": {**item, "arguments": "", "status": "in_progress"}}
             for piece in _cut(part.arguments):
@@ -294,6 +309,8 @@ class ResponsesSpeaker(Speaker):
         yield "response.output_item.done", {"item": item}
 
     def _item(self, part: Part) -> dict[str, Any]:
+        if isinstance(part, Text | Call) and part.is_loose:
+            return {name: value for name, value in self._item(replace(part, is_loose=False)).items() if name != "id"}
         if isinstance(part, Call):
             called = {"call_id": part.id, "name": part.name, "arguments": part.arguments, "status": "completed"}
             return {"id": f"fc_{part.id}", "type": "function_call", **called}

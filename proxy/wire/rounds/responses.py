@@ -5,7 +5,7 @@ the object that ends the response has all items. Nowhere in it is our tool among
 
 The provider ties an item of reasoning, whose content it encrypts, to the item that follows it, and refuses one without
 the other. What the client reads of it passes; the event with the whole item waits for what follows, and is withheld if
-that is nothing but calls of ours.
+that is a call of ours. Items behind it then go without their ids, by which the provider would look for it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +14,7 @@ from types import MappingProxyType
 from proxy.model.exchange import Answer
 from proxy.wire.body import SplitBody
 from proxy.wire.json_values import (
+    change_members,
     encode_text,
     join_array,
     list_elements,
@@ -170,20 +171,26 @@ def _is_tied(item: object) -> bool:
 
 
 def _leave_out(items: Iterable[bytes], is_gone: _IsGone) -> list[bytes]:
-    """Return items without those that are gone, and without reasoning that is tied to nothing else."""
+    """Return items without those that are gone, and without reasoning that is tied to one of these, or to nothing."""
     kept: list[bytes] = []
     tied: list[bytes] = []
-    lacks_calls = has_calls = False
+    lacks_calls = has_calls = is_loose = False
     for raw in items:
         item = _read(raw)
         if is_gone(item):
-            lacks_calls = True
+            lacks_calls, is_loose, tied = True, is_loose or bool(tied), []
             continue
         has_calls = has_calls or read_text(item.get("type")) in _CLIENT_CALLS
         kept += tied
         tied = [raw] if _is_tied(item) else []
-        kept += [] if tied else [raw]
+        is_loose = is_loose and not tied
+        kept += [] if tied else [_detach(raw) if is_loose else raw]
     return kept if lacks_calls and not has_calls else [*kept, *tied]
+
+
+def _detach(item: bytes) -> bytes:
+    """Return an item without its id."""
+    return change_members(item, lambda name, value: None if name == "id" else value)
 
 
 class _ResponsesStitcher(RoundStitcher):
@@ -197,11 +204,12 @@ class _ResponsesStitcher(RoundStitcher):
     _number = 0  # of the client's next event
     _is_renumbered = False
     _said: tuple[bytes, ...] = ()  # the items of the rounds before that the client gets
+    _is_loose = False  # the reasoning before the next item is withheld
 
     def _begin(self) -> None:
         self._places: dict[object, int | None] = {}  # the client's index of each item; None: it is a call of ours
         self._queue: list[EventBlock] = []  # reasoning that may be withheld, and events behind it
-        self._has_own = self._has_client = False
+        self._has_own = self._has_client = self._is_loose = False
         self._is_renumbered = self._round > 0
         self._said = (*self._said, *_leave_out(self._ended.answer, lambda item: _is_own(item, self._tool)))
 
@@ -235,7 +243,7 @@ class _ResponsesStitcher(RoundStitcher):
                 written = self._place(key, sent.get("item"))
             if self._places[key] is None:
                 self._is_renumbered = True
-                return b""
+                return written
         if self._queue or self._must_wait(event):
             self._queue.append(event)
             return written
@@ -257,9 +265,11 @@ class _ResponsesStitcher(RoundStitcher):
         """Give an item the client's index, or none if it is a call of ours. Return what has waited for it."""
         if _is_own(item, self._tool):
             self._has_own, self._places[key] = True, None
-            return b""
-        if isinstance(item, Mapping) and read_text(item.get("type")) in _CLIENT_CALLS:
-            self._has_client = True
+            self._is_loose = self._is_loose or any(map(self._must_wait, self._queue))
+            return self._release(withholds=True)
+        kind = read_text(item.get("type")) if isinstance(item, Mapping) else ""
+        self._has_client = self._has_client or kind in _CLIENT_CALLS
+        self._is_loose = self._is_loose and kind != "reasoning"
         self._places[key] = self._next
         self._next += 1
         return self._release(withholds=False)
@@ -276,6 +286,8 @@ class _ResponsesStitcher(RoundStitcher):
         place, number = self._places.get(_find_key(sent)), sent.get("sequence_number")
         if place is not None and sent.get("output_index") not in (None, place):
             data = set_member(data, "output_index", b"%d" % place)
+        if self._is_loose and place is not None and (item := read_member(data, "item")):
+            data = set_member(data, "item", _detach(item))
         if type(number) is int:
             if self._is_renumbered and number != self._number:
                 data, number = set_member(data, "sequence_number", b"%d" % self._number), self._number

@@ -78,7 +78,7 @@ async def test_under_one_epoch_what_is_sent_only_grows_round_by_round(tmp_path: 
     options = {"marking": ""} if kind is MessageSession else {}
     session = kind(8_000, size=1_500, often=0, path=tmp_path, run=recall, **options)
     made = make_recalling(session.upstream)
-    await session.run(30)
+    await session.run(40)
     await session.restart()
     await session.run(20)
     await session.talk.settle()

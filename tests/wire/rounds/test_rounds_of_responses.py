@@ -17,6 +17,7 @@ SPEAKER = ResponsesSpeaker()
 Fields = Mapping[str, Any]
 RECALL = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": TOOL, "arguments": "{}"}
 READ = {"type": "function_call", "id": "fc_2", "call_id": "c2", "name": "read", "arguments": "{}"}
+LOOSE = {name: value for name, value in READ.items() if name != "id"}  # what it is tied to is withheld
 TIED = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "é=="}
 WORDS = {"type": "message", "id": "msg_1", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]}
 
@@ -121,9 +122,10 @@ def test_what_the_provider_repeats_is_of_the_first_round() -> None:
     [
         ([TIED, RECALL], []),
         ([TIED, WORDS, RECALL], [TIED, WORDS]),
-        ([TIED, RECALL, READ], [TIED, READ]),
+        ([TIED, RECALL, READ], [LOOSE]),
+        ([TIED, RECALL, READ, TIED, READ], [LOOSE, TIED, READ]),
         ([TIED, READ, RECALL], [TIED, READ]),
-        ([READ, TIED, RECALL], [READ, TIED]),
+        ([READ, TIED, RECALL], [READ]),
         ([TIED, TIED, RECALL], [TIED]),
         ([RECALL, TIED, WORDS], [TIED, WORDS]),
         ([{**TIED, "encrypted_content": None, "content": ["said"]}, RECALL], None),

@@ -155,8 +155,7 @@ async def build_engine(settings: Settings) -> Engine:
     policy, bus = replace(settings.engine_policy(), own_keys=own_keys), EventBus(tasks)
     descriptors, hop_id = Descriptors(read_descriptor_limit()), secrets.token_hex(8)
     upstreams = tuple([build_upstream(each, tasks, descriptors, hop_id) for each in policies])
-    editing = {name: provider.edits_context for name, provider in settings.providers().items()}
-    routes = tuple([Route(each, p.models, editing[p.name]) for each, p in zip(upstreams, policies, strict=True)])
+    routes = _list_routes(settings, policies, upstreams)
     durability = DurabilityWaiter(archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
     is_fresh = not await archive.has_sessions()
     lineage = _build_lineage(policy, archive, bus, clock, is_fresh=is_fresh)
@@ -208,6 +207,13 @@ async def build_engine(settings: Settings) -> Engine:
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker, epoch_admin)
     return Engine(*parts, manual_compaction, index, recall, lineage.tenants, hop_id)
+
+
+def _list_routes(
+    settings: Settings, policies: Sequence[UpstreamPolicy], upstreams: Sequence["AnyClient"]
+) -> tuple[Route, ...]:
+    editing = {name: provider.edits_context for name, provider in settings.providers().items()}
+    return tuple([Route(each, p.models, editing[p.name]) for each, p in zip(upstreams, policies, strict=True)])
 
 
 def _build_worker(settings: Settings, policy: EnginePolicy) -> WorkerProcess:

@@ -18,7 +18,7 @@ _OWN = (
 )
 
 
-async def recall(request: ManagedRequest, epoch: Epoch, arguments: str) -> str:
+async def recall(request: ManagedRequest, epoch: Epoch, arguments: str, room: int) -> str:
     """A page, whatever is asked for."""
     return f"{PAGE} {len(arguments)}"
 

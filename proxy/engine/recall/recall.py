@@ -5,6 +5,7 @@ import difflib
 import logging
 import re
 from collections.abc import Sequence
+from typing import Any, get_args
 
 import msgspec
 
@@ -31,7 +32,7 @@ from proxy.engine.recall.tool import Misused, RecallCall, parse_call
 from proxy.engine.recall.versions import Version, find_file, find_versions, list_known_files, pick_version
 from proxy.model.errors import NotFound, ProxyError
 from proxy.model.lru import LruCache
-from proxy.model.search import Hit, SearchAnswer, SearchQuery
+from proxy.model.search import EntryKind, Hit, SearchAnswer, SearchQuery
 
 _log = logging.getLogger("palimpsest.recall")
 
@@ -40,11 +41,14 @@ _TIME_LIMIT = 10.0
 _MOST_HISTORY_BYTES = 8 * 1024 * 1024
 _CHARACTERS_OF_A_TOKEN = 4
 _HITS_OF_A_PAGE = 20
+_LEAST_PAGE = 1_000  # characters of a search's result, however little room there is
 _MOST_HITS = 200
 _MOST_NAMED = 5
 _STEPS = re.compile(r"(?:as of )?(?:@\s*|steps?\s*)#?(\d{1,6})(?:\s*(?:-|to)\s*(\d{1,6}))?", re.IGNORECASE)
 _AS_OF = re.compile(r"(.*\S)\s*(?:@|\bas of\b|\bat step\b)\s*(?:step|call)?\s*#?(\d{1,6})", re.IGNORECASE | re.DOTALL)
 _ANY = SearchQuery(text="")
+# What a model may find, since it sees the ledgers, unless it asks for them.
+_BESIDE_LEDGERS = tuple(kind for kind in get_args(EntryKind) if kind != "ledger")
 
 
 class Recall:
@@ -106,19 +110,21 @@ class Recall:
     async def search(self, scope: Scope, text: str, page: int = 1, narrowed: SearchQuery = _ANY) -> str:
         """Return a page of what matches best. `narrowed` has the filters by role, tool, kind and time."""
         relatives = await find_relatives(self._log, scope)
-        tokens = self._policy.page_characters // _CHARACTERS_OF_A_TOKEN
+        page_characters = self._policy.page_characters
+        characters = page_characters if scope.room is None else max(_LEAST_PAGE, min(page_characters, scope.room))
+        tokens = characters // _CHARACTERS_OF_A_TOKEN
         wanted = msgspec.structs.replace(
             narrowed,
             text=text,
             in_view=scope.in_view,
-            context=await _find_context(scope),
+            **await asyncio.to_thread(_describe_view, scope, narrowed),
             limit=min(_MOST_HITS, _HITS_OF_A_PAGE * page),
             tokens=tokens * page,
         )
         queries = _divide(scope, relatives, wanted)
         answer = _merge(await asyncio.gather(*map(self._index.search, queries)), wanted.limit)
         stands = await asyncio.to_thread(self._tell_places, scope, relatives, answer.hits)
-        return write_hits(answer, stands, text, RecallCall("search", text, page=page), self._policy.page_characters)
+        return write_hits(answer, stands, text, RecallCall("search", text, page=page), characters)
 
     async def describe(self, scope: Scope, reference: str) -> str:
         """Return what a reference is. Raises NotFound, which says what to do."""
@@ -250,12 +256,16 @@ class Recall:
         return write_page(head, version.text, asked, self._policy.page_characters)
 
 
-async def _find_context(scope: Scope) -> str:
-    return "" if scope.history is None else await asyncio.to_thread(_read_context, scope.history)
-
-
-def _read_context(history: History) -> str:
-    return history.recent_words
+def _describe_view(scope: Scope, narrowed: SearchQuery) -> dict[str, Any]:
+    """Return what of a query depends on what the requester sees: its last steps, lines, and its ledgers."""
+    history = scope.history
+    if history is None:
+        return {}
+    seen = [
+        message.text for node, message in zip(history.nodes, history.messages, strict=False) if node in scope.in_view
+    ]
+    kinds = narrowed.kinds or (_BESIDE_LEDGERS if scope.in_view else ())
+    return {"context": history.recent_words, "seen": tuple(seen), "kinds": kinds}
 
 
 def _divide(scope: Scope, relatives: Relatives, wanted: SearchQuery) -> list[SearchQuery]:

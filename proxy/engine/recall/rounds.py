@@ -56,8 +56,11 @@ _NO_ROOM = (
 
 _log = logging.getLogger("palimpsest.recall")
 
-Run = Callable[[ManagedRequest, Epoch, str], Awaitable[str]]
-"""Returns the result of a call, given its raw arguments, for a request that is sent under an epoch. Never raises."""
+Run = Callable[[ManagedRequest, Epoch, str, int], Awaitable[str]]
+"""Returns the result of a call, given its raw arguments, for a request that is sent under an epoch. Never raises.
+
+The last argument is the number of characters for which there is room: a search answers in at most so many.
+"""
 
 
 class RecallRounds:
@@ -243,9 +246,10 @@ class AnswerRounds:
         if self._hops >= self._parts.max_hops:
             return tuple([OwnResult(call.id, _SPENT) for call in calls])
         run, request, epoch = self._parts.run, self._request, self._epoch
-        texts = await asyncio.gather(*[run(request, epoch, call.arguments) for call in calls[:_MOST_CALLS]])
         results: list[OwnResult] = []
-        room = self._find_room() * _CHARACTERS_OF_A_TOKEN
+        room, asked = self._find_room() * _CHARACTERS_OF_A_TOKEN, calls[:_MOST_CALLS]
+        each_room = room // max(1, len(asked))
+        texts = await asyncio.gather(*[run(request, epoch, call.arguments, each_room) for call in asked])
         for call, text in zip(calls, [*texts, *[_TOO_MANY] * (len(calls) - len(texts))], strict=True):
             is_fitting = len(text) <= room or len(text) <= len(_NO_ROOM)
             shown = text.encode("utf-8", "replace").decode() if is_fitting else _NO_ROOM
@@ -291,8 +295,8 @@ def build_rounds(
 ) -> RecallRounds:
     """Return what begins the rounds of answers whose calls `recall` executes."""
 
-    async def run(request: ManagedRequest, epoch: Epoch, arguments: str) -> str:
-        return await recall.run(make_scope(request, policy.scope, epoch), arguments)
+    async def run(request: ManagedRequest, epoch: Epoch, arguments: str, room: int) -> str:
+        return await recall.run(make_scope(request, policy.scope, epoch, room), arguments)
 
     return RecallRounds(run, states, lineage, max_hops=policy.max_hops, record_cap=record_cap)
 

@@ -36,7 +36,8 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     """A requester. `tenant` is the fingerprint of its tenant; None means everything, which the administrator may see.
 
     `session` and `history` are those of the request that recalls, or of the conversation that a program looks at.
-    `parent` is the session of the agent that delegated it. `in_view` are the nodes whose whole content it sees.
+    `parent` is the session of the agent that delegated it. `in_view` are the nodes whose whole content it sees. `room`
+    are the characters that the result of a search may have, if they are fewer than a page's.
     """
 
     tenant: bytes | None
@@ -45,6 +46,7 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     history: History | None = None
     in_view: frozenset[bytes] = frozenset()
     reach: RecallScope = "branch"
+    room: int | None = None
 
 
 class Relatives(msgspec.Struct, frozen=True):
@@ -67,7 +69,9 @@ class Standing(msgspec.Struct, frozen=True):
     is_parents: bool = False
 
 
-def make_scope(request: ManagedRequest, reach: RecallScope, epoch: Epoch | None = None) -> Scope:
+def make_scope(
+    request: ManagedRequest, reach: RecallScope, epoch: Epoch | None = None, room: int | None = None
+) -> Scope:
     """Return the scope of a request that is sent under an epoch."""
     raws = request.list_raws()
     return Scope(
@@ -77,6 +81,7 @@ def make_scope(request: ManagedRequest, reach: RecallScope, epoch: Epoch | None 
         history=History(request.wire, request.nodes, raws),
         in_view=find_in_view(request.nodes, epoch),
         reach=reach,
+        room=room,
     )
 
 

@@ -162,7 +162,7 @@ def _fill(connection: sqlite3.Connection, query: SearchQuery, ranking: Ranking) 
     entries: dict[int, _Entry] = {}
     tokens = query.tokens if query.tokens is not None else _TOKENS_OF_HIT * query.limit
     found = _load_texts(connection, ranking, entries)
-    snippets = fill(found, ranking.weights, tokens=tokens)
+    snippets = fill(found, ranking.weights, tokens=tokens, seen=query.seen)
     if query.tokens is None:
         snippets = snippets[: query.limit]
     scores = {scored.entry: scored.score for scored in ranking.entries}

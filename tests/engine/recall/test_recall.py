@@ -79,6 +79,17 @@ async def test_a_request_finds_what_it_continues_and_not_what_it_still_sees() ->
     assert (query.within, query.in_view) == (frozenset(history.nodes), frozenset(history.nodes[5:]))
     assert (query.limit, query.tokens) == (40, 4000)
     assert query.context.endswith("Now the docs")
+    assert query.seen == (*[message.text for message in history.messages[5:8]], "Now the docs")
+    assert "ledger" not in query.kinds and {"message", "output", "reasoning", "arguments"} < set(query.kinds)
+
+
+@pytest.mark.parametrize(("room", "tokens"), [(None, 3000), (50_000, 3000), (6_000, 1500), (10, 250)])
+async def test_a_search_takes_no_more_room_than_there_is(room: int | None, tokens: int) -> None:
+    index = MadeIndex(*[make_hit(reference=f"aaaaaaaa{i:02}", snippet="word " * 60) for i in range(30)])
+    log, scope = know(make_history(*WORK), room=room)
+    told = await recall(make_recall(log, index), scope, action="search", query="x")
+    assert index.queries[0].tokens == tokens
+    assert 300 < len(told) <= 4 * tokens + 200
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def until(steps: int) -> list[Any]:
     return list(HISTORY[: 2 + 2 * steps])
 
 
-async def run(request: ManagedRequest, epoch: Epoch, arguments: str) -> str:
+async def run(request: ManagedRequest, epoch: Epoch, arguments: str, room: int) -> str:
     await asyncio.sleep(0)
     return f"{PAGE} for {arguments}"
 
@@ -438,7 +438,8 @@ async def test_the_end_of_an_answer_waits_until_its_rounds_are_in_the_log() -> N
 
 
 async def test_of_many_calls_at_once_some_are_answered_and_what_does_not_fit_is_told() -> None:
-    async def run_long(request: ManagedRequest, epoch: Epoch, arguments: str) -> str:
+    async def run_long(request: ManagedRequest, epoch: Epoch, arguments: str, room: int) -> str:
+        assert 0 < room < 100_000
         return "long " * 100_000 if arguments == "{}" else f"short \ud800 {arguments}"
 
     engine = ManagedEngine(run=run_long)

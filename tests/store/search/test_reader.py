@@ -266,3 +266,12 @@ async def test_the_most_frequent_words_are_left_out_among_many_passages(
     answer = await index.search(SearchQuery(text="horse foal zebra", limit=3))
     assert answer.hits[0].snippet == "a horse saw the zebra"
     assert answer.is_complete
+
+
+async def test_no_line_is_told_that_the_searcher_sees(log: LogBuilder, indexer: Indexer, index: SearchIndex) -> None:
+    log.call([say("The zebra is striped.\nThe zebra is in the yard.")], reply("Good."))
+    index_all(indexer)
+    (found,) = await find(index, "zebra", tokens=100, roles=("user",))
+    assert found == "The zebra is striped.\nThe zebra is in the yard."
+    (found,) = await find(index, "zebra", tokens=100, roles=("user",), seen=("Look:\n  The zebra  is striped.",))
+    assert found == "The zebra is in the yard."

@@ -6,6 +6,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -33,6 +34,8 @@ MOST_BYTES = 32 * 1024 * 1024
 _READ_BYTES = 1024 * 1024
 # How often the process is asked how current the index is, which also starts it again if it was lost.
 ASK_SECONDS = 5.0
+# How long the process has for ending by itself, so that the index is closed and leaves no journal.
+_CLOSING_SECONDS = 1.0
 
 _STOPPING = "the server is stopping"
 _REFUSED = "the worker process was lost several times; it is started again later"
@@ -127,7 +130,7 @@ class WorkerProcess:
             if task is not None:
                 task.cancel()
                 await asyncio.wait((task,))
-        await self._end()
+        await self._end(_CLOSING_SECONDS)
         for waiting in (*self._urgent, *self._ahead):
             _fail(waiting, WorkerLost(_STOPPING))
 
@@ -239,7 +242,8 @@ class WorkerProcess:
         await self._end()
         _fail(waiting, WorkerLost(f"the worker process was lost: {problem}"))
 
-    async def _end(self) -> None:
+    async def _end(self, seconds: float = 0.0) -> None:
+        """End the process. For so many seconds it may close the index, if it has no job."""
         starting, self._starting = self._starting, None
         if starting is not None:
             await asyncio.wait((starting,))
@@ -248,6 +252,12 @@ class WorkerProcess:
         process, self._process = self._process, None
         if process is None:
             return
+        if process.returncode is None and seconds:
+            assert process.stdin is not None, "it is a pipe"
+            process.stdin.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await process.wait()
         if process.returncode is None:
             process.kill()
         await process.wait()

@@ -114,7 +114,13 @@ def test_a_program_with_the_sdk_is_recorded_and_nothing_is_left(provider: Provid
     assert last == "palimpsest: 1 call; 7 tokens sent, 11 received; 0 epochs"
     log = name_log(tmp_path, provider)
     wait_for(lambda: not list_proxies(tmp_path))
-    assert {path.name for path in log.iterdir()} == {"admin-token", "log.db", "log.db.lock"}
+    assert {path.name for path in log.iterdir()} == {
+        "admin-token",
+        "index.db",
+        "index.db.lock",
+        "log.db",
+        "log.db.lock",
+    }
     assert run_command("verify", "--data", str(log)).returncode == 0
     assert b'"exchanges":1' in run_command("sessions", "--json", "--data", str(log)).stdout
 

@@ -37,8 +37,8 @@ test: static ## the same, and all tests but those that make journeys runs: withi
 coverage: $(VENV)/.dev ## trace the tests that run in one process: which branches of the core are not tested
 	$(PYTEST) -m 'not no_cover' --ignore=tests/journeys --ignore=tests/clients --ignore=tests/test_packaging.py \
 		--ignore=tests/test_documented_commands.py --cov --cov-report=term --cov-fail-under=95
-	@printf 'branches covered in model, wire and context, percent: '
-	@$(BIN)/coverage report --include='proxy/model/*,proxy/wire/*,proxy/context/*' --format=total --fail-under=100
+	@printf 'branches covered in model, wire, context and retrieval, percent: '
+	@$(BIN)/coverage report --include='proxy/model/*,proxy/wire/*,proxy/context/*,proxy/retrieval/*' --format=total --fail-under=100
 
 static: $(VENV)/.dev
 	$(BIN)/ruff format --check $(CODE)

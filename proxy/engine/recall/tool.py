@@ -8,7 +8,6 @@ import msgspec
 
 from proxy.wire.json_values import JSON_ERRORS, load_json
 
-NAME = "context_recall"
 DESCRIPTION = (
     "Reads what was removed from this conversation to save room: earlier messages, outputs of tools, files as they were"
     " then. It changes nothing. search: finds passages by words, names or a question. expand: the original of a ref:ID."

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.engine.recall.tool import DESCRIPTION, NAME, PARAMETERS, Misused, RecallCall, find_reference, parse_call
+from proxy.engine.recall.tool import DESCRIPTION, PARAMETERS, Misused, RecallCall, find_reference, parse_call
+from proxy.model.messages import RECALL_TOOL
 from proxy.upstream.tokenizer import CountingTokenizer
 
 
 def test_the_tool_costs_at_most_250_tokens() -> None:
-    function = {"name": NAME, "description": DESCRIPTION, "parameters": PARAMETERS}
+    function = {"name": RECALL_TOOL, "description": DESCRIPTION, "parameters": PARAMETERS}
     text = json.dumps({"type": "function", "function": function})
     tokens, is_estimate = CountingTokenizer().count(text, "o200k_base")
     assert tokens <= 250 and not is_estimate

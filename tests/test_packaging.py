@@ -242,7 +242,7 @@ def test_make_test_runs_every_gate_and_all_tests() -> None:
 def test_make_coverage_holds_the_branches_of_the_core() -> None:
     recipe = recipe_of("coverage")
     assert "--cov-fail-under=95" in recipe
-    assert "proxy/model/*,proxy/wire/*,proxy/context/*' --format=total --fail-under=100" in recipe
+    assert "proxy/model/*,proxy/wire/*,proxy/context/*,proxy/retrieval/*' --format=total --fail-under=100" in recipe
 
 
 @pytest.mark.parametrize("options", [(), ("-n", "1")])

@@ -84,7 +84,7 @@ class WorkerProcess:
         self._watching: asyncio.Task[None] | None = None
         self._losses = 0
         self._refused_until = 0.0
-        self._is_closed = False
+        self._is_closed = self._is_idle = False  # idle: the process has started, and has no job
         self._indexes = bool(settings.log)
         self.index_health = IndexHealth()
 
@@ -130,7 +130,7 @@ class WorkerProcess:
             if task is not None:
                 task.cancel()
                 await asyncio.wait((task,))
-        await self._end(_CLOSING_SECONDS)
+        await self._end(_CLOSING_SECONDS if self._is_idle else 0.0)
         for waiting in (*self._urgent, *self._ahead):
             _fail(waiting, WorkerLost(_STOPPING))
 
@@ -213,10 +213,13 @@ class WorkerProcess:
         process = self._process or await self._start()
         assert process.stdin is not None, "it was started with pipes"
         assert process.stdout is not None, "it was started with pipes"
+        self._is_idle = False
         process.stdin.write(frame)
         await process.stdin.drain()
         length = await process.stdout.readexactly(LENGTH_BYTES)
-        return _results.decode(await process.stdout.readexactly(int.from_bytes(length)))
+        result = _results.decode(await process.stdout.readexactly(int.from_bytes(length)))
+        self._is_idle = True
+        return result
 
     async def _start(self) -> asyncio.subprocess.Process:
         starting = asyncio.create_subprocess_exec(
@@ -243,7 +246,7 @@ class WorkerProcess:
         _fail(waiting, WorkerLost(f"the worker process was lost: {problem}"))
 
     async def _end(self, seconds: float = 0.0) -> None:
-        """End the process. For so many seconds it may close the index, if it has no job."""
+        """End the process. For so many seconds it may close the index."""
         starting, self._starting = self._starting, None
         if starting is not None:
             await asyncio.wait((starting,))

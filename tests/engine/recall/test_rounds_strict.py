@@ -41,7 +41,7 @@ async def test_nothing_is_refused_because_a_model_recalls(tmp_path: Path, kind: 
     ceiling, size = (4_000, 900) if kind is BoundSession else (8_000, 1_500)
     session = kind(ceiling, size=size, path=tmp_path, run=recall, **options)
     made = make_recalling(session.upstream)
-    await session.run(90)
+    await session.run(60)
     await session.talk.close()
     assert session.upstream.refused == 0
     assert (session.counts["refused"], session.counts["failed"]) == (0, 0)

@@ -239,7 +239,8 @@ class _ChatStitcher(RoundStitcher):
         has_own = any(None in each for each in kept)
         is_end = any(choice.get("finish_reason") for choice in choices) or (not choices and bool(chunk.get("usage")))
         is_held = is_end and self._is_hiding
-        if not (has_own or is_held or self._round):
+        is_moved = bool(self._own_places) and any(kept)  # calls of the client behind one of ours
+        if not (has_own or is_moved or is_held or self._round):
             self._has_role = self._has_role or any(_read_delta(choice).get("role") for choice in choices)
             return event.raw
         if is_held:

@@ -312,3 +312,13 @@ def test_arguments_that_are_no_string_are_read() -> None:
     )
     assert end.own == (OwnCall("a", '{"a":1}'),)
     assert json.loads(end.answer[0])["tool_calls"][0]["function"]["arguments"] == '{"a":1}'
+
+
+def test_every_fragment_of_a_clients_call_behind_ours_has_the_clients_index() -> None:
+    """SDKs look calls up by index, in the order in which they came."""
+    begun = chunk({"role": "assistant", **call(RECALL, 0, "a")})
+    parts = [chunk(call({"name": "read", "arguments": ""}, 1, "b")), chunk(call({"arguments": "{}"}, 1))]
+    parts += [chunk(call({"name": "read", "arguments": "{}"}, 2, "c"))]
+    sent = stitch(begun + b"".join(parts) + chunk({}, "tool_calls") + DONE)
+    calls = [each["choices"][0]["delta"].get("tool_calls") for each in sent]
+    assert [made[0]["index"] for made in calls if made] == [0, 0, 1]

@@ -17,6 +17,7 @@ from proxy.model.messages import MessageStructure
 from proxy.wire import FORMATS
 from proxy.wire.format import CACHE_MEMBER, DEFAULT_LIFETIME
 from proxy.wire.rendering import NO_CHANGES, MarkedRequest, add_markers, apply, find_hop, place_marker
+from proxy.wire.rounds import append_tool
 from proxy.wire.validity import (
     MOST_MARKERS,
     RequestFault,
@@ -106,7 +107,7 @@ class Rewriter:
             has_room = len(rules.markers) + len(kept) + bool(lost) < MOST_MARKERS
             if has_room and (provider.takes_markers or kept or CACHE_MEMBER in request.split.members):
                 sent = self._mark(request, history, epoch, sent, is_ours=provider.takes_markers)
-        members = {**sent.members, "tools": _add_tool(request, tool)} if tool else sent.members
+        members = {**sent.members, "tools": append_tool(request.split.member("tools"), tool)} if tool else sent.members
         spans = [(range(each.start, each.stop), each.messages) for each in restored]
         return apply(request.split, leading, epoch.depth, sent.rendered, sent.changed, members=members, spans=spans)
 
@@ -148,11 +149,6 @@ class Rewriter:
             if len(self._judged) > _MOST_REMEMBERED:
                 del self._judged[next(iter(self._judged))]
         return judged
-
-
-def _add_tool(request: ManagedRequest, tool: bytes) -> bytes:
-    """Return the raw tools of a request, of which there are some, with ours as the last."""
-    return request.split.member("tools").rstrip()[:-1] + b"," + tool + b"]"
 
 
 def _make_splice(wire: str, restored: RestoredAnswer) -> Splice:

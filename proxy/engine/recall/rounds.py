@@ -36,9 +36,9 @@ from proxy.wire.rounds import (
     RoundEnd,
     RoundStitcher,
     continue_request,
-    extend_tools,
     make_stitcher,
     restore_answer,
+    spell_tool,
 )
 from proxy.wire.rounds import find_obstacle as find_wire_obstacle
 
@@ -308,7 +308,7 @@ def build_offers(*, is_on: bool) -> ToolOffers:
     def find_obstacle(request: ManagedRequest, is_offered: bool) -> str:
         return find_wire_obstacle(FORMATS[request.wire], request.split, RECALL_TOOL, is_offered=is_offered)
 
-    spelled = {name: extend_tools(form, b"[]", tool)[2:-1] for name, form in FORMATS.items()}
+    spelled = {name: spell_tool(form, tool) for name, form in FORMATS.items()}
     return ToolOffers(is_on=is_on, spell=spelled.__getitem__, find_obstacle=find_obstacle, restore=restore_recalled)
 
 

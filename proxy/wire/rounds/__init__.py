@@ -2,8 +2,8 @@
 
 from proxy.wire.rounds.requests import (
     add_tool,
+    append_tool,
     continue_request,
-    extend_tools,
     find_obstacle,
     make_stitcher,
     read_round,
@@ -21,8 +21,8 @@ __all__ = [
     "RoundEnd",
     "RoundStitcher",
     "add_tool",
+    "append_tool",
     "continue_request",
-    "extend_tools",
     "find_obstacle",
     "make_stitcher",
     "read_round",

@@ -8,7 +8,6 @@ indexes that begin again in each round. Plain reasoning is not signed and passes
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from proxy.model.exchange import Answer
 from proxy.model.manifest import compute_digest
 from proxy.wire.body import SplitBody
 from proxy.wire.chat_completions import ChatCompletions
@@ -65,21 +64,10 @@ class _ChatRounds(RoundWire):
             message = next((each.get("message") for each in read_objects(answer.value.get("choices"))), None)
             raw = encode_value(_join_thinking(message)) if isinstance(message, dict) else b""
         else:
-            value = load_lenient(received)
-            answer = self.form.read_answer(value) if isinstance(value, dict) else Answer({}, is_ended=False)
+            answer = self.read_body(received)
             raw = _find_message(received)
         raw, own, others = _spell_message(raw, tool)
-        counted = answer.value.get("usage")
-        return RoundEnd(
-            own,
-            has_client_calls=others > 0,
-            answer=(raw,) if raw else (),
-            finish=answer.finish,
-            usage=answer.usage,
-            error=answer.error,
-            is_ended=answer.is_ended or bool(answer.finish),
-            counted=counted if isinstance(counted, dict) else {},
-        )
+        return self.make_end(answer, (raw,) if raw else (), own, others, is_ended=bool(answer.finish))
 
     # Requests
 

@@ -7,7 +7,6 @@ results that the client never gets: it is withheld. `RoundEnd.answer` has it, so
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from proxy.model.exchange import Answer
 from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.body import SplitBody
 from proxy.wire.json_values import (
@@ -58,21 +57,10 @@ class _MessagesRounds(RoundWire):
             answer = self.form.read_events(read_events(received))
             blocks = list(map(encode_value, read_objects(answer.value.get("content"))))
         else:
-            value = load_lenient(received)
-            answer = self.form.read_answer(value) if isinstance(value, dict) else Answer({}, is_ended=False)
+            answer = self.read_body(received)
             blocks = list_elements(read_member(received, "content") or b"[]")
         spelled, own, others = _spell_blocks(blocks, tool)
-        counted = answer.value.get("usage")
-        return RoundEnd(
-            own,
-            has_client_calls=others > 0,
-            answer=_write_answer(spelled),
-            finish=answer.finish,
-            usage=answer.usage,
-            error=answer.error,
-            is_ended=answer.is_ended,
-            counted=counted if isinstance(counted, dict) else {},
-        )
+        return self.make_end(answer, _write_answer(spelled), own, others)
 
     # Requests
 

@@ -61,15 +61,15 @@ def spell_tool(form: Format, tool: OwnTool) -> bytes:
     return _WIRES[form.name].spell_tool(tool)
 
 
-def extend_tools(form: Format, tools: bytes, tool: OwnTool) -> bytes:
-    """Return a raw `tools` array, which is not empty, with our tool behind the others."""
-    return b"%b,%b]" % (tools[: tools.rindex(b"]")], spell_tool(form, tool))
+def append_tool(tools: bytes, tool: bytes) -> bytes:
+    """Return a raw `tools` array, which is not empty, with a raw tool behind the others."""
+    return b"%b,%b]" % (tools[: tools.rindex(b"]")], tool)
 
 
 def add_tool(form: Format, body: SplitBody, tool: OwnTool) -> bytes:
     """Return the body with our tool as the last of its tools. There must be no obstacle (`find_obstacle`)."""
     span = body.members["tools"]
-    extended = extend_tools(form, body.content[span.start : span.end], tool)
+    extended = append_tool(body.content[span.start : span.end], spell_tool(form, tool))
     return body.content[: span.start] + extended + body.content[span.end :]
 
 

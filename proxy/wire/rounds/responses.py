@@ -11,7 +11,6 @@ that is a call of ours. Items behind it then go without their ids, by which the 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from proxy.model.exchange import Answer
 from proxy.wire.body import SplitBody
 from proxy.wire.json_values import (
     change_members,
@@ -80,21 +79,10 @@ class _ResponsesRounds(RoundWire):
             items, output = _list_done(received), read_objects(answer.value.get("output"))
             items = items if len(items) >= len(output) else list(map(encode_value, output))
         else:
-            value = load_lenient(received)
-            answer = self.form.read_answer(value) if isinstance(value, dict) else Answer({}, is_ended=False)
+            answer = self.read_body(received)
             items = list_elements(read_member(received, "output") or b"[]")
         spelled, own, others = _spell_items(items, tool)
-        counted = answer.value.get("usage")
-        return RoundEnd(
-            own,
-            has_client_calls=others > 0,
-            answer=tuple(spelled),
-            finish=answer.finish,
-            usage=answer.usage,
-            error=answer.error,
-            is_ended=answer.is_ended,
-            counted=counted if isinstance(counted, dict) else {},
-        )
+        return self.make_end(answer, spelled, own, others)
 
     # Requests
 

@@ -17,7 +17,7 @@ from typing import ClassVar, NamedTuple
 
 import msgspec
 
-from proxy.model.exchange import Usage
+from proxy.model.exchange import Answer, Usage
 from proxy.wire.format import Format
 from proxy.wire.json_values import change_members, load_lenient, read_count, read_object, read_text
 from proxy.wire.streams import EVENT_END, ServerEvent, read_kind
@@ -128,6 +128,30 @@ class RoundReader(ABC):
     """Reads what a round has come to, from the raw bytes of its response. Each format has one."""
 
     form: ClassVar[Format]
+
+    def make_end(
+        self, answer: Answer, raws: Sequence[bytes], own: Sequence[OwnCall], others: int, *, is_ended: bool = False
+    ) -> RoundEnd:
+        """Return the end of a round, given what its response says: raw messages, our calls, the number of the others.
+
+        `is_ended`: it came to its end, though its format does not say so.
+        """
+        counted = answer.value.get("usage")
+        return RoundEnd(
+            tuple(own),
+            has_client_calls=others > 0,
+            answer=tuple(raws),
+            finish=answer.finish,
+            usage=answer.usage,
+            error=answer.error,
+            is_ended=answer.is_ended or is_ended,
+            counted=counted if isinstance(counted, dict) else {},
+        )
+
+    def read_body(self, received: bytes) -> Answer:
+        """Read a body that is no stream; one that is no object has not ended."""
+        value = load_lenient(received)
+        return self.form.read_answer(value) if isinstance(value, dict) else Answer({}, is_ended=False)
 
     @abstractmethod
     def read_round(self, tool: str, received: bytes, *, is_stream: bool) -> RoundEnd:

@@ -16,8 +16,8 @@ from proxy.wire.rounds import (
     PlayedRound,
     RoundEnd,
     add_tool,
+    append_tool,
     continue_request,
-    extend_tools,
     find_obstacle,
     read_round,
     restore_answer,
@@ -125,7 +125,7 @@ def test_the_tool_comes_last_and_nothing_else_changes(form: Format) -> None:
     span = body.members["tools"]
     assert added.startswith(spelled[: span.end - 1])
     assert added.endswith(spelled[span.end - 1 :])
-    assert extend_tools(form, body.member("tools"), RECALL) in added
+    assert append_tool(body.member("tools"), spell_tool(form, RECALL)) in added
     [_, ours] = json.loads(added)["tools"]
     assert spell_tool(form, RECALL) + b"]" in added
     described = ours.get("function", ours)

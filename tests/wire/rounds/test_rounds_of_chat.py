@@ -290,6 +290,13 @@ def test_content_of_parts_is_joined() -> None:
     assert message["reasoning_details"] == DETAILS
 
 
+@pytest.mark.parametrize("nothing", [None, "", []])
+def test_content_that_says_nothing_in_any_round_stays_what_the_last_one_has(nothing: object) -> None:
+    first = body({"role": "assistant", "content": "", **call(RECALL, id="a")})
+    last = body({"role": "assistant", "content": nothing, **call(READ, id="b")}, "tool_calls")
+    assert stitch_bodies(first, last)["choices"][0]["message"]["content"] == nothing
+
+
 def test_a_body_that_is_no_answer_passes() -> None:
     hidden = body({"role": "assistant", "content": None, **call(RECALL, id="a"), "annotations": [], "refusal": None})
     for error in (b'{"error": {"message": "context_recall is full"}}', b"context_recall", b"", b'{"choices":[1]}'):

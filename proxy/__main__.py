@@ -4,18 +4,10 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from proxy.assembly import (
-    ask_server,
-    build_tally,
-    find_link,
-    find_server,
-    measure,
-    open_index,
-    open_log,
-    update_index,
-)
+from proxy.assembly import build_tally, measure, open_index, open_log, update_index
 from proxy.cli.main import run
 from proxy.cli.services import Services
+from proxy.running import ask_server, find_link, find_server
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from proxy import __version__
-from proxy.assembly import Engine, build_engine, find_admin_token, note_address, open_index, open_log
+from proxy.assembly import Engine, build_engine, open_index, open_log
 from proxy.config import ConfigError, Settings
 from proxy.config.errors import Problem
 from proxy.context.budget import AUTO_CEILING, make_budget
@@ -30,6 +30,7 @@ from proxy.engine.reports.search import describe_health
 from proxy.engine.runtime import SystemClock, WriteBatcher
 from proxy.heap import HeapTrimmer, find_heap, tune_collector
 from proxy.model.errors import ProxyError, StoreUnavailable
+from proxy.running import find_admin_token, note_address
 from proxy.server.access import AccessRules
 from proxy.server.context_api import ContextApi
 from proxy.server.errors import Refused

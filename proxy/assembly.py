@@ -5,11 +5,10 @@ import contextlib
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from proxy.config import ConfigError, Settings
 from proxy.config.errors import Problem
@@ -55,19 +54,17 @@ from proxy.engine.runtime import (
 )
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import LimitKey
-from proxy.model.errors import NotFound, StoreUnavailable, WorkerLost
+from proxy.model.errors import StoreUnavailable, WorkerLost
 from proxy.model.events import AnswerRead, ExchangeRecorded, ReadingFailed
 from proxy.model.search import IndexHealth
 from proxy.store.search.indexer import Indexer
 from proxy.store.search.reader import SearchIndex
-from proxy.store.secrets import load_or_create_secret, read_secret
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.recovery import recover_log
 from proxy.upstream.client import DirectClient
 from proxy.upstream.litellm_library import is_installed, load_litellm
 from proxy.upstream.model_catalog import ModelCatalog
-from proxy.upstream.origin import name_address
 from proxy.upstream.policy import UpstreamPolicy
 from proxy.upstream.tokenizer import CountingTokenizer
 from proxy.wire import FORMATS
@@ -80,9 +77,6 @@ if TYPE_CHECKING:
 
     AnyClient = DirectClient | ProxiedClient | LitellmClient
 
-_TOKEN_FILE = "admin-token"
-_ADDRESS_FILE = "address"
-_UPSTREAMS_FILE = "upstreams"
 # One token count is kept per this many bytes of the cache's size, in addition to it: by default 65,536 counts, 11 MB.
 _CACHE_FOR_A_WEIGHT = 1024
 _FINISH_SECONDS = 2.0
@@ -93,17 +87,6 @@ _INSTALL = (
 )
 
 _log = logging.getLogger("palimpsest")
-
-
-def find_admin_token(settings: Settings) -> str:
-    """Return the configured admin token, or the one kept in the data directory. Raises StoreUnavailable."""
-    if token := settings.server_policy().admin_token:
-        return token
-    path = settings.data / _TOKEN_FILE
-    try:
-        return load_or_create_secret(path)
-    except OSError as error:
-        raise StoreUnavailable(f"the admin token cannot be kept in {path}: {error.strerror}; choose --data") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +134,7 @@ async def build_engine(settings: Settings) -> Engine:
     """Open the store and wire the engine to it. Raises StoreUnavailable or Conflict."""
     archive = open_sqlite(settings.store_policy(), asyncio.get_running_loop())
     policies, clock, tasks = settings.upstream_policies(), SystemClock(), TaskRunner()
-    own_keys = tuple(p.api_key.encode("latin-1") for p in policies if p.api_key)
-    policy, bus = replace(settings.engine_policy(), own_keys=own_keys), EventBus(tasks)
+    policy, bus = settings.engine_policy(), EventBus(tasks)
     descriptors, hop_id = Descriptors(read_descriptor_limit()), secrets.token_hex(8)
     upstreams = tuple([build_upstream(each, tasks, descriptors, hop_id) for each in policies])
     routes = _list_routes(settings, policies, upstreams)
@@ -195,6 +177,7 @@ async def build_engine(settings: Settings) -> Engine:
         holdout=Holdout(settings.compaction.holdout_fraction, archive.salt),
         hard_wait_seconds=policy.hard_wait_seconds,
         offers=build_offers(is_on=settings.recall_policy().inject),
+        scan_messages=settings.turns.scan_messages,
     )
     CacheWatch(bus, models.card, settings.providers())
     index = SearchIndex(settings.store_policy().path, lambda: worker.index_health)
@@ -244,6 +227,7 @@ def build_controller(
     holdout: Holdout,
     hard_wait_seconds: float,
     offers: ToolOffers = NO_OFFERS,
+    scan_messages: int = 20,
 ) -> ContextController:
     """Build the controller that decides what is sent. The keys of `providers` are names of upstreams.
 
@@ -252,7 +236,16 @@ def build_controller(
     overflows = OverflowWatch(models, bus)
     calibrator = CacheCalibrator(models.counter, providers, overflows, bus)
     bus.subscribe(AnswerRead, calibrator.note_answer)
-    states = StateReader(caches, models, calibrator, clock, holdout, overflows=overflows, offers=offers)
+    states = StateReader(
+        caches,
+        models,
+        calibrator,
+        clock,
+        holdout,
+        overflows=overflows,
+        offers=offers,
+        scan_messages=scan_messages,
+    )
     chain = FallbackChain(
         caches=caches,
         planner=planner,
@@ -358,7 +351,7 @@ def build_models(
 ) -> Models:
     """Build the catalog of models and the token counter. Their files are read when they are first needed."""
     clock = SystemClock()
-    catalog = ModelCatalog(settings.stated_windows(), settings.stated_prices(), clock)
+    catalog = ModelCatalog(settings.stated_windows(), settings.stated_prices(), clock, sized=settings.stated_sizes())
     counting = TokenCounter(tokenizer, settings.engine_policy().cache_bytes // _CACHE_FOR_A_WEIGHT, worker)
     return Models(catalog, counting, settings.budget_policy(), clock, tasks.spawn)
 
@@ -370,85 +363,12 @@ def build_tally() -> Tally:
 
 async def measure(settings: Settings) -> SavingsInputs:
     """Return the models and the budget with which `palimpsest savings` prices sessions. Reads the model catalog."""
-    catalog = ModelCatalog(settings.stated_windows(), settings.stated_prices(), SystemClock())
+    catalog = ModelCatalog(
+        settings.stated_windows(), settings.stated_prices(), SystemClock(), sized=settings.stated_sizes()
+    )
     await catalog.open()
     prices = PriceList(lambda upstream, model: catalog.find(LimitKey(upstream, model)), settings.providers())
     return SavingsInputs(prices, settings.budget_policy())
-
-
-@contextlib.contextmanager
-def note_address(settings: Settings, port: int) -> Iterator[None]:
-    """Keep the running server's address in the data directory, for commands and for the container's health check.
-
-    Beside it are the addresses of its upstreams: `palimpsest run` shares only a server with those of its client. If the
-    files cannot be written, the server runs all the same, and commands use the address in the settings.
-    """
-    upstreams = "".join(f"{policy.address}\n" for policy in settings.upstream_policies())
-    noted = {_UPSTREAMS_FILE: upstreams, _ADDRESS_FILE: name_address(settings.server.host, port) + "\n"}
-    for name, text in noted.items():
-        try:
-            (settings.data / name).write_text(text, "utf-8")
-        except OSError as error:
-            _log.warning(
-                "%s cannot be written, so commands may not find this server: %s", settings.data / name, error.strerror
-            )
-    try:
-        yield
-    finally:
-        for name in noted:
-            with contextlib.suppress(OSError):
-                (settings.data / name).unlink()
-
-
-def find_address(settings: Settings) -> str:
-    """Return the server's address: from the settings if they name a port, else the one that the server has noted."""
-    is_stated = settings.server.port and "port" in settings.server.model_fields_set
-    noted = [] if is_stated else _read_noted(settings)
-    return noted[0] if noted else name_address(settings.server.host, settings.server.port)
-
-
-def _read_noted(settings: Settings, file: str = _ADDRESS_FILE) -> list[str]:
-    try:
-        return (settings.data / file).read_text("utf-8").split()
-    except (OSError, UnicodeDecodeError):
-        return []
-
-
-def find_server(settings: Settings) -> tuple[str, ...]:
-    """Return the address of the server that runs on the data directory, then those of its upstreams.
-
-    Return nothing if no server answers at the address that is noted there.
-    """
-    noted = _read_noted(settings)
-    if not noted:
-        return ()
-    from proxy.upstream.httpx_client import AdminClient  # noqa: PLC0415 - as below
-
-    is_live = asyncio.run(AdminClient(noted[0], "").is_live())
-    return (noted[0], *_read_noted(settings, _UPSTREAMS_FILE)) if is_live else ()
-
-
-def find_link(settings: Settings) -> str:
-    """Return the link to the server's page, with the admin token. Raises NotFound if there is no token yet."""
-    return f"{find_address(settings)}/-/?token={quote(_read_token(settings), safe='')}"
-
-
-def ask_server(settings: Settings, path: str, body: bytes) -> tuple[int, bytes]:
-    """Send a request to the API of the running server. Return the status and body of the response.
-
-    Raises NotFound if there is no admin token, and UpstreamUnreachable if the server does not respond.
-    """
-    address, token = find_address(settings), _read_token(settings)
-    from proxy.upstream.httpx_client import AdminClient  # noqa: PLC0415 - other commands do without httpx
-
-    return asyncio.run(AdminClient(address, token).post(f"/-/api{quote(path)}", body))
-
-
-def _read_token(settings: Settings) -> str:
-    token = settings.server_policy().admin_token or read_secret(settings.data / _TOKEN_FILE)
-    if not token:
-        raise NotFound(f"no server has run with its data in {settings.data}; choose --data, or --admin-token")
-    return token
 
 
 def open_index(settings: Settings) -> SearchIndex:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from proxy.app import RepeatCountingStream
-from proxy.assembly import find_address, find_link
+from proxy.running import find_address, find_link
 from tests.support.http_proxy import HttpProxy
 from tests.support.scripted import LAST_CHUNK, ScriptedUpstream, Wire, answer, chunk, dial, request
 from tests.support.server_process import (

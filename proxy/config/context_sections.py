@@ -20,6 +20,7 @@ from proxy.context.conversation import BuilderPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.recall.policy import RecallPolicy, RecallScope
 from proxy.model.card import Offer, Prices, Rates
+from proxy.model.epoch import Strategy
 
 _BUDGET = BudgetPolicy()
 _BUILDER = BuilderPolicy()
@@ -111,6 +112,25 @@ class RecallSettings(Section):
             "other branches of its session; tenant: also other sessions of the same tenant."
         ),
     )
+
+
+class TurnsSettings(Section):
+    """The strategy turns: each prompt begins a new context."""
+
+    user_turns: int = Field(
+        _BUILDER.user_turns, ge=1, le=100, description="Turns whose words of the user are sent, the newest included."
+    )
+    scan_messages: int = Field(
+        _BUILDER.scan_messages, ge=1, le=10_000, description="Newest messages in which prompt and tool loop are sought."
+    )
+
+
+class ModelSettings(Section):
+    """What differs by model."""
+
+    strategy: Strategy | None = Field(None, description="Strategy of its requests. Without: as for all models.")
+    window: AutoTokens = Field(None, description="Its context window; tokens. auto: as known of the model.")
+    max_output: AutoTokens = Field(None, description="Most tokens of a response. auto: as known of the model.")
 
 
 class PriceSettings(Section):

@@ -11,9 +11,11 @@ from proxy.config.context_sections import (
     BudgetSettings,
     CompactionSettings,
     FilesSettings,
+    ModelSettings,
     PriceSettings,
     PruningSettings,
     RecallSettings,
+    TurnsSettings,
 )
 from proxy.config.errors import ConfigError, Problem
 from proxy.config.sections import ServerSettings, SessionsSettings, StoreSettings, UpstreamSettings, reveal
@@ -24,6 +26,7 @@ from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.policy import EnginePolicy, Principal, Provider
 from proxy.engine.recall.policy import RecallPolicy
 from proxy.model.card import Offer
+from proxy.model.epoch import Strategy
 from proxy.model.exchange import Mode
 from proxy.server.policy import ServerPolicy
 from proxy.store.policy import StorePolicy
@@ -60,10 +63,25 @@ class Settings(BaseSettings):
     )
     sessions: SessionsSettings = SessionsSettings()
     store: StoreSettings = StoreSettings()
+    strategy: Strategy = Field(
+        EnginePolicy().strategy,
+        description=(
+            "How long contexts are managed (docs/strategies.md). epochs: shortened when that pays; turns: the turn "
+            "under way, and little of what was before it. A request may ask for another one: x-palimpsest-strategy."
+        ),
+    )
+    models: dict[str, ModelSettings] = Field(
+        {},
+        description=(
+            "What differs by model: by its name or a pattern, the first match counts. strategy; window, max_output: "
+            "tokens of its context and of a response. Without: as above, and as known of each model."
+        ),
+    )
     budget: BudgetSettings = BudgetSettings()
     pruning: PruningSettings = PruningSettings()
     files: FilesSettings = FilesSettings()
     recall: RecallSettings = RecallSettings()
+    turns: TurnsSettings = TurnsSettings()
     compaction: CompactionSettings = CompactionSettings()
     pricing: dict[str, PriceSettings] = Field(
         {},
@@ -164,6 +182,9 @@ class Settings(BaseSettings):
             infer=self.sessions.infer,
             cache_bytes=self.sessions.cache_bytes,
             principals={name: _read_principal(known_by) for name, known_by in self.tenants.items()},
+            own_keys=tuple(each.api_key.encode("latin-1") for each in self.upstream_policies() if each.api_key),
+            strategy=self.strategy,
+            strategies=tuple((name, each.strategy) for name, each in self.models.items() if each.strategy),
         )
 
     def store_policy(self) -> StorePolicy:
@@ -197,6 +218,8 @@ class Settings(BaseSettings):
             protected_tools=self.pruning.protected_tools,
             inline_tokens=self.files.inline_tokens,
             has_outlines=self.files.outline,
+            user_turns=self.turns.user_turns,
+            scan_messages=self.turns.scan_messages,
         )
 
     def recall_policy(self) -> RecallPolicy:
@@ -210,6 +233,10 @@ class Settings(BaseSettings):
     def stated_windows(self) -> dict[str, Offer]:
         """Return the context windows that the settings state, by the upstream's name."""
         return {upstream.name: Offer(window=upstream.window) for upstream in self.upstreams if upstream.window}
+
+    def stated_sizes(self) -> dict[str, Offer]:
+        """Return the windows and output limits that the settings state, by the model's pattern."""
+        return {pattern: Offer(each.window, each.max_output) for pattern, each in self.models.items()}
 
     def stated_prices(self) -> dict[str, Offer]:
         """Return the prices that the settings state, by the model's pattern."""

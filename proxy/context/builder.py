@@ -39,6 +39,7 @@ from proxy.context.plan_draft import (
     make_plan,
     shrink_draft,
 )
+from proxy.context.strategies.turns import plan_turns
 from proxy.context.tool_outputs import (
     ReplacedMessage,
     can_be_cut,
@@ -172,6 +173,8 @@ class ContextBuilder:
     def build(self, view: PlanRequest) -> ContextPlan:
         """Plan an epoch that begins with this request."""
         index = index_conversation(view, self._policy, self._find)
+        if view.strategy == "turns" and (plan := plan_turns(view, index, self._policy, self._count)):
+            return plan
         older = list_older_forms(view, index, self._count, parse=self._parse)
         words = _UserForms(older, list_newest_forms(view, index, self._count, parse=self._parse))
         shown = self._show_all_new(view, index, words)

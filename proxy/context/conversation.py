@@ -22,7 +22,7 @@ from proxy.context.verbatim import (
     find_verbatim,
     split_groups,
 )
-from proxy.model.epoch import ContextPlan
+from proxy.model.epoch import ContextPlan, Strategy
 from proxy.model.messages import MOST_BESIDE, Message, MessageStructure
 
 
@@ -35,6 +35,9 @@ class BuilderPolicy:
     `protect_tokens` of outputs and the outputs of `protected_tools`. At least `minimum_tokens` must be saved. Both
     numbers scale down with a small budget. Outputs above `inline_tokens` are sent whole once, then as a file block,
     with their structure if `has_outlines`.
+
+    The strategy `turns` keeps the user's words of `user_turns` turns, and looks for the newest prompt and tool loop in
+    the newest `scan_messages` messages.
     """
 
     protect_turns: int = RECENT_TURNS
@@ -44,6 +47,8 @@ class BuilderPolicy:
     protected_tools: tuple[str, ...] = ("skill",)
     inline_tokens: int = 10_000
     has_outlines: bool = True
+    user_turns: int = 2
+    scan_messages: int = 20
 
 
 class CountedMessage(msgspec.Struct, frozen=True, gc=False):
@@ -93,6 +98,7 @@ class PlanRequest(msgspec.Struct, frozen=True, gc=False):
     excluded: tuple[str, ...] = ()  # names of further tools whose outputs stay, since the client asks for it
     growth: int = 0  # tokens that the next request is expected to add if the plan is made for that one, else 0
     has_tool: bool = False  # the model will have the tool to recall
+    strategy: Strategy = "epochs"
 
 
 _DIGITS = re.compile(r"\d+")

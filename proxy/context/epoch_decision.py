@@ -159,11 +159,14 @@ NOTHING_TO_GAIN = "an epoch would leave no less"
 MUST_STAY = "the rest must stay as it is"
 REFUSED = "the upstream refused the last epoch"
 SENT_BEFORE = "the same history goes out as it did before"
+NOT_DUE = "the strategy calls for no epoch yet"
 REPORTING = "a summary of what it would take is being made"
 UNREAD = "what the log knows of this session could not be read"
 LATE = "what the log knows of this session could not be read in time"
 NEEDED: tuple[EpochReason, ...] = ("hard", "overflow")
 """The reasons for which a request is cut even if its plan is late."""
+AWAITED: tuple[EpochReason, ...] = (*NEEDED, "turn")
+"""The reasons for which a call waits as long for its plan as the settings allow."""
 PRICED: tuple[EpochReason, ...] = ("soft", "cold", "client")
 """The reasons for which an epoch opens only if that pays."""
 OBSTACLES = frozenset({UNREAD, LATE, SENT_BEFORE, REFUSED, MUST_STAY})
@@ -193,6 +196,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     unshortened: int = 0  # tokens of the last request whose plan was no shorter, 0 if there was none
     is_unshortened: bool = False  # that request was this one
     planned: int | None = None  # tokens that the plan leaves which an epoch would open with, None if there is none yet
+    is_due: bool | None = None  # whether the strategy calls for an epoch now, at any price; None: the price decides
 
     @property
     def low(self) -> int:
@@ -224,12 +228,14 @@ def _decide_by_size(account: CacheCostAccount, facts: RequestFacts) -> Decision:
     pressure = facts.budget.compute_pressure(facts.tokens)
     if facts.is_overflowed and not facts.is_side:
         return Decision("overflow", pressure)
-    if pressure == "none":
+    if pressure == "none" and not facts.is_due:
         return Decision(None, pressure, _explain_no_pressure(facts))
     if against := _find_objection(account, facts, pressure):
         return Decision(None, pressure, against)
     if pressure == "hard":
         return Decision("hard", pressure)
+    if facts.is_due is not None:
+        return Decision("turn", pressure) if facts.is_due else Decision(None, pressure, NOT_DUE)
     if facts.tokens <= facts.find_target(account):
         return Decision(None, pressure, NOTHING_TO_GAIN)
     return _decide_by_price(account, facts, pressure)
@@ -277,11 +283,16 @@ def _find_objection(account: CacheCostAccount, facts: RequestFacts, pressure: Pr
         return ""
     if facts.is_in_loop:
         return IN_LOOP
+    if facts.is_due is None and (against := _find_futility(account, facts)):
+        return against
+    return HELD if account.is_held else ""
+
+
+def _find_futility(account: CacheCostAccount, facts: RequestFacts) -> str:
+    """Return why another epoch would not help either, or empty."""
     if account.ineffective >= MAX_INEFFECTIVE and facts.low > account.missed_mark - _RETRY_SHARE * facts.budget.usable:
         return INEFFECTIVE
-    if account.missed_mark and facts.budget.is_ceiling_unreachable(facts.protected):
-        return OUT_OF_REACH
-    return HELD if account.is_held else ""
+    return OUT_OF_REACH if account.missed_mark and facts.budget.is_ceiling_unreachable(facts.protected) else ""
 
 
 def _find_obstacle(facts: RequestFacts, why: EpochReason) -> str:
@@ -295,6 +306,8 @@ def _find_obstacle(facts: RequestFacts, why: EpochReason) -> str:
         return SENT_BEFORE
     if facts.is_refused or why == "overflow":
         return REFUSED if facts.is_refused else ""
+    if why == "turn":
+        return MUST_STAY if facts.is_unshortened else ""
     is_near = facts.unshortened <= facts.tokens < facts.unshortened * _GROWN
     return MUST_STAY if (facts.is_unshortened if why == "hard" else is_near) else ""
 

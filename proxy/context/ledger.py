@@ -20,6 +20,8 @@ from proxy.context.references import (
     CHAT_RECALL,
     HEADER_ACCESS,
     HEADER_RECALL,
+    NOTE_ACCESS,
+    NOTE_RECALL,
     PAGE,
     PAGE_OVERLAP,
     render_words,
@@ -92,6 +94,12 @@ FIRST_HEADER = _STORY + HEADER_ACCESS
 FIRST_CHAT_HEADER = _CHAT + CHAT_ACCESS
 NEXT_HEADER = f"[{LEDGER_HEAD}: the work here]"
 LEDGER_END = "[End of the ledger]"
+
+
+def render_note(left: int, *, has_tool: bool) -> str:
+    """Render the note that so many messages are left out. `has_tool`: the model has the tool to recall."""
+    what = f"the context is limited; {left} messages that stood here are stored, but not shown."
+    return f"[{LEDGER_HEAD}: {what}{NOTE_RECALL if has_tool else NOTE_ACCESS}]"
 
 
 def choose_header(*, has_calls: bool, has_tool: bool) -> str:

@@ -97,7 +97,7 @@ def make_plan(
     tail = max(tail, sum(step.start < covered for step in index.steps))
     through = index.find_start(tail)
     references = {each.id: each for each in _list_references(draft)}
-    edits = tuple(_list_edits(index, draft, tail))
+    edits = tuple(list_edits(index, draft, tail))
     return ContextPlan(through, edits, tuple(references.values()), draft.tokens, draft.protected, rung, beyond)
 
 
@@ -131,7 +131,7 @@ def choose_summaries(view: PlanRequest, carried: CarriedLedgers) -> tuple[Writte
     return tuple(Written(each.text, start, max(start, each.stop), each.id) for each in reversed(chosen))
 
 
-def _list_edits(index: ConversationIndex, draft: PlanDraft, tail: int) -> Iterator[Edit]:
+def list_edits(index: ConversationIndex, draft: PlanDraft, tail: int) -> Iterator[Edit]:
     """Yield summaries, ledgers and kept messages: each ledger before all that follows its start, after its summaries.
 
     So the next epoch, which only adds a ledger, does not change what precedes it, user messages between ledgers

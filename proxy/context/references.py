@@ -228,10 +228,13 @@ HEADER_ACCESS = " To see one: run a command that only reads again, or ask the us
 HEADER_RECALL = f" To see one: call {RECALL_TOOL} with its reference."
 CHAT_ACCESS = "; the user can read one with `palimpsest expand ID`."
 CHAT_RECALL = f"; call {RECALL_TOOL} with one to read it."
+NOTE_ACCESS = " The user can search them with `palimpsest search`."
+NOTE_RECALL = f" Search them with {RECALL_TOOL}."
 # The longer ones come first, since they contain others.
 _WITHOUT_TOOL = (
     (HEADER_RECALL, HEADER_ACCESS),
     (CHAT_RECALL, CHAT_ACCESS),
+    (NOTE_RECALL, NOTE_ACCESS),
     (RECALL_ACCESS, ACCESS),
     (f"to see it: {RECALL_ACCESS_AFTER_EFFECTS};", f"to see it: {ACCESS_AFTER_EFFECTS};"),
     (f"To see it again: {RECALL_ACCESS_AFTER_EFFECTS}.", f"To see it again: {ACCESS_AFTER_EFFECTS}."),

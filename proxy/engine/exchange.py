@@ -21,7 +21,7 @@ from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.request_resolver import BuildManifest, RequestResolver
 from proxy.engine.response_stream import EditingClient
 from proxy.engine.runtime import TaskRunner, attempt
-from proxy.model.epoch import ClearingTerms, Epoch, Plan
+from proxy.model.epoch import STRATEGIES, ClearingTerms, Epoch, Plan, Strategy
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
 from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, RequestOptions, Round
 from proxy.model.log import Record
@@ -36,8 +36,9 @@ _MODES = ("manage", "observe", "bypass")
 _LONGEST_NUMBER = 9
 _REFUSED_FORM = frozenset({400, 413, 422})
 # The accepted values of reserved request headers: those that ask for the default behaviour.
-_SERVED = {b"x-palimpsest-strategy": ("epochs",), b"x-palimpsest-history": (), b"x-palimpsest-source": ("direct",)}
+_SERVED = {b"x-palimpsest-history": (), b"x-palimpsest-source": ("direct",)}
 _MODE, _CEILING, _PIN = b"x-palimpsest-mode", b"x-palimpsest-ceiling", b"x-palimpsest-pin"
+_STRATEGY = b"x-palimpsest-strategy"
 
 
 class ExchangeService:
@@ -77,11 +78,10 @@ class ExchangeService:
             return self._unasked
         own = tuple([header for header in headers if header[0].startswith(OWN_PREFIX)])
         _check_reserved(own)
-        mode = find_header(own, _MODE).decode("latin-1").strip().lower() or self._policy.mode
-        if mode not in _MODES:
-            raise BadRequest(f"x-palimpsest-mode is one of {', '.join(_MODES)}, not {mode[:40]!r}")
+        mode = _read_word(own, _MODE, _MODES) or self._policy.mode
+        strategy = _read_word(own, _STRATEGY, STRATEGIES)
         is_pinning = find_header(own, _PIN).strip().lower() == b"true"
-        return RequestOptions(cast(Mode, mode), read_ceiling(own), is_pinning)
+        return RequestOptions(cast(Mode, mode), read_ceiling(own), is_pinning, cast(Strategy, strategy) or None)
 
     def reads(self, headers: Headers) -> bool:
         """Return whether a request in a wire format is read. A server that was started in mode bypass reads none.
@@ -341,6 +341,14 @@ def _check_reserved(headers: Headers) -> None:
         if asked and asked not in served:
             what = f"is {', '.join(served)} or absent" if served else "is to be absent"
             raise BadRequest(f"{name.decode()} {what} in this version, not {asked[:40]!r}")
+
+
+def _read_word(headers: Headers, name: bytes, words: Sequence[str]) -> str:
+    """Return the value of a header, one of some words, or empty without it. Raises BadRequest for any other."""
+    asked = find_header(headers, name).decode("latin-1").strip().lower()
+    if asked and asked not in words:
+        raise BadRequest(f"{name.decode()} is one of {', '.join(words)}, not {asked[:40]!r}")
+    return asked
 
 
 def read_ceiling(headers: Headers) -> int | None:

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from proxy.model.card import CacheKind
+from proxy.model.epoch import Strategy
 from proxy.model.exchange import Mode
 
 RECORD_CAP_BYTES = 8 * 1024 * 1024
@@ -51,6 +53,12 @@ class EnginePolicy:
     cache_bytes: int = 64 * 1024 * 1024
     principals: Mapping[str, Principal] = field(default_factory=dict)  # tenants by name
     own_keys: tuple[bytes, ...] = field(default=(), repr=False)  # keys for upstreams, which are never recorded
+    strategy: Strategy = "epochs"
+    strategies: tuple[tuple[str, Strategy], ...] = ()  # by shell patterns of models; the first that matches counts
     # Bounds each of three waits of a call: for its session in the log, for a running summary and the plan together, and
     # until its epoch is in the log.
     hard_wait_seconds: float = 2.0
+
+    def find_strategy(self, model: str) -> Strategy:
+        """Return the strategy of requests to a model that ask for none."""
+        return next((each for pattern, each in self.strategies if fnmatchcase(model, pattern)), self.strategy)

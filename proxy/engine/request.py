@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from proxy.engine.body_cache import Holding
 from proxy.engine.lineage.chain import Chain
 from proxy.engine.ports import Upstream
-from proxy.model.epoch import ClearingTerms
+from proxy.model.epoch import ClearingTerms, Strategy, name_view
 from proxy.model.exchange import ClientRequest, Kind, Mode, SessionKey
 from proxy.model.lineage import Step
 from proxy.model.manifest import compute_digest
@@ -26,6 +26,7 @@ class ResolvedRequest(ClientRequest, frozen=True, gc=False, kw_only=True):
     ceiling: int | None = None  # the one that it asks for, in the model's tokens
     is_pinning: bool = False  # it asks to pin its newest message
     is_stream: bool = False  # it asks for a streamed response
+    strategy: Strategy = "epochs"
     step: Step | None = None  # its place in the session, if known
 
 
@@ -46,6 +47,11 @@ class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
     is_certain: bool = True  # as in `lineage.resolver.Placement`
     # What it asks the provider to clear, if we do that in its place. `split` then lacks the member that says so.
     clearing: ClearingTerms | None = None
+
+    @property
+    def view(self) -> str:
+        """The name of its view."""
+        return name_view(self.model, self.strategy)
 
     @property
     def nodes(self) -> Sequence[bytes]:

@@ -242,6 +242,7 @@ class RequestResolver:
             ceiling=options.ceiling,
             is_pinning=options.is_pinning,
             is_stream=query.traits.is_stream,
+            strategy=options.strategy or self._policy.find_strategy(model),
             step=None if place is None else place.step,
         )
         if place is not None and split.items:

@@ -5,7 +5,7 @@ only grow, so that the provider's prompt cache stays warm: first the frozen mess
 arrive. A `place` is the index of a message, counted from 0 after the preamble.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -46,6 +46,28 @@ class Summary(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     files: tuple[str, ...] = ()  # ids of all references and files that its messages or parents name
     digests: tuple[bytes, ...] = ()
     block: str = ""  # the raw message of a provider's own compaction, which is sent in place of `text`
+
+
+Strategy = Literal["epochs", "turns"]
+"""How a long context is managed: when an epoch opens, and what it holds.
+
+`epochs`: when that pays; the newest steps, and a ledger of the rest. `turns`: with each prompt; the turn under way, and
+the words of the user before it.
+"""
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+
+
+def name_view(model: str, strategy: Strategy) -> str:
+    """Return the name of a view: the requests of a session to one model, managed by one strategy."""
+    return model if strategy == STRATEGIES[0] else f"{model} ({strategy})"
+
+
+def read_view(view: str) -> tuple[str, Strategy]:
+    """Return the model and the strategy of a view."""
+    for strategy in STRATEGIES[1:]:
+        if view.endswith(f" ({strategy})"):
+            return view[: -len(strategy) - 3], strategy
+    return view, STRATEGIES[0]
 
 
 Pressure = Literal["none", "soft", "hard"]
@@ -148,7 +170,7 @@ class Plan(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
     exchange: str
     k: int
-    view: str  # the requested model
+    view: str  # as `name_view` names it
     rung: Rung
     epoch: str = ""  # id of the epoch that was applied
     pressure: Pressure = "none"
@@ -163,10 +185,22 @@ class Plan(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
 
 EpochReason = Literal[
-    "soft", "hard", "cold", "client", "overflow", "manual", "unsigned", "uncompacted", "untooled", "revert", "refused"
+    "soft",
+    "hard",
+    "cold",
+    "client",
+    "turn",
+    "overflow",
+    "manual",
+    "unsigned",
+    "uncompacted",
+    "untooled",
+    "revert",
+    "refused",
 ]
 """Why an epoch was opened: above the soft mark because it pays, at the high mark, because the cache was known to be
-cold, because the client changed the prefix itself, after a "too long" error, or because a person asked for it. Under
+cold, because the client changed the prefix itself, because a turn begins (strategy `turns`), after a "too long" error,
+or because a person asked for it. Under
 `unsigned` the same goes out without signed reasoning, and under `uncompacted` without the provider's own compaction,
 since the upstream refused that, or is to have none; under `untooled` without our tool, since the upstream refused that.
 `revert` (by a person) and `refused` (the upstream rejected the rewritten request) restore the state before the last
@@ -217,7 +251,7 @@ class ClearedContext(msgspec.Struct, frozen=True, gc=False):
 class Epoch(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     """A rendering of the first `depth` messages of a session after its preamble.
 
-    It applies to requests to the model `view` whose chain contains the node `through`, that of the last of these
+    It applies to requests of the view `view` whose chain contains the node `through`, that of the last of these
     messages. At depth 0 `through` is the root of the chain, and nothing is replaced.
     """
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from proxy.model.epoch import Strategy
 from proxy.model.manifest import Manifest
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -46,12 +47,13 @@ class SessionKey(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class RequestOptions(msgspec.Struct, frozen=True, gc=False):
     """What the `x-palimpsest-` headers of a request ask for. `ceiling` is in the model's tokens, None if not asked for.
 
-    `is_pinning`: its newest message is to stay in every rendering.
+    `is_pinning`: its newest message is to stay in every rendering. `strategy` is None if it asks for none.
     """
 
     mode: Mode = "manage"
     ceiling: int | None = None
     is_pinning: bool = False
+    strategy: Strategy | None = None
 
 
 class ClientRequest(msgspec.Struct, frozen=True, gc=False):

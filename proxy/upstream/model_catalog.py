@@ -28,6 +28,7 @@ from proxy.upstream.model_listing import make_prices, read_listing
 MAP_PATH = Path(__file__).with_name("model_map.json")
 _MOST_LIMITS = 1024
 _NOTHING = Offer()
+NOTHING_SIZED: Mapping[str, Offer] = {}
 
 # Prices per token: input, output, input read from the cache, input written to it. Only the first is always given.
 StatedRates = tuple[float, float | None, float | None, float | None]
@@ -89,7 +90,8 @@ def load_model_map() -> ModelMap:
 class ModelCatalog:
     """Returns cards of models, which merge all sources.
 
-    Of the settings, `stated` are offers by upstream, `priced` by shell pattern of models; the first match counts.
+    Of the settings, `stated` are offers by upstream, `sized` and `priced` by shell pattern of models; the first match
+    counts.
     """
 
     def __init__(
@@ -98,9 +100,12 @@ class ModelCatalog:
         priced: Mapping[str, Offer],
         clock: Clock,
         load: Callable[[], ModelMap] = load_model_map,
+        *,
+        sized: Mapping[str, Offer] = NOTHING_SIZED,
     ) -> None:
         self._stated = stated
         self._priced = priced
+        self._sized = sized
         self._clock = clock
         self._load = load
         self._bundled: ModelMap | None = None
@@ -127,14 +132,18 @@ class ModelCatalog:
     def find(self, key: LimitKey) -> Card:
         """Return the card of a model with what is known now."""
         names, offers = self._listed.get(key.upstream, (ModelNames(()), {}))
-        priced = (offer for pattern, offer in self._priced.items() if fnmatchcase(key.model, pattern))
         said: tuple[SourcedOffer, ...] = (
+            ("settings", _find_first(self._sized, key.model)),
             ("settings", self._stated.get(key.upstream, _NOTHING)),
-            ("settings", next(priced, _NOTHING)),
+            ("settings", _find_first(self._priced, key.model)),
             ("upstream", look_up_offer(names, offers, key.model)),
             ("bundled", self._bundled.find(key.model) if self._bundled is not None else _NOTHING),
         )
         return make_card(said, self._limits.peek(key), self._clock.monotonic())
+
+
+def _find_first(offers: Mapping[str, Offer], model: str) -> Offer:
+    return next((offer for pattern, offer in offers.items() if fnmatchcase(model, pattern)), _NOTHING)
 
 
 def _make_offer(entry: ModelEntry) -> Offer:

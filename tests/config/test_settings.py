@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from proxy.config.errors import ConfigError
 from proxy.config.sections import UpstreamSettings
 from proxy.config.settings import Settings
+from proxy.context.conversation import BuilderPolicy
 from proxy.engine.policy import EnginePolicy, Principal, Provider
 from proxy.model.card import Offer
 from proxy.server.policy import ServerPolicy
@@ -69,6 +70,9 @@ def test_every_key_reaches_a_policy() -> None:
                 "proxy": PROXY,
             }
         ],
+        strategy="turns",
+        models={"m-*": {"strategy": "epochs", "window": 9000, "max_output": 2000}, "n": {}},
+        turns={"user_turns": 3, "scan_messages": 30},
         sessions={"headers": ["X-Conversation"], "infer": False, "cache_bytes": 6},
         tenants={"team": ["sk-1", "sk-2"], "user": "X-User"},
         store={
@@ -94,7 +98,12 @@ def test_every_key_reaches_a_policy() -> None:
         infer=False,
         cache_bytes=6,
         principals={"team": Principal(keys=("sk-1", "sk-2")), "user": Principal(header="x-user")},
+        own_keys=(b"sk-1",),
+        strategy="turns",
+        strategies=(("m-*", "epochs"),),
     )
+    assert settings.stated_sizes() == {"m-*": Offer(9000, 2000), "n": Offer()}
+    assert settings.builder_policy() == BuilderPolicy(user_turns=3, scan_messages=30)
     assert settings.store_policy() == StorePolicy(Path("/somewhere/log.db"), "full", 10**7, 2**30, must_write=True)
     expected = UpstreamPolicy("a", "http://[::1]:9000/v1", "sk-1", "x-api-key", ("gpt-*",), 4, 5, PROXY)
     assert settings.upstream_policies() == (expected,)

@@ -253,8 +253,8 @@ async def test_a_ceiling_that_is_no_number_of_tokens_is_a_bad_request(asked: byt
 @pytest.mark.parametrize(
     ("name", "asked"),
     [
-        (b"x-palimpsest-strategy", b"turns"),
-        (b"x-palimpsest-strategy", b"\xffsnapshot"),
+        (b"x-palimpsest-strategy", b"slices"),
+        (b"x-palimpsest-strategy", b"\xffturns"),
         (b"x-palimpsest-history", b"new"),
         (b"x-palimpsest-history", b"server"),
         (b"x-palimpsest-source", b"broadcast:all"),

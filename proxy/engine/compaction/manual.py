@@ -153,7 +153,7 @@ class ManualCompaction:
         states.caches.forget_lost()
         context = await states.caches.contexts.load(request.session.id)
         budget = states.find_budget(request)
-        return await states.read(request, context, context.find(request.model, request, is_next=True), budget)
+        return await states.read(request, context, context.find(request.view, request, is_next=True), budget)
 
     def _make_request(self, state: RequestState) -> SentRequest:
         """Return the request as it would be sent, with a budget that limits a summary in proportion to its size."""

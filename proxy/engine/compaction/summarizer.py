@@ -136,7 +136,7 @@ class Summarizer:
         that depends on the span.
         """
         managed = request.state.request
-        target = next(list_summary_models(self.policy, managed.upstream, request.state.view, self.routes))
+        target = next(list_summary_models(self.policy, managed.upstream, request.state.request.model, self.routes))
         if (target.upstream.name, target.model) != (managed.upstream.name, managed.model):
             return True
         given, names = expect_warm_input(request), (target.upstream.name, target.model)
@@ -182,14 +182,14 @@ class Summarizer:
             policy = replace(policy, model=options.model)
         used = credential or _make_bare_credential(job)
         if (job_of_provider := self.provider_compaction.find_job(job)) is not None:
-            home = SummaryModel(used.upstream, request.state.view)
+            home = SummaryModel(used.upstream, request.state.request.model)
             each = _Attempt(job_of_provider, used, home, 1, attempts, keeps_lease, is_custom, is_by_provider=True)
             if credential is not None or self.providers.get(home.upstream.name, _ANY).has_own_key:
                 yield each
         for level in levels:
             if attempts.is_speechless or (level > levels[0] and not attempts.calls):
                 return  # a shorter form helps only if a response was rejected, not if no call was allowed
-            for target in list_summary_models(policy, used.upstream, request.state.view, self.routes):
+            for target in list_summary_models(policy, used.upstream, request.state.request.model, self.routes):
                 each = _Attempt(job, used, target, level, attempts, keeps_lease, is_custom)
                 if credential is None and not self.providers.get(target.upstream.name, _ANY).has_own_key:
                     attempts.problems.append(_NO_CREDENTIAL)

@@ -99,7 +99,8 @@ class CompactionTrigger:
         self.budget.record_estimate(state.request.exchange, expected)
         may_open = state.epoch is None or state.epoch.why != "refused"
         is_near = decision.pressure != "none" or outgoing.tokens >= _NEAR_SHARE * state.budget.soft > 0
-        if self.policy.auto and is_near and not state.request.is_side and may_open:
+        is_summarised = self.policy.auto and state.request.strategy == "epochs"
+        if is_summarised and is_near and not state.request.is_side and may_open:
             opened = outgoing.epoch if outgoing.epoch is not state.epoch else None
             interval = None if state.kept is not None else state.account.compute_idle(state.now)
             call = self.open_calls.peek(state.request.exchange)

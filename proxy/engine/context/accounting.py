@@ -62,7 +62,7 @@ def tell_removed(
         return outgoing
     epoch = outgoing.epoch.id if outgoing.epoch is not None else ""
     if fresh := context.reasoning.note_removed(request.nodes[place] for place in outgoing.removed):
-        bus.publish(ReasoningRemoved(request.exchange, request.session.id, request.model, epoch, fresh))
+        bus.publish(ReasoningRemoved(request.exchange, request.session.id, request.view, epoch, fresh))
     if not fresh and request.mode == "manage":
         return outgoing
     return replace(outgoing, note=format_removed(len(outgoing.removed)))
@@ -72,7 +72,7 @@ def add_note(request: ManagedRequest, outgoing: OutgoingRequest) -> OutgoingRequ
     """Return an uncounted request with its note in its labels and in its plan."""
     if not outgoing.note:
         return outgoing
-    plan = outgoing.plan or Plan(request.exchange, 0, request.model, "original")
+    plan = outgoing.plan or Plan(request.exchange, 0, request.view, "original")
     plan = replace(plan, reason="; ".join(filter(None, (plan.reason, outgoing.note))))
     return replace(outgoing, plan=plan).add(label_note(outgoing.note))
 

@@ -198,7 +198,7 @@ class ContextController:
             return None
         if self.states.holdout.fraction and self.states.holdout.has(request.session.id):
             return None
-        if request.ceiling is None and self._caches.contexts.is_blank(request):
+        if request.ceiling is None and request.strategy == "epochs" and self._caches.contexts.is_blank(request):
             outgoing = self._pass_blank(request)
         else:
             outgoing = self._pass_known(request)
@@ -225,17 +225,19 @@ class ContextController:
     def _pass_uncounted(
         self, request: ManagedRequest, context: SessionContext, budget: Budget
     ) -> OutgoingRequest | None:
-        epoch = context.find(request.model, request)
+        epoch = context.find(request.view, request)
         if epoch is not None:
             return self._keep_epoch(request, context, epoch, budget)
         if not self.states.is_below(request, budget) or self.states.is_overflowed(request):
             return None
+        if self.states.is_due(request, None):
+            return None
         if budget.window is None:
             self.states.models.ask(request.upstream, request.headers)
-        epoch_account = context.get_account(request.model, "", budget)
+        epoch_account = context.get_account(request.view, "", budget)
         epoch_account.account = record_use(epoch_account.account, self._clock.monotonic())
         changed, is_guarded = context.reasoning.find_changed(request, None), _is_risky(budget, request)
-        context.reasoning.note(EpochUse(request.model, request.chain.tip, ""))
+        context.reasoning.note(EpochUse(request.view, request.chain.tip, ""))
         own = make_own_body(request, changed)
         outgoing = OutgoingRequest("original", own, is_managed=True, is_guarded=is_guarded, removed=tuple(changed))
         return add_note(request, tell_removed(self._bus, request, context, outgoing))
@@ -258,7 +260,7 @@ class ContextController:
             self.states.models.ask(request.upstream, request.headers)
         _choose(uncounted.state, outgoing)
         outgoing = tell_removed(self._bus, request, context, outgoing)
-        plan = Plan(request.exchange, 0, request.model, outgoing.rung, epoch.id)
+        plan = Plan(request.exchange, 0, request.view, outgoing.rung, epoch.id)
         return replace(
             outgoing,
             plan=plan,
@@ -286,7 +288,7 @@ class ContextController:
         )
         problem = f"{type(error).__name__}: {error}"
         self._bus.publish(RungFailed(request.exchange, request.session.id, "plan", problem))
-        plan = Plan(request.exchange, 0, request.model, "original", reason=problem)
+        plan = Plan(request.exchange, 0, request.view, "original", reason=problem)
         return OutgoingRequest("original", request.split.content, plan=plan, labels=_label_observed(NOT_CUT))
 
     async def _is_held_out(self, request: ManagedRequest) -> bool:
@@ -306,7 +308,7 @@ class ContextController:
         if not self.states.is_below(request, budget) and (exemption := self._find_sign(request)):
             return self._stand_aside(request, exemption)
         usable = self.states.find_ratio(request).apply(budget.usable)
-        plan = Plan(request.exchange, 0, request.model, "original", reason=HELD_OUT, usable=usable)
+        plan = Plan(request.exchange, 0, request.view, "original", reason=HELD_OUT, usable=usable)
         labels = () if self.states.is_below(request, budget) else _label_observed(HELD_OUT)
         return OutgoingRequest("original", request.split.content, plan=plan, labels=labels)
 
@@ -316,7 +318,7 @@ class ContextController:
         budget = self.states.find_budget(request)
         if (outgoing := self._pass_uncounted(request, context, budget)) is not None:
             return outgoing
-        epoch = context.find(request.model, request)
+        epoch = context.find(request.view, request)
         if epoch is None and (reason := self._find_sign(request)):
             return await self._remove_foreign(request, self._stand_aside(request, reason))
         if budget.window is None:
@@ -353,8 +355,8 @@ class ContextController:
             return replace(outgoing, is_mendable=may_bind_reasoning(request.model))
         self._caches.forget_lost()
         context = await self._caches.contexts.open(request, request.until - self._clock.monotonic())
-        outgoing = replace(outgoing, is_mendable=context.reasoning.binds(request.model))
-        context.reasoning.note(EpochUse(request.model, request.chain.tip, ""))
+        outgoing = replace(outgoing, is_mendable=context.reasoning.binds(request.view))
+        context.reasoning.note(EpochUse(request.view, request.chain.tip, ""))
         changed = context.reasoning.find_changed(request, None)
         outgoing = replace(outgoing, body=make_own_body(request, changed), removed=tuple(changed))
         return add_note(request, tell_removed(self._bus, request, context, outgoing))
@@ -387,18 +389,18 @@ class ContextController:
         is_labelled = request.mode == "manage" and not self.states.is_below(request, self.states.find_budget(request))
         labels = _label_observed(reason) if is_labelled else ()
         context = self._caches.contexts.get(request.session.id)
-        epoch = context.find(request.model, request) if context is not None else None
+        epoch = context.find(request.view, request) if context is not None else None
         known, _ = self._caches.histories.find(request)
         if context is None or epoch is None or known is None:
-            plan = Plan(request.exchange, 0, request.model, "original", reason=reason)
+            plan = Plan(request.exchange, 0, request.view, "original", reason=reason)
             return OutgoingRequest("original", content, plan=plan if request.mode == "manage" else None, labels=labels)
         budget = self.states.find_budget(request)
-        account = context.get_account(request.model, epoch.id, budget).account
+        account = context.get_account(request.view, epoch.id, budget).account
         tariff = self.states.find_tariff(request, known, is_rewritten=epoch.depth > 0)
         saving = tariff.price_repeated(account.sent) - tariff.price_rewritten(known.tokens, known.head.tokens)
         tokens = self.states.find_ratio(request).apply(known.tokens)
         plan = Plan(
-            request.exchange, 0, request.model, "original", "", "none", reason, tokens, tokens, 0, account.owed, saving
+            request.exchange, 0, request.view, "original", "", "none", reason, tokens, tokens, 0, account.owed, saving
         )
         return OutgoingRequest("original", content, plan=plan, labels=labels)
 
@@ -459,7 +461,7 @@ async def write_counted(controller: ContextController, request: ManagedRequest) 
     own = make_own_body(request, context.reasoning.find_changed(request, None))
     if request.mode != "manage" or _find_mark(request):
         return own, own, 0
-    epoch = context.find(request.model, request)
+    epoch = context.find(request.view, request)
     state = await states.read(request, context, epoch, states.find_budget(request))
     outgoing = controller.chain.keep(state)
     if outgoing is None:

@@ -16,7 +16,7 @@ from proxy.engine.reports.conversation import MessageList, load_history
 from proxy.engine.reports.lookup import read_back
 from proxy.engine.runtime import EventBus
 from proxy.model.card import LimitKey
-from proxy.model.epoch import Epoch, Pin, Plan
+from proxy.model.epoch import Epoch, Pin, Plan, read_view
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
 from proxy.model.events import EpochOpened
 from proxy.model.lineage import compute_chain_root
@@ -114,13 +114,13 @@ class EpochAdmin:
         if holding.why == "revert" and _sends_same(holding, target):
             raise Conflict("this epoch is reverted already")
         row = await self._archive.find_session(session)
-        plan = await self._find_newest_plan(session, reverted.view)
+        plan, (model, _) = await self._find_newest_plan(session, reverted.view), read_view(reverted.view)
         client = holding.tokens_after + context.sum_cut(holding.id)
         if plan is not None and plan.tokens_client is not None:
             client = max(client, plan.tokens_client)
         now, then = (max(0, client - context.sum_cut(each.id if each else "")) for each in (holding, target))
-        tariff = self._states.find_tariff_of(row.upstream, reverted.view)
-        quote = quote_revert(now, then, self._states.models.budget(LimitKey(row.upstream, reverted.view)), tariff)
+        tariff = self._states.find_tariff_of(row.upstream, model)
+        quote = quote_revert(now, then, self._states.models.budget(LimitKey(row.upstream, model)), tariff)
         epoch = Epoch(
             id=self._ids.next_exchange(),
             session=session,

@@ -20,7 +20,18 @@ from proxy.engine.context.history_cache import MeasuredHistory
 from proxy.engine.context.tool_offers import TOOL_TOKENS
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import Compacted, ContextPlan, Edit, Epoch, Kept, Original, Reference, Replaced, Written
+from proxy.model.epoch import (
+    Compacted,
+    ContextPlan,
+    Edit,
+    Epoch,
+    Kept,
+    Original,
+    Reference,
+    Replaced,
+    Strategy,
+    Written,
+)
 from proxy.model.lineage import count_shared_nodes
 from proxy.model.messages import Message, MessageStructure
 from proxy.wire import FORMATS
@@ -66,12 +77,12 @@ class PlanInputs(msgspec.Struct, frozen=True, gc=False):
 
 
 class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
-    """A plan that a later request may use, with the model, nodes and inputs of the request that it was drafted for.
+    """A plan that a later request may use, with the view, nodes and inputs of the request that it was drafted for.
 
     That request itself is not kept: many sessions have such a plan, and each would hold a whole body.
     """
 
-    model: str
+    view: str
     nodes: Sequence[bytes]
     epoch: Epoch | None  # the one that applies to that request
     inputs: PlanInputs
@@ -107,7 +118,7 @@ class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
 
     def serves(self, request: ManagedRequest, epoch: Epoch | None) -> bool:
         """Return whether the plan is ready, and a request under `epoch` has all messages that it replaces."""
-        is_same = self.is_ready and self.model == request.model and self.epoch is epoch
+        is_same = self.is_ready and self.view == request.view and self.epoch is epoch
         return is_same and count_shared_nodes(self.nodes, request.nodes) >= self.through
 
 
@@ -141,6 +152,7 @@ class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
     growth: int = 0
     excluded: tuple[str, ...] = ()
     has_tool: bool = False
+    strategy: Strategy = "epochs"
 
     @property
     def weight(self) -> int:
@@ -162,7 +174,7 @@ def compute_plan(job: PlanJob, builder: ContextBuilder) -> RenderedPlan:
     if provider.strict_alternation:
         edits, through = reach_user(form, plan.edits, plan.through, raws)
         plan = msgspec.structs.replace(plan, edits=edits, through=through)
-    elif provider.summary_role == "assistant":
+    elif provider.summary_role == "assistant" and job.strategy != "turns":
         plan = msgspec.structs.replace(plan, edits=_lead_with_user(plan.edits, structures))
     if form.is_itemised:
         edits, through = detach_items(plan.edits, plan.through, structures)
@@ -171,7 +183,8 @@ def compute_plan(job: PlanJob, builder: ContextBuilder) -> RenderedPlan:
         plan = msgspec.structs.replace(plan, edits=_require_json_word(plan, structures))
     is_alternating = provider.strict_alternation
     # our messages can be joined with adjacent user messages that stay, but not with the assistant's
-    role = "user" if is_alternating else provider.summary_role
+    is_user = is_alternating or job.strategy == "turns"
+    role = "user" if is_user else provider.summary_role
     return RenderedPlan(plan, tuple(render(form, plan.edits, raws, role=role, is_alternating=is_alternating)))
 
 
@@ -199,6 +212,7 @@ def make_plan_request(job: PlanJob) -> PlanRequest:
         growth=job.growth,
         excluded=job.excluded,
         has_tool=job.has_tool,
+        strategy=job.strategy,
     )
 
 
@@ -288,6 +302,7 @@ class EpochPlanner:
             growth=inputs.growth,
             excluded=inputs.excluded,
             has_tool=inputs.has_tool,
+            strategy=request.strategy,
         )
 
 

@@ -204,7 +204,7 @@ class AnonymousEpochCache:
 
 
 def _key_of(request: ManagedRequest, node: bytes) -> _Key:
-    return request.session.tenant, request.session.upstream, request.model, node
+    return request.session.tenant, request.session.upstream, request.view, node
 
 
 def weigh_epoch(epoch: Epoch) -> int:
@@ -251,9 +251,9 @@ class ReasoningOrigins:
 
         So a model that takes one does not bind it, whatever its name, until its upstream says otherwise.
         """
-        if not self.binds(request.model):
+        if not self.binds(request.view):
             return False
-        return request.model in self._bound or not FORMATS[request.wire].needs_thinking(request.split)
+        return request.view in self._bound or not FORMATS[request.wire].needs_thinking(request.split)
 
     def bind(self, view: str) -> None:
         """Take signed reasoning of a view as bound from now on, since that may be why the upstream refused a call."""
@@ -306,7 +306,7 @@ class ReasoningOrigins:
 
         It was made under another rendering than that of the epoch, or for None than that of the client's own messages.
         """
-        view = request.model
+        view = request.view
         if not (self._made or epoch is not None) or not self.binds_in(request):
             return {}
         nodes, root = request.nodes, request.chain.root

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from proxy.context.budget import Budget
-from proxy.context.epoch_decision import NEEDED, PRICED, decide, forecast_calls, record_epoch
+from proxy.context.epoch_decision import AWAITED, NEEDED, PRICED, decide, forecast_calls, record_epoch
 from proxy.context.verbatim import RECENT_GROUPS, find_tail
 from proxy.engine.context.epoch_planner import (
     DraftedPlan,
@@ -110,7 +110,7 @@ class FallbackChain:
         opened = None
         if why is not None:
             if seconds is None:
-                seconds = self.seconds if why in NEEDED else min(SOFT_WAIT, self.seconds)
+                seconds = self.seconds if why in AWAITED else min(SOFT_WAIT, self.seconds)
             wanted = _EpochRequest(why, commit, name or state.request.exchange, seconds)
             opened = await self._open(state, wanted)
         if opened is None and not self._takes(state):
@@ -328,7 +328,7 @@ class FallbackChain:
 
         What opens it then only renders and checks that plan.
         """
-        if state.request.is_side or not state.context.is_draft_due(state.request):
+        if state.request.strategy != "epochs" or state.request.is_side or not state.context.is_draft_due(state.request):
             return
         if forecast_calls(state.account, state.facts, state.growth, _LEAD_CALLS) <= _LEAD_CALLS:
             inputs = self._list_inputs(state, "soft")
@@ -340,7 +340,7 @@ class FallbackChain:
         is_ahead = inputs.growth > 0
         drafting = self._planner.draft(request, state.history, inputs, is_ahead=is_ahead)
         tail = find_tail(structures, len(structures), RECENT_GROUPS - 1) if is_ahead else find_tail(structures)
-        state.context.note_drafted(DraftedPlan(request.model, request.nodes, state.epoch, inputs, drafting, tail))
+        state.context.note_drafted(DraftedPlan(request.view, request.nodes, state.epoch, inputs, drafting, tail))
         # there may be no later call that weighs it
         drafting.add_done_callback(lambda _: self._contexts.weigh(request.session.id))
         return drafting

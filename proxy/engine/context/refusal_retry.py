@@ -161,7 +161,7 @@ class RefusalRetry:
         strip = FORMATS[request.wire].strip_reasoning
         changed = {place: strip(raw) for place, raw in enumerate(request.list_raws())}
         told = "the upstream refused its signed reasoning, which may have been made under an epoch"
-        plan = Plan(request.exchange, self._k + 1, request.model, "original", reason=told)
+        plan = Plan(request.exchange, self._k + 1, request.view, "original", reason=told)
         return self._send("unsigned", make_own_body(request, changed), plan)
 
     async def _retry_rewritten(self, refusal: Refusal) -> Retry | None:
@@ -271,7 +271,7 @@ class RefusalRetry:
         """Publish an event if the client's own request is above the ceiling."""
         request, plan = self._request, self._plan
         if plan is not None and plan.tokens_upstream is not None and plan.tokens_upstream > plan.usable:
-            named = request.exchange, request.session.id, request.model
+            named = request.exchange, request.session.id, request.view
             self._bus.publish(CeilingExceeded(*named, plan.tokens_upstream, plan.usable, plan.reason))
 
     async def _record_refusal(self, context: SessionContext) -> None:
@@ -282,7 +282,7 @@ class RefusalRetry:
         epoch = Epoch(
             id=f"{request.exchange}-{self._k + 1}",
             session=request.session.id,
-            view=request.model,
+            view=request.view,
             parent=refused.id,
             through=request.chain.root,
             depth=0,
@@ -295,8 +295,8 @@ class RefusalRetry:
             rendered=(),
         )
         self._states.caches.contexts.add(epoch.session, epoch)
-        context.choose(request.model, request, epoch.id)
-        self._bus.publish(EpochRefused(refused.id, epoch.session, request.exchange, request.model))
+        context.choose(request.view, request, epoch.id)
+        self._bus.publish(EpochRefused(refused.id, epoch.session, request.exchange, request.view))
         if not await self._commit(epoch):
             raise StoreUnavailable("the log did not take it in time; it holds until the next start")
 
@@ -361,7 +361,7 @@ class RefusalRetry:
         plan = Plan(
             self._request.exchange,
             self._k + 1,
-            self._request.model,
+            self._request.view,
             known.rung if known is not None else "original",
             known.epoch if known is not None else "",
             reason=reason,

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from proxy.context.budget import Budget, TokenRatio, is_surely_below_soft_mark
+from proxy.context.conversation import BuilderPolicy, CountedMessage
 from proxy.context.epoch_decision import LATE, UNREAD, CacheCostAccount, Holdout, RequestFacts
 from proxy.context.pricing import Tariff
+from proxy.context.strategies.turns import find_prompt
 from proxy.context.verbatim import estimate_reasoning, find_unanswered, find_verbatim, iterate_groups
 from proxy.engine.context.epoch_planner import DraftedPlan
 from proxy.engine.context.history_cache import MeasuredHistory, PartialHistory, is_head_of
@@ -24,7 +26,7 @@ from proxy.model.lineage import count_shared_nodes
 from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange
 
-_NO_HOLDOUT = Holdout()
+_NO_HOLDOUT, _BUILDER = Holdout(), BuilderPolicy()
 
 
 class RequestState(msgspec.Struct, frozen=True, gc=False):
@@ -51,11 +53,12 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     is_overflowed: bool = False  # the last response of the view shows that its request was too long
     tool: bytes = b""  # the raw tool to recall with that a new epoch offers; empty if none
     recalled: Mapping[int, Recalled] = NO_RECALLED  # what a model recalled, by the last message of its answer
+    is_due: bool | None = None  # as in `RequestFacts`
 
     @property
     def view(self) -> str:
-        """The requested model."""
-        return self.request.model
+        """The name of its view."""
+        return self.request.view
 
     @property
     def client_tokens(self) -> int:
@@ -138,6 +141,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             is_overflowed=self.is_overflowed,
             unshortened=unshortened,
             is_unshortened=(unshortened, tip) == (self.tokens, request.chain.tip),
+            is_due=self.is_due,
         )
 
     @property
@@ -183,6 +187,12 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     def to_model_tokens(self, tokens: int) -> int:
         """Convert our tokens to the model's."""
         return self.ratio.apply(tokens)
+
+
+def _decode(request: ManagedRequest, start: int) -> list[CountedMessage]:
+    """Return the messages of a request from one index on, uncounted."""
+    decoded = map(FORMATS[request.wire].decode_message, request.list_raws(start))
+    return [CountedMessage(each.message, each.structure, 0) for each in decoded]
 
 
 def find_kept(
@@ -264,6 +274,7 @@ class StateReader:
         *,
         overflows: OverflowWatch,
         offers: ToolOffers = NO_OFFERS,
+        scan_messages: int = _BUILDER.scan_messages,
     ) -> None:
         self.caches = caches
         self.offers = offers
@@ -271,6 +282,7 @@ class StateReader:
         self.holdout = holdout
         self.overflows = overflows
         self._calibrator = calibrator
+        self._scan = scan_messages
         self.clock = clock
 
     def find_ratio(self, request: ManagedRequest) -> TokenRatio:
@@ -306,6 +318,19 @@ class StateReader:
     def is_overflowed(self, request: ManagedRequest) -> bool:
         """Return whether the last response of the request's view shows that its request was too long."""
         return self.overflows.is_due(request.session.id, request.model)
+
+    def is_due(self, request: ManagedRequest, epoch: Epoch | None) -> bool | None:
+        """Return whether the strategy of a request calls for an epoch now; None: the price decides."""
+        if request.strategy != "turns":
+            return None
+        depth = epoch.depth if epoch is not None else 0
+        if not any(item.role == "user" for item in request.chain.items[depth + 1 :]):
+            return False
+        first = max(0, len(request.nodes) - self._scan)
+        prompt = find_prompt(_decode(request, first))
+        if prompt is None and first:
+            first, prompt = 0, find_prompt(_decode(request, 0))
+        return prompt is not None and first + prompt > depth
 
     def is_below(self, request: ManagedRequest, budget: Budget) -> bool:
         """Return whether cached counts and the bytes of the rest prove that a request is below the soft mark."""
@@ -356,9 +381,9 @@ class StateReader:
         history: MeasuredHistory,
         epoch_tokens: int,
     ) -> RequestState:
-        model = request.model
-        epoch_account = context.get_account(model, epoch.id if epoch is not None else "", budget)
-        tool = self.offers.choose(request, epoch, is_refused=context.recalled.is_refused(model, self.clock.now_ms()))
+        view = request.view
+        epoch_account = context.get_account(view, epoch.id if epoch is not None else "", budget)
+        tool = self.offers.choose(request, epoch, is_refused=context.recalled.is_refused(view, self.clock.now_ms()))
         recalled = context.recalled.find(request)
         depth = epoch.depth if epoch is not None else 0
         sent = recalled if epoch is not None and epoch.tool else NO_RECALLED
@@ -389,6 +414,7 @@ class StateReader:
             is_overflowed=self.is_overflowed(request),
             tool=tool,
             recalled=recalled,
+            is_due=self.is_due(request, epoch),
         )
 
     async def _weigh(self, request: ManagedRequest, context: SessionContext, epoch: Epoch) -> int:
@@ -408,7 +434,7 @@ def _find_protected(
     account: CacheCostAccount,
 ) -> int:
     """Return the tokens that the last plan had to keep; if those were too many, at most what must stay now."""
-    known = context.protected.get(request.model, 0)
+    known = context.protected.get(request.view, 0)
     if not account.ineffective and not budget.is_ceiling_unreachable(known):
         return known
     return min(known, estimate_protected(history, context.list_pinned(request.nodes) | request.list_unkept()))

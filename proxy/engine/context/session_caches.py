@@ -28,7 +28,7 @@ class SentBodies:
 
         If the body only extends the previous one, nothing else is compared.
         """
-        key = (request.session.tenant, request.wire, f"{request.session.id}\0{request.model}")
+        key = (request.session.tenant, request.wire, f"{request.session.id}\0{request.view}")
         newest = self._bodies.find_newest(key) if depth else None
         source: BodySource | None
         grown = _grow(request, content, depth, newest) if newest is not None else None

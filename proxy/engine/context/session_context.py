@@ -87,7 +87,7 @@ class SessionContext:
     )
 
     def __init__(self) -> None:
-        self._epochs: list[Epoch] = []
+        self._epochs: dict[str, Epoch] = {}
         self._epochs_weight = 0
         self._pins: dict[bytes, bool] = {}
         self._chosen: OrderedDict[tuple[str, bytes], str] = OrderedDict()
@@ -130,7 +130,7 @@ class SessionContext:
     @property
     def epochs(self) -> Sequence[Epoch]:
         """All epochs, the oldest first."""
-        return self._epochs
+        return list(self._epochs.values())
 
     @property
     def drafting(self) -> "asyncio.Future[RenderedPlan] | None":
@@ -162,9 +162,9 @@ class SessionContext:
     def absorb(self, stored: StoredContext) -> None:
         """Merge what the log has with what happened before it was loaded."""
         self.is_known = True
-        later, self._epochs, self._epochs_weight = self._epochs, [], 0
-        known = {epoch.id for epoch in later}
-        for epoch in [*(each for each in stored.epochs if each.id not in known), *later]:
+        later, self._epochs, self._epochs_weight = self._epochs, {}, 0
+        known = later.keys()
+        for epoch in [*(each for each in stored.epochs if each.id not in known), *later.values()]:
             self.add(epoch)
         self._pins = {pin.node: pin.is_on for pin in stored.pins} | self._pins
         self._summaries = {each.id: each for each in stored.summaries} | self._summaries
@@ -188,7 +188,7 @@ class SessionContext:
 
         `reach` is the number of messages of the request for which it is opened, or None if unknown.
         """
-        self._epochs.append(epoch)
+        self._epochs[epoch.id] = epoch
         self.reaches.note(epoch.id, reach)
         self._epochs_weight += weigh_epoch(epoch)
         self.reasoning.add(epoch)
@@ -210,7 +210,7 @@ class SessionContext:
         """Forget the oldest epoch if there is a newer one. Return whether one was forgotten."""
         if len(self._epochs) < 2:
             return False
-        epoch = self._epochs.pop(0)
+        epoch = self._epochs.pop(next(iter(self._epochs)))
         self._epochs_weight -= weigh_epoch(epoch)
         self.sizes.pop(epoch.id, None)
         self.cleared.pop(epoch.id, None)
@@ -270,7 +270,7 @@ class SessionContext:
 
     def get_epoch(self, epoch: str) -> Epoch | None:
         """Return the epoch with this id."""
-        return next((each for each in reversed(self._epochs) if each.id == epoch), None)
+        return self._epochs.get(epoch)
 
     def find(self, view: str, request: ManagedRequest, *, is_next: bool = False) -> Epoch | None:
         """Return the epoch that applies to a request: the one this very history was sent under before, else the newest.
@@ -283,11 +283,12 @@ class SessionContext:
         if chosen == "":
             return None
         nodes = request.nodes
-        holding = [epoch for epoch in self._epochs if epoch.view == view and self._is_in_chain(epoch, nodes)]
+        known = self.epochs
+        holding = [epoch for epoch in known if epoch.view == view and self._is_in_chain(epoch, nodes)]
         if not holding:
-            holding = [each for each in self._epochs if each.view == view and self._covered.is_cleared(each, request)]
+            holding = [each for each in known if each.view == view and self._covered.is_cleared(each, request)]
         sent = next((epoch for epoch in holding if epoch.id == chosen), None)
-        return sent or self.reaches.choose(holding, self._epochs, request)
+        return sent or self.reaches.choose(holding, known, request)
 
     def cover(self, epoch: Epoch, items: Sequence[Item]) -> None:
         """Remember the messages that an epoch replaces, to recognise them after the client has cleared outputs."""
@@ -308,7 +309,7 @@ class SessionContext:
 
     def find_newest(self, epoch: str) -> Epoch | None:
         """Return the newest epoch that descends from this one, or itself, or None if it is unknown."""
-        return next((each for each in reversed(self._epochs) if any(e.id == epoch for e in self.trace(each.id))), None)
+        return next((each for each in reversed(self.epochs) if any(e.id == epoch for e in self.trace(each.id))), None)
 
     def sum_cut(self, epoch: str) -> int:
         """Return how many tokens an epoch and its ancestors remove from the client's request."""
@@ -316,12 +317,12 @@ class SessionContext:
 
     def trace(self, epoch: str) -> list[Epoch]:
         """Return an epoch and its ancestors, the oldest first."""
-        traced: list[Epoch] = []
+        traced: dict[str, Epoch] = {}
         found = self.get_epoch(epoch)
-        while found is not None and found not in traced:
-            traced.insert(0, found)
+        while found is not None and found.id not in traced:
+            traced[found.id] = found
             found = self.get_epoch(found.parent)
-        return traced
+        return list(traced.values())[::-1]
 
     def _is_in_chain(self, epoch: Epoch, nodes: Sequence[bytes]) -> bool:
         """Return whether an epoch belongs to a chain. A reversion belongs where the epoch that it reverts does."""

@@ -121,7 +121,7 @@ class RecalledAnswers:
         """Return what was recalled within the answers that a request has, by the index of their last message."""
         if not self._found:
             return NO_RECALLED
-        view, found = request.model, self._found
+        view, found = request.view, self._found
         return {place: found[view, node] for place, node in enumerate(request.nodes) if (view, node) in found}
 
     def note_refusal(self, view: str, at_ms: int) -> None:

@@ -234,7 +234,7 @@ class AnswerRounds:
         raws = restore_recalled(request.wire, rounds, ())
         tokens = await parts.states.caches.histories.count_messages(request, raws)
         added = max(0, tokens - sum([item.weight for item in items]) // 4)
-        named = request.exchange, request.session.id, request.model
+        named = request.exchange, request.session.id, request.view
         recalled = Recalled(*named, self._epoch.id, node, len(items), added, rounds)
         contexts = parts.states.caches.contexts
         (await contexts.open(request)).recalled.add(recalled)

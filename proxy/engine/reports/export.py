@@ -18,7 +18,7 @@ from proxy.engine.reports.context import Document, find_bound
 from proxy.engine.reports.conversation import load_conversation, load_history
 from proxy.engine.reports.lookup import find_session, pick_branch, read_exchanges
 from proxy.engine.reports.sessions import describe_body, describe_exchange, write_json
-from proxy.model.epoch import Epoch
+from proxy.model.epoch import Epoch, read_view
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
 from proxy.model.messages import Message
@@ -121,7 +121,8 @@ async def _find_epoch(log: LogReader, end: ExchangeRow) -> Epoch | None:
     except NotFound:
         return None
     found = [epoch for epoch in epochs if epoch.depth <= len(nodes) and nodes[epoch.depth - 1] == epoch.through]
-    return next((epoch for epoch in reversed(found) if epoch.view == end.model), found[-1] if found else None)
+    own = [epoch for epoch in found if read_view(epoch.view)[0] == end.model]
+    return next(reversed(own or found), None)
 
 
 def write_handoff(handoff: Handoff) -> str:

@@ -1,0 +1,104 @@
+"""Where a server runs on a data directory, and how commands reach it."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
+from urllib.parse import quote
+
+from proxy.config import Settings
+from proxy.model.errors import NotFound, StoreUnavailable
+from proxy.store.secrets import load_or_create_secret, read_secret
+from proxy.upstream.origin import name_address
+
+_TOKEN_FILE = "admin-token"
+_ADDRESS_FILE = "address"
+_UPSTREAMS_FILE = "upstreams"
+
+_log = logging.getLogger("palimpsest")
+
+
+def find_admin_token(settings: Settings) -> str:
+    """Return the configured admin token, or the one kept in the data directory. Raises StoreUnavailable."""
+    if token := settings.server_policy().admin_token:
+        return token
+    path = settings.data / _TOKEN_FILE
+    try:
+        return load_or_create_secret(path)
+    except OSError as error:
+        raise StoreUnavailable(f"the admin token cannot be kept in {path}: {error.strerror}; choose --data") from error
+
+
+@contextlib.contextmanager
+def note_address(settings: Settings, port: int) -> Iterator[None]:
+    """Keep the running server's address in the data directory, for commands and for the container's health check.
+
+    Beside it are the addresses of its upstreams: `palimpsest run` shares only a server with those of its client. If the
+    files cannot be written, the server runs all the same, and commands use the address in the settings.
+    """
+    upstreams = "".join(f"{policy.address}\n" for policy in settings.upstream_policies())
+    noted = {_UPSTREAMS_FILE: upstreams, _ADDRESS_FILE: name_address(settings.server.host, port) + "\n"}
+    for name, text in noted.items():
+        try:
+            (settings.data / name).write_text(text, "utf-8")
+        except OSError as error:
+            _log.warning(
+                "%s cannot be written, so commands may not find this server: %s", settings.data / name, error.strerror
+            )
+    try:
+        yield
+    finally:
+        for name in noted:
+            with contextlib.suppress(OSError):
+                (settings.data / name).unlink()
+
+
+def find_address(settings: Settings) -> str:
+    """Return the server's address: from the settings if they name a port, else the one that the server has noted."""
+    is_stated = settings.server.port and "port" in settings.server.model_fields_set
+    noted = [] if is_stated else _read_noted(settings)
+    return noted[0] if noted else name_address(settings.server.host, settings.server.port)
+
+
+def _read_noted(settings: Settings, file: str = _ADDRESS_FILE) -> list[str]:
+    try:
+        return (settings.data / file).read_text("utf-8").split()
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
+def find_server(settings: Settings) -> tuple[str, ...]:
+    """Return the address of the server that runs on the data directory, then those of its upstreams.
+
+    Return nothing if no server answers at the address that is noted there.
+    """
+    noted = _read_noted(settings)
+    if not noted:
+        return ()
+    from proxy.upstream.httpx_client import AdminClient  # noqa: PLC0415 - as below
+
+    is_live = asyncio.run(AdminClient(noted[0], "").is_live())
+    return (noted[0], *_read_noted(settings, _UPSTREAMS_FILE)) if is_live else ()
+
+
+def find_link(settings: Settings) -> str:
+    """Return the link to the server's page, with the admin token. Raises NotFound if there is no token yet."""
+    return f"{find_address(settings)}/-/?token={quote(_read_token(settings), safe='')}"
+
+
+def ask_server(settings: Settings, path: str, body: bytes) -> tuple[int, bytes]:
+    """Send a request to the API of the running server. Return the status and body of the response.
+
+    Raises NotFound if there is no admin token, and UpstreamUnreachable if the server does not respond.
+    """
+    address, token = find_address(settings), _read_token(settings)
+    from proxy.upstream.httpx_client import AdminClient  # noqa: PLC0415 - other commands do without httpx
+
+    return asyncio.run(AdminClient(address, token).post(f"/-/api{quote(path)}", body))
+
+
+def _read_token(settings: Settings) -> str:
+    token = settings.server_policy().admin_token or read_secret(settings.data / _TOKEN_FILE)
+    if not token:
+        raise NotFound(f"no server has run with its data in {settings.data}; choose --data, or --admin-token")
+    return token

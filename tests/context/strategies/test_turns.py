@@ -100,7 +100,7 @@ def test_at_the_high_mark_the_oldest_loops_of_the_turn_leave_and_its_prompt_stay
 
 def test_a_turn_that_cannot_be_cut_by_loops_is_cut_as_any_context() -> None:
     """One output is larger than all that may be sent."""
-    history = [*tasks(3), user("Read it."), *act("d1", "cat", "line of text\n" * 20_000), *act("d2", "pwd", "/home")]
+    history = [*tasks(3), user("Read it."), *act("d1", "cat", "line of text\n" * 20_000)]
     made = plan(history, 16_000)
     assert made.tokens <= view(history, 16_000).budget.high
 

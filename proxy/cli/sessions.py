@@ -37,12 +37,14 @@ from proxy.engine.reports.sessions import (
     load_overview,
     write_json,
 )
+from proxy.model.epoch import Strategy, read_view
 from proxy.model.exchange import Usage
 from proxy.model.log import ExchangeRow, RoundRow, Selection, SessionRow
 
 _SESSION_HEADINGS = ("SESSION", "LAST CALL (UTC)", "CALLS", "BRANCHES", "SIDE", "INPUT", "OUTPUT")
 _CALL_HEADINGS = ("CALL", "RELATION", "TIME", "STATUS", "INPUT", "OUTPUT", "SECONDS", "MODEL")
 _ID_DIGITS = 12
+_WHEN: Mapping[Strategy, str] = {"turns": "with each prompt"}
 _MODEL_WIDTH = 14
 _FAMILY_WIDTH = 56
 _NO_USAGE = Usage()
@@ -304,12 +306,15 @@ def _format_round(row: RoundRow) -> Iterator[str]:
 
 
 def _format_shortening(rows: Sequence[ExchangeRow], policy: BudgetPolicy) -> Iterator[str]:
-    """Yield the soft mark that applies to these exchanges."""
+    """Yield the strategy of the newest of these exchanges, and the mark from which on they are shortened."""
     calls = [row for row in rows if row.kind == "managed" and row.mode == "manage"]
     if calls:
-        usable = [each.plan.usable for row in calls for each in row.rounds if each.plan is not None]
-        if usable:
-            yield f"shortened from {compute_soft_mark(usable[-1], policy)} tokens on"
+        plans = [each.plan for row in calls for each in row.rounds if each.plan is not None]
+        if plans and (strategy := read_view(plans[-1].view)[1]) != "epochs":
+            yield f"strategy  {strategy}: shortened {_WHEN[strategy]}, from {plans[-1].usable} tokens on always"
+        elif plans:
+            yield "strategy  epochs"
+            yield f"shortened from {compute_soft_mark(plans[-1].usable, policy)} tokens on"
         else:
             soft = make_budget(None, None, None, policy).soft
             yield f"shortened from {soft} tokens on, or fewer where window or prices ask for it"

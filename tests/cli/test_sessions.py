@@ -215,7 +215,11 @@ def test_from_where_on_calls_are_shortened_is_told() -> None:
     plan = Plan("x1", 0, "m", "original", "", "none", "", 900, 900, 1000, 0.0, None)
     planned = exchange(1, rounds=(replace(ROUND, plan=plan),))
     assert "shortened from 600 tokens on\n" in format_exchange(planned)
-    assert "shortened from 600 tokens on\n" in format_session(Overview(SESSION, (), ()), [exchange(1), planned])
+    assert "strategy  epochs\nshortened from 600 tokens on\n" in format_session(
+        Overview(SESSION, (), ()), [exchange(1), planned]
+    )
+    turned = exchange(1, rounds=(replace(ROUND, plan=replace(plan, view="m (turns)")),))
+    assert "strategy  turns: shortened with each prompt, from 1000 tokens on always\n" in format_exchange(turned)
 
 
 def test_of_calls_that_are_not_managed_no_soft_mark_is_told() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from proxy.cli.sessions import format_exchange, format_session, format_sessions
@@ -218,7 +219,7 @@ def test_from_where_on_calls_are_shortened_is_told() -> None:
     assert "strategy  epochs\nshortened from 600 tokens on\n" in format_session(
         Overview(SESSION, (), ()), [exchange(1), planned]
     )
-    turned = exchange(1, rounds=(replace(ROUND, plan=replace(plan, view="m (turns)")),))
+    turned = exchange(1, rounds=(replace(ROUND, plan=msgspec.structs.replace(plan, view="m (turns)")),))
     assert "strategy  turns: shortened with each prompt, from 1000 tokens on always\n" in format_exchange(turned)
 
 

@@ -117,7 +117,7 @@ def _leave_loops(index: ConversationIndex, kept: _KeptSteps, prompt: range, over
 def _write_notes(view: PlanRequest, index: ConversationIndex, kept: _KeptSteps, prompt: range) -> Iterator[Written]:
     """Yield a note where a message of the assistant would be the first, and where loops of the turn are left out."""
     first = index.steps[min(kept.earlier, default=kept.tail)].start
-    if first and index.messages[first].structure.role == "assistant":
+    if first and index.messages[first].structure.role != "user":
         yield Written(render_note(first, has_tool=view.has_tool), 0, first)
     start, stop = index.find_start(prompt.stop), index.find_start(kept.tail)
     if stop > start:

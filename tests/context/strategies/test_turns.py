@@ -1,5 +1,6 @@
 """The strategy turns: what is kept of a conversation when a prompt begins a turn."""
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,10 +10,11 @@ import msgspec
 import pytest
 
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import BuilderPolicy
+from proxy.context.conversation import BuilderPolicy, CountedMessage
 from proxy.context.strategies.turns import find_prompt
 from proxy.model.epoch import Kept, Written
-from tests.support.views import RawMessage, act, call, count, render, result, said, see, splice, user, view
+from proxy.wire import FORMATS
+from tests.support.views import RawMessage, act, call, count, render, result, said, see, splice, user, view, view_seen
 
 POLICY = BuilderPolicy()
 
@@ -134,6 +136,24 @@ def test_words_that_a_client_makes_begin_no_turn() -> None:
     ]
     history = [user("Mend it."), *acted]
     assert find_prompt([see(each) for each in history]) == 0
+
+
+def test_a_note_stands_before_items_that_are_nobodys() -> None:
+    """Whoever checks what a request begins with looks behind them."""
+    acted: list[RawMessage] = [
+        {"type": "configuration_update", "reasoning": {"effort": "low"}},
+        {"type": "reasoning", "id": "r1", "summary": [], "encrypted_content": "abc"},
+        {"type": "function_call", "id": "f1", "call_id": "c1", "name": "run", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "done"},
+    ]
+    talk = [{"role": role, "content": text} for role, text in (("user", "Thanks."), ("assistant", "Welcome."))]
+    items = [{"role": "user", "content": "Do it."}, *acted, *talk, {"role": "user", "content": "Go on."}]
+    decoded = [FORMATS["responses"].decode_message(json.dumps(each).encode()) for each in items]
+    seen = [CountedMessage(each.message, each.structure, 10) for each in decoded]
+    asked = msgspec.structs.replace(view_seen(seen, 100_000), strategy="turns")
+    edits = ContextBuilder(POLICY, count).build(asked).edits
+    assert isinstance(edits[0], Written)
+    assert edits[1:] == tuple(map(Kept, range(1, 6)))
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -87,10 +87,11 @@ def test_a_passage_has_day_and_month() -> None:
     assert convert_to_day(10**30) == date(1970, 1, 1)
 
 
+_DAYS = st.dates() | st.dates(date(1900, 1, 1), date(2100, 12, 31))
 _WORDS = st.sampled_from(["last", "week", "May", "0001", "9999", "3", "days", "ago", "on", "Monday", "yesterday", "31"])
 
 
-@given(st.text(max_size=100) | st.lists(_WORDS | st.text(max_size=3), max_size=9).map(" ".join), st.dates())
+@given(st.text(max_size=100) | st.lists(_WORDS | st.text(max_size=3), max_size=9).map(" ".join), _DAYS)
 def test_no_text_raises(text: str, now: date) -> None:
     for span in list_spans(text, now):
         assert list_span_terms(span)
@@ -116,5 +117,5 @@ def test_no_text_raises(text: str, now: date) -> None:
         "May 0001",
     ],
 )
-def test_the_ends_of_the_calendar_are_no_error(text: str, now: date) -> None:
-    assert all(list_span_terms(span) for span in list_spans(text, now))
+def test_at_the_ends_of_the_calendar_no_time_is_named(text: str, now: date) -> None:
+    assert list(list_spans(text, now)) == []

@@ -18,7 +18,7 @@ from tests.support.response_sessions import ResponseSession
 NEVER = ("refused", "failed", "healed", "dropped", "put back")
 UNBOUND = {"model": "claude-sonnet-4-5", "other": "claude-opus-4-1"}
 WHOLE = {"is_stream": False}
-MANUAL = {"body": {"thinking": {"type": "enabled", "budget_tokens": 2048}}, "often": 0, "seed": 7}
+MANUAL: dict[str, Any] = {"body": {"thinking": {"type": "enabled", "budget_tokens": 2048}}, "often": 0, "seed": 7}
 SESSIONS: list[tuple[Any, int, int, dict[str, Any]]] = [
     (MessageSession, 8_000, 1_500, {"often": 0}),
     (MessageSession, 8_000, 1_500, UNBOUND | {"marking": "", "seed": 2}),

@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.context.budget import BudgetPolicy, make_budget
@@ -18,6 +18,7 @@ from proxy.context.conversation import BuilderPolicy, PlanRequest
 from proxy.context.verbatim import split_groups
 from proxy.model.epoch import Edit, Kept, Replaced, Written
 from proxy.wire.validity import Rules, find_faults, judge_history
+from tests.support.examples import examples
 from tests.support.views import (
     RawMessage,
     act,
@@ -113,7 +114,7 @@ _WITH_LONG_TURN = [
 @pytest.mark.no_cover
 @example(_WITH_LONG_WORDS, 1500, 0, False, None)
 @example(_WITH_LONG_TURN, 6000, 280, False, None)
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     _steps,
     st.sampled_from([1500, 3000, 6000, 20_000]),

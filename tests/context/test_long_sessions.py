@@ -8,7 +8,7 @@ from itertools import groupby, takewhile
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.context.builder import ContextBuilder
@@ -22,6 +22,7 @@ from proxy.model.messages import Message
 from proxy.wire import FORMATS, rendering
 from proxy.wire.validity import Rules, find_faults, judge_history
 from tests.support import views
+from tests.support.examples import examples
 from tests.support.views import RawMessage, act, call, count, render, result, said, see, tell, user, view, view_seen
 
 BUILDER = ContextBuilder(BuilderPolicy(), count)
@@ -188,7 +189,7 @@ _turns = st.lists(
 
 
 @pytest.mark.no_cover
-@settings(max_examples=25, deadline=None)
+@examples(10)
 @given(_turns, st.sampled_from([2000, 3000, 5000, 9000, 30_000]), st.booleans(), st.integers(1, 4))
 def test_every_turn_of_the_user_is_in_every_request_in_one_of_its_forms(
     turns: list[tuple[tuple[str, int, int, bool], list[int], int]], usable: int, is_minimal: bool, times: int
@@ -317,7 +318,7 @@ _flags = (st.booleans(), st.booleans())
 
 
 @pytest.mark.no_cover
-@settings(max_examples=80, deadline=None)
+@examples(40)
 @given(st.lists(_hard, max_size=14), st.integers(4000, 8000), st.integers(0, 1500), *_flags, st.integers(0, 2))
 @example(
     [

@@ -15,6 +15,7 @@ from proxy.context.references import PAGE, render_message
 from proxy.context.tool_outputs import (
     ReplacedMessage,
     count_saved_tokens,
+    find_sent_form,
     find_superseded,
     order_outputs,
     outline_output,
@@ -23,7 +24,7 @@ from proxy.context.tool_outputs import (
     shorten_message,
     trim_message,
 )
-from proxy.model.epoch import Replaced
+from proxy.model.epoch import ContextPlan, Reference, Replaced
 from proxy.wire import FORMATS
 from tests.support.views import RawMessage, act, call, count, result, said, see, user, view
 
@@ -337,3 +338,19 @@ def test_trimmed_arguments_save_what_they_no_longer_say() -> None:
     assert count_saved_tokens(index, {1: bare}, count) == cut > 0
     both = ReplacedMessage(Replaced(1, "some words", "shortened", (("1", short),)), ())
     assert count_saved_tokens(index, {1: both}, count) == cut + count(BIG) - count("some words")
+
+
+def test_what_the_active_plan_sends_of_a_message_is_found_by_its_kind_with_the_references_that_it_names() -> None:
+    tombstone, block = (
+        Replaced(2, "[pruned; ref:aaaaaaaaaa]", "tombstone"),
+        Replaced(4, "[a file; ref:bbbbbbbbbb]", "file"),
+    )
+    references = (Reference("aaaaaaaaaa", 2, 3), Reference("bbbbbbbbbb", 4, 5))
+    messages = [user("go"), *act("1", "cat a", BIG), *act("2", "cat b", BIG), *act("3", "cat c", BIG)]
+    seen = view(messages, 10_000)
+    assert find_sent_form(seen, 2, is_tombstone=True) is None
+    seen = msgspec.structs.replace(seen, frozen=ContextPlan(6, (tombstone, block), references, 100))
+    assert find_sent_form(seen, 2, is_tombstone=True) == ReplacedMessage(tombstone, references[:1])
+    assert find_sent_form(seen, 4) == ReplacedMessage(block, references[1:])
+    others = [find_sent_form(seen, 2), find_sent_form(seen, 4, is_tombstone=True)]
+    assert [*others, find_sent_form(seen, 3), find_sent_form(seen, 6)] == [None] * 4

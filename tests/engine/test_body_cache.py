@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.engine import body_cache
@@ -11,6 +11,7 @@ from proxy.engine.body_cache import BodyCache, CachedBody, Key, build_manifest, 
 from proxy.engine.lineage.chain import Chain, Preamble
 from proxy.model.manifest import Manifest, compute_root_link
 from proxy.wire.body import SplitBody, count_shared
+from tests.support.examples import examples
 from tests.support.rebuilding import Log
 
 CHAIN = Chain(b"r" * 16, Preamble(0, b"", b"", b""), (), (), b"r" * 16)
@@ -142,7 +143,7 @@ steps = st.tuples(
 )
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.lists(steps, min_size=1, max_size=6), st.sampled_from([PLENTY, 16_000]))
 def test_every_body_of_every_history_can_be_put_together_and_is_named_as_without_memory(
     story: list[tuple[int, list[object], str, tuple[str, str], Key]], cache_bytes: int
@@ -234,7 +235,7 @@ def test_a_small_body_is_not_worth_remembering() -> None:
     assert histories.find(KEY, small) == (None, 0)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 9000)), max_size=25))
 def test_what_is_remembered_never_weighs_more_than_the_bound(calls: list[tuple[int, int, int]]) -> None:
     bound = 20_000

@@ -19,9 +19,6 @@ NEVER = ("refused", "failed", "healed", "dropped", "unsaid", "put back")
     [
         (8_000, 1_500, "error", "reasoning_details", 1),
         (8_000, 1_500, "drop", "thinking_blocks", 2),
-        (16_000, 2_500, "error", "thinking_blocks", 3),
-        (32_000, 6_000, "error", "reasoning_details", 4),
-        (64_000, 12_000, "drop", "reasoning_details", 5),
     ],
 )
 async def test_nothing_is_refused_because_of_us(

@@ -149,7 +149,7 @@ async def test_what_tools_give_that_are_excluded_stays() -> None:
     named = {"name": "bash", "description": "Run a command.", "input_schema": {"type": "object"}}
     told = []
     for edit in (USES, USES | {"exclude_tools": [named["name"]]}):
-        session = ClearingSession(edit)
+        session = ClearingSession(edit, size=300)
         last = await session.grow()
         [applied] = read_applied(last) or [{"cleared_tool_uses": 0}]
         sent, standing = count_outputs(session)

@@ -39,9 +39,6 @@ def count_blocks(session: Any, since: int = 0) -> int:
     ("kind", "seed", "options"),
     [
         (CompactingMessages, 0, {}),
-        (CompactingMessages, 1, {"is_stream": False, "marking": "long"}),
-        (CompactingMessages, 2, {"model": "claude-opus-4-8", "marking": "top"}),
-        (CompactingResponses, 3, {}),
         (CompactingResponses, 4, {"is_stream": False, "echo": "codex"}),
     ],
 )

@@ -31,7 +31,10 @@ async def test_subscribers_of_a_type_hear_in_order_of_subscription() -> None:
 
 
 async def test_an_event_without_subscribers_goes_nowhere() -> None:
-    EventBus(TaskRunner()).publish(EVENT)
+    bus, heard = EventBus(TaskRunner()), list[Event]()
+    bus.publish(EVENT)
+    bus.subscribe(ReadingFailed, heard.append)
+    assert heard == []
 
 
 async def test_a_subscriber_that_fails_is_logged_and_the_next_one_hears(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,11 +23,7 @@ UNBOUND = {"model": "claude-sonnet-4-5", "other": "claude-opus-4-1"}
 @pytest.mark.parametrize(
     ("ceiling", "size", "marking", "often", "seed", "options"),
     [
-        (8_000, 1_500, "hopping", 0, 0, {}),
         (8_000, 1_500, "long", 4, 1, {}),
-        (8_000, 1_500, "", 4, 2, UNBOUND),
-        (16_000, 2_500, "top", 4, 3, {"check": "drop"}),
-        (32_000, 6_000, "hopping", 4, 4, UNBOUND | {"is_stream": False}),
     ],
 )
 async def test_nothing_is_refused_because_of_us(
@@ -139,14 +135,13 @@ async def test_the_upstream_is_strict() -> None:
 MANUAL = {"type": "enabled", "budget_tokens": 2048}
 
 
-@pytest.mark.parametrize("is_interleaved", [True, False])
-@pytest.mark.parametrize("options", [UNBOUND, {"model": "claude-haiku-4-5"}, {"model": "unknown-1"}])
+@pytest.mark.parametrize(("options", "is_interleaved"), [(UNBOUND, False), ({"model": "unknown-1"}, True)])
 async def test_where_thinking_has_a_budget_a_turn_under_way_begins_with_thinking(
     options: dict[str, Any], *, is_interleaved: bool
 ) -> None:
     session = MessageSession(8_000, size=1_500, often=0, seed=7, body={"thinking": MANUAL}, **options)
     session.upstream.is_interleaved = is_interleaved
-    await session.run(110)
+    await session.run(60)
     await session.talk.close()
     assert session.upstream.refusals == []
     assert {name: session.counts[name] for name in NEVER} == dict.fromkeys(NEVER, 0)

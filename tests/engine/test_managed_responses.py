@@ -20,11 +20,7 @@ TRIGGER = {"type": "compaction_trigger"}
 @pytest.mark.parametrize(
     ("ceiling", "size", "echo", "often", "seed", "options"),
     [
-        (8_000, 1_500, "whole", 0, 0, {}),
         (8_000, 1_500, "between", 4, 1, {"is_stream": False}),
-        (16_000, 2_500, "codex", 4, 2, {}),
-        (32_000, 6_000, "bare", 4, 3, {"is_stream": False}),
-        (64_000, 9_000, "between", 4, 4, {}),
     ],
 )
 async def test_nothing_is_refused_because_of_us(

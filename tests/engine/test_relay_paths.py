@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.engine.policy import EnginePolicy, Principal
@@ -27,6 +27,7 @@ from tests.support.engine import (
     ScriptedUpstream,
     wait_out,
 )
+from tests.support.examples import examples
 from tests.support.rescuing import TOO_LONG_EVENT, RescuedEngine, ScriptedRescuer
 from tests.support.scripted import LIMIT
 
@@ -39,7 +40,7 @@ events = st.sampled_from([*beginnings, b"data: [DONE]\n\n", b"garbage", b'data: 
 endings: st.SearchStrategy[Ending] = st.sampled_from(["eof", "last", "cut", "whole"])
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @example([b"data: [DONE]\n\n", b"after"], {1, 3}, "cut", 2, None)
 @given(
     st.lists(events, max_size=5),

@@ -4,7 +4,7 @@ import json
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -18,6 +18,7 @@ from proxy.model.exchange import ClientRequest, Headers, Opening, RequestOptions
 from proxy.model.manifest import compute_digest, make_manifest
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.engine import CountingIds, FakeArchive, FixedClock, ScriptedUpstream, make_lineage
+from tests.support.examples import examples
 from tests.support.rebuilding import Log
 
 FORM = ChatCompletions()
@@ -154,7 +155,7 @@ async def test_a_model_that_is_no_text_is_none_and_fails_no_call(value: bytes) -
     assert (received.opening.model, received.resolved.upstream.name) == ("", "main")
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.binary(max_size=60), st.binary(max_size=20))
 async def test_no_body_and_no_name_is_refused(body: bytes, name: bytes) -> None:
     for content in (body, b'{"model":"' + body + b'","session_id":"' + name + b'"}'):

@@ -22,7 +22,7 @@ from proxy.wire.rendering import apply, change_items
 from tests.support.managing import make_builder
 from tests.support.odd_requests import NEW_KINDS, OddRequests
 
-REQUESTS = 10 * settings().max_examples
+REQUESTS = 4 * settings().max_examples
 # What a tombstone, or a shorter form, writes anew in a message, an item and a result.
 _WRITTEN = frozenset({"content", "output", "arguments"})
 _BUDGET = make_budget(100_000, 100, None, BudgetPolicy(ceiling_tokens=3_500))

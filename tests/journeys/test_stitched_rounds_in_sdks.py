@@ -8,9 +8,10 @@ import httpx
 import httpx2
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.rounds import (
     SPEAKERS,
     Call,
@@ -28,7 +29,7 @@ from tests.support.rounds import (
 
 CHAT, MESSAGES, RESPONSES = SPEAKERS
 USER: Any = [{"role": "user", "content": "hi"}]
-_MANY = settings(max_examples=40)
+_MANY = examples(40)
 
 
 def serve(body: bytes, *, is_stream: bool) -> httpx.MockTransport:

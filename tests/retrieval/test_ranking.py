@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.memory_index import MemoryIndex
 from proxy.retrieval.postings import Source, SourceRole, get_kind, get_session, get_turn
 from proxy.retrieval.query import make_question
 from proxy.retrieval.ranking import Ranking, search
+from tests.support.examples import examples
 
 MAY_8 = 1_683_550_560_000
 DAY = 86_400_000
@@ -224,7 +225,7 @@ def test_many_sessions_and_long_texts_rank() -> None:
     assert len(ask(index, "engines and turbines", limit=30).entries) == 30
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.text(max_size=60), st.text(max_size=60), st.integers(0, 10**15))
 def test_any_query_is_safe(text: str, context: str, now_ms: int) -> None:
     talk = Talk()

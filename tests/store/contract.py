@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -30,13 +30,12 @@ from tests.store.samples import (
     make_turns,
     split_bodies,
 )
+from tests.support.examples import examples
 
 _names = (f"h{i}" for i in itertools.count())
 # One archive takes all examples, so that they also meet each other's content; each store runs the same test.
-_shared_archive = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
-    deadline=None,
-    max_examples=60,
+_shared_archive = examples(
+    60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors]
 )
 
 LARGE = b'{"text":"' + b"palimpsest " * 3000 + b'"}'

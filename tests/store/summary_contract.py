@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -27,6 +27,7 @@ from tests.store.samples import (
     make_round,
     make_turns,
 )
+from tests.support.examples import examples
 
 STRANGER = make_key("stranger", OTHER_TENANT)
 _numbers = itertools.count()
@@ -140,11 +141,7 @@ class SummaryContract:
         assert await is_stored(archive, make_epoch(originals=[original]))
         assert await archive.load_original("both") == StoredOriginal(session, original, tuple(RAW))
 
-    @settings(
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
-        deadline=None,
-        max_examples=25,
-    )
+    @examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors])
     @given(st.data())
     async def test_any_one_gives_exactly_what_it_covers_through_any_number_of_rounds(
         self, archive: Archive, data: st.DataObject

@@ -17,13 +17,14 @@ import pytest
 import splintr
 import tiktoken
 import tiktoken_ext.openai_public as definitions
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.context.budget import LONGEST_RUN, cut_stretches
 from proxy.context.model_catalog import Encoding
 from proxy.upstream.tokenizer import SplintrEncoder
 from scripts.model_map import find_source
+from tests.support.examples import examples
 
 ROOT = Path(__file__).parents[2]
 RANKS = find_source().parent / "litellm_core_utils" / "tokenizers"
@@ -94,7 +95,7 @@ def test_well_known_words_have_their_well_known_ids(name: Encoding, ids: list[in
 @pytest.mark.no_cover
 @pytest.mark.parametrize("name", BOTH)
 @given(TEXTS.filter(lambda text: LONG_S not in text))
-@settings(max_examples=500)
+@examples(500)
 def test_any_text_has_the_same_tokens(name: Encoding, text: str) -> None:
     assert find_different(name, [text]) == []
     assert load_encoder(name).count(text) <= len(text.encode())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import brotli
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.wire.body import (
@@ -24,6 +24,7 @@ from proxy.wire.body import (
     split_after,
     split_body,
 )
+from tests.support.examples import examples
 
 KEY = "messages"
 ODD_SCALARS = [
@@ -144,13 +145,13 @@ def check_covered(split: SplitBody) -> None:
         assert whole[KEY] == [load(content[s.start : s.end]) for s in split.items]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(bodies())
 def test_every_part_is_found_where_it_was_written_however_it_is_spelled(written: Written) -> None:
     assert split_body(written.content, KEY) == written.split
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(bodies(), st.data())
 def test_a_doubled_key_leaves_the_body_unsplit(written: Written, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(written.members)))
@@ -160,14 +161,14 @@ def test_a_doubled_key_leaves_the_body_unsplit(written: Written, data: st.DataOb
     assert split_body(doubled, KEY) is None
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(bodies(), st.sampled_from(["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"]))
 def test_other_encodings_of_unicode_leave_the_body_unsplit(written: Written, encoding: str) -> None:
     text = written.content.decode("utf-8", "surrogatepass")
     assert split_body(text.encode(encoding, "surrogatepass"), KEY) is None
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(st.one_of(broken(), st.binary(max_size=40)))
 def test_anything_is_either_covered_exactly_or_not_split(content: bytes) -> None:
     split = split_body(content, KEY)
@@ -293,7 +294,7 @@ def successions(draw: st.DrawFn) -> tuple[Written, bytes]:
 
 
 @pytest.mark.no_cover
-@settings(max_examples=120)
+@examples(120)
 @given(successions())
 def test_what_is_shared_is_counted_as_comparing_each_item_would(succession: tuple[Written, bytes]) -> None:
     first, content = succession
@@ -301,7 +302,7 @@ def test_what_is_shared_is_counted_as_comparing_each_item_would(succession: tupl
 
 
 @pytest.mark.no_cover
-@settings(max_examples=150)
+@examples(150)
 @given(successions())
 def test_splitting_only_what_is_new_gives_what_splitting_everything_does(succession: tuple[Written, bytes]) -> None:
     first, content = succession

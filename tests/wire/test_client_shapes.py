@@ -51,22 +51,24 @@ def test_a_compacted_history_begins_anew(client: str) -> None:
     assert len(read_chain(last)) < len(read_chain(before))
 
 
-@each_client
+def list_having(*kinds: str) -> list[str]:
+    """The clients that make requests of one of these kinds."""
+    return [client for client in CLIENTS if any(request.kind in kinds for request in turns(client))]
+
+
+@pytest.mark.parametrize("client", [client for client in list_having("compaction") if client != "aider"])
 def test_the_clients_own_compaction_extends_its_turns(client: str) -> None:
-    last = None
-    for request in turns(client):
-        if request.kind == "compaction" and client != "aider":
-            assert last is not None
-            assert extends(request, last)
-        last = request if request.kind == "main" else last
+    requests = turns(client)
+    place = next(place for place, request in enumerate(requests) if request.kind == "compaction")
+    *_, last = [request for request in requests[:place] if request.kind == "main"]
+    assert extends(requests[place], last)
 
 
-@each_client
+@pytest.mark.parametrize("client", list_having("side", "subagent"))
 def test_side_calls_and_subagents_extend_nothing(client: str) -> None:
     requests = turns(client)
-    for request in requests:
-        if request.kind in ("side", "subagent"):
-            assert not any(extends(request, main) for main in requests if main.kind == "main")
+    others = [request for request in requests if request.kind in ("side", "subagent")]
+    assert not any(extends(other, main) for other in others for main in requests if main.kind == "main")
 
 
 def test_aider_extends_only_its_own_words() -> None:

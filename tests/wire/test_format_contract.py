@@ -21,6 +21,7 @@ from proxy.wire.format import Format
 from proxy.wire.rendering import render
 from proxy.wire.streams import MARKER_REACH, ServerEvent, read_events
 from proxy.wire.validity import Rules
+from tests.support.examples import examples
 
 WIRES = list(FORMATS.values())
 CHAT, RESPONSES, ANTHROPIC = WIRES
@@ -311,6 +312,7 @@ def list_events(wire: str) -> st.SearchStrategy[list[tuple[str, dict[str, object
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+@examples(50)
 @given(st.data())
 def test_events_whose_members_are_of_any_kind(wire: Format, data: st.DataObject) -> None:
     sent = data.draw(list_events(wire.name))

@@ -4,13 +4,14 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.messages import Message, MessageStructure, ToolCall
 from proxy.wire import FORMATS
 from proxy.wire.messages import read_markers
 from tests.support.echoes import values
+from tests.support.examples import examples
 from tests.support.valid_histories import WIRES, steps, write
 
 CHAT, ANTHROPIC, RESPONSES = WIRES
@@ -228,7 +229,7 @@ _parts = st.lists(st.dictionaries(_keys, values, max_size=4), max_size=3)
 
 
 @pytest.mark.no_cover
-@settings(max_examples=300)
+@examples(300)
 @given(st.sampled_from(WIRES), st.dictionaries(_keys, values | _kinds | _parts))
 def test_reading_is_total_and_gives_the_role_of_the_shape(wire: str, message: dict[str, Any]) -> None:
     raw = json.dumps(message).encode()

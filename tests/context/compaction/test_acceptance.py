@@ -3,12 +3,13 @@
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.context.compaction.acceptance import AcceptedSummary, RejectedSummary, SummaryTask, check_summary
 from proxy.context.compaction.summary_text import CLAIM_LABEL, CONSTRAINTS, SUMMARY_END, find_references, parse_sections
 from proxy.model.epoch import SummaryLevel
+from tests.support.examples import examples
 from tests.support.reports import ANSWER, DAY, FRAME, POISON, make_task
 from tests.support.views import act, count, said, user
 
@@ -194,7 +195,7 @@ def test_after_five_rounds_all_rules_stand_to_the_letter_and_no_poison_is_the_us
 _LINES = [*ANSWER.split("\n"), POISON, "Constraints:", "\ud800", "[m1]"]
 
 
-@settings(deadline=None, max_examples=200)
+@examples(100)
 @given(
     st.one_of(st.text(), st.lists(st.sampled_from(_LINES)).map("\n".join)),
     st.sampled_from([1, 2]),

@@ -148,7 +148,10 @@ def test_only_lines_of_ours_are_kept() -> None:
     assert list_citations([RULE, "- m1: x", '- "x"', f'{RULE} and "more"']) == [RULE, f'{RULE} and "more"']
 
 
-@given(st.lists(st.text(), max_size=5))
+_QUOTES = st.sampled_from([f'- "{message["content"][:60]}"' for message in DAY if message["content"]])
+
+
+@given(st.lists(st.text() | _QUOTES, max_size=5))
 def test_nothing_that_is_not_in_a_message_is_cited(lines: list[str]) -> None:
     said_by_user = {f'- m{i + 1}: "' for i, message in enumerate(DAY) if message["role"] == "user"}
     for line in cite_constraints(lines, USERS)[0]:

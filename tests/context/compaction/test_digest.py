@@ -1,7 +1,7 @@
 """Reports that no model wrote."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.context.compaction.acceptance import AcceptedSummary, check_summary
@@ -14,6 +14,7 @@ from proxy.context.compaction.summary_text import (
     find_references,
     parse_sections,
 )
+from tests.support.examples import examples
 from tests.support.reports import ANSWER, DAY, FRAME, POISON, look, make_task
 from tests.support.views import RawMessage, act, count, said, user
 
@@ -55,7 +56,7 @@ def test_what_the_user_pasted_is_not_quoted() -> None:
 _message = st.tuples(st.sampled_from(["user", "said", "act"]), st.text(max_size=80), st.integers(1, 60))
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(st.lists(_message, max_size=15), st.integers(0, 700), st.integers(0, 40))
 def test_it_never_fails_and_always_fits(steps: list[tuple[str, str, int]], most: int, named: int) -> None:
     messages: list[RawMessage] = []

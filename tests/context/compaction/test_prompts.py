@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.context.compaction.acceptance import AcceptedSummary, check_summary
@@ -17,6 +17,7 @@ from proxy.context.compaction.prompts import (
 from proxy.context.compaction.spans import MessageRange
 from proxy.context.compaction.summary_text import NAMES, SHORT_NAMES, parse_sections
 from proxy.model.epoch import SummaryKind, SummaryLevel
+from tests.support.examples import examples
 from tests.support.reports import ANSWER, DAY, FRAME, look, make_task
 from tests.support.views import RawMessage, act, call, count, result, said, user
 
@@ -92,7 +93,7 @@ def test_on_level_2_every_message_is_cut() -> None:
 _message = st.tuples(st.sampled_from(["user", "said", "act"]), st.integers(0, 3000))
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.lists(_message, min_size=1, max_size=20), st.integers(0, 4000))
 def test_it_fits_whatever_it_is_of(steps: list[tuple[str, int]], room: int) -> None:
     messages: list[RawMessage] = []

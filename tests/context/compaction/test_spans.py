@@ -1,7 +1,7 @@
 from math import log
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -20,6 +20,7 @@ from proxy.context.compaction.spans import (
 from proxy.context.conversation import BuilderPolicy, ConversationIndex, index_conversation
 from proxy.context.message_features import extract_features
 from proxy.model.epoch import Summary
+from tests.support.examples import examples
 from tests.support.summaries import list_leaves, make_summary
 from tests.support.views import RawMessage, act, call, result, said, user, view
 
@@ -241,7 +242,7 @@ def grow(sizes: list[int], room: int, ratio: float) -> list[Summary]:
     return made
 
 
-@settings(deadline=None, max_examples=25)
+@examples(25)
 @given(st.lists(st.integers(3, 50), min_size=1, max_size=60), st.sampled_from([0, 150, 450, 1500]), st.floats(0.1, 0.9))
 def test_every_node_expands_to_exactly_the_messages_it_covers(sizes: list[int], room: int, ratio: float) -> None:
     made = grow(sizes, room, ratio)

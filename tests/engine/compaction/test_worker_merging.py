@@ -60,7 +60,7 @@ def check_covers(summaries: list[Summary], raws: list[bytes], originals: dict[st
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize(("turns", "every", "least"), [(150, 1, 12), (100, 2, 4)])
+@pytest.mark.parametrize(("turns", "every", "least"), [(80, 1, 5), (100, 2, 4)])
 async def test_in_a_long_session_the_graph_stays_shallow_and_every_summary_covers_its_messages(
     turns: int, every: int, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

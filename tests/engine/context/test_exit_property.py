@@ -9,13 +9,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.messages import MessageStructure
 from proxy.wire import FORMATS
 from proxy.wire.body import split_body
 from proxy.wire.validity import RequestFault, Splice, find_faults, judge_history
+from tests.support.examples import examples
 from tests.support.managing import Message
 from tests.support.talking import Talk
 
@@ -57,7 +58,7 @@ def find_new_faults(client: bytes, sent: bytes) -> list[RequestFault]:
 
 
 @pytest.mark.no_cover
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(steps=STEPS, ceiling=st.sampled_from((900, 1500, 2500)), is_reopened=st.booleans())
 async def test_what_is_sent_is_as_valid_as_what_the_client_holds(
     steps: list[str], ceiling: int, *, is_reopened: bool

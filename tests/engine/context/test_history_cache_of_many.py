@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
@@ -15,6 +14,7 @@ from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import TokenCounter
 from proxy.wire.body import count_shared, split_after
 from proxy.wire.chat_completions import ChatCompletions
+from tests.support.examples import examples
 from tests.support.managing import SESSION, QuarterTokens, make_subject, spell
 
 Message = dict[str, Any]
@@ -130,4 +130,4 @@ class ManyPaths(RuleBasedStateMachine):
 
 @pytest.mark.no_cover
 def test_whatever_is_asked_is_as_counted_from_scratch() -> None:
-    run_state_machine_as_test(ManyPaths, settings=settings(max_examples=40, stateful_step_count=20, deadline=None))
+    run_state_machine_as_test(ManyPaths, settings=examples(40, stateful_step_count=20))

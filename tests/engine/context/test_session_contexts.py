@@ -4,7 +4,6 @@ import asyncio
 from itertools import count
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
@@ -13,6 +12,7 @@ from proxy.engine.context.session_context import SessionContext, SessionContexts
 from proxy.model.epoch import StoredContext
 from proxy.model.errors import StoreUnavailable
 from tests.support.contexts import BUDGET, StatedArchive, ask, make_epoch
+from tests.support.examples import examples
 from tests.support.managing import MODEL
 from tests.support.summaries import make_summary
 
@@ -212,7 +212,7 @@ class ManyContexts(RuleBasedStateMachine):
 
 
 def test_whatever_happens_weights_add_up() -> None:
-    run_state_machine_as_test(ManyContexts, settings=settings(max_examples=40, stateful_step_count=20, deadline=None))
+    run_state_machine_as_test(ManyContexts, settings=examples(40, stateful_step_count=20))
 
 
 async def test_a_summary_is_known_in_its_session_and_weighs_something() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.engine.lineage.session_index import SessionNodes
@@ -18,6 +18,7 @@ from proxy.wire.identity import Item
 from tests.support.clients import Said
 from tests.support.echoes import values
 from tests.support.engine import JSON, Engine
+from tests.support.examples import examples
 from tests.support.lineage_world import Asking, Call, World
 from tests.support.tongues import BLOCKS, CHAT, ITEMS, Tongue
 
@@ -111,14 +112,14 @@ roles = st.sampled_from(["user", "assistant", "tool", "system"])
 odd_messages = values | st.fixed_dictionaries({"role": roles, "content": values, "tool_calls": odd_calls})
 
 
-@settings(max_examples=100, deadline=None)
+@examples(60)
 @given(st.lists(st.tuples(fields, st.binary(max_size=300)), max_size=5))
 def test_headers_of_any_length_and_alphabet(sent: list[tuple[bytes, bytes]]) -> None:
     assert _receive({"messages": [{"role": "user", "content": "hi"}]}, tuple(sent)) is not None
 
 
 @pytest.mark.no_cover
-@settings(max_examples=150, deadline=None)
+@examples(60)
 @given(st.lists(odd_messages, max_size=4))
 def test_messages_of_any_shape(messages: list[object]) -> None:
     assert _receive({"messages": messages}) is not None
@@ -126,7 +127,7 @@ def test_messages_of_any_shape(messages: list[object]) -> None:
 
 
 @pytest.mark.no_cover
-@settings(max_examples=150, deadline=None)
+@examples(60)
 @given(st.sampled_from([CHAT, ITEMS, BLOCKS]), values)
 def test_answers_of_any_shape(tongue: Tongue, value: object) -> None:
     world = World(tongue, 1_000_000_000)

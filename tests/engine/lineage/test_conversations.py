@@ -10,11 +10,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, event, settings
+from hypothesis import HealthCheck, event
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from tests.support.clients import LOOK, Message, Said
+from tests.support.examples import examples
 from tests.support.lineage_world import Asking, Call, World
 from tests.support.tongues import BLOCKS, CHAT, ITEMS, Tongue
 
@@ -209,14 +210,11 @@ def _who(call: Call) -> tuple[str, str, str]:
     return call.asking.tenant, call.asking.name, call.asking.system
 
 
-# How many of each, of a hundred examples that the profile asks for; see `tests/conftest`.
 @pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("machine", "count"),
-    [(Conversations, 80), (ItemConversations, 30), (BlockConversations, 30), (KeptConversations, 30)],
+    [(Conversations, 30), (ItemConversations, 15), (BlockConversations, 15), (KeptConversations, 15)],
 )
 def test_no_conversation_is_given_what_is_anothers(machine: type[Conversations], count: int) -> None:
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-    examples = count * settings().max_examples // 100
-    profile = settings(max_examples=examples, stateful_step_count=50, deadline=None, suppress_health_check=slow)
-    run_state_machine_as_test(machine, settings=profile)
+    run_state_machine_as_test(machine, settings=examples(count, stateful_step_count=50, suppress_health_check=slow))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from proxy.model.lineage import compute_chain_root, extend_chain
@@ -16,6 +16,7 @@ from proxy.store.search.reader import SearchIndex
 from proxy.store.search.schema import LANES
 from proxy.wire import FORMATS
 from tests.store.search.test_indexer import copy_log, index_all, write_work
+from tests.support.examples import examples
 from tests.support.indexing import (
     OPENED_MS,
     OTHER_TENANT,
@@ -215,7 +216,7 @@ async def test_health_is_what_the_writer_tells(log: LogBuilder) -> None:
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_is_a_query(tmp_path_factory: pytest.TempPathFactory, text: str, context: str) -> None:
     folder = tmp_path_factory.getbasetemp() / "any"
     if not folder.exists():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from proxy.engine.ports import MOST_MARKS, MOST_RECALLED, MOST_RECALLED_ROWS
@@ -40,6 +40,7 @@ from tests.store.samples import (
     make_step,
 )
 from tests.store.sqlite.conftest import Opener
+from tests.support.examples import examples
 from tests.support.memory_store.archive import MemoryArchive
 from tests.support.scripted import LIMIT
 
@@ -64,7 +65,7 @@ def make_path(forms: list[int], answer: int) -> tuple[list[NodeRow], NodeRow]:
 
 
 @pytest.mark.no_cover
-@settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=60)
+@examples(30, suppress_health_check=list(HealthCheck))
 @given(calls(), st.lists(st.integers(0, 2), max_size=6), st.lists(st.integers(0, 5), max_size=2))
 async def test_both_stores_answer_alike(
     open_archive: Opener, drawn: list[tuple[int, list[int], bool, int]], asked: list[int], named: list[int]

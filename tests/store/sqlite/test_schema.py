@@ -126,12 +126,12 @@ def test_a_permit_allows_no_change_of_a_payload(log: sqlite3.Connection) -> None
 
 
 def test_small_state_is_mutable(log: sqlite3.Connection) -> None:
-    log.execute("INSERT INTO meta VALUES ('a', x'00')")
-    log.execute("UPDATE meta SET value = x'01'")
     log.execute("DELETE FROM meta")
+    log.execute("INSERT INTO meta VALUES ('a', x'00')")
     log.execute("INSERT INTO lease VALUES ('a', 'me', 1)")
-    log.execute("UPDATE lease SET owner = 'you', until_ms = 2")
-    log.execute("DELETE FROM lease")
+    for table, change in (("meta", "value = x'01'"), ("lease", "owner = 'you', until_ms = 2")):
+        assert log.execute(f"UPDATE {table} SET {change}").rowcount == 1
+        assert log.execute(f"DELETE FROM {table}").rowcount == 1
 
 
 # Before the first release: change the digest along with the tables.

@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.wire.rounds import (
@@ -20,6 +20,7 @@ from proxy.wire.rounds import (
     restore_answer,
 )
 from proxy.wire.streams import read_events
+from tests.support.examples import examples
 from tests.support.rounds import (
     SPEAKERS,
     TOOL,
@@ -39,7 +40,7 @@ SPEAKING = pytest.mark.parametrize("speaker", SPEAKERS, ids=lambda speaker: spea
 PLAIN = (*SPEAKERS[:2], PlainResponsesSpeaker())
 
 
-MANY = settings(max_examples=60)
+MANY = examples(60)
 
 
 def read_stream(speaker: Speaker, stream: bytes) -> dict[str, Any]:

@@ -405,7 +405,7 @@ async def test_a_choice_of_tools_leaves_the_tools_as_they_are() -> None:
     ("kind", "extra", "is_read"),
     [
         (b"text/event-stream", ((b"content-length", b"999"),), True),
-        (b"text/event-stream", ((b"content-encoding", b"br"),), False),
+        (b"text/event-stream", ((b"content-encoding", b"compress"),), False),
         (b"text/plain", (), True),
         (b"application/json", ((b"content-encoding", b"identity"), (b"content-length", b"999")), True),
     ],

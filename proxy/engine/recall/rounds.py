@@ -65,15 +65,25 @@ Run = Callable[[ManagedRequest, Epoch, str, int], Awaitable[str]]
 
 The last argument is the number of characters for which there is room: a search answers in at most so many.
 """
+Prepare = Callable[[ManagedRequest], None]
+"""Begins to prepare the result of a call whose arguments have not come yet."""
 
 
 class RecallRounds:
     """Begins the rounds of answers. `run` executes a call; `max_hops` is how often a model recalls within an answer."""
 
     def __init__(
-        self, run: Run, states: StateReader, lineage: LineageTracker, *, max_hops: int, record_cap: int
+        self,
+        run: Run,
+        states: StateReader,
+        lineage: LineageTracker,
+        *,
+        max_hops: int,
+        record_cap: int,
+        prepare: Prepare = lambda _: None,
     ) -> None:
         self.run = run
+        self.prepare = prepare
         self.states = states
         self.lineage = lineage
         self.max_hops = max_hops
@@ -120,7 +130,7 @@ class AnswerRounds:
         self._asked: tuple[RoundEnd, bytes, int] | None = None
         self._written: list[bytes] = []
         self._beat: asyncio.TimerHandle | None = None
-        self._is_silent = False
+        self._is_silent = self._is_prepared = False
 
     @property
     def is_continued(self) -> bool:
@@ -197,6 +207,9 @@ class AnswerRounds:
         """Pass on what the client gets for a piece of a response. Return as `Client.write` does."""
         assert self._stitcher is not None, "the head comes first"
         written = self._stitcher.feed(piece)
+        if not self._is_prepared and self._stitcher.has_call:
+            self._is_prepared = True
+            self._parts.prepare(self._request)
         if not written:
             return True
         self._is_silent = False
@@ -340,7 +353,10 @@ def build_rounds(
     async def run(request: ManagedRequest, epoch: Epoch, arguments: str, room: int) -> str:
         return await recall.run(make_scope(request, policy.scope, epoch, room), arguments)
 
-    return RecallRounds(run, states, lineage, max_hops=policy.max_hops, record_cap=record_cap)
+    def prepare(request: ManagedRequest) -> None:
+        recall.prepare(make_scope(request, policy.scope))
+
+    return RecallRounds(run, states, lineage, max_hops=policy.max_hops, record_cap=record_cap, prepare=prepare)
 
 
 def build_offers(*, is_on: bool) -> ToolOffers:

@@ -151,6 +151,23 @@ def body_with_text(text: str) -> ScriptedResponse:
     return answer(json.dumps({"id": "c2", "model": "m", "choices": choices, "usage": counts}).encode())
 
 
+async def test_the_result_is_prepared_as_soon_as_a_call_of_ours_begins() -> None:
+    prepared: list[ManagedRequest] = []
+    engine = ManagedEngine(run=run, prepare=prepared.append)
+    await open_epoch(engine)
+    response = ScriptedResponse(chunk({"role": "assistant", "content": "Let me look. "}))
+    prepare(engine, response, saying("Done."))
+    turn = engine.start(until(23), tools=TOOLS, stream=True)
+    await response.wait_until_starved()
+    assert prepared == []
+    response.feed(chunk({"tool_calls": [call("")]}))
+    await response.wait_until_starved()
+    assert [len(each.nodes) for each in prepared] == [len(until(23)) - 1]
+    response.feed(chunk({"tool_calls": [call("{}")]}), chunk({}, "tool_calls"), DONE, ending="last")
+    await turn.finish()
+    assert len(prepared) == 1 and read_text(turn.client.body) == "Let me look. Done."
+
+
 async def test_a_whole_body_is_answered_likewise() -> None:
     engine = ManagedEngine(run=run)
     await open_epoch(engine)

@@ -104,7 +104,7 @@ class _ProtectionLevel(msgspec.Struct, frozen=True, gc=False):
     users: float = 1.0  # the share of their budget that older user turns may use
     second: int = 0  # the user's second newest turn is sent: 0 whole, 1 without pasted blocks, 2 as its beginning
     has_more: bool = True  # whether more steps are added if there is room
-    has_reports: bool = False  # whether summaries are sent
+    has_reports: bool = False  # whether summaries are sent; a provider's own compaction is wherever it fits
 
 
 # In the order in which protection gives way. From the second level on protection gives way.
@@ -271,12 +271,14 @@ class ContextBuilder:
         low = min(goal.compute_low_mark(view.head + kept.tokens), most) - view.growth
         room = _LEDGER_TOKENS + _LEDGER_SHARE * goal.usable + _SPARE_SHARE * kept.spare
         room = min(room, _LEDGER_MOST_SHARE * goal.usable, _LEDGER_MOST)
-        compacted = choose_compaction(view) if level.has_reports else ()
+        compacted = choose_compaction(view)
         beside = sum(each.tokens for each in compacted)
+        if not level.has_reports and view.head + kept.tokens + beside > most - _LEDGER_NEXT * view.budget.usable:
+            compacted, beside = (), 0
         beside += compute_summaries_budget(view.budget.usable) if level.has_reports and view.reports else 0
         room = max(_LEDGER_LEAST * goal.usable, min(room, most - view.head - kept.tokens - beside))
         carried = carry_ledgers(index, view.frozen, kept.least, room, self._count)
-        reports = (*compacted, *choose_summaries(view, carried)) if level.has_reports else ()
+        reports = (*compacted, *(choose_summaries(view, carried) if level.has_reports else ()))
         told = sum(count_report(each, self._count) for each in reports)
         others = view.head + kept.tokens + room + carried.reported + told
         free = min(most - others, max(low - others, _STEPS_SHARE * goal.usable))

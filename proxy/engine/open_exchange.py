@@ -111,7 +111,17 @@ class RoundSource(Protocol):
 
     @property
     def head(self) -> Headers:
-        """The headers of the response to the first round."""
+        """The headers of the response to the first round, as they suit what the client gets."""
+        ...
+
+    @property
+    def decode(self) -> Callable[[bytes], bytes] | None:
+        """Undoes the content-encoding of a round, piece by piece; None if it has none. It never raises."""
+        ...
+
+    @property
+    def fault(self) -> str:
+        """Why a round could not be decoded; empty if it could."""
         ...
 
     def take_head(self, headers: Headers) -> bool:

@@ -279,7 +279,8 @@ class Relay:
             return retry
         if break_off is not None:
             self.recorder.end_round(exchange, response, "truncated", break_off, kept)
-            exchange.client.start(response.status, forward_response(response.headers))
+            head = response.headers if rounds.decode is None else set_length(rounds.head, None)
+            exchange.client.start(response.status, forward_response(head))
             exchange.client.write(rounds.break_off())
             exchange.client.abort()
             return None
@@ -292,7 +293,7 @@ class Relay:
         """Pass on all that the client gets of a round. Return whether the body ended with it."""
         if rounds.is_stream:
             await self._wait_until_durable(exchange)
-            exchange.client.start(response.status, set_length(forward_response(response.headers), None))
+            exchange.client.start(response.status, set_length(forward_response(rounds.head), None))
             exchange.is_head_sent = True
         stream = StreamRelay(exchange, response.headers, self._clock)
         if begun:
@@ -303,9 +304,11 @@ class Relay:
                 stream.pass_on(await self._read(exchange, response))
             else:
                 await response.pump(stream.take)
+        if rounds.fault:
+            raise UpstreamUnreachable(rounds.fault)
         if not stream.held:
             return True
-        held, is_ended = await read_final_event(response, exchange.buffer, stream.held)
+        held, is_ended = await read_final_event(response, exchange.buffer, stream.held, rounds.decode)
         rounds.write(held)
         return is_ended
 
@@ -466,7 +469,7 @@ class Relay:
 
     async def _pass_trailers(self, exchange: OpenExchange, response: UpstreamResponse) -> None:
         """Pass on what follows a stream's end marker, and record it as trailers up to the cap."""
-        i = 0
+        i, decode = 0, exchange.rounds.decode if exchange.rounds is not None else None
         try:
             while not response.is_ended:
                 chunk = await response.read()
@@ -475,7 +478,7 @@ class Relay:
                     kept = redact(chunk, exchange.secrets, is_error=False)
                     self.archive.append(Trailer(exchange.id, exchange.k, i, kept))
                     i += 1
-                if not exchange.client.write(chunk, is_last=response.is_ended):
+                if not exchange.client.write(chunk if decode is None else decode(chunk), is_last=response.is_ended):
                     await exchange.client.drain()
         except UpstreamUnreachable:
             exchange.client.abort()

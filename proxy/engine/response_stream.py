@@ -36,14 +36,16 @@ SUCCESS = range(200, 300)
 class StreamRelay:
     """Passes the pieces of a response on, and holds the bytes from the stream's end marker on in `held`.
 
-    Where a model may recall, they pass through what stitches the rounds of its answer.
+    Where a model may recall, they pass through what stitches the rounds of its answer, without a content-encoding.
     """
 
     def __init__(self, exchange: OpenExchange, headers: Headers, clock: Clock) -> None:
         self._exchange = exchange
         self._write = exchange.client.write if exchange.rounds is None else exchange.rounds.write
+        self._decode = exchange.rounds.decode if exchange.rounds is not None else None
         self._clock = clock
-        self._marker = exchange.format.end_marker if exchange.format is not None and is_plain_stream(headers) else None
+        is_readable = is_plain_stream(headers) or (self._decode is not None and is_event_stream(headers))
+        self._marker = exchange.format.end_marker if exchange.format is not None and is_readable else None
         self._carry = b"\n"  # a stream begins at the start of a line
         self.held = b""
 
@@ -54,6 +56,8 @@ class StreamRelay:
 
     def pass_on(self, piece: bytes) -> bool:
         """Pass on a piece that is recorded already. Return as `take` does."""
+        if self._decode is not None:
+            piece = self._decode(piece)
         if self._marker is None:
             return self._write(piece)
         window = self._carry + piece
@@ -79,10 +83,13 @@ def is_encoded(headers: Headers) -> bool:
     return find_header(headers, b"content-encoding") not in (b"", b"identity")
 
 
-async def read_final_event(response: UpstreamResponse, buffer: CappedBuffer, held: bytes) -> tuple[bytes, bool]:
+async def read_final_event(
+    response: UpstreamResponse, buffer: CappedBuffer, held: bytes, decode: Callable[[bytes], bytes] | None = None
+) -> tuple[bytes, bool]:
     """Read the rest of the event that ends a stream, and wait a moment for the end of the body after it.
 
     Return the bytes, and whether the body ended with them. Bytes that arrive in that moment do not prolong it.
+    `decode` undoes the content-encoding of what is read; it is recorded as received.
     """
     is_whole = False
     try:
@@ -93,7 +100,7 @@ async def read_final_event(response: UpstreamResponse, buffer: CappedBuffer, hel
                     waiting.reschedule(asyncio.get_running_loop().time() + _LINGER_SECONDS)
                 chunk = await response.read()
                 buffer.add(chunk)
-                held += chunk
+                held += chunk if decode is None else decode(chunk)
     except (TimeoutError, UpstreamUnreachable):
         pass  # later bytes are passed on later, and the next read raises a broken connection again
     return held, response.is_ended

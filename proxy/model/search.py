@@ -37,11 +37,10 @@ class SearchQuery(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int | None = None
 
 
-class Hit(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry that was found. `exchange` and `n` are those of the call that brought it.
+class EntryFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Which entry it is. `exchange` and `n` are those of the call that brought it.
 
-    `reference` is the id by which the whole entry is read, without `ref:`; it is never empty. `snippet` has the best
-    lines of the entry.
+    `reference` is the id by which the whole entry is read, without `ref:`; it is never empty.
     """
 
     reference: str
@@ -54,6 +53,11 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
     tool: str
     kind: EntryKind
     at_ms: int
+
+
+class Hit(EntryFacts, frozen=True, kw_only=True):
+    """An entry that was found. `snippet` has its best lines."""
+
     snippet: str
     score: float
 
@@ -70,20 +74,10 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     behind: int = 0
 
 
-class IndexedEntry(msgspec.Struct, frozen=True, kw_only=True):
+class IndexedEntry(EntryFacts, frozen=True, kw_only=True):
     """The entry that an id of the index names. `tenant` is a fingerprint; `text` is the whole entry."""
 
-    reference: str
     tenant: str
-    session: str
-    node: bytes
-    exchange: str
-    n: int
-    role: str
-    sender: str
-    tool: str
-    kind: EntryKind
-    at_ms: int
     text: str
 
 

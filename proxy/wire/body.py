@@ -4,7 +4,7 @@ Slices and separators account for every byte of the body, or the body is not spl
 are found by msgspec (about 1 ms per 900 KB); legal JSON that it refuses (lone surrogates, `1e400`) goes through a plain
 scanner. `split_after` does not look again at a part that repeats an earlier body. An array with more new elements than
 any conversation has is not split, because millions of elements would block other requests. Content-encodings are
-undone only to read the record; the bytes on the wire pass unchanged.
+undone to read the record, and where calls of ours are taken out of a response; other bytes on the wire pass unchanged.
 """
 
 import gzip
@@ -12,8 +12,8 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import cast
+from itertools import chain, islice
+from typing import IO, cast
 
 import brotli
 import msgspec
@@ -264,6 +264,8 @@ _PIECE = 256 * 1024
 _GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 _GZIP_BEGINS = b"\x1f\x8b"
 _ZSTD_WINDOW = 8 * 1024 * 1024  # the most that the web's decoders take (RFC 9659)
+_ZSTD_SLICE = 256  # of the encoded bytes, each of which may decode to 32 KiB
+_ZLIB_HEAD = 2
 _MOST_STACKED = 16 * 1024 * 1024
 
 
@@ -279,16 +281,43 @@ def decode_content(content: bytes, encoding: str, cap: int) -> bytes:
 
 def decode_pieces(content: bytes, encoding: str) -> Iterator[bytes]:
     """Yield the decoded content in pieces of about 256 KiB. Raises ValueError like `decode_content`."""
-    codings = _list_codings(encoding)
-    for coding in codings:
-        if coding not in _DECODERS:
-            raise ValueError(f"content-encoding {encoding.strip().lower()!r} is not read here")
-    try:
-        for coding in codings[:0:-1]:
-            content = _take(_DECODERS[coding](content), _MOST_STACKED)
-        yield from _DECODERS[codings[0]](content) if codings else (content,)
-    except (zlib.error, brotli.error, zstandard.ZstdError) as error:
-        raise ValueError(f"the content is not {encoding.strip().lower()}") from error
+    yield from ContentDecoder(encoding).decode(content)
+
+
+class ContentDecoder:
+    """Undoes the content-encoding of one body, whose bytes may come in pieces of any size.
+
+    Raises ValueError for an unsupported encoding.
+    """
+
+    def __init__(self, encoding: str) -> None:
+        self._encoding = encoding.strip().lower()
+        codings = _list_codings(encoding)
+        if not _DECODERS.keys() >= set(codings):
+            raise ValueError(f"content-encoding {self._encoding!r} is not read here")
+        self._decoders = [_DECODERS[coding]() for coding in reversed(codings)]
+        self._stacked = 0
+
+    def decode(self, content: bytes) -> Iterator[bytes]:
+        """Yield all that can be decoded with the next piece, in pieces of at most 256 KiB.
+
+        Raises ValueError for bytes that are not in the encoding.
+        """
+        pieces: Iterator[bytes] = iter((content,))
+        for place, decode in enumerate(self._decoders):
+            pieces = chain.from_iterable(map(decode, self._limit(pieces) if place else pieces))
+        try:
+            yield from pieces
+        except (zlib.error, brotli.error, zstandard.ZstdError) as error:
+            raise ValueError(f"the content is not {self._encoding}") from error
+
+    def _limit(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield what is encoded still once more, up to a limit, since each coding may multiply the length."""
+        for piece in pieces:
+            self._stacked += len(piece)
+            if self._stacked > _MOST_STACKED:
+                return
+            yield piece
 
 
 def encode_content(content: bytes, encoding: str) -> bytes:
@@ -313,19 +342,43 @@ def _take(pieces: Iterator[bytes], cap: int) -> bytes:
     return b"".join(taken)[:cap]
 
 
-def _gunzip(content: bytes) -> Iterator[bytes]:
-    """Yield the content of all gzip members in order, and ignore anything else after them."""
-    decoder = zlib.decompressobj(_GZIP)
-    yield from _inflate(decoder, content)
-    while decoder.unused_data.startswith(_GZIP_BEGINS):
-        content, decoder = decoder.unused_data, zlib.decompressobj(_GZIP)
-        yield from _inflate(decoder, content)
+class _Gunzip:
+    """Decodes all members of a gzip body in order, and ignores anything else after them."""
+
+    def __init__(self) -> None:
+        self._decoder = zlib.decompressobj(_GZIP)
+        self._after = b""  # what follows a member and is shorter than the sign of another one
+        self._is_over = False
+
+    def __call__(self, content: bytes) -> Iterator[bytes]:
+        while content and not self._is_over:
+            if self._decoder.eof:
+                content = self._after + content
+                self._after = content if len(content) < len(_GZIP_BEGINS) else b""
+                if self._after:
+                    return
+                self._is_over = not content.startswith(_GZIP_BEGINS)
+                self._decoder = zlib.decompressobj(_GZIP)
+            else:
+                yield from _inflate(self._decoder, content)
+                content = self._decoder.unused_data
 
 
-def _undeflate(content: bytes) -> Iterator[bytes]:
-    """Decode zlib's format, as the standard demands, or the raw deflate stream that some servers send."""
-    is_zlib = content[:1] and content[0] & 15 == zlib.DEFLATED and not int.from_bytes(content[:2]) % 31
-    return _inflate(zlib.decompressobj(_ZLIB if is_zlib else _RAW), content)
+class _Undeflate:
+    """Decodes zlib's format, as the standard demands, or the raw deflate stream that some servers send."""
+
+    def __init__(self) -> None:
+        self._begun = b""
+        self._decoder: zlib._Decompress | None = None
+
+    def __call__(self, content: bytes) -> Iterator[bytes]:
+        if self._decoder is None:
+            self._begun += content
+            if len(self._begun) < _ZLIB_HEAD:
+                return
+            is_zlib = self._begun[0] & 15 == zlib.DEFLATED and not int.from_bytes(self._begun[:_ZLIB_HEAD]) % 31
+            self._decoder, content = zlib.decompressobj(_ZLIB if is_zlib else _RAW), self._begun
+        yield from _inflate(self._decoder, content)
 
 
 def _inflate(decoder: "zlib._Decompress", content: bytes) -> Iterator[bytes]:
@@ -337,31 +390,51 @@ def _inflate(decoder: "zlib._Decompress", content: bytes) -> Iterator[bytes]:
             return
 
 
-def _unbrotli(content: bytes) -> Iterator[bytes]:
-    decoder = brotli.Decompressor()
-    piece = decoder.process(content, output_buffer_limit=_PIECE)
-    while piece:
-        yield piece
-        piece = b"" if decoder.is_finished() else decoder.process(b"", output_buffer_limit=_PIECE)
+class _Unbrotli:
+    """Decodes brotli, and ignores anything after it."""
 
+    def __init__(self) -> None:
+        self._decoder = brotli.Decompressor()
 
-def _unzstd(content: bytes) -> Iterator[bytes]:
-    decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
-    with decoder.stream_reader(content, read_across_frames=True) as reader:
-        while piece := reader.read(_PIECE):
+    def __call__(self, content: bytes) -> Iterator[bytes]:
+        while not self._decoder.is_finished():
+            piece = self._decoder.process(content, output_buffer_limit=_PIECE)
+            if not piece:
+                return
             yield piece
+            content = b""
+
+
+class _Unzstd:
+    """Decodes all frames of a zstd body in order."""
+
+    def __init__(self) -> None:
+        self._written: list[bytes] = []
+        decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
+        self._writer = decoder.stream_writer(cast("IO[bytes]", self), write_size=_PIECE)
+
+    def write(self, piece: bytes) -> int:
+        """Take what the library has decoded."""
+        self._written.append(bytes(piece))
+        return len(piece)
+
+    def __call__(self, content: bytes) -> Iterator[bytes]:
+        for start in range(0, len(content), _ZSTD_SLICE):
+            self._writer.write(content[start : start + _ZSTD_SLICE])
+            written, self._written = self._written, []
+            yield from written
 
 
 def _gzip(content: bytes) -> bytes:
     return gzip.compress(content, mtime=0)
 
 
-_DECODERS: dict[str, Callable[[bytes], Iterator[bytes]]] = {
-    "gzip": _gunzip,
-    "x-gzip": _gunzip,
-    "deflate": _undeflate,
-    "br": _unbrotli,
-    "zstd": _unzstd,
+_DECODERS: dict[str, Callable[[], Callable[[bytes], Iterator[bytes]]]] = {
+    "gzip": _Gunzip,
+    "x-gzip": _Gunzip,
+    "deflate": _Undeflate,
+    "br": _Unbrotli,
+    "zstd": _Unzstd,
 }
 _ENCODERS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": _gzip,

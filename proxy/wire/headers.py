@@ -183,6 +183,11 @@ def accept_identity_only(headers: Headers) -> Headers:
     return (*[field for field in headers if field[0] != b"accept-encoding"], (b"accept-encoding", b"identity"))
 
 
+def drop_encoding(headers: Headers) -> Headers:
+    """Return the headers of a body whose content-encoding was undone. Its length is left to whoever sends it."""
+    return tuple([field for field in headers if field[0] != b"content-encoding"])
+
+
 def drop_beta(headers: Headers, begin: bytes) -> Headers:
     """Return the headers without the values of `anthropic-beta` that begin so."""
     kept: list[tuple[bytes, bytes]] = []

@@ -155,10 +155,14 @@ def test_a_plan_replaces_all_messages_that_it_covers_so_that_no_other_branch_is_
     assert plan.edits[-3:] == tuple(Kept(place) for place in range(plan.through - 3, plan.through))
 
 
-def test_where_protection_gives_way_there_is_none_of_the_providers_either() -> None:
-    tight = msgspec.structs.replace(
-        view([*DAY, *act("l", "cat large", "a line of output\n" * 1100)], CEILING), reports=(compact("p", 9),)
-    )
-    assert set(list_ids(BUILDER.build(tight))) == {""}
+@pytest.mark.parametrize(("lines", "shown"), [(1100, set()), (700, {"p"})])
+def test_where_protection_gives_way_that_of_the_provider_stays_if_a_ledger_has_room_beside_it(
+    lines: int, shown: set[str]
+) -> None:
+    large = [*act("k", "cat first", "a line of output\n" * 300), *act("l", "cat large", "a line of output\n" * lines)]
+    tight = msgspec.structs.replace(view([*DAY, *large], CEILING), reports=(compact("p", 9), report("a", 9, 15)))
+    plan = BUILDER.build(tight)
+    assert plan.beyond and set(list_ids(plan)) == {"", *shown}
+    assert plan.tokens <= tight.budget.high
     short = msgspec.structs.replace(view(DAY[-6:], CEILING), reports=(compact("p", 2),))
     assert BUILDER.build(short).edits == ()

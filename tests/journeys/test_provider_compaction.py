@@ -101,7 +101,6 @@ async def run_session(kind: Any, data: Path) -> AsyncIterator[Any]:
         upstream = {"name": "main", "base_url": server.url, "cache": "prefix", "compaction": True}
         session.talk.given = {"data": str(data), "upstreams": [upstream], "compaction.spend_fraction": 1.0}
         session.talk.given["budget.ceiling_tokens"] = 8_000
-        session.talk.given["recall.inject"] = False  # of 8,000 tokens the tool would take a part
         await session.talk.start()
         await session.call()
         session.talk.spend()

@@ -19,7 +19,7 @@ from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Tokenizer
-from proxy.engine.recall.rounds import RecallRounds, Run, build_offers
+from proxy.engine.recall.rounds import Prepare, RecallRounds, Run, build_offers
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.epoch import ContextPlan, Epoch, EpochUse, Pin, Plan, Recalled, StoredContext
@@ -137,6 +137,7 @@ class ManagedEngine(Engine):
         plans_ahead: bool = True,
         run: Run | None = None,
         max_hops: int = 4,
+        prepare: Prepare = lambda _: None,
     ) -> None:
         own = archive or ContextLog()
         self.log: ContextLog = after.log if after is not None else own
@@ -158,7 +159,8 @@ class ManagedEngine(Engine):
             offers=build_offers(is_on=run is not None),
         )
         parts = self.controller.states, self.lineage
-        recall = RecallRounds(run, *parts, max_hops=max_hops, record_cap=1 << 26) if run is not None else None
+        limits: Any = {"max_hops": max_hops, "record_cap": 1 << 26}
+        recall = RecallRounds(run, *parts, **limits, prepare=prepare) if run is not None else None
         formats = {"chat_completions": ChatCompletions()}
         self.exchanges = ExchangeService(
             policy,

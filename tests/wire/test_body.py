@@ -2,10 +2,12 @@
 
 import gzip
 import json
+import random
 import tracemalloc
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import brotli
 import pytest
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 from proxy.wire.body import (
     ByteRange,
+    ContentDecoder,
     SplitBody,
     count_shared,
     decode_content,
@@ -407,6 +410,69 @@ def test_long_content_comes_back_whole_in_pieces(encoding: str) -> None:
 def test_what_is_encoded_here_is_decoded_here(content: bytes, encoding: str) -> None:
     assert decode_content(encode_content(content, encoding), encoding, 10_000) == content
     assert b"".join(decode_pieces(encode_content(content, encoding), encoding)) == content
+
+
+FLUSHING: dict[str, Callable[[], Any]] = {
+    "gzip": lambda: _Flushing(zlib.compressobj(wbits=31), zlib.Z_SYNC_FLUSH),
+    "deflate": lambda: _Flushing(zlib.compressobj(), zlib.Z_SYNC_FLUSH),
+    "zstd": lambda: _Flushing(zstandard.ZstdCompressor().compressobj(), zstandard.COMPRESSOBJ_FLUSH_BLOCK),
+    "br": lambda: _Brotli(brotli.Compressor()),
+}
+
+
+class _Flushing:
+    def __init__(self, encoder: Any, mode: int) -> None:
+        self.encoder = encoder
+        self.mode = mode
+
+    def encode(self, content: bytes) -> bytes:
+        return bytes(self.encoder.compress(content) + self.encoder.flush(self.mode))
+
+    def end(self) -> bytes:
+        return bytes(self.encoder.flush())
+
+
+class _Brotli:
+    def __init__(self, encoder: Any) -> None:
+        self.encoder = encoder
+
+    def encode(self, content: bytes) -> bytes:
+        return bytes(self.encoder.process(content) + self.encoder.flush())
+
+    def end(self) -> bytes:
+        return bytes(self.encoder.finish())
+
+
+@pytest.mark.parametrize("encoding", sorted(FLUSHING))
+@given(data=st.data())
+def test_of_a_body_in_pieces_all_that_has_come_is_decoded_at_once(encoding: str, data: st.DataObject) -> None:
+    encoder, decoder = FLUSHING[encoding](), ContentDecoder(encoding)
+    for content in data.draw(st.lists(st.binary(max_size=50), max_size=5)):
+        encoded = encoder.encode(content)
+        cut = data.draw(st.integers(0, len(encoded)))
+        assert b"".join([*decoder.decode(encoded[:cut]), *decoder.decode(encoded[cut:])]) == content
+    assert b"".join(decoder.decode(encoder.end())) == b""
+
+
+@given(st.lists(st.binary(), min_size=1, max_size=3), st.sampled_from(sorted(ENCODERS)))
+def test_each_byte_of_a_body_may_come_alone(contents: list[bytes], encoding: str) -> None:
+    is_repeated = encoding in ("gzip", "x-gzip", "zstd")  # several bodies in a row are one
+    encoded = b"".join(map(ENCODERS[encoding], contents if is_repeated else contents[:1]))
+    decoder = ContentDecoder(encoding)
+    pieces = [piece for at in range(len(encoded)) for piece in decoder.decode(encoded[at : at + 1])]
+    assert b"".join(pieces) == b"".join(contents if is_repeated else contents[:1])
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate"])
+def test_what_comes_after_the_end_is_no_content(encoding: str) -> None:
+    decoder = ContentDecoder(encoding)
+    assert b"".join(decoder.decode(ENCODERS[encoding](b"abc"))) == b"abc"
+    assert b"".join([*decoder.decode(b"\0"), *decoder.decode(b"\0"), *decoder.decode(ENCODERS[encoding](b"d"))]) == b""
+
+
+def test_what_is_encoded_twice_is_decoded_up_to_a_limit_of_what_lies_between() -> None:
+    between = gzip.compress(random.Random(1).randbytes(17_000_000), compresslevel=0)
+    assert len(b"".join(decode_pieces(brotli.compress(between, quality=0), "gzip, br"))) < 17_000_000
 
 
 def test_every_member_of_a_file_is_read_and_what_else_comes_is_not() -> None:

@@ -40,9 +40,7 @@ from proxy.wire import FORMATS
 Commit = Callable[[Epoch], Awaitable[bool]]
 """Writes an epoch, and what it refers to, to the log. Returns whether that succeeded."""
 
-_UNCOMPACTED = (
-    "it goes on without the provider's own compaction, which the upstream refused, or is not to have any more"
-)
+_UNCOMPACTED = "it goes on without the provider's own compaction, which the upstream refused, or is to have no more"
 # Seconds that a call waits for a plan that it can do without, because it is below its ceiling.
 SOFT_WAIT = 0.25
 # The size of what is sent in place of a request that was too long, as a share of it, if the limit is not known.
@@ -174,7 +172,8 @@ class FallbackChain:
         tokens = state.tokens - state.count_removed(removed)
         if parent is not None and parent.tool:
             tokens -= state.count_recalled(state.depth) - state.count_recalled(draft.plan.through)
-        originals = parent.originals if parent is not None else ()
+        originals, tool = (parent.originals, parent.tool) if parent is not None else ((), b"")
+        state = msgspec.structs.replace(state, tool=tool)
         epoch = _make_epoch(state, draft, originals, wanted, tokens=tokens, now_ms=self._clock.now_ms())
         outgoing = OutgoingRequest("epoch", b"", tokens, epoch, removed=tuple(removed))
         begun, _ = await self._try(state, "epoch", self._begin_reduced(state, outgoing, epoch, commit))
@@ -218,6 +217,7 @@ class FallbackChain:
         wanted = _EpochRequest("uncompacted", commit, name, self.seconds)
         tokens = state.history.tokens - state.history.count_to(parent.depth) + frozen
         tokens += state.count_recalled(parent.depth) if parent.tool else 0
+        state = msgspec.structs.replace(state, tool=parent.tool)
         epoch = _make_epoch(state, draft, parent.originals, wanted, tokens=tokens, now_ms=self._clock.now_ms())
         _log.warning("session %s: %s", epoch.session, _UNCOMPACTED)
         removed = tuple(state.list_bound())

@@ -127,7 +127,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             self.tariff,
             self.protected,
             self.kept,
-            stable=0 if self.tool and not self.has_tool else self.history.head.tokens,
+            stable=self.history.head.tokens if bool(self.tool) is self.has_tool else 0,
             idle=self.account.compute_idle(self.now),
             is_side=request.is_side,
             lost=self._price_lost(bound),

@@ -1,8 +1,8 @@
 """The tool by which a model recalls what was removed from its context: which requests get it.
 
-It enters the tools of a request with the first epoch of a path, and stays there, byte for byte, under all epochs that
-follow, since a provider's cache begins with the tools. So an epoch has it, and the log has the epoch. Where a request
-cannot have it, it is sent without.
+It enters the tools of a request with an epoch, the first one of a path if that can have it, and stays there, byte for
+byte, under all epochs that follow, since a provider's cache begins with the tools. So an epoch has it, and the log has
+the epoch. Where a request cannot have it, it is sent without.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,16 +56,29 @@ class ToolOffers:
         self._spell = spell
         self._find_obstacle = find_obstacle
         self._restore = restore
+        self._unreadable: set[str] = set()
+
+    def note_unreadable(self, upstream: str) -> bool:
+        """Note that an upstream's responses cannot be read, so that epochs that open offer no tool to it.
+
+        Return whether that is news.
+        """
+        is_known = upstream in self._unreadable
+        self._unreadable.add(upstream)
+        return not is_known
 
     def choose(self, request: ManagedRequest, epoch: Epoch | None, *, is_refused: bool = False) -> bytes:
         """Return the tool that an epoch offers if it opens for a request under `epoch`; empty if none.
 
-        An epoch that replaces something without offering it is followed by others without: what they carry on says
-        how originals can be read without it. `is_refused`: the upstream refused the tool within the last day.
+        What an epoch offers is offered by those that follow. One that offers none may be followed by one that does: its
+        plan is made anew, since what it would carry on says how originals can be read without the tool.
+        `is_refused`: the upstream refused the tool within the last day.
         """
-        if epoch is not None and epoch.depth:
-            return b"" if is_refused else epoch.tool
-        if not self._is_on or is_refused or self._find_obstacle(request, False):
+        if is_refused or request.upstream.name in self._unreadable:
+            return b""
+        if epoch is not None and epoch.depth and epoch.tool:
+            return epoch.tool
+        if not self._is_on or self._find_obstacle(request, False):
             return b""
         return self._spell(request.wire)
 

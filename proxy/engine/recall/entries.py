@@ -77,7 +77,8 @@ class EntryFinder:
         if not await self._is_own(scope, relatives, loaded.session):
             raise NotFound(await self._tell_unknown(scope, name))
         find = partial(find_standing, stored=loaded)
-        return _read_original(name, loaded, await self._place(scope, relatives, name, loaded.session, find))
+        standing = await self._place(scope, relatives, name, loaded.session, find)
+        return await asyncio.to_thread(_read_original, name, loaded, standing)
 
     async def _place(
         self, scope: Scope, relatives: Relatives, name: str, session: str, find: Callable[[Scope, Relatives], Standing]
@@ -173,6 +174,7 @@ class EntryFinder:
 
 
 def _read_original(name: str, loaded: OriginalText, standing: Standing) -> FoundEntry:
+    """Return what the reference of an original names. Blocks: the calls of its history may have to be found."""
     messages = [FORMATS[loaded.original.wire].parse_message(raw) for raw in loaded.messages]
     kind: EntryKind = "summary" if loaded.is_summary else "output" if _is_output(messages) else "message"
     act = standing.history.find_call(standing.places.start) if standing.history is not None else None

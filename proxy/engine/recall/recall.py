@@ -86,6 +86,12 @@ class Recall:
             _log.exception("recall failed")
             return "Recalling failed inside the proxy. Go on with what you have, or run what you need again."
 
+    def prepare(self, scope: Scope) -> None:
+        """Compute in a thread what most calls need of the history of a scope, because one is about to come."""
+        history = self._share_history(scope).history
+        if history is not None:
+            asyncio.get_running_loop().run_in_executor(None, history.prepare)
+
     def _share_history(self, scope: Scope) -> Scope:
         """Return a scope with what was computed of the same history for another call, of the same answer mostly."""
         history = scope.history

@@ -20,13 +20,15 @@ from proxy.engine.recall.scope import make_scope
 from proxy.engine.recall.tool import DESCRIPTION, PARAMETERS
 from proxy.engine.request import ManagedRequest
 from proxy.engine.response_reader import is_event_stream, read_received
-from proxy.engine.response_stream import HOLD_SECONDS, WAITING, is_encoded, is_plain_stream
+from proxy.engine.response_stream import HOLD_SECONDS, WAITING, is_encoded
 from proxy.model.epoch import Epoch, HiddenRound, Plan, Recalled
 from proxy.model.exchange import Headers, Round
 from proxy.model.lineage import extend_chain
 from proxy.model.log import Record
 from proxy.model.messages import RECALL_TOOL
 from proxy.wire import FORMATS
+from proxy.wire.body import ContentDecoder
+from proxy.wire.headers import drop_encoding, find_header
 from proxy.wire.overflow import read_overflow
 from proxy.wire.rounds import (
     OwnCall,
@@ -45,6 +47,8 @@ from proxy.wire.rounds import find_obstacle as find_wire_obstacle
 # Tokens that a page may have, though with them the request is above its ceiling: less would say nothing.
 _PAGE_TOKENS = 3_000
 _CHARACTERS_OF_A_TOKEN = 3
+# Bytes that one piece of an encoded response may have decoded.
+_MOST_DECODED = 16 * 1024 * 1024
 # Calls of one round that are executed.
 _MOST_CALLS = 8
 _SPENT = "The calls for this answer are used up. Answer now, with what you have."
@@ -61,15 +65,25 @@ Run = Callable[[ManagedRequest, Epoch, str, int], Awaitable[str]]
 
 The last argument is the number of characters for which there is room: a search answers in at most so many.
 """
+Prepare = Callable[[ManagedRequest], None]
+"""Begins to prepare the result of a call whose arguments have not come yet."""
 
 
 class RecallRounds:
     """Begins the rounds of answers. `run` executes a call; `max_hops` is how often a model recalls within an answer."""
 
     def __init__(
-        self, run: Run, states: StateReader, lineage: LineageTracker, *, max_hops: int, record_cap: int
+        self,
+        run: Run,
+        states: StateReader,
+        lineage: LineageTracker,
+        *,
+        max_hops: int,
+        record_cap: int,
+        prepare: Prepare = lambda _: None,
     ) -> None:
         self.run = run
+        self.prepare = prepare
         self.states = states
         self.lineage = lineage
         self.max_hops = max_hops
@@ -108,13 +122,15 @@ class AnswerRounds:
         self._stitcher: RoundStitcher | None = None
         self._head: Headers = ()
         self._is_stream = False
+        self._decoder: ContentDecoder | None = None
+        self.fault = ""
         self._hops = 0
         self._played: list[HiddenRound] = []
         # The last round in which the model recalled, and what was sent for it, while its results may be left out.
         self._asked: tuple[RoundEnd, bytes, int] | None = None
         self._written: list[bytes] = []
         self._beat: asyncio.TimerHandle | None = None
-        self._is_silent = False
+        self._is_silent = self._is_prepared = False
 
     @property
     def is_continued(self) -> bool:
@@ -131,20 +147,56 @@ class AnswerRounds:
 
     def take_head(self, headers: Headers) -> bool:
         """Begin to read the response of a round. Return False if it cannot be read as it arrives."""
-        is_stream = is_plain_stream(headers)
-        if not is_stream and (is_event_stream(headers) or is_encoded(headers)):
+        is_stream = is_event_stream(headers)
+        if not self._take_encoding(headers):
             return False
         if self._stitcher is None:
             context = self._parts.states.caches.contexts.get(self._request.session.id)
             binds = context is None or context.reasoning.binds_in(self._request)
             self._stitcher = make_stitcher(self._form, RECALL_TOOL, is_stream=is_stream, binds_reasoning=binds)
-            self._head, self._is_stream = headers, is_stream
+            self._head, self._is_stream = drop_encoding(headers), is_stream
         return is_stream is self._is_stream
+
+    def _take_encoding(self, headers: Headers) -> bool:
+        """Prepare to undo the content-encoding of a round, which was not asked for. Return False if that is unknown.
+
+        Then no call of ours can be seen in the response, so it passes unread, and the upstream gets no tool any more.
+        """
+        self._decoder = None
+        if not is_encoded(headers):
+            return True
+        encoding = find_header(headers, b"content-encoding").decode("latin-1")
+        try:
+            self._decoder = ContentDecoder(encoding)
+        except ValueError as error:
+            upstream = self._request.upstream.name
+            if self._parts.states.offers.note_unreadable(upstream):
+                _log.warning("upstream %s gets no tool to recall from the next epoch on: %s", upstream, error)
+            return False
+        return True
 
     @property
     def head(self) -> Headers:
-        """The headers of the response to the first round."""
+        """The headers of the response to the first round, without a content-encoding."""
         return self._head
+
+    @property
+    def decode(self) -> Callable[[bytes], bytes] | None:
+        """Undoes the content-encoding of a round, piece by piece; None if it has none. It never raises."""
+        return self._decode if self._decoder is not None else None
+
+    def _decode(self, piece: bytes) -> bytes:
+        decoded: list[bytes] = []
+        size = 0
+        try:
+            for each in self._decoder.decode(piece) if self._decoder is not None and not self.fault else ():
+                decoded.append(each)
+                size += len(each)
+                if size > _MOST_DECODED:
+                    raise ValueError(f"{len(piece)} bytes of the content are more than {_MOST_DECODED} ones decoded")
+        except ValueError as error:
+            self.fault = str(error)
+        return b"".join(decoded)
 
     @property
     def is_stream(self) -> bool:
@@ -155,6 +207,9 @@ class AnswerRounds:
         """Pass on what the client gets for a piece of a response. Return as `Client.write` does."""
         assert self._stitcher is not None, "the head comes first"
         written = self._stitcher.feed(piece)
+        if not self._is_prepared and self._stitcher.has_call:
+            self._is_prepared = True
+            self._parts.prepare(self._request)
         if not written:
             return True
         self._is_silent = False
@@ -298,7 +353,10 @@ def build_rounds(
     async def run(request: ManagedRequest, epoch: Epoch, arguments: str, room: int) -> str:
         return await recall.run(make_scope(request, policy.scope, epoch, room), arguments)
 
-    return RecallRounds(run, states, lineage, max_hops=policy.max_hops, record_cap=record_cap)
+    def prepare(request: ManagedRequest) -> None:
+        recall.prepare(make_scope(request, policy.scope))
+
+    return RecallRounds(run, states, lineage, max_hops=policy.max_hops, record_cap=record_cap, prepare=prepare)
 
 
 def build_offers(*, is_on: bool) -> ToolOffers:

@@ -217,6 +217,11 @@ class RoundStitcher(ABC):
         return written
 
     @property
+    def has_call(self) -> bool:
+        """Whether a call of ours has begun in this answer. In a body that is no stream, it is seen at the end."""
+        return not self._is_quiet
+
+    @property
     def _is_untouched(self) -> bool:
         """Whether there is one round, without a call of ours."""
         return not (self._round or self._ended.own)

@@ -122,6 +122,12 @@ async def test_the_facts_are_those_of_the_case() -> None:
     assert side.facts.is_side
 
 
+@pytest.mark.parametrize(("had", "has"), [(b"", b"{}"), (b"{}", b""), (b"{}", b"{}"), (b"", b"")])
+async def test_an_epoch_that_changes_the_tools_is_priced_as_one_that_changes_all(had: bytes, has: bytes) -> None:
+    case = await make_case(msgspec.structs.replace(make_epoch("a", DEPTH), tool=had))
+    assert msgspec.structs.replace(case, tool=has).facts.stable == (case.history.head.tokens if had == has else 0)
+
+
 async def test_who_knows_of_no_request_before_takes_it_as_gone_on_from() -> None:
     assert find_kept(await follow(ask()), None, FROZEN, DEPTH) is None
 

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import threading
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from proxy.engine.recall.policy import RecallPolicy
 from proxy.engine.recall.recall import Recall
 from proxy.engine.recall.scope import Scope
 from proxy.model.errors import Erased, StoreUnavailable
+from proxy.model.messages import Message
 from proxy.model.search import SearchQuery
 from proxy.wire import FORMATS
 from proxy.wire.format import DecodedMessage
@@ -51,6 +55,41 @@ async def recall(made: Recall, scope: Scope, **arguments: Any) -> str:
 
 def know(history: History, **changes: Any) -> tuple[RecallingLog, Scope]:
     return make_log(), scope_of(history, **changes)
+
+
+class WatchedHistory(History):
+    """Says in which threads its messages were read."""
+
+    def __init__(self, history: History) -> None:
+        super().__init__(history.wire, history.nodes, history.raws)
+        self.read_in: list[threading.Thread] = []
+
+    @cached_property
+    def messages(self) -> Sequence[Message]:
+        self.read_in.append(threading.current_thread())
+        return super().messages
+
+
+@pytest.mark.parametrize("action", ["search", "describe", "expand", "read"])
+async def test_what_takes_long_is_done_in_a_thread(action: str) -> None:
+    history = WatchedHistory(make_history(*WORK))
+    log, scope = know(history)
+    log.keep("aaaaabbbbb", [history.raws[2]], 2)
+    named = {"ref": "aaaaabbbbb"} if action in ("describe", "expand") else {"query": "src/app.py"}
+    told = await recall(make_recall(log, MadeIndex(make_hit(node=history.nodes[2]))), scope, action=action, **named)
+    assert "step 2" in told
+    assert history.read_in and threading.main_thread() not in history.read_in
+
+
+async def test_what_was_prepared_is_not_computed_again() -> None:
+    prepared, again = (WatchedHistory(make_history(*WORK)) for _ in range(2))
+    log, scope = know(prepared)
+    made = make_recall(log, MadeIndex())
+    made.prepare(scope)
+    made.prepare(scope_of(again))
+    made.prepare(Scope(tenant=None))
+    await recall(made, scope_of(again), action="search", query="x")
+    assert prepared.read_in and again.read_in == []
 
 
 # Search

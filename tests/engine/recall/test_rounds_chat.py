@@ -151,6 +151,23 @@ def body_with_text(text: str) -> ScriptedResponse:
     return answer(json.dumps({"id": "c2", "model": "m", "choices": choices, "usage": counts}).encode())
 
 
+async def test_the_result_is_prepared_as_soon_as_a_call_of_ours_begins() -> None:
+    prepared: list[ManagedRequest] = []
+    engine = ManagedEngine(run=run, prepare=prepared.append)
+    await open_epoch(engine)
+    response = ScriptedResponse(chunk({"role": "assistant", "content": "Let me look. "}))
+    prepare(engine, response, saying("Done."))
+    turn = engine.start(until(23), tools=TOOLS, stream=True)
+    await response.wait_until_starved()
+    assert prepared == []
+    response.feed(chunk({"tool_calls": [call("")]}))
+    await response.wait_until_starved()
+    assert [len(each.nodes) for each in prepared] == [len(until(23)) - 1]
+    response.feed(chunk({"tool_calls": [call("{}")]}), chunk({}, "tool_calls"), DONE, ending="last")
+    await turn.finish()
+    assert len(prepared) == 1 and read_text(turn.client.body) == "Let me look. Done."
+
+
 async def test_a_whole_body_is_answered_likewise() -> None:
     engine = ManagedEngine(run=run)
     await open_epoch(engine)
@@ -405,7 +422,7 @@ async def test_a_choice_of_tools_leaves_the_tools_as_they_are() -> None:
     ("kind", "extra", "is_read"),
     [
         (b"text/event-stream", ((b"content-length", b"999"),), True),
-        (b"text/event-stream", ((b"content-encoding", b"br"),), False),
+        (b"text/event-stream", ((b"content-encoding", b"compress"),), False),
         (b"text/plain", (), True),
         (b"application/json", ((b"content-encoding", b"identity"), (b"content-length", b"999")), True),
     ],

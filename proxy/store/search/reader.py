@@ -43,9 +43,10 @@ _SESSION_IDS = "SELECT id FROM session WHERE key IN (SELECT value FROM json_each
 _ENTRY = """
     SELECT e.id, e.address, e.holder, e.exchange, t.name, e.name FROM idx.entry e JOIN idx.tool t ON t.id = e.tool
     WHERE {chosen}"""
-_CALL = "SELECT id, n, opened_ms FROM exchange WHERE seq = ?"
-_SESSION = "SELECT s.key, t.fingerprint FROM session s JOIN tenant t ON t.id = s.tenant WHERE s.id = ?"
-_NODE = "SELECT hash FROM node WHERE session = ? AND n = ?"
+_PLACE = """
+    SELECT s.key, t.fingerprint, ifnull(n.hash, x''), ifnull(x.id, ''), ifnull(x.n, 0), ifnull(x.opened_ms, 0)
+    FROM session s JOIN tenant t ON t.id = s.tenant LEFT JOIN node n ON n.session = s.id AND n.n = ?
+    LEFT JOIN exchange x ON x.seq = ? WHERE s.id = ?"""
 
 T = TypeVar("T")
 
@@ -227,13 +228,12 @@ def _find_entry(connection: sqlite3.Connection, name: int) -> IndexedEntry | Non
     entry = _load(connection, _ENTRY.format(chosen="e.name = ?"), name)
     if entry is None:
         return None
-    key, fingerprint = connection.execute(_SESSION, (get_session(entry.id),)).fetchone()
-    exchange, n, at_ms = _read_call(connection, entry.exchange)
+    key, fingerprint, node, exchange, n, at_ms = _read_place(connection, entry)
     return IndexedEntry(
         reference=unpack_name(name),
         tenant=fingerprint.hex(),
         session=key,
-        node=_read_node(connection, entry.id),
+        node=node,
         exchange=exchange,
         n=n,
         role=entry.text.role,
@@ -246,12 +246,11 @@ def _find_entry(connection: sqlite3.Connection, name: int) -> IndexedEntry | Non
 
 
 def _make_hit(connection: sqlite3.Connection, entry: _Entry, score: float, snippet: str) -> Hit:
-    key, _ = connection.execute(_SESSION, (get_session(entry.id),)).fetchone()
-    exchange, n, at_ms = _read_call(connection, entry.exchange)
+    key, _, node, exchange, n, at_ms = _read_place(connection, entry)
     return Hit(
         reference=unpack_name(entry.name),
         session=key,
-        node=_read_node(connection, entry.id),
+        node=node,
         exchange=exchange,
         n=n,
         role=entry.text.role,
@@ -264,11 +263,8 @@ def _make_hit(connection: sqlite3.Connection, entry: _Entry, score: float, snipp
     )
 
 
-def _read_call(connection: sqlite3.Connection, seq: int) -> tuple[str, int, int]:
-    row: tuple[str, int, int] | None = connection.execute(_CALL, (seq,)).fetchone()
-    return row or ("", 0, 0)
-
-
-def _read_node(connection: sqlite3.Connection, entry: int) -> bytes:
-    row = connection.execute(_NODE, (get_session(entry), get_turn(entry))).fetchone()
-    return row[0] if row else b""
+def _read_place(connection: sqlite3.Connection, entry: _Entry) -> tuple[str, bytes, bytes, str, int, int]:
+    """Return session, tenant and node of an entry, and id, number and time of the call that brought it."""
+    keys = (get_turn(entry.id), entry.exchange, get_session(entry.id))
+    place: tuple[str, bytes, bytes, str, int, int] = connection.execute(_PLACE, keys).fetchone()
+    return place

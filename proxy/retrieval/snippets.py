@@ -19,6 +19,8 @@ _SHORT_ENOUGH = 2_000
 """Characters of a text up to which a line without any of the words may be told, too."""
 _MOST_WITHOUT_WORDS = 80
 """Lines that may be told of a longer text in which none of the words stands."""
+_MOST_MISSED = 5
+"""Entries without a line for the room that is left at last, after which no more of them are read."""
 _SHORTEST_START = 3
 _LONGEST_PIECE_OF_TOKEN = 6  # letters
 _SENTENCE = re.compile(r"(?<=[.!?;,])\s+|(?<=[\u3002\uff01\uff1f\u3001])|\s+")
@@ -72,7 +74,7 @@ def fill(
     scorer = _LineScorer(weights)
     told = {_normalize(line) for text in seen for line in text.split("\n")}
     made: list[Snippet] = []
-    left = tokens
+    left, missed = tokens, 0
     for rank, (scored, text) in enumerate(found):
         room = min(
             left, max(rules.each, min(rules.most, int(tokens * rules.share))) if rank < rules.best else rules.each
@@ -82,7 +84,8 @@ def fill(
         if chosen:
             made.append(Snippet(scored.entry, _join(lines.lines, chosen), used))
             left -= used
-        if left < rules.each // 4:
+        missed += not chosen and left < rules.each
+        if left < rules.each // 4 or missed >= _MOST_MISSED:
             break
     return made
 
@@ -169,32 +172,35 @@ class _Lines:
         while left:
             score, at, is_known = heappop(left)
             key = _normalize(self.lines[at])
-            if not key or key in told:
-                continue
-            if score and not is_known:
-                heappush(left, (-self._score(at), at, True))
+            if not key or key in told or self._least_cost(at) > room:
                 continue
             cost = estimate_tokens(self.lines[at]) + 1
-            if used + cost > room:
-                if chosen:
-                    break
+            if cost > room:
                 continue
+            if score and not is_known:
+                heappush(left, (-self._score(at, cost), at, True))
+                continue
+            if used + cost > room:
+                break
             told.add(key)
             chosen.append(at)
             used += cost
         return sorted(chosen), used
 
     def _shorten(self, at: int) -> float:
-        """Return the bound of a line with regard to the least tokens that it can have."""
+        """Return the bound of a line with regard to its length."""
         if not self._bounds[at]:
             return 0.0
-        line = self.lines[at]
-        least = (len(line) - line.count(" ")) / _LONGEST_PIECE_OF_TOKEN
-        return self._bounds[at] / (least + 1) ** self._rules.brevity
+        return self._bounds[at] / self._least_cost(at) ** self._rules.brevity
 
-    def _score(self, at: int) -> float:
+    def _least_cost(self, at: int) -> float:
+        """Return a number that `estimate_tokens` of the line plus one is not below."""
+        line = self.lines[at]
+        return 1 + (len(line) - line.count(" ")) / _LONGEST_PIECE_OF_TOKEN
+
+    def _score(self, at: int, cost: int) -> float:
         score = self._find_own(at) + self._rules.beside * (self._find_own(at - 1) + self._find_own(at + 1))
-        return score / (estimate_tokens(self.lines[at]) + 1) ** self._rules.brevity
+        return score / cost**self._rules.brevity
 
     def _find_own(self, at: int) -> float:
         if at not in self._own:

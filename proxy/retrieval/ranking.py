@@ -188,12 +188,11 @@ class _Search:
             known = self._found[lane, term] = self._postings.find(lane, term)
         return known
 
-    def _get_place(self, passage: int) -> int:
-        session = passage >> PASSAGE_BITS
+    def _load_places(self, session: int) -> Sequence[int]:
         places = self._places.get(session)
         if places is None:
             places = self._places[session] = self._postings.load_places(session)
-        return places[passage & (1 << PASSAGE_BITS) - 1]
+        return places
 
     def _list_scores(self, lane: Lane, packed: Mapping[int, int]) -> Iterable[tuple[int, int, float, int]]:
         """Yield entry, number, score and bits of the best passages."""
@@ -203,11 +202,16 @@ class _Search:
         most = _MOST_CANDIDATES if lane == "text" else _MOST_RANKED
         if len(packed) > most:
             best = _list_largest(packed, most)
-        bits, mask = self._bits, (1 << self._bits) - 1
+        bits, mask, within = self._bits, (1 << self._bits) - 1, (1 << PASSAGE_BITS) - 1
+        session = -1
+        places: Sequence[int] = ()
         for passage in best:
             value = packed[passage]
-            place = self._get_place(passage)
-            entry = passage >> PASSAGE_BITS << SESSION_SHIFT | place >> PLACE_SHIFT
+            if passage >> PASSAGE_BITS != session:
+                session = passage >> PASSAGE_BITS
+                places = self._load_places(session)
+            place = places[passage & within]
+            entry = session << SESSION_SHIFT | place >> PLACE_SHIFT
             number, _, length = read_place(place)
             yield entry, number, (value >> bits) * norms[length], value & mask
 

@@ -125,8 +125,10 @@ class _LineScorer:
 
         There, a stem need not be the beginning of its word.
         """
-        folded = [(line if line.isascii() else fold(line)).lower() for line in lines]
-        whole = "\n".join(folded)
+        whole = "\n".join(lines).lower()
+        if not whole.isascii():
+            whole = "\n".join([(line if line.isascii() else fold(line)).lower() for line in lines])
+        folded = whole.split("\n")
         bounds = [0.0] * len(lines)
         for start, weight in self._starts.items():
             if start in whole:

@@ -21,6 +21,7 @@ _TOKEN = re.compile(rf"[\w$@{_MARKS}]+(?:[-./\\:~+#&=]{{1,3}}[\w$@{_MARKS}]+)*")
 _JOINERS = re.compile(r"[-./\\:~+#&=_$@]+")
 _COMPONENT = re.compile(r"[/\\:&=#]+|\.{2,}")
 _PIECE = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+|[^\W\d_a-zA-Z]+")
+_LINE_NUMBER, _NAMED = re.compile(r"(?::\d+)+$"), re.compile(r"[./\\_]")
 _MIXED_CASE = re.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]{2}")
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _UNSPACED = re.compile(
@@ -135,8 +136,13 @@ def _parse_part(part: str) -> tuple[Mapping[str, None], bool]:
 
 
 def _list_wholes(token: str) -> tuple[str, ...]:
-    """Return the exact forms by which a path or a dotted name is found: all of it, and its compound components."""
+    """Return the exact forms by which a path or a dotted name is found: all of it, and its compound components.
+
+    The number of a line behind it is no part of it.
+    """
     lower = token.lower().strip("-.:~+#&=")
+    if (numbered := _LINE_NUMBER.search(lower)) and _NAMED.search(lower, 0, numbered.start()):
+        lower = lower[: numbered.start()]
     wholes = {lower: None}
     components = [part for part in _COMPONENT.split(lower) if part]
     if len(components) > 1:

@@ -284,7 +284,8 @@ class Indexer:
             note = _CallNote(text.tool, f"{thought}\n{text.text}"[:_LONGEST_CARD])
             self._calls.put((session, text.call), note)
             return note
-        if text.kind == "output":
+        if text.kind == "output":  # what comes next leads to another call
+            self._thoughts.put(session, " ")
             return self._calls.get((session, text.call)) or _CallNote("", "")
         if text.role == "assistant":
             before = self._thoughts.get(session) or ""
@@ -346,7 +347,7 @@ class Indexer:
         bounds = (id << SESSION_SHIFT, id + 1 << SESSION_SHIFT, _RECALLED)
         for _, *where in reversed(self._index.execute(_LAST_ENTRIES, bounds).fetchall()):
             text = load_text(self._log, *where)
-            if text is not None and text.kind in ("message", "reasoning", "arguments"):
+            if text is not None and text.kind in ("message", "reasoning", "arguments", "output"):
                 self._note(id, text)
 
     def _save(self, session: IndexedSession) -> None:

@@ -24,7 +24,7 @@ from typing import get_args
 from proxy.model.errors import StoreUnavailable
 from proxy.retrieval.postings import Lane
 
-VERSION = 1
+VERSION = 2
 """To be raised whenever tables, terms, passages or the texts of messages change: the index is then made anew."""
 APPLICATION_ID = 0x50414C58  # "PALX"
 LANES: tuple[Lane, ...] = get_args(Lane)

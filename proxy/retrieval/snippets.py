@@ -213,7 +213,7 @@ class _Lines:
 def _cut_start(term: str) -> str:
     """Return what each word with this stem begins with.
 
-    English endings change only these letters of it: "try" has the stem "tri", "using" "use", "stability" "stabl".
+    English endings change only these letters of it: "try" has the stem "tri", "using" "use", "possibility" "possibl".
     """
     if not term.isascii():
         return term[: max(_SHORTEST_START, len(term) - 2)]

@@ -77,6 +77,7 @@ class SearchIndex:
         self._cache = IndexCache()
         self._reader: ReaderThread | None = None
         self._file = (0, 0)
+        self._erasure = 0
 
     @property
     def health(self) -> IndexHealth:
@@ -132,7 +133,10 @@ class SearchIndex:
             raise
 
     def _search(self, connection: sqlite3.Connection, query: SearchQuery, is_over: Callable[[], bool]) -> SearchAnswer:
-        behind = count_behind(read_heads(connection), schema.read_meta(connection, "idx"))
+        position = schema.read_meta(connection, "idx")
+        behind = count_behind(read_heads(connection), position)
+        if position.get("erasure", 0) != self._erasure:  # passages were taken out
+            self._erasure, self._cache = position.get("erasure", 0), IndexCache()
         sessions = _list_sessions(connection, query)
         if sessions is not None and not sessions:
             return SearchAnswer(behind=behind)

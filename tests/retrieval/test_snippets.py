@@ -29,6 +29,11 @@ def test_a_short_entry_is_told_whole() -> None:
     assert snippet.text == "one\ntwo alpha\nthree"
 
 
+def test_a_short_entry_is_told_whole_where_the_words_stand_at_its_end() -> None:
+    (snippet,) = fill(find("one\ntwo\nthree\nfour\nalpha"), {"alpha": 1.0}, tokens=100)
+    assert snippet.text == "one\ntwo\nthree\nfour\nalpha"
+
+
 def test_no_line_is_told_twice_and_none_that_is_in_view() -> None:
     snippets = fill(
         find("alpha\nbeta", "beta\n  alpha\ngamma", "alpha"), {"alpha": 1.0}, tokens=500, seen=("gamma\nx",)
@@ -93,6 +98,7 @@ def test_tokens_of_other_scripts_are_estimated() -> None:
         ("cafe", "Café"),
         ("книга", "книги"),
         ("كتاب", "الكتاب"),
+        ("احمد", "أحمد"),
         ("parser", "src/parser_2.py:17:"),
     ],
 )
@@ -103,7 +109,7 @@ def test_a_line_with_another_form_of_a_word_is_told(asked: str, said: str) -> No
     assert said in snippet.text
 
 
-WORDS = st.sampled_from(["alpha", "try", "tries", "using", "src/parser_2.py:17:", "getPathName", "é", "книги", "x"])
+WORDS = st.sampled_from(["alpha", "alphabet", "try", "tries", "using", "src/parser_2.py:17:", "getPathName", "é", "книги", "x"])
 TEXTS = st.lists(st.lists(WORDS, max_size=6).map(" ".join), max_size=12).map("\n".join)
 WEIGHTS = st.dictionaries(st.sampled_from(["alpha", "tri", "use", "parser", "path", "книг"]), st.floats(0.1, 9.0))
 

@@ -1,9 +1,10 @@
 """Which entries answer a question best: sums of BM25 over passages, what stands beside them, and coverage."""
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
-from itertools import chain
+from itertools import chain, islice
 from math import log
 from typing import get_args
 
@@ -135,15 +136,14 @@ class _Search:
         grams = list_grams(word)
         if len(word) < 4:
             return []
-        counts: dict[str, int] = {}
-        for gram in grams:
-            for other in self._postings.find_words(gram):
-                counts[other] = counts.get(other, 0) + 1
+        counts = Counter(chain.from_iterable([self._postings.find_words(gram) for gram in grams]))
         found = []
+        least = len(grams) / 4  # with fewer groups in common a word of any length is too different
         for other, shared in counts.items():
-            share = 2 * shared / (len(grams) + max(len(other) - 2, 1))
-            if share >= 0.5 and other != word:
-                found.append((other, share))
+            if shared > least:
+                share = 2 * shared / (len(grams) + max(len(other) - 2, 1))
+                if share >= 0.5 and other != word:
+                    found.append((other, share))
         return nlargest(6, found, key=lambda pair: pair[1])
 
     def _score_lane(self, lane: Lane, clues: Sequence[Clue]) -> dict[int, int]:
@@ -188,12 +188,11 @@ class _Search:
             known = self._found[lane, term] = self._postings.find(lane, term)
         return known
 
-    def _get_place(self, passage: int) -> int:
-        session = passage >> PASSAGE_BITS
+    def _load_places(self, session: int) -> Sequence[int]:
         places = self._places.get(session)
         if places is None:
             places = self._places[session] = self._postings.load_places(session)
-        return places[passage & (1 << PASSAGE_BITS) - 1]
+        return places
 
     def _list_scores(self, lane: Lane, packed: Mapping[int, int]) -> Iterable[tuple[int, int, float, int]]:
         """Yield entry, number, score and bits of the best passages."""
@@ -202,12 +201,17 @@ class _Search:
         best: Iterable[int] = packed
         most = _MOST_CANDIDATES if lane == "text" else _MOST_RANKED
         if len(packed) > most:
-            best = nlargest(most, packed, key=packed.__getitem__)
-        bits, mask = self._bits, (1 << self._bits) - 1
+            best = _list_largest(packed, most)
+        bits, mask, within = self._bits, (1 << self._bits) - 1, (1 << PASSAGE_BITS) - 1
+        session = -1
+        places: Sequence[int] = ()
         for passage in best:
             value = packed[passage]
-            place = self._get_place(passage)
-            entry = passage >> PASSAGE_BITS << SESSION_SHIFT | place >> PLACE_SHIFT
+            if passage >> PASSAGE_BITS != session:
+                session = passage >> PASSAGE_BITS
+                places = self._load_places(session)
+            place = places[passage & within]
+            entry = session << SESSION_SHIFT | place >> PLACE_SHIFT
             number, _, length = read_place(place)
             yield entry, number, (value >> bits) * norms[length], value & mask
 
@@ -306,9 +310,21 @@ class _Search:
         return final
 
 
+def _list_largest(packed: Mapping[int, int], most: int) -> list[int]:
+    """Return so many keys with the largest values, the largest first: the same as `nlargest`, in half of its time."""
+    least = sorted(packed.values(), reverse=True)[most - 1]
+    above = [key for key, value in packed.items() if value > least]
+    above.sort(key=packed.__getitem__, reverse=True)
+    equal = (key for key, value in packed.items() if value == least)
+    return [*above, *islice(equal, most - len(above))]
+
+
 def _add_points(packed: dict[int, int], ids: Iterable[int], value: int, bit: int) -> None:
     """Add a clue's weight to passages, and the bit of its word, which another clue may have added before."""
     get, add = packed.get, value | bit
+    if not packed:
+        packed.update(dict.fromkeys(ids, add))
+        return
     for passage in ids:
         old = get(passage, 0)
         packed[passage] = old + (value if old & bit else add)

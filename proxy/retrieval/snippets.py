@@ -1,17 +1,28 @@
 """The lines of entries that answer a question, within a number of tokens.
 
-Many short snippets tell more than few whole entries, and a line that was told once tells nothing again.
+Many short snippets tell more than few whole entries, and a line that was told once tells nothing again. To cut all
+lines into terms takes too long. So each line has a bound at first, the weights of all terms whose beginnings stand in
+it, and its score only once no line with a better score or bound is left.
 """
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
 
 import msgspec
 
 from proxy.retrieval.postings import Scored
-from proxy.retrieval.terms import list_terms
+from proxy.retrieval.terms import fold, list_matching_terms, list_terms
 
 _LONGEST_LINE = 240
+_SHORT_ENOUGH = 2_000
+"""Characters of a text up to which a line without any of the words may be told, too."""
+_MOST_WITHOUT_WORDS = 80
+"""Lines that may be told of a longer text in which none of the words stands."""
+_MOST_MISSED = 5
+"""Entries without a line for the room that is left at last, after which no more of them are read."""
+_SHORTEST_START = 3
+_LONGEST_PIECE_OF_TOKEN = 6  # letters
 _SENTENCE = re.compile(r"(?<=[.!?;,])\s+|(?<=[\u3002\uff01\uff1f\u3001])|\s+")
 _GAP = "\u2026"
 _TOKENS = re.compile(r"[A-Za-z]{1,6}|\d{1,3}|[!-/:-@\[-`{-~]{1,2}|[^\x00-\x7f]")
@@ -60,19 +71,21 @@ def fill(
     `Ranking`. `seen` are texts in the requester's view: their lines are left out.
     """
     rules = policy or SnippetPolicy()
+    scorer = _LineScorer(weights)
     told = {_normalize(line) for text in seen for line in text.split("\n")}
     made: list[Snippet] = []
-    left = tokens
+    left, missed = tokens, 0
     for rank, (scored, text) in enumerate(found):
         room = min(
             left, max(rules.each, min(rules.most, int(tokens * rules.share))) if rank < rules.best else rules.each
         )
-        lines = split_lines(text)
-        chosen, used = _choose(lines, score_lines(lines, weights, rules), room, told)
+        lines = _Lines(text, scorer, rules)
+        chosen, used = lines.choose(room, told)
         if chosen:
-            made.append(Snippet(scored.entry, _join(lines, chosen), used))
+            made.append(Snippet(scored.entry, _join(lines.lines, chosen), used))
             left -= used
-        if left < rules.each // 4:
+        missed += not chosen and left < rules.each
+        if left < rules.each // 4 or missed >= _MOST_MISSED:
             break
     return made
 
@@ -97,34 +110,114 @@ def split_lines(text: str) -> list[str]:
     return lines
 
 
-def _choose(lines: Sequence[str], scores: Sequence[float], room: int, told: set[str]) -> tuple[list[int], int]:
-    """Return the indexes of the best lines that fit and were not told yet, and their tokens; note them as told."""
-    chosen: list[int] = []
-    used = 0
-    for at in sorted(range(len(lines)), key=lambda i: (-scores[i], i)):
-        key = _normalize(lines[at])
-        if not key or key in told:
-            continue
-        cost = estimate_tokens(lines[at]) + 1
-        if used + cost > room:
-            if chosen:
+class _LineScorer:
+    """Scores lines by the terms of a question."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._starts: dict[str, float] = {}
+        for term, weight in weights.items():
+            start = _cut_start(term)
+            self._starts[start] = self._starts.get(start, 0.0) + weight
+
+    def bound(self, lines: Sequence[str], *, is_exact: bool) -> list[float]:
+        """Return for each line the most that it can score. `is_exact`: also where it is not in ASCII.
+
+        There, a stem need not be the beginning of its word.
+        """
+        whole = "\n".join(lines).lower()
+        if not whole.isascii():
+            whole = "\n".join([(line if line.isascii() else fold(line)).lower() for line in lines])
+        folded = whole.split("\n")
+        bounds = [0.0] * len(lines)
+        for start, weight in self._starts.items():
+            if start in whole:
+                for at, line in enumerate(folded):
+                    if start in line:
+                        bounds[at] += weight
+        if is_exact and not whole.isascii():
+            return [bounds[at] if line.isascii() else self.score(line) for at, line in enumerate(lines)]
+        return bounds
+
+    def score(self, line: str) -> float:
+        """Return the weights of the terms in a line."""
+        if line.isascii():
+            lower = line.lower()
+            terms = list_matching_terms(line, [start for start in self._starts if start in lower])
+        else:
+            terms = list_terms(line)
+        return sum([self._weights.get(term, 0.0) for term in terms])
+
+
+class _Lines:
+    """The lines of a text, each with the most that it can score, and its score once it is wanted.
+
+    The score of a line counts its terms, those of the lines beside it, and its length.
+    """
+
+    def __init__(self, text: str, scorer: _LineScorer, rules: SnippetPolicy) -> None:
+        self.lines = split_lines(text)
+        self._scorer, self._rules = scorer, rules
+        is_short = len(text) <= _SHORT_ENOUGH
+        own = [0.0, *scorer.bound(self.lines, is_exact=is_short), 0.0]
+        self._own: dict[int, float] = {at - 1: 0.0 for at, bound in enumerate(own) if not bound}
+        self._bounds = [own[at] + rules.beside * (own[at - 1] + own[at + 1]) for at in range(1, len(own) - 1)]
+        self._among = [at for at, bound in enumerate(self._bounds) if bound or is_short]
+        self._among = self._among or list(range(min(len(self.lines), _MOST_WITHOUT_WORDS)))
+
+    def choose(self, room: int, told: set[str]) -> tuple[list[int], int]:
+        """Return the indexes of the best lines that fit and were not told yet, and their tokens; note them as told."""
+        chosen: list[int] = []
+        used = 0
+        left = [(-self._shorten(at), at, False) for at in self._among]
+        heapify(left)
+        while left:
+            score, at, is_known = heappop(left)
+            key = _normalize(self.lines[at])
+            if not key or key in told or self._least_cost(at) > room:
+                continue
+            cost = estimate_tokens(self.lines[at]) + 1
+            if cost > room:
+                continue
+            if score and not is_known:
+                heappush(left, (-self._score(at, cost), at, True))
+                continue
+            if used + cost > room:
                 break
-            continue
-        told.add(key)
-        chosen.append(at)
-        used += cost
-    return sorted(chosen), used
+            told.add(key)
+            chosen.append(at)
+            used += cost
+        return sorted(chosen), used
+
+    def _shorten(self, at: int) -> float:
+        """Return the bound of a line with regard to its length."""
+        if not self._bounds[at]:
+            return 0.0
+        return self._bounds[at] / self._least_cost(at) ** self._rules.brevity
+
+    def _least_cost(self, at: int) -> float:
+        """Return a number that `estimate_tokens` of the line plus one is not below."""
+        line = self.lines[at]
+        return 1 + (len(line) - line.count(" ")) / _LONGEST_PIECE_OF_TOKEN
+
+    def _score(self, at: int, cost: int) -> float:
+        score = self._find_own(at) + self._rules.beside * (self._find_own(at - 1) + self._find_own(at + 1))
+        return score / cost**self._rules.brevity
+
+    def _find_own(self, at: int) -> float:
+        if at not in self._own:
+            self._own[at] = self._scorer.score(self.lines[at])
+        return self._own[at]
 
 
-def score_lines(lines: Sequence[str], weights: Mapping[str, float], rules: SnippetPolicy) -> list[float]:
-    """Return how well each line answers: by its terms, those of the lines beside it, and its length."""
-    own = [sum(weights.get(term, 0.0) for term in list_terms(line)) for line in lines]
-    padded = [0.0, *own, 0.0]
-    scores = []
-    for at, line in enumerate(lines):
-        score = own[at] + rules.beside * (padded[at] + padded[at + 2])
-        scores.append(score / (estimate_tokens(line) + 1) ** rules.brevity if score else 0.0)
-    return scores
+def _cut_start(term: str) -> str:
+    """Return what each word with this stem begins with.
+
+    English endings change only these letters of it: "try" has the stem "tri", "using" "use", "possibility" "possibl".
+    """
+    if not term.isascii():
+        return term[: max(_SHORTEST_START, len(term) - 2)]
+    return term[:-1] if len(term) > 2 and term.endswith(("e", "i", "l")) else term
 
 
 def _join(lines: Sequence[str], chosen: Sequence[int]) -> str:

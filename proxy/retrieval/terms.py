@@ -6,7 +6,7 @@ whose particles are written to the word, become pairs of adjacent characters.
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -21,12 +21,15 @@ _TOKEN = re.compile(rf"[\w$@{_MARKS}]+(?:[-./\\:~+#&=]{{1,3}}[\w$@{_MARKS}]+)*")
 _JOINERS = re.compile(r"[-./\\:~+#&=_$@]+")
 _COMPONENT = re.compile(r"[/\\:&=#]+|\.{2,}")
 _PIECE = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+|[^\W\d_a-zA-Z]+")
+_LINE_NUMBER, _NAMED = re.compile(r"(?::\d+)+$"), re.compile(r"[./\\_]")
 _MIXED_CASE = re.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]{2}")
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _UNSPACED = re.compile(
     f"([{_HAN}]+|[\u3040-\u309f]+|[\u30a0-\u30ff\u31f0-\u31ff]+|[\uac00-\ud7af\u1100-\u11ff]+|"
     "[\u0e00-\u0e7f]+|[\u0e80-\u0eff]+|[\u1000-\u109f]+|[\u1780-\u17ff]+|[\u0f00-\u0fff]+)"
 )
+_ACCENTED, _ACCENTS = re.compile("[\x80-\u03ff\u1e00-\u1fff]"), re.compile("[\u0300-\u036f]+")
+_OTHERS = re.compile("[^\x00-\x7f]+")
 _LONGEST_TOKEN, _MOST_PIECES, _LONGEST_PIECE = 160, 48, 40
 _GRAM = 3
 
@@ -80,6 +83,16 @@ def list_terms(text: str) -> set[str]:
     return found
 
 
+def list_matching_terms(text: str, parts: Sequence[str]) -> set[str]:
+    """Return the distinct terms of the tokens in which one of the parts stands, in lower case."""
+    found: set[str] = set()
+    for token in set(_TOKEN.findall(text)) if parts else ():
+        lower = token.lower()
+        if any([part in lower for part in parts]):
+            found.update(_list_token_terms(token))
+    return found
+
+
 @lru_cache(1 << 16)
 def _list_token_terms(token: str) -> tuple[str, ...]:
     parsed = parse_token(token)
@@ -102,22 +115,34 @@ def _parse_compound(token: str) -> Token:
     parts = [part for part in _JOINERS.split(token) if part][:_MOST_PIECES]
     mixed = False
     for part in parts:
-        lower = part.lower()[:_LONGEST_PIECE]
-        if not part.isascii() or part.isdigit() or (part.isalpha() and not _MIXED_CASE.search(part)):
-            if lower not in STOP_WORDS or len(parts) > 1:
-                pieces[stem(lower)] = None
-            continue
-        mixed = True
-        pieces[lower] = None
-        pieces.update((stem(each.lower()), None) for each in _PIECE.findall(part[:_LONGEST_PIECE]) if len(each) > 1)
+        found, is_mixed = _parse_part(part)
+        mixed = mixed or is_mixed
+        if len(parts) > 1 or is_mixed or part.lower() not in STOP_WORDS:
+            pieces.update(found)
     if (not mixed and len(parts) < 2) or len(token) > _LONGEST_TOKEN:
         return Token(tuple(pieces))
     return Token(tuple(pieces), _list_wholes(token))
 
 
+@lru_cache(1 << 16)
+def _parse_part(part: str) -> tuple[Mapping[str, None], bool]:
+    """Return the pieces of a part of a token, and whether it has letters and digits, or mixed case."""
+    lower = part.lower()[:_LONGEST_PIECE]
+    if not part.isascii() or part.isdigit() or (part.isalpha() and not _MIXED_CASE.search(part)):
+        return {stem(lower): None}, False
+    pieces = {lower: None}
+    pieces.update((stem(each.lower()), None) for each in _PIECE.findall(part[:_LONGEST_PIECE]) if len(each) > 1)
+    return pieces, True
+
+
 def _list_wholes(token: str) -> tuple[str, ...]:
-    """Return the exact forms by which a path or a dotted name is found: all of it, and its compound components."""
+    """Return the exact forms by which a path or a dotted name is found: all of it, and its compound components.
+
+    The number of a line behind it is no part of it.
+    """
     lower = token.lower().strip("-.:~+#&=")
+    if (numbered := _LINE_NUMBER.search(lower)) and _NAMED.search(lower, 0, numbered.start()):
+        lower = lower[: numbered.start()]
     wholes = {lower: None}
     components = [part for part in _COMPONENT.split(lower) if part]
     if len(components) > 1:
@@ -149,10 +174,9 @@ def fold(text: str) -> str:
     where it divides names into pieces.
     """
     folded = unicodedata.normalize("NFKC", text)
-    if any((char < "\u0400" and char > "\x7f") or "\u1e00" <= char < "\u2000" for char in folded):
-        apart = unicodedata.normalize("NFD", folded)
-        folded = unicodedata.normalize("NFC", "".join(c for c in apart if not "\u0300" <= c <= "\u036f"))
-    return folded if folded.isascii() else "".join(c if c.isascii() else c.casefold() for c in folded)
+    if _ACCENTED.search(folded):
+        folded = unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFD", folded)))
+    return folded if folded.isascii() else _OTHERS.sub(lambda found: found[0].casefold(), folded)
 
 
 @lru_cache(1 << 16)

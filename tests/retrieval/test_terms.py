@@ -36,6 +36,12 @@ def test_a_text_has_the_terms_of_the_query(text: str, query: str) -> None:
     assert wanted <= list_terms(text)
 
 
+def test_the_number_of_a_line_is_no_part_of_a_path() -> None:
+    assert parse_token("src/parse_date.py:17:").wholes == parse_token("src/parse_date.py").wholes
+    assert "17" in parse_token("src/parse_date.py:17:").pieces
+    assert "step:17" in parse_token("step:17").wholes
+
+
 def test_an_identifier_is_found_whole() -> None:
     assert "test_quantity.py" in parse_token("tests/test_quantity.py").wholes
     assert "tests/test_quantity.py" in list_terms("open ./tests/test_quantity.py now")

@@ -1,8 +1,8 @@
 """Keeps index.db up to date with the log: reads what is new, a little at a time, and writes it with its position.
 
 The position is committed together with what was read up to it, so that nothing is doubled or missed after a kill in any
-place. An index that is damaged, of another version or of another log is made anew, and so is one with erased content:
-the postings of a text cannot be told from others without the text.
+place. An index that is damaged, of another version or of another log is made anew. Sessions with erased content are
+taken out first (`erasing`), and indexed as they are now.
 """
 
 import logging
@@ -21,7 +21,7 @@ from proxy.model.lru import LruCache
 from proxy.model.search import IndexHealth
 from proxy.retrieval.dates import find_stated_time
 from proxy.retrieval.postings import SESSION_SHIFT, Source
-from proxy.store.search import changes, schema
+from proxy.store.search import changes, erasing, schema
 from proxy.store.search.changes import NewMessage
 from proxy.store.search.entries import EPOCH, SUMMARY, Address, list_edits, load_text, read_edit
 from proxy.store.search.texts import MessageText, list_texts
@@ -131,9 +131,11 @@ class Indexer:
     def _advance(self, seconds: float, is_wanted: Callable[[], bool]) -> bool:
         assert self._index is not None
         if self._work is None:
-            if not self._is_of_this_log():
+            if not self._is_of_this_log() or not self._remove_erased():
                 self._start_over()
                 self._open()
+            if schema.read_meta(self._index).get(erasing.ERASING) and self._overwrite_erased(seconds, is_wanted):
+                return True
             if self._is_current():
                 return self._changed < self._now() - _REST_SECONDS and self._tidy(seconds, is_wanted)
             self._work = self._follow()
@@ -150,6 +152,37 @@ class Indexer:
         self._commit()
         return False
 
+    def _remove_erased(self) -> bool:
+        """Take out the sessions of which something was erased. Return False if making all anew takes less."""
+        assert self._log is not None
+        assert self._index is not None
+        since, until = (schema.read_meta(self._index).get("erasure", 0), changes.read_heads(self._log)["erasure"])
+        if since == until:
+            return True
+        sessions = erasing.find_sessions(self._log, since, until)
+        if not erasing.are_few(self._index, sessions):
+            return False
+        erasing.remove_sessions(self._index, sessions, until)
+        self._writer = IndexWriter(self._index, read_salt(self._log))  # it knows words and tools
+        self._merging = None
+        self._calls.clear()
+        self._thoughts.clear()
+        return True
+
+    def _overwrite_erased(self, seconds: float, is_wanted: Callable[[], bool]) -> bool:
+        """Merge all postings, so that what was erased is in no file. Return whether anything is left.
+
+        While a reader prevents it, the next run tries again.
+        """
+        assert self._index is not None
+        if self._merging is None:
+            self._merging = _list_merges(self._index, schema.count_passages(self._index))
+        if self._is_merging(seconds, is_wanted):
+            return True
+        if schema.shrink(self._index):
+            schema.write_meta(self._index, {erasing.ERASING: 0})
+        return False
+
     def _tidy(self, seconds: float, is_wanted: Callable[[], bool]) -> bool:
         """Merge postings and return free pages to the disk. Return whether anything is left.
 
@@ -162,12 +195,19 @@ class Indexer:
             passages = schema.count_passages(self._index)
             is_due = passages > _GROWTH * schema.read_meta(self._index).get("merged", 0)
             self._merging = _list_merges(self._index, passages) if is_due else iter(())
+        if self._is_merging(seconds, is_wanted):
+            return True
+        schema.shrink(self._index)
+        self._changed = -math.inf
+        return False
+
+    def _is_merging(self, seconds: float, is_wanted: Callable[[], bool]) -> bool:
+        """Go on merging. Return whether anything is left to be merged."""
         end = self._now() + seconds
-        for _ in self._merging:
+        for _ in self._merging or ():
             if self._now() >= end or is_wanted():
                 return True
-        schema.shrink(self._index)
-        self._changed, self._merging = -math.inf, None
+        self._merging = None
         return False
 
     def _commit(self) -> None:
@@ -178,12 +218,10 @@ class Indexer:
             self._changed = self._now()
 
     def _is_of_this_log(self) -> bool:
-        """Return False if the log lacks what was indexed, is another one, or has erased something."""
+        """Return False if the log lacks what was indexed, or is another one."""
         assert self._log is not None
         assert self._index is not None
         heads, position = changes.read_heads(self._log), schema.read_meta(self._index)
-        if heads["erasure"] != position.get("erasure", 0):
-            return False
         if any(position.get(table, 0) > heads[table] for table in changes.TABLES):
             return False
         return changes.read_seal(self._log, position.get("exchange", 0)) == position.get("seal", 0)
@@ -224,8 +262,8 @@ class Indexer:
         log, index = self._log, self._index
         assert log is not None
         assert index is not None
-        heads = changes.read_heads(log)
         position = {table: schema.read_meta(index).get(table, 0) for table in changes.TABLES}
+        heads = changes.read_heads(log) | {"erasure": position["erasure"]}  # one that is newer is not done yet
         while position != heads:
             until = {table: min(heads[table], position[table] + _CALLS_AT_ONCE) for table in changes.TABLES}
             for session in changes.list_changed(log, position, until):
@@ -243,6 +281,8 @@ class Indexer:
         turn, part = 0, 0
         for each in changes.read_new_messages(self._log, id, session.nodes):
             if isinstance(each, NewMessage):
+                if session.nodes and self._thoughts.get(id) is None:
+                    self._recall_notes(id)
                 turn, part = each.turn, part if each.turn == turn else 0
                 part = self._try_message(session, each, part)
                 continue
@@ -284,7 +324,8 @@ class Indexer:
             note = _CallNote(text.tool, f"{thought}\n{text.text}"[:_LONGEST_CARD])
             self._calls.put((session, text.call), note)
             return note
-        if text.kind == "output":
+        if text.kind == "output":  # what comes next leads to another call
+            self._thoughts.put(session, " ")
             return self._calls.get((session, text.call)) or _CallNote("", "")
         if text.role == "assistant":
             before = self._thoughts.get(session) or ""
@@ -333,10 +374,7 @@ class Indexer:
     def _open_session(self, id: int) -> IndexedSession:
         assert self._log is not None
         key, _ = changes.read_session_key(self._log, id)
-        session = self._expect_writer().open_session(id, key)
-        if session.nodes and self._thoughts.get(id) is None:
-            self._recall_notes(id)
-        return session
+        return self._expect_writer().open_session(id, key)
 
     def _recall_notes(self, id: int) -> None:
         """Read again what the last calls of a session were, which memory has lost."""
@@ -346,7 +384,7 @@ class Indexer:
         bounds = (id << SESSION_SHIFT, id + 1 << SESSION_SHIFT, _RECALLED)
         for _, *where in reversed(self._index.execute(_LAST_ENTRIES, bounds).fetchall()):
             text = load_text(self._log, *where)
-            if text is not None and text.kind in ("message", "reasoning", "arguments"):
+            if text is not None and text.kind in ("message", "reasoning", "arguments", "output"):
                 self._note(id, text)
 
     def _save(self, session: IndexedSession) -> None:

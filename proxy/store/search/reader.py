@@ -2,10 +2,8 @@
 
 import sqlite3
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -17,7 +15,7 @@ from proxy.retrieval.passages import cut_text
 from proxy.retrieval.postings import Scored, get_kind, get_session, get_turn
 from proxy.retrieval.query import make_question
 from proxy.retrieval.ranking import Ranking, search
-from proxy.retrieval.snippets import fill, split_lines
+from proxy.retrieval.snippets import fill
 from proxy.store.constraints import fit_text
 from proxy.store.search import schema
 from proxy.store.search.changes import read_heads
@@ -34,9 +32,6 @@ MOST_SECONDS = 1.0
 _MOST_FILLED = 200
 """Entries whose lines are looked at to fill an answer."""
 _TOKENS_OF_HIT = 100
-_SHORT_ENOUGH = 2_000
-"""Characters of an entry up to which all its lines are scored."""
-_SHORTEST_START, _MOST_LINES, _LEFT_LINES = 3, 80, 400
 _LONGEST_READ = 40_000
 """Characters around the best passage of an entry in which lines are looked for."""
 _STEPS_BETWEEN_LOOKS = 20_000  # of SQLite's machine, about a millisecond
@@ -48,9 +43,10 @@ _SESSION_IDS = "SELECT id FROM session WHERE key IN (SELECT value FROM json_each
 _ENTRY = """
     SELECT e.id, e.address, e.holder, e.exchange, t.name, e.name FROM idx.entry e JOIN idx.tool t ON t.id = e.tool
     WHERE {chosen}"""
-_CALL = "SELECT id, n, opened_ms FROM exchange WHERE seq = ?"
-_SESSION = "SELECT s.key, t.fingerprint FROM session s JOIN tenant t ON t.id = s.tenant WHERE s.id = ?"
-_NODE = "SELECT hash FROM node WHERE session = ? AND n = ?"
+_PLACE = """
+    SELECT s.key, t.fingerprint, ifnull(n.hash, x''), ifnull(x.id, ''), ifnull(x.n, 0), ifnull(x.opened_ms, 0)
+    FROM session s JOIN tenant t ON t.id = s.tenant LEFT JOIN node n ON n.session = s.id AND n.n = ?
+    LEFT JOIN exchange x ON x.seq = ? WHERE s.id = ?"""
 
 T = TypeVar("T")
 
@@ -81,6 +77,7 @@ class SearchIndex:
         self._cache = IndexCache()
         self._reader: ReaderThread | None = None
         self._file = (0, 0)
+        self._erasure = 0
 
     @property
     def health(self) -> IndexHealth:
@@ -136,7 +133,10 @@ class SearchIndex:
             raise
 
     def _search(self, connection: sqlite3.Connection, query: SearchQuery, is_over: Callable[[], bool]) -> SearchAnswer:
-        behind = count_behind(read_heads(connection), schema.read_meta(connection, "idx"))
+        position = schema.read_meta(connection, "idx")
+        behind = count_behind(read_heads(connection), position)
+        if position.get("erasure", 0) != self._erasure:  # passages were taken out
+            self._erasure, self._cache = position.get("erasure", 0), IndexCache()
         sessions = _list_sessions(connection, query)
         if sessions is not None and not sessions:
             return SearchAnswer(behind=behind)
@@ -183,38 +183,7 @@ def _load_texts(
             passages = cut_text(text)
             middle = passages[min(scored.number, len(passages) - 1)][0] if passages else 0
             text = text[max(0, middle - _LONGEST_READ // 2) : middle + _LONGEST_READ // 2]
-        yield scored, _focus(text, ranking.weights)
-
-
-def _focus(text: str, weights: Mapping[str, float]) -> str:
-    """Return the lines of a long text in which terms may be, and those beside them: to score all takes too long.
-
-    An empty line stands where others were left out. Terms are stems, so that their beginnings are looked for.
-    """
-    if len(text) <= _SHORT_ENOUGH:
-        return text
-    lines = split_lines(text)
-    lowered = [line.lower() for line in lines]
-    whole, ends = "\n".join(lowered), list(accumulate(len(line) + 1 for line in lowered))
-    chosen: set[int] = set()
-    for term in sorted(weights, key=lambda term: -weights[term]):
-        start = term[: max(_SHORTEST_START, len(term) - 2)]
-        at = whole.find(start)
-        while at >= 0:
-            line = bisect_right(ends, at)
-            chosen.add(line)
-            at = whole.find(start, ends[line])
-        if len(chosen) >= _MOST_LINES:
-            break
-    if not chosen:
-        return "\n".join(lines[:_MOST_LINES])
-    kept = sorted(
-        {near for at in sorted(chosen)[:_LEFT_LINES] for near in (at - 1, at, at + 1) if 0 <= near < len(lines)}
-    )
-    parts: list[str] = []
-    for last, at in pairwise([-1, *kept]):
-        parts += [lines[at]] if at == last + 1 else ["", lines[at]]
-    return "\n".join(parts)
+        yield scored, text
 
 
 def connect_index(log: Path) -> sqlite3.Connection:
@@ -263,13 +232,12 @@ def _find_entry(connection: sqlite3.Connection, name: int) -> IndexedEntry | Non
     entry = _load(connection, _ENTRY.format(chosen="e.name = ?"), name)
     if entry is None:
         return None
-    key, fingerprint = connection.execute(_SESSION, (get_session(entry.id),)).fetchone()
-    exchange, n, at_ms = _read_call(connection, entry.exchange)
+    key, fingerprint, node, exchange, n, at_ms = _read_place(connection, entry)
     return IndexedEntry(
         reference=unpack_name(name),
         tenant=fingerprint.hex(),
         session=key,
-        node=_read_node(connection, entry.id),
+        node=node,
         exchange=exchange,
         n=n,
         role=entry.text.role,
@@ -282,12 +250,11 @@ def _find_entry(connection: sqlite3.Connection, name: int) -> IndexedEntry | Non
 
 
 def _make_hit(connection: sqlite3.Connection, entry: _Entry, score: float, snippet: str) -> Hit:
-    key, _ = connection.execute(_SESSION, (get_session(entry.id),)).fetchone()
-    exchange, n, at_ms = _read_call(connection, entry.exchange)
+    key, _, node, exchange, n, at_ms = _read_place(connection, entry)
     return Hit(
         reference=unpack_name(entry.name),
         session=key,
-        node=_read_node(connection, entry.id),
+        node=node,
         exchange=exchange,
         n=n,
         role=entry.text.role,
@@ -300,11 +267,8 @@ def _make_hit(connection: sqlite3.Connection, entry: _Entry, score: float, snipp
     )
 
 
-def _read_call(connection: sqlite3.Connection, seq: int) -> tuple[str, int, int]:
-    row: tuple[str, int, int] | None = connection.execute(_CALL, (seq,)).fetchone()
-    return row or ("", 0, 0)
-
-
-def _read_node(connection: sqlite3.Connection, entry: int) -> bytes:
-    row = connection.execute(_NODE, (get_session(entry), get_turn(entry))).fetchone()
-    return row[0] if row else b""
+def _read_place(connection: sqlite3.Connection, entry: _Entry) -> tuple[str, bytes, bytes, str, int, int]:
+    """Return session, tenant and node of an entry, and id, number and time of the call that brought it."""
+    keys = (get_turn(entry.id), entry.exchange, get_session(entry.id))
+    place: tuple[str, bytes, bytes, str, int, int] = connection.execute(_PLACE, keys).fetchone()
+    return place

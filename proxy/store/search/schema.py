@@ -24,7 +24,7 @@ from typing import get_args
 from proxy.model.errors import StoreUnavailable
 from proxy.retrieval.postings import Lane
 
-VERSION = 1
+VERSION = 2
 """To be raised whenever tables, terms, passages or the texts of messages change: the index is then made anew."""
 APPLICATION_ID = 0x50414C58  # "PALX"
 LANES: tuple[Lane, ...] = get_args(Lane)
@@ -138,10 +138,11 @@ def count_passages(connection: sqlite3.Connection) -> int:
     return int(passages)
 
 
-def shrink(connection: sqlite3.Connection) -> None:
-    """Return free pages to the disk, and empty the write-ahead log unless a reader prevents it."""
+def shrink(connection: sqlite3.Connection) -> bool:
+    """Return free pages to the disk, and empty the write-ahead log. Return False if a reader prevents that."""
     connection.executescript("PRAGMA incremental_vacuum")  # `execute` would stop after one page
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    (is_busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return not is_busy
 
 
 class IndexLock:

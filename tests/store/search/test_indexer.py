@@ -309,6 +309,109 @@ def test_erased_content_is_in_no_file_of_the_index(log: LogBuilder, indexer: Ind
     assert read_texts(log.path) == ["something else entirely"]
 
 
+def write_secret(log: LogBuilder) -> None:
+    """Three sessions; in the second one, a thought with a secret and a date leads to an output that stays."""
+    write_work(log, 12, "s1")
+    history = [say("Where is the key? It is 2024-03-05 now."), say("Look for it.")]
+    call = ask_tool("find", {"name": "key"}, "call_9", "On 2021-07-09 xylophone was the key, so I look.")
+    log.call(history, call, session="s2")
+    history += [read_message(call), return_output("nothing is here", "call_9"), say("Then yesterday was the last day.")]
+    log.call(history, session="s2")
+    write_work(log, 12, "s3")
+
+
+def index_anew(log: LogBuilder, folder: Path) -> dict[str, list[Any]]:
+    """What an index of the log has that is made now."""
+    copy = copy_log(log, folder)
+    fresh = Indexer(copy)
+    index_all(fresh)
+    fresh.close()
+    return dump(find_index(copy)) | {"meta": []}
+
+
+def test_a_session_with_erased_content_is_indexed_again_as_it_is_now(
+    log: LogBuilder, tmp_path: Path, indexer: Indexer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_secret(log)
+    index_all(indexer)
+    before = dump(find_index(log.path))
+    assert "xylophon" in [term for term, _ in before["card"]]
+    log.erase("xylophone")
+    read: list[bytes] = []
+    monkeypatch.setattr(
+        "proxy.store.search.indexer.list_texts", lambda form, raw: read.append(raw) or list_texts(form, raw)
+    )
+    index_all(indexer)
+    assert len(read) == 4
+    after = dump(find_index(log.path)) | {"meta": []}
+    assert after == index_anew(log, tmp_path / "anew")
+    assert after["text"] != before["text"]
+    assert [name for _, name in after["tool"]] == ["", "bash"]
+    indexer.close()
+    assert b"xylophon" not in read_bytes(log.path)
+
+
+def test_an_erasure_that_is_cut_short_anywhere_is_done_by_the_next_process(
+    log: LogBuilder, tmp_path: Path, indexer: Indexer
+) -> None:
+    write_secret(log)
+    index_all(indexer)
+    log.erase("xylophone")
+    expected = index_anew(log, tmp_path / "anew")
+    indexer.close()
+    for place in range(1, 24):
+        folder = tmp_path / f"copy{place}"
+        copy = copy_log(log, folder)
+        shutil.copy(find_index(log.path), find_index(copy))
+        killed, looks = Indexer(copy), Looks(place)
+        while killed.run(math.inf if place % 2 else 0.0, looks.is_over) and not looks.is_over():
+            pass
+        left = tmp_path / f"left{place}"
+        shutil.copytree(folder, left)  # as the file system has it when the process is killed
+        killed.close()
+        later = Indexer(left / "log.db")
+        index_all(later)
+        later.close()
+        assert dump(find_index(left / "log.db")) | {"meta": []} == expected
+        assert b"xylophon" not in read_bytes(left / "log.db")
+
+
+def test_erased_content_is_overwritten_once_no_reader_has_it(log: LogBuilder, indexer: Indexer) -> None:
+    write_secret(log)
+    index_all(indexer)
+    reader = sqlite3.connect(find_index(log.path))
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT count(*) FROM entry").fetchone()
+    log.erase("xylophone")
+    index_all(indexer)
+    assert b"xylophon" in read_bytes(log.path)
+    reader.close()
+    index_all(indexer)
+    assert b"xylophon" not in read_bytes(log.path)
+
+
+def test_where_most_is_erased_the_index_is_made_anew(log: LogBuilder, indexer: Indexer) -> None:
+    write_work(log, 3)
+    log.call([say("elsewhere")], session="s2")
+    index_all(indexer)
+    before = find_index(log.path).stat().st_ino
+    held = find_index(log.path).open("rb")  # so that its number is not used again
+    log.erase("parse_1")
+    index_all(indexer)
+    assert find_index(log.path).stat().st_ino != before
+    held.close()
+    assert "elsewhere" in read_texts(log.path)
+
+
+def test_a_card_has_the_thought_of_its_own_step(log: LogBuilder, indexer: Indexer) -> None:
+    write_work(log, 2)
+    index_all(indexer)
+    index = dump(find_index(log.path))
+    last = max(passage for _, passage in index["card"])
+    assert {"0", "file_0"}.isdisjoint({term for term, passage in index["card"] if passage == last})
+    assert "file_1" in {term for term, passage in index["card"] if passage == last}
+
+
 def test_a_rebuilt_index_has_the_same_references(log: LogBuilder, indexer: Indexer) -> None:
     write_work(log)
     index_all(indexer)

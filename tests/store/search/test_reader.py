@@ -13,7 +13,7 @@ from proxy.model.lineage import compute_chain_root, extend_chain
 from proxy.model.search import IndexHealth, SearchQuery
 from proxy.store.search.indexer import Indexer
 from proxy.store.search.reader import SearchIndex
-from proxy.store.search.schema import LANES
+from proxy.store.search.schema import LANES, find_index
 from proxy.wire import FORMATS
 from tests.store.search.test_indexer import copy_log, index_all, write_work
 from tests.support.examples import examples
@@ -165,6 +165,21 @@ async def test_erased_content_is_not_found_even_before_it_is_removed(
     assert await find(index, "zebra") == ["a zebra"]
     index_all(indexer)
     assert await find(index, "zebra") == ["a zebra"]
+
+
+async def test_what_is_left_of_a_session_with_erased_content_is_found_at_its_new_place(
+    log: LogBuilder, indexer: Indexer, index: SearchIndex
+) -> None:
+    write_work(log, 20, "s2")
+    log.call([say("a striped zebra"), say("a plain horse"), say("a zebra")])
+    index_all(indexer)
+    assert await find(index, "zebra") == ["a striped zebra", "a zebra"]
+    log.erase("striped")
+    index_all(indexer)
+    file = find_index(log.path).stat().st_ino
+    assert await find(index, "zebra") == ["a zebra"]
+    assert await find(index, "horse") == ["a plain horse"]
+    assert find_index(log.path).stat().st_ino == file
 
 
 async def test_without_an_index_nothing_is_found(log: LogBuilder, index: SearchIndex) -> None:

@@ -1,0 +1,96 @@
+"""Takes out of the index what the log has erased: the sessions that had any of it, which are then indexed anew.
+
+A text that was erased has left more than its own postings: a card tells the thought before a call, and a time that was
+stated holds for what comes behind it. What remains of such a session is read again from the log. Terms of postings are
+found without their texts by looking through all of them, which takes a second for some ten million.
+
+The position goes back to the beginning of the log. All other sessions know how far they are indexed, and add nothing.
+"""
+
+import sqlite3
+from collections.abc import Collection, Iterable
+
+import orjson
+
+from proxy.retrieval.postings import PASSAGE_BITS, SESSION_SHIFT
+from proxy.store.search import schema
+from proxy.store.search.changes import TABLES
+
+ERASING = "erasing"
+"""In `meta`: whether postings of erased content may still be in the files, until they are merged and overwritten."""
+
+_MOST_PASSAGES, _MOST_SHARE = 50_000, 0.25
+"""Passages that are taken out at most. If there are more, the whole index is made anew."""
+
+_SESSIONS = """
+    WITH RECURSIVE erased(payload) AS (SELECT payload FROM erasure WHERE seq > ? AND seq <= ?),
+    slice(link) AS (
+        SELECT link FROM raw WHERE blob IN erased
+        UNION SELECT raw.link FROM slice JOIN raw ON raw.parent = slice.link)
+    SELECT session FROM exchange WHERE tip IN slice OR envelope IN erased
+    UNION SELECT e.session FROM reading g JOIN exchange e ON e.seq = g.exchange WHERE g.answer IN erased
+    UNION SELECT session FROM epoch WHERE edits IN erased
+    UNION SELECT session FROM summary WHERE text IN erased"""
+_PASSAGES = "SELECT ifnull(sum(passages), 0) FROM session WHERE id IN (SELECT value FROM json_each(?))"
+_TERMS = f"""
+    SELECT doc, term FROM temp.terms
+    WHERE doc >= ? AND doc < ? AND doc >> {PASSAGE_BITS} IN (SELECT value FROM json_each(?))"""
+
+
+def find_sessions(log: sqlite3.Connection, since: int, until: int) -> list[int]:
+    """Return the row ids of the sessions of which something was erased in this part of the log."""
+    return [session for (session,) in log.execute(_SESSIONS, (since, until))]
+
+
+def are_few(index: sqlite3.Connection, sessions: Collection[int]) -> bool:
+    """Return whether to take out these sessions takes less than to make the index anew."""
+    (passages,) = index.execute(_PASSAGES, (_encode(sessions),)).fetchone()
+    return passages <= min(_MOST_PASSAGES, _MOST_SHARE * schema.count_passages(index))
+
+
+def remove_sessions(index: sqlite3.Connection, sessions: Collection[int], erasure: int) -> None:
+    """Take sessions out of the index, and note that the log was followed up to this erasure.
+
+    This is one transaction. The postings are marked as deleted; merging removes them.
+    """
+    index.execute("BEGIN IMMEDIATE")
+    if sessions:
+        for lane in schema.LANES:
+            terms = _remove_postings(index, f"lane_{lane}", sessions)
+            if lane == "text":
+                _remove_words(index, terms)
+        for session in sessions:
+            bounds = (session << SESSION_SHIFT, session + 1 << SESSION_SHIFT)
+            index.execute("DELETE FROM entry WHERE id >= ? AND id < ?", bounds)
+            for table in ("place", "seen", "alias", "statistic"):
+                index.execute(f"DELETE FROM {table} WHERE session = ?", (session,))
+            index.execute("DELETE FROM session WHERE id = ?", (session,))
+        index.execute("DELETE FROM tool WHERE id NOT IN (SELECT tool FROM entry)")
+        schema.write_meta(index, {**dict.fromkeys(TABLES, 0), "seal": 0, "is_complete": 0, ERASING: 1})
+    schema.write_meta(index, {"erasure": erasure})
+    index.execute("COMMIT")
+
+
+def _remove_postings(index: sqlite3.Connection, table: str, sessions: Collection[int]) -> set[str]:
+    """Mark the postings of sessions as deleted. Return their terms."""
+    found: dict[int, list[str]] = {}
+    index.execute(f"CREATE VIRTUAL TABLE temp.terms USING fts5vocab(main, {table}, instance)")
+    bounds = (min(sessions) << PASSAGE_BITS, max(sessions) + 1 << PASSAGE_BITS, _encode(sessions))
+    for passage, term in index.execute(_TERMS, bounds):
+        found.setdefault(passage, []).append(term)
+    index.execute("DROP TABLE temp.terms")
+    rows = [(passage, " ".join(terms)) for passage, terms in sorted(found.items())]
+    index.executemany(f"INSERT INTO {table}({table}, rowid, terms) VALUES ('delete', ?, ?)", rows)
+    return {term for terms in found.values() for term in terms}
+
+
+def _remove_words(index: sqlite3.Connection, terms: Iterable[str]) -> None:
+    """Forget the words that are in no passage any more."""
+    for term in terms:
+        quoted = '"{}"'.format(term.replace('"', '""'))
+        if index.execute("SELECT 1 FROM lane_text WHERE lane_text MATCH ? LIMIT 1", (quoted,)).fetchone() is None:
+            index.execute("DELETE FROM word WHERE text = ?", (term,))
+
+
+def _encode(numbers: Iterable[int]) -> str:
+    return orjson.dumps(list(numbers)).decode()

@@ -37,6 +37,7 @@ from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.models import CacheCalibrator, Models, OverflowWatch, PriceList
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Archive, Clock
+from proxy.engine.recall.embeddings import build_embedding
 from proxy.engine.recall.recall import Recall
 from proxy.engine.recall.rounds import build_offers, build_rounds
 from proxy.engine.relay import Relay
@@ -197,7 +198,8 @@ async def build_engine(settings: Settings) -> Engine:
         offers=build_offers(is_on=settings.recall_policy().inject),
     )
     CacheWatch(bus, models.card, settings.providers())
-    index = SearchIndex(settings.store_policy().path, lambda: worker.index_health)
+    embed = build_embedding(settings.recall.embedding_model, trigger, worker)
+    index = SearchIndex(settings.store_policy().path, lambda: worker.index_health, embed=embed)
     recall = Recall(archive, index, clock, settings.recall_policy())
     rounds = build_rounds(recall, settings.recall_policy(), controller.states, lineage, policy.record_cap_bytes)
     exchanges = ExchangeService(

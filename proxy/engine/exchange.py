@@ -17,7 +17,7 @@ from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Client, RequestBody, UpstreamResponse
 from proxy.engine.recall.rounds import RecallRounds
 from proxy.engine.relay import Relay, Send
-from proxy.engine.request import ManagedRequest, ResolvedRequest
+from proxy.engine.request import ManagedRequest, ResolvedRequest, read_ceiling
 from proxy.engine.request_resolver import BuildManifest, RequestResolver
 from proxy.engine.response_stream import EditingClient
 from proxy.engine.runtime import TaskRunner, attempt
@@ -33,11 +33,10 @@ from proxy.wire.headers import OWN_PREFIX, accept_identity_only, drop_beta, find
 _log = logging.getLogger("palimpsest.requests")
 
 _MODES = ("manage", "observe", "bypass")
-_LONGEST_NUMBER = 9
 _REFUSED_FORM = frozenset({400, 413, 422})
 # The accepted values of reserved request headers: those that ask for the default behaviour.
 _SERVED = {b"x-palimpsest-strategy": ("epochs",), b"x-palimpsest-history": (), b"x-palimpsest-source": ("direct",)}
-_MODE, _CEILING, _PIN = b"x-palimpsest-mode", b"x-palimpsest-ceiling", b"x-palimpsest-pin"
+_MODE, _PIN = b"x-palimpsest-mode", b"x-palimpsest-pin"
 
 
 class ExchangeService:
@@ -341,16 +340,6 @@ def _check_reserved(headers: Headers) -> None:
         if asked and asked not in served:
             what = f"is {', '.join(served)} or absent" if served else "is to be absent"
             raise BadRequest(f"{name.decode()} {what} in this version, not {asked[:40]!r}")
-
-
-def read_ceiling(headers: Headers) -> int | None:
-    """Return the ceiling that a request asks for, in tokens, or None. Raises BadRequest."""
-    asked = find_header(headers, _CEILING).strip()
-    if not asked:
-        return None
-    if not asked.isdigit() or len(asked) > _LONGEST_NUMBER or not int(asked):
-        raise BadRequest(f"x-palimpsest-ceiling is a number of tokens, not {asked[:40].decode('latin-1')!r}")
-    return int(asked)
 
 
 def _bind(

@@ -43,7 +43,8 @@ class RankingWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     gives the ones beside it; `pair`: that which a question and its reply give each other; `long_reply`: that which a
     question gives a reply of several passages. In the sessions of agents, outputs stand for their steps: `step` is the
     factor of what the assistant says with a call, `task` that of what the user says. `coverage`: the bonus of an entry
-    around which, within `reach` turns, all words of the query stand.
+    around which, within `reach` turns, all words of the query stand. `likeness`: the share of the best score that the
+    passage most similar by its vector adds.
     """
 
     similar: float = 0.5
@@ -58,6 +59,7 @@ class RankingWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     task: float = 0.4
     coverage: float = 0.5
     reach: int = 2
+    likeness: float = 0.5
 
 
 class Ranking(msgspec.Struct, frozen=True, gc=False):
@@ -77,9 +79,14 @@ def search(
     limit: int,
     is_over: Callable[[], bool],
     weights: RankingWeights | None = None,
+    *,
+    alike: Mapping[int, float] | None = None,
 ) -> Ranking:
-    """Return the entries that answer the question, at most `limit` of them."""
-    return _Search(question, postings, is_over, weights or RankingWeights()).run(limit)
+    """Return the entries that answer the question, at most `limit` of them.
+
+    `alike` are the passages that are similar to it by their vectors, from 0 to 1 (`vectors.find_similar`).
+    """
+    return _Search(question, postings, is_over, weights or RankingWeights()).run(limit, alike or {})
 
 
 class _Search:
@@ -97,7 +104,7 @@ class _Search:
         self._shares = [weights.further / 2**i for i in range(_MOST_FURTHER)]
         self._complete = True
 
-    def run(self, limit: int) -> Ranking:
+    def run(self, limit: int, alike: Mapping[int, float]) -> Ranking:
         clues = self._expand()
         scores, numbers, masks = self._gather(self._score_lane("text", [*clues, *self._question.context]))
         measured = {lane: self._postings.measure(lane).passages for lane in get_args(Lane)}
@@ -108,6 +115,7 @@ class _Search:
         for lane, weight in lanes:
             self._add_lane(scores, masks, lane, clues, weight)
         final = self._look_around(scores, masks, is_agent)
+        self._add_alike(final, numbers, alike)
         ordered = sorted(final, key=lambda entry: (-final[entry], -entry))
         chosen: list[int] = []
         for start in range(0, len(ordered), _CHUNK):
@@ -275,6 +283,21 @@ class _Search:
             masks[turn] = masks.get(turn, 0) | bits
         for entry, score in best.items():
             scores[entry] = scores.get(entry, 0.0) + weight * score
+
+    def _add_alike(self, scores: dict[int, float], numbers: dict[int, int], alike: Mapping[int, float]) -> None:
+        """Add what is similar by its vectors to the scores. The passage of an entry without a word is the most similar.
+
+        Scores by words have no fixed scale, so that the best of them is the measure.
+        """
+        best: dict[int, tuple[float, int]] = {}
+        for passage, share in alike.items():
+            place = self._get_place(passage)
+            entry = passage >> PASSAGE_BITS << SESSION_SHIFT | place >> PLACE_SHIFT
+            best[entry] = max(best.get(entry, (0.0, 0)), (share, read_place(place)[0]))
+        top = max(scores.values(), default=1.0)
+        for entry, (share, number) in best.items():
+            scores[entry] = scores.get(entry, 0.0) + self._w.likeness * share * top
+            numbers.setdefault(entry, number)
 
     def _look_around(self, scores: Mapping[int, float], masks: Mapping[int, int], is_agent: bool) -> dict[int, float]:
         """Return scores with what is inherited from neighbours and the bonus for the words that stand around."""

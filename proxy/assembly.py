@@ -198,8 +198,7 @@ async def build_engine(settings: Settings) -> Engine:
         offers=build_offers(is_on=settings.recall_policy().inject),
     )
     CacheWatch(bus, models.card, settings.providers())
-    embed = build_embedding(settings.recall.embedding_model, trigger, worker)
-    index = SearchIndex(settings.store_policy().path, lambda: worker.index_health, embed=embed)
+    index = _build_index(settings, worker, trigger)
     recall = Recall(archive, index, clock, settings.recall_policy())
     rounds = build_rounds(recall, settings.recall_policy(), controller.states, lineage, policy.record_cap_bytes)
     exchanges = ExchangeService(
@@ -222,6 +221,11 @@ def _build_worker(settings: Settings, policy: EnginePolicy) -> WorkerProcess:
     log = str(settings.store_policy().path.absolute())
     worker_settings = WorkerSettings(settings.builder_policy(), policy.cache_bytes // 8, log)
     return WorkerProcess(worker_settings, most_bytes=policy.cache_bytes // 2)
+
+
+def _build_index(settings: Settings, worker: WorkerProcess, trigger: CompactionTrigger) -> SearchIndex:
+    embed = build_embedding(settings.recall_policy().embedding_model, trigger, worker)
+    return SearchIndex(settings.store_policy().path, lambda: worker.index_health, embed=embed)
 
 
 def _build_lineage(

@@ -114,8 +114,8 @@ class _Search:
             lanes.append(("user", self._w.user))
         for lane, weight in lanes:
             self._add_lane(scores, masks, lane, clues, weight)
+        self._add_alike(scores, numbers, alike)
         final = self._look_around(scores, masks, is_agent)
-        self._add_alike(final, numbers, alike)
         ordered = sorted(final, key=lambda entry: (-final[entry], -entry))
         chosen: list[int] = []
         for start in range(0, len(ordered), _CHUNK):

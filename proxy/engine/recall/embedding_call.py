@@ -47,16 +47,22 @@ _CHARACTERS_OF_TOKEN = 3  # as few as English has: what is reserved is rather to
 
 
 class _Vector(msgspec.Struct, gc=False):
+    """A vector in a response. Some servers leave out the index, and send them in order."""
+
     embedding: list[float]
     index: int | None = None
 
 
 class _Counted(msgspec.Struct, gc=False):
+    """The usage in a response."""
+
     prompt_tokens: int | None = None
     total_tokens: int | None = None
 
 
 class _Response(msgspec.Struct, gc=False):
+    """What is read of a response."""
+
     data: list[_Vector]
     usage: _Counted | None = None
 

@@ -33,6 +33,7 @@ _MOST_FURTHER = 3
 _LONG_REPLIES = 3  # passages for one of the user, from which on the other side writes at length
 _MOST_LOOKED_AROUND = 100
 _CHUNK = 64
+_CLEARLY = 0.5
 
 
 class RankingWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -59,7 +60,7 @@ class RankingWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     task: float = 0.4
     coverage: float = 0.5
     reach: int = 2
-    likeness: float = 0.5
+    likeness: float = 0.6
 
 
 class Ranking(msgspec.Struct, frozen=True, gc=False):
@@ -103,6 +104,7 @@ class _Search:
         self._bits = question.bits + 1
         self._shares = [weights.further / 2**i for i in range(_MOST_FURTHER)]
         self._complete = True
+        self._narrow: set[int] = set()
 
     def run(self, limit: int, alike: Mapping[int, float]) -> Ranking:
         clues = self._expand()
@@ -122,7 +124,9 @@ class _Search:
             chosen += self._postings.select(ordered[start : start + _CHUNK])
             if len(chosen) >= limit or self._is_late():
                 break
-        found = tuple(Scored(entry, final[entry], numbers.get(entry, 0)) for entry in chosen[:limit])
+        found = tuple(
+            Scored(entry, final[entry], numbers.get(entry, 0), entry in self._narrow) for entry in chosen[:limit]
+        )
         return Ranking(found, self._weights, self._complete)
 
     def _is_late(self) -> bool:
@@ -285,9 +289,10 @@ class _Search:
             scores[entry] = scores.get(entry, 0.0) + weight * score
 
     def _add_alike(self, scores: dict[int, float], numbers: dict[int, int], alike: Mapping[int, float]) -> None:
-        """Add what is similar by its vectors to the scores. The passage of an entry without a word is the most similar.
+        """Add to the scores what is similar by its vectors.
 
-        Scores by words have no fixed scale, so that the best of them is the measure.
+        Scores by words have no fixed scale, so that the best of them is the measure. Of an entry that is clearly
+        similar its passage is the best one, whatever words stand in the others.
         """
         best: dict[int, tuple[float, int]] = {}
         for passage, share in alike.items():
@@ -297,7 +302,10 @@ class _Search:
         top = max(scores.values(), default=1.0)
         for entry, (share, number) in best.items():
             scores[entry] = scores.get(entry, 0.0) + self._w.likeness * share * top
-            numbers.setdefault(entry, number)
+            if share > _CLEARLY:
+                self._narrow.add(entry)
+            if share > _CLEARLY or entry not in numbers:
+                numbers[entry] = number
 
     def _look_around(self, scores: Mapping[int, float], masks: Mapping[int, int], is_agent: bool) -> dict[int, float]:
         """Return scores with what is inherited from neighbours and the bonus for the words that stand around."""

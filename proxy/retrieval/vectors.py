@@ -12,10 +12,10 @@ import msgspec
 
 LEAST_WIDTH, MOST_WIDTH = 64, 8_192
 """Numbers of a vector: with fewer their signs say nothing, more take too much room."""
-_MOST_SIMILAR = 60
+_MOST_SIMILAR = 200
 _LEAST_COMPARED = 8
-# A passage this many standard deviations above the mean begins to be similar, and counts fully from the second on.
-_FROM, _FULLY = 1.5, 4.0
+# By how many standard deviations a passage is above the mean where its similarity begins, and where it counts fully.
+_FROM, _FULLY = 1.0, 3.5
 
 
 class PassageText(msgspec.Struct, frozen=True, gc=False):

@@ -203,9 +203,11 @@ def _load_texts(
             continue
         entries[scored.entry] = entry
         text = entry.text.text
-        if len(text) > _LONGEST_READ:
-            passages = cut_text(text)
-            middle = passages[min(scored.number, len(passages) - 1)][0] if passages else 0
+        passages = cut_text(text) if scored.is_narrow or len(text) > _LONGEST_READ else []
+        if scored.is_narrow and scored.number < len(passages):
+            text = text[slice(*passages[scored.number])]
+        elif passages:
+            middle = passages[min(scored.number, len(passages) - 1)][0]
             text = text[max(0, middle - _LONGEST_READ // 2) : middle + _LONGEST_READ // 2]
         yield scored, _focus(text, ranking.weights)
 

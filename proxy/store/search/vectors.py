@@ -25,7 +25,7 @@ from proxy.store.search.schema import PLACES_IN_ROW
 
 MOST_PASSAGES, MOST_CHARACTERS = 64, 48_000
 """The most passages of a batch, and their characters together."""
-MOST_COMPARED = 50_000
+MOST_COMPARED = 20_000
 """The most passages that a query is compared with, those of the newest sessions first."""
 _WORTH: frozenset[EntryKind] = frozenset({"message", "summary", "broadcast"})
 _MOST_LOOKED_AT = 4_096

@@ -251,3 +251,13 @@ async def test_the_vector_of_a_query_is_asked_for_if_there_are_any(log: LogBuild
 def read_wal(log: LogBuilder) -> bytes:
     path = find_index(log.path)
     return path.with_name(path.name + "-wal").read_bytes()
+
+
+async def test_of_a_long_message_the_passage_is_shown_that_is_similar(log: LogBuilder, indexer: Indexer) -> None:
+    filling = "\n".join(f"Sentence {i} tells of matter {i * 7} at some length." for i in range(60))
+    write_talk(log, f"{filling}\n\n{TOLD * 16}\n\nAnd that is all that there is to tell.")
+    index_all(indexer)
+    embed_all(indexer)
+    snippet = (await search(log, "puppy purchased"))[0]
+    assert "bought a dog" in snippet
+    assert "Sentence" not in snippet

@@ -364,8 +364,8 @@ class PassageStore(Protocol):
         """Return the next passages of a session that need a vector of this model."""
         ...
 
-    async def keep_vectors(self, session: str, model: str, batch: VectorBatch) -> None:
-        """Store vectors of such passages."""
+    async def keep_vectors(self, session: str, model: str, batch: VectorBatch) -> str:
+        """Store vectors of such passages. Return why they cannot be kept: then others cannot either."""
         ...
 
 

@@ -294,6 +294,8 @@ class _Search:
         Scores by words have no fixed scale, so that the best of them is the measure. Of an entry that is clearly
         similar its passage is the best one, whatever words stand in the others.
         """
+        if not alike:
+            return
         best: dict[int, tuple[float, int]] = {}
         for passage, share in alike.items():
             place = self._get_place(passage)

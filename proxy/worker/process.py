@@ -47,6 +47,7 @@ _results = msgspec.msgpack.Decoder(Result)
 _plans = msgspec.msgpack.Decoder(RenderedPlan)
 _measured = msgspec.msgpack.Decoder(list[Measured])
 _health = msgspec.msgpack.Decoder(IndexHealth)
+_problems = msgspec.msgpack.Decoder(str)
 _passages = msgspec.msgpack.Decoder(PassageBatch)
 
 
@@ -133,9 +134,13 @@ class WorkerProcess:
         batch: PassageBatch = await self._ask_index(PassageJob(session, model), _passages.decode)
         return batch
 
-    async def keep_vectors(self, session: str, model: str, batch: VectorBatch) -> None:
-        """Store vectors, when there is no other job. Raises WorkerLost, and StoreUnavailable if they are not taken."""
-        await self._ask_index(VectorJob(session, model, batch), bool)
+    async def keep_vectors(self, session: str, model: str, batch: VectorBatch) -> str:
+        """Store vectors, when there is no other job. Return why they cannot be kept, if so.
+
+        Raises like `list_passages`.
+        """
+        problem: str = await self._ask_index(VectorJob(session, model, batch), _problems.decode)
+        return problem
 
     async def _ask_index(self, job: PassageJob | VectorJob, decode: Callable[[bytes], Any]) -> Any:
         try:

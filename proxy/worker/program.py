@@ -68,15 +68,14 @@ class Jobs:
             settings.builder, partial(count_text, self.tokenizer), features.find, self.outliner.outline
         )
 
-    def do(self, job: Job) -> msgspec.Struct | list[msgspec.Struct]:
+    def do(self, job: Job) -> msgspec.Struct | list[msgspec.Struct] | str:
         """Return the result of a job. Raises any error that the job raises."""
         if isinstance(job, IndexJob):
             return self._look_at_index(job)
         if isinstance(job, PassageJob):
             return self._expect_indexer().list_passages(job.session, job.model)
         if isinstance(job, VectorJob):
-            self._expect_indexer().keep_vectors(job.session, job.model, job.batch)
-            return []
+            return self._expect_indexer().keep_vectors(job.session, job.model, job.batch)
         if isinstance(job, PlanJob):
             return compute_plan(job, self._builder)
         return [*measure(job, self.tokenizer)]

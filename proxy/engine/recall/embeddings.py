@@ -204,7 +204,10 @@ class Embedder:
         if until > batch.since:
             numbers = tuple([each.number for each in passages])
             made = VectorBatch(mark=batch.mark, since=batch.since, until=until, numbers=numbers, codes=tuple(codes))
-            await self.store.keep_vectors(session, self.model, made)
+            if problem := await self.store.keep_vectors(session, self.model, made):
+                self._unserved.add(request.upstream.name)
+                _log.warning("what %s makes is not asked for again until a restart: %s", self.model, problem)
+                return "done"
         if not (batch.left or until < batch.until or not batch.is_current):
             return "done"
         return "single" if is_single else "more"

@@ -110,13 +110,13 @@ class Indexer:
         batch = vectors.list_passages(self._log, self._index, session, model)
         return replace(batch, is_current=self._is_current())
 
-    def keep_vectors(self, session: str, model: str, batch: VectorBatch) -> None:
-        """Store vectors of these passages. Raises what `rebuild` does, and ValueError if they are unlike the others."""
+    def keep_vectors(self, session: str, model: str, batch: VectorBatch) -> str:
+        """Store vectors of these passages. Return why they cannot be kept, if so. Raises what `rebuild` does."""
         self._open()
         self._commit()
         assert self._log is not None
         assert self._index is not None
-        vectors.keep(self._log, self._index, session, model, batch)
+        return vectors.keep(self._log, self._index, session, model, batch)
 
     @property
     def health(self) -> IndexHealth:

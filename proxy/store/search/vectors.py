@@ -80,18 +80,20 @@ def list_passages(log: sqlite3.Connection, index: sqlite3.Connection, key: str, 
     return PassageBatch(mark=mark, passages=tuple(found), since=since, until=until, left=known[0] - until)
 
 
-def keep(log: sqlite3.Connection, index: sqlite3.Connection, key: str, model: str, batch: VectorBatch) -> None:
+def keep(log: sqlite3.Connection, index: sqlite3.Connection, key: str, model: str, batch: VectorBatch) -> str:
     """Store the vectors of a batch in one step. Those that do not fit the index any more are dropped.
 
-    Raises ValueError if their length is not that of the others.
+    Return why they cannot be kept, or an empty text: their length has to be that of the others.
     """
     row = log.execute("SELECT id FROM session WHERE key = ?", (key,)).fetchone()
     found = index.execute(_MODEL.format(schema="main"), (model,)).fetchone() if _has_tables(index, "main") else None
     if row is None or found is None or found[0] != batch.mark or _find_position(index, row[0]) != batch.since:
-        return
+        return ""
     width = len(batch.codes[0]) if batch.codes else found[1]
     if any(len(code) != width for code in batch.codes) or found[1] not in (0, width):
-        raise ValueError(f"{model} has made vectors of {8 * width} numbers, and of {8 * found[1]} before")
+        return (
+            f"vectors have {8 * width} numbers, and others of {model} had {8 * found[1]}; `palimpsest index --rebuild`"
+        )
     numbers = array("I", batch.numbers).tobytes()
     index.execute("BEGIN IMMEDIATE")
     try:
@@ -103,6 +105,7 @@ def keep(log: sqlite3.Connection, index: sqlite3.Connection, key: str, model: st
     except BaseException:
         index.execute("ROLLBACK")
         raise
+    return ""
 
 
 def list_codes(

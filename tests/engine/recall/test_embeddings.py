@@ -43,6 +43,7 @@ class Passages:
         self.error: Exception | None = None
         self.is_current = True
         self.looks = 0
+        self.problem = ""
 
     async def list_passages(self, session: str, model: str) -> PassageBatch:
         self.looks += 1
@@ -56,12 +57,15 @@ class Passages:
             is_current=self.is_current,
         )  # fmt: skip
 
-    async def keep_vectors(self, session: str, model: str, batch: VectorBatch) -> None:
+    async def keep_vectors(self, session: str, model: str, batch: VectorBatch) -> str:
+        if self.problem:
+            return self.problem
         assert batch.since == self.done.get(session, 0)
         self.done[session] = batch.until
         texts = self.texts[session]
         made = [(texts[n], code) for n, code in zip(batch.numbers, batch.codes, strict=True)]
         self.kept[session] = self.kept.get(session, []) + made
+        return ""
 
 
 class Trigger:
@@ -245,6 +249,20 @@ async def test_an_upstream_without_embeddings_is_asked_once(status: int, caplog:
     assert world.caller.texts == [["a"]]
     assert [each.getMessage() for each in caplog.records] == [
         f"main has no /v1/embeddings with the model e (status {status}); it is not asked again until a restart"
+    ]
+
+
+async def test_vectors_of_another_length_end_it(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    world.passages.texts = {"s1": ["a"], "s2": ["b"]}
+    world.passages.problem = "they are too long"
+    world.note_call("s1")
+    world.note_call("s2")
+    with caplog.at_level(logging.WARNING):
+        await world.run()
+    assert world.caller.texts == [["a"]]
+    assert [each.getMessage() for each in caplog.records] == [
+        "what e makes is not asked for again until a restart: they are too long"
     ]
 
 

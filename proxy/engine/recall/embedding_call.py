@@ -39,10 +39,11 @@ from proxy.wire.headers import (
 
 CALL_SECONDS = 30.0
 """The time limit of a call."""
+MOST_BYTES = 32 * 1024 * 1024
+"""The most bytes of a response: a few times what 64 vectors of 8,192 numbers take."""
 _METHOD, _TARGET = "POST", b"/v1/embeddings"
 _SUCCESS = range(200, 300)
 _RECORDED_BYTES = 1024
-_MOST_BYTES = 32 * 1024 * 1024
 _CHARACTERS_OF_TOKEN = 3  # as few as English has: what is reserved is rather too much
 
 
@@ -113,8 +114,8 @@ class _BodyReader:
     def write(self, content: bytes, *, is_last: bool = False) -> bool:
         """Take a piece of the body."""
         self.is_whole = self.is_whole or is_last
-        if len(self.body) + len(content) > _MOST_BYTES:
-            self.error = ProxyError(f"the response has more than {_MOST_BYTES} bytes")
+        if len(self.body) + len(content) > MOST_BYTES:
+            self.error = ProxyError(f"the response has more than {MOST_BYTES} bytes")
             self._stop()
         else:
             self.body += content
@@ -280,7 +281,7 @@ def read_vectors(body: bytes, headers: Headers, count: int) -> tuple[list[bytes]
 
     Raises ValueError if it has not as many, or they are no vectors of one length.
     """
-    plain = decode_content(body, find_header(headers, b"content-encoding").decode("latin-1"), _MOST_BYTES)
+    plain = decode_content(body, find_header(headers, b"content-encoding").decode("latin-1"), MOST_BYTES)
     try:
         response = _responses.decode(plain)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

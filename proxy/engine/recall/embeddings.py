@@ -156,7 +156,7 @@ class Embedder:
         if request is None or request.upstream.name in self._unserved:  # the credential has expired, or is of no use
             self._waiting.pop(session)
             self._wake(NEXT_SECONDS)
-        elif self.trigger.is_local(request.upstream.name, self.model) and self.trigger.has_call(request.upstream.name):
+        elif self._is_busy(request.upstream.name):
             self._wake(LOCAL_SECONDS)
         else:
             is_single = bool(self._waiting.pop(session))

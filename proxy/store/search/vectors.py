@@ -27,8 +27,9 @@ MOST_PASSAGES, MOST_CHARACTERS = 64, 48_000
 """The most passages of a batch, and their characters together."""
 MOST_COMPARED = 20_000
 """The most passages that a query is compared with, those of the newest sessions first."""
+MOST_LOOKED_AT = 4_096
+"""The most passages that are looked at for one batch."""
 _WORTH: frozenset[EntryKind] = frozenset({"message", "summary", "broadcast"})
-_MOST_LOOKED_AT = 4_096
 _LONGEST_PASSAGE = 2_000
 
 _TABLES = (
@@ -70,7 +71,7 @@ def list_passages(log: sqlite3.Connection, index: sqlite3.Connection, key: str, 
     found: list[PassageText] = []
     size, until = 0, since
     for number, entry, at in _list_new(index, row[0], since):
-        if len(found) == MOST_PASSAGES or size >= MOST_CHARACTERS or number - since >= _MOST_LOOKED_AT:
+        if len(found) == MOST_PASSAGES or size >= MOST_CHARACTERS or number - since >= MOST_LOOKED_AT:
             break
         until = number + 1
         text = _load_passage(log, index, entry, at) if at >= 0 else ""

@@ -215,7 +215,7 @@ async def test_a_compressed_answer_is_read() -> None:
 
 
 async def test_an_answer_that_is_too_long_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.engine.recall.embedding_call._MOST_BYTES", 100)
+    monkeypatch.setattr("proxy.engine.recall.embedding_call.MOST_BYTES", 100)
     reason, _ = await fail(answer(make_response(TEXTS)))
     assert reason == "the response has more than 100 bytes"
 

@@ -10,6 +10,7 @@ import pytest
 from proxy.engine.compaction.credentials import CallCredential, CredentialCache
 from proxy.engine.compaction.model_call import FailedCall
 from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.policy import Provider
 from proxy.engine.recall import embeddings
 from proxy.engine.recall.embedding_call import EmbeddingRequest
 from proxy.engine.recall.embeddings import RETRY_SECONDS, Embedder, build_embedding
@@ -20,8 +21,10 @@ from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import SessionKey
 from proxy.model.search import QueryVector, SearchQuery
 from proxy.retrieval.vectors import PassageBatch, PassageText, VectorBatch
+from tests.support.compacting import Workshop
 from tests.support.embedding import encode
 from tests.support.engine import LIMIT, FixedClock, ScriptedUpstream
+from tests.support.managing import make_history
 
 TENANT, OTHER = b"\x01" * 16, b"\x02" * 16
 KEYS = {
@@ -376,6 +379,37 @@ async def test_a_query_with_half_a_character_is_sent_without_it() -> None:
     assert world.caller.texts == [["a ?"]]
 
 
+async def test_a_session_that_calls_again_while_it_waits_is_asked_for_once() -> None:
+    world = World()
+    world.passages.texts["s1"] = ["a"]
+    world.caller.answers = [FailedCall("it may not")]
+    world.note_call()
+    await world.step()
+    world.note_call()
+    world.timers.reverse()
+    assert [seconds for seconds, _ in world.timers] == [embeddings.FIRST_SECONDS, RETRY_SECONDS]
+    world.timers.reverse()
+    await world.step()
+    await world.run()
+    assert world.caller.texts == [["a"], ["a"]]
+
+
 def test_without_a_model_there_is_nothing() -> None:
     trigger: Any = None
     assert build_embedding("", trigger, Passages()) is None
+
+
+async def test_with_a_model_it_follows_the_calls_of_clients() -> None:
+    shop = Workshop(provider=Provider(cache="local"))
+    passages = Passages()
+    embed = build_embedding("e", shop.trigger, passages)
+    assert embed is not None
+    assert await embed(QUERY) is None
+    await shop.ask(make_history(3)[:4])
+    passages.texts[shop.session] = ["a"]
+    assert len(shop.later) >= 1
+    for later in tuple(shop.later):
+        later()
+    await shop.settle()
+    assert passages.looks == 1
+    assert len(shop.trigger.stoppers) == 1

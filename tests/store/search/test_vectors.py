@@ -87,7 +87,7 @@ def test_batches_are_bounded_and_go_on_where_the_last_one_ended(
     assert (second.since, second.passages[0].text) == (first.until, "Line 3 is about subject 39 and nothing else.")
     monkeypatch.setattr(vectors, "MOST_CHARACTERS", 60)
     assert len(indexer.list_passages("s1", MODEL).passages) == 2
-    monkeypatch.setattr(vectors, "_MOST_LOOKED_AT", 1)
+    monkeypatch.setattr(vectors, "MOST_LOOKED_AT", 1)
     assert indexer.list_passages("s1", MODEL).until == second.since + 1
 
 

@@ -36,6 +36,7 @@ from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.models import CacheCalibrator, Models, OverflowWatch, PriceList
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Archive, Clock
+from proxy.engine.recall.embeddings import build_embedding
 from proxy.engine.recall.recall import Recall
 from proxy.engine.recall.rounds import build_offers, build_rounds
 from proxy.engine.relay import Relay
@@ -180,7 +181,7 @@ async def build_engine(settings: Settings) -> Engine:
         scan_messages=settings.turns.scan_messages,
     )
     CacheWatch(bus, models.card, settings.providers())
-    index = SearchIndex(settings.store_policy().path, lambda: worker.index_health)
+    index = _build_index(settings, worker, trigger)
     recall = Recall(archive, index, clock, settings.recall_policy())
     rounds = build_rounds(recall, settings.recall_policy(), controller.states, lineage, policy.record_cap_bytes)
     exchanges = ExchangeService(
@@ -203,6 +204,11 @@ def _build_worker(settings: Settings, policy: EnginePolicy) -> WorkerProcess:
     log = str(settings.store_policy().path.absolute())
     worker_settings = WorkerSettings(settings.builder_policy(), policy.cache_bytes // 8, log)
     return WorkerProcess(worker_settings, most_bytes=policy.cache_bytes // 2)
+
+
+def _build_index(settings: Settings, worker: WorkerProcess, trigger: CompactionTrigger) -> SearchIndex:
+    embed = build_embedding(settings.recall_policy().embedding_model, trigger, worker)
+    return SearchIndex(settings.store_policy().path, lambda: worker.index_health, embed=embed)
 
 
 def _build_lineage(

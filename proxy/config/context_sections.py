@@ -112,6 +112,14 @@ class RecallSettings(Section):
             "other branches of its session; tenant: also other sessions of the same tenant."
         ),
     )
+    embedding_model: str = Field(
+        _RECALL.embedding_model,
+        description=(
+            "Model whose embeddings let search also find what says the same in other words. Messages are sent to it in "
+            "the background, at the upstream's /v1/embeddings, within the limits and permissions under compaction. "
+            "Empty: none."
+        ),
+    )
 
 
 class TurnsSettings(Section):

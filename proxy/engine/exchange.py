@@ -17,7 +17,7 @@ from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Client, RequestBody, UpstreamResponse
 from proxy.engine.recall.rounds import RecallRounds
 from proxy.engine.relay import Relay, Send
-from proxy.engine.request import ManagedRequest, ResolvedRequest
+from proxy.engine.request import ManagedRequest, ResolvedRequest, read_ceiling
 from proxy.engine.request_resolver import BuildManifest, RequestResolver
 from proxy.engine.response_stream import EditingClient
 from proxy.engine.runtime import TaskRunner, attempt
@@ -33,12 +33,10 @@ from proxy.wire.headers import OWN_PREFIX, accept_identity_only, drop_beta, find
 _log = logging.getLogger("palimpsest.requests")
 
 _MODES = ("manage", "observe", "bypass")
-_LONGEST_NUMBER = 9
 _REFUSED_FORM = frozenset({400, 413, 422})
 # The accepted values of reserved request headers: those that ask for the default behaviour.
 _SERVED = {b"x-palimpsest-history": (), b"x-palimpsest-source": ("direct",)}
-_MODE, _CEILING, _PIN = b"x-palimpsest-mode", b"x-palimpsest-ceiling", b"x-palimpsest-pin"
-_STRATEGY = b"x-palimpsest-strategy"
+_MODE, _PIN, _STRATEGY = b"x-palimpsest-mode", b"x-palimpsest-pin", b"x-palimpsest-strategy"
 
 
 class ExchangeService:
@@ -349,16 +347,6 @@ def _read_word(headers: Headers, name: bytes, words: Sequence[str]) -> str:
     if asked and asked not in words:
         raise BadRequest(f"{name.decode()} is one of {', '.join(words)}, not {asked[:40]!r}")
     return asked
-
-
-def read_ceiling(headers: Headers) -> int | None:
-    """Return the ceiling that a request asks for, in tokens, or None. Raises BadRequest."""
-    asked = find_header(headers, _CEILING).strip()
-    if not asked:
-        return None
-    if not asked.isdigit() or len(asked) > _LONGEST_NUMBER or not int(asked):
-        raise BadRequest(f"x-palimpsest-ceiling is a number of tokens, not {asked[:40].decode('latin-1')!r}")
-    return int(asked)
 
 
 def _bind(

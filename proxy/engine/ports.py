@@ -1,7 +1,7 @@
 """The engine's ports: Protocols for upstreams, clients, the log and the machine."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from proxy.context.model_catalog import Encoding
@@ -22,7 +22,8 @@ from proxy.model.log import (
     UnreadRow,
     Verification,
 )
-from proxy.model.search import IndexedEntry, IndexHealth, SearchAnswer, SearchQuery
+from proxy.model.search import IndexedEntry, IndexHealth, QueryVector, SearchAnswer, SearchQuery
+from proxy.retrieval.vectors import PassageBatch, VectorBatch
 
 MOST_RECALLED = 64
 MOST_RECALLED_ROWS = 8192
@@ -349,6 +350,22 @@ class Index(Protocol):
     @property
     def health(self) -> IndexHealth:
         """How current the index is. Cheap to read."""
+        ...
+
+
+Embed = Callable[[SearchQuery], Awaitable[QueryVector | None]]
+"""Returns the vector of a query, or None if there is none in time. Never raises."""
+
+
+class PassageStore(Protocol):
+    """The passages of the index, for vectors of them. Both methods raise WorkerLost and StoreUnavailable."""
+
+    async def list_passages(self, session: str, model: str) -> PassageBatch:
+        """Return the next passages of a session that need a vector of this model."""
+        ...
+
+    async def keep_vectors(self, session: str, model: str, batch: VectorBatch) -> str:
+        """Store vectors of such passages. Return why they cannot be kept: then others cannot either."""
         ...
 
 

@@ -218,6 +218,22 @@ class AuxiliaryEnded(msgspec.Struct, frozen=True, gc=False):
     seconds: float
 
 
+class EmbeddingEnded(msgspec.Struct, frozen=True, gc=False):
+    """A call of our own for the vectors of passages, or of a query, has ended. `made` counts those that came.
+
+    `cost` is in tokens of uncached input.
+    """
+
+    exchange: str
+    session: str
+    upstream: str
+    model: str
+    verdict: Literal["answered", "failed", "aborted"]
+    made: int
+    cost: float
+    seconds: float
+
+
 class SummaryAdded(msgspec.Struct, frozen=True, gc=False):
     """A summary is in the log. `exchange` is the client's call after which it was made, empty if a person asked for it.
 
@@ -261,6 +277,7 @@ Event = (
     | RungFailed
     | LimitsTold
     | AuxiliaryEnded
+    | EmbeddingEnded
     | SummaryAdded
     | SummaryWasted
 )

@@ -11,6 +11,13 @@ import msgspec
 EntryKind = Literal["message", "output", "reasoning", "arguments", "ledger", "summary", "outline", "broadcast"]
 
 
+class QueryVector(msgspec.Struct, frozen=True, gc=False):
+    """The vector of a query by a model for embeddings, as a code (`retrieval/vectors`)."""
+
+    model: str
+    code: bytes
+
+
 class SearchQuery(msgspec.Struct, frozen=True, kw_only=True):
     """What is looked for, and where. Any text is a valid query.
 
@@ -18,7 +25,8 @@ class SearchQuery(msgspec.Struct, frozen=True, kw_only=True):
     means all of the tenant. `within` are the nodes that may be found (the ancestors of a request); None means all.
     `in_view` are nodes whose whole content the requester sees, and which are left out; `seen` are texts of which no
     line is told again. `context` holds the words of the requester's last three steps, newest last. `tokens` fills the
-    answer with snippets up to this many tokens, in place of a number of hits (`limit`).
+    answer with snippets up to this many tokens, in place of a number of hits (`limit`). `vector` is set if passages are
+    also to be found by their similarity.
     """
 
     text: str
@@ -35,6 +43,7 @@ class SearchQuery(msgspec.Struct, frozen=True, kw_only=True):
     until_ms: int | None = None
     limit: int = 20
     tokens: int | None = None
+    vector: QueryVector | None = None
 
 
 class EntryFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +95,8 @@ class IndexHealth(msgspec.Struct, frozen=True, kw_only=True):
 
     `behind` counts the records of the log that it does not have yet; `behind_seconds` is the age of the oldest of
     these. `size` is that of its files in bytes. `is_rebuilding`: it was made anew and has not caught up yet. `fault`
-    says why it cannot be used, or is empty.
+    says why it cannot be used, or is empty. `vectors` counts the passages with a vector, `without_vectors` those of the
+    same sessions that were not looked at yet.
     """
 
     behind: int = 0
@@ -94,3 +104,5 @@ class IndexHealth(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     is_rebuilding: bool = False
     fault: str = ""
+    vectors: int = 0
+    without_vectors: int = 0

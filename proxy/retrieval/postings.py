@@ -75,12 +75,14 @@ class Passage(msgspec.Struct, frozen=True, gc=False):
 class Scored(msgspec.Struct, frozen=True, gc=False):
     """An entry that was found, by its key, and the number of its best passage in the lane `text`.
 
-    The key of an entry is the number of its session, shifted left by SESSION_SHIFT, and the key in its places.
+    The key of an entry is the number of its session, shifted left by SESSION_SHIFT, and the key in its places. If it
+    `is_narrow`, only that passage answers the question.
     """
 
     entry: int
     score: float
     number: int = 0
+    is_narrow: bool = False
 
 
 class LaneStatistics(msgspec.Struct, frozen=True, gc=False):

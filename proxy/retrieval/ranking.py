@@ -34,6 +34,7 @@ _MOST_FURTHER = 3
 _LONG_REPLIES = 3  # passages for one of the user, from which on the other side writes at length
 _MOST_LOOKED_AROUND = 100
 _CHUNK = 64
+_CLEARLY = 0.5
 
 
 class RankingWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -44,7 +45,8 @@ class RankingWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     gives the ones beside it; `pair`: that which a question and its reply give each other; `long_reply`: that which a
     question gives a reply of several passages. In the sessions of agents, outputs stand for their steps: `step` is the
     factor of what the assistant says with a call, `task` that of what the user says. `coverage`: the bonus of an entry
-    around which, within `reach` turns, all words of the query stand.
+    around which, within `reach` turns, all words of the query stand. `likeness`: the share of the best score that the
+    passage most similar by its vector adds.
     """
 
     similar: float = 0.5
@@ -59,6 +61,7 @@ class RankingWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     task: float = 0.4
     coverage: float = 0.5
     reach: int = 2
+    likeness: float = 0.6
 
 
 class Ranking(msgspec.Struct, frozen=True, gc=False):
@@ -78,9 +81,14 @@ def search(
     limit: int,
     is_over: Callable[[], bool],
     weights: RankingWeights | None = None,
+    *,
+    alike: Mapping[int, float] | None = None,
 ) -> Ranking:
-    """Return the entries that answer the question, at most `limit` of them."""
-    return _Search(question, postings, is_over, weights or RankingWeights()).run(limit)
+    """Return the entries that answer the question, at most `limit` of them.
+
+    `alike` are the passages that are similar to it by their vectors, from 0 to 1 (`vectors.find_similar`).
+    """
+    return _Search(question, postings, is_over, weights or RankingWeights()).run(limit, alike or {})
 
 
 class _Search:
@@ -97,8 +105,9 @@ class _Search:
         self._bits = question.bits + 1
         self._shares = [weights.further / 2**i for i in range(_MOST_FURTHER)]
         self._complete = True
+        self._narrow: set[int] = set()
 
-    def run(self, limit: int) -> Ranking:
+    def run(self, limit: int, alike: Mapping[int, float]) -> Ranking:
         clues = self._expand()
         scores, numbers, masks = self._gather(self._score_lane("text", [*clues, *self._question.context]))
         measured = {lane: self._postings.measure(lane).passages for lane in get_args(Lane)}
@@ -108,6 +117,7 @@ class _Search:
             lanes.append(("user", self._w.user))
         for lane, weight in lanes:
             self._add_lane(scores, masks, lane, clues, weight)
+        self._add_alike(scores, numbers, alike)
         final = self._look_around(scores, masks, is_agent)
         ordered = sorted(final, key=lambda entry: (-final[entry], -entry))
         chosen: list[int] = []
@@ -115,7 +125,9 @@ class _Search:
             chosen += self._postings.select(ordered[start : start + _CHUNK])
             if len(chosen) >= limit or self._is_late():
                 break
-        found = tuple(Scored(entry, final[entry], numbers.get(entry, 0)) for entry in chosen[:limit])
+        found = tuple(
+            Scored(entry, final[entry], numbers.get(entry, 0), entry in self._narrow) for entry in chosen[:limit]
+        )
         return Ranking(found, self._weights, self._complete)
 
     def _is_late(self) -> bool:
@@ -279,6 +291,27 @@ class _Search:
             masks[turn] = masks.get(turn, 0) | bits
         for entry, score in best.items():
             scores[entry] = scores.get(entry, 0.0) + weight * score
+
+    def _add_alike(self, scores: dict[int, float], numbers: dict[int, int], alike: Mapping[int, float]) -> None:
+        """Add to the scores what is similar by its vectors.
+
+        Scores by words have no fixed scale, so that the best of them is the measure. Of an entry that is clearly
+        similar its passage is the best one, whatever words stand in the others.
+        """
+        if not alike:
+            return
+        best: dict[int, tuple[float, int]] = {}
+        for passage, share in alike.items():
+            place = self._get_place(passage)
+            entry = passage >> PASSAGE_BITS << SESSION_SHIFT | place >> PLACE_SHIFT
+            best[entry] = max(best.get(entry, (0.0, 0)), (share, read_place(place)[0]))
+        top = max(scores.values(), default=1.0)
+        for entry, (share, number) in best.items():
+            scores[entry] = scores.get(entry, 0.0) + self._w.likeness * share * top
+            if share > _CLEARLY:
+                self._narrow.add(entry)
+            if share > _CLEARLY or entry not in numbers:
+                numbers[entry] = number
 
     def _look_around(self, scores: Mapping[int, float], masks: Mapping[int, int], is_agent: bool) -> dict[int, float]:
         """Return scores with what is inherited from neighbours and the bonus for the words that stand around."""

@@ -21,6 +21,7 @@ from proxy.model.events import (
     CacheUsed,
     CeilingExceeded,
     CeilingUnreachable,
+    EmbeddingEnded,
     EpochOpened,
     EpochRefused,
     Event,
@@ -124,6 +125,9 @@ _METRICS: tuple[tuple[_Kind, str, str, tuple[str, ...]], ...] = (
     ("counter", "palimpsest_auxiliary_tokens", "What they cost, in tokens of uncached input.", ()),
     ("counter", "palimpsest_wasted_tokens", "The part of it that went into summaries never used.", ()),
     ("seconds", "palimpsest_auxiliary_seconds", "From the request to the end of its response.", ()),
+    ("counter", "palimpsest_embedding_calls", "Calls of our own for vectors, by verdict.", ("upstream", "verdict")),
+    ("counter", "palimpsest_embedding_tokens", "What they cost, in tokens of uncached input.", ()),
+    ("counter", "palimpsest_embedded_texts", "Vectors that they brought, of passages and of queries.", ()),
     ("gauge", "palimpsest_log_pending_records", "Records not yet in log.db.", ()),
     ("gauge", "palimpsest_log_pending_bytes", "Bytes of those records.", ()),
     ("counter", "palimpsest_log_dropped_records", "Records lost for good.", ()),
@@ -131,6 +135,13 @@ _METRICS: tuple[tuple[_Kind, str, str, tuple[str, ...]], ...] = (
     ("gauge", "palimpsest_index_behind_records", "Records of the log that search does not find yet.", ()),
     ("gauge", "palimpsest_index_behind_seconds", "Age of the oldest call that search does not find yet.", ()),
     ("gauge", "palimpsest_index_bytes", "Size of the index.", ()),
+    ("gauge", "palimpsest_index_vectors", "Passages with a vector.", ()),
+    (
+        "gauge",
+        "palimpsest_index_without_vectors",
+        "Passages of the same sessions of which it is not known yet whether they need one.",
+        (),
+    ),
     ("gauge", "palimpsest_index_rebuilding", "1 while the index is made anew and has not caught up.", ()),
 )
 
@@ -169,6 +180,7 @@ class Metrics(Collector):
             SilentOverflowSeen: lambda event: self._add("palimpsest_silent_overflows", event.upstream, event.kind),
             CacheDiffers: lambda event: self._add("palimpsest_unlike_caches", event.upstream),
             AuxiliaryEnded: self._count_auxiliary,
+            EmbeddingEnded: self._count_embedding,
             SummaryAdded: lambda event: self._add("palimpsest_summaries", event.kind, str(event.level)),
             SummaryWasted: lambda event: self._add("palimpsest_wasted_tokens", count=event.cost),
         }
@@ -201,6 +213,8 @@ class Metrics(Collector):
             ("palimpsest_index_behind_records", index.behind),
             ("palimpsest_index_behind_seconds", index.behind_seconds),
             ("palimpsest_index_bytes", index.size),
+            ("palimpsest_index_vectors", index.vectors),
+            ("palimpsest_index_without_vectors", index.without_vectors),
             ("palimpsest_index_rebuilding", int(index.is_rebuilding)),
         ):
             self._values[name][()] = value
@@ -255,6 +269,11 @@ class Metrics(Collector):
         self._add("palimpsest_auxiliary_calls", event.upstream, event.verdict)
         self._add("palimpsest_auxiliary_tokens", count=event.cost)
         self._seconds["palimpsest_auxiliary_seconds"].add(event.seconds)
+
+    def _count_embedding(self, event: EmbeddingEnded) -> None:
+        self._add("palimpsest_embedding_calls", event.upstream, event.verdict)
+        self._add("palimpsest_embedding_tokens", count=event.cost)
+        self._add("palimpsest_embedded_texts", count=event.made)
 
 
 class UpstreamCircuit(msgspec.Struct, frozen=True, gc=False):

@@ -5,6 +5,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from proxy.retrieval.vectors import VectorBatch
 from proxy.store.search.indexer import Indexer
 
 WORK_SECONDS = 0.1
@@ -24,6 +25,31 @@ class IndexJob(msgspec.Struct, frozen=True, tag="index"):
     def weight(self) -> int:
         """Bytes of memory, roughly."""
         return 0
+
+
+class PassageJob(msgspec.Struct, frozen=True, tag="passages"):
+    """A question: which passages of a session, given by its id, need a vector of this model next?"""
+
+    session: str
+    model: str
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory, roughly."""
+        return 0
+
+
+class VectorJob(msgspec.Struct, frozen=True, tag="vectors"):
+    """Vectors to be stored, of passages that the answer to a `PassageJob` had."""
+
+    session: str
+    model: str
+    batch: VectorBatch
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory, roughly."""
+        return sum([len(code) for code in self.batch.codes])
 
 
 class IdleIndexing:

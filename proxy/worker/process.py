@@ -18,7 +18,8 @@ from proxy.engine.runtime import attempt
 from proxy.engine.token_counter import Measured, MeasureJob
 from proxy.model.errors import StoreUnavailable, WorkerLost
 from proxy.model.search import IndexHealth
-from proxy.worker.indexing import IndexJob
+from proxy.retrieval.vectors import PassageBatch, VectorBatch
+from proxy.worker.indexing import IndexJob, PassageJob, VectorJob
 from proxy.worker.program import COUNTED_IN, LENGTH_BYTES, Job, Result, WorkerSettings, make_frame
 
 PROGRAM = (sys.executable, "-P", "-m", "proxy.worker.program")
@@ -46,6 +47,8 @@ _results = msgspec.msgpack.Decoder(Result)
 _plans = msgspec.msgpack.Decoder(RenderedPlan)
 _measured = msgspec.msgpack.Decoder(list[Measured])
 _health = msgspec.msgpack.Decoder(IndexHealth)
+_problems = msgspec.msgpack.Decoder(str)
+_passages = msgspec.msgpack.Decoder(PassageBatch)
 
 
 class _Waiting(msgspec.Struct, gc=False, eq=False):
@@ -122,6 +125,28 @@ class WorkerProcess:
         except RuntimeError as error:
             raise StoreUnavailable(f"the index could not be made anew: {error}") from error
         return self.index_health
+
+    async def list_passages(self, session: str, model: str) -> PassageBatch:
+        """Return the next passages of a session that need a vector, when there is no other job.
+
+        Raises WorkerLost and StoreUnavailable.
+        """
+        batch: PassageBatch = await self._ask_index(PassageJob(session, model), _passages.decode)
+        return batch
+
+    async def keep_vectors(self, session: str, model: str, batch: VectorBatch) -> str:
+        """Store vectors, when there is no other job. Return why they cannot be kept, if so.
+
+        Raises like `list_passages`.
+        """
+        problem: str = await self._ask_index(VectorJob(session, model, batch), _problems.decode)
+        return problem
+
+    async def _ask_index(self, job: PassageJob | VectorJob, decode: Callable[[bytes], Any]) -> Any:
+        try:
+            return await self._ask(job, self._ahead, decode)
+        except RuntimeError as error:
+            raise StoreUnavailable(f"the index has failed: {error}") from error
 
     async def close(self) -> None:
         """End the process. Jobs that wait raise WorkerLost."""

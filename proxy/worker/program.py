@@ -25,7 +25,7 @@ from proxy.engine.token_counter import MeasureJob, measure
 from proxy.model.search import IndexHealth
 from proxy.store.search.indexer import Indexer
 from proxy.upstream.tokenizer import CountingTokenizer
-from proxy.worker.indexing import IdleIndexing, IndexJob
+from proxy.worker.indexing import IdleIndexing, IndexJob, PassageJob, VectorJob
 from proxy.worker.outlines import Outliner
 
 # Text that the builder writes is counted in the encoding of most models. It is counted again once it is sent.
@@ -35,7 +35,7 @@ LENGTH_BYTES = 4
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
-Job = PlanJob | MeasureJob | IndexJob
+Job = PlanJob | MeasureJob | IndexJob | PassageJob | VectorJob
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
@@ -68,13 +68,21 @@ class Jobs:
             settings.builder, partial(count_text, self.tokenizer), features.find, self.outliner.outline
         )
 
-    def do(self, job: Job) -> msgspec.Struct | list[msgspec.Struct]:
+    def do(self, job: Job) -> msgspec.Struct | list[msgspec.Struct] | str:
         """Return the result of a job. Raises any error that the job raises."""
         if isinstance(job, IndexJob):
             return self._look_at_index(job)
+        if isinstance(job, PassageJob):
+            return self._expect_indexer().list_passages(job.session, job.model)
+        if isinstance(job, VectorJob):
+            return self._expect_indexer().keep_vectors(job.session, job.model, job.batch)
         if isinstance(job, PlanJob):
             return compute_plan(job, self._builder)
         return [*measure(job, self.tokenizer)]
+
+    def _expect_indexer(self) -> Indexer:
+        assert self._indexer is not None, "only an indexed log has passages"
+        return self._indexer
 
     def _look_at_index(self, job: IndexJob) -> IndexHealth:
         if self._indexer is None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.memory_index import MemoryIndex
-from proxy.retrieval.postings import Source, SourceRole, get_kind, get_session, get_turn
+from proxy.retrieval.postings import PASSAGE_BITS, PLACE_SHIFT, Source, SourceRole, get_kind, get_session, get_turn
 from proxy.retrieval.query import make_question
 from proxy.retrieval.ranking import Ranking, search
 from tests.support.examples import examples
@@ -231,3 +231,52 @@ def test_any_query_is_safe(text: str, context: str, now_ms: int) -> None:
     talk = Talk()
     talk.say("alpha beta", "What? [2023-05-07] foo_bar", "gamma", text, context)
     ask(talk.index, text, context=context, now_ms=now_ms)
+
+
+def find_passages(index: MemoryIndex, turn: int) -> list[int]:
+    """The ids of the passages of a turn of the first session."""
+    places = index.load_places(1)
+    return [1 << PASSAGE_BITS | at for at, place in enumerate(places) if get_turn(place >> PLACE_SHIFT) == turn]
+
+
+def ask_with(index: MemoryIndex, text: str, alike: dict[int, float]) -> Ranking:
+    return search(make_question(text), index, 20, lambda: False, alike=alike)
+
+
+def test_what_is_similar_is_found_without_a_word_and_its_reply_with_it() -> None:
+    talk = Talk()
+    fill_up(talk, 20)
+    talk.say("Did Caroline ever get that hound?", "Yes, last week.")
+    fill_up(talk, 20)
+    assert ask(talk.index, "puppies?").entries == ()
+    first, *_ = find_passages(talk.index, 20)
+    found = ask_with(talk.index, "puppies?", {first: 1.0, find_passages(talk.index, 5)[0]: 0.2})
+    assert list_turns(found)[:2] == [20, 21]
+    assert [each.is_narrow for each in found.entries[:2]] == [True, False]
+
+
+def test_similarity_is_added_to_the_score_of_the_words() -> None:
+    talk = Talk()
+    fill_up(talk, 10)
+    talk.say("a beagle puppy", "yes")
+    fill_up(talk, 10)
+    talk.say("the puppy is a beagle", "no")
+    second = find_passages(talk.index, 22)[0]
+    before = ask(talk.index, "beagle puppy")
+    after = ask_with(talk.index, "beagle puppy", {second: 0.4})
+    scores = {each.entry: each.score for each in before.entries}
+    grown = {get_turn(each.entry) for each in after.entries if each.score > scores.get(each.entry, 0.0) + 1e-9}
+    assert grown == {21, 22, 23}  # neighbours inherit
+    assert list_turns(after)[0] == 22
+
+
+def test_of_a_long_message_the_similar_passage_is_shown() -> None:
+    talk = Talk()
+    talk.say("\n".join(f"We spoke about subject {i} in some detail, and at some length." for i in range(60)))
+    passages = find_passages(talk.index, 0)[::2]
+    [weak] = ask_with(talk.index, "subject", {passages[2]: 0.4}).entries
+    [strong] = ask_with(talk.index, "subject", {passages[2]: 0.9, passages[3]: 0.3}).entries
+    [only] = ask_with(talk.index, "zebra", {passages[3]: 0.4}).entries
+    assert (weak.number, weak.is_narrow) == (ask(talk.index, "subject").entries[0].number, False)
+    assert (strong.number, strong.is_narrow) == (2, True)
+    assert (only.number, only.is_narrow) == (3, False)

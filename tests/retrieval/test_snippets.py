@@ -109,7 +109,9 @@ def test_a_line_with_another_form_of_a_word_is_told(asked: str, said: str) -> No
     assert said in snippet.text
 
 
-WORDS = st.sampled_from(["alpha", "alphabet", "try", "tries", "using", "src/parser_2.py:17:", "getPathName", "é", "книги", "x"])
+WORDS = st.sampled_from(
+    ["alpha", "alphabet", "try", "tries", "using", "src/parser_2.py:17:", "getPathName", "é", "книги", "x"]
+)
 TEXTS = st.lists(st.lists(WORDS, max_size=6).map(" ".join), max_size=12).map("\n".join)
 WEIGHTS = st.dictionaries(st.sampled_from(["alpha", "tri", "use", "parser", "path", "книг"]), st.floats(0.1, 9.0))
 

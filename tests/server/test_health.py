@@ -13,6 +13,7 @@ from proxy.model.events import (
     CacheUsed,
     CeilingExceeded,
     CeilingUnreachable,
+    EmbeddingEnded,
     EpochOpened,
     ExchangeRecorded,
     Planned,
@@ -23,6 +24,7 @@ from proxy.model.events import (
     SummaryWasted,
 )
 from proxy.model.log import ArchiveHealth
+from proxy.model.search import IndexHealth
 from proxy.server.health import Metrics
 from tests.support.scripted import Message, ScriptedUpstream, request
 from tests.support.serving import TOKEN, Plan, Served, serving
@@ -154,6 +156,20 @@ def test_calls_of_our_own_are_counted_apart() -> None:
     assert told["palimpsest_summaries_total", (("kind", "leaf"), ("level", "3"))] == 2
     assert told["palimpsest_wasted_tokens_total", ()] == 20.5
     assert told["palimpsest_auxiliary_seconds_sum", ()] == 8.0
+
+
+def test_vectors_are_counted_by_what_they_cost_and_what_came() -> None:
+    health = IndexHealth(vectors=40, without_vectors=2)
+    metrics = Metrics(lambda: HEALTH, lambda: 0, index=lambda: health)
+    metrics.count(EmbeddingEnded("x1", "s", "openai", "e", "answered", 60, 70.5, 3.0))
+    metrics.count(EmbeddingEnded("x2", "s", "openai", "e", "failed", 0, 1.5, 1.0))
+    told = read(metrics)
+    assert told["palimpsest_embedding_calls_total", (("upstream", "openai"), ("verdict", "answered"))] == 1
+    assert told["palimpsest_embedding_calls_total", (("upstream", "openai"), ("verdict", "failed"))] == 1
+    assert told["palimpsest_embedded_texts_total", ()] == 60
+    assert told["palimpsest_embedding_tokens_total", ()] == 72.0
+    assert told["palimpsest_index_vectors", ()] == 40
+    assert told["palimpsest_index_without_vectors", ()] == 2
 
 
 def test_managing_is_counted_by_few_labels() -> None:

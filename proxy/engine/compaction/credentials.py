@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from proxy.engine.ports import Clock, Upstream
-from proxy.model.exchange import Headers
+from proxy.model.exchange import Headers, SessionKey
 from proxy.model.lru import LruCache
 
 _IDLE_SECONDS = 1800.0
@@ -47,22 +47,26 @@ class CredentialCache:
     """The newest credential of each branch, by its session and its tip.
 
     A session may have several conversations with the same beginning, and the headers of one must not serve another.
+    What is done for a session as a whole has the newest of them.
     """
 
     def __init__(self, clock: Clock, call_later: CallLater) -> None:
         self._clock = clock
         self._call_later = call_later
         self._packed = LruCache[tuple[str, bytes], _PackedCredential](_MOST_BRANCHES)
+        self._newest = LruCache[str, tuple[SessionKey, bytes]](_MOST_BRANCHES)
         self._is_sweep_due = False
 
     def __len__(self) -> int:
         return len(self._packed)
 
-    def store(self, session: str, tip: bytes, credential: CallCredential) -> None:
-        """Keep the credential of an accepted request that ends at this node."""
+    def store(self, session: str, tip: bytes, credential: CallCredential, key: SessionKey | None = None) -> None:
+        """Keep the credential of an accepted request that ends at this node. `key` is that of the session."""
         until = self._clock.monotonic() + _IDLE_SECONDS
         packed = _PackedCredential(credential.upstream, _pack((credential.target, credential.headers)), until)
         self._packed.put((session, tip), packed)
+        if key is not None:
+            self._newest.put(session, (key, tip))
         if not self._is_sweep_due:
             self._sweep_later()
 
@@ -72,6 +76,16 @@ class CredentialCache:
         if packed is None or self._clock.monotonic() >= packed.until:
             return None
         return CallCredential(packed.upstream, *_unpack(packed.packed))
+
+    def find_newest(self, session: str) -> tuple[SessionKey, CallCredential] | None:
+        """Return the key of a session and its newest credential, or None if that has expired."""
+        known = self._newest.peek(session)
+        found = self.find(session, known[1]) if known is not None else None
+        return (known[0], found) if known is not None and found is not None else None
+
+    def list_sessions(self) -> list[SessionKey]:
+        """Return the sessions that had a credential, the newest first."""
+        return [key for key, _ in self._newest.values()][::-1]
 
     def _sweep_later(self) -> None:
         self._is_sweep_due = True

@@ -5,7 +5,7 @@
 
 import ipaddress
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -30,7 +30,7 @@ from proxy.engine.ports import Archive, Leases
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus, TaskRunner, attempt
 from proxy.model.events import ExchangeRecorded
-from proxy.model.exchange import Usage
+from proxy.model.exchange import SessionKey, Usage
 from proxy.model.lru import LruCache
 from proxy.wire import FORMATS
 from proxy.wire.headers import drop_beta
@@ -53,6 +53,7 @@ class _OpenCall(msgspec.Struct, gc=False):
 
     tip: bytes
     credential: CallCredential
+    session: SessionKey
     sent: SentRequest | None = None
 
 
@@ -75,14 +76,17 @@ class CompactionTrigger:
     def __post_init__(self) -> None:
         self.open_calls = LruCache[str, _OpenCall](_MOST_CALLS)
         self._newest: dict[str, str] = {}  # the newest call of each local server
+        self.stoppers: list[Callable[[str], object]] = []  # of other work at a local server, which has a call now
         self._near = {name for name, provider in self.providers.items() if is_near(provider.host)}
 
     def note_arrival(self, request: ManagedRequest) -> None:
         """Record that a call has arrived, managed or not. On a local server it has precedence over summaries."""
         upstream = request.upstream.name
-        if self._is_local(upstream, request.model):
+        if self.is_local(upstream, request.model):
             self._newest[upstream] = request.exchange
             self.worker.stop_at(upstream)
+            for stop in self.stoppers:
+                stop(upstream)
 
     def note_managed(self, request: ManagedRequest) -> None:
         """Record the credential of a managed call."""
@@ -90,7 +94,7 @@ class CompactionTrigger:
         if request.clearing is not None:  # what goes upstream lacks the member, and so this beta
             headers = drop_beta(headers, FORMATS[request.wire].clearing_beta)
         credential = CallCredential(request.upstream, request.target, headers)
-        self.open_calls.put(request.exchange, _OpenCall(request.chain.tip, credential))
+        self.open_calls.put(request.exchange, _OpenCall(request.chain.tip, credential, request.session))
 
     def note_sent(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> None:
         """Record what was sent for a call, and the state from which that was decided."""
@@ -125,11 +129,11 @@ class CompactionTrigger:
             return
         if event.status not in _ACCEPTED:
             return
-        self.credentials.store(event.session, call.tip, call.credential)
+        self.credentials.store(event.session, call.tip, call.credential, call.session)
         request = call.sent
         if request is None or event.completeness != "complete":
             return
-        if not self._is_local(event.upstream, request.state.request.model):
+        if not self.is_local(event.upstream, request.state.request.model):
             self.worker.start(request)
         elif self.policy.model:  # a server with one request at a time summarises only if a model is set
             self.call_later(_IDLE_SECONDS, lambda: self._start_if_idle(event, request))
@@ -138,7 +142,11 @@ class CompactionTrigger:
         if self._newest.get(event.upstream) == event.exchange:
             self.worker.start(request)
 
-    def _is_local(self, upstream: str, model: str) -> bool:
+    def has_call(self, upstream: str) -> bool:
+        """Return whether a local server has a client's call now."""
+        return self._newest.get(upstream, "") in self.open_calls
+
+    def is_local(self, upstream: str, model: str) -> bool:
         """Return whether the upstream serves one request at a time, as declared or as assumed."""
         provider = self.providers.get(upstream, _ANY)
         if provider.cache is not None or upstream not in self._near:

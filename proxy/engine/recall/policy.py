@@ -23,3 +23,5 @@ class RecallPolicy:
     page_characters: int = PAGE
     # Whose content may be recalled.
     scope: RecallScope = "branch"
+    # The model whose vectors are a further ranker of search; empty: search is by words only.
+    embedding_model: str = ""

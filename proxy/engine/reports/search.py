@@ -125,6 +125,8 @@ def describe_health(health: IndexHealth) -> Document:
         "behind_seconds": round(health.behind_seconds, 3),
         "size": health.size,
         "is_rebuilding": health.is_rebuilding,
+        "vectors": health.vectors,
+        "without_vectors": health.without_vectors,
         "fault": health.fault,
     }
 

@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from proxy.context.user_rules import find_rules
 from proxy.model.epoch import Written
 from proxy.model.errors import StoreUnavailable
@@ -21,7 +23,8 @@ from proxy.model.lru import LruCache
 from proxy.model.search import IndexHealth
 from proxy.retrieval.dates import find_stated_time
 from proxy.retrieval.postings import SESSION_SHIFT, Source
-from proxy.store.search import changes, erasing, schema
+from proxy.retrieval.vectors import PassageBatch, VectorBatch
+from proxy.store.search import changes, erasing, schema, vectors
 from proxy.store.search.changes import NewMessage
 from proxy.store.search.entries import EPOCH, SUMMARY, Address, list_edits, load_text, read_edit
 from proxy.store.search.texts import MessageText, list_texts
@@ -97,6 +100,23 @@ class Indexer:
         self._lock = self._lock or schema.IndexLock(self._path)
         self._start_over()
         self._open()
+
+    def list_passages(self, session: str, model: str) -> PassageBatch:
+        """Return the next passages of a session, given by its id, that need a vector. Raises what `rebuild` does."""
+        self._open()
+        self._commit()
+        assert self._log is not None
+        assert self._index is not None
+        batch = vectors.list_passages(self._log, self._index, session, model)
+        return replace(batch, is_current=self._is_current())
+
+    def keep_vectors(self, session: str, model: str, batch: VectorBatch) -> str:
+        """Store vectors of these passages. Return why they cannot be kept, if so. Raises what `rebuild` does."""
+        self._open()
+        self._commit()
+        assert self._log is not None
+        assert self._index is not None
+        return vectors.keep(self._log, self._index, session, model, batch)
 
     @property
     def health(self) -> IndexHealth:
@@ -412,6 +432,7 @@ def measure(
     heads, position = changes.read_heads(log), schema.read_meta(index, schema_name)
     behind = count_behind(heads, position)
     oldest = changes.read_opened(log, position.get("exchange", 0) + 1)
+    counted = vectors.count(index, schema_name)
     files = [path.with_name(path.name + suffix) for suffix in ("", "-wal")]
     return IndexHealth(
         behind=behind,
@@ -419,6 +440,8 @@ def measure(
         size=sum(file.stat().st_size for file in files if file.exists()),
         is_rebuilding=not position.get("is_complete", 0),
         fault=fault,
+        vectors=counted.made,
+        without_vectors=counted.left,
     )
 
 

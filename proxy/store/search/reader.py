@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import orjson
+from msgspec.structs import replace
 
+from proxy.engine.ports import Embed
 from proxy.model.errors import StoreUnavailable
 from proxy.model.search import Hit, IndexedEntry, IndexHealth, SearchAnswer, SearchQuery
 from proxy.retrieval.passages import cut_text
@@ -16,6 +18,7 @@ from proxy.retrieval.postings import Scored, get_kind, get_session, get_turn
 from proxy.retrieval.query import make_question
 from proxy.retrieval.ranking import Ranking, search
 from proxy.retrieval.snippets import fill
+from proxy.retrieval.vectors import find_similar
 from proxy.store.constraints import fit_text
 from proxy.store.search import schema
 from proxy.store.search.changes import read_heads
@@ -23,6 +26,7 @@ from proxy.store.search.entries import load_text, pack_name, unpack_name
 from proxy.store.search.indexer import count_behind, measure
 from proxy.store.search.postings import IndexCache, SqlitePostings
 from proxy.store.search.texts import MessageText
+from proxy.store.search.vectors import list_codes
 from proxy.store.sqlite.connection import FILE_ERRORS, connect_reader
 from proxy.store.sqlite.reader import ReaderThread
 from proxy.store.sqlite.schema import read_salt
@@ -64,16 +68,22 @@ class _Entry(NamedTuple):
 class SearchIndex:
     """The `Index` port. It reads on a connection and in a thread of its own, one search at a time.
 
-    `health` returns what the process that writes the index last told; without it this looks itself.
+    `health` returns what the process that writes the index last told; without it this looks itself. `embed` makes the
+    vectors of queries, if the index has any.
     """
 
     def __init__(
-        self, log: Path, health: Callable[[], IndexHealth] = IndexHealth, most_seconds: float = MOST_SECONDS
+        self,
+        log: Path,
+        health: Callable[[], IndexHealth] = IndexHealth,
+        most_seconds: float = MOST_SECONDS,
+        embed: Embed | None = None,
     ) -> None:
         self._log = log
         self._path = schema.find_index(log)
         self._health = health
         self._most_seconds = most_seconds
+        self._embed = embed
         self._cache = IndexCache()
         self._reader: ReaderThread | None = None
         self._file = (0, 0)
@@ -86,6 +96,8 @@ class SearchIndex:
 
     async def search(self, query: SearchQuery) -> SearchAnswer:
         """Return what matches best. Never raises for any text. A time limit bounds it."""
+        if self._embed is not None and self.health.vectors:
+            query = replace(query, vector=await self._embed(query))
         end = time.monotonic() + self._most_seconds
         try:
             return await self._run(lambda connection: self._search(connection, query, lambda: time.monotonic() >= end))
@@ -145,11 +157,23 @@ class SearchIndex:
             question = make_question(query.text, context=query.context, now_ms=int(time.time() * 1000))
             terms = {term for clue in (*question.clues, *question.context) for term in clue.terms}
             postings = SqlitePostings(connection, query, sessions, terms, cache=self._cache, is_over=is_over)
-            ranking = search(question, postings, _count_candidates(query), is_over)
+            ranking = search(
+                question, postings, _count_candidates(query), is_over, alike=_find_alike(connection, query, sessions)
+            )
         finally:
             connection.set_progress_handler(None, 0)
         hits = _fill(connection, query, ranking)
         return SearchAnswer(hits=tuple(hits), is_complete=ranking.is_complete, behind=behind)
+
+
+def _find_alike(
+    connection: sqlite3.Connection, query: SearchQuery, sessions: Collection[int] | None
+) -> Mapping[int, float]:
+    """Return the passages that are similar by their vectors, if the query has one."""
+    vector = query.vector
+    if vector is None:
+        return {}
+    return find_similar(vector.code, list_codes(connection, sessions, vector.model, vector.code))
 
 
 def _count_candidates(query: SearchQuery) -> int:
@@ -179,9 +203,11 @@ def _load_texts(
             continue
         entries[scored.entry] = entry
         text = entry.text.text
-        if len(text) > _LONGEST_READ:
-            passages = cut_text(text)
-            middle = passages[min(scored.number, len(passages) - 1)][0] if passages else 0
+        passages = cut_text(text) if scored.is_narrow or len(text) > _LONGEST_READ else []
+        if scored.is_narrow and scored.number < len(passages):
+            text = text[slice(*passages[scored.number])]
+        elif passages:
+            middle = passages[min(scored.number, len(passages) - 1)][0]
             text = text[max(0, middle - _LONGEST_READ // 2) : middle + _LONGEST_READ // 2]
         yield scored, text
 

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 
 from proxy.engine.compaction.credentials import CallCredential, CredentialCache
+from proxy.model.exchange import SessionKey
 from tests.support.engine import FixedClock, ScriptedUpstream
 
 TIP = b"t" * 16
@@ -41,6 +42,20 @@ def test_a_branch_is_not_asked_with_the_key_of_another() -> None:
     world.credentials.store("s", b"u" * 16, make_credential(b"sk-2"))
     assert world.credentials.find("s", TIP) == first
     assert world.credentials.find("s", b"v" * 16) is None
+
+
+def test_the_newest_of_a_session_is_found_by_the_session() -> None:
+    world = World()
+    first, second = (SessionKey(name, b"t" * 16, "main", name) for name in ("s", "r"))
+    assert world.credentials.find_newest("s") is None
+    world.credentials.store("s", TIP, make_credential(b"sk-1"), first)
+    world.credentials.store("r", TIP, make_credential(b"sk-2"), second)
+    newest = make_credential(b"sk-3")
+    world.credentials.store("s", b"u" * 16, newest, first)
+    assert world.credentials.find_newest("s") == (first, newest)
+    assert world.credentials.list_sessions() == [first, second]
+    world.clock.advance(1800)
+    assert world.credentials.find_newest("s") is None
 
 
 def test_after_half_an_hour_there_is_none() -> None:

@@ -209,6 +209,28 @@ async def test_a_local_server_that_is_busy_again_does_not() -> None:
     assert worker.stopped == ["main"] * 3
 
 
+@pytest.mark.parametrize("provider", [LOCAL, Provider()])
+async def test_other_work_at_a_local_server_ends_when_that_has_a_call(provider: Provider) -> None:
+    shop = Workshop(provider=provider)
+    stopped: list[str] = []
+    shop.trigger.stoppers.append(stopped.append)
+    send, seen = shop.model.send, list[bool]()
+
+    async def look(*args: Any) -> Any:
+        seen.append(shop.trigger.has_call("main"))
+        return await send(*args)
+
+    shop.model.send = look  # type: ignore[assignment, method-assign]
+    assert not shop.trigger.has_call("main")
+    await shop.ask(until(1))
+    assert seen == [provider is LOCAL]
+    assert stopped == ["main"] * (provider is LOCAL)
+    assert not shop.trigger.has_call("main")
+    found = shop.trigger.credentials.find_newest(shop.session)
+    assert found is not None
+    assert found[0].id == shop.session
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "10.1.2.3", "192.168.0.9", "localhost", "ollama", "gpu.local"])
 async def test_a_server_of_ones_own_without_a_price_is_not_asked_while_the_user_waits(host: str) -> None:
     shop = Workshop(provider=Provider(host))

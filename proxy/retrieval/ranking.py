@@ -302,8 +302,9 @@ class _Search:
             return
         best: dict[int, tuple[float, int]] = {}
         for passage, share in alike.items():
-            place = self._get_place(passage)
-            entry = passage >> PASSAGE_BITS << SESSION_SHIFT | place >> PLACE_SHIFT
+            session = passage >> PASSAGE_BITS
+            place = self._load_places(session)[passage & (1 << PASSAGE_BITS) - 1]
+            entry = session << SESSION_SHIFT | place >> PLACE_SHIFT
             best[entry] = max(best.get(entry, (0.0, 0)), (share, read_place(place)[0]))
         top = max(scores.values(), default=1.0)
         for entry, (share, number) in best.items():

@@ -42,8 +42,9 @@ def test_what_says_the_same_stands_out() -> None:
 
 
 def test_few_passages_are_compared_by_nothing() -> None:
-    code = encode("a dog")
-    assert find_similar(code, [(i, code) for i in range(7)]) == {}
+    codes = [encode("a dog"), *map(encode, OTHERS)]
+    assert find_similar(codes[0], list(enumerate(codes[:7]))) == {}
+    assert find_similar(codes[0], list(enumerate(codes[:8])))[0] > 0
 
 
 def test_where_all_are_alike_none_stands_out() -> None:

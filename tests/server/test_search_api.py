@@ -238,6 +238,7 @@ async def test_a_reference_of_the_log_is_shown_to_its_own_tenant(plan: Plan, sea
 
 async def test_the_index_is_told_of_and_made_anew(plan: Plan, searched: FakeIndex) -> None:
     shown = {"behind": 2, "behind_seconds": 1.5, "size": 4096, "is_rebuilding": False, "fault": ""}
+    shown |= {"vectors": 0, "without_vectors": 0}
     assert json.loads((await ask(plan, searched, "/-/api/index")).body) == shown
     assert json.loads((await ask(plan, searched, "/-/api/index/rebuild", method="POST")).body) == shown
     assert (await ask(plan, searched, "/-/api/index/rebuild")).status == 405

@@ -199,7 +199,6 @@ class EmbeddingCaller:
             codes, usage = await self._conclude(call)
         except asyncio.CancelledError:
             call.stop()
-            self.health.breakers.record_success(*names)  # it says nothing of the model
             self._settle(call, "aborted", expected, expected)
             raise
         if not isinstance(codes, FailedCall):

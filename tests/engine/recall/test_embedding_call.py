@@ -236,7 +236,7 @@ async def test_a_call_has_a_time_limit() -> None:
     assert [each.completeness for each in world.records if isinstance(each, Outcome)] == ["aborted"]
 
 
-async def test_a_cancelled_call_is_accounted_for_and_says_nothing_of_the_model() -> None:
+async def test_a_cancelled_call_is_accounted_for_and_counts_as_no_failure() -> None:
     world = World(ScriptedUpstream())
     task = asyncio.create_task(world.call())
     await world.upstream.called.wait()

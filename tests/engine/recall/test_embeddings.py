@@ -180,6 +180,8 @@ async def test_sessions_take_turns() -> None:
 
 async def test_a_call_that_tells_of_no_conversation_starts_nothing() -> None:
     world = World()
+    key = CallCredential(world.upstream, b"/v1/chat/completions", ())
+    world.trigger.credentials.store("s1", b"tip", key, KEYS["s1"])
     world.note_call(status=401)
     world.note_call(kind="auxiliary")
     world.note_call(is_final=False)
@@ -255,6 +257,17 @@ async def test_an_upstream_without_embeddings_is_asked_once(status: int, caplog:
     ]
 
 
+async def test_that_an_upstream_has_no_embeddings_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    world.note_call()
+    world.caller.answers = [FailedCall("status 404", 404, exchange="x")] * 2
+    with caplog.at_level(logging.WARNING):
+        queries = [SearchQuery(text=text, tenant=TENANT.hex()) for text in ("one", "two")]
+        assert await asyncio.gather(*map(world.embedder.embed_query, queries)) == [None, None]
+    assert len(world.caller.calls) == 2
+    assert len(caplog.records) == 1
+
+
 async def test_vectors_of_another_length_end_it(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     world.passages.texts = {"s1": ["a"], "s2": ["b"]}
@@ -303,13 +316,17 @@ async def test_a_call_to_a_local_server_stops_the_batch_which_is_made_later() ->
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert world.caller.texts == [["a"]]
-    world.embedder.stop_at("another")
     world.embedder.stop_at("main")
     await world.settle()
     assert world.passages.kept == {}
     world.embedder.stop_at("main")
+    world.timers.pop(0)[1]()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    world.embedder.stop_at("another")
     world.caller.open.set()
-    await world.run()
+    await world.settle()
+    assert world.caller.texts == [["a"], ["a"]]
     assert world.passages.kept["s1"] == [("a", encode("a"))]
 
 

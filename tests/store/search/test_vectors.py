@@ -129,6 +129,8 @@ def test_vectors_of_passages_that_have_other_numbers_now_are_dropped(log: LogBui
     log.erase("the secret word")
     index_all(indexer)
     indexer.keep_vectors("s1", MODEL, made)
+    assert indexer.list_passages("s1", MODEL).since == made.since
+    indexer.keep_vectors("s1", MODEL, made)
     assert indexer.health.vectors == 0
     assert "the secret word" not in embed_all(indexer)
     indexer.keep_vectors("s1", MODEL, made)

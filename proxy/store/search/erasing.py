@@ -45,7 +45,7 @@ def find_sessions(log: sqlite3.Connection, since: int, until: int) -> list[int]:
 def are_few(index: sqlite3.Connection, sessions: Collection[int]) -> bool:
     """Return whether to take out these sessions takes less than to make the index anew."""
     (passages,) = index.execute(_PASSAGES, (_encode(sessions),)).fetchone()
-    return passages <= min(_MOST_PASSAGES, _MOST_SHARE * schema.count_passages(index))
+    return bool(passages <= min(_MOST_PASSAGES, _MOST_SHARE * schema.count_passages(index)))
 
 
 def remove_sessions(index: sqlite3.Connection, sessions: Collection[int], erasure: int) -> None:

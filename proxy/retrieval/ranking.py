@@ -355,10 +355,6 @@ def _list_largest(packed: Mapping[int, int], most: int) -> list[int]:
 
 def _add_points(packed: dict[int, int], ids: Iterable[int], value: int, bit: int) -> None:
     """Add a clue's weight to passages, and the bit of its word, which another clue may have added before."""
-    get, add = packed.get, value | bit
-    if not packed:
-        packed.update(dict.fromkeys(ids, add))
-        return
+    get = packed.get
     for passage in ids:
-        old = get(passage, 0)
-        packed[passage] = old + (value if old & bit else add)
+        packed[passage] = (get(passage, 0) | bit) + value

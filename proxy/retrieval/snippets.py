@@ -16,9 +16,7 @@ from proxy.retrieval.terms import fold, list_matching_terms, list_terms
 
 _LONGEST_LINE = 240
 _SHORT_ENOUGH = 2_000
-"""Characters of a text up to which a line without any of the words may be told, too."""
-_MOST_WITHOUT_WORDS = 80
-"""Lines that may be told of a longer text in which none of the words stands."""
+"""Characters of a text up to which all lines are cut into terms that are not in ASCII."""
 _MOST_MISSED = 5
 """Entries without a line for the room that is left at last, after which no more of them are read."""
 _SHORTEST_START = 3
@@ -158,18 +156,15 @@ class _Lines:
     def __init__(self, text: str, scorer: _LineScorer, rules: SnippetPolicy) -> None:
         self.lines = split_lines(text)
         self._scorer, self._rules = scorer, rules
-        is_short = len(text) <= _SHORT_ENOUGH
-        own = [0.0, *scorer.bound(self.lines, is_exact=is_short), 0.0]
+        own = [0.0, *scorer.bound(self.lines, is_exact=len(text) <= _SHORT_ENOUGH), 0.0]
         self._own: dict[int, float] = {at - 1: 0.0 for at, bound in enumerate(own) if not bound}
         self._bounds = [own[at] + rules.beside * (own[at - 1] + own[at + 1]) for at in range(1, len(own) - 1)]
-        self._among = [at for at, bound in enumerate(self._bounds) if bound or is_short]
-        self._among = self._among or list(range(min(len(self.lines), _MOST_WITHOUT_WORDS)))
 
     def choose(self, room: int, told: set[str]) -> tuple[list[int], int]:
         """Return the indexes of the best lines that fit and were not told yet, and their tokens; note them as told."""
         chosen: list[int] = []
         used = 0
-        left = [(-self._shorten(at), at, False) for at in self._among]
+        left = [(-self._shorten(at), at, False) for at in range(len(self.lines))]
         heapify(left)
         while left:
             score, at, is_known = heappop(left)
@@ -193,7 +188,7 @@ class _Lines:
         """Return the bound of a line with regard to its length."""
         if not self._bounds[at]:
             return 0.0
-        return self._bounds[at] / self._least_cost(at) ** self._rules.brevity
+        return float(self._bounds[at] / self._least_cost(at) ** self._rules.brevity)
 
     def _least_cost(self, at: int) -> float:
         """Return a number that `estimate_tokens` of the line plus one is not below."""
@@ -202,7 +197,7 @@ class _Lines:
 
     def _score(self, at: int, cost: int) -> float:
         score = self._find_own(at) + self._rules.beside * (self._find_own(at - 1) + self._find_own(at + 1))
-        return score / cost**self._rules.brevity
+        return float(score / cost**self._rules.brevity)
 
     def _find_own(self, at: int) -> float:
         if at not in self._own:

@@ -8,11 +8,13 @@ The position goes back to the beginning of the log. All other sessions know how 
 """
 
 import sqlite3
-from collections.abc import Collection, Iterable
+import sys
+from collections.abc import Collection, Iterable, Iterator
+from itertools import pairwise
 
 import orjson
 
-from proxy.retrieval.postings import PASSAGE_BITS, SESSION_SHIFT
+from proxy.retrieval.postings import PASSAGE_BITS, SESSION_SHIFT, Lane
 from proxy.store.search import schema
 from proxy.store.search.changes import TABLES
 
@@ -33,8 +35,10 @@ _SESSIONS = """
     UNION SELECT session FROM summary WHERE text IN erased"""
 _PASSAGES = "SELECT ifnull(sum(passages), 0) FROM session WHERE id IN (SELECT value FROM json_each(?))"
 _TERMS = f"""
-    SELECT doc, term FROM temp.terms
-    WHERE doc >= ? AND doc < ? AND doc >> {PASSAGE_BITS} IN (SELECT value FROM json_each(?))"""
+    SELECT doc, term FROM temp.terms_{{lane}}
+    WHERE term >= ? AND term < ? AND doc >= ? AND doc < ?
+    AND doc >> {PASSAGE_BITS} IN (SELECT value FROM json_each(?))"""
+_FIRST_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def find_sessions(log: sqlite3.Connection, since: int, until: int) -> list[int]:
@@ -45,20 +49,24 @@ def find_sessions(log: sqlite3.Connection, since: int, until: int) -> list[int]:
 def are_few(index: sqlite3.Connection, sessions: Collection[int]) -> bool:
     """Return whether to take out these sessions takes less than to make the index anew."""
     (passages,) = index.execute(_PASSAGES, (_encode(sessions),)).fetchone()
-    return passages <= min(_MOST_PASSAGES, _MOST_SHARE * schema.count_passages(index))
+    return bool(passages <= min(_MOST_PASSAGES, _MOST_SHARE * schema.count_passages(index)))
 
 
-def remove_sessions(index: sqlite3.Connection, sessions: Collection[int], erasure: int) -> None:
-    """Take sessions out of the index, and note that the log was followed up to this erasure.
+def remove_sessions(index: sqlite3.Connection, sessions: Collection[int], erasure: int) -> Iterator[None]:
+    """Take sessions out of the index, and note that the log was followed up to this erasure; yield on the way.
 
-    This is one transaction. The postings are marked as deleted; merging removes them.
+    What is looked for between two steps must not change. The removal is one transaction, behind the last step. Postings
+    are marked as deleted by it; merging removes them.
     """
+    found: dict[Lane, dict[int, list[str]]] = {lane: {} for lane in schema.LANES}
+    for lane in schema.LANES if sessions else ():
+        yield from _find_terms(index, lane, sessions, found[lane])
     index.execute("BEGIN IMMEDIATE")
     if sessions:
-        for lane in schema.LANES:
-            terms = _remove_postings(index, f"lane_{lane}", sessions)
-            if lane == "text":
-                _remove_words(index, terms)
+        for lane, terms in found.items():
+            rows = [(passage, " ".join(each)) for passage, each in sorted(terms.items())]
+            index.executemany(f"INSERT INTO lane_{lane}(lane_{lane}, rowid, terms) VALUES ('delete', ?, ?)", rows)
+        _remove_words(index, {term for each in found["text"].values() for term in each})
         for session in sessions:
             bounds = (session << SESSION_SHIFT, session + 1 << SESSION_SHIFT)
             index.execute("DELETE FROM entry WHERE id >= ? AND id < ?", bounds)
@@ -71,17 +79,16 @@ def remove_sessions(index: sqlite3.Connection, sessions: Collection[int], erasur
     index.execute("COMMIT")
 
 
-def _remove_postings(index: sqlite3.Connection, table: str, sessions: Collection[int]) -> set[str]:
-    """Mark the postings of sessions as deleted. Return their terms."""
-    found: dict[int, list[str]] = {}
-    index.execute(f"CREATE VIRTUAL TABLE temp.terms USING fts5vocab(main, {table}, instance)")
+def _find_terms(
+    index: sqlite3.Connection, lane: Lane, sessions: Collection[int], found: dict[int, list[str]]
+) -> Iterator[None]:
+    """Find the terms of the passages of sessions; yield after those with the same first character."""
+    index.execute(f"CREATE VIRTUAL TABLE IF NOT EXISTS temp.terms_{lane} USING fts5vocab(main, lane_{lane}, instance)")
     bounds = (min(sessions) << PASSAGE_BITS, max(sessions) + 1 << PASSAGE_BITS, _encode(sessions))
-    for passage, term in index.execute(_TERMS, bounds):
-        found.setdefault(passage, []).append(term)
-    index.execute("DROP TABLE temp.terms")
-    rows = [(passage, " ".join(terms)) for passage, terms in sorted(found.items())]
-    index.executemany(f"INSERT INTO {table}({table}, rowid, terms) VALUES ('delete', ?, ?)", rows)
-    return {term for terms in found.values() for term in terms}
+    for letters in pairwise(("", *_FIRST_LETTERS, chr(sys.maxunicode))):
+        for passage, term in index.execute(_TERMS.format(lane=lane), (*letters, *bounds)):
+            found.setdefault(passage, []).append(term)
+        yield
 
 
 def _remove_words(index: sqlite3.Connection, terms: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ import logging
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -73,6 +73,7 @@ class Indexer:
         self._began = 0.0
         self._changed = -math.inf  # when the index was last written, if it has not been tidied since
         self._merging: Iterator[None] | None = None
+        self._removing: Iterator[None] | None = None
         self._fault = ""
         self._calls: LruCache[tuple[int, str], _CallNote] = LruCache(_KNOWN_CALLS)
         self._thoughts: LruCache[int, str] = LruCache(_KNOWN_SESSIONS)
@@ -151,9 +152,12 @@ class Indexer:
     def _advance(self, seconds: float, is_wanted: Callable[[], bool]) -> bool:
         assert self._index is not None
         if self._work is None:
-            if not self._is_of_this_log() or not self._remove_erased():
+            if not self._is_of_this_log() or not self._follow_erasures():
                 self._start_over()
                 self._open()
+            if self._is_left(self._removing, seconds, is_wanted):
+                return True
+            self._removing = None
             if schema.read_meta(self._index).get(erasing.ERASING) and self._overwrite_erased(seconds, is_wanted):
                 return True
             if self._is_current():
@@ -172,22 +176,26 @@ class Indexer:
         self._commit()
         return False
 
-    def _remove_erased(self) -> bool:
-        """Take out the sessions of which something was erased. Return False if making all anew takes less."""
+    def _follow_erasures(self) -> bool:
+        """Begin to remove what was erased, if anything was. Return False if making all anew takes less."""
         assert self._log is not None
         assert self._index is not None
         since, until = (schema.read_meta(self._index).get("erasure", 0), changes.read_heads(self._log)["erasure"])
-        if since == until:
+        if self._removing is not None or since == until:
             return True
         sessions = erasing.find_sessions(self._log, since, until)
-        if not erasing.are_few(self._index, sessions):
-            return False
-        erasing.remove_sessions(self._index, sessions, until)
+        self._removing = self._remove(sessions, until)
+        return erasing.are_few(self._index, sessions)
+
+    def _remove(self, sessions: Sequence[int], erasure: int) -> Iterator[None]:
+        """Take out the sessions of which something was erased, and what is kept in memory of them."""
+        assert self._log is not None
+        assert self._index is not None
+        yield from erasing.remove_sessions(self._index, sessions, erasure)
         self._writer = IndexWriter(self._index, read_salt(self._log))  # it knows words and tools
         self._merging = None
         self._calls.clear()
         self._thoughts.clear()
-        return True
 
     def _overwrite_erased(self, seconds: float, is_wanted: Callable[[], bool]) -> bool:
         """Merge all postings, so that what was erased is in no file. Return whether anything is left.
@@ -197,8 +205,9 @@ class Indexer:
         assert self._index is not None
         if self._merging is None:
             self._merging = _list_merges(self._index, schema.count_passages(self._index))
-        if self._is_merging(seconds, is_wanted):
+        if self._is_left(self._merging, seconds, is_wanted):
             return True
+        self._merging = None
         if schema.shrink(self._index):
             schema.write_meta(self._index, {erasing.ERASING: 0})
         return False
@@ -215,20 +224,17 @@ class Indexer:
             passages = schema.count_passages(self._index)
             is_due = passages > _GROWTH * schema.read_meta(self._index).get("merged", 0)
             self._merging = _list_merges(self._index, passages) if is_due else iter(())
-        if self._is_merging(seconds, is_wanted):
+        if self._is_left(self._merging, seconds, is_wanted):
             return True
+        self._merging = None
         schema.shrink(self._index)
         self._changed = -math.inf
         return False
 
-    def _is_merging(self, seconds: float, is_wanted: Callable[[], bool]) -> bool:
-        """Go on merging. Return whether anything is left to be merged."""
+    def _is_left(self, steps: Iterator[None] | None, seconds: float, is_wanted: Callable[[], bool]) -> bool:
+        """Take steps for about `seconds`. Return whether any is left."""
         end = self._now() + seconds
-        for _ in self._merging or ():
-            if self._now() >= end or is_wanted():
-                return True
-        self._merging = None
-        return False
+        return any(self._now() >= end or is_wanted() for _ in steps or ())
 
     def _commit(self) -> None:
         if self._index is not None and self._index.in_transaction:
@@ -273,7 +279,7 @@ class Indexer:
             if connection is not None:
                 with suppress(sqlite3.Error):
                     connection.close()
-        self._log = self._index = self._writer = self._work = self._merging = None
+        self._log = self._index = self._writer = self._work = self._merging = self._removing = None
         self._calls.clear()
         self._thoughts.clear()
 

@@ -37,6 +37,9 @@ _FIND = """
 _COUNT = """
     SELECT count(*) FROM (
         SELECT 1 FROM idx.lane_{lane} WHERE lane_{lane} MATCH ? AND rowid >= ? AND rowid < ? LIMIT ?)"""
+# The same without limits to look at takes two thirds of the time.
+_FIND_ALL = "SELECT json_group_array(rowid) FROM idx.lane_{lane} WHERE lane_{lane} MATCH ?"
+_COUNT_ALL = "SELECT count(*) FROM (SELECT 1 FROM idx.lane_{lane} WHERE lane_{lane} MATCH ? LIMIT ?)"
 _STATISTIC = "SELECT ifnull(sum(passages), 0), ifnull(sum(terms), 0) FROM idx.statistic WHERE lane = ?"
 _STATISTIC_OF = """
     SELECT ifnull(sum(passages), 0), ifnull(sum(terms), 0) FROM idx.statistic
@@ -108,6 +111,7 @@ class SqlitePostings:
         self._counts: dict[int, int] = {}
         self._dropped: dict[Lane, frozenset[str]] = {}
         self._found: dict[tuple[Lane, str], Sequence[int]] = {}
+        self._few: set[tuple[Lane, str]] = set()  # terms whose passages need no limit
         self._measured: dict[Lane, LaneStatistics] = {}
 
     def measure(self, lane: Lane) -> LaneStatistics:
@@ -170,6 +174,9 @@ class SqlitePostings:
         return [(session << PASSAGE_BITS, session + 1 << PASSAGE_BITS) for session in sorted(self._sessions)]
 
     def _find(self, lane: Lane, term: str) -> list[int]:
+        if (lane, term) in self._few:
+            (ids,) = self._connection.execute(_FIND_ALL.format(lane=lane), (_quote(term),)).fetchone()
+            return list(orjson.loads(ids))
         statement, found = _FIND.format(lane=lane), list[int]()
         for bounds in self._list_ranges():
             (ids,) = self._connection.execute(statement, (_quote(term), *bounds, MOST_POSTINGS)).fetchone()
@@ -181,6 +188,11 @@ class SqlitePostings:
     def _count(self, lane: Lane, term: str) -> int:
         """Return how many passages have the term, or so many that it is one of the most frequent ones."""
         statement, count, most = _COUNT.format(lane=lane), 0, BUDGETS[lane] // _SHARE_OF_ONE
+        if self._sessions is None:
+            (count,) = self._connection.execute(_COUNT_ALL.format(lane=lane), (_quote(term), most)).fetchone()
+            if count < most:
+                self._few.add((lane, term))
+            return count
         for bounds in self._list_ranges():
             count += self._connection.execute(statement, (_quote(term), *bounds, most)).fetchone()[0]
         return count

@@ -282,13 +282,7 @@ def test_a_log_that_went_on_differently_is_seen(log: LogBuilder, tmp_path: Path,
 
 
 def test_what_is_indexed_is_not_read_again(log: LogBuilder, indexer: Indexer, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[bytes] = []
-
-    def note(form: Format, raw: bytes) -> Sequence[Any]:
-        read.append(raw)
-        return list_texts(form, raw)
-
-    monkeypatch.setattr("proxy.store.search.indexer.list_texts", note)
+    read = note_reads(monkeypatch)
     log.call([say("first"), say("second")], reply("third"))
     index_all(indexer)
     assert len(read) == 3
@@ -337,10 +331,7 @@ def test_a_session_with_erased_content_is_indexed_again_as_it_is_now(
     before = dump(find_index(log.path))
     assert "xylophon" in [term for term, _ in before["card"]]
     log.erase("xylophone")
-    read: list[bytes] = []
-    monkeypatch.setattr(
-        "proxy.store.search.indexer.list_texts", lambda form, raw: read.append(raw) or list_texts(form, raw)
-    )
+    read = note_reads(monkeypatch)
     index_all(indexer)
     assert len(read) == 4
     after = dump(find_index(log.path)) | {"meta": []}
@@ -359,7 +350,7 @@ def test_an_erasure_that_is_cut_short_anywhere_is_done_by_the_next_process(
     log.erase("xylophone")
     expected = index_anew(log, tmp_path / "anew")
     indexer.close()
-    for place in range(1, 24):
+    for place in range(1, 230, 9):
         folder = tmp_path / f"copy{place}"
         copy = copy_log(log, folder)
         shutil.copy(find_index(log.path), find_index(copy))
@@ -563,6 +554,18 @@ def test_the_age_of_what_is_missing_is_told(log: LogBuilder, indexer: Indexer) -
     log.call([say("new")], at_ms=int(time.time() * 1000) - 90_000)
     assert 89 < indexer.health.behind_seconds < 89 + LIMIT
     assert indexer.health.size > 0
+
+
+def note_reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The messages whose texts are read from now on."""
+    read: list[bytes] = []
+
+    def note(form: Format, raw: bytes) -> Sequence[Any]:
+        read.append(raw)
+        return list_texts(form, raw)
+
+    monkeypatch.setattr("proxy.store.search.indexer.list_texts", note)
+    return read
 
 
 def copy_log(log: LogBuilder, folder: Path) -> Path:

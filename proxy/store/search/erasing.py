@@ -15,7 +15,7 @@ from itertools import pairwise
 import orjson
 
 from proxy.retrieval.postings import PASSAGE_BITS, SESSION_SHIFT, Lane
-from proxy.store.search import schema
+from proxy.store.search import schema, vectors
 from proxy.store.search.changes import TABLES
 
 ERASING = "erasing"
@@ -73,6 +73,7 @@ def remove_sessions(index: sqlite3.Connection, sessions: Collection[int], erasur
             for table in ("place", "seen", "alias", "statistic"):
                 index.execute(f"DELETE FROM {table} WHERE session = ?", (session,))
             index.execute("DELETE FROM session WHERE id = ?", (session,))
+        vectors.remove_sessions(index, sessions)
         index.execute("DELETE FROM tool WHERE id NOT IN (SELECT tool FROM entry)")
         schema.write_meta(index, {**dict.fromkeys(TABLES, 0), "seal": 0, "is_complete": 0, ERASING: 1})
     schema.write_meta(index, {"erasure": erasure})

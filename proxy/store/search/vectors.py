@@ -109,6 +109,13 @@ def keep(log: sqlite3.Connection, index: sqlite3.Connection, key: str, model: st
     return ""
 
 
+def remove_sessions(index: sqlite3.Connection, sessions: Collection[int]) -> None:
+    """Delete the vectors of sessions, within a transaction of the caller's. Batches that were listed before do not fit."""
+    if _has_tables(index, "main"):
+        index.executemany("DELETE FROM vector WHERE session = ?", [(session,) for session in sessions])
+        index.execute("UPDATE vector_model SET mark = ?", (os.urandom(8).hex(),))
+
+
 def list_codes(
     connection: sqlite3.Connection, sessions: Collection[int] | None, model: str, code: bytes
 ) -> Iterator[tuple[int, bytes]]:

@@ -110,7 +110,7 @@ def keep(log: sqlite3.Connection, index: sqlite3.Connection, key: str, model: st
 
 
 def remove_sessions(index: sqlite3.Connection, sessions: Collection[int]) -> None:
-    """Delete the vectors of sessions, within a transaction of the caller's. Batches that were listed before do not fit."""
+    """Delete the vectors of sessions, within a transaction of the caller's. No earlier batch fits then."""
     if _has_tables(index, "main"):
         index.executemany("DELETE FROM vector WHERE session = ?", [(session,) for session in sessions])
         index.execute("UPDATE vector_model SET mark = ?", (os.urandom(8).hex(),))

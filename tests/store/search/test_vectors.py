@@ -151,6 +151,22 @@ def test_erased_content_loses_its_vectors_and_is_not_sent(log: LogBuilder, index
     assert code not in find_index(log.path).read_bytes()
 
 
+def test_a_session_that_is_taken_out_of_the_index_loses_its_vectors(log: LogBuilder, indexer: Indexer) -> None:
+    write_talk(log, "the secret word", count=3)
+    write_talk(log, session="s2", count=60)
+    index_all(indexer)
+    made = make_vectors(indexer.list_passages("s1", MODEL))
+    embed_all(indexer)
+    embed_all(indexer, "s2")
+    log.erase("the secret word")
+    index_all(indexer)
+    assert indexer.health.vectors == 60
+    indexer.keep_vectors("s1", MODEL, made)
+    assert indexer.health.vectors == 60, "what was listed before does not fit"
+    assert "the secret word" not in embed_all(indexer)
+    assert indexer.health.vectors == 63
+
+
 def test_another_model_begins_anew(log: LogBuilder, indexer: Indexer) -> None:
     write_talk(log)
     index_all(indexer)

@@ -192,7 +192,7 @@ class SqlitePostings:
             (count,) = self._connection.execute(_COUNT_ALL.format(lane=lane), (_quote(term), most)).fetchone()
             if count < most:
                 self._few.add((lane, term))
-            return count
+            return int(count)
         for bounds in self._list_ranges():
             count += self._connection.execute(statement, (_quote(term), *bounds, most)).fetchone()[0]
         return count

@@ -54,6 +54,7 @@ class _Told(msgspec.Struct):
 _TOPICS, _GROUPS = read_topics("dialogue_topics.txt")
 _SHARE_OF_TOPICS = 0.75  # of which one person has something to tell
 _CLOSELY = 0.65  # of the questions are asked with the turn in mind, and share some words with it
+_BESIDE = 0.5  # of the questions about a reply name what the turns around it are about
 _PEOPLE = (
     "Caroline Melanie Joanna Nate Tim Audrey Calvin Deborah Evan Gina Jolene Maria Andrew James Sam Priya Omar Ingrid"
 ).split()
@@ -218,7 +219,8 @@ def _list_questions(
             asked = f"{asked[:-1]} in {days[fact.at]:%B %Y}?"
         yield Asked(asked, (fact.at,), words, "content")
         for at, (about, reply) in fact.replies:
-            yield Asked(_name(about, fact), (at,), list_words(reply), "reply")
+            beside = f", speaking of {fact.thing}?" if fact.thing not in about and rng.random() < _BESIDE else "?"
+            yield Asked(_name(about[:-1] + beside, fact), (at,), list_words(reply), "reply")
         if rng.random() < 0.7:
             yield Asked(_name(rng.choice(lines["W"])[0], fact), (fact.at,), words, "when")
         if rng.random() < 0.2:

@@ -1,6 +1,7 @@
 """The benchmark of recall: its dialogues, its cases, and that the ranking does better than plain BM25 on them."""
 
-from benchmarks.dialogues import make_chat, make_dialogue
+from benchmarks.chats import make_chat
+from benchmarks.dialogues import make_dialogue
 from benchmarks.memory_index import MemoryIndex
 from benchmarks.recall_quality import Tally, measure_dialogues, measure_speed, pick_keywords
 from proxy.retrieval.postings import Source

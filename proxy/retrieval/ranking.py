@@ -8,6 +8,7 @@ from math import log
 from typing import get_args
 
 import msgspec
+from msgspec import structs
 
 from proxy.retrieval.postings import (
     LENGTHS,
@@ -30,6 +31,7 @@ _SCALE = 1024  # of weights as integers, which share a number with the bits of w
 _SHORT_QUERY = 5
 _ENOUGH, _MOST_CANDIDATES, _MOST_RANKED = 2_000, 800, 300
 _MOST_FURTHER = 3
+_RARE = 20
 _LONG_REPLIES = 3  # passages for one of the user, from which on the other side writes at length
 _MOST_LOOKED_AROUND = 100
 _CHUNK = 64
@@ -47,13 +49,16 @@ class RankingWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
 
     similar: float = 0.5
+    exact: float = 0.4
     further: float = 1.5
     card: float = 0.3
     rule: float = 0.5
-    user: float = 0.5
+    user: float = 1.0
     neighbour: float = 0.4
+    far: float = 0.4
     pair: float = 0.6
-    long_reply: float = 0.8
+    long_reply: float = 0.6
+    long_question: float = 1.0
     step: float = 0.25
     task: float = 0.4
     coverage: float = 0.5
@@ -94,12 +99,15 @@ class _Search:
         self._found: dict[tuple[Lane, str], Sequence[int]] = {}
         self._weights: dict[str, float] = {}
         self._bits = question.bits + 1
-        self._shares = [weights.further / 2**i for i in range(_MOST_FURTHER)]
+        self._shares = [1 / 2**i for i in range(_MOST_FURTHER)]
         self._complete = True
 
     def run(self, limit: int) -> Ranking:
         clues = self._expand()
-        scores, numbers, masks = self._gather(self._score_lane("text", [*clues, *self._question.context]))
+        context = self._question.context
+        if context and any(0 < len(self._read("text", whole)) <= _RARE for whole in self._question.wholes):
+            context = tuple(structs.replace(each, weight=each.weight * self._w.exact) for each in context)
+        scores, numbers, masks = self._gather(self._score_lane("text", [*clues, *context]))
         measured = {lane: self._postings.measure(lane).passages for lane in get_args(Lane)}
         is_agent = measured["card"] > measured["user"]
         lanes: list[tuple[Lane, float]] = [("card", self._w.card), ("rule", self._w.rule)]
@@ -224,14 +232,23 @@ class _Search:
             scores[entry], numbers[entry] = found[0] if len(found) == 1 else max(found)
             if len(found) > 1:
                 further = sorted((score for score, _ in found), reverse=True)[1:]
-                scores[entry] += sum(score * share for score, share in zip(further, self._shares, strict=False))
+                weight = self._w.further
+                scores[entry] += weight * sum(s * share for s, share in zip(further, self._shares, strict=False))
         return scores, numbers, masks
 
-    def _get_share(self, earlier: int, heir: int) -> float:
-        """Return the share of its score that one of two turns, of which `heir` is the other, gives it."""
-        if not self._asks(earlier):
-            return self._w.neighbour
-        return self._w.long_reply if len(self._list_passages(heir)[1]) > 1 and heir > earlier else self._w.pair
+    def _get_share(self, giver: int, heir: int) -> float:
+        """Return the share of its score that a turn gives the one beside it."""
+        w = self._w
+        if heir < giver and self._is_long(giver):
+            return w.long_question
+        if not self._asks(min(giver, heir)):
+            return w.neighbour
+        return w.long_reply if giver < heir and self._is_long(heir) else w.pair
+
+    def _is_long(self, turn: int) -> bool:
+        """Return whether a turn has several passages."""
+        session, passages = self._list_passages(turn)
+        return any(read_place(self._places[session][number])[0] for number in passages)
 
     def _asks(self, turn: int) -> bool:
         """Return whether something is asked in a turn."""
@@ -251,7 +268,7 @@ class _Search:
     def _list_beside(self, turns: Mapping[int, float]) -> Iterator[int]:
         """Yield the messages before and behind the best turns: a reply need not repeat a word of the question."""
         for turn in nlargest(_MOST_LOOKED_AROUND, turns, key=turns.__getitem__):
-            for near in (turn - 1, turn + 1):
+            for near in (turn - 2, turn - 1, turn + 1, turn + 2) if self._w.far else (turn - 1, turn + 1):
                 session, passages = self._list_passages(near)
                 for number in passages:
                     entry = session << SESSION_SHIFT | self._places[session][number] >> PLACE_SHIFT
@@ -296,7 +313,10 @@ class _Search:
                 score *= w.task if get_role(entry) == "user" else 1.0
             else:
                 score += before and before * self._get_share(turn - 1, turn)
-                score += behind and behind * self._get_share(turn, turn)
+                score += behind and behind * self._get_share(turn + 1, turn)
+                for step in (-1, 1) if w.far else ():
+                    further = turns.get(turn + 2 * step, 0.0)
+                    score += further and not self._is_long(turn + step) and not self._is_long(turn) and w.far * further
             covered = 0
             for near in range(turn - w.reach, turn + w.reach + 1):
                 covered |= masks.get(near, 0)

@@ -12,7 +12,8 @@ from proxy.retrieval.postings import Scored
 from proxy.retrieval.terms import list_terms
 
 _LONGEST_LINE = 240
-_SENTENCE = re.compile(r"(?<=[.!?;,])\s+|(?<=[\u3002\uff01\uff1f\u3001])|\s+")
+_BREAKS = (re.compile(r"(?<=[.!?;])\s+|(?<=[\u3002\uff01\uff1f])"), re.compile(r"(?<=,)\s+|(?<=\u3001)"), re.compile(r"\s+"))
+"""Where a line is divided: behind a sentence, else a part of one, else a word."""
 _GAP = "\u2026"
 _TOKENS = re.compile(r"[A-Za-z]{1,6}|\d{1,3}|[!-/:-@\[-`{-~]{1,2}|[^\x00-\x7f]")
 
@@ -25,7 +26,7 @@ class SnippetPolicy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     divided by their tokens to the power of `brevity`.
     """
 
-    each: int = 100
+    each: int = 60
     best: int = 5
     share: float = 0.15
     most: int = 600
@@ -61,20 +62,32 @@ def fill(
     """
     rules = policy or SnippetPolicy()
     told = {_normalize(line) for text in seen for line in text.split("\n")}
-    made: list[Snippet] = []
+    read: list[tuple[int, Sequence[str], Sequence[float], list[int]]] = []
     left = tokens
     for rank, (scored, text) in enumerate(found):
         room = min(
             left, max(rules.each, min(rules.most, int(tokens * rules.share))) if rank < rules.best else rules.each
         )
         lines = split_lines(text)
-        chosen, used = _choose(lines, score_lines(lines, weights, rules), room, told)
-        if chosen:
-            made.append(Snippet(scored.entry, _join(lines, chosen), used))
-            left -= used
+        scores = score_lines(lines, weights, rules)
+        chosen, used = _choose(lines, scores, room, left, told)
+        left -= used
+        read.append((scored.entry, lines, scores, chosen))
         if left < rules.each // 4:
             break
-    return made
+    while read and left >= rules.each // 4:  # few entries: they have more of their lines
+        before = left
+        for _, lines, scores, chosen in read:
+            more, used = _choose(lines, scores, min(left, rules.most), left, told)
+            left -= used
+            chosen += more
+        if left == before:
+            break
+    return [_make_snippet(entry, lines, sorted(chosen)) for entry, lines, _, chosen in read if chosen]
+
+
+def _make_snippet(entry: int, lines: Sequence[str], chosen: Sequence[int]) -> Snippet:
+    return Snippet(entry, _join(lines, chosen), sum(estimate_tokens(lines[at]) + 1 for at in chosen))
 
 
 def _normalize(line: str) -> str:
@@ -87,18 +100,22 @@ def split_lines(text: str) -> list[str]:
     for line in text.split("\n"):
         start = 0
         while len(line) - start > _LONGEST_LINE:
-            breaks = [
-                each.end() for each in _SENTENCE.finditer(line, start + _LONGEST_LINE // 3, start + _LONGEST_LINE)
-            ]
-            stop = breaks[-1] if breaks else start + _LONGEST_LINE
+            part = start + _LONGEST_LINE // 3, start + _LONGEST_LINE
+            breaks = [each.end() for pattern in _BREAKS for each in list(pattern.finditer(line, *part))[-1:]]
+            stop = breaks[0] if breaks else part[1]
             lines.append(line[start:stop])
             start = stop
         lines.append(line[start:])
     return lines
 
 
-def _choose(lines: Sequence[str], scores: Sequence[float], room: int, told: set[str]) -> tuple[list[int], int]:
-    """Return the indexes of the best lines that fit and were not told yet, and their tokens; note them as told."""
+def _choose(
+    lines: Sequence[str], scores: Sequence[float], room: int, most: int, told: set[str]
+) -> tuple[list[int], int]:
+    """Return the indexes of the best lines that fit and were not told yet, and their tokens; note them as told.
+
+    The best line may take more than its `room`, up to `most`.
+    """
     chosen: list[int] = []
     used = 0
     for at in sorted(range(len(lines)), key=lambda i: (-scores[i], i)):
@@ -106,7 +123,7 @@ def _choose(lines: Sequence[str], scores: Sequence[float], room: int, told: set[
         if not key or key in told:
             continue
         cost = estimate_tokens(lines[at]) + 1
-        if used + cost > room:
+        if used + cost > (room if chosen else most):
             if chosen:
                 break
             continue

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from datetime import date, timedelta
 
+import msgspec
+
 from benchmarks.dialogues import Asked, Dialogue, Turn, list_words
 from benchmarks.topics import Topic, read_topics
 
@@ -61,6 +63,21 @@ def make_chat(seed: int, exchanges: int = 110) -> Dialogue:
     return _Chat(random.Random(seed)).make(exchanges)
 
 
+class _Step(msgspec.Struct):
+    """What is said of an area at some place, with an advice of the answer, and what is asked about it.
+
+    The evidence of a question is the turn, by 0, or its answer, by 1; and that of the step that came `first`.
+    """
+
+    at: float
+    area: Topic
+    text: str
+    advice: str = ""
+    asked: Sequence[Asked] = ()
+    first: "_Step | None" = None
+    turn: int = -1
+
+
 class _Chat:
     """A chat as it is said."""
 
@@ -73,70 +90,66 @@ class _Chat:
 
     def make(self, exchanges: int) -> Dialogue:
         areas = self._rng.sample(_AREAS, 6)
-        due = [step for area in areas for step in self._plan(area)]
-        order = sorted(due, key=lambda step: step[0])
+        steps = sorted((step for area in areas for step in self._plan(area)), key=lambda step: step.at)
         project = self._rng.choice(_PROJECTS)
-        stop = max(exchanges, len(order))
+        stop = max(exchanges, len(steps))
         for number in range(stop):
-            area, text, advice, done = self._rng.choice(areas), "", "", None
-            if number * len(order) // stop < (number + 1) * len(order) // stop:
-                _, area, text, advice, done = order[number * len(order) // stop]
-            at = self._exchange(area, text, advice, f"I'm building {project}. " if number == 0 else "")
-            if done is not None:
-                done(at)
+            begin = f"I'm building {project}. " if number == 0 else ""
+            due = number * len(steps) // stop
+            if due < (number + 1) * len(steps) // stop:
+                self._note(steps[due], self._exchange(steps[due].area, steps[due].text, steps[due].advice, begin))
+            else:
+                self._exchange(self._rng.choice(areas), "", "", begin)
         self._ask_for_all(areas)
         return Dialogue(tuple(self._turns), tuple(self._asked))
 
-    def _plan(self, area: Topic) -> Iterator[tuple]:  # type: ignore[type-arg]
-        """Yield what is said of an area: a place in time, the area, the statement, an advice, what follows from it."""
+    def _plan(self, area: Topic) -> Iterator[_Step]:
+        """Yield what is said of an area."""
         rng = self._rng
         begin = rng.random() * 0.6
         for said, advice, about, on_advice in area.lines["S"]:
-            text = self._settle(said)
-            yield begin + rng.random() * 0.4, area, text, advice, self._expect(area, text, advice, about, on_advice)
+            asked = [Asked(about, (0,), tuple(_WORDS.findall(text := self._settle(said))), "fact")]
+            if rng.random() < 0.5:
+                asked.append(Asked(on_advice, (1,), list_words(advice), "advice"))
+            yield _Step(begin + rng.random() * 0.4, area, text, advice, asked)
         for first, later, about in area.lines["U"]:
-            places: list[int] = []
-            old, new, at = self._settle(first), self._settle(later), begin + rng.random() * 0.15
-            yield at, area, old, "", self._note(area, places)
-            yield at + 0.1 + rng.random() * 0.2, area, new, "", self._note(area, places, about, new, "update", latest=True)
+            at, new = begin + rng.random() * 0.15, self._settle(later)
+            yield _Step(at, area, self._settle(first))
+            asked = [Asked(about, (0,), tuple(_WORDS.findall(new)), "update")]
+            yield _Step(at + 0.1 + rng.random() * 0.2, area, new, asked=asked)
         for rule, about in area.lines["R"]:
-            yield begin + rng.random() * 0.2, area, rule, "", self._note(area, [], about, "", "rule")
+            yield _Step(begin + rng.random() * 0.2, area, rule, asked=[Asked(about, (0,), (), "rule")])
+        yield from self._plan_pairs(area, begin)
+
+    def _plan_pairs(self, area: Topic, begin: float) -> Iterator[_Step]:
+        """Yield what is said twice: dates that are moved, and what contradicts something said before."""
+        rng = self._rng
         for what, about in area.lines["E"]:
-            places, at = [], begin + rng.random() * 0.15
-            dates = [self._day + timedelta(rng.randrange(20, 160)) for _ in range(2)]
-            told = [f"I want to {what} {each:%B} {each.day}, {each.year}." for each in dates]
-            told[1] = told[1].replace("I want to", "We've moved the date, I now have to")
+            days = [f"{day:%B} {day.day}, {day.year}" for day in self._pick_days()]
+            first = _Step(begin + rng.random() * 0.15, area, f"I want to {what} {days[0]}.")
             question = f"How many days are there between the first and the new date by which {about}?"
-            yield at, area, told[0], "", self._note(area, places)
-            yield at + 0.2, area, told[1], "", self._note(area, places, question, " ".join(told), "dates")
+            asked = [Asked(question, (0,), tuple(_WORDS.findall(" ".join(days))), "dates")]
+            moved = f"We've moved the date, I now have to {what} {days[1]}."
+            yield from (first, _Step(first.at + 0.2, area, moved, asked=asked, first=first))
         for early, against, about in area.lines["Y"]:
-            places, at = [], begin + rng.random() * 0.1
-            yield at, area, early, "", self._note(area, places)
-            yield at + 0.1 + rng.random() * 0.2, area, against, "", self._note(area, places, about, "", "contradiction")
+            first = _Step(begin + rng.random() * 0.1, area, early)
+            asked = [Asked(about, (0,), (), "contradiction")]
+            yield from (first, _Step(first.at + 0.1 + rng.random() * 0.2, area, against, asked=asked, first=first))
+
+    def _pick_days(self) -> list[date]:
+        return [self._day + timedelta(self._rng.randrange(20, 160)) for _ in range(2)]
 
     def _settle(self, text: str) -> str:
         return _CHOICE.sub(lambda found: self._rng.choice(found[1].split("|")), text)
 
-    def _expect(self, area: Topic, text: str, advice: str, about: str, on_advice: str):  # type: ignore[no-untyped-def]
-        def follow(at: int) -> None:
-            self._said.setdefault(area.head[0], []).append(at)
-            self._asked.append(Asked(about, (at,), tuple(_WORDS.findall(text)), "fact"))
-            if self._rng.random() < 0.5:
-                self._asked.append(Asked(on_advice, (at + 1,), list_words(advice), "advice"))
-
-        return follow
-
-    def _note(  # type: ignore[no-untyped-def]
-        self, area: Topic, places: list[int], about: str = "", answer: str = "", kind: str = "", latest: bool = False
-    ):
-        def follow(at: int) -> None:
-            self._said.setdefault(area.head[0], []).append(at)
-            places.append(at)
-            if about:
-                evidence = (at,) if latest else tuple(places)
-                self._asked.append(Asked(about, evidence, tuple(_WORDS.findall(answer)), kind))
-
-        return follow
+    def _note(self, step: _Step, turn: int) -> None:
+        """Keep where something was said, and what is asked about it."""
+        step.turn = turn
+        self._said.setdefault(step.area.head[0], []).append(turn)
+        earlier = (step.first.turn,) if step.first is not None else ()
+        self._asked += [
+            msgspec.structs.replace(each, evidence=(*earlier, turn + each.evidence[0])) for each in step.asked
+        ]
 
     def _ask_for_all(self, areas: Sequence[Topic]) -> None:
         for area in areas:
@@ -174,6 +187,10 @@ class _Chat:
         lines = ["```python"]
         for _ in range(self._rng.randrange(3, 8)):
             a, b, c = self._rng.sample(words, 3)
-            lines += [f"def {self._rng.choice(('get', 'check', 'make', 'load'))}_{a}_{b}({c}, limit={self._rng.randrange(9)}):",
-                      f"    {a} = {c}.find('{b}')", f"    return {a} or {b}_default"]
+            verb, limit = self._rng.choice(("get", "check", "make", "load")), self._rng.randrange(9)
+            lines += [
+                f"def {verb}_{a}_{b}({c}, limit={limit}):",
+                f"    {a} = {c}.find('{b}')",
+                f"    return {a} or {b}_default",
+            ]
         return "\n".join([*lines, "```"])

@@ -56,8 +56,9 @@ _SHARE_OF_TOPICS = 0.75  # of which one person has something to tell
 _CLOSELY = 0.65  # of the questions are asked with the turn in mind, and share some words with it
 _BESIDE = 0.5  # of the questions about a reply name what the turns around it are about
 _PEOPLE = (
-    "Caroline Melanie Joanna Nate Tim Audrey Calvin Deborah Evan Gina Jolene Maria Andrew James Sam Priya Omar Ingrid"
-).split()
+    *("Caroline", "Melanie", "Joanna", "Nate", "Tim", "Audrey", "Calvin", "Deborah", "Evan", "Gina", "Jolene", "Maria"),
+    *("Andrew", "James", "Sam", "Priya", "Omar", "Ingrid"),
+)
 _GREETINGS = (
     "Hey {other}! Long time no talk, how have you been?",
     "Hi {other}, good to hear from you! What's new?",
@@ -228,7 +229,9 @@ def _list_questions(
     for (person, group), facts in groups.items():
         if len(facts) > 1:
             asked = rng.choice([text for name, text in _GROUPS if name == group]).replace("{p}", person)
-            yield Asked(asked, tuple(each.at for each in facts), list_words(" ".join(f.thing for f in facts)), "several")
+            yield Asked(
+                asked, tuple(each.at for each in facts), list_words(" ".join(f.thing for f in facts)), "several"
+            )
 
 
 def _name(question: str, fact: _Told) -> str:

@@ -32,11 +32,12 @@ RawMessage = dict[str, Any]
 _BUDGET, _SHORT_BUDGET = 4_000, 1_500
 _NOW_MS = 1_700_000_000_000
 _PLAIN = (
-    QueryWeights(whole=0.0, conjunction=0.0, piece=1.0, context_piece=0.0, context_word=0.0, time=0.0, speaker=0.0,
-        dated=1.0),
+    QueryWeights(
+        whole=0.0, conjunction=0.0, piece=1.0, context_piece=0.0, context_word=0.0, time=0.0, speaker=0.0, dated=1.0
+    ),
     RankingWeights(
-        similar=0.0, further=0.0, far=0.0, long_question=0.0, card=0.0, rule=0.0, user=0.0, neighbour=0.0, pair=0.0, long_reply=0.0, step=1.0,
-        task=1.0, coverage=0.0,
+        similar=0.0, further=0.0, card=0.0, rule=0.0, user=0.0, neighbour=0.0, far=0.0, pair=0.0, long_reply=0.0,
+        long_question=0.0, step=1.0, task=1.0, coverage=0.0,
     ),
 )  # fmt: skip
 _FULL = (QueryWeights(), RankingWeights())

@@ -12,20 +12,18 @@ _SHORT_NUMBER = 2
 
 # Forms that no stemmer knows: a question ("what did she buy?") seldom has the form of what was said ("I bought").
 _IRREGULAR = """
-    eat ate eaten; become became; begin began begun; bite bit bitten; blow blew blown; break broke broken; bring brought;
-    build built; buy bought; catch caught; choose chose chosen; come came; deal dealt; draw drew drawn; drink drank drunk;
-    drive drove driven; fall fell fallen; feed fed; feel felt; fight fought; find found; fly flew flown;
-    forget forgot forgotten; freeze froze frozen; give gave given; go went gone; grow grew grown; hang hung; hear heard;
-    hide hid hidden; hold held; keep kept; know knew known; lead led; leave left; lend lent; lose lost; make made;
-    mean meant; meet met; pay paid; ride rode ridden; ring rang rung; rise rose risen; run ran; say said; see saw seen;
-    sell sold; send sent; shake shook shaken; shoot shot; sing sang sung; sit sat; sleep slept; speak spoke spoken;
-    spend spent; stand stood; steal stole stolen; stick stuck; swim swam swum; take took taken; teach taught; tell told;
-    think thought; throw threw thrown; understand understood; wake woke woken; wear wore worn; win won; write wrote written;
-    child children; man men; woman women; wife wives; foot feet; tooth teeth
+    eat ate eaten; become became; begin began begun; bite bit bitten; blow blew blown; break broke broken; bring
+    brought; build built; buy bought; catch caught; choose chose chosen; come came; deal dealt; draw drew drawn;
+    drink drank drunk; drive drove driven; fall fell fallen; feed fed; feel felt; fight fought; find found; fly flew
+    flown; forget forgot forgotten; freeze froze frozen; give gave given; go went gone; grow grew grown; hang hung;
+    hear heard; hide hid hidden; hold held; keep kept; know knew known; lead led; leave left; lend lent; lose lost;
+    make made; mean meant; meet met; pay paid; ride rode ridden; ring rang rung; rise rose risen; run ran; say said;
+    see saw seen; sell sold; send sent; shake shook shaken; shoot shot; sing sang sung; sit sat; sleep slept; speak
+    spoke spoken; spend spent; stand stood; steal stole stolen; stick stuck; swim swam swum; take took taken; teach
+    taught; tell told; think thought; throw threw thrown; understand understood; wake woke woken; wear wore worn;
+    win won; write wrote written; child children; man men; woman women; wife wives; foot feet; tooth teeth
 """
-_FORMS = {
-    stem(form): tuple(map(stem, forms)) for forms in map(str.split, _IRREGULAR.split(";")) for form in forms
-}
+_FORMS = {stem(form): tuple(map(stem, forms)) for forms in map(str.split, _IRREGULAR.split(";")) for form in forms}
 
 
 class QueryWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -33,6 +31,8 @@ class QueryWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     `whole`: the exact form of an identifier, `conjunction`: all its pieces in one passage, `piece`: each of them.
     `short_number`: a number of one or two digits, which stands everywhere.
+    `dated`: the words that write out a date, whose day counts as `time`. `speaker`: that somebody named is the one who
+    speaks.
     `context_piece` and `context_word`: pieces of paths and words of the requester's last steps. `time`: the days that
     the query names.
     """
@@ -44,8 +44,8 @@ class QueryWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     context_word: float = 0.25
     time: float = 1.0
     short_number: float = 0.3
-    speaker: float = 1.0
     dated: float = 0.3
+    speaker: float = 1.0
 
 
 class Clue(msgspec.Struct, frozen=True, gc=False):

@@ -31,7 +31,7 @@ _SCALE = 1024  # of weights as integers, which share a number with the bits of w
 _SHORT_QUERY = 5
 _ENOUGH, _MOST_CANDIDATES, _MOST_RANKED = 2_000, 800, 300
 _MOST_FURTHER = 3
-_RARE = 20
+_RARE = 20  # passages with an identifier
 _LONG_REPLIES = 3  # passages for one of the user, from which on the other side writes at length
 _MOST_LOOKED_AROUND = 100
 _CHUNK = 64
@@ -40,12 +40,14 @@ _CHUNK = 64
 class RankingWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How much each ranker counts beside the text, and what stands beside an entry beside the entry itself.
 
-    `similar`: words that look like one of a short query, in multiples of it. `further`: the share that the second best
-    passage of an entry adds; the next ones add half of that each. `neighbour`: the share of its score that a message
-    gives the ones beside it; `pair`: that which a question and its reply give each other; `long_reply`: that which a
-    question gives a reply of several passages. In the sessions of agents, outputs stand for their steps: `step` is the
-    factor of what the assistant says with a call, `task` that of what the user says. `coverage`: the bonus of an entry
-    around which, within `reach` turns, all words of the query stand.
+    `similar`: words that look like one of a short query, in multiples of it. `exact`: the factor of the requester's
+    last steps where an identifier of the query is rare. `further`: the share that the second best passage of an entry
+    adds; the next ones add half of that each. `neighbour`: the share of its score that a message gives the ones beside
+    it, `far` the ones two turns away, among short ones; `pair`: that which a question and its reply give each other;
+    `long_reply`: that which a question gives a reply of several passages, `long_question` that which such a text gives
+    the message before it. In the sessions of agents, outputs stand for their steps: `step` is the factor of what the
+    assistant says with a call, `task` that of what the user says. `coverage`: the bonus of an entry around which,
+    within `reach` turns, all words of the query stand.
     """
 
     similar: float = 0.5
@@ -250,6 +252,13 @@ class _Search:
         session, passages = self._list_passages(turn)
         return any(read_place(self._places[session][number])[0] for number in passages)
 
+    def _sum_far(self, turns: Mapping[int, float], turn: int) -> float:
+        """Return the scores of the turns two before and behind one, where this one and what is between are short."""
+        far = [(turns.get(turn + 2 * step, 0.0), turn + step) for step in (-1, 1)]
+        if not any(score for score, _ in far) or self._is_long(turn):
+            return 0.0
+        return sum(score for score, between in far if score and not self._is_long(between))
+
     def _asks(self, turn: int) -> bool:
         """Return whether something is asked in a turn."""
         if turn not in self._asking:
@@ -266,9 +275,9 @@ class _Search:
         return session, range(start, bisect_left(places, number + 1 << TURN_SHIFT + PLACE_SHIFT, start))
 
     def _list_beside(self, turns: Mapping[int, float]) -> Iterator[int]:
-        """Yield the messages before and behind the best turns: a reply need not repeat a word of the question."""
+        """Yield the messages up to two turns from the best ones: a reply need not repeat a word of the question."""
         for turn in nlargest(_MOST_LOOKED_AROUND, turns, key=turns.__getitem__):
-            for near in (turn - 2, turn - 1, turn + 1, turn + 2) if self._w.far else (turn - 1, turn + 1):
+            for near in (turn - 2, turn - 1, turn + 1, turn + 2):
                 session, passages = self._list_passages(near)
                 for number in passages:
                     entry = session << SESSION_SHIFT | self._places[session][number] >> PLACE_SHIFT
@@ -314,9 +323,7 @@ class _Search:
             else:
                 score += before and before * self._get_share(turn - 1, turn)
                 score += behind and behind * self._get_share(turn + 1, turn)
-                for step in (-1, 1) if w.far else ():
-                    further = turns.get(turn + 2 * step, 0.0)
-                    score += further and not self._is_long(turn + step) and not self._is_long(turn) and w.far * further
+                score += w.far * self._sum_far(turns, turn)
             covered = 0
             for near in range(turn - w.reach, turn + w.reach + 1):
                 covered |= masks.get(near, 0)

@@ -12,7 +12,11 @@ from proxy.retrieval.postings import Scored
 from proxy.retrieval.terms import list_terms
 
 _LONGEST_LINE = 240
-_BREAKS = (re.compile(r"(?<=[.!?;])\s+|(?<=[\u3002\uff01\uff1f])"), re.compile(r"(?<=,)\s+|(?<=\u3001)"), re.compile(r"\s+"))
+_BREAKS = (
+    re.compile(r"(?<=[.!?;])\s+|(?<=[\u3002\uff01\uff1f])"),
+    re.compile(r"(?<=,)\s+|(?<=\u3001)"),
+    re.compile(r"\s+"),
+)
 """Where a line is divided: behind a sentence, else a part of one, else a word."""
 _GAP = "\u2026"
 _TOKENS = re.compile(r"[A-Za-z]{1,6}|\d{1,3}|[!-/:-@\[-`{-~]{1,2}|[^\x00-\x7f]")
@@ -21,14 +25,15 @@ _TOKENS = re.compile(r"[A-Za-z]{1,6}|\d{1,3}|[!-/:-@\[-`{-~]{1,2}|[^\x00-\x7f]")
 class SnippetPolicy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How an answer is filled.
 
-    An entry is given `each` tokens; the first `best` entries are given up to `share` of all tokens, at most `most`.
-    `beside` is the share of its score that a line has from the lines beside it. Lines are compared by their score
-    divided by their tokens to the power of `brevity`.
+    An entry is given `each` tokens, or its best line; the first `best` entries are given up to `share` of all tokens,
+    at most `most`. What is left once all entries were read is spent on more of their lines. `beside` is the share of
+    its score that a line has from the lines beside it. Lines are compared by their score divided by their tokens to the
+    power of `brevity`.
     """
 
     each: int = 60
     best: int = 5
-    share: float = 0.15
+    share: float = 0.1
     most: int = 600
     beside: float = 0.1
     brevity: float = 0.3
@@ -75,14 +80,13 @@ def fill(
         read.append((scored.entry, lines, scores, chosen))
         if left < rules.each // 4:
             break
-    while read and left >= rules.each // 4:  # few entries: they have more of their lines
+    before = tokens + 1
+    while rules.each // 4 <= left < before:  # few entries: they have more of their lines
         before = left
-        for _, lines, scores, chosen in read:
-            more, used = _choose(lines, scores, min(left, rules.most), left, told)
+        for _, parts, worth, taken in read:
+            more, used = _choose(parts, worth, min(left, rules.most), left, told)
             left -= used
-            chosen += more
-        if left == before:
-            break
+            taken += more
     return [_make_snippet(entry, lines, sorted(chosen)) for entry, lines, _, chosen in read if chosen]
 
 

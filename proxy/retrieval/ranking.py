@@ -311,8 +311,10 @@ class _Search:
             turn = entry >> TURN_SHIFT
             if score > turns.get(turn, 0.0):
                 turns[turn] = score
+        beside: set[int] = set()
         if not is_agent:
-            scores = {**dict.fromkeys(self._list_beside(turns), 0.0), **scores}
+            beside = set(self._list_beside(turns)) - scores.keys()
+            scores = {**scores, **dict.fromkeys(beside, 0.0)}
         w, final = self._w, {}
         total = max(self._question.bits, 1)
         for entry, score in scores.items():
@@ -324,6 +326,8 @@ class _Search:
                 score += before and before * self._get_share(turn - 1, turn)
                 score += behind and behind * self._get_share(turn + 1, turn)
                 score += w.far * self._sum_far(turns, turn)
+                if not score and entry in beside:
+                    continue
             covered = 0
             for near in range(turn - w.reach, turn + w.reach + 1):
                 covered |= masks.get(near, 0)

@@ -8,7 +8,6 @@ from math import log
 from typing import get_args
 
 import msgspec
-from msgspec import structs
 
 from proxy.retrieval.postings import (
     LENGTHS,
@@ -31,7 +30,6 @@ _SCALE = 1024  # of weights as integers, which share a number with the bits of w
 _SHORT_QUERY = 5
 _ENOUGH, _MOST_CANDIDATES, _MOST_RANKED = 2_000, 800, 300
 _MOST_FURTHER = 3
-_RARE = 20  # passages with an identifier
 _LONG_REPLIES = 3  # passages for one of the user, from which on the other side writes at length
 _MOST_LOOKED_AROUND = 100
 _CHUNK = 64
@@ -40,8 +38,7 @@ _CHUNK = 64
 class RankingWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How much each ranker counts beside the text, and what stands beside an entry beside the entry itself.
 
-    `similar`: words that look like one of a short query, in multiples of it. `exact`: the factor of the requester's
-    last steps where an identifier of the query is rare. `further`: the share that the second best passage of an entry
+    `similar`: words that look like one of a short query, in multiples of it. `further`: the share that the second best passage of an entry
     adds; the next ones add half of that each. `neighbour`: the share of its score that a message gives the ones beside
     it, `far` the ones two turns away, among short ones; `pair`: that which a question and its reply give each other;
     `long_reply`: that which a question gives a reply of several passages, `long_question` that which such a text gives
@@ -51,7 +48,6 @@ class RankingWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
 
     similar: float = 0.5
-    exact: float = 0.4
     further: float = 1.5
     card: float = 0.3
     rule: float = 0.5
@@ -106,10 +102,7 @@ class _Search:
 
     def run(self, limit: int) -> Ranking:
         clues = self._expand()
-        context = self._question.context
-        if context and any(0 < len(self._read("text", whole)) <= _RARE for whole in self._question.wholes):
-            context = tuple(structs.replace(each, weight=each.weight * self._w.exact) for each in context)
-        scores, numbers, masks = self._gather(self._score_lane("text", [*clues, *context]))
+        scores, numbers, masks = self._gather(self._score_lane("text", [*clues, *self._question.context]))
         measured = {lane: self._postings.measure(lane).passages for lane in get_args(Lane)}
         is_agent = measured["card"] > measured["user"]
         lanes: list[tuple[Lane, float]] = [("card", self._w.card), ("rule", self._w.rule)]

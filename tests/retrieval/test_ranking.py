@@ -145,17 +145,6 @@ def test_a_text_that_writes_out_a_date_is_not_before_one_of_that_day() -> None:
     assert list_turns(ask(talk.index, "class on 8 May 2023"))[0] == 31
 
 
-def test_the_last_steps_count_less_where_an_identifier_is_rare() -> None:
-    talk = Talk()
-    for i in range(30):
-        talk.act("Look further", f"cat src/alpha/{i}", f"nothing in src/alpha number {i}")
-    talk.act("And this", "cat it", "parse_rows is defined")
-    exact = ask(talk.index, "parse_rows", context="cd src/alpha number").entries
-    others = ask(talk.index, "defined", context="cd src/alpha number").entries
-    assert exact[0].score > 2 * exact[1].score
-    assert exact[1].score < 0.5 * others[1].score
-
-
 def test_an_output_is_found_by_the_thought_that_led_to_it() -> None:
     talk = Talk()
     talk.say("Please fix the frobnicator")

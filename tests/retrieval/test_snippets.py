@@ -67,8 +67,8 @@ def test_what_is_left_is_spent_on_more_lines() -> None:
 
 
 def test_the_best_line_of_an_entry_is_told_though_it_is_long() -> None:
-    texts = [f"{i} alpha, {'it is so ' * 24}" for i in range(12)]
-    assert len(fill(find(*texts), {"alpha": 1.0}, tokens=2000)) == 12
+    texts = [f"alpha, {'it is so ' * 24}", *(f"alpha {i}\nwhat else is there {i}" for i in range(60))]
+    assert fill(find(*texts), {"alpha": 1.0}, tokens=300)[0].entry == 0
 
 
 def test_a_long_line_is_divided_behind_its_sentences() -> None:

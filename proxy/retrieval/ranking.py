@@ -38,13 +38,13 @@ _CHUNK = 64
 class RankingWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How much each ranker counts beside the text, and what stands beside an entry beside the entry itself.
 
-    `similar`: words that look like one of a short query, in multiples of it. `further`: the share that the second best passage of an entry
-    adds; the next ones add half of that each. `neighbour`: the share of its score that a message gives the ones beside
-    it, `far` the ones two turns away, among short ones; `pair`: that which a question and its reply give each other;
-    `long_reply`: that which a question gives a reply of several passages, `long_question` that which such a text gives
-    the message before it. In the sessions of agents, outputs stand for their steps: `step` is the factor of what the
-    assistant says with a call, `task` that of what the user says. `coverage`: the bonus of an entry around which,
-    within `reach` turns, all words of the query stand.
+    `similar`: words that look like one of a short query, in multiples of it. `further`: the share that the second best
+    passage of an entry adds; the next ones add half of that each. `neighbour`: the share of its score that a message
+    gives the ones beside it, `far` the ones two turns away, among short ones; `pair`: that which a question and its
+    reply give each other; `long_reply`: that which a question gives a reply of several passages, `long_question` that
+    which such a text gives the message before it. In the sessions of agents, outputs stand for their steps: `step` is
+    the factor of what the assistant says with a call, `task` that of what the user says. `coverage`: the bonus of an
+    entry around which, within `reach` turns, all words of the query stand.
     """
 
     similar: float = 0.5

@@ -3,27 +3,11 @@
 import msgspec
 
 from proxy.retrieval.dates import convert_to_day, cut_dates, list_span_terms, list_spans
-from proxy.retrieval.terms import Token, list_tokens, name_speaker, parse_token, stem
+from proxy.retrieval.terms import Token, list_tokens, name_speaker, parse_token
 
 _MOST_CLUES, _MOST_CONTEXT = 64, 40
 _LONGEST = 8_000
 _SHORT_NUMBER = 2
-
-
-# Forms that no stemmer knows: a question ("what did she buy?") seldom has the form of what was said ("I bought").
-_IRREGULAR = """
-    eat ate eaten; become became; begin began begun; bite bit bitten; blow blew blown; break broke broken; bring
-    brought; build built; buy bought; catch caught; choose chose chosen; come came; deal dealt; draw drew drawn;
-    drink drank drunk; drive drove driven; fall fell fallen; feed fed; feel felt; fight fought; find found; fly flew
-    flown; forget forgot forgotten; freeze froze frozen; give gave given; go went gone; grow grew grown; hang hung;
-    hear heard; hide hid hidden; hold held; keep kept; know knew known; lead led; leave left; lend lent; lose lost;
-    make made; mean meant; meet met; pay paid; ride rode ridden; ring rang rung; rise rose risen; run ran; say said;
-    see saw seen; sell sold; send sent; shake shook shaken; shoot shot; sing sang sung; sit sat; sleep slept; speak
-    spoke spoken; spend spent; stand stood; steal stole stolen; stick stuck; swim swam swum; take took taken; teach
-    taught; tell told; think thought; throw threw thrown; understand understood; wake woke woken; wear wore worn;
-    win won; write wrote written; child children; man men; woman women; wife wives; foot feet; tooth teeth
-"""
-_FORMS = {stem(form): tuple(map(stem, forms)) for forms in map(str.split, _IRREGULAR.split(";")) for form in forms}
 
 
 class QueryWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -88,7 +72,7 @@ def make_question(text: str, *, context: str = "", now_ms: int = 0, weights: Que
                 weight *= weigh.short_number
             if each in dated:
                 weight *= weigh.dated
-            _add(clues, Clue(_FORMS.get(piece, (piece,)), weight, bit))
+            _add(clues, Clue((piece,), weight, bit))
             if not token.is_identifier:
                 words[piece] = bit
                 if each[:1].isupper():

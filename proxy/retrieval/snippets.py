@@ -31,7 +31,7 @@ class SnippetPolicy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     power of `brevity`.
     """
 
-    each: int = 60
+    each: int = 80
     best: int = 5
     share: float = 0.1
     most: int = 600

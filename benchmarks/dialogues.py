@@ -1,19 +1,24 @@
-"""Dialogues made from a seed, with questions whose evidence is known, for `benchmarks.recall_quality`.
+"""Personal dialogues made from a seed, with questions whose evidence is known, for `benchmarks.recall_quality`.
 
-Personal dialogues: two people, short turns, some twenty meetings over months, each with its date. Both tell facts of
-the same topics, so that the topic alone does not find the evidence. A fact is told at once, or in a reply that repeats
-no word of the question before it. Technical chats: a person asks, an assistant answers at length; the answer is one
-sentence of it. Questions paraphrase: of each notion a question uses another word than the text in half of the cases.
+Two people, short turns, some twenty meetings over months, each with its date. Their lives have topics in common, so
+that a topic alone does not find the evidence; both come back to what they told, and talk of a topic without telling
+anything. What is told is asked for by its content, by a reply to a question of the other side, by its time, by what has
+to be concluded, and by all that belongs to a group: mostly in words of which the turn has some, at times in none.
 """
 
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
 
+from benchmarks.topics import Topic, read_topics
+
 
 class Turn(msgspec.Struct, frozen=True):
+    """What one side said."""
+
     sender: str
     role: str
     text: str
@@ -29,350 +34,207 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Dialogue(msgspec.Struct, frozen=True):
+    """Turns, and questions about them."""
+
     turns: tuple[Turn, ...]
     questions: tuple[Asked, ...]
 
 
-# A topic: words for it in the text and in questions; what is asked in the dialogue; objects.
-_TOPICS = (
-    (
-        "adopted bought rescued",
-        "pet animal",
-        "get",
-        "anyone furry at home these days",
-        "a beagle puppy|a grey parrot|two kittens|a tortoise|a ferret",
-    ),
-    (
-        "signed up for enrolled in joined",
-        "class course lessons",
-        "start",
-        "anything you study on the side",
-        "pottery|salsa|Portuguese|calligraphy|fencing|woodcarving",
-    ),
-    (
-        "ran finished completed",
-        "race event competition",
-        "take part in",
-        "how did the big day go",
-        "the harbour marathon|a charity ten kilometre|the triathlon in Porto|a mud run",
-    ),
-    (
-        "painted drew sketched",
-        "picture artwork canvas",
-        "make",
-        "have you been creative lately",
-        "a lighthouse at dusk|my grandmother's hands|a field of poppies|an old tram",
-    ),
-    (
-        "flew to travelled to visited",
-        "trip journey holiday",
-        "go to",
-        "where did you end up going",
-        "Lisbon|Kyoto|the Dolomites|Iceland|Marrakesh|Nova Scotia",
-    ),
-    (
-        "baked cooked made",
-        "meal dish recipe",
-        "prepare",
-        "what was on the table",
-        "a rhubarb pie|lentil curry|sourdough bread|mushroom risotto|pierogi",
-    ),
-    (
-        "got hired by started at moved to",
-        "job company employer",
-        "work for",
-        "so who won the interview round",
-        "a shelter|the city library|a solar start-up|the botanical garden|a law firm",
-    ),
-    (
-        "read devoured borrowed",
-        "book novel",
-        "enjoy",
-        "what keeps you awake at night",
-        "The Left Hand of Darkness|Middlemarch|a biography of Curie|The Leopard|Piranesi",
-    ),
-    (
-        "planted sowed potted",
-        "garden plant vegetables",
-        "grow",
-        "what is coming up outside",
-        "tomatoes|a fig tree|lavender|climbing roses|kohlrabi",
-    ),
-    (
-        "bought ordered picked up",
-        "instrument music",
-        "play",
-        "what is that sound on the phone",
-        "a cello|a banjo|a used piano|a ukulele|an accordion",
-    ),
-    (
-        "repaired fixed restored",
-        "house repair renovation",
-        "mend",
-        "what is all that dust about",
-        "the porch|the leaking roof|an oak dresser|the kitchen floor",
-    ),
-    (
-        "volunteered at helped at supported",
-        "volunteering charity community",
-        "help",
-        "you looked busy on the weekend",
-        "the food bank|a beach clean-up|the youth choir|a refugee kitchen",
-    ),
-    (
-        "saw heard watched",
-        "concert show performance",
-        "attend",
-        "were the tickets worth it",
-        "a string quartet|Summer Sounds|an opera in the park|the jazz night",
-    ),
-    (
-        "hurt sprained injured",
-        "injury health",
-        "hurt",
-        "why are you limping",
-        "an ankle on the stairs|my left wrist|a knee while skiing|my back lifting boxes",
-    ),
-    (
-        "celebrated organised hosted",
-        "party celebration",
-        "celebrate",
-        "what was the noise last night",
-        "my sister's wedding|a housewarming|our tenth anniversary|a naming ceremony",
-    ),
+class _Told(msgspec.Struct):
+    """A thing of a topic that a person told, and the turns that tell it and reply to a question about it."""
+
+    person: str
+    topic: Topic
+    thing: str = ""
+    at: int = -1
+    about: str = ""
+    replies: list[tuple[int, tuple[str, ...]]] = msgspec.field(default_factory=list)
+
+
+_TOPICS, _GROUPS = read_topics("dialogue_topics.txt")
+_SHARE_OF_TOPICS = 0.75  # of which one person has something to tell
+_CLOSELY = 0.65  # of the questions are asked with the turn in mind, and share some words with it
+_BESIDE = 0.5  # of the questions about a reply name what the turns around it are about
+_PEOPLE = (
+    *("Caroline", "Melanie", "Joanna", "Nate", "Tim", "Audrey", "Calvin", "Deborah", "Evan", "Gina", "Jolene", "Maria"),
+    *("Andrew", "James", "Sam", "Priya", "Omar", "Ingrid"),
 )
-_NAMES = ("Caroline", "Melanie", "Joanna", "Nate", "Tim", "Audrey", "Calvin", "Deborah", "Evan", "Gina")
-_CHAT = (
-    "Hey {other}! Good to see you, how have you been?",
-    "That is wonderful, I am really happy for you!",
-    "Thanks {other}, that means a lot.",
-    "Wow, sounds like a lot of work.",
+_GREETINGS = (
+    "Hey {other}! Long time no talk, how have you been?",
+    "Hi {other}, good to hear from you! What's new?",
+    "Hey {other}, how's it going? So much has happened since we last spoke.",
+    "Hello {other}! Hope your week was better than mine.",
+)
+_ASIDES = (
+    "That's wonderful, {other}, I'm so happy for you!",
+    "Thanks, {other}! That means a lot to me.",
+    "Wow, that must have taken a lot of work.",
     "I know what you mean, life has been hectic.",
-    "Take care and talk soon!",
     "Ha, that made my day.",
-    "It was tough at first but I am glad I did it.",
+    "It was tough at first but I'm glad I did it.",
     "You always know how to cheer me up.",
-    "We should do something together some time.",
+    "We should do something together some time soon.",
     "The weather has been awful here, rain all week.",
     "My kids keep asking about you, by the way.",
-    "I have been thinking about that, too.",
+    "I've been thinking about that, too.",
     "Anything exciting planned for the next days?",
-    "Not much, just work and trying to sleep enough.",
+    "Not much here, just work and trying to get enough sleep.",
     "Let me know how it goes!",
+    "You're so right, one step at a time.",
+    "That sounds like a real adventure!",
+    "I'm proud of you for sticking with it.",
+    "Tell me everything!",
+    "Sending you a big hug.",
+    "I can only imagine how that felt.",
+    "Good for you! Not everybody would dare to do that.",
+    "It's the small moments that count, right?",
+    "I wish I had your energy.",
+    "Honestly, I needed to hear that today.",
+    "Friends like you make everything easier.",
+    "Time flies, doesn't it?",
+    "What a story, I can't wait to hear the rest.",
+    "I never thought of it that way.",
 )
-_TELL = (
-    "Guess what, I {verb} {thing} {when}! It feels great.",
-    "{When} I {verb} {thing}. Still smiling about it.",
-    "I finally {verb} {thing} {when}, after talking about it for ages.",
-    "Oh, and I {verb} {thing} {when}, can you believe it?",
+_FAREWELLS = (
+    "Take care, {other}, and talk soon!",
+    "I've got to run, dinner is on the stove. Bye, {other}!",
+    "It was great catching up. Let's not wait so long the next time.",
 )
-_REPLY = (
-    "It was {thing}, {when}.",
-    "{When}: {thing}. I had been hoping for it.",
-    "Well, {thing}! {When}, to be exact.",
+_WHEN = (
+    *("yesterday", "last Friday", "today", "two days ago", "this morning", "last weekend", "last week", "on Tuesday"),
+    *("a few days ago", "last night", "the other day", "last month"),
 )
-_ABOUT = (
-    "What is the news about the {noun}?",
-    "Did anything come of the {noun}?",
-    "Oh, tell me more about the {noun} you mentioned!",
-)
-_WHEN = (("yesterday", 1), ("last Friday", 0), ("today", 0), ("two days ago", 2), ("this morning", 0))
+_WORD = re.compile(r"[A-Za-z][\w'-]{3,}")
 
 
 def make_dialogue(seed: int, meetings: int = 20, turns: int = 30) -> Dialogue:
     """Make a personal dialogue of two people."""
     rng = random.Random(seed)
-    people = rng.sample(_NAMES, 2)
-    facts = [(p, t, o) for p in people for t in range(len(_TOPICS)) for o in rng.sample(_TOPICS[t][4].split("|"), 2)]
-    rng.shuffle(facts)
-    made: list[Turn] = []
-    known: list[tuple[str, int, str, int, datetime]] = []
+    people = rng.sample(_PEOPLE, 2)
+    speech = _Speech(rng, people)
+    told = [_Told(person, topic) for person in people for topic in _choose(rng)]
+    rng.shuffle(told)
     day = datetime(2023, 1, 9, 13, 5) + timedelta(rng.randrange(60))
-    for _ in range(meetings):
-        stamp = f"[{day:%I:%M %p} on {day.day} {day:%B}, {day.year}]"
-        start = len(made)
-        told = [facts.pop() for _ in range(3) if facts]
-        while len(made) - start < turns:
-            first = len(made) == start
-            at = (len(made) - start) % 2
-            speaker, other = people[at], people[1 - at]
-            due = next((f for f in told if f[0] == speaker), None)
-            if due is not None and not first and rng.random() < 0.3:
-                told.remove(due)
-                made += _tell(rng, due, made, other)
-                known.append((*due, len(made) - 1, day))
-                continue
-            text = rng.choice(_CHAT).format(other=other)
-            made.append(_speak(people, speaker, f"{stamp} {text}" if first else text))
-        day += timedelta(rng.randrange(4, 12), minutes=rng.randrange(300))
-    return Dialogue(tuple(made), tuple(_ask(rng, known, people)))
+    known: list[_Told] = []
+    days: dict[int, datetime] = {}
+    for meeting in range(meetings):
+        start = len(speech.turns)
+        speech.stamp = f"[{day:%I:%M %p} on {day.day} {day:%B}, {day.year}] "
+        speech.say(rng.randrange(2), rng.choice(_GREETINGS))
+        for _ in range(-(-len(told) // (meetings - meeting))):
+            fact = told.pop()
+            speech.tell(fact)
+            days[fact.at] = day
+            known.append(fact)
+            if known and rng.random() < 0.4:
+                speech.come_back(rng.choice(known))
+        while len(speech.turns) - start < turns - 1:
+            speech.chat(rng.choice(_TOPICS))
+        speech.say(None, rng.choice(_FAREWELLS))
+        day += timedelta(rng.randrange(4, 16), minutes=rng.randrange(300))
+    return Dialogue(tuple(speech.turns), tuple(_list_questions(rng, known, people, days)))
 
 
-def _speak(people: list[str], speaker: str, text: str) -> Turn:
-    return Turn(speaker, "user" if speaker == people[0] else "assistant", text)
+def _choose(rng: random.Random) -> Iterator[Topic]:
+    for topic in _TOPICS:
+        if rng.random() < _SHARE_OF_TOPICS:
+            yield topic
+            if rng.random() < 0.2:
+                yield topic
 
 
-def _tell(rng: random.Random, fact: tuple[str, int, str], made: list[Turn], other: str) -> list[Turn]:
-    speaker, topic, thing = fact
-    verbs, nouns, _, hint, _ = _TOPICS[topic]
-    when, _ = rng.choice(_WHEN)
-    verb = rng.choice(_split_verbs(verbs))
-    own, others = ("user", "assistant") if made[-1].role == "assistant" else ("assistant", "user")
-    if rng.random() < 0.35:
-        about = rng.choice(_ABOUT).format(noun=rng.choice(nouns.split()))
-        question = f"{hint.capitalize()}?" if rng.random() < 0.3 else about
-        reply = rng.choice(_REPLY).format(thing=thing, when=when, When=when.capitalize())
-        return [
-            Turn(speaker, own, f"So much to tell you, {other}."),
-            Turn(other, others, question),
-            Turn(speaker, own, reply),
-        ]
-    text = rng.choice(_TELL).format(verb=verb, thing=thing, when=when, When=when.capitalize())
-    return [Turn(speaker, own, text)]
+class _Speech:
+    """The turns of a dialogue, as they are said."""
+
+    def __init__(self, rng: random.Random, people: Sequence[str]) -> None:
+        self._rng, self._people = rng, people
+        self._used: set[tuple[str, str]] = set()
+        self.turns: list[Turn] = []
+        self.stamp = ""
+        self._last = 0
+
+    def say(self, who: int | None, text: str, *others: str) -> int:
+        """Add a turn of a person, or of the one who did not speak last; return its number."""
+        who = 1 - self._last if who is None else who
+        self._last = who
+        said = " ".join((text, *others)).replace("{other}", self._people[1 - who])
+        self.turns.append(Turn(self._people[who], ("user", "assistant")[who], self.stamp + said))
+        self.stamp = ""
+        return len(self.turns) - 1
+
+    def tell(self, fact: _Told) -> None:
+        """Have a person tell something new, and the other one ask about it."""
+        rng, who, lines = self._rng, self._people.index(fact.person), fact.topic.lines
+        things = lines["X"][0][0].split("|")
+        fact.thing = rng.choice([each for each in things if (fact.person, each) not in self._used] or things)
+        self._used.add((fact.person, fact.thing))
+        if self._last == who:
+            self.say(None, rng.choice(_ASIDES), rng.choice(("What have you been up to?", "How about you?")))
+        when = rng.choice(_WHEN)
+        text, fact.about = rng.choice(lines["T"])
+        text = text.replace("{x}", fact.thing).replace("{w}", when).replace("{W}", when.capitalize())
+        fact.at = self.say(who, text, *rng.sample(_ASIDES, rng.randrange(2)))
+        asked = rng.sample(lines["D"], rng.randrange(len(lines["D"]) + 1))
+        if not asked:
+            self.say(None, *self._remark(fact.topic))
+        for question, reply, about in asked:
+            self.say(None, rng.choice(_ASIDES), question)
+            at = self.say(None, *rng.sample(_ASIDES, rng.randrange(2)), reply)
+            closely, _, freely = about.partition(" | ")
+            fact.replies.append((at, (closely if rng.random() < _CLOSELY else freely or closely, reply)))
+        for _ in range(rng.randrange(1, 4)):
+            self.say(None, *self._remark(fact.topic))
+
+    def come_back(self, fact: _Told) -> None:
+        """Have a person speak of what was told before, which says nothing of when or how it was."""
+        self.say(self._people.index(fact.person), self._rng.choice(fact.topic.lines["F"])[0].replace("{x}", fact.thing))
+        self.say(None, *self._remark(fact.topic))
+
+    def chat(self, topic: Topic) -> None:
+        """Have both speak of a topic without telling anything."""
+        for _ in range(2):
+            self.say(None, *self._remark(topic))
+
+    def _remark(self, topic: Topic) -> list[str]:
+        said = [self._rng.choice(topic.lines["C"])[0], self._rng.choice(_ASIDES)]
+        self._rng.shuffle(said)
+        return said[: self._rng.choice((1, 2, 2))]
 
 
-def _split_verbs(verbs: str) -> list[str]:
-    made: list[str] = []
-    for word in verbs.split():
-        if word in ("for", "in", "to", "at", "by", "up", "hired") and made:
-            made[-1] += f" {word}"
-        else:
-            made.append(word)
-    return made
+def list_words(text: str) -> tuple[str, ...]:
+    """Return the words of a text that are long enough to be looked for in an answer."""
+    return tuple(_WORD.findall(text))
 
 
-def _ask(rng: random.Random, known: list[tuple[str, int, str, int, datetime]], people: list[str]) -> Iterator[Asked]:
-    by_topic: dict[tuple[str, int], list[tuple[str, int, datetime]]] = {}
-    for person, topic, thing, at, day in known:
-        by_topic.setdefault((person, topic), []).append((thing, at, day))
-    for (person, topic), told in by_topic.items():
-        verbs, nouns, plain, _, _ = _TOPICS[topic]
-        noun = rng.choice(nouns.split())
-        evidence = tuple(at for _, at, _ in told)
-        things = tuple(word for thing, _, _ in told for word in thing.split() if len(word) > 3)
-        if len(told) > 1:
-            yield Asked(f"Which {noun} did {person} {plain}, all in all?", evidence, things, "several")
-        thing, at, day = told[0]
-        words = tuple(word for word in thing.split() if len(word) > 3)
-        verb = rng.choice(_split_verbs(verbs)) if rng.random() < 0.5 else plain
-        yield Asked(f"What {noun} did {person} {verb} in {day:%B}?", (at,), words, "single")
-        yield Asked(f"When did {person} {plain} {thing}?", (at,), words, "when")
+def _list_questions(
+    rng: random.Random, known: Sequence[_Told], people: Sequence[str], days: dict[int, datetime]
+) -> Iterator[Asked]:
+    groups: dict[tuple[str, str], list[_Told]] = {}
+    for fact in known:
+        groups.setdefault((fact.person, fact.topic.head[0]), []).append(fact)
+        words, lines = list_words(fact.thing), fact.topic.lines
+        same = tuple(each.at for each in known if each.person == fact.person and each.topic is fact.topic)
+        about = fact.about if rng.random() < _CLOSELY else rng.choice(lines["Q"])[0]
+        asked = about.replace("{p}", fact.person)
+        if len(same) > 1:
+            asked = f"{asked[:-1]} in {days[fact.at]:%B %Y}?"
+        yield Asked(asked, (fact.at,), words, "content")
+        for at, (about, reply) in fact.replies:
+            beside = f", speaking of {fact.thing}?" if fact.thing not in about and rng.random() < _BESIDE else "?"
+            yield Asked(_name(about[:-1] + beside, fact), (at,), list_words(reply), "reply")
+        if rng.random() < 0.7:
+            yield Asked(_name(rng.choice(lines["W"])[0], fact), (fact.at,), words, "when")
+        if rng.random() < 0.2:
+            yield Asked(_name(rng.choice(lines["O"])[0], fact), same, words, "concluded")
+    for (person, group), facts in groups.items():
+        if len(facts) > 1:
+            asked = rng.choice([text for name, text in _GROUPS if name == group]).replace("{p}", person)
+            yield Asked(
+                asked, tuple(each.at for each in facts), list_words(" ".join(f.thing for f in facts)), "several"
+            )
 
 
-_AREAS = (
-    (
-        "postgres database",
-        "connection pool",
-        "pgbouncer transaction mode|a pool of 40 connections|statement_timeout of 30 s",
-    ),
-    ("kubernetes cluster", "rollout restart", "maxSurge of 25%|a preStop hook of 15 s|readinessGate checks"),
-    (
-        "react frontend",
-        "rendering slow list",
-        "react-window with overscan 6|useDeferredValue|a memo comparator on rowKey",
-    ),
-    ("rust parser", "memory growth", "a bumpalo arena|shrink_to_fit after each batch|interning with lasso"),
-    ("python worker", "queue backlog", "prefetch_multiplier 1|acks_late with visibility 900|autoscale 4,16"),
-    ("nginx proxy", "upstream timeouts", "proxy_read_timeout 75s|keepalive 32|proxy_buffering off"),
-    (
-        "terraform state",
-        "lock conflict",
-        "a DynamoDB lock table|force-unlock with the id|separate workspaces per stage",
-    ),
-    (
-        "android app",
-        "battery drain",
-        "WorkManager with 30 minute windows|setExact replaced by setWindow|a foreground service",
-    ),
-    (
-        "kafka stream",
-        "duplicate messages",
-        "enable.idempotence|a dedup store of 24 hours|transactional.id per partition",
-    ),
-    (
-        "css layout",
-        "overflow on mobile",
-        "min-width: 0 on the flex child|overscroll-behavior contain|clamp(1rem, 4vw, 2rem)",
-    ),
-    ("ml training", "loss spikes", "gradient clipping at 0.5|warmup of 2,000 steps|bf16 in place of fp16"),
-    ("git history", "huge repository", "filter-repo on *.psd|partial clone with blob:none|a sparse checkout"),
-)
-_PARAPHRASE = {
-    "connection": "session",
-    "pool": "limit",
-    "rollout": "deployment",
-    "restart": "redeploy",
-    "rendering": "drawing",
-    "slow": "sluggish",
-    "memory": "RAM",
-    "growth": "leak",
-    "queue": "jobs",
-    "backlog": "pile up",
-    "timeouts": "hanging",
-    "lock": "blocked",
-    "battery": "power",
-    "drain": "consumption",
-    "duplicate": "twice",
-    "messages": "events",
-    "overflow": "scrollbar",
-    "mobile": "phone",
-    "loss": "divergence",
-    "spikes": "jumps",
-    "huge": "big",
-    "repository": "checkout",
-}
-_FILLER = (
-    "There are several ways to look at this, and which one fits depends on how the rest of the system behaves.",
-    "Before changing anything, measure the current behaviour, write down the numbers, and change one thing at a time.",
-    "A common mistake is to raise every limit at once; that hides the symptom and makes the next incident harder.",
-    "Check the logs around the first failure, not the last one, because later errors are often only consequences.",
-    "If you have a staging environment, reproduce it there with the same data volume, else the result says little.",
-    "Keep the change small, document why it was made, and add an alert that fires before users notice.",
-    "Also consider what happens during a deploy, when old and new versions run side by side for some minutes.",
-    "The documentation describes the default values, but many distributions ship with their own configuration.",
-    "You can verify it with a short script that runs the same request a thousand times and prints the percentiles.",
-    "In my experience the second most frequent cause is a retry without backoff somewhere in the call chain.",
-)
-_SERVICES = (
-    "billing",
-    "search",
-    "checkout",
-    "catalogue",
-    "mailing",
-    "reporting",
-    "login",
-    "export",
-    "inventory",
-    "invoice",
-)
-
-
-def make_chat(seed: int, exchanges: int = 160) -> Dialogue:
-    """Make a technical chat of a person and an assistant who answers at length."""
-    rng = random.Random(seed)
-    combos = [(area, service) for area in range(len(_AREAS)) for service in _SERVICES]
-    rng.shuffle(combos)
-    made: list[Turn] = []
-    asked: list[Asked] = []
-    for number in range(exchanges):
-        area, service = combos[number % len(combos)]
-        name, problem, answers = _AREAS[area]
-        answer = rng.choice(answers.split("|"))
-        follow = number >= len(combos)
-        again = " again" if follow else ""
-        question = f"In our {service} service we see {problem} with the {name}{again}. What would you do about it?"
-        made.append(Turn("", "user", f"{question} {' '.join(rng.sample(_FILLER, rng.randrange(3)))}".strip()))
-        body = [
-            rng.choice(_FILLER).replace("system", f"{rng.choice(_SERVICES)} system")
-            for _ in range(rng.randrange(14, 30))
-        ]
-        body.insert(
-            rng.randrange(2, len(body)),
-            f"What I would try first is {answer}, since it addresses the cause rather than the effect.",
-        )
-        made.append(Turn("", "assistant", "\n\n".join(" ".join(body[i : i + 4]) for i in range(0, len(body), 4))))
-        if rng.random() < 0.4 and not follow:
-            words = [_PARAPHRASE.get(w, w) if rng.random() < 0.5 else w for w in problem.split()]
-            text = f"What was the advice for {service} about {' '.join(words)} ({name.split()[0]})?"
-            asked.append(Asked(text, (len(made) - 1,), tuple(w for w in answer.split() if len(w) > 3), "advice"))
-    return Dialogue(tuple(made), tuple(asked))
+def _name(question: str, fact: _Told) -> str:
+    """Write a question of somebody else: what is the person's own is the person's."""
+    named = question.replace("{p}", fact.person).replace("{x}", fact.thing)
+    return re.sub(r"\bmy\b", "the", named)

@@ -17,24 +17,27 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.dialogues import Dialogue, make_chat, make_dialogue
+from benchmarks.chats import make_chat
+from benchmarks.dialogues import Dialogue, make_dialogue
 from benchmarks.economy import Replay, cut_and_join
 from benchmarks.memory_index import MemoryIndex
 from proxy.retrieval.dates import find_stated_time
 from proxy.retrieval.postings import Source, SourceRole, get_kind, get_turn
 from proxy.retrieval.query import QueryWeights, make_question
 from proxy.retrieval.ranking import Ranking, RankingWeights, search
-from proxy.retrieval.snippets import Snippet, fill
+from proxy.retrieval.snippets import Snippet, estimate_tokens, fill
 from proxy.retrieval.terms import list_tokens, parse_token
 
 RawMessage = dict[str, Any]
 _BUDGET, _SHORT_BUDGET = 4_000, 1_500
 _NOW_MS = 1_700_000_000_000
 _PLAIN = (
-    QueryWeights(whole=0.0, conjunction=0.0, piece=1.0, context_piece=0.0, context_word=0.0, time=0.0),
+    QueryWeights(
+        whole=0.0, conjunction=0.0, piece=1.0, context_piece=0.0, context_word=0.0, time=0.0, speaker=0.0, dated=1.0
+    ),
     RankingWeights(
-        similar=0.0, further=0.0, card=0.0, rule=0.0, user=0.0, neighbour=0.0, pair=0.0, long_reply=0.0, step=1.0,
-        task=1.0, coverage=0.0,
+        similar=0.0, further=0.0, card=0.0, rule=0.0, user=0.0, neighbour=0.0, far=0.0, pair=0.0, long_reply=0.0,
+        long_question=0.0, step=1.0, task=1.0, coverage=0.0,
     ),
 )  # fmt: skip
 _FULL = (QueryWeights(), RankingWeights())
@@ -192,6 +195,19 @@ def index_dialogue(index: MemoryIndex, session: int, dialogue: Dialogue) -> None
         index.add(session, number, [source])
 
 
+def take_whole(index: MemoryIndex, ranking: Ranking, tokens: int) -> list[Snippet]:
+    """Return whole entries, the best first, until the next one does not fit; of the first one what fits."""
+    taken: list[Snippet] = []
+    for each in ranking.entries:
+        text = index.texts[each.entry]
+        cost = estimate_tokens(text)
+        if cost > tokens:
+            break
+        tokens -= cost
+        taken.append(Snippet(each.entry, text, cost))
+    return taken
+
+
 def measure_dialogues(dialogues: Sequence[Dialogue], tokens: int) -> list[Tally]:
     tallies = [Tally(), Tally()]
     for dialogue in dialogues:
@@ -199,13 +215,16 @@ def measure_dialogues(dialogues: Sequence[Dialogue], tokens: int) -> list[Tally]
         index_dialogue(index, 1, dialogue)
         for tally, weights in zip(tallies, (_FULL, _PLAIN), strict=True):
             for asked in dialogue.questions:
-                _, snippets = answer_query(index, asked.text, "", weights, tokens)
+                ranking, snippets = answer_query(index, asked.text, "", weights, tokens)
+                if weights is _PLAIN:
+                    snippets = take_whole(index, ranking, tokens)
                 turns = {get_turn(each.entry) for each in snippets}
                 told = " ".join(each.text for each in snippets).lower()
-                found = sum(each in turns for each in asked.evidence)
-                tally.add("evidence", found, len(asked.evidence))
-                tally.add(f"of {asked.kind}", found, len(asked.evidence))
-                tally.add("words of the answer", sum(word.lower() in told for word in asked.answer), len(asked.answer))
+                found = sum(each in turns for each in asked.evidence) / len(asked.evidence)
+                tally.add("evidence", found)
+                tally.add(f"of {asked.kind}", found)
+                if asked.answer:
+                    tally.add("words of the answer", sum(w.lower() in told for w in asked.answer) / len(asked.answer))
     return tallies
 
 

@@ -133,6 +133,8 @@ DAY_TERMS = frozenset(
 """Terms of texts that may name a day. Most have none, and looking for each day is most of the work of indexing."""
 _LOOKED_AT = 400
 _MOST_DAYS = 62
+_MOST_YEARS = 8
+"""Years in which a month without a year may be: what is searched may be older than it is recorded."""
 _EPOCH = date(1970, 1, 1)
 _YEARS = range(1000, 9000)
 """Years in which the days around a date can be computed."""
@@ -188,6 +190,11 @@ def list_spans(text: str, now: date) -> Iterator[Span]:
         yield from _list_relative(text, now)
 
 
+def cut_dates(text: str) -> str:
+    """Return the parts of a text that write out a date or a month."""
+    return " ".join(found[0] for pattern in (*_DATES, _MONTH_ALONE) for found in pattern.finditer(text))
+
+
 def _list_relative(text: str, now: date) -> Iterator[Span]:
     for pattern, days in _DAYS:
         if pattern.search(text):
@@ -205,7 +212,8 @@ def _list_relative(text: str, now: date) -> Iterator[Span]:
         yield day, day
     if found := _MONTH_ALONE.search(text):
         number = _MONTHS[found["m"].lower().rstrip(".")]
-        yield _make_month(now.year - (number > now.month), number)
+        last = now.year - (number > now.month)
+        yield from (_make_month(year, number) for year in range(last, last - _MOST_YEARS, -1) if year in _YEARS)
 
 
 def _list_written(text: str) -> Iterator[Span]:

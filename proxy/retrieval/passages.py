@@ -14,7 +14,7 @@ from proxy.retrieval.dates import (
     list_spans,
 )
 from proxy.retrieval.postings import MOST_PASSAGES, Lane, Passage, Source, get_length_index
-from proxy.retrieval.terms import list_terms
+from proxy.retrieval.terms import list_terms, name_speaker
 
 _CHARACTERS = 600
 """About 150 tokens of English or of code."""
@@ -100,7 +100,8 @@ def _make_passage(lane: Lane, number: int, size: int, terms: set[str], asks: boo
 
 def _list_speaker_terms(source: Source) -> set[str]:
     label = _SPEAKER.match(source.text)
-    return list_terms(f"{source.sender} {label['name'] if label else ''}")
+    terms = list_terms(f"{source.sender} {label['name'] if label else ''}")
+    return terms | {name_speaker(term) for term in terms}
 
 
 def _find_last_stated(text: str, before: int | None) -> int | None:

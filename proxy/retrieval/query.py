@@ -2,8 +2,8 @@
 
 import msgspec
 
-from proxy.retrieval.dates import convert_to_day, list_span_terms, list_spans
-from proxy.retrieval.terms import Token, list_tokens, parse_token
+from proxy.retrieval.dates import convert_to_day, cut_dates, list_span_terms, list_spans
+from proxy.retrieval.terms import Token, list_tokens, name_speaker, parse_token
 
 _MOST_CLUES, _MOST_CONTEXT = 64, 40
 _LONGEST = 8_000
@@ -15,6 +15,8 @@ class QueryWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     `whole`: the exact form of an identifier, `conjunction`: all its pieces in one passage, `piece`: each of them.
     `short_number`: a number of one or two digits, which stands everywhere.
+    `dated`: the words that write out a date, whose day counts as `time`. `speaker`: that somebody named is the one who
+    speaks.
     `context_piece` and `context_word`: pieces of paths and words of the requester's last steps. `time`: the days that
     the query names.
     """
@@ -26,6 +28,8 @@ class QueryWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     context_word: float = 0.25
     time: float = 1.0
     short_number: float = 0.3
+    dated: float = 0.3
+    speaker: float = 1.0
 
 
 class Clue(msgspec.Struct, frozen=True, gc=False):
@@ -57,6 +61,8 @@ def make_question(text: str, *, context: str = "", now_ms: int = 0, weights: Que
     bits: dict[str, int] = {}
     wholes: dict[str, None] = {}
     words: dict[str, int] = {}
+    names: set[str] = set()
+    dated = set(list_tokens(cut_dates(text[:_LONGEST])))
     for each in list_tokens(text[:_LONGEST]):
         token = parse_token(each)
         for piece in token.pieces:
@@ -64,12 +70,19 @@ def make_question(text: str, *, context: str = "", now_ms: int = 0, weights: Que
             weight = weigh.piece if token.is_identifier else 1.0
             if piece.isdigit() and len(piece) <= _SHORT_NUMBER:
                 weight *= weigh.short_number
+            if each in dated:
+                weight *= weigh.dated
             _add(clues, Clue((piece,), weight, bit))
             if not token.is_identifier:
                 words[piece] = bit
+                if each[:1].isupper():
+                    names.add(piece)
         wholes.update(dict.fromkeys(token.wholes))
         for clue in _list_exact(token, weigh):
             _add(clues, clue)
+    for piece, bit in words.items():
+        if piece in names:
+            _add(clues, Clue((name_speaker(piece),), weigh.speaker, bit))
     for span in list_spans(text[:_LONGEST], convert_to_day(now_ms)):
         _add(clues, Clue(list_span_terms(span), weigh.time))
     beside = _list_context(context, set(bits), weigh)

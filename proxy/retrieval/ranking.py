@@ -42,21 +42,24 @@ class RankingWeights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     `similar`: words that look like one of a short query, in multiples of it. `further`: the share that the second best
     passage of an entry adds; the next ones add half of that each. `neighbour`: the share of its score that a message
-    gives the ones beside it; `pair`: that which a question and its reply give each other; `long_reply`: that which a
-    question gives a reply of several passages. In the sessions of agents, outputs stand for their steps: `step` is the
-    factor of what the assistant says with a call, `task` that of what the user says. `coverage`: the bonus of an entry
-    around which, within `reach` turns, all words of the query stand. `likeness`: the share of the best score that the
-    passage most similar by its vector adds.
+    gives the ones beside it, `far` the ones two turns away, among short ones; `pair`: that which a question and its
+    reply give each other; `long_reply`: that which a question gives a reply of several passages, `long_question` that
+    which such a text gives the message before it. In the sessions of agents, outputs stand for their steps: `step` is
+    the factor of what the assistant says with a call, `task` that of what the user says. `coverage`: the bonus of an
+    entry around which, within `reach` turns, all words of the query stand. `likeness`: the share of the best score that
+    the passage most similar by its vector adds.
     """
 
     similar: float = 0.5
     further: float = 1.5
     card: float = 0.3
     rule: float = 0.5
-    user: float = 0.5
+    user: float = 1.0
     neighbour: float = 0.4
+    far: float = 0.4
     pair: float = 0.6
-    long_reply: float = 0.8
+    long_reply: float = 0.6
+    long_question: float = 1.0
     step: float = 0.25
     task: float = 0.4
     coverage: float = 0.5
@@ -103,7 +106,7 @@ class _Search:
         self._found: dict[tuple[Lane, str], Sequence[int]] = {}
         self._weights: dict[str, float] = {}
         self._bits = question.bits + 1
-        self._shares = [weights.further / 2**i for i in range(_MOST_FURTHER)]
+        self._shares = [1 / 2**i for i in range(_MOST_FURTHER)]
         self._complete = True
         self._narrow: set[int] = set()
 
@@ -240,14 +243,30 @@ class _Search:
             scores[entry], numbers[entry] = found[0] if len(found) == 1 else max(found)
             if len(found) > 1:
                 further = sorted((score for score, _ in found), reverse=True)[1:]
-                scores[entry] += sum(score * share for score, share in zip(further, self._shares, strict=False))
+                weight = self._w.further
+                scores[entry] += weight * sum(s * share for s, share in zip(further, self._shares, strict=False))
         return scores, numbers, masks
 
-    def _get_share(self, earlier: int, heir: int) -> float:
-        """Return the share of its score that one of two turns, of which `heir` is the other, gives it."""
-        if not self._asks(earlier):
-            return self._w.neighbour
-        return self._w.long_reply if len(self._list_passages(heir)[1]) > 1 and heir > earlier else self._w.pair
+    def _get_share(self, giver: int, heir: int) -> float:
+        """Return the share of its score that a turn gives the one beside it."""
+        w = self._w
+        if heir < giver and self._is_long(giver):
+            return w.long_question
+        if not self._asks(min(giver, heir)):
+            return w.neighbour
+        return w.long_reply if giver < heir and self._is_long(heir) else w.pair
+
+    def _is_long(self, turn: int) -> bool:
+        """Return whether a turn has several passages."""
+        session, passages = self._list_passages(turn)
+        return any(read_place(self._places[session][number])[0] for number in passages)
+
+    def _sum_far(self, turns: Mapping[int, float], turn: int) -> float:
+        """Return the scores of the turns two before and behind one, where this one and what is between are short."""
+        far = [(turns.get(turn + 2 * step, 0.0), turn + step) for step in (-1, 1)]
+        if not any(score for score, _ in far) or self._is_long(turn):
+            return 0.0
+        return sum(score for score, between in far if score and not self._is_long(between))
 
     def _asks(self, turn: int) -> bool:
         """Return whether something is asked in a turn."""
@@ -265,9 +284,9 @@ class _Search:
         return session, range(start, bisect_left(places, number + 1 << TURN_SHIFT + PLACE_SHIFT, start))
 
     def _list_beside(self, turns: Mapping[int, float]) -> Iterator[int]:
-        """Yield the messages before and behind the best turns: a reply need not repeat a word of the question."""
+        """Yield the messages up to two turns from the best ones: a reply need not repeat a word of the question."""
         for turn in nlargest(_MOST_LOOKED_AROUND, turns, key=turns.__getitem__):
-            for near in (turn - 1, turn + 1):
+            for near in (turn - 2, turn - 1, turn + 1, turn + 2):
                 session, passages = self._list_passages(near)
                 for number in passages:
                     entry = session << SESSION_SHIFT | self._places[session][number] >> PLACE_SHIFT
@@ -323,8 +342,10 @@ class _Search:
             turn = entry >> TURN_SHIFT
             if score > turns.get(turn, 0.0):
                 turns[turn] = score
+        beside: set[int] = set()
         if not is_agent:
-            scores = {**dict.fromkeys(self._list_beside(turns), 0.0), **scores}
+            beside = set(self._list_beside(turns)) - scores.keys()
+            scores = {**scores, **dict.fromkeys(beside, 0.0)}
         w, final = self._w, {}
         total = max(self._question.bits, 1)
         for entry, score in scores.items():
@@ -334,7 +355,10 @@ class _Search:
                 score *= w.task if get_role(entry) == "user" else 1.0
             else:
                 score += before and before * self._get_share(turn - 1, turn)
-                score += behind and behind * self._get_share(turn, turn)
+                score += behind and behind * self._get_share(turn + 1, turn)
+                score += w.far * self._sum_far(turns, turn)
+                if not score and entry in beside:
+                    continue
             covered = 0
             for near in range(turn - w.reach, turn + w.reach + 1):
                 covered |= masks.get(near, 0)

@@ -21,7 +21,12 @@ _MOST_MISSED = 5
 """Entries without a line for the room that is left at last, after which no more of them are read."""
 _SHORTEST_START = 3
 _LONGEST_PIECE_OF_TOKEN = 6  # letters
-_SENTENCE = re.compile(r"(?<=[.!?;,])\s+|(?<=[\u3002\uff01\uff1f\u3001])|\s+")
+_BREAKS = (
+    re.compile(r"(?<=[.!?;])\s+|(?<=[\u3002\uff01\uff1f])"),
+    re.compile(r"(?<=,)\s+|(?<=\u3001)"),
+    re.compile(r"\s+"),
+)
+"""Where a line is divided: behind a sentence, else a part of one, else a word."""
 _GAP = "\u2026"
 _TOKENS = re.compile(r"[A-Za-z]{1,6}|\d{1,3}|[!-/:-@\[-`{-~]{1,2}|[^\x00-\x7f]")
 
@@ -29,14 +34,15 @@ _TOKENS = re.compile(r"[A-Za-z]{1,6}|\d{1,3}|[!-/:-@\[-`{-~]{1,2}|[^\x00-\x7f]")
 class SnippetPolicy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How an answer is filled.
 
-    An entry is given `each` tokens; the first `best` entries are given up to `share` of all tokens, at most `most`.
-    `beside` is the share of its score that a line has from the lines beside it. Lines are compared by their score
-    divided by their tokens to the power of `brevity`.
+    An entry is given `each` tokens, or its best line; the first `best` entries are given up to `share` of all tokens,
+    at most `most`. What is left once all entries were read is spent on more of their lines. `beside` is the share of
+    its score that a line has from the lines beside it. Lines are compared by their score divided by their tokens to the
+    power of `brevity`.
     """
 
-    each: int = 100
+    each: int = 80
     best: int = 5
-    share: float = 0.15
+    share: float = 0.1
     most: int = 600
     beside: float = 0.1
     brevity: float = 0.3
@@ -71,21 +77,33 @@ def fill(
     rules = policy or SnippetPolicy()
     scorer = _LineScorer(weights)
     told = {_normalize(line) for text in seen for line in text.split("\n")}
-    made: list[Snippet] = []
+    read: list[tuple[int, _Lines, list[int]]] = []
     left, missed = tokens, 0
     for rank, (scored, text) in enumerate(found):
         room = min(
             left, max(rules.each, min(rules.most, int(tokens * rules.share))) if rank < rules.best else rules.each
         )
         lines = _Lines(text, scorer, rules)
-        chosen, used = lines.choose(room, told)
-        if chosen:
-            made.append(Snippet(scored.entry, _join(lines.lines, chosen), used))
-            left -= used
+        chosen, used = lines.choose(room, left, told)
+        left -= used
+        read.append((scored.entry, lines, chosen))
         missed += not chosen and left < rules.each
         if left < rules.each // 4 or missed >= _MOST_MISSED:
             break
-    return made
+    before = tokens + 1
+    while rules.each // 4 <= left < before:  # few entries: they have more of their lines
+        before = left
+        for _, lines, chosen in read:
+            more, used = lines.choose(min(left, rules.most), left, told)
+            left -= used
+            chosen += more
+            if left < rules.each // 4:
+                break
+    return [_make_snippet(entry, lines.lines, sorted(chosen)) for entry, lines, chosen in read if chosen]
+
+
+def _make_snippet(entry: int, lines: Sequence[str], chosen: Sequence[int]) -> Snippet:
+    return Snippet(entry, _join(lines, chosen), sum(estimate_tokens(lines[at]) + 1 for at in chosen))
 
 
 def _normalize(line: str) -> str:
@@ -98,10 +116,9 @@ def split_lines(text: str) -> list[str]:
     for line in text.split("\n"):
         start = 0
         while len(line) - start > _LONGEST_LINE:
-            breaks = [
-                each.end() for each in _SENTENCE.finditer(line, start + _LONGEST_LINE // 3, start + _LONGEST_LINE)
-            ]
-            stop = breaks[-1] if breaks else start + _LONGEST_LINE
+            part = start + _LONGEST_LINE // 3, start + _LONGEST_LINE
+            breaks = [each.end() for pattern in _BREAKS for each in list(pattern.finditer(line, *part))[-1:]]
+            stop = breaks[0] if breaks else part[1]
             lines.append(line[start:stop])
             start = stop
         lines.append(line[start:])
@@ -160,8 +177,11 @@ class _Lines:
         self._own: dict[int, float] = {at - 1: 0.0 for at, bound in enumerate(own) if not bound}
         self._bounds = [own[at] + rules.beside * (own[at - 1] + own[at + 1]) for at in range(1, len(own) - 1)]
 
-    def choose(self, room: int, told: set[str]) -> tuple[list[int], int]:
-        """Return the indexes of the best lines that fit and were not told yet, and their tokens; note them as told."""
+    def choose(self, room: int, most: int, told: set[str]) -> tuple[list[int], int]:
+        """Return the indexes of the best lines that fit and were not told yet, and their tokens; note them as told.
+
+        The best line may take more than its `room`, up to `most`.
+        """
         chosen: list[int] = []
         used = 0
         left = [(-self._shorten(at), at, False) for at in range(len(self.lines))]
@@ -169,15 +189,15 @@ class _Lines:
         while left:
             score, at, is_known = heappop(left)
             key = _normalize(self.lines[at])
-            if not key or key in told or self._least_cost(at) > room:
+            if not key or key in told or self._least_cost(at) > most:
                 continue
             cost = estimate_tokens(self.lines[at]) + 1
-            if cost > room:
+            if cost > most:
                 continue
             if score and not is_known:
                 heappush(left, (-self._score(at, cost), at, True))
                 continue
-            if used + cost > room:
+            if chosen and used + cost > room:
                 break
             told.add(key)
             chosen.append(at)

@@ -189,6 +189,11 @@ def stem(word: str) -> str:
     return word
 
 
+def name_speaker(term: str) -> str:
+    """Return the term by which a passage is found that someone of this name says."""
+    return f"@{term}"
+
+
 def list_grams(term: str) -> set[str]:
     """Return the groups of three characters of a term, or its characters where it has not more than two."""
     if len(term) < _GRAM:

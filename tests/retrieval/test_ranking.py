@@ -92,9 +92,50 @@ def test_a_reply_is_found_and_not_the_thought_beside_it() -> None:
 
 def test_a_reply_without_a_word_comes_before_a_neighbour_without_a_question() -> None:
     talk = Talk()
-    talk.say("Tell me", "The shelter job is over.", "Fine then", "I see", "What of the shelter job?", "Gone!")
+    talk.say(
+        "Tell me", "The shelter job is over.", "Fine then", "I see", "So it goes", "What of the shelter job?", "Gone!"
+    )
     found = list_turns(ask(talk.index, "shelter job"))
-    assert found.index(5) < found.index(2)
+    assert found.index(6) < found.index(2)
+
+
+def test_what_stands_two_short_turns_away_is_found() -> None:
+    talk = Talk()
+    fill_up(talk, 20)
+    talk.say("We adopted a beagle", "Wonderful! And how do you call her?", "Biscuit, the kids voted")
+    fill_up(talk, 20)
+    assert 22 in list_turns(ask(talk.index, "beagle"))
+    talk = Talk()
+    fill_up(talk, 20)
+    talk.say("We adopted a beagle", "Wonderful news today. " * 60, "Biscuit, the kids voted")
+    assert 22 not in list_turns(ask(talk.index, "beagle"))
+
+
+def test_a_message_is_found_by_its_long_answer() -> None:
+    talk = Talk()
+    fill_up(talk, 20)
+    talk.say("It is slow, I tell you", f"{'Much may be said here. ' * 40} A composite index is missing.", "Next one")
+    found = list_turns(ask(talk.index, "composite index"))
+    assert found.index(20) < found.index(22)
+
+
+def test_who_is_named_is_who_says_it() -> None:
+    talk = Talk()
+    fill_up(talk, 20)
+    for turn, (sender, text) in enumerate(
+        (("Ann", "I paint a lake, Bob"), ("Ann", "Hi Bob, the paint is dry"), ("Bob", "I paint, too"), ("Ann", "Bob?"))
+    ):
+        talk.index.add(1, 20 + 2 * turn, [Source(text=text, role="user", kind="message", sender=sender)])
+    assert list_turns(ask(talk.index, "What did Bob paint?"))[0] == 24
+
+
+def test_a_text_that_writes_out_a_date_is_not_before_one_of_that_day() -> None:
+    talk = Talk()
+    fill_up(talk, 20)
+    talk.say("8 May 2023, in May, so it is 2023", at_ms=MAY_8 - 90 * DAY)
+    talk.turn += 10
+    talk.say("The pottery class began", at_ms=MAY_8)
+    assert list_turns(ask(talk.index, "class on 8 May 2023"))[0] == 31
 
 
 def test_an_output_is_found_by_the_thought_that_led_to_it() -> None:
@@ -266,7 +307,7 @@ def test_similarity_is_added_to_the_score_of_the_words() -> None:
     after = ask_with(talk.index, "beagle puppy", {second: 0.4})
     scores = {each.entry: each.score for each in before.entries}
     grown = {get_turn(each.entry) for each in after.entries if each.score > scores.get(each.entry, 0.0) + 1e-9}
-    assert grown == {21, 22, 23}  # neighbours inherit
+    assert grown == {20, 21, 22, 23}  # neighbours inherit, also two turns away
     assert list_turns(after)[0] == 22
 
 

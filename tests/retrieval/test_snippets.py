@@ -71,6 +71,24 @@ def test_reading_stops_when_the_tokens_are_used_up() -> None:
     assert len(read) < 20
 
 
+def test_what_is_left_is_spent_on_more_lines() -> None:
+    (snippet,) = fill(find("\n".join(f"alpha {i}" for i in range(600))), {"alpha": 1.0}, tokens=1500)
+    assert 1400 < snippet.tokens <= 1500
+    (short,) = fill(find("alpha\nbeta"), {"beta": 1.0}, tokens=4000)
+    assert short.text == "alpha\nbeta"
+
+
+def test_the_best_line_of_an_entry_is_told_though_it_is_long() -> None:
+    texts = [f"alpha, {'it is so ' * 24}", *(f"alpha {i}\nwhat else is there {i}" for i in range(60))]
+    assert fill(find(*texts), {"alpha": 1.0}, tokens=300)[0].entry == 0
+
+
+def test_a_long_line_is_divided_behind_its_sentences() -> None:
+    lines = split_lines("One thing is said here, and it is long enough. " * 9)
+    assert all(line.endswith("enough. ") for line in lines)
+    assert all(line.endswith(", ") for line in split_lines("One part, and the other one, " * 20)[:-1])
+
+
 @given(st.text(max_size=2000))
 def test_long_lines_are_divided_without_loss(text: str) -> None:
     lines = split_lines(text)

@@ -145,7 +145,7 @@ async def test_a_message_that_came_again_stands_for_both_nodes(
     early, late = list_nodes(say("one"), read_message(reply("ok")), rule)[-1], list_nodes(rule)[0]
     for node in (early, late):
         assert len(await find(index, "zebra", within=frozenset((node,)))) == 1
-        assert await find(index, "zebra", in_view=frozenset((node,))) == []
+        assert not any("zebra" in text for text in await find(index, "zebra", in_view=frozenset((node,))))
 
 
 async def test_what_is_not_indexed_yet_is_counted(log: LogBuilder, indexer: Indexer, index: SearchIndex) -> None:

@@ -276,6 +276,7 @@ class ChatCompletions(Format):
             tuple(_list_calls(calls, old_call)) if calls or old_call else (),
             (answered,) if answered else (),
             media,
+            name=read_text(message.get("name")),
         )
 
 

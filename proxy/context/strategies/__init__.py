@@ -1,0 +1,1 @@
+"""The strategies besides `epochs`: what they keep of a context, and when."""

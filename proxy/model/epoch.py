@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from proxy.model.lineage import SourceNote
+
 SummaryKind = Literal["leaf", "condensed"]
 """A leaf summarises messages. A condensed summary summarises other summaries, its parents."""
 
@@ -288,7 +290,7 @@ class StoredContext(msgspec.Struct, frozen=True, gc=False):
     """The context records of a session, oldest first. `owed` has a pair per view, from its newest plan.
 
     `unsent` are the ids of epochs that a person asked for and that no plan names and no other epoch follows. `given_up`
-    are the views with an epoch that went on without the provider's own compaction. `recalled` are the newest.
+    are the views with an epoch that went on without the provider's own compaction. `recalled` and `sources` are the newest.
     """
 
     epochs: tuple[Epoch, ...] = ()
@@ -298,6 +300,7 @@ class StoredContext(msgspec.Struct, frozen=True, gc=False):
     unsent: tuple[str, ...] = ()
     given_up: tuple[str, ...] = ()
     recalled: tuple[Recalled, ...] = ()
+    sources: tuple[SourceNote, ...] = ()
 
 
 class EpochUse(msgspec.Struct, frozen=True, gc=False):

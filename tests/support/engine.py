@@ -28,6 +28,7 @@ from proxy.model.log import (
     ArchiveHealth,
     BranchRow,
     ExchangeRow,
+    HeldRow,
     Record,
     Selection,
     SessionRow,
@@ -162,6 +163,12 @@ class FakeArchive(UnmanagedLog):
         _miss(exchange)
 
     load_received = load_sent
+
+    async def load_held(self, exchange: str) -> bytes:
+        _miss(exchange)
+
+    async def list_held(self, session: str) -> Sequence[HeldRow]:
+        return ()
 
     async def recall(
         self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey

@@ -8,9 +8,12 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
+from proxy.context.strategies.sources import is_nudge
 from proxy.engine.context.client_orders import find_cleared
 from proxy.engine.context.controller import ContextController, write_counted
 from proxy.engine.context.request_state import OutgoingRequest, StateReader
+from proxy.engine.history.headers import expect_messages, read_history, read_source
+from proxy.engine.history.held import HeldExchange, HeldHistories
 from proxy.engine.lineage.chain import digest_layers
 from proxy.engine.open_exchange import CappedBuffer, OpenExchange, Refusal, Retry, Start
 from proxy.engine.policy import EnginePolicy
@@ -36,7 +39,7 @@ _MODES = ("manage", "observe", "bypass")
 _LONGEST_NUMBER = 9
 _REFUSED_FORM = frozenset({400, 413, 422})
 # The accepted values of reserved request headers: those that ask for the default behaviour.
-_SERVED = {b"x-palimpsest-strategy": ("epochs",), b"x-palimpsest-history": (), b"x-palimpsest-source": ("direct",)}
+_SERVED = {b"x-palimpsest-strategy": ("epochs",)}
 _MODE, _CEILING, _PIN = b"x-palimpsest-mode", b"x-palimpsest-ceiling", b"x-palimpsest-pin"
 
 
@@ -53,8 +56,10 @@ class ExchangeService:
         tasks: TaskRunner,
         controller: ContextController,
         recall: RecallRounds | None = None,
+        histories: HeldHistories | None = None,
     ) -> None:
         self._recall = recall
+        self._histories = histories
         self._policy = policy
         self._formats = formats
         self._resolver = resolver
@@ -81,7 +86,8 @@ class ExchangeService:
         if mode not in _MODES:
             raise BadRequest(f"x-palimpsest-mode is one of {', '.join(_MODES)}, not {mode[:40]!r}")
         is_pinning = find_header(own, _PIN).strip().lower() == b"true"
-        return RequestOptions(cast(Mode, mode), read_ceiling(own), is_pinning)
+        told = read_history(own), read_source(own)
+        return RequestOptions(cast(Mode, mode), read_ceiling(own), is_pinning, *told)
 
     def reads(self, headers: Headers) -> bool:
         """Return whether a request in a wire format is read. A server that was started in mode bypass reads none.
@@ -129,15 +135,34 @@ class ExchangeService:
     async def _carry(self, incoming: ClientRequest, form: Format, client: Client) -> None:
         self._check_log()
         options = self.read_options(incoming.headers)
+        if options.history is None:
+            if is_nudge(options.source):
+                expect_messages(incoming, form)
+            return await self._carry_read(incoming, form, client, options)
+        self._check_log(holds_history=True)
+        assert self._histories is not None, "`read_options` refuses to ask for a history where none is held"
+        async with self._histories.hold(incoming, form, options) as held:
+            await self._carry_read(held.request, form, held.watch(client), options, held)
+
+    async def _carry_read(
+        self,
+        incoming: ClientRequest,
+        form: Format,
+        client: Client,
+        options: RequestOptions,
+        held: HeldExchange | None = None,
+    ) -> None:
         # adds its session, its upstream, and which of its messages are new
-        request, build = await self._resolver.resolve(incoming, form, options)
+        request, build = await self._resolver.resolve(incoming, form, options, held)
+        if held is not None and self._histories is not None:
+            self._histories.note_sent(held, request.exchange)
         _add_labels(client, request)
         exchange = self._open(request, form, client)
         if isinstance(request, ManagedRequest) and request.clearing is not None:
             add = partial(_add_cleared, self._controller.states, request, request.clearing, exchange.plans)
             exchange.client = EditingClient(client, add, form.clearing_sign)
         outgoing = self._controller.decide_at_once(request)
-        exchange.make_records = partial(self._list_records, request, build, outgoing)
+        exchange.make_records = partial(self._list_records, request, build, outgoing, held)
         if outgoing is None:
             exchange.record_opening()  # a later request may refer to it, and arrive before this one is decided
             outgoing = await self._decide(exchange, request)
@@ -195,22 +220,33 @@ class ExchangeService:
         return counted
 
     def _list_records(
-        self, request: ResolvedRequest, build: BuildManifest, outgoing: OutgoingRequest | None
+        self,
+        request: ResolvedRequest,
+        build: BuildManifest,
+        outgoing: OutgoingRequest | None,
+        held: HeldExchange | None,
     ) -> tuple[Opening, *tuple[Record, ...]]:
         """List the first records of an exchange, without the round if `outgoing` is not decided yet."""
         opening = self._resolver.make_opening(request, build)
-        sent = self._list_round(request, outgoing) if outgoing is not None else ()
+        records: list[Record] = self._list_round(request, outgoing) if outgoing is not None else []
+        if held is not None and isinstance(request, ManagedRequest):
+            records.append(held.make_record(request))
         step = request.step
-        if step is not None and isinstance(request, ManagedRequest):
+        if step is None:
+            return (opening, *records)
+        if isinstance(request, ManagedRequest):
             step = replace(step, layers=digest_layers(request.split, request.chain.preamble))
             self._controller.note_prompt(request, step.layers)
-        return (opening, *sent) if step is None else (opening, *sent, step)
+        records.append(step)
+        if isinstance(request, ManagedRequest) and request.source:
+            records += self._controller.note_source(request)
+        return (opening, *records)
 
     def _list_round(self, request: ResolvedRequest, outgoing: OutgoingRequest) -> list[Record]:
         """List the records of what is sent: the round, its plan if that is known already, and a pin."""
         manifest = None
         if isinstance(request, ManagedRequest) and (
-            outgoing.body is not request.split.content or request.clearing is not None
+            outgoing.body is not request.split.content or request.clearing is not None or request.is_nudged
         ):
             manifest = self._controller.build_manifest(request, outgoing)
         records: list[Record] = [Round(request.exchange, 0, request.upstream.name, manifest)]
@@ -231,7 +267,7 @@ class ExchangeService:
 
     async def _carry_count(self, incoming: ClientRequest, form: Format, client: Client) -> None:
         self._check_log()
-        unread = self._resolver.resolve_stream(incoming, self.read_options(incoming.headers))
+        unread = self._resolver.resolve_stream(incoming, self._read_unheld(incoming.headers))
         found = await attempt(self._resolver.find_counted(incoming, form, unread), _note_uncounted)
         written = await attempt(write_counted(self._controller, found), _note_uncounted) if found is not None else None
         request, client_body = found or unread, self._resolver.strip_counted(incoming, form, unread.mode)
@@ -258,7 +294,7 @@ class ExchangeService:
 
     async def _carry_stream(self, incoming: ClientRequest, body: RequestBody | None, client: Client) -> None:
         self._check_log()
-        request = self._resolver.resolve_stream(incoming, self.read_options(incoming.headers))
+        request = self._resolver.resolve_stream(incoming, self._read_unheld(incoming.headers))
         _add_labels(client, request)
         exchange, passed = self._open(request, None, client), CappedBuffer(self._policy.record_cap_bytes)
 
@@ -270,9 +306,20 @@ class ExchangeService:
         content = CapturedBody(body, passed, exchange) if body is not None else b""
         await self._relay.carry(exchange, _bind(request, exchange), content)
 
-    def _check_log(self) -> None:
+    def _read_unheld(self, headers: Headers) -> RequestOptions:
+        """Return the options of a request that has no history. Raises BadRequest."""
+        options = self.read_options(headers)
+        if options.history is not None:
+            raise BadRequest("x-palimpsest-history is for calls to a model that are read, not for this path or mode")
+        return options
+
+    def _check_log(self, *, holds_history: bool = False) -> None:
         """Raise StoreUnavailable if calls cannot be recorded and must not be carried unrecorded."""
-        if self._policy.on_failure == "refuse" and (problem := self._relay.problem):
+        if not (problem := self._relay.problem):
+            return
+        if holds_history:
+            raise StoreUnavailable(f"the log holds the history, and cannot take what is new: {problem}")
+        if self._policy.on_failure == "refuse":
             raise StoreUnavailable(f"calls are refused while they cannot be recorded (store.on_failure): {problem}")
 
     def _open(self, request: ResolvedRequest, form: Format | None, client: Client) -> OpenExchange:

@@ -185,7 +185,7 @@ class LogReader(Protocol):
     async def load_request(self, exchange: str) -> bytes:
         """Return the client's body, byte for byte, or its head if it was capped. Raises NotFound.
 
-        Where we hold the history, it is the whole request that this became (`HeldCalls.load_held` has what the client sent).
+        Where we hold the history, it is the whole request that this became (what the client sent: `HeldCalls`).
         """
         ...
 

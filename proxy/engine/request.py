@@ -47,6 +47,10 @@ class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
     # What it asks the provider to clear, if we do that in its place. `split` then lacks the member that says so.
     clearing: ClearingTerms | None = None
 
+    # Its last message is a nudge of ours, which adds no node to its chain: neither the log nor a later request has it.
+    is_nudged: bool = False
+    source: str = ""  # the kind of prompt source that it says its newest message is, if any
+
     @property
     def nodes(self) -> Sequence[bytes]:
         """The nodes of its messages after the preamble."""

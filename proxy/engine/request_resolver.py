@@ -22,6 +22,7 @@ from proxy.engine.body_cache import (
     list_links,
     split_known,
 )
+from proxy.engine.history.held import HeldExchange, SessionName
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
 from proxy.engine.lineage.identity import (
     ClientIdReader,
@@ -39,12 +40,15 @@ from proxy.engine.ports import Clock, Ids, Upstream
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.response_reader import ResponseReader
 from proxy.model.epoch import ClearingTerms
+from proxy.model.errors import BadRequest, StoreUnavailable, Unproven
 from proxy.model.exchange import ClientRequest, Mode, Opening, RequestOptions, SessionKey
 from proxy.model.lineage import Step, compute_chain_root
 from proxy.model.manifest import Manifest, make_capped_manifest
-from proxy.wire.body import SplitBody, remove_member, split_body
+from proxy.model.shared_list import extend_shared
+from proxy.wire.body import SplitBody, append_item, remove_member, split_body
 from proxy.wire.format import Format
 from proxy.wire.headers import redact_target, select_stored
+from proxy.wire.identity import Item
 
 # A larger body without a cached part is not examined: it is counted in any case.
 _MOST_LOOKED_AT = 256 * 1024
@@ -105,21 +109,38 @@ class RequestResolver:
         self._clock = clock
         self._ids = ids
 
+    def name_session(self, request: ClientRequest, model: bytes) -> SessionName:
+        """Return the session that a request names (`NameSession`)."""
+        caller, named = self._lineage.tenants.identify(request.headers), self._naming.read(request.headers)
+        if not named.family or named.is_weak:
+            raise BadRequest("x-palimpsest-history needs a session: x-palimpsest-session names it")
+        if not self._lineage.tenants.trusts(caller):
+            raise Unproven(
+                "the upstream has not accepted this credential lately, and a history goes only to whom it belongs; any"
+                " call without x-palimpsest-history that it accepts changes that"
+            )
+        upstream = self._choose(parse_json_string(model)).upstream.name
+        return SessionName(make_session(caller.tenant, upstream, named, ""), named.family)
+
     async def resolve(
-        self, request: ClientRequest, form: Format, options: RequestOptions
+        self, request: ClientRequest, form: Format, options: RequestOptions, held: HeldExchange | None = None
     ) -> tuple[ResolvedRequest, BuildManifest]:
         """Resolve a request whose body is in memory. Return it with a function that builds the manifest of its body.
 
         It is a `ManagedRequest` if the body was understood and has a place in a session. Wait for the log if memory
         lacks its history. Build the manifest once, before another request is resolved: later bodies refer to it.
+        If we hold its history, `request` is that of `held`, and StoreUnavailable is raised if it is not understood.
         """
         exchange = self._ids.next_exchange()
         caller = self._lineage.tenants.identify(request.headers)
         try:
-            resolved = await self._resolve(request, form, caller, exchange, options)
+            resolved = await self._resolve(request, form, caller, exchange, options, held=held)
         except Exception:  # noqa: BLE001 - a boundary: a body that we cannot read is still a call to carry
             _log.exception("exchange %s: its request was not understood; it is sent as it came", exchange)
             resolved = None
+        if held is not None and (resolved is None or not isinstance(resolved[0], ManagedRequest)):
+            self._lineage.close(exchange)
+            raise StoreUnavailable("the history of the session could not be read; the server's log says why")
         if resolved is None:
             unread = self._resolve_unread(request, options, caller, exchange, form.name)
             return unread, partial(self._keep_whole, request.body)
@@ -197,7 +218,14 @@ class RequestResolver:
         )
 
     async def _resolve(
-        self, request: ClientRequest, form: Format, caller: Credential, exchange: str, options: RequestOptions
+        self,
+        request: ClientRequest,
+        form: Format,
+        caller: Credential,
+        exchange: str,
+        options: RequestOptions,
+        *,
+        held: HeldExchange | None,
     ) -> tuple[ResolvedRequest, BuildManifest] | None:
         """Resolve a body that can be read message by message, else return None."""
         content, until = request.body, self._clock.monotonic() + self._policy.hard_wait_seconds
@@ -221,6 +249,7 @@ class RequestResolver:
             previous=previous,
             is_trusted=self._lineage.tenants.trusts(caller),
             is_aside=form.is_aside(split) or asks_compaction(request.headers),
+            is_held=held is not None,
         )
         is_large = len(content) > self._policy.record_cap_bytes
         holding = await self._hold(caller.tenant, split, remembered, until) if is_large else None
@@ -247,9 +276,12 @@ class RequestResolver:
         if place is not None and split.items:
             clearing = read_clearing(form, split, route, options.mode)
             own = split if clearing is None else remove_member(split, form.clearing_key)
-            resolved = _make_managed(
+            managed = _make_managed(
                 resolved, form, query, place, split=own, chain=chain, holding=holding, clearing=clearing
             )
+            resolved = replace(managed, source=options.source if held is None else held.source)
+            if held is not None and held.nudge.raw:
+                resolved = _add_nudge(resolved, held.nudge.raw)
         return resolved, partial(self._build_body, key, split, chain, remembered, holding)
 
     async def _find_root(self, form: Format, session: SessionKey, previous: str, until: float) -> bytes:
@@ -398,6 +430,18 @@ def _make_managed(
         is_certain=place.is_certain,
         clearing=clearing,
     )
+
+
+def _add_nudge(request: ManagedRequest, raw: bytes) -> ManagedRequest:
+    """Return a request with a message of ours as its last one, which adds no node to its chain."""
+    chain, count = request.chain, len(request.chain.nodes)
+    nudged = replace(
+        chain,
+        nodes=extend_shared(chain.nodes, count, [chain.tip]),
+        items=extend_shared(chain.items, count, [Item("user", b"")]),
+        is_plain=chain.is_plain and has_token_bound(raw),
+    )
+    return replace(request, split=append_item(request.split, raw), chain=nudged, is_nudged=True)
 
 
 def read_clearing(form: Format, split: SplitBody, route: Route, mode: Mode) -> ClearingTerms | None:

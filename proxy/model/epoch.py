@@ -290,7 +290,8 @@ class StoredContext(msgspec.Struct, frozen=True, gc=False):
     """The context records of a session, oldest first. `owed` has a pair per view, from its newest plan.
 
     `unsent` are the ids of epochs that a person asked for and that no plan names and no other epoch follows. `given_up`
-    are the views with an epoch that went on without the provider's own compaction. `recalled` and `sources` are the newest.
+    are the views with an epoch that went on without the provider's own compaction. `recalled` and `sources` are
+    the newest.
     """
 
     epochs: tuple[Epoch, ...] = ()

@@ -162,7 +162,9 @@ class ArchiveContract:
         assert await archive.load_sent("e1", 0) == b"{ }"
         assert await archive.load_sent("e1", 1) == b'{"messages":[]}'
 
-    async def test_what_a_client_sent_to_a_history_of_ours_is_kept_beside_what_it_became(self, archive: Archive) -> None:
+    async def test_what_a_client_sent_to_a_history_of_ours_is_kept_beside_what_it_became(
+        self, archive: Archive
+    ) -> None:
         turns = make_turns(4)
         assert await archive.append(make_opening("e1", chain_body(turns[:2])), make_held("e1", history="new"))
         own = chain_body(turns[2:], after=b'],"n":1}')

@@ -23,7 +23,9 @@ from proxy.context.verbatim import (
     list_foreign,
     may_bind_reasoning,
 )
+from proxy.context.epoch_decision import CacheCostAccount
 from proxy.engine.context.epoch_planner import read_plan
+from proxy.engine.context.history_cache import PromptPrefix
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Epoch, EpochUse, HiddenRound, Kept, Recalled, Replaced, Written
 from proxy.wire import FORMATS
@@ -120,6 +122,20 @@ def count_shortened(epoch: Epoch, items: Sequence[Item]) -> int:
     unanswered = find_unanswered(items)
     edits = (edit for edit in read_plan(epoch).edits if isinstance(edit, Replaced))
     return sum(edit.place >= unanswered and items[edit.place].role != "assistant" for edit in edits)
+
+
+class EpochAccount:
+    """The account of one view of a session under one epoch, or under none.
+
+    `before` has the nodes of the last request charged to `account`; `head` is the prefix before its messages.
+    """
+
+    __slots__ = ("account", "before", "head")
+
+    def __init__(self, account: CacheCostAccount) -> None:
+        self.account = account
+        self.before: Sequence[bytes] | None = None
+        self.head: PromptPrefix | None = None
 
 
 class ClearedOutputDetector:

@@ -15,7 +15,7 @@
   commits to both. (`plan` and `round.plan` of the first migration were never used; they stay empty.)
 - Lineage: `node`, `step`, `mark` and `adoption`, derived from the record and numbered by `n` within each session. A
   node's `seal` commits to the earlier nodes of its session. It has four bytes only, since every message has one.
-- `held` has the client's own body of an exchange whose history we hold: `exchange` has the whole request that it became.
+- `held` has the client's own body of an exchange whose history we hold, `exchange` the whole request that it became.
   `source` is managed context: what a request told of its newest message.
 - `session`, `step`, `mark` and `adoption` have no seals. `meta` has a tally for each of these tables.
 

@@ -32,6 +32,7 @@ from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.tool_offers import NO_OFFERS, ToolOffers
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
+from proxy.engine.history.held import build_histories
 from proxy.engine.lineage.identity import Tenants
 from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.models import CacheCalibrator, Models, OverflowWatch, PriceList
@@ -201,7 +202,13 @@ async def build_engine(settings: Settings) -> Engine:
     recall = Recall(archive, index, clock, settings.recall_policy())
     rounds = build_rounds(recall, settings.recall_policy(), controller.states, lineage, policy.record_cap_bytes)
     exchanges = ExchangeService(
-        policy, FORMATS, resolver=resolver, relay=relay, tasks=tasks, controller=controller, recall=rounds
+        *(policy, FORMATS),
+        resolver=resolver,
+        relay=relay,
+        tasks=tasks,
+        controller=controller,
+        recall=rounds,
+        histories=build_histories(settings.nudge_policy(), policy, archive, resolver, bus=bus, clock=clock),
     )
     manual_compaction = _build_manual_compaction(archive, durability, trigger.worker, controller, routes)
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())

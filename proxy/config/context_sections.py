@@ -18,6 +18,7 @@ from proxy.config.value_types import (
 from proxy.context.budget import AUTO_CEILING, BudgetPolicy
 from proxy.context.conversation import BuilderPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.history.policy import NudgePolicy
 from proxy.engine.recall.policy import RecallPolicy, RecallScope
 from proxy.model.card import Offer, Prices, Rates
 
@@ -25,6 +26,7 @@ _BUDGET = BudgetPolicy()
 _BUILDER = BuilderPolicy()
 _POLICY = CompactionPolicy()
 _RECALL = RecallPolicy()
+_NUDGES = NudgePolicy()
 _MILLION = 1_000_000
 
 
@@ -110,6 +112,28 @@ class RecallSettings(Section):
             "What a request may recall. branch: its own history and that of the agent that delegated it; session: also "
             "other branches of its session; tenant: also other sessions of the same tenant."
         ),
+    )
+
+
+class NudgeSettings(Section):
+    """Messages to an agent that nobody prompts: for clients that tick, on histories that are held here."""
+
+    enabled: bool = Field(
+        _NUDGES.enabled, description="Whether a call without messages may be nudged (docs/server-history.md)."
+    )
+    texts: tuple[str, ...] = Field(
+        _NUDGES.texts,
+        min_length=1,
+        description="What nudges say, one after another. After the last one without an answer the session goes idle.",
+    )
+    idle_seconds: float = Field(
+        _NUDGES.idle_seconds, ge=0, allow_inf_nan=False, description="Seconds after a call without a nudge."
+    )
+    wait_seconds: float = Field(
+        _NUDGES.wait_seconds,
+        ge=0,
+        allow_inf_nan=False,
+        description="The same for a client that waits for something (x-palimpsest-source: tick:wait).",
     )
 
 

@@ -11,6 +11,7 @@ from proxy.config.context_sections import (
     BudgetSettings,
     CompactionSettings,
     FilesSettings,
+    NudgeSettings,
     PriceSettings,
     PruningSettings,
     RecallSettings,
@@ -21,6 +22,7 @@ from proxy.config.value_types import DirectoryPath, HeaderName, Secret, TenantNa
 from proxy.context.budget import BudgetPolicy
 from proxy.context.conversation import BuilderPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.history.policy import NudgePolicy
 from proxy.engine.policy import EnginePolicy, Principal, Provider
 from proxy.engine.recall.policy import RecallPolicy
 from proxy.model.card import Offer
@@ -65,6 +67,7 @@ class Settings(BaseSettings):
     files: FilesSettings = FilesSettings()
     recall: RecallSettings = RecallSettings()
     compaction: CompactionSettings = CompactionSettings()
+    nudge: NudgeSettings = NudgeSettings()
     pricing: dict[str, PriceSettings] = Field(
         {},
         description=(
@@ -202,6 +205,10 @@ class Settings(BaseSettings):
     def recall_policy(self) -> RecallPolicy:
         """Return whether models may recall, what, and how much at once."""
         return RecallPolicy(**self.recall.model_dump())
+
+    def nudge_policy(self) -> NudgePolicy:
+        """Return whether, how often and in which words agents are nudged that nobody prompts."""
+        return NudgePolicy(**self.nudge.model_dump())
 
     def compaction_policy(self) -> CompactionPolicy:
         """Return who makes summaries, of what, and at what cost."""

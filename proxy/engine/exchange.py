@@ -27,6 +27,7 @@ from proxy.engine.runtime import TaskRunner, attempt
 from proxy.model.epoch import ClearingTerms, Epoch, Plan
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
 from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, RequestOptions, Round
+from proxy.model.lineage import SourceNote
 from proxy.model.log import Record
 from proxy.model.manifest import Manifest, make_capped_manifest, make_head_manifest, make_manifest
 from proxy.wire import FORMATS
@@ -239,7 +240,7 @@ class ExchangeService:
             self._controller.note_prompt(request, step.layers)
         records.append(step)
         if isinstance(request, ManagedRequest) and request.source:
-            records += self._controller.note_source(request)
+            records += _note_source(self._controller.states, request)
         return (opening, *records)
 
     def _list_round(self, request: ResolvedRequest, outgoing: OutgoingRequest) -> list[Record]:
@@ -419,6 +420,14 @@ def _bind(
         return request.upstream.send(request.method, request.target, headers, body)
 
     return send
+
+
+def _note_source(states: StateReader, request: ManagedRequest) -> list[Record]:
+    """Note what a request tells of its newest message. Return the record of it, if it has one."""
+    noted = [SourceNote(request.session.id, request.exchange, node, request.source) for node in request.nodes[-1:]]
+    for note in noted:
+        states.caches.contexts.note_source(note)
+    return [*noted]
 
 
 def _add_cleared(

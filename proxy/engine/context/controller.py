@@ -47,7 +47,6 @@ from proxy.engine.runtime import EventBus
 from proxy.model.epoch import Epoch, EpochUse, Pin, Plan
 from proxy.model.events import CeilingExceeded, Planned, PromptSent, RungFailed
 from proxy.model.exchange import Headers
-from proxy.model.lineage import SourceNote
 from proxy.model.manifest import Manifest
 from proxy.wire import FORMATS
 
@@ -153,13 +152,6 @@ class ContextController:
         session, terms = request.session, FORMATS[request.wire].read_terms(request.split)
         named = request.exchange, session.id, session.upstream, request.model
         self._bus.publish(PromptSent(*named, request.chain.nodes, layers, request.opened_ms, terms))
-
-    def note_source(self, request: ManagedRequest) -> list[SourceNote]:
-        """Note what a request tells of its newest message. Return the record of it, if it has one."""
-        noted = [SourceNote(request.session.id, request.exchange, node, request.source) for node in request.nodes[-1:]]
-        for note in noted:
-            self._caches.contexts.note_source(note)
-        return noted
 
     def watch(self, request: ManagedRequest, outgoing: OutgoingRequest) -> None:
         """Watch the response to a request that was sent uncounted, and never will be counted."""

@@ -12,6 +12,7 @@ from itertools import chain
 
 from msgspec.structs import replace
 
+from proxy.context.epoch_decision import CacheCostAccount
 from proxy.context.verbatim import (
     MIN_GROUPS,
     OWN,
@@ -23,7 +24,6 @@ from proxy.context.verbatim import (
     list_foreign,
     may_bind_reasoning,
 )
-from proxy.context.epoch_decision import CacheCostAccount
 from proxy.engine.context.epoch_planner import read_plan
 from proxy.engine.context.history_cache import PromptPrefix
 from proxy.engine.request import ManagedRequest

@@ -10,6 +10,7 @@ from proxy.context.epoch_decision import LATE, UNREAD, CacheCostAccount, Holdout
 from proxy.context.pricing import Tariff
 from proxy.context.verbatim import estimate_reasoning, find_unanswered, find_verbatim, iterate_groups
 from proxy.engine.context.epoch_planner import DraftedPlan
+from proxy.engine.context.epoch_scope import EpochAccount
 from proxy.engine.context.history_cache import MeasuredHistory, PartialHistory, is_head_of
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.session_context import SessionContext

@@ -6,10 +6,10 @@ place. The log has what the client sent, and the whole request. Paths in memory 
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
@@ -30,8 +30,11 @@ from proxy.engine.history.path import (
     read_brought,
     strip_markers,
 )
+from proxy.engine.history.policy import NudgePolicy
+from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import MOST_HELD, Client, Clock
 from proxy.engine.request import ManagedRequest
+from proxy.engine.runtime import EventBus
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, TooLarge
 from proxy.model.exchange import ClientRequest, HeldCall, RequestOptions, SessionKey
 from proxy.model.lru import LruCache
@@ -56,8 +59,12 @@ class SessionName(NamedTuple):
     named: str
 
 
-NameSession = Callable[[ClientRequest, bytes], SessionName]
-"""Returns the session that a request names, given its raw model. Raises BadRequest, and Unproven."""
+class SessionNamer(Protocol):
+    """Finds the sessions of requests, as `request_resolver` does."""
+
+    def name_session(self, request: ClientRequest, model: bytes) -> SessionName:
+        """Return the session that a request names, given its raw model. Raises BadRequest, and Unproven."""
+        ...
 
 
 class _HeldSession:
@@ -190,7 +197,7 @@ class HeldHistories:
         self,
         log: HistoryLog,
         nudger: Nudger,
-        name_session: NameSession,
+        namer: SessionNamer,
         clock: Clock,
         *,
         record_cap: int,
@@ -199,7 +206,7 @@ class HeldHistories:
     ) -> None:
         self._log = log
         self._nudger = nudger
-        self._name_session = name_session
+        self._namer = namer
         self._clock = clock
         self._cap = record_cap
         self._scan = scan_messages
@@ -217,7 +224,7 @@ class HeldHistories:
             raise BadRequest("x-palimpsest-history is for requests whose body is a JSON object, not compressed")
         if len(incoming.body) > self._cap:
             raise TooLarge(f"a history takes requests of at most {self._cap} bytes (store.record_cap_bytes)")
-        name = self._name_session(incoming, split.member("model"))
+        name = self._namer.name_session(incoming, split.member("model"))
         brought = read_brought(form, split)
         turn = await self._take_turn(name.key.id)
         try:
@@ -335,3 +342,18 @@ class HeldHistories:
             self._sessions.put(held.session, known)
         is_answered = answer is not None and bool(answer.messages)
         self._nudger.note_end(held.session, held.exchange, held.nudge, is_answered=is_answered)
+
+
+def build_histories(
+    nudges: NudgePolicy, policy: EnginePolicy, log: HistoryLog, resolver: SessionNamer, *, bus: EventBus, clock: Clock
+) -> HeldHistories:
+    """Return the histories that we hold."""
+    return HeldHistories(
+        log,
+        Nudger(nudges, clock, bus),
+        resolver,
+        clock,
+        record_cap=policy.record_cap_bytes,
+        cache_bytes=policy.cache_bytes // 8,
+        scan_messages=nudges.scan_messages,
+    )

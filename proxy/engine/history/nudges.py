@@ -31,7 +31,7 @@ class _Attempts(msgspec.Struct, gc=False):
 
 
 class Nudge(msgspec.Struct, frozen=True, gc=False):
-    """The raw message that stands last, empty for none, and which of the texts it is, from 1; 0 if it does not count."""
+    """The raw message that stands last, empty for none, and which of the texts it is, from 1; 0 does not count."""
 
     raw: bytes = b""
     attempt: int = 0

@@ -28,8 +28,14 @@ async def load_path(log: HistoryLog, session: str, *, cap: int, scan: int) -> tu
             continue
         path = await _load(log, row, context, rows.get(row.id), cap=cap, scan=scan)
         if path is not None:
-            return path, [each.key for each in reversed(rows.values()) if each.key and each.exchange < row.id]
+            older = [each for each in reversed(rows.values()) if each.key and _order(each.exchange) < _order(row.id)]
+            return path, [each.key for each in older]
     return None, []
+
+
+def _order(exchange: str) -> tuple[int, str]:
+    """Return what ids of exchanges are sorted by: they sort by time."""
+    return len(exchange), exchange
 
 
 def _may_be_complete(row: ExchangeRow) -> bool:

@@ -92,7 +92,7 @@ def read_brought(form: Format, split: SplitBody) -> Brought:
         if split.member(name) not in _NO_MEMBER:
             raise BadRequest(f"{name} and x-palimpsest-history exclude each other")
     member = split.member(form.items_key)
-    if member[:1] == b'"':  # Responses: `input` may be a string, which is one message of the user
+    if form.read_input(member):  # Responses: `input` may be a string, which is one message of the user
         raws: tuple[bytes, ...] = (form.write_message("user", member),) if member != b'""' else ()
     else:
         raws = tuple([split.content[span.start : span.end] for span in split.items])

@@ -140,7 +140,8 @@ class ExchangeService:
             if is_nudge(options.source):
                 expect_messages(incoming, form)
             return await self._carry_read(incoming, form, client, options)
-        self._check_log(holds_history=True)
+        if problem := self._relay.archive.health.problem:
+            raise StoreUnavailable(f"the log holds the history, and cannot take what is new: {problem}")
         assert self._histories is not None, "`read_options` refuses to ask for a history where none is held"
         async with self._histories.hold(incoming, form, options) as held:
             await self._carry_read(held.request, form, held.watch(client), options, held)
@@ -314,13 +315,9 @@ class ExchangeService:
             raise BadRequest("x-palimpsest-history is for calls to a model that are read, not for this path or mode")
         return options
 
-    def _check_log(self, *, holds_history: bool = False) -> None:
+    def _check_log(self) -> None:
         """Raise StoreUnavailable if calls cannot be recorded and must not be carried unrecorded."""
-        if not (problem := self._relay.problem):
-            return
-        if holds_history:
-            raise StoreUnavailable(f"the log holds the history, and cannot take what is new: {problem}")
-        if self._policy.on_failure == "refuse":
+        if self._policy.on_failure == "refuse" and (problem := self._relay.problem):
             raise StoreUnavailable(f"calls are refused while they cannot be recorded (store.on_failure): {problem}")
 
     def _open(self, request: ResolvedRequest, form: Format | None, client: Client) -> OpenExchange:

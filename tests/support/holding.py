@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from proxy.engine.history.policy import NudgePolicy
 from proxy.engine.ports import RequestBody
+from proxy.engine.recall.rounds import Run
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.model.manifest import compute_digest
 from proxy.store.policy import StorePolicy
@@ -110,13 +111,19 @@ class HeldClient:
     """A client that sends only what is new, and the engine over a log, in memory or in a directory."""
 
     def __init__(
-        self, wire: Wire, path: Path | None = None, *, ceiling: int | None = None, nudges: NudgePolicy | None = None
+        self,
+        wire: Wire,
+        path: Path | None = None,
+        *,
+        ceiling: int | None = None,
+        nudges: NudgePolicy | None = None,
+        run: Run | None = None,
     ) -> None:
         self.wire: Wire = wire
         self.form = FORMATS[wire]
         self.upstream = QueuedUpstream(wire)
         self._policy = StorePolicy(path / "log.db") if path is not None else None
-        self._options: dict[str, Any] = {"ceiling": ceiling, "nudges": nudges}
+        self._options: dict[str, Any] = {"ceiling": ceiling, "nudges": nudges, "run": run}
         self.log: Any = MemoryArchive()
         self.engine: Engine
         self.client = RecordingClient()

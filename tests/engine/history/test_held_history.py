@@ -7,6 +7,7 @@ import pytest
 
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, TooLarge, UpstreamUnreachable
 from proxy.model.exchange import HeldCall
+from proxy.model.log import ArchiveHealth
 from tests.support.engine import RecordingClient
 from tests.support.holding import WIRES, HeldClient, Wire, answer, result, user
 
@@ -24,6 +25,12 @@ async def open_client(tmp_path: Path) -> AsyncIterator[Open]:
     yield make
     for each in opened:
         await each.close()
+
+
+class Broken:
+    """A log that takes nothing."""
+
+    health = ArchiveHealth("full", 1, 1, 0, 0)
 
 
 def expect(client: RecordingClient, kind: type[Exception], *words: str) -> None:
@@ -307,10 +314,9 @@ async def test_reasoning_that_nobody_could_read_is_left_out(open_client: Open) -
 
 async def test_a_log_that_cannot_take_what_is_new_refuses(open_client: Open) -> None:
     held = await open_client()
-    held.engine.gate._problem = "full"  # type: ignore[attr-defined]
-    client = await held.call([user("a")], history="new")
-    if client.error is not None:
-        expect(client, StoreUnavailable, "full")
+    held.engine.relay.archive = Broken()  # type: ignore[assignment]
+    expect(await held.call([user("a")], history="new"), StoreUnavailable, "full")
+    assert held.upstream.calls == []
 
 
 async def test_records_of_a_held_call_come_with_its_opening(open_client: Open) -> None:
@@ -319,3 +325,49 @@ async def test_records_of_a_held_call_come_with_its_opening(open_client: Open) -
     (record,) = held.log.tables.held.values()
     assert isinstance(record, HeldCall)
     assert (record.exchange, record.history, record.key) == ("x1", "new", "k")
+
+
+TOOLS = {
+    "chat_completions": [{"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}}],
+    "responses": [{"type": "function", "name": "ls", "parameters": {"type": "object"}}],
+    "anthropic_messages": [{"name": "ls", "input_schema": {"type": "object"}}],
+}
+
+
+def recall(wire: Wire) -> Any:
+    """A response in which a model says a word and calls our tool."""
+    reply = json.dumps(answer(wire, "let me see", "call_r")).replace('"ls"', '"context_recall"')
+    return json.loads(reply)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+@pytest.mark.parametrize("wire", WIRES)
+async def test_an_answer_in_which_the_model_recalled_goes_on_as_the_client_has_it(
+    open_client: Open, wire: Wire, is_stopped: bool
+) -> None:
+    async def run(*_: object) -> str:
+        return "a page of what was"
+
+    held = await open_client(wire, is_kept=True, ceiling=1500, run=run)
+    tools, brought = TOOLS[wire], [user("do it")]
+    for step in range(60):
+        held.upstream.reply(answer(wire, f"step {step}", f"call_{step}"))
+        await held.call(brought, history="server" if step else "new", tools=tools)
+        brought = [result(wire, f"call_{step}")]
+    await held.call(brought, tools=tools)
+    assert b"context_recall" in held.upstream.calls[-1].body
+    held.upstream.reply(recall(wire))
+    held.upstream.reply(answer(wire, "it was so"))
+    client = await held.call([user("what was it?")], tools=tools)
+    assert (b"it was so" in client.body, b"context_recall" in client.body) == (True, False)
+    if is_stopped:
+        await held.reopen()
+    await held.call([user("thanks")], tools=tools)
+    said = " | ".join(held.words[-6:])
+    assert said.index("let me see") < said.index("a page of what was") < said.index("it was so") < said.index("thanks")
+    session = await held.find_session()
+    rows = await held.log.list_exchanges(session)
+    assert {row.relation for row in rows} == {"root", "append"}
+    stored = json.loads(await held.log.load_request(rows[-1].id))[held.form.items_key]
+    assert "context_recall" not in json.dumps(stored)
+    assert rows[-1].depth == len(stored)

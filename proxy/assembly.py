@@ -197,19 +197,13 @@ async def build_engine(settings: Settings) -> Engine:
         hard_wait_seconds=policy.hard_wait_seconds,
         offers=build_offers(is_on=settings.recall_policy().inject),
     )
-    CacheWatch(bus, models.card, settings.providers())
     index = SearchIndex(settings.store_policy().path, lambda: worker.index_health)
     recall = Recall(archive, index, clock, settings.recall_policy())
     rounds = build_rounds(recall, settings.recall_policy(), controller.states, lineage, policy.record_cap_bytes)
     exchanges = ExchangeService(
-        *(policy, FORMATS),
-        resolver=resolver,
-        relay=relay,
-        tasks=tasks,
-        controller=controller,
-        recall=rounds,
-        histories=build_histories(settings.nudge_policy(), policy, archive, resolver, bus=bus, clock=clock),
+        policy, FORMATS, resolver=resolver, relay=relay, tasks=tasks, controller=controller, recall=rounds
     )
+    exchanges.histories = build_histories(settings.nudge_policy(), policy, archive, resolver, bus=bus, clock=clock)
     manual_compaction = _build_manual_compaction(archive, durability, trigger.worker, controller, routes)
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker, epoch_admin)
@@ -256,6 +250,7 @@ def build_controller(
 
     A call waits at most `hard_wait_seconds` for its plan and for a summary under way together.
     """
+    CacheWatch(bus, models.card, providers)
     overflows = OverflowWatch(models, bus)
     calibrator = CacheCalibrator(models.counter, providers, overflows, bus)
     bus.subscribe(AnswerRead, calibrator.note_answer)

@@ -127,13 +127,13 @@ class NudgeSettings(Section):
         description="What nudges say, one after another. After the last one without an answer the session goes idle.",
     )
     idle_seconds: float = Field(
-        _NUDGES.idle_seconds, ge=0, allow_inf_nan=False, description="Seconds after a call without a nudge."
+        _NUDGES.idle_seconds, ge=0, allow_inf_nan=False, description="Time after a call without a nudge; seconds."
     )
     wait_seconds: float = Field(
         _NUDGES.wait_seconds,
         ge=0,
         allow_inf_nan=False,
-        description="The same for a client that waits for something (x-palimpsest-source: tick:wait).",
+        description="The same for a client that waits for something (x-palimpsest-source: tick:wait); seconds.",
     )
 
 

@@ -24,10 +24,9 @@ from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.request_resolver import BuildManifest, RequestResolver
 from proxy.engine.response_stream import EditingClient
 from proxy.engine.runtime import TaskRunner, attempt
-from proxy.model.epoch import ClearingTerms, Epoch, Plan
+from proxy.model.epoch import ClearingTerms, Epoch, Plan, SourceNote
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
 from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, RequestOptions, Round
-from proxy.model.lineage import SourceNote
 from proxy.model.log import Record
 from proxy.model.manifest import Manifest, make_capped_manifest, make_head_manifest, make_manifest
 from proxy.wire import FORMATS
@@ -57,10 +56,9 @@ class ExchangeService:
         tasks: TaskRunner,
         controller: ContextController,
         recall: RecallRounds | None = None,
-        histories: HeldHistories | None = None,
     ) -> None:
+        self.histories: HeldHistories | None = None
         self._recall = recall
-        self._histories = histories
         self._policy = policy
         self._formats = formats
         self._resolver = resolver
@@ -142,8 +140,8 @@ class ExchangeService:
             return await self._carry_read(incoming, form, client, options)
         if problem := self._relay.archive.health.problem:
             raise StoreUnavailable(f"the log holds the history, and cannot take what is new: {problem}")
-        assert self._histories is not None, "`read_options` refuses to ask for a history where none is held"
-        async with self._histories.hold(incoming, form, options) as held:
+        assert self.histories is not None, "the assembly sets them"
+        async with self.histories.hold(incoming, form, options) as held:
             await self._carry_read(held.request, form, held.watch(client), options, held)
 
     async def _carry_read(
@@ -156,8 +154,8 @@ class ExchangeService:
     ) -> None:
         # adds its session, its upstream, and which of its messages are new
         request, build = await self._resolver.resolve(incoming, form, options, held)
-        if held is not None and self._histories is not None:
-            self._histories.note_sent(held, request.exchange)
+        if held is not None and self.histories is not None:
+            self.histories.note_sent(held, request.exchange)
         _add_labels(client, request)
         exchange = self._open(request, form, client)
         if isinstance(request, ManagedRequest) and request.clearing is not None:

@@ -256,10 +256,7 @@ class RequestResolver:
         place = await self._place(query) if session.family or self._policy.infer else None
         # Nothing awaits from here on: the opening, with what the cache refers to, is logged before any later request's.
         resolved = ResolvedRequest(
-            request.method,
-            request.target,
-            request.headers,
-            content,
+            **asdict(request),
             exchange=exchange,
             session=session if place is None else place.session,
             upstream=upstream,
@@ -275,13 +272,10 @@ class RequestResolver:
         )
         if place is not None and split.items:
             clearing = read_clearing(form, split, route, options.mode)
-            own = split if clearing is None else remove_member(split, form.clearing_key)
-            managed = _make_managed(
-                resolved, form, query, place, split=own, chain=chain, holding=holding, clearing=clearing
+            resolved = _make_managed(
+                resolved, form, query, place, split=split, chain=chain, holding=holding, clearing=clearing
             )
-            resolved = replace(managed, source=options.source if held is None else held.source)
-            if held is not None and held.nudge.raw:
-                resolved = _add_nudge(resolved, held.nudge.raw)
+            resolved = _add_told(resolved, options, held)
         return resolved, partial(self._build_body, key, split, chain, remembered, holding)
 
     async def _find_root(self, form: Format, session: SessionKey, previous: str, until: float) -> bytes:
@@ -421,7 +415,7 @@ def _make_managed(
     return ManagedRequest(
         **asdict(request),
         items_key=form.items_key,
-        split=split,
+        split=split if clearing is None else remove_member(split, form.clearing_key),
         chain=chain,
         most_output=query.most_output,
         is_new=place.is_new and place.source is None,
@@ -430,6 +424,14 @@ def _make_managed(
         is_certain=place.is_certain,
         clearing=clearing,
     )
+
+
+def _add_told(request: ManagedRequest, options: RequestOptions, held: HeldExchange | None) -> ManagedRequest:
+    """Return a request with the source of its newest message, and with a nudge behind it, if any."""
+    if held is None:
+        return replace(request, source=options.source) if options.source else request
+    told = replace(request, source=held.source)
+    return _add_nudge(told, held.nudge.raw) if held.nudge.raw else told
 
 
 def _add_nudge(request: ManagedRequest, raw: bytes) -> ManagedRequest:

@@ -9,8 +9,6 @@ from typing import Literal
 
 import msgspec
 
-from proxy.model.lineage import SourceNote
-
 SummaryKind = Literal["leaf", "condensed"]
 """A leaf summarises messages. A condensed summary summarises other summaries, its parents."""
 
@@ -257,6 +255,15 @@ class Pin(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     node: bytes
     is_on: bool
     at_ms: int
+
+
+class SourceNote(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
+    """What a request told of its newest message, which has this node: the kind of prompt source that it is."""
+
+    session: str
+    exchange: str
+    node: bytes
+    kind: str
 
 
 class HiddenRound(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -92,15 +92,6 @@ class Adoption(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True)
     at_ms: int
 
 
-class SourceNote(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """What a request told of its newest message, which has this node: the kind of prompt source that it is."""
-
-    session: str
-    exchange: str
-    node: bytes
-    kind: str
-
-
 class StoredSession(msgspec.Struct, frozen=True, gc=False):
     """A session as the log has it.
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from proxy.model.epoch import Epoch, Pin, Plan, Recalled, Rung, Summary
+from proxy.model.epoch import Epoch, Pin, Plan, Recalled, Rung, SourceNote, Summary
 from proxy.model.exchange import (
     Completeness,
     Headers,
@@ -27,7 +27,7 @@ from proxy.model.exchange import (
     Trailer,
     Usage,
 )
-from proxy.model.lineage import Adoption, Relation, Reply, SourceNote, Step
+from proxy.model.lineage import Adoption, Relation, Reply, Step
 
 Record = (
     Opening

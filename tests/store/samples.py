@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from proxy.model.epoch import Epoch, HiddenRound, Original, Pin, Plan, Recalled, Rung, Summary, SummaryLevel
+from proxy.model.epoch import Epoch, HiddenRound, Original, Pin, Plan, Recalled, Rung, SourceNote, Summary, SummaryLevel
 from proxy.model.exchange import (
     Completeness,
     Headers,
@@ -25,7 +25,6 @@ from proxy.model.lineage import (
     NodeRow,
     Relation,
     Reply,
-    SourceNote,
     Step,
     compute_chain_root,
     extend_chain,

@@ -32,7 +32,11 @@ Wire = Literal["chat_completions", "responses", "anthropic_messages"]
 WIRES: tuple[Wire, ...] = ("chat_completions", "responses", "anthropic_messages")
 Message = dict[str, Any]
 
-_PATHS = {"chat_completions": b"/v1/chat/completions", "responses": b"/v1/responses", "anthropic_messages": b"/v1/messages"}
+_PATHS = {
+    "chat_completions": b"/v1/chat/completions",
+    "responses": b"/v1/responses",
+    "anthropic_messages": b"/v1/messages",
+}
 KEY: Headers = ((b"authorization", b"Bearer sk-1"),)
 
 
@@ -60,8 +64,12 @@ def answer(wire: Wire, text: str = "", *calls: str, finish: str = "") -> Message
         return {"id": "c1", "choices": [{"index": 0, "message": message, "finish_reason": done}]}
     if wire == "responses":
         said = [{"type": "output_text", "text": text, "annotations": []}]
-        items: list[Message] = [{"type": "message", "id": "msg_1", "role": "assistant", "content": said}] if text else []
-        items += [{"type": "function_call", "id": f"fc_{id}", "call_id": id, "name": "ls", "arguments": "{}"} for id in calls]
+        items: list[Message] = (
+            [{"type": "message", "id": "msg_1", "role": "assistant", "content": said}] if text else []
+        )
+        items += [
+            {"type": "function_call", "id": f"fc_{id}", "call_id": id, "name": "ls", "arguments": "{}"} for id in calls
+        ]
         return {"id": "resp_1", "object": "response", "status": "completed", "output": items}
     blocks: list[Message] = [{"type": "text", "text": text}] if text else []
     blocks += [{"type": "tool_use", "id": id, "name": "ls", "input": {}} for id in calls]

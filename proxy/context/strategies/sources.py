@@ -18,7 +18,7 @@ _BROADCAST_NAME = re.compile(r"broadcast(?:[:-](?P<sender>.+))?", re.DOTALL)
 _KIND = re.compile(r"direct|broadcast(?::[^\s\x00-\x1f\x7f][^\x00-\x1f\x7f]{0,99})?|tick(?::wait)?")
 
 
-class Source(NamedTuple):
+class PromptSource(NamedTuple):
     """A prompt source: the place of its message, and its kind."""
 
     place: int
@@ -48,7 +48,7 @@ def read_source_name(name: str) -> str:
     return f"{BROADCAST}:{found['sender']}" if found["sender"] else BROADCAST
 
 
-def find_source(messages: Sequence[CountedMessage], noted: Mapping[int, str], scan: int) -> Source | None:
+def find_source(messages: Sequence[CountedMessage], noted: Mapping[int, str], scan: int) -> PromptSource | None:
     """Return the newest prompt source, whatever its kind, or None.
 
     `noted` are the kinds that requests told, by place. A nudge counts only among the newest `scan` messages.
@@ -58,5 +58,5 @@ def find_source(messages: Sequence[CountedMessage], noted: Mapping[int, str], sc
         for place in reversed(range(group.start, group.stop) if group.kind == "user" else ()):
             kind = noted.get(place) or read_source_name(messages[place].message.name)
             if place >= first or not is_nudge(kind):
-                return Source(place, kind)
+                return PromptSource(place, kind)
     return None

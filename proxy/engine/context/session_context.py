@@ -23,9 +23,8 @@ from proxy.engine.context.tool_offers import RecalledAnswers
 from proxy.engine.lineage.source_notes import SourceNotes
 from proxy.engine.ports import Archive
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import ClearedContext, Epoch, EpochUse, Pin, StoredContext, Summary
+from proxy.model.epoch import ClearedContext, Epoch, EpochUse, Pin, SourceNote, StoredContext, Summary
 from proxy.model.errors import NotFound, StoreUnavailable
-from proxy.model.lineage import SourceNote
 from proxy.model.log import weigh_record
 from proxy.wire.identity import Item
 

@@ -2,19 +2,9 @@
 
 from dataclasses import dataclass
 
-GENTLE = (
-    "Nobody has written to you for a while. If you have work under way, go on with it. If nothing is left to do, say so"
-    " in one sentence. What is no longer in view can be found by searching the history (context_recall)."
-)
-FIRM = (
-    "This is the second reminder. Go on with your task now: take its next step. If you have lost track of it, search"
-    " the history (context_recall) for what you were asked and what you did last."
-)
-URGENT = (
-    "This is the last reminder; without an answer the session goes idle. Act now: take the next step of your task, or"
-    " say that it is done, or what keeps you from it. The history can be searched (context_recall) for all that you"
-    " were asked."
-)
+GENTLE = "If you have work under way, go on with it. What is out of view can be searched (context_recall)."
+FIRM = "Take the next step of your task now. If you have lost track of it, search the history (context_recall)."
+URGENT = "Last reminder: act, or say what keeps you from it. context_recall searches what you were asked to do."
 
 
 @dataclass(frozen=True, slots=True)

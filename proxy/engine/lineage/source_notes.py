@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from proxy.engine.ports import MOST_NOTED
-from proxy.model.lineage import SourceNote
+from proxy.model.epoch import SourceNote
 
 
 class SourceNotes:

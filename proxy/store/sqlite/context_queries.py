@@ -23,9 +23,18 @@ from proxy.engine.ports import (
     NEWEST_EPOCHS,
     NEWEST_USES,
 )
-from proxy.model.epoch import Epoch, EpochUse, Original, Pin, Recalled, StoredContext, StoredOriginal, Summary
+from proxy.model.epoch import (
+    Epoch,
+    EpochUse,
+    Original,
+    Pin,
+    Recalled,
+    SourceNote,
+    StoredContext,
+    StoredOriginal,
+    Summary,
+)
 from proxy.model.errors import Erased, NotFound, StoreUnavailable
-from proxy.model.lineage import SourceNote
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite.codec import decode_hidden, encode_ids, unpack
 

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import orjson
 
-from proxy.model.epoch import Epoch, Original, Pin, Plan, Recalled, Summary
-from proxy.model.lineage import SourceNote
+from proxy.model.epoch import Epoch, Original, Pin, Plan, Recalled, SourceNote, Summary
 from proxy.model.manifest import compute_digest
 from proxy.store.constraints import (
     MessageSpan,

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any
 
-from proxy.model.epoch import Epoch, Pin, Plan, Recalled, Summary
+from proxy.model.epoch import Epoch, Pin, Plan, Recalled, SourceNote, Summary
 from proxy.model.exchange import Headers, HeldCall, Opening, Outcome, Reading, Round, SessionKey, Trailer, Usage
-from proxy.model.lineage import Adoption, Reply, SourceNote, Step
+from proxy.model.lineage import Adoption, Reply, Step
 from proxy.model.log import Record
 from proxy.model.manifest import Manifest, Slice, compute_digest
 from proxy.store.constraints import fit_text, fit_usage

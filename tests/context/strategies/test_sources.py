@@ -3,7 +3,7 @@ import json
 import pytest
 
 from proxy.context.conversation import CountedMessage
-from proxy.context.strategies.sources import Source, find_source, is_source_kind, read_source_name
+from proxy.context.strategies.sources import PromptSource, find_source, is_source_kind, read_source_name
 from proxy.wire import FORMATS
 from tests.support.views import RawMessage, act, said, user
 
@@ -40,20 +40,20 @@ def test_no_others_are(kind: str) -> None:
 
 def test_the_newest_source_wins_whatever_its_kind() -> None:
     messages = see([user("a"), said("b"), named("broadcast:ann"), *act("1", "ls", "x"), said("c")])
-    assert find_source(messages, {}, 20) == Source(2, "broadcast:ann")
+    assert find_source(messages, {}, 20) == PromptSource(2, "broadcast:ann")
 
 
 def test_what_a_request_told_goes_before_the_name() -> None:
     messages = see([named("broadcast"), said("b")])
-    assert find_source(messages, {0: "broadcast:bob"}, 20) == Source(0, "broadcast:bob")
+    assert find_source(messages, {0: "broadcast:bob"}, 20) == PromptSource(0, "broadcast:bob")
 
 
 def test_a_nudge_counts_only_in_the_window_and_other_sources_everywhere() -> None:
     messages = see([user("a"), said("b"), user("go on"), *act("1", "ls", "x"), said("c")])
     found = find_source(messages, {2: "tick"}, 4)
-    assert found == Source(2, "tick")
+    assert found == PromptSource(2, "tick")
     assert found.is_nudge
-    assert find_source(messages, {2: "tick:wait"}, 3) == Source(0, "direct")
+    assert find_source(messages, {2: "tick:wait"}, 3) == PromptSource(0, "direct")
 
 
 def test_without_words_of_the_user_there_is_no_source() -> None:

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from proxy.model.epoch import Epoch, Original, Pin, Plan, Recalled, Summary
+from proxy.model.epoch import Epoch, Original, Pin, Plan, Recalled, SourceNote, Summary
 from proxy.model.exchange import HeldCall, Opening, Outcome, Reading, Round, SessionKey, Trailer
-from proxy.model.lineage import Adoption, Reply, SourceNote, Step, compute_chain_root, name_mark
+from proxy.model.lineage import Adoption, Reply, Step, compute_chain_root, name_mark
 from proxy.model.log import Record
 from proxy.model.manifest import (
     BlobPiece,

@@ -158,12 +158,11 @@ async def build_engine(settings: Settings) -> Engine:
     upstreams = tuple([build_upstream(each, tasks, descriptors, hop_id) for each in policies])
     routes = _list_routes(settings, policies, upstreams)
     durability = DurabilityWaiter(archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
-    is_fresh = not await archive.has_sessions()
-    lineage = _build_lineage(policy, archive, bus, clock, is_fresh=is_fresh)
+    lineage = _build_lineage(policy, archive, bus, clock, is_fresh=not await archive.has_sessions())
     reader = ResponseReader(archive, bus, tasks, lineage, policy.record_cap_bytes, own_keys=policy.own_keys)
     relay = Relay(archive, durability, reader, bus, clock)
     resolver = RequestResolver(policy, routes, lineage=lineage, reader=reader, clock=clock, ids=SystemIds())
-    if not is_fresh:
+    if not lineage.index.is_complete:
         await UnreadResponses(archive, bus, tasks, lineage, reader, formats=FORMATS).read()
     tokenizer, features = CountingTokenizer(), FeatureCache(policy.cache_bytes // 8)
     worker, count = _build_worker(settings, policy), partial(count_text, tokenizer)
@@ -197,6 +196,7 @@ async def build_engine(settings: Settings) -> Engine:
         hard_wait_seconds=policy.hard_wait_seconds,
         offers=build_offers(is_on=settings.recall_policy().inject),
     )
+    CacheWatch(bus, models.card, settings.providers())
     index = SearchIndex(settings.store_policy().path, lambda: worker.index_health)
     recall = Recall(archive, index, clock, settings.recall_policy())
     rounds = build_rounds(recall, settings.recall_policy(), controller.states, lineage, policy.record_cap_bytes)
@@ -250,7 +250,6 @@ def build_controller(
 
     A call waits at most `hard_wait_seconds` for its plan and for a summary under way together.
     """
-    CacheWatch(bus, models.card, providers)
     overflows = OverflowWatch(models, bus)
     calibrator = CacheCalibrator(models.counter, providers, overflows, bus)
     bus.subscribe(AnswerRead, calibrator.note_answer)

@@ -16,7 +16,7 @@ from proxy.engine.context.refusal_retry import RefusalRetry
 from proxy.engine.lineage import tracker
 from proxy.engine.open_exchange import OpenExchange
 from proxy.engine.policy import EnginePolicy, Provider
-from proxy.model.epoch import ContextPlan, Epoch, Kept, Pin, Plan, Written
+from proxy.model.epoch import ContextPlan, Epoch, Kept, Pin, Plan, SourceNote, Written
 from proxy.model.errors import BadRequest, ProxyError, UpstreamUnreachable
 from proxy.model.events import CeilingExceeded, EpochOpened
 from proxy.model.exchange import Headers, Opening, Outcome, Round
@@ -258,10 +258,10 @@ async def test_a_ceiling_that_is_no_number_of_tokens_is_a_bad_request(asked: byt
     [
         (b"x-palimpsest-strategy", b"turns"),
         (b"x-palimpsest-strategy", b"\xffsnapshot"),
-        (b"x-palimpsest-history", b"new"),
-        (b"x-palimpsest-history", b"server"),
-        (b"x-palimpsest-source", b"broadcast:all"),
-        (b"x-palimpsest-source", b"tick"),
+        (b"x-palimpsest-history", b"mine"),
+        (b"x-palimpsest-history", b"\xffnew"),
+        (b"x-palimpsest-source", b"broadcast:"),
+        (b"x-palimpsest-source", b"tick:now"),
     ],
 )
 async def test_what_is_not_served_is_refused_and_nothing_else_done(name: bytes, asked: bytes) -> None:
@@ -279,11 +279,22 @@ async def test_what_is_not_served_is_refused_and_nothing_else_done(name: bytes, 
         (b"x-palimpsest-strategy", b" Epochs "),
         (b"x-palimpsest-history", b""),
         (b"x-palimpsest-source", b"direct"),
+        (b"x-palimpsest-source", b" Broadcast:Ann "),
+        (b"x-palimpsest-source", b"TICK:wait"),
     ],
 )
 async def test_what_is_done_anyway_may_be_asked_for(name: bytes, asked: bytes) -> None:
     turn = await ManagedEngine().send(LONG, ((name, asked),))
     assert (turn.client.error, turn.plan.rung) == (None, "plan")
+
+
+async def test_what_is_told_of_the_newest_message_is_kept_with_its_node() -> None:
+    engine = ManagedEngine()
+    for kind in (b" Broadcast:Ann ", b"Tick:Wait"):
+        await engine.send(LONG, ((b"x-palimpsest-source", kind),))
+    tip = engine.log.of(Step)[0].tip
+    notes = [(note.node, note.kind) for note in engine.log.of(SourceNote)]
+    assert notes == [(tip, "broadcast:Ann"), (tip, "tick:wait")]
 
 
 def fail(*_: object) -> ContextPlan:

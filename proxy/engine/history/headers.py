@@ -2,7 +2,7 @@
 
 from typing import cast, get_args
 
-from proxy.context.strategies.sources import is_source_kind
+from proxy.context.strategies.sources import BROADCAST, is_source_kind
 from proxy.model.errors import BadRequest
 from proxy.model.exchange import ClientRequest, Headers, HistoryMode
 from proxy.wire.body import split_body
@@ -23,7 +23,8 @@ def read_history(headers: Headers) -> HistoryMode | None:
 
 def read_source(headers: Headers) -> str:
     """Return the kind of prompt source that a request says its newest message is. Raises BadRequest."""
-    asked = find_header(headers, _SOURCE).decode("utf-8", "replace").strip()
+    told, colon, sender = find_header(headers, _SOURCE).decode("utf-8", "replace").strip().partition(":")
+    asked = told.lower() + colon + (sender if told.lower() == BROADCAST else sender.lower())
     if asked and not is_source_kind(asked):
         what = "direct, broadcast, broadcast:NAME, tick, tick:wait or absent"
         raise BadRequest(f"x-palimpsest-source is {what}, not {asked[:40]!r}")

@@ -40,7 +40,7 @@ from proxy.engine.ports import Clock, Ids, Upstream
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.response_reader import ResponseReader
 from proxy.model.epoch import ClearingTerms
-from proxy.model.errors import BadRequest, StoreUnavailable, Unproven
+from proxy.model.errors import BadRequest, StoreUnavailable
 from proxy.model.exchange import ClientRequest, Mode, Opening, RequestOptions, SessionKey
 from proxy.model.lineage import Step, compute_chain_root
 from proxy.model.manifest import Manifest, make_capped_manifest
@@ -114,13 +114,8 @@ class RequestResolver:
         caller, named = self._lineage.tenants.identify(request.headers), self._naming.read(request.headers)
         if not named.family or named.is_weak:
             raise BadRequest("x-palimpsest-history needs a session: x-palimpsest-session names it")
-        if not self._lineage.tenants.trusts(caller):
-            raise Unproven(
-                "the upstream has not accepted this credential lately, and a history goes only to whom it belongs; any"
-                " call without x-palimpsest-history that it accepts changes that"
-            )
-        upstream = self._choose(parse_json_string(model)).upstream.name
-        return SessionName(make_session(caller.tenant, upstream, named, ""), named.family)
+        key = make_session(caller.tenant, self._choose(parse_json_string(model)).upstream.name, named, "")
+        return SessionName(key, named.family, self._lineage.tenants.trusts(caller))
 
     async def resolve(
         self, request: ClientRequest, form: Format, options: RequestOptions, held: HeldExchange | None = None
@@ -235,7 +230,7 @@ class RequestResolver:
             self._histories.clear()  # manifests refer to what earlier ones added to the log
         known, shared = self._histories.find(key, content)
         remembered = _Remembered(known, shared, self._histories.losses)
-        if (split := split_known(content, form.items_key, known, shared)) is None:
+        if (split := split_known(content, form.items_key, known, shared, is_ours=held is not None)) is None:
             return None
         model = parse_json_string(split.member("model"))
         route = self._choose(model)

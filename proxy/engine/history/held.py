@@ -35,7 +35,7 @@ from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import MOST_HELD, Client, Clock
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus
-from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, TooLarge
+from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, TooLarge, Unproven
 from proxy.model.exchange import ClientRequest, HeldCall, RequestOptions, SessionKey
 from proxy.model.lru import LruCache
 from proxy.wire.body import split_body
@@ -53,17 +53,18 @@ _SUCCESS = range(200, 300)
 
 
 class SessionName(NamedTuple):
-    """The session that a request names."""
+    """The session that a request names. `is_proven`: its upstream has accepted the credential lately."""
 
     key: SessionKey
     named: str
+    is_proven: bool = True
 
 
 class SessionNamer(Protocol):
     """Finds the sessions of requests, as `request_resolver` does."""
 
     def name_session(self, request: ClientRequest, model: bytes) -> SessionName:
-        """Return the session that a request names, given its raw model. Raises BadRequest, and Unproven."""
+        """Return the session that a request names, given its raw model. Raises BadRequest."""
         ...
 
 
@@ -101,6 +102,7 @@ class HeldExchange:
         nudge: Nudge,
         is_repeated: bool,
         cap: int,
+        generation: int,
     ) -> None:
         self.whole = make_whole(form, path, brought, is_repeated=is_repeated)
         self.request = replace(request, body=self.whole.content)
@@ -116,7 +118,9 @@ class HeldExchange:
         self._key = key
         self._is_repeated = is_repeated
         self._cap = cap
-        self._own = path.own if path is not None else None
+        self._generation = generation
+        # after a loss the log may lack what later bodies would refer to
+        self._own = path.own if path is not None and path.generation == generation else None
 
     @property
     def is_first(self) -> bool:
@@ -172,6 +176,7 @@ class HeldExchange:
             digest=brought.digest,
             ended_ms=now_ms,
             own=self._own,
+            generation=self._generation,
         )
 
 
@@ -256,24 +261,12 @@ class HeldHistories:
     async def _begin(
         self, incoming: ClientRequest, form: Format, name: SessionName, *, options: RequestOptions, brought: Brought
     ) -> HeldExchange:
-        session = name.key.id
-        try:
-            known = await self._find(session)
-        except NotFound as error:
-            if options.history == "server":
-                raise
-            raise Conflict(f"the session {name.named!r} had a history: {error}") from error
-        if options.history == "new" and known is not None:
-            raise Conflict(f"the session {name.named!r} has a history already; x-palimpsest-history: server goes on")
-        if options.history == "server" and known is None:
-            raise NotFound(
-                f"the session {name.named!r} has no complete answer yet, for this credential and upstream;"
-                " x-palimpsest-history: new begins it"
-            )
+        session, is_new = name.key.id, options.history == "new"
+        key = find_header(incoming.headers, _KEY).decode("latin-1").strip()[:_LONGEST_KEY] if brought.raws else ""
+        known = await self._expect(name, is_new=is_new, key=key)
         path = known.path if known is not None else None
         if path is not None and path.wire != form.name:
             raise BadRequest(f"the history of this session is in the format {path.wire}, not {form.name}")
-        key = find_header(incoming.headers, _KEY).decode("latin-1").strip()[:_LONGEST_KEY] if brought.raws else ""
         is_repeated = path is not None and bool(key) and key == path.key
         if known is not None and key in known.used and not is_repeated:
             raise Conflict("a call with this idempotency-key was answered, and the history has gone on since")
@@ -294,7 +287,30 @@ class HeldHistories:
             nudge=nudge,
             is_repeated=is_repeated,
             cap=self._cap,
+            generation=self._log.health.generation,
         )
+
+    async def _expect(self, name: SessionName, *, is_new: bool, key: str) -> _HeldSession | None:
+        """Return what is known of a session, None for one that begins. Raises ProxyError if it must not be so."""
+        try:
+            known = await self._find(name.key.id)
+        except NotFound as error:
+            if not is_new:
+                raise
+            raise Conflict(f"the session {name.named!r} had a history: {error}") from error
+        if not name.is_proven and (known is not None or not is_new):
+            raise Unproven(
+                "the upstream has not accepted this credential lately, and a history goes only to whom it belongs; any"
+                " call without x-palimpsest-history that it accepts changes that"
+            )
+        if is_new and known is not None and (not key or key != known.path.key):
+            raise Conflict(f"the session {name.named!r} has a history already; x-palimpsest-history: server goes on")
+        if not is_new and known is None:
+            raise NotFound(
+                f"the session {name.named!r} has no complete answer yet, for this credential and upstream;"
+                " x-palimpsest-history: new begins it"
+            )
+        return known
 
     def _find_nudge(
         self, session: str, form: Format, path: HeldPath | None, *, options: RequestOptions, brought: Brought

@@ -8,12 +8,17 @@ from proxy.engine.ports import HeldCalls, LogReader
 from proxy.engine.reports.conversation import list_raws, load_chain
 from proxy.engine.reports.lookup import read_back
 from proxy.model.epoch import StoredContext
-from proxy.model.log import ExchangeRow, HeldRow
+from proxy.model.log import ArchiveHealth, ExchangeRow, HeldRow
 from proxy.wire import FORMATS
 
 
 class HistoryLog(LogReader, HeldCalls, Protocol):
     """The log, as far as histories need it."""
+
+    @property
+    def health(self) -> ArchiveHealth:
+        """The current state of the log."""
+        ...
 
 
 async def load_path(log: HistoryLog, session: str, *, cap: int, scan: int) -> tuple[HeldPath | None, list[str]]:

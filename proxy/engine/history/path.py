@@ -69,6 +69,7 @@ class HeldPath(msgspec.Struct, frozen=True, eq=False):
     digest: bytes = b""
     ended_ms: int = 0
     own: CachedBody | None = None  # what the client sent for its last call
+    generation: int = 0  # of the log, when it took that
 
     @property
     def weight(self) -> int:

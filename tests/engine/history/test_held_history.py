@@ -1,3 +1,4 @@
+import base64
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -5,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, TooLarge, UpstreamUnreachable
+from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, TooLarge, Unproven, UpstreamUnreachable
 from proxy.model.exchange import HeldCall
 from proxy.model.log import ArchiveHealth
+from tests.store.samples import make_outcome
 from tests.support.engine import RecordingClient
 from tests.support.holding import WIRES, HeldClient, Wire, answer, result, user
 
@@ -258,6 +260,56 @@ async def test_a_key_appends_nothing_twice(open_client: Open) -> None:
     expect(await held.call([user("b")], key), Conflict, "gone on")
     await held.reopen()
     expect(await held.call([user("b")], key), Conflict, "gone on")
+
+
+async def test_a_first_call_is_sent_again_under_its_key(open_client: Open) -> None:
+    held = await open_client()
+    key = (b"idempotency-key", b"k1")
+    for number in (1, 2):
+        assert f"word {number}".encode() in (await held.call([user("a")], key, history="new")).body
+        assert held.words == ["a"]
+    expect(await held.call([user("a")], (b"idempotency-key", b"k2"), history="new"), Conflict, "already")
+
+
+def make_token(subject: str, number: int) -> tuple[bytes, bytes]:
+    """The credential of a person, one of several."""
+    parts = [{"alg": "none"}, {"iss": "me", "sub": subject, "aud": "it", "n": number}]
+    coded = [base64.urlsafe_b64encode(json.dumps(each).encode()).rstrip(b"=") for each in parts]
+    return b"authorization", b"Bearer %b.%b.c2ln" % tuple(coded)
+
+
+async def test_a_credential_that_only_claims_its_tenant_has_to_be_accepted_first(open_client: Open) -> None:
+    held = await open_client()
+    first, second = make_token("ann", 1), make_token("ann", 2)
+    assert (await held.call([user("a")], first, history="new")).status == 200
+    assert (await held.call([user("b")], first)).status == 200
+    for history in ("server", "new"):
+        expect(await held.call([user("c")], second, history=history), Unproven, "not accepted")
+    assert (await held.call([user("hello")], second, history="", session="other")).status == 200
+    assert (await held.call([user("c")], second)).status == 200
+    assert held.words == ["a", "word 1", "b", "word 2", "c"]
+
+
+async def test_a_long_history_is_read_again_as_a_whole(open_client: Open) -> None:
+    held = await open_client(is_kept=True)
+    many = [user("a"), *[{"role": "assistant", "content": "x"}] * 10_001]
+    await held.call(many, history="new")
+    await held.call(many)
+    await held.reopen()
+    assert (await held.call([user("b")])).status == 200
+    assert len(held.items) == 20_007
+
+
+async def test_after_a_loss_the_log_gets_all_again(open_client: Open) -> None:
+    held = await open_client()
+    tools = [{"type": "function", "function": {"name": "f" * 600, "parameters": {}}}]
+    await held.call([user("a")], history="new", tools=tools)
+    await held.call([user("b")], tools=tools)
+    await held.log.append(make_outcome("nobody"))
+    held.lost = 1
+    await held.call([user("c")], tools=tools)
+    assert [len(record.body.blobs) for record in held.log.tables.held.values()] == [1, 0, 1]
+    assert held.words == ["a", "word 1", "b", "word 2", "c"]
 
 
 async def test_a_key_of_a_call_that_failed_is_free(open_client: Open) -> None:

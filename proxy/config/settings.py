@@ -208,7 +208,8 @@ class Settings(BaseSettings):
 
     def nudge_policy(self) -> NudgePolicy:
         """Return whether, how often and in which words agents are nudged that nobody prompts."""
-        return NudgePolicy(**self.nudge.model_dump())
+        alternating = frozenset(upstream.name for upstream in self.upstreams if upstream.strict_alternation)
+        return NudgePolicy(**self.nudge.model_dump(), alternating=alternating)
 
     def compaction_policy(self) -> CompactionPolicy:
         """Return who makes summaries, of what, and at what cost."""

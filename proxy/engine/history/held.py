@@ -275,7 +275,7 @@ class HeldHistories:
         nudge = NO_NUDGE
         if not is_repeated:
             expect_results(path.waiting if path is not None else (), brought.items)
-            nudge = self._find_nudge(session, form, path, options=options, brought=brought)
+            nudge = self._find_nudge(name.key, form, path, options=options, brought=brought)
         return HeldExchange(
             incoming,
             form,
@@ -313,7 +313,7 @@ class HeldHistories:
         return known
 
     def _find_nudge(
-        self, session: str, form: Format, path: HeldPath | None, *, options: RequestOptions, brought: Brought
+        self, session: SessionKey, form: Format, path: HeldPath | None, *, options: RequestOptions, brought: Brought
     ) -> Nudge:
         if not brought.raws and path is None:
             raise BadRequest("a history begins with a message")
@@ -321,7 +321,7 @@ class HeldHistories:
             assert path is not None, "said above"
             return self._nudger.nudge(session, form, path, options.source)
         if not is_nudge(options.source) and any(item.role == "user" for item in brought.items):
-            self._nudger.reset(session)
+            self._nudger.reset(session.id)
         return NO_NUDGE
 
     async def _find(self, session: str) -> _HeldSession | None:

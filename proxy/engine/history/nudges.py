@@ -15,6 +15,7 @@ from proxy.engine.ports import Clock
 from proxy.engine.runtime import EventBus
 from proxy.model.errors import BadRequest, SessionIdle, TooSoon
 from proxy.model.events import Nudged, SessionWentIdle
+from proxy.model.exchange import SessionKey
 from proxy.model.lru import LruCache
 from proxy.wire.format import Format
 from proxy.wire.json_values import encode_text
@@ -49,17 +50,19 @@ class Nudger:
         self._bus = bus
         self._sessions = LruCache[str, _Attempts](_MOST_SESSIONS)
 
-    def nudge(self, session: str, form: Format, path: HeldPath, source: str) -> Nudge:
+    def nudge(self, session: SessionKey, form: Format, path: HeldPath, source: str) -> Nudge:
         """Return what stands last in a call without messages. Raises BadRequest, TooSoon and SessionIdle."""
         policy = self._policy
         if not is_nudge(source):
             raise BadRequest("the request has no messages; x-palimpsest-source: tick asks for a nudge")
         if not policy.enabled:
             raise BadRequest("the request has no messages, and nudges are off (nudge.enabled)")
+        if session.upstream in policy.alternating:
+            raise BadRequest("the upstream takes no two answers in a row (strict_alternation), so there are no nudges")
         if has_source(form, path, policy.scan_messages):
             # There a history that ends with an answer asks for more of that answer.
             return Nudge(_write(form, policy.texts[0])) if form.name == _ANTHROPIC else NO_NUDGE
-        attempts = self._sessions.get(session) or _Attempts()
+        attempts = self._sessions.get(session.id) or _Attempts()
         if attempts.count >= len(policy.texts):
             raise SessionIdle(
                 f"the session is idle: {attempts.count} nudges had no answer; it goes on with a message from somebody"

@@ -11,7 +11,7 @@ URGENT = "Last reminder: act, or say what keeps you from it. context_recall sear
 class NudgePolicy:
     """Whether, how often and in which words an agent is nudged that nobody prompts.
 
-    Each field but the last has a setting of the same name.
+    Each of the first four fields has a setting of the same name.
     """
 
     enabled: bool = False
@@ -23,3 +23,5 @@ class NudgePolicy:
     wait_seconds: float = 120.0
     # Messages at the end of the history in which a prompt makes a nudge needless.
     scan_messages: int = 20
+    # Names of upstreams that refuse two answers in a row, as a nudge that is not stored leaves them.
+    alternating: frozenset[str] = frozenset()

@@ -179,6 +179,12 @@ async def test_a_client_that_asks_for_no_nudge_or_may_not_is_told(open_client: O
     assert "begins with a message" in told(await held.call([], TICK, history="new", session="n"), BadRequest)
 
 
+async def test_an_upstream_that_takes_no_two_answers_in_a_row_gets_no_nudge(open_client: Open) -> None:
+    held = await open_client(nudges=NudgePolicy(enabled=True, alternating=frozenset({"main"})))
+    assert "strict_alternation" in told(await held.call([], TICK), BadRequest)
+    assert (await held.call([user("a")])).status == 200
+
+
 async def test_an_epoch_is_kept_under_a_nudge(open_client: Open) -> None:
     held = await open_client(steps=60, ceiling=1500)
     client = await held.call([], TICK)

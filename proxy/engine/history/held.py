@@ -46,7 +46,7 @@ _KEY = b"idempotency-key"
 _LONGEST_KEY = 255
 # Seconds to wait for the end of a call whose answer the client has, and for the log.
 _ENDING_SECONDS = 5.0
-_LOG_SECONDS = 10.0
+LOG_SECONDS = 10.0
 # Bytes of an answer that are read in the event loop.
 _READ_HERE = 64 * 1024
 _SUCCESS = range(200, 300)
@@ -329,7 +329,7 @@ class HeldHistories:
         if (known := self._sessions.get(session)) is not None:
             return known
         try:
-            async with asyncio.timeout(_LOG_SECONDS):
+            async with asyncio.timeout(LOG_SECONDS):
                 try:
                     await self._log.find_session(session)
                 except NotFound:
@@ -370,6 +370,6 @@ def build_histories(
         resolver,
         clock,
         record_cap=policy.record_cap_bytes,
-        cache_bytes=policy.cache_bytes // 8,
+        cache_bytes=policy.cache_bytes // 4,
         scan_messages=nudges.scan_messages,
     )

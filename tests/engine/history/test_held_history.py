@@ -1,4 +1,6 @@
+import asyncio
 import base64
+import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -6,11 +8,20 @@ from typing import Any
 
 import pytest
 
-from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, TooLarge, Unproven, UpstreamUnreachable
-from proxy.model.exchange import HeldCall
+from proxy.model.errors import (
+    BadRequest,
+    Conflict,
+    Erased,
+    NotFound,
+    StoreUnavailable,
+    TooLarge,
+    Unproven,
+    UpstreamUnreachable,
+)
+from proxy.model.exchange import ClientRequest, HeldCall
 from proxy.model.log import ArchiveHealth
 from tests.store.samples import make_outcome
-from tests.support.engine import RecordingClient
+from tests.support.engine import JSON, RecordingClient, ScriptedResponse, wait_out
 from tests.support.holding import WIRES, HeldClient, Wire, answer, result, user
 
 Open = Callable[..., Awaitable[HeldClient]]
@@ -426,3 +437,94 @@ async def test_an_answer_in_which_the_model_recalled_goes_on_as_the_client_has_i
     stored = json.loads(await held.log.load_request(rows[-1].id))[held.form.items_key]
     assert "context_recall" not in json.dumps(stored)
     assert rows[-1].depth == len(stored)
+
+
+async def test_no_held_call_is_a_side_call(open_client: Open) -> None:
+    held = await open_client(is_kept=True)
+    await held.call([{"role": "system", "content": "s"}, user("a")], history="new", tools=TOOLS["chat_completions"])
+    await held.call([{"role": "system", "content": "title?"}, user("b")], max_tokens=5)
+    await held.reopen()
+    await held.call([user("c")])
+    assert held.words == ["title?", "a", "word 1", "b", "word 2", "c"]
+    rows = await held.log.list_exchanges(await held.find_session())
+    assert [row.is_side for row in rows] == [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(Erased("it was erased", "s"), Erased), (StoreUnavailable("no disk"), StoreUnavailable)]
+)
+async def test_what_was_erased_or_cannot_be_read_goes_nowhere(
+    open_client: Open, error: Exception, kind: type[Exception]
+) -> None:
+    async def fail(_: str) -> bytes:
+        raise error
+
+    held = await open_client()
+    await held.call([user("a")], history="new")
+    await held.reopen()
+    held.log.load_request = fail
+    expect(await held.call([user("b")]), kind, str(error))
+    expect(await held.call([user("b")], history="new"), Conflict if kind is Erased else kind, str(error))
+    assert len(held.upstream.calls) == 1
+
+
+async def test_a_log_that_says_nothing_in_time_is_not_waited_for(
+    open_client: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(_: str) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    monkeypatch.setattr("proxy.engine.history.held.LOG_SECONDS", 0.01)
+    held = await open_client()
+    await held.call([user("a")], history="new")
+    await held.reopen()
+    held.log.load_request = hang
+    expect(await held.call([user("b")]), StoreUnavailable, "in time")
+
+
+@pytest.mark.parametrize("coding", ["", "gzip", "rot13"])
+async def test_long_and_compressed_answers_are_read(open_client: Open, coding: str) -> None:
+    held = await open_client(is_kept=True)
+    content = json.dumps(answer("chat_completions", "long " * 20_000)).encode()
+    headers = (*JSON, (b"content-encoding", coding.encode())) if coding else JSON
+    body = gzip.compress(content) if coding == "gzip" else content
+    held.upstream.queue.append(ScriptedResponse(body, headers=headers, ending="whole"))
+    await held.call([user("a")], history="new")
+    again = await held.call([user("b")])
+    if coding == "rot13":
+        expect(again, NotFound, "no complete answer")
+    else:
+        assert [word[:9] for word in held.words] == ["a", "long long", "b"]
+
+
+async def test_a_body_that_is_compressed_has_no_history(open_client: Open) -> None:
+    held = await open_client()
+    client = RecordingClient()
+    headers = ((b"x-palimpsest-session", b"s"), (b"x-palimpsest-history", b"new"))
+    request = ClientRequest("POST", b"/v1/chat/completions", headers, gzip.compress(b"{}"))
+    await wait_out(held.engine.begin(request, held.wire, client))
+    expect(client, BadRequest, "not compressed")
+
+
+async def test_other_paths_have_no_history(open_client: Open) -> None:
+    held = await open_client()
+    headers = ((b"x-palimpsest-session", b"s"), (b"x-palimpsest-history", b"server"))
+    request = ClientRequest("POST", b"/v1/messages/count_tokens", headers, b"{}")
+    await wait_out(held.engine.begin_count(request, held.wire, first := RecordingClient()))
+    await wait_out(held.engine.begin_stream(request, None, second := RecordingClient()))
+    for client in (first, second):
+        expect(client, BadRequest, "not for this path or mode")
+    assert held.upstream.calls == []
+
+
+async def test_a_client_that_leaves_makes_room_for_the_next(open_client: Open) -> None:
+    held = await open_client(is_kept=True)
+    await held.call([user("a")], history="new")
+    held.upstream.stream(b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n', ending="open")
+    task, client = held.begin([user("lost")], stream=True)
+    await client.wait_for_body(1)
+    task.cancel()
+    await wait_out(task)
+    assert (await held.call([user("b")])).status == 200
+    assert held.words == ["a", "word 1", "b"]

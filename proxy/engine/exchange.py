@@ -170,6 +170,8 @@ class ExchangeService:
         self._prepare(request, exchange, outgoing)
         is_edited = isinstance(request, ManagedRequest) and request.clearing is not None
         await self._relay.carry(exchange, _bind(request, exchange, form, is_edited=is_edited), outgoing.body)
+        if held is None and self.histories is not None:
+            self.histories.forget(request.session.id)  # its answer is the end of the newest path now
 
     async def _decide(self, exchange: OpenExchange, request: ResolvedRequest) -> OutgoingRequest:
         """Decide what is sent if that needs the log, a count of many tokens, or a plan. Record the decision."""

@@ -247,6 +247,10 @@ class HeldHistories:
         held.exchange = exchange
         self._nudger.note_sent(held.session, exchange, held.nudge)
 
+    def forget(self, session: str) -> None:
+        """Ask the log for the path of a session when it is needed next."""
+        self._sessions.pop(session)
+
     async def _take_turn(self, session: str) -> _Turn:
         """Wait for the end of a call that is answered. Raises Conflict while another one is under way."""
         while (running := self._turns.get(session)) is not None:

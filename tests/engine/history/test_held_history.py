@@ -528,3 +528,15 @@ async def test_a_client_that_leaves_makes_room_for_the_next(open_client: Open) -
     await wait_out(task)
     assert (await held.call([user("b")])).status == 200
     assert held.words == ["a", "word 1", "b"]
+
+
+async def test_a_history_goes_on_from_what_its_client_sent_whole(open_client: Open) -> None:
+    held = await open_client(is_kept=True)
+    await held.call([user("a")], history="new")
+    await held.call([user("b")])
+    said = {"role": "assistant", "content": "word 1"}
+    await held.call([user("a"), said, user("edited")], history="")
+    await held.call([user("c")])
+    assert held.words == ["a", "word 1", "edited", "word 3", "c"]
+    rows = await held.log.list_exchanges(await held.find_session())
+    assert [row.relation for row in rows] == ["root", "append", "branch", "append"]

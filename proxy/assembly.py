@@ -31,6 +31,7 @@ from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.tool_offers import NO_OFFERS, ToolOffers
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
+from proxy.engine.history.held import build_histories
 from proxy.engine.lineage.identity import Tenants
 from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.models import CacheCalibrator, Models, OverflowWatch, PriceList
@@ -140,12 +141,11 @@ async def build_engine(settings: Settings) -> Engine:
     upstreams = tuple([build_upstream(each, tasks, descriptors, hop_id) for each in policies])
     routes = _list_routes(settings, policies, upstreams)
     durability = DurabilityWaiter(archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
-    is_fresh = not await archive.has_sessions()
-    lineage = _build_lineage(policy, archive, bus, clock, is_fresh=is_fresh)
+    lineage = _build_lineage(policy, archive, bus, clock, is_fresh=not await archive.has_sessions())
     reader = ResponseReader(archive, bus, tasks, lineage, policy.record_cap_bytes, own_keys=policy.own_keys)
     relay = Relay(archive, durability, reader, bus, clock)
     resolver = RequestResolver(policy, routes, lineage=lineage, reader=reader, clock=clock, ids=SystemIds())
-    if not is_fresh:
+    if not lineage.index.is_complete:
         await UnreadResponses(archive, bus, tasks, lineage, reader, formats=FORMATS).read()
     tokenizer, features = CountingTokenizer(), FeatureCache(policy.cache_bytes // 8)
     worker, count = _build_worker(settings, policy), partial(count_text, tokenizer)
@@ -187,6 +187,7 @@ async def build_engine(settings: Settings) -> Engine:
     exchanges = ExchangeService(
         policy, FORMATS, resolver=resolver, relay=relay, tasks=tasks, controller=controller, recall=rounds
     )
+    exchanges.histories = build_histories(settings.nudge_policy(), policy, archive, resolver, bus=bus, clock=clock)
     manual_compaction = _build_manual_compaction(archive, durability, trigger.worker, controller, routes)
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker, epoch_admin)

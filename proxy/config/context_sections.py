@@ -18,6 +18,7 @@ from proxy.config.value_types import (
 from proxy.context.budget import AUTO_CEILING, BudgetPolicy
 from proxy.context.conversation import BuilderPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.history.policy import NudgePolicy
 from proxy.engine.recall.policy import RecallPolicy, RecallScope
 from proxy.model.card import Offer, Prices, Rates
 from proxy.model.epoch import Strategy
@@ -26,6 +27,7 @@ _BUDGET = BudgetPolicy()
 _BUILDER = BuilderPolicy()
 _POLICY = CompactionPolicy()
 _RECALL = RecallPolicy()
+_NUDGES = NudgePolicy()
 _MILLION = 1_000_000
 
 
@@ -139,6 +141,28 @@ class ModelSettings(Section):
     strategy: Strategy | None = Field(None, description="Strategy of its requests. Without: as for all models.")
     window: AutoTokens = Field(None, description="Its context window; tokens. auto: as known of the model.")
     max_output: AutoTokens = Field(None, description="Most tokens of a response. auto: as known of the model.")
+
+
+class NudgeSettings(Section):
+    """Messages to an agent that nobody prompts: for clients that tick, on histories that are held here."""
+
+    enabled: bool = Field(
+        _NUDGES.enabled, description="Whether a call without messages may be nudged (docs/server-history.md)."
+    )
+    texts: tuple[str, ...] = Field(
+        _NUDGES.texts,
+        min_length=1,
+        description="What nudges say, one after another. After the last one without an answer the session goes idle.",
+    )
+    idle_seconds: float = Field(
+        _NUDGES.idle_seconds, ge=0, allow_inf_nan=False, description="Time after a call without a nudge; seconds."
+    )
+    wait_seconds: float = Field(
+        _NUDGES.wait_seconds,
+        ge=0,
+        allow_inf_nan=False,
+        description="The same for a client that waits for something (x-palimpsest-source: tick:wait); seconds.",
+    )
 
 
 class PriceSettings(Section):

@@ -12,6 +12,7 @@ from proxy.config.context_sections import (
     CompactionSettings,
     FilesSettings,
     ModelSettings,
+    NudgeSettings,
     PriceSettings,
     PruningSettings,
     RecallSettings,
@@ -23,6 +24,7 @@ from proxy.config.value_types import DirectoryPath, HeaderName, Secret, TenantNa
 from proxy.context.budget import BudgetPolicy
 from proxy.context.conversation import BuilderPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.history.policy import NudgePolicy
 from proxy.engine.policy import EnginePolicy, Principal, Provider
 from proxy.engine.recall.policy import RecallPolicy
 from proxy.model.card import Offer
@@ -83,6 +85,7 @@ class Settings(BaseSettings):
     recall: RecallSettings = RecallSettings()
     turns: TurnsSettings = TurnsSettings()
     compaction: CompactionSettings = CompactionSettings()
+    nudge: NudgeSettings = NudgeSettings()
     pricing: dict[str, PriceSettings] = Field(
         {},
         description=(
@@ -225,6 +228,11 @@ class Settings(BaseSettings):
     def recall_policy(self) -> RecallPolicy:
         """Return whether models may recall, what, and how much at once."""
         return RecallPolicy(**self.recall.model_dump())
+
+    def nudge_policy(self) -> NudgePolicy:
+        """Return whether, how often and in which words agents are nudged that nobody prompts."""
+        alternating = frozenset(upstream.name for upstream in self.upstreams if upstream.strict_alternation)
+        return NudgePolicy(**self.nudge.model_dump(), alternating=alternating)
 
     def compaction_policy(self) -> CompactionPolicy:
         """Return who makes summaries, of what, and at what cost."""

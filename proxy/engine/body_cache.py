@@ -142,10 +142,17 @@ def _may_extend(cached: CachedBody, content: bytes, *, is_named: bool) -> bool:
     return content[end - _TAIL : end] == cached.split.content[end - _TAIL : end]
 
 
-def split_known(content: bytes, items_key: str, known: CachedBody | None, shared: int) -> SplitBody | None:
-    """Split a body, reusing the split of the part that it shares with a cached one."""
+def split_known(
+    content: bytes, items_key: str, known: CachedBody | None, shared: int, *, is_ours: bool = False
+) -> SplitBody | None:
+    """Split a body, reusing the split of the part that it shares with a cached one.
+
+    One that `is_ours` is split however many items it has.
+    """
     split = split_after(content, items_key, known.split, shared) if known is not None and shared else None
-    return split if split is not None else split_body(content, items_key)
+    if split is not None:
+        return split
+    return split_body(content, items_key, most_items=len(content)) if is_ours else split_body(content, items_key)
 
 
 class Holding(msgspec.Struct, frozen=True, gc=False):

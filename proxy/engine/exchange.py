@@ -4,39 +4,39 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from msgspec.structs import replace
 
+from proxy.context.strategies.sources import is_nudge
 from proxy.engine.context.client_orders import find_cleared
 from proxy.engine.context.controller import ContextController, write_counted
 from proxy.engine.context.request_state import OutgoingRequest, StateReader
+from proxy.engine.history.held import HeldExchange, HeldHistories
+from proxy.engine.history.path import expect_messages
 from proxy.engine.lineage.chain import digest_layers
 from proxy.engine.open_exchange import CappedBuffer, OpenExchange, Refusal, Retry, Start
+from proxy.engine.options import read_options
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Client, RequestBody, UpstreamResponse
 from proxy.engine.recall.rounds import RecallRounds
 from proxy.engine.relay import Relay, Send
-from proxy.engine.request import ManagedRequest, ResolvedRequest, read_ceiling
+from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.request_resolver import BuildManifest, RequestResolver
 from proxy.engine.response_stream import EditingClient
 from proxy.engine.runtime import TaskRunner, attempt
-from proxy.model.epoch import STRATEGIES, ClearingTerms, Epoch, Plan, Strategy
+from proxy.model.epoch import ClearingTerms, Epoch, Plan, SourceNote
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
-from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, RequestOptions, Round
+from proxy.model.exchange import ClientRequest, Headers, Opening, RequestOptions, Round
 from proxy.model.log import Record
 from proxy.model.manifest import Manifest, make_capped_manifest, make_head_manifest, make_manifest
 from proxy.wire import FORMATS
 from proxy.wire.format import Format
-from proxy.wire.headers import OWN_PREFIX, accept_identity_only, drop_beta, find_header, list_credentials
+from proxy.wire.headers import OWN_PREFIX, accept_identity_only, drop_beta, list_credentials
 
 _log = logging.getLogger("palimpsest.requests")
 
-_MODES = ("manage", "observe", "bypass")
 _REFUSED_FORM = frozenset({400, 413, 422})
-# The accepted values of reserved request headers: those that ask for the default behaviour.
-_SERVED = {b"x-palimpsest-history": (), b"x-palimpsest-source": ("direct",)}
-_MODE, _PIN, _STRATEGY = b"x-palimpsest-mode", b"x-palimpsest-pin", b"x-palimpsest-strategy"
 
 
 class ExchangeService:
@@ -53,6 +53,7 @@ class ExchangeService:
         controller: ContextController,
         recall: RecallRounds | None = None,
     ) -> None:
+        self.histories: HeldHistories | None = None
         self._recall = recall
         self._policy = policy
         self._formats = formats
@@ -67,7 +68,7 @@ class ExchangeService:
     def read_options(self, headers: Headers) -> RequestOptions:
         """Return what the headers of a request ask for. Its mode is the configured one if they ask for none.
 
-        Raises BadRequest for unknown values, and for reserved headers that this version does not serve.
+        Raises BadRequest for unknown values.
         """
         for name, _ in headers:  # a comprehension would be a call more for each request
             if name.startswith(OWN_PREFIX):
@@ -75,11 +76,7 @@ class ExchangeService:
         else:
             return self._unasked
         own = tuple([header for header in headers if header[0].startswith(OWN_PREFIX)])
-        _check_reserved(own)
-        mode = _read_word(own, _MODE, _MODES) or self._policy.mode
-        strategy = _read_word(own, _STRATEGY, STRATEGIES)
-        is_pinning = find_header(own, _PIN).strip().lower() == b"true"
-        return RequestOptions(cast(Mode, mode), read_ceiling(own), is_pinning, cast(Strategy, strategy) or None)
+        return read_options(own, self._policy.mode)
 
     def reads(self, headers: Headers) -> bool:
         """Return whether a request in a wire format is read. A server that was started in mode bypass reads none.
@@ -127,15 +124,35 @@ class ExchangeService:
     async def _carry(self, incoming: ClientRequest, form: Format, client: Client) -> None:
         self._check_log()
         options = self.read_options(incoming.headers)
+        if options.history is None:
+            if is_nudge(options.source):
+                expect_messages(incoming, form)
+            return await self._carry_read(incoming, form, client, options)
+        if problem := self._relay.archive.health.problem:
+            raise StoreUnavailable(f"the log holds the history, and cannot take what is new: {problem}")
+        assert self.histories is not None, "the assembly sets them"
+        async with self.histories.hold(incoming, form, options) as held:
+            await self._carry_read(held.request, form, held.watch(client), options, held)
+
+    async def _carry_read(
+        self,
+        incoming: ClientRequest,
+        form: Format,
+        client: Client,
+        options: RequestOptions,
+        held: HeldExchange | None = None,
+    ) -> None:
         # adds its session, its upstream, and which of its messages are new
-        request, build = await self._resolver.resolve(incoming, form, options)
+        request, build = await self._resolver.resolve(incoming, form, options, held)
+        if held is not None and self.histories is not None:
+            self.histories.note_sent(held, request.exchange)
         _add_labels(client, request)
         exchange = self._open(request, form, client)
         if isinstance(request, ManagedRequest) and request.clearing is not None:
             add = partial(_add_cleared, self._controller.states, request, request.clearing, exchange.plans)
             exchange.client = EditingClient(client, add, form.clearing_sign)
         outgoing = self._controller.decide_at_once(request)
-        exchange.make_records = partial(self._list_records, request, build, outgoing)
+        exchange.make_records = partial(self._list_records, request, build, outgoing, held)
         if outgoing is None:
             exchange.record_opening()  # a later request may refer to it, and arrive before this one is decided
             outgoing = await self._decide(exchange, request)
@@ -143,6 +160,8 @@ class ExchangeService:
         self._prepare(request, exchange, outgoing)
         is_edited = isinstance(request, ManagedRequest) and request.clearing is not None
         await self._relay.carry(exchange, _bind(request, exchange, form, is_edited=is_edited), outgoing.body)
+        if held is None and self.histories is not None:
+            self.histories.forget(request.session.id)  # its answer is the end of the newest path now
 
     async def _decide(self, exchange: OpenExchange, request: ResolvedRequest) -> OutgoingRequest:
         """Decide what is sent if that needs the log, a count of many tokens, or a plan. Record the decision."""
@@ -193,22 +212,33 @@ class ExchangeService:
         return counted
 
     def _list_records(
-        self, request: ResolvedRequest, build: BuildManifest, outgoing: OutgoingRequest | None
+        self,
+        request: ResolvedRequest,
+        build: BuildManifest,
+        outgoing: OutgoingRequest | None,
+        held: HeldExchange | None,
     ) -> tuple[Opening, *tuple[Record, ...]]:
         """List the first records of an exchange, without the round if `outgoing` is not decided yet."""
         opening = self._resolver.make_opening(request, build)
-        sent = self._list_round(request, outgoing) if outgoing is not None else ()
+        records: list[Record] = self._list_round(request, outgoing) if outgoing is not None else []
+        if held is not None and isinstance(request, ManagedRequest):
+            records.append(held.make_record(request))
         step = request.step
-        if step is not None and isinstance(request, ManagedRequest):
+        if step is None:
+            return (opening, *records)
+        if isinstance(request, ManagedRequest):
             step = replace(step, layers=digest_layers(request.split, request.chain.preamble))
             self._controller.note_prompt(request, step.layers)
-        return (opening, *sent) if step is None else (opening, *sent, step)
+        records.append(step)
+        if isinstance(request, ManagedRequest) and request.source:
+            records += _note_source(self._controller.states, request)
+        return (opening, *records)
 
     def _list_round(self, request: ResolvedRequest, outgoing: OutgoingRequest) -> list[Record]:
         """List the records of what is sent: the round, its plan if that is known already, and a pin."""
         manifest = None
         if isinstance(request, ManagedRequest) and (
-            outgoing.body is not request.split.content or request.clearing is not None
+            outgoing.body is not request.split.content or request.clearing is not None or request.is_nudged
         ):
             manifest = self._controller.build_manifest(request, outgoing)
         records: list[Record] = [Round(request.exchange, 0, request.upstream.name, manifest)]
@@ -229,7 +259,7 @@ class ExchangeService:
 
     async def _carry_count(self, incoming: ClientRequest, form: Format, client: Client) -> None:
         self._check_log()
-        unread = self._resolver.resolve_stream(incoming, self.read_options(incoming.headers))
+        unread = self._resolver.resolve_stream(incoming, self._read_unheld(incoming.headers))
         found = await attempt(self._resolver.find_counted(incoming, form, unread), _note_uncounted)
         written = await attempt(write_counted(self._controller, found), _note_uncounted) if found is not None else None
         request, client_body = found or unread, self._resolver.strip_counted(incoming, form, unread.mode)
@@ -256,7 +286,7 @@ class ExchangeService:
 
     async def _carry_stream(self, incoming: ClientRequest, body: RequestBody | None, client: Client) -> None:
         self._check_log()
-        request = self._resolver.resolve_stream(incoming, self.read_options(incoming.headers))
+        request = self._resolver.resolve_stream(incoming, self._read_unheld(incoming.headers))
         _add_labels(client, request)
         exchange, passed = self._open(request, None, client), CappedBuffer(self._policy.record_cap_bytes)
 
@@ -267,6 +297,13 @@ class ExchangeService:
         exchange.make_records, exchange.has_body = make_records, body is None
         content = CapturedBody(body, passed, exchange) if body is not None else b""
         await self._relay.carry(exchange, _bind(request, exchange), content)
+
+    def _read_unheld(self, headers: Headers) -> RequestOptions:
+        """Return the options of a request that has no history. Raises BadRequest."""
+        options = self.read_options(headers)
+        if options.history is not None:
+            raise BadRequest("x-palimpsest-history is for calls to a model that are read, not for this path or mode")
+        return options
 
     def _check_log(self) -> None:
         """Raise StoreUnavailable if calls cannot be recorded and must not be carried unrecorded."""
@@ -330,25 +367,6 @@ def _note_uncounted(error: Exception) -> None:
     _log.error("what is sent for a request could not be found, so the client's own is counted", exc_info=error)
 
 
-def _check_reserved(headers: Headers) -> None:
-    for name, value in headers:
-        served = _SERVED.get(name)
-        if served is None:
-            continue
-        asked = value.decode("latin-1").strip().lower()
-        if asked and asked not in served:
-            what = f"is {', '.join(served)} or absent" if served else "is to be absent"
-            raise BadRequest(f"{name.decode()} {what} in this version, not {asked[:40]!r}")
-
-
-def _read_word(headers: Headers, name: bytes, words: Sequence[str]) -> str:
-    """Return the value of a header, one of some words, or empty without it. Raises BadRequest for any other."""
-    asked = find_header(headers, name).decode("latin-1").strip().lower()
-    if asked and asked not in words:
-        raise BadRequest(f"{name.decode()} is one of {', '.join(words)}, not {asked[:40]!r}")
-    return asked
-
-
 def _bind(
     request: ResolvedRequest, exchange: OpenExchange, form: Format | None = None, *, is_edited: bool = False
 ) -> Send:
@@ -368,6 +386,14 @@ def _bind(
         return request.upstream.send(request.method, request.target, headers, body)
 
     return send
+
+
+def _note_source(states: StateReader, request: ManagedRequest) -> list[Record]:
+    """Note what a request tells of its newest message. Return the record of it, if it has one."""
+    noted = [SourceNote(request.session.id, request.exchange, node, request.source) for node in request.nodes[-1:]]
+    for note in noted:
+        states.caches.contexts.note_source(note)
+    return [*noted]
 
 
 def _add_cleared(

@@ -49,7 +49,8 @@ class EnginePolicy:
     session_headers: tuple[str, ...] = ()  # request headers, besides the known ones, that name a conversation
     infer: bool = True  # whether conversations without a name are recognised by their content
     # Bounds the memory for conversations: half of it for bodies, an eighth for nodes, an eighth for message features, a
-    # quarter for all else that managing needs. On top come a sixth for token counts and half for the worker's queue.
+    # quarter for all else that managing needs. On top come a sixth for token counts, half for the worker's queue, and a
+    # quarter for histories that we hold.
     cache_bytes: int = 64 * 1024 * 1024
     principals: Mapping[str, Principal] = field(default_factory=dict)  # tenants by name
     own_keys: tuple[bytes, ...] = field(default=(), repr=False)  # keys for upstreams, which are never recorded

@@ -16,6 +16,7 @@ from proxy.model.log import (
     Bill,
     BranchRow,
     ExchangeRow,
+    HeldRow,
     Record,
     Selection,
     SessionRow,
@@ -36,6 +37,8 @@ NEWEST_USES = 4096
 MOST_SOURCES = 256
 MOST_SUMMARIES = 256
 MOST_RECALLED_ANSWERS = 512
+MOST_NOTED = 1024
+MOST_HELD = 1024
 MOST_UNREAD_BYTES = 64 * 1024 * 1024
 ALL_SESSIONS = Selection()
 
@@ -181,7 +184,10 @@ class LogReader(Protocol):
         ...
 
     async def load_request(self, exchange: str) -> bytes:
-        """Return the client's body, byte for byte, or its head if it was capped. Raises NotFound."""
+        """Return the client's body, byte for byte, or its head if it was capped. Raises NotFound.
+
+        Where we hold the history, it is the whole request that this became (what the client sent: `HeldCalls`).
+        """
         ...
 
     async def load_sent(self, exchange: str, k: int) -> bytes:
@@ -204,6 +210,7 @@ class LogReader(Protocol):
           most: first the newest of those that none replaces at all; the rest serve branches that diverge earlier.
         * the views of which any epoch, however old, went on without the provider's own compaction.
         * what was recalled within the newest `MOST_RECALLED_ANSWERS` answers in which a model recalled.
+        * what the newest `MOST_NOTED` requests that told it said of their newest messages.
         """
         ...
 
@@ -297,6 +304,18 @@ class Ancestry(Protocol):
         ...
 
 
+class HeldCalls(Protocol):
+    """The part of the log on calls whose history we hold."""
+
+    async def load_held(self, exchange: str) -> bytes:
+        """Return what the client sent of a request whose history we hold, byte for byte. Raises NotFound."""
+        ...
+
+    async def list_held(self, session: str) -> Sequence[HeldRow]:
+        """Return the newest calls of a session whose history we hold, newest first, `MOST_HELD` at most."""
+        ...
+
+
 class Backlog(Protocol):
     """Recorded responses that were not read yet."""
 
@@ -309,7 +328,7 @@ class Backlog(Protocol):
         ...
 
 
-class Archive(LogReader, Ancestry, Backlog, Protocol):
+class Archive(LogReader, Ancestry, HeldCalls, Backlog, Protocol):
     """The append-only log."""
 
     @property

@@ -207,7 +207,7 @@ class Relay:
                 exchange.record(*[record for record in (retry.round, retry.plan) if record is not None])
                 retry = await self._carry_round(exchange, send(retry.body))
         finally:
-            exchange.retries = None  # breaks a reference cycle, which would keep the request in memory
+            exchange.retries = exchange.make_retries = None  # break reference cycles, which would keep the request
             if exchange.rounds is not None:
                 exchange.rounds.stop()
                 exchange.rounds = None

@@ -6,12 +6,10 @@ from proxy.engine.body_cache import Holding
 from proxy.engine.lineage.chain import Chain
 from proxy.engine.ports import Upstream
 from proxy.model.epoch import ClearingTerms, Strategy, name_view
-from proxy.model.errors import BadRequest
-from proxy.model.exchange import ClientRequest, Headers, Kind, Mode, SessionKey
+from proxy.model.exchange import ClientRequest, Kind, Mode, SessionKey
 from proxy.model.lineage import Step
 from proxy.model.manifest import compute_digest
 from proxy.wire.body import SplitBody
-from proxy.wire.headers import find_header
 
 _CEILING = b"x-palimpsest-ceiling"
 _LONGEST_NUMBER = 9
@@ -52,6 +50,10 @@ class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
     is_certain: bool = True  # as in `lineage.resolver.Placement`
     # What it asks the provider to clear, if we do that in its place. `split` then lacks the member that says so.
     clearing: ClearingTerms | None = None
+
+    # Its last message is a nudge of ours, which adds no node to its chain: neither the log nor a later request has it.
+    is_nudged: bool = False
+    source: str = ""  # the kind of prompt source that it says its newest message is, if any
 
     @property
     def view(self) -> str:
@@ -97,13 +99,3 @@ class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
         """Return the raw messages of the preamble."""
         content = self.split.content
         return [content[span.start : span.end] for span in self.split.items[: self.chain.preamble.count]]
-
-
-def read_ceiling(headers: Headers) -> int | None:
-    """Return the ceiling that a request asks for, in tokens, or None. Raises BadRequest."""
-    asked = find_header(headers, _CEILING).strip()
-    if not asked:
-        return None
-    if not asked.isdigit() or len(asked) > _LONGEST_NUMBER or not int(asked):
-        raise BadRequest(f"x-palimpsest-ceiling is a number of tokens, not {asked[:40].decode('latin-1')!r}")
-    return int(asked)

@@ -22,6 +22,7 @@ from proxy.engine.body_cache import (
     list_links,
     split_known,
 )
+from proxy.engine.history.held import HeldExchange, SessionName
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
 from proxy.engine.lineage.identity import (
     ClientIdReader,
@@ -39,12 +40,15 @@ from proxy.engine.ports import Clock, Ids, Upstream
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.response_reader import ResponseReader
 from proxy.model.epoch import ClearingTerms
+from proxy.model.errors import BadRequest, StoreUnavailable
 from proxy.model.exchange import ClientRequest, Mode, Opening, RequestOptions, SessionKey
 from proxy.model.lineage import Step, compute_chain_root
 from proxy.model.manifest import Manifest, make_capped_manifest
-from proxy.wire.body import SplitBody, remove_member, split_body
+from proxy.model.shared_list import extend_shared
+from proxy.wire.body import SplitBody, append_item, remove_member, split_body
 from proxy.wire.format import Format
 from proxy.wire.headers import redact_target, select_stored
+from proxy.wire.identity import Item
 
 # A larger body without a cached part is not examined: it is counted in any case.
 _MOST_LOOKED_AT = 256 * 1024
@@ -105,21 +109,33 @@ class RequestResolver:
         self._clock = clock
         self._ids = ids
 
+    def name_session(self, request: ClientRequest, model: bytes) -> SessionName:
+        """Return the session that a request names (`NameSession`)."""
+        caller, named = self._lineage.tenants.identify(request.headers), self._naming.read(request.headers)
+        if not named.family or named.is_weak:
+            raise BadRequest("x-palimpsest-history needs a session: x-palimpsest-session names it")
+        key = make_session(caller.tenant, self._choose(parse_json_string(model)).upstream.name, named, "")
+        return SessionName(key, named.family, self._lineage.tenants.trusts(caller))
+
     async def resolve(
-        self, request: ClientRequest, form: Format, options: RequestOptions
+        self, request: ClientRequest, form: Format, options: RequestOptions, held: HeldExchange | None = None
     ) -> tuple[ResolvedRequest, BuildManifest]:
         """Resolve a request whose body is in memory. Return it with a function that builds the manifest of its body.
 
         It is a `ManagedRequest` if the body was understood and has a place in a session. Wait for the log if memory
         lacks its history. Build the manifest once, before another request is resolved: later bodies refer to it.
+        If we hold its history, `request` is that of `held`, and StoreUnavailable is raised if it is not understood.
         """
         exchange = self._ids.next_exchange()
         caller = self._lineage.tenants.identify(request.headers)
         try:
-            resolved = await self._resolve(request, form, caller, exchange, options)
+            resolved = await self._resolve(request, form, caller, exchange, options, held=held)
         except Exception:  # noqa: BLE001 - a boundary: a body that we cannot read is still a call to carry
             _log.exception("exchange %s: its request was not understood; it is sent as it came", exchange)
             resolved = None
+        if held is not None and (resolved is None or not isinstance(resolved[0], ManagedRequest)):
+            self._lineage.close(exchange)
+            raise StoreUnavailable("the history of the session could not be read; the server's log says why")
         if resolved is None:
             unread = self._resolve_unread(request, options, caller, exchange, form.name)
             return unread, partial(self._keep_whole, request.body)
@@ -197,7 +213,14 @@ class RequestResolver:
         )
 
     async def _resolve(
-        self, request: ClientRequest, form: Format, caller: Credential, exchange: str, options: RequestOptions
+        self,
+        request: ClientRequest,
+        form: Format,
+        caller: Credential,
+        exchange: str,
+        options: RequestOptions,
+        *,
+        held: HeldExchange | None,
     ) -> tuple[ResolvedRequest, BuildManifest] | None:
         """Resolve a body that can be read message by message, else return None."""
         content, until = request.body, self._clock.monotonic() + self._policy.hard_wait_seconds
@@ -207,7 +230,7 @@ class RequestResolver:
             self._histories.clear()  # manifests refer to what earlier ones added to the log
         known, shared = self._histories.find(key, content)
         remembered = _Remembered(known, shared, self._histories.losses)
-        if (split := split_known(content, form.items_key, known, shared)) is None:
+        if (split := split_known(content, form.items_key, known, shared, is_ours=held is not None)) is None:
             return None
         model = parse_json_string(split.member("model"))
         route = self._choose(model)
@@ -221,16 +244,14 @@ class RequestResolver:
             previous=previous,
             is_trusted=self._lineage.tenants.trusts(caller),
             is_aside=form.is_aside(split) or asks_compaction(request.headers),
+            is_held=held is not None,
         )
         is_large = len(content) > self._policy.record_cap_bytes
         holding = await self._hold(caller.tenant, split, remembered, until) if is_large else None
         place = await self._place(query) if session.family or self._policy.infer else None
         # Nothing awaits from here on: the opening, with what the cache refers to, is logged before any later request's.
         resolved = ResolvedRequest(
-            request.method,
-            request.target,
-            request.headers,
-            content,
+            **asdict(request),
             exchange=exchange,
             session=session if place is None else place.session,
             upstream=upstream,
@@ -247,10 +268,10 @@ class RequestResolver:
         )
         if place is not None and split.items:
             clearing = read_clearing(form, split, route, options.mode)
-            own = split if clearing is None else remove_member(split, form.clearing_key)
             resolved = _make_managed(
-                resolved, form, query, place, split=own, chain=chain, holding=holding, clearing=clearing
+                resolved, form, query, place, split=split, chain=chain, holding=holding, clearing=clearing
             )
+            resolved = _add_told(resolved, options, held)
         return resolved, partial(self._build_body, key, split, chain, remembered, holding)
 
     async def _find_root(self, form: Format, session: SessionKey, previous: str, until: float) -> bytes:
@@ -390,7 +411,7 @@ def _make_managed(
     return ManagedRequest(
         **asdict(request),
         items_key=form.items_key,
-        split=split,
+        split=split if clearing is None else remove_member(split, form.clearing_key),
         chain=chain,
         most_output=query.most_output,
         is_new=place.is_new and place.source is None,
@@ -399,6 +420,26 @@ def _make_managed(
         is_certain=place.is_certain,
         clearing=clearing,
     )
+
+
+def _add_told(request: ManagedRequest, options: RequestOptions, held: HeldExchange | None) -> ManagedRequest:
+    """Return a request with the source of its newest message, and with a nudge behind it, if any."""
+    if held is None:
+        return replace(request, source=options.source) if options.source else request
+    told = replace(request, source=held.source)
+    return _add_nudge(told, held.nudge.raw) if held.nudge.raw else told
+
+
+def _add_nudge(request: ManagedRequest, raw: bytes) -> ManagedRequest:
+    """Return a request with a message of ours as its last one, which adds no node to its chain."""
+    chain, count = request.chain, len(request.chain.nodes)
+    nudged = replace(
+        chain,
+        nodes=extend_shared(chain.nodes, count, [chain.tip]),
+        items=extend_shared(chain.items, count, [Item("user", b"")]),
+        is_plain=chain.is_plain and has_token_bound(raw),
+    )
+    return replace(request, split=append_item(request.split, raw), chain=nudged, is_nudged=True)
 
 
 def read_clearing(form: Format, split: SplitBody, route: Route, mode: Mode) -> ClearingTerms | None:

@@ -291,6 +291,15 @@ class Pin(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     at_ms: int
 
 
+class SourceNote(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
+    """What a request told of its newest message, which has this node: the kind of prompt source that it is."""
+
+    session: str
+    exchange: str
+    node: bytes
+    kind: str
+
+
 class HiddenRound(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A round of an answer in which a model recalled: its raw messages, or items, and what our tool returned.
 
@@ -322,7 +331,8 @@ class StoredContext(msgspec.Struct, frozen=True, gc=False):
     """The context records of a session, oldest first. `owed` has a pair per view, from its newest plan.
 
     `unsent` are the ids of epochs that a person asked for and that no plan names and no other epoch follows. `given_up`
-    are the views with an epoch that went on without the provider's own compaction. `recalled` are the newest.
+    are the views with an epoch that went on without the provider's own compaction. `recalled` and `sources` are
+    the newest.
     """
 
     epochs: tuple[Epoch, ...] = ()
@@ -332,6 +342,7 @@ class StoredContext(msgspec.Struct, frozen=True, gc=False):
     unsent: tuple[str, ...] = ()
     given_up: tuple[str, ...] = ()
     recalled: tuple[Recalled, ...] = ()
+    sources: tuple[SourceNote, ...] = ()
 
 
 class EpochUse(msgspec.Struct, frozen=True, gc=False):

@@ -4,7 +4,10 @@ ProxyError
 ├── BadRequest            400
 ├── NotFound              404
 │   └── Erased
+├── Unproven              403
 ├── Conflict              409
+│   └── SessionIdle
+├── TooSoon               429
 ├── TooLarge              413
 ├── UpstreamUnreachable   502, or 504 after a timeout
 ├── StoreUnavailable      503
@@ -46,6 +49,30 @@ class Conflict(ProxyError):
 
     status = 409
     code = "conflict"
+
+
+class SessionIdle(Conflict):
+    """A session that was nudged in vain, until somebody prompts its agent."""
+
+    code = "session_idle"
+
+
+class Unproven(ProxyError):
+    """What is known of a tenant was asked for with a credential that its upstream has not accepted lately."""
+
+    status = 403
+    code = "unproven_credential"
+
+
+class TooSoon(ProxyError):
+    """A call that is accepted after `retry_after` seconds."""
+
+    status = 429
+    code = "too_soon"
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class TooLarge(ProxyError):

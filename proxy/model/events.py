@@ -260,6 +260,22 @@ class SummaryWasted(msgspec.Struct, frozen=True, gc=False):
     cost: float
 
 
+class Nudged(msgspec.Struct, frozen=True, gc=False):
+    """An agent that nobody prompted was nudged, the `attempt`-th time in a row, by the call `exchange`."""
+
+    exchange: str
+    session: str
+    attempt: int
+
+
+class SessionWentIdle(msgspec.Struct, frozen=True, gc=False):
+    """An agent has not answered so many `attempts` to nudge it. Its session waits for somebody to prompt it."""
+
+    exchange: str
+    session: str
+    attempts: int
+
+
 Event = (
     ExchangeRecorded
     | AnswerRead
@@ -280,4 +296,6 @@ Event = (
     | EmbeddingEnded
     | SummaryAdded
     | SummaryWasted
+    | Nudged
+    | SessionWentIdle
 )

@@ -1,7 +1,8 @@
 """The records of one exchange. Each is written once and never changed; a later fact is a later record.
 
 An exchange is one client call. It has one `Opening`, a `Round` for every upstream call it took, an `Outcome` per round,
-perhaps `Trailer`s (bytes after the end marker), and a `Reading`: what the response says, derived from the bytes.
+perhaps `Trailer`s (bytes after the end marker), and a `Reading`: what the response says, derived from the bytes. One
+whose history we hold has a `HeldCall`, too.
 `model/lineage` has its position in the conversation, `model/log` lists all kinds of records.
 """
 
@@ -29,6 +30,10 @@ beside the messages, which earlier versions did not record.
 """
 
 
+HistoryMode = Literal["new", "server"]
+"""What a request asks of a history that we hold: to begin one, or to continue it."""
+
+
 class SessionKey(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The identity of a session.
 
@@ -47,13 +52,17 @@ class SessionKey(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class RequestOptions(msgspec.Struct, frozen=True, gc=False):
     """What the `x-palimpsest-` headers of a request ask for. `ceiling` is in the model's tokens, None if not asked for.
 
-    `is_pinning`: its newest message is to stay in every rendering. `strategy` is None if it asks for none.
+    `is_pinning`: its newest message is to stay in every rendering. `strategy` is None if it asks for none. `history`:
+    we hold the history that it continues. `source` is the kind of prompt source that its newest message is
+    (`context/strategies/sources`), empty if untold.
     """
 
     mode: Mode = "manage"
     ceiling: int | None = None
     is_pinning: bool = False
     strategy: Strategy | None = None
+    history: HistoryMode | None = None
+    source: str = ""
 
 
 class ClientRequest(msgspec.Struct, frozen=True, gc=False):
@@ -88,6 +97,19 @@ class Round(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     k: int
     upstream: str
     body: Manifest | None
+
+
+class HeldCall(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
+    """What a client sent of a request whose history we hold; its `Opening` has the whole request that this became.
+
+    `key` is its idempotency key, empty if it has none. `digest` is the SHA-256 of the messages that it brought.
+    """
+
+    exchange: str
+    history: HistoryMode
+    key: str
+    digest: bytes
+    body: Manifest
 
 
 class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True):

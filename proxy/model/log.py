@@ -10,10 +10,12 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from proxy.model.epoch import Epoch, Pin, Plan, Recalled, Rung, Summary
+from proxy.model.epoch import Epoch, Pin, Plan, Recalled, Rung, SourceNote, Summary
 from proxy.model.exchange import (
     Completeness,
     Headers,
+    HeldCall,
+    HistoryMode,
     Kind,
     Mode,
     Opening,
@@ -28,10 +30,24 @@ from proxy.model.exchange import (
 from proxy.model.lineage import Adoption, Relation, Reply, Step
 
 Record = (
-    Opening | Round | Outcome | Trailer | Reading | Step | Reply | Adoption | Epoch | Plan | Pin | Summary | Recalled
+    Opening
+    | Round
+    | Outcome
+    | Trailer
+    | Reading
+    | HeldCall
+    | Step
+    | Reply
+    | Adoption
+    | SourceNote
+    | Epoch
+    | Plan
+    | Pin
+    | Summary
+    | Recalled
 )
 
-_DERIVED = (Step, Reply, Adoption, Epoch, Plan, Pin, Summary, Recalled)
+_DERIVED = (Step, Reply, Adoption, SourceNote, Epoch, Plan, Pin, Summary, Recalled)
 
 # Bytes in memory: a node has two hashes of 16 bytes, a mark a hash, a form and a name.
 _NODE_WEIGHT = 200
@@ -88,9 +104,11 @@ _WEIGHERS: Mapping[type[Record], Callable[[Any], int]] = {
     Outcome: lambda record: 512 + len(record.received),
     Trailer: lambda record: 512 + len(record.received),
     Reading: lambda record: 256 + len(record.answer),
+    HeldCall: lambda record: 256 + record.body.weight,
     Step: _weigh_growth,
     Reply: _weigh_growth,
     Adoption: lambda record: 256,
+    SourceNote: lambda record: 256,
     Epoch: _weigh_epoch,
     Plan: lambda record: 256,
     Pin: lambda record: 256,
@@ -273,6 +291,15 @@ class ExchangeRow:
     depth: int = 0
     base: int = 0
     layers: bytes = b""
+
+
+class HeldRow(NamedTuple):
+    """A call whose history we hold, as in `HeldCall`, by the id of its exchange."""
+
+    exchange: str
+    history: HistoryMode
+    key: str
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
     `role` and `results` are those of its structure. `text` joins its text parts with line ends, tool output included.
     `media` has a short description of each image, document or audio in it. `outputs` are the texts of its results if it
-    has several, `beside` the texts that stand beside results.
+    has several, `beside` the texts that stand beside results. `name` is that of the user, on wires that have one.
     """
 
     role: str
@@ -92,6 +92,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     media: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    name: str = ""
 
 
 class Medium(msgspec.Struct, frozen=True, gc=False):

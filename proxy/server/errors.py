@@ -1,10 +1,11 @@
 """Our own errors as HTTP responses, in one JSON shape that OpenAI's and Anthropic's SDKs both read."""
 
 import http
+import math
 
 import orjson
 
-from proxy.model.errors import ProxyError
+from proxy.model.errors import ProxyError, TooSoon
 from proxy.model.exchange import Headers
 
 # Headers of all our own pages and documents: browsers show them in no frame, and send no Referer from them.
@@ -29,6 +30,8 @@ def render_error(error: ProxyError) -> tuple[int, Headers, bytes]:
     """Return status, headers and body of a response for an error of our own."""
     body = render_body(error.code, str(error))
     own = error.headers if isinstance(error, Refused) else ()
+    if isinstance(error, TooSoon):
+        own = ((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))),)
     return error.status, (*_make_headers(body), *own), body
 
 

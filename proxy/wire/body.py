@@ -170,6 +170,19 @@ def remove_member(body: SplitBody, name: str) -> SplitBody:
     return SplitBody(body.content[:before] + body.content[end:], members, items)
 
 
+def append_item(body: SplitBody, raw: bytes) -> SplitBody:
+    """Return a body with one more raw item behind its last one. It must have an item."""
+    at = body.items[-1].end
+    by = len(raw) + 1
+
+    def move(span: ByteRange) -> ByteRange:
+        return ByteRange(span.start + by * (span.start >= at), span.end + by * (span.end > at))
+
+    members = {name: move(span) for name, span in body.members.items()}
+    items = extend_shared(body.items, len(body.items), [ByteRange(at + 1, at + by)])
+    return SplitBody(b"%b,%b%b" % (body.content[:at], raw, body.content[at:]), members, items)
+
+
 class _Unaccounted(Exception):
     """The spans would not cover the body."""
 

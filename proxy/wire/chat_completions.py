@@ -270,12 +270,14 @@ class ChatCompletions(Format):
         text, media = (content, ()) if isinstance(content, str) else read_content(content)
         calls = message.get("tool_calls")
         old_call = message.get("function_call")
+        role = read_role(message)
         return Message(
-            read_role(message),
+            role,
             "\n".join(filter(None, (text, refusal))) if refusal else text,
             tuple(_list_calls(calls, old_call)) if calls or old_call else (),
             (answered,) if answered else (),
             media,
+            name=read_text(message.get("name")) if role == "user" else "",
         )
 
 

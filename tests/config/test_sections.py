@@ -10,6 +10,7 @@ from proxy.config.settings import Settings
 from proxy.context.budget import BudgetPolicy
 from proxy.context.conversation import BuilderPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.history.policy import NudgePolicy
 from proxy.engine.recall.policy import RecallPolicy
 from proxy.model.card import Offer, Prices, Rates
 
@@ -25,6 +26,7 @@ def test_without_any_source_the_defaults_are_those_of_the_rooms() -> None:
     assert settings.budget_policy() == BudgetPolicy()
     assert settings.builder_policy() == BuilderPolicy()
     assert settings.recall_policy() == RecallPolicy()
+    assert settings.nudge_policy() == NudgePolicy()
     assert (settings.stated_windows(), settings.stated_prices()) == ({}, {})
 
 
@@ -40,6 +42,8 @@ def test_every_key_reaches_a_policy() -> None:
         pruning={"enabled": False, "protect_tokens": 3, "minimum_tokens": 4, "protected_tools": ["t"]},
         files={"inline_tokens": 5, "outline": False},
         recall={"inject": False, "max_hops": 6, "page_characters": 7_000, "scope": "tenant"},
+        nudge={"enabled": True, "texts": ["on", "go"], "idle_seconds": 8, "wait_seconds": 9},
+        upstreams=[{"name": "a", "strict_alternation": True}, {"name": "b"}],
     )
     assert settings.budget_policy() == BudgetPolicy(64_000, 0.5, 0.1, 1, 2)
     expected = BuilderPolicy(
@@ -52,6 +56,7 @@ def test_every_key_reaches_a_policy() -> None:
     )
     assert settings.builder_policy() == expected
     assert settings.recall_policy() == RecallPolicy(False, 6, 7_000, "tenant")
+    assert settings.nudge_policy() == NudgePolicy(True, ("on", "go"), 8, 9, alternating=frozenset({"a"}))
 
 
 def test_auto_is_what_the_defaults_are() -> None:

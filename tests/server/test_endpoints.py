@@ -8,7 +8,17 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from proxy.model.errors import BadRequest, NotFound, ProxyError, StoreUnavailable, TooLarge, UpstreamUnreachable
+from proxy.model.errors import (
+    BadRequest,
+    NotFound,
+    ProxyError,
+    SessionIdle,
+    StoreUnavailable,
+    TooLarge,
+    TooSoon,
+    Unproven,
+    UpstreamUnreachable,
+)
 from proxy.server.endpoints import (
     Endpoint,
     read_body,
@@ -122,6 +132,9 @@ async def test_a_body_is_read_up_to_its_cap() -> None:
         (UpstreamUnreachable("why", was_silent=True), 504, "upstream_silent"),
         (StoreUnavailable("why"), 503, "store_unavailable"),
         (Refused(426, "upgrade_required", "why"), 426, "upgrade_required"),
+        (Unproven("why"), 403, "unproven_credential"),
+        (SessionIdle("why"), 409, "session_idle"),
+        (TooSoon("why", 3.2), 429, "too_soon"),
     ],
 )
 def test_an_error_is_json_that_both_kinds_of_sdk_read(error: ProxyError, status: int, code: str) -> None:
@@ -135,6 +148,12 @@ def test_an_error_is_json_that_both_kinds_of_sdk_read(error: ProxyError, status:
         "type": "error",
         "error": {"message": "palimpsest: why", "type": "palimpsest_error", "param": None, "code": code},
     }
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.01, b"1"), (29.0, b"29"), (29.2, b"30")])
+def test_what_comes_too_soon_is_told_when_to_come_again(seconds: float, told: bytes) -> None:
+    _, headers, _ = render_error(TooSoon("why", seconds))
+    assert dict(headers)[b"retry-after"] == told
 
 
 def test_text_from_outside_stays_text() -> None:

@@ -16,10 +16,12 @@ from proxy.model.events import (
     EmbeddingEnded,
     EpochOpened,
     ExchangeRecorded,
+    Nudged,
     Planned,
     ReadingFailed,
     ReasoningRemoved,
     RungFailed,
+    SessionWentIdle,
     SummaryAdded,
     SummaryWasted,
 )
@@ -200,6 +202,17 @@ def test_managing_is_counted_by_few_labels() -> None:
     assert told["palimpsest_removed_reasoning_total", ()] == 3
     assert told["palimpsest_calls_above_ceiling_total", ()] == 3
     assert told["palimpsest_tokens_above_ceiling_total", ()] == 303
+
+
+def test_nudges_are_counted_by_how_many_in_a_row() -> None:
+    metrics = Metrics(lambda: HEALTH, lambda: 0)
+    for attempt in (1, 1, 2):
+        metrics.count(Nudged("x", "s", attempt))
+    metrics.count(SessionWentIdle("x", "s", 3))
+    told = {name: value for name, value in read(metrics).items() if value}
+    assert told["palimpsest_nudges_total", (("attempt", "1"),)] == 2
+    assert told["palimpsest_nudges_total", (("attempt", "2"),)] == 1
+    assert told["palimpsest_idle_sessions_total", ()] == 1
 
 
 def test_misses_of_the_cache_are_counted_by_cause_and_losses_lower_the_saving() -> None:

@@ -21,6 +21,7 @@ from tests.store.samples import (
     make_plan,
     make_recalled,
     make_round,
+    make_source,
     make_step,
     make_turns,
 )
@@ -83,6 +84,21 @@ class ContextContract:
         later = make_recalled("e-other", session=OTHER, node=D.node)
         assert await is_stored(archive, later)
         assert (await archive.load_context(OTHER)).recalled == (fitted, later)
+        assert (await archive.verify()).faults == ()
+
+    async def test_what_requests_told_of_their_newest_message_comes_back(self, archive: Archive) -> None:
+        session = await open_session(archive)
+        await open_session(archive, "other")
+        first = make_source("e-agent-7", "broadcast:\ud800", node=D.node)
+        assert await is_stored(archive, first)
+        fitted = replace(first, kind="broadcast:?")
+        assert await archive.load_context(session) == StoredContext(sources=(fitted,))
+        assert await archive.load_context(OTHER) == StoredContext()
+        assert await is_stored(archive, Adoption(OTHER, session, B.node, 1))
+        assert await is_stored(archive, later := make_source("e-other", session=OTHER, node=B.node))
+        assert (await archive.load_context(OTHER)).sources == (fitted, later)
+        for refused in (first, make_source("e-nobody"), make_source("e-other", session="nobody")):
+            assert await count_dropped(archive, refused) == 1
         assert (await archive.verify()).faults == ()
 
     async def test_where_nothing_is_known_nothing_is_found(self, archive: Archive) -> None:

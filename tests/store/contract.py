@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from proxy.engine.ports import Archive
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Headers, Timings, Usage
-from proxy.model.log import ExchangeRow, Record, RoundRow, SessionRow
+from proxy.model.log import ExchangeRow, HeldRow, Record, RoundRow, SessionRow
 from proxy.model.manifest import BlobPiece, Manifest, compute_digest, encode_recipe, make_head_manifest, make_manifest
 from tests.store.samples import (
     ANSWER,
@@ -21,6 +21,7 @@ from tests.store.samples import (
     TIMINGS,
     chain_body,
     join_body,
+    make_held,
     make_key,
     make_opening,
     make_outcome,
@@ -159,6 +160,25 @@ class ArchiveContract:
         )
         assert await archive.load_sent("e1", 0) == b"{ }"
         assert await archive.load_sent("e1", 1) == b'{"messages":[]}'
+
+    async def test_what_a_client_sent_to_a_history_of_ours_is_kept_beside_what_it_became(
+        self, archive: Archive
+    ) -> None:
+        turns = make_turns(4)
+        assert await archive.append(make_opening("e1", chain_body(turns[:2])), make_held("e1", history="new"))
+        own = chain_body(turns[2:], after=b'],"n":1}')
+        held = make_held("e2", own, "again \ud800")
+        assert await is_stored(archive, make_opening("e2", chain_body(turns, known=2)), held)
+        assert await archive.load_request("e2") == join_body(turns)
+        assert await archive.load_held("e2") == join_body(turns[2:], after=b'],"n":1}')
+        rows = [HeldRow("e2", "server", "again ?", held.digest), HeldRow("e1", "new", "", held.digest)]
+        assert await archive.list_held(make_key().id) == rows
+        assert await archive.list_held("nobody") == []
+        with pytest.raises(NotFound):
+            await archive.load_held("e3")
+        for refused in (held, make_held("e3"), make_held("e1", chain_body(turns, known=4, before=b"x"))):
+            assert not await is_stored(archive, refused)
+        assert (await archive.verify()).faults == ()
 
     async def test_bytes_after_the_end_belong_to_what_was_received(self, archive: Archive) -> None:
         await archive.append(make_opening(), make_round(), make_outcome(received=b"data: [DONE]\n\n"))

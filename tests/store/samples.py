@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from proxy.model.epoch import Epoch, HiddenRound, Original, Pin, Plan, Recalled, Rung, Summary, SummaryLevel
+from proxy.model.epoch import Epoch, HiddenRound, Original, Pin, Plan, Recalled, Rung, SourceNote, Summary, SummaryLevel
 from proxy.model.exchange import (
     Completeness,
     Headers,
+    HeldCall,
+    HistoryMode,
     Kind,
     Opening,
     Outcome,
@@ -18,7 +20,15 @@ from proxy.model.exchange import (
     Trailer,
     Usage,
 )
-from proxy.model.lineage import CallFingerprint, NodeRow, Relation, Reply, Step, compute_chain_root, extend_chain
+from proxy.model.lineage import (
+    CallFingerprint,
+    NodeRow,
+    Relation,
+    Reply,
+    Step,
+    compute_chain_root,
+    extend_chain,
+)
 from proxy.model.manifest import (
     Blob,
     BlobPiece,
@@ -217,6 +227,18 @@ def make_recalled(
     """An answer in which a model recalled once."""
     rounds = HiddenRound((b'{"role":"assistant"}', b"\xff\x00"), (("call_1", "a page"),)), HiddenRound((b"the answer",))
     return Recalled(exchange, session or make_key().id, view, epoch, node, 1, 120, rounds)
+
+
+def make_held(
+    exchange: str = "e1", body: Manifest | None = None, key: str = "", history: HistoryMode = "server"
+) -> HeldCall:
+    """What a client sent of a request whose history we hold."""
+    return HeldCall(exchange, history, key, b"d" * 32, body or make_manifest(b"{}"))
+
+
+def make_source(exchange: str = "e1", kind: str = "tick", *, session: str = "", node: bytes = b"a" * 16) -> SourceNote:
+    """What a request told of its newest message."""
+    return SourceNote(session or make_key().id, exchange, node, kind)
 
 
 def make_original(name: str, *messages: bytes, place: int = 1, offset: int = 0) -> Original:

@@ -10,6 +10,8 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
+from proxy.engine.history.held import build_histories
+from proxy.engine.history.policy import NudgePolicy
 from proxy.engine.lineage.identity import Tenants
 from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.policy import EnginePolicy, Provider
@@ -28,6 +30,7 @@ from proxy.model.log import (
     ArchiveHealth,
     BranchRow,
     ExchangeRow,
+    HeldRow,
     Record,
     Selection,
     SessionRow,
@@ -162,6 +165,12 @@ class FakeArchive(UnmanagedLog):
         _miss(exchange)
 
     load_received = load_sent
+
+    async def load_held(self, exchange: str) -> bytes:
+        _miss(exchange)
+
+    async def list_held(self, session: str) -> Sequence[HeldRow]:
+        return ()
 
     async def recall(
         self, nodes: Sequence[bytes], marks: Sequence[str], session: SessionKey
@@ -462,6 +471,7 @@ class Engine:
         provider: Provider | None = None,
         card: Card | None = None,
         run: Run | None = None,
+        nudges: NudgePolicy | None = None,
     ) -> None:
         """`after` is an engine that was ended: this one goes on with its log. Else its log is `archive`, or an own.
 
@@ -509,6 +519,9 @@ class Engine:
             tasks=self.tasks,
             controller=self.controller,
             recall=recall,
+        )
+        self.exchanges.histories = build_histories(
+            nudges or NudgePolicy(), policy, self.archive, self.reception, bus=self.bus, clock=self.clock
         )
 
     def begin(self, request: ClientRequest, wire: str, client: Client) -> "asyncio.Task[None]":

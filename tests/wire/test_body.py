@@ -19,6 +19,7 @@ from proxy.wire.body import (
     ByteRange,
     ContentDecoder,
     SplitBody,
+    append_item,
     count_shared,
     decode_content,
     decode_pieces,
@@ -517,3 +518,20 @@ def test_a_member_is_removed_and_the_rest_stays_where_it_is(body: bytes, name: s
     assert removed == split_body(left, "messages")
     if body.startswith(b'{"messages"'):
         assert removed.items is split.items
+
+
+@pytest.mark.parametrize(
+    ("body", "longer"),
+    [
+        (b'{"messages":[1, 2 ],"n":3}', b'{"messages":[1, 2,{"a":4} ],"n":3}'),
+        (b'{"n": 3 ,"messages": [{"b":[]}] } ', b'{"n": 3 ,"messages": [{"b":[]},{"a":4}] } '),
+    ],
+)
+def test_an_item_is_appended_and_the_rest_stays_as_it_is(body: bytes, longer: bytes) -> None:
+    split = split_body(body, "messages")
+    assert split is not None
+    appended = append_item(split, b'{"a":4}')
+    assert appended.content == longer
+    expected = split_body(longer, "messages")
+    assert expected is not None
+    assert (appended.members, list(appended.items)) == (expected.members, list(expected.items))

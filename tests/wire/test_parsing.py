@@ -46,6 +46,7 @@ def tell(wire: str, message: Any) -> Message:
         ({"role": "tool", "tool_call_id": "a", "content": {"code": 0}}, Message("tool", '{"code":0}', results=("a",))),
         ({"role": "tool", "content": [{"code": 0}, 7, None]}, Message("tool", '{"code":0}\n7')),
         ({"role": "function", "name": "f", "content": "out"}, Message("tool", "out")),
+        ({"role": "user", "name": "broadcast:ann", "content": "hi"}, Message("user", "hi", name="broadcast:ann")),
         ({"role": "assistant", "content": [THOUGHT, text("done")]}, Message("assistant", "done")),
         ({"role": "assistant", "reasoning_content": "hm", "content": None}, Message("assistant", "")),
         ({"role": "assistant", "content": "", "refusal": "no"}, Message("assistant", "no")),

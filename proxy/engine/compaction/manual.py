@@ -16,11 +16,12 @@ from proxy.engine.context.fallback import FallbackChain
 from proxy.engine.context.request_state import RequestState, StateReader
 from proxy.engine.context.rewriter import Invalid
 from proxy.engine.durability import DurabilityWaiter
+from proxy.engine.options import read_ceiling
 from proxy.engine.ports import Archive, Clock, Ids
 from proxy.engine.reports.context import Compaction
 from proxy.engine.reports.conversation import find_format, load_chain
 from proxy.engine.reports.lookup import pick_branch, read_back, read_branch_back
-from proxy.engine.request import ManagedRequest, read_ceiling
+from proxy.engine.request import ManagedRequest
 from proxy.engine.request_resolver import Route, read_clearing, read_output_limit
 from proxy.model.epoch import Epoch
 from proxy.model.errors import Conflict

@@ -12,6 +12,7 @@ from itertools import chain
 
 from msgspec.structs import replace
 
+from proxy.context.epoch_decision import CacheCostAccount
 from proxy.context.verbatim import (
     MIN_GROUPS,
     OWN,
@@ -24,6 +25,7 @@ from proxy.context.verbatim import (
     may_bind_reasoning,
 )
 from proxy.engine.context.epoch_planner import read_plan
+from proxy.engine.context.history_cache import PromptPrefix
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Epoch, EpochUse, HiddenRound, Kept, Recalled, Replaced, Written
 from proxy.wire import FORMATS
@@ -120,6 +122,20 @@ def count_shortened(epoch: Epoch, items: Sequence[Item]) -> int:
     unanswered = find_unanswered(items)
     edits = (edit for edit in read_plan(epoch).edits if isinstance(edit, Replaced))
     return sum(edit.place >= unanswered and items[edit.place].role != "assistant" for edit in edits)
+
+
+class EpochAccount:
+    """The account of one view of a session under one epoch, or under none.
+
+    `before` has the nodes of the last request charged to `account`; `head` is the prefix before its messages.
+    """
+
+    __slots__ = ("account", "before", "head")
+
+    def __init__(self, account: CacheCostAccount) -> None:
+        self.account = account
+        self.before: Sequence[bytes] | None = None
+        self.head: PromptPrefix | None = None
 
 
 class ClearedOutputDetector:

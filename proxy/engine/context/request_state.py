@@ -12,9 +12,10 @@ from proxy.context.pricing import Tariff
 from proxy.context.strategies.turns import find_prompt
 from proxy.context.verbatim import estimate_reasoning, find_unanswered, find_verbatim, iterate_groups
 from proxy.engine.context.epoch_planner import DraftedPlan
+from proxy.engine.context.epoch_scope import EpochAccount
 from proxy.engine.context.history_cache import MeasuredHistory, PartialHistory, is_head_of
 from proxy.engine.context.session_caches import ContextCaches
-from proxy.engine.context.session_context import EpochAccount, SessionContext
+from proxy.engine.context.session_context import SessionContext
 from proxy.engine.context.tool_offers import NO_OFFERS, NO_RECALLED, REFUSED_MS, ToolOffers, count_tool
 from proxy.engine.models import CacheCalibrator, Models, OverflowWatch
 from proxy.engine.ports import Clock

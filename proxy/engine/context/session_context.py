@@ -10,14 +10,20 @@ from msgspec.structs import replace
 from proxy.context.budget import Budget
 from proxy.context.compaction.spans import is_worth_sending, list_live_summaries
 from proxy.context.conversation import LiveSummary
-from proxy.context.epoch_decision import CacheCostAccount, restore_account
+from proxy.context.epoch_decision import restore_account
 from proxy.engine.context.epoch_planner import DraftedPlan, RenderedPlan
-from proxy.engine.context.epoch_scope import ClearedOutputDetector, EpochReaches, ReasoningOrigins, weigh_epoch
-from proxy.engine.context.history_cache import PromptPrefix
+from proxy.engine.context.epoch_scope import (
+    ClearedOutputDetector,
+    EpochAccount,
+    EpochReaches,
+    ReasoningOrigins,
+    weigh_epoch,
+)
 from proxy.engine.context.tool_offers import RecalledAnswers
+from proxy.engine.lineage.source_notes import SourceNotes
 from proxy.engine.ports import Archive
 from proxy.engine.request import ManagedRequest
-from proxy.model.epoch import ClearedContext, Epoch, EpochUse, Pin, StoredContext, Summary
+from proxy.model.epoch import ClearedContext, Epoch, EpochUse, Pin, SourceNote, StoredContext, Summary
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.log import weigh_record
 from proxy.wire.identity import Item
@@ -34,20 +40,6 @@ _log = logging.getLogger("palimpsest.context")
 
 # The least number of seconds to wait for the log, even if the call has used up its waiting time.
 LOAD_SECONDS = 0.25
-
-
-class EpochAccount:
-    """The account of one view of a session under one epoch, or under none.
-
-    `before` has the nodes of the last request charged to `account`; `head` is the prefix before its messages.
-    """
-
-    __slots__ = ("account", "before", "head")
-
-    def __init__(self, account: CacheCostAccount) -> None:
-        self.account = account
-        self.before: Sequence[bytes] | None = None
-        self.head: PromptPrefix | None = None
 
 
 def _look_at_error(drafting: "asyncio.Future[RenderedPlan]") -> None:
@@ -82,6 +74,7 @@ class SessionContext:
         "recalled",
         "reported",
         "sizes",
+        "sources",
         "unsent",
         "unshortened",
     )
@@ -98,6 +91,7 @@ class SessionContext:
         self._opening: asyncio.Lock | None = None
         self._summaries: dict[str, Summary] = {}
         self.recalled = RecalledAnswers()
+        self.sources = SourceNotes()
         self.given_up: set[str] = set()  # views that went on without the provider's own compaction
         self.reasoning = ReasoningOrigins()
         self.reaches = EpochReaches()
@@ -113,7 +107,8 @@ class SessionContext:
     @property
     def weight(self) -> int:
         """Bytes of memory, roughly."""
-        nodes = sum([len(account.before or ()) for account in self._accounts.values()]) + len(self._pins)
+        nodes = sum([len(account.before or ()) for account in self._accounts.values()])
+        nodes += len(self._pins) + len(self.sources)
         drafted = self._drafted.weight if self._drafted is not None else 0
         noted = _CHOSEN_WEIGHT * len(self._chosen) + _NODE_WEIGHT * nodes + _ACCOUNT_WEIGHT * len(self._accounts)
         covered, summaries = _ITEM_WEIGHT * len(self._covered), sum(map(weigh_record, self._summaries.values()))
@@ -171,6 +166,7 @@ class SessionContext:
         self.unsent |= set(stored.unsent) - known
         self.given_up.update(stored.given_up)
         self.recalled.absorb(stored.recalled)
+        self.sources.absorb(stored.sources)
         newest = {epoch.view: epoch.id for epoch in stored.epochs}
         for view, owed in stored.owed:
             self._restore_owed(view, newest.get(view, ""), owed)
@@ -424,6 +420,11 @@ class SessionContexts:
         context = self._enter(summary.session)
         context.add_summary(summary)
         self._settle(summary.session, context)
+
+    def note_source(self, note: SourceNote) -> None:
+        """Note what a request told of its newest message. A context that is not in memory finds it in the log."""
+        if note.session in self._contexts:
+            self._enter(note.session).sources.note(note)
 
     def weigh(self, session: str) -> None:
         """Update the size of a session's context that grew outside of calls, and drop what is above the limit."""

@@ -16,13 +16,24 @@ import orjson
 
 from proxy.engine.ports import (
     MOST_EPOCHS,
+    MOST_NOTED,
     MOST_RECALLED_ANSWERS,
     MOST_SOURCES,
     MOST_SUMMARIES,
     NEWEST_EPOCHS,
     NEWEST_USES,
 )
-from proxy.model.epoch import Epoch, EpochUse, Original, Pin, Recalled, StoredContext, StoredOriginal, Summary
+from proxy.model.epoch import (
+    Epoch,
+    EpochUse,
+    Original,
+    Pin,
+    Recalled,
+    SourceNote,
+    StoredContext,
+    StoredOriginal,
+    Summary,
+)
 from proxy.model.errors import Erased, NotFound, StoreUnavailable
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite.codec import decode_hidden, encode_ids, unpack
@@ -136,6 +147,11 @@ _RECALLED = f"""
     JOIN epoch h ON h.seq = x.epoch
     WHERE x.session IN (SELECT value FROM json_each(?)) ORDER BY x.seq DESC LIMIT {MOST_RECALLED_ANSWERS}"""
 
+_SOURCES = f"""
+    SELECT s.key, e.id, x.node, x.kind FROM source x JOIN exchange e ON e.seq = x.exchange
+    JOIN session s ON s.id = x.session
+    WHERE x.session IN (SELECT value FROM json_each(?)) ORDER BY x.seq DESC LIMIT {MOST_NOTED}"""
+
 # of each request only the last round counts: an earlier one was refused
 _USES = f"""
     WITH newest AS MATERIALIZED (
@@ -163,7 +179,8 @@ def load_context(connection: sqlite3.Connection, session: str) -> StoredContext:
     summaries = tuple(load_live_summaries(connection, line))
     given_up = tuple(view for (view,) in connection.execute(_GIVEN_UP, named))
     recalled = tuple(_load_recalled(connection, named))
-    return StoredContext(epochs, tuple(pins), tuple(owed.items()), summaries, unsent, given_up, recalled)
+    sources = tuple([SourceNote(*row) for row in reversed(connection.execute(_SOURCES, named).fetchall())])
+    return StoredContext(epochs, tuple(pins), tuple(owed.items()), summaries, unsent, given_up, recalled, sources)
 
 
 def _load_recalled(connection: sqlite3.Connection, named: tuple[object, ...]) -> Iterator[Recalled]:

@@ -12,11 +12,11 @@ from dataclasses import replace
 from itertools import groupby
 from typing import cast
 
-from proxy.engine.ports import ALL_SESSIONS, MOST_UNREAD, MOST_UNREAD_BYTES
+from proxy.engine.ports import ALL_SESSIONS, MOST_HELD, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.epoch import Plan
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
-from proxy.model.log import AuxiliaryUsage, Bill, ExchangeRow, RoundRow, Selection, SessionRow, UnreadRow
+from proxy.model.log import AuxiliaryUsage, Bill, ExchangeRow, HeldRow, RoundRow, Selection, SessionRow, UnreadRow
 from proxy.model.manifest import BlobPiece, Piece, compute_digest, compute_root_link, encode_recipe
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite.codec import RELATIONS, decode_headers, join_recipe
@@ -52,6 +52,14 @@ _KEY = """
 _REQUEST = """
     SELECT s.tenant, e.envelope, e.tip FROM exchange e JOIN session s ON s.id = e.session WHERE e.id = ?"""
 
+_HELD = """
+    SELECT s.tenant, h.envelope, h.tip FROM exchange e JOIN session s ON s.id = e.session
+    JOIN held h ON h.exchange = e.seq WHERE e.id = ?"""
+
+_LIST_HELD = """
+    SELECT e.id, h.history, h.key, h.digest FROM session s JOIN exchange e ON e.session = s.id
+    JOIN held h ON h.exchange = e.seq WHERE s.key = ? ORDER BY e.n DESC LIMIT ?"""
+
 _SENT = """
     SELECT s.tenant, ifnull(r.envelope, e.envelope), ifnull(r.tip, e.tip)
     FROM exchange e JOIN session s ON s.id = e.session JOIN round r ON r.exchange = e.seq WHERE e.id = ? AND r.k = ?"""
@@ -72,6 +80,16 @@ def load_request(connection: sqlite3.Connection, exchange: str) -> bytes:
     """Return what `LogReader.load_request` does."""
     row = _expect(connection, _REQUEST, (exchange,), f"there is no exchange {exchange}")
     return _load_body(connection, *row)
+
+
+def load_held(connection: sqlite3.Connection, exchange: str) -> bytes:
+    """Return what `HeldCalls.load_held` does."""
+    return _load_body(connection, *_expect(connection, _HELD, (exchange,), f"exchange {exchange} has no held history"))
+
+
+def list_held(connection: sqlite3.Connection, session: str) -> list[HeldRow]:
+    """Return what `HeldCalls.list_held` does."""
+    return [HeldRow(*row) for row in connection.execute(_LIST_HELD, (fit_text(session), MOST_HELD))]
 
 
 def load_sent(connection: sqlite3.Connection, exchange: str, k: int) -> bytes:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import orjson
 
-from proxy.model.epoch import Epoch, Original, Pin, Plan, Recalled, Summary
+from proxy.model.epoch import Epoch, Original, Pin, Plan, Recalled, SourceNote, Summary
 from proxy.model.manifest import compute_digest
 from proxy.store.constraints import (
     MessageSpan,
@@ -23,6 +23,7 @@ from proxy.store.constraints import (
     fit_plan,
     fit_recalled,
     fit_summary,
+    fit_text,
     span_of,
 )
 from proxy.store.sqlite.codec import TINY, digest_epoch, digest_summary, encode_hidden, encode_ids
@@ -46,6 +47,7 @@ INSERTS = {
     "recalled": """INSERT INTO recalled(
         seq, seal, session, exchange, view, epoch, node, count, tokens, rounds, rounds_digest)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+    "source": "INSERT INTO source(seq, seal, session, exchange, node, kind) VALUES (?, ?, ?, ?, ?, ?)",
     "summary_edge": "INSERT INTO summary_edge(summary, relation, i, other) VALUES (?, ?, ?, ?)",
 }
 
@@ -162,6 +164,12 @@ class ContextInserter:
         _, session = self._ids.expect_session(pin.session)
         # int: a seal is checked against the values as SQLite returns them
         self._rows.add_sealed("pin", (session,), (pin.node, int(pin.is_on), pin.at_ms))
+
+    def add_source(self, note: SourceNote) -> None:
+        """Add what a request told of its newest message. Raises DanglingReference."""
+        _, session = self._ids.expect_session(note.session)
+        exchange = self._ids.expect_exchange(note.exchange).seq
+        self._rows.add_sealed("source", (session,), (exchange, note.node, fit_text(note.kind)))
 
     def add_recalled(self, recalled: Recalled) -> None:
         """Add the rounds of an answer in which a model recalled. Raises DanglingReference."""

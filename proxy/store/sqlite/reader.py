@@ -80,7 +80,7 @@ def _make_method(
 
 
 class SqliteReader:
-    """The `LogReader`, `Ancestry` and `Backlog` ports over log.db. The ports document the methods.
+    """The `LogReader`, `Ancestry`, `HeldCalls` and `Backlog` ports over log.db. The ports document the methods.
 
     Queries that requests wait for have a separate connection, so that they never wait for a report.
     """
@@ -121,6 +121,7 @@ class SqliteReader:
     list_ids = _make_method(exchange_queries.list_ids)
     list_exchanges = _make_method(exchange_queries.list_exchanges)
     load_request = _make_method(exchange_queries.load_request)
+    load_held = _make_method(exchange_queries.load_held)
     load_sent = _make_method(exchange_queries.load_sent)
     load_received = _make_method(exchange_queries.load_received)
     find_key = _make_method(exchange_queries.find_key)
@@ -135,6 +136,7 @@ class SqliteReader:
     recall = _make_method(lineage_queries.recall_sessions, is_call=True)
     count_links = _make_method(exchange_queries.count_links, is_call=True)
     has_sessions = _make_method(lineage_queries.has_sessions, is_call=True)
+    list_held = _make_method(exchange_queries.list_held, is_call=True)
     load_context = _make_method(context_queries.load_context, is_call=True)
     list_uses = _make_method(context_queries.list_uses, is_call=True)
     load_original = _make_method(context_queries.load_original, is_call=True)

@@ -15,6 +15,8 @@
   commits to both. (`plan` and `round.plan` of the first migration were never used; they stay empty.)
 - Lineage: `node`, `step`, `mark` and `adoption`, derived from the record and numbered by `n` within each session. A
   node's `seal` commits to the earlier nodes of its session. It has four bytes only, since every message has one.
+- `held` has the client's own body of an exchange whose history we hold, `exchange` the whole request that it became.
+  `source` is managed context: what a request told of its newest message.
 - `session`, `step`, `mark` and `adoption` have no seals. `meta` has a tally for each of these tables.
 
 Triggers abort UPDATE, DELETE, and an INSERT whose key exists, since REPLACE deletes without firing delete triggers on
@@ -336,6 +338,26 @@ def m007_recalled(connection: sqlite3.Connection) -> None:
     _guard(connection, "recalled", ("seq = NEW.seq", "exchange = NEW.exchange"))
 
 
+_HELD_TABLES = (
+    """CREATE TABLE held(
+        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, envelope INTEGER NOT NULL,
+        exchange INTEGER NOT NULL UNIQUE REFERENCES exchange(seq), history TEXT NOT NULL, key TEXT NOT NULL,
+        digest BLOB NOT NULL, tip BLOB NOT NULL, size INTEGER NOT NULL, whole BLOB NOT NULL) STRICT""",
+    """CREATE TABLE source(
+        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
+        exchange INTEGER NOT NULL UNIQUE REFERENCES exchange(seq), node BLOB NOT NULL, kind TEXT NOT NULL) STRICT""",
+    "CREATE INDEX source_session ON source(session)",
+)
+
+
+def m009_held(connection: sqlite3.Connection) -> None:
+    """Add what clients sent of requests whose history we hold, and what requests told of the source of a message."""
+    for statement in _HELD_TABLES:
+        connection.execute(statement)
+    for table in ("held", "source"):
+        _guard(connection, table, ("seq = NEW.seq", "exchange = NEW.exchange"))
+
+
 Migration = Callable[[sqlite3.Connection], None]
 
 MIGRATIONS: tuple[Migration, ...] = (
@@ -346,6 +368,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     m005_tallies,
     m006_cache_usage,
     m007_recalled,
+    m009_held,
 )
 
 
@@ -389,7 +412,7 @@ def read_salt(connection: sqlite3.Connection) -> bytes:
 
 
 def _guard(connection: sqlite3.Connection, table: str, keys: tuple[str, ...]) -> None:
-    # Part of m001 to m007, so this text must never change.
+    # Part of m001 to m009, so this text must never change.
     refuse = f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
     exists = " OR ".join(f"EXISTS (SELECT 1 FROM {table} WHERE {key})" for key in keys)
     permitted = "WHEN NOT EXISTS (SELECT 1 FROM permit)" if table == "payload" else ""

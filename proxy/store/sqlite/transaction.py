@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any
 
-from proxy.model.epoch import Epoch, Pin, Plan, Recalled, Summary
-from proxy.model.exchange import Headers, Opening, Outcome, Reading, Round, SessionKey, Trailer, Usage
+from proxy.model.epoch import Epoch, Pin, Plan, Recalled, SourceNote, Summary
+from proxy.model.exchange import Headers, HeldCall, Opening, Outcome, Reading, Round, SessionKey, Trailer, Usage
 from proxy.model.lineage import Adoption, Reply, Step
 from proxy.model.log import Record
 from proxy.model.manifest import Manifest, Slice, compute_digest
@@ -55,6 +55,8 @@ INSERTS = {
     "reading": """INSERT INTO reading(
         seq, seal, exchange, k, answer, digest, error, error_digest, input, output, cached, written, reasoning, finish)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+    "held": """INSERT INTO held(seq, seal, envelope, exchange, history, key, digest, tip, size, whole)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
 }
 
 
@@ -73,9 +75,11 @@ class TransactionWriter:
             Outcome: self._add_outcome,
             Reading: self._add_reading,
             Trailer: self._add_trailer,
+            HeldCall: self._add_held,
             Step: self._lineage.add_step,
             Reply: self._lineage.add_reply,
             Adoption: self._lineage.add_adoption,
+            SourceNote: self._context.add_source,
             Epoch: self._context.add_epoch,
             Plan: self._context.add_plan,
             Pin: self._context.add_pin,
@@ -226,6 +230,12 @@ class TransactionWriter:
                 fit_text(reading.finish),
             ),
         )
+
+    def _add_held(self, held: HeldCall) -> None:
+        found, body = self._ids.expect_exchange(held.exchange), held.body
+        envelope, tip = self._add_body(found.tenant, body)
+        values = (found.seq, held.history, fit_text(held.key), held.digest, tip, body.size, body.whole_digest)
+        self._rows.add_sealed("held", (envelope,), values)
 
     def _open_session(self, key: SessionKey, now_ms: int) -> Session:
         ids, name = self._ids, fit_text(key.id)

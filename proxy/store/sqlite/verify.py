@@ -78,6 +78,12 @@ _SEALED = {
     "recalled": """
         SELECT x.seq, x.seal, s.key, x.exchange, x.view, x.epoch, x.node, x.count, x.tokens, x.rounds, x.rounds_digest
         FROM recalled x LEFT JOIN session s ON s.id = x.session ORDER BY x.seq""",
+    "held": """
+        SELECT x.seq, x.seal, v.digest, x.exchange, x.history, x.key, x.digest, x.tip, x.size, x.whole
+        FROM held x LEFT JOIN blob v ON v.id = x.envelope ORDER BY x.seq""",
+    "source": """
+        SELECT x.seq, x.seal, s.key, x.exchange, x.node, x.kind
+        FROM source x LEFT JOIN session s ON s.id = x.session ORDER BY x.seq""",
 }
 
 
@@ -115,6 +121,9 @@ _RECIPES = (
     """SELECT 'round ' || r.seq, s.tenant, p.codec, p.bytes, r.tip FROM round r
         LEFT JOIN exchange x ON x.seq = r.exchange LEFT JOIN session s ON s.id = x.session
         LEFT JOIN payload p ON p.id = r.envelope WHERE r.envelope IS NOT NULL ORDER BY r.seq""",
+    """SELECT 'held ' || h.seq, s.tenant, p.codec, p.bytes, h.tip FROM held h
+        LEFT JOIN exchange x ON x.seq = h.exchange LEFT JOIN session s ON s.id = x.session
+        LEFT JOIN payload p ON p.id = h.envelope ORDER BY h.seq""",
 )
 
 _GAPS = """

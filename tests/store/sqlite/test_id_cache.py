@@ -146,6 +146,8 @@ def test_numbers_go_on_after_the_last(log: sqlite3.Connection) -> None:
         "pin": 1,
         "summary": 1,
         "recalled": 1,
+        "held": 0,
+        "source": 0,
     }
 
 

@@ -34,6 +34,8 @@ ROWS = {
     "decision": (1, b"", 1, 1, 0, "m", "plan", None, "soft", "", None, None, 0, 0.0, None, None, None),
     "pin": (1, b"", 1, b"n", 1, 0),
     "recalled": (1, b"", 1, 1, "m", 1, b"n", 1, 9, 1, b"d"),
+    "held": (1, b"", 1, 1, "new", "k", b"d", b"t", 1, b""),
+    "source": (1, b"", 1, 1, b"n", "tick"),
 }
 # a second row, new in the first column (its rowid or link), that takes the place of the first by another key
 RIVALS = {
@@ -51,6 +53,8 @@ RIVALS = {
     "summary": (2, b"", 1, 1, 2, "s", "w", 0, 1, b"n", "leaf", 1, 0, 1, 2, 0, None, "m", "[]", "[]", b"d"),
     "decision": (2, b"", 1, 1, 0, "m", "plan", None, "soft", "", None, None, 0, 0.0, None, None, None),
     "recalled": (2, b"", 1, 1, "m", 1, b"n", 1, 9, 1, b"d"),
+    "held": (2, b"", 1, 1, "new", "k", b"d", b"t", 1, b""),
+    "source": (2, b"", 1, 1, b"n", "tick"),
 }
 
 
@@ -143,6 +147,7 @@ DIGESTS = {
     "m005_tallies": "40295a94597efc3acec229788d07c18dd7655d1be0dd6f4685ee96811b8338c3",  # no table of its own
     "m006_cache_usage": "a44b6fe6b851d4d220de570ad4297097512b127d46daa5bf4aa6172ad87afae0",
     "m007_recalled": "3b566f0ada1ac561e2f91f2f1c14b1781ebc942be4ba4c90d1545658754db03a",
+    "m009_held": "3e3905f8a21b3100faca5d21c9f083cd8ac725304e295bc0a7b4747faf2cb02e",
 }
 
 

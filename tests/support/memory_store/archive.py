@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from proxy.engine.ports import ALL_SESSIONS, MOST_BEARING, MOST_MARKS, MOST_UNREAD, MOST_UNREAD_BYTES
+from proxy.engine.ports import ALL_SESSIONS, MOST_BEARING, MOST_HELD, MOST_MARKS, MOST_UNREAD, MOST_UNREAD_BYTES
 from proxy.model.epoch import Epoch, EpochUse, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Opening, Round, SessionKey, Trailer
@@ -22,6 +22,7 @@ from proxy.model.log import (
     Bill,
     BranchRow,
     ExchangeRow,
+    HeldRow,
     Record,
     RoundRow,
     Selection,
@@ -153,6 +154,17 @@ class MemoryArchive:
         """The client's body, byte for byte (its head, where it was capped). Raises NotFound."""
         opening = self._find_opening(exchange)
         return self._join(opening.session.tenant, opening.body)
+
+    async def load_held(self, exchange: str) -> bytes:
+        """What the client sent of a request whose history we hold. Raises NotFound."""
+        if exchange not in self.tables.held:
+            raise NotFound(f"exchange {exchange} has no held history")
+        return self._join(self._find_opening(exchange).session.tenant, self.tables.held[exchange].body)
+
+    async def list_held(self, session: str) -> Sequence[HeldRow]:
+        """The newest calls of a session whose history we hold, newest first."""
+        held = [each for each in self.tables.held.values() if self.tables.find_session(each.exchange) == session]
+        return [HeldRow(each.exchange, each.history, each.key, each.digest) for each in held[::-1][:MOST_HELD]]
 
     async def load_sent(self, exchange: str, k: int) -> bytes:
         """The body sent upstream in round k, byte for byte. Raises NotFound."""

@@ -5,7 +5,14 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from proxy.engine.ports import MOST_EPOCHS, MOST_RECALLED_ANSWERS, MOST_SOURCES, MOST_SUMMARIES, NEWEST_EPOCHS
+from proxy.engine.ports import (
+    MOST_EPOCHS,
+    MOST_NOTED,
+    MOST_RECALLED_ANSWERS,
+    MOST_SOURCES,
+    MOST_SUMMARIES,
+    NEWEST_EPOCHS,
+)
 from proxy.model.epoch import Epoch, EpochUse, Original, Pin, Plan, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import NotFound
 from tests.support.memory_store.tables import Tables
@@ -35,6 +42,7 @@ def load_context(tables: Tables, session: str) -> StoredContext:
         tuple(_list_unsent(tables, line)),
         given_up,
         tuple(recalled),
+        tuple([each for each in tables.sources.values() if each.session in line][-MOST_NOTED:]),
     )
 
 

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from proxy.model.epoch import Epoch, Original, Pin, Plan, Recalled, Summary
-from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Trailer
+from proxy.model.epoch import Epoch, Original, Pin, Plan, Recalled, SourceNote, Summary
+from proxy.model.exchange import HeldCall, Opening, Outcome, Reading, Round, SessionKey, Trailer
 from proxy.model.lineage import Adoption, Reply, Step, compute_chain_root, name_mark
 from proxy.model.log import Record
 from proxy.model.manifest import (
@@ -28,6 +28,7 @@ from proxy.store.constraints import (
     fit_plan,
     fit_recalled,
     fit_summary,
+    fit_text,
     span_of,
 )
 from proxy.store.sqlite.lineage_queries import find_parent
@@ -72,6 +73,8 @@ class Tables:
         self.pins: dict[int, Pin] = {}
         self.summaries: dict[str, Summary] = {}
         self.recalled: dict[str, Recalled] = {}
+        self.held: dict[str, HeldCall] = {}
+        self.sources: dict[str, SourceNote] = {}
         self._inserted: list[tuple[dict[Any, Any], object]] = []
 
     def add(self, records: Sequence[Record]) -> bool:
@@ -116,6 +119,10 @@ class Tables:
             case Reading():
                 self._expect(self.outcomes, (record.exchange, record.k))
                 self._insert(self.readings, (record.exchange, record.k), record)
+            case HeldCall():
+                opening = self._expect_opening(record.exchange)
+                self._insert(self.held, record.exchange, replace(record, key=fit_text(record.key)))
+                self._add_body(opening.session.tenant, record.body)
             case Step():
                 self._add_step(record)
             case Reply():
@@ -125,7 +132,7 @@ class Tables:
             case _:
                 self._add_context(record)
 
-    def _add_context(self, record: Epoch | Plan | Pin | Summary | Recalled) -> None:
+    def _add_context(self, record: SourceNote | Epoch | Plan | Pin | Summary | Recalled) -> None:
         match record:
             case Epoch():
                 self._add_epoch(fit_epoch(record))
@@ -134,6 +141,10 @@ class Tables:
                 if record.epoch:
                     self._expect(self.epochs, record.epoch)
                 self._insert(self.plans, (record.exchange, record.k), fit_plan(record))
+            case SourceNote():
+                self._expect_opening(record.exchange)
+                self._expect(self.keys, record.session)
+                self._insert(self.sources, record.exchange, replace(record, kind=fit_text(record.kind)))
             case Pin():
                 self._expect(self.keys, record.session)
                 self._insert(self.pins, len(self.pins), record)

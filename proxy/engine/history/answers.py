@@ -1,0 +1,73 @@
+"""The answer to a call whose history we hold: what of it the history goes on with."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from proxy.engine.ports import LogReader
+from proxy.engine.response_reader import is_event_stream
+from proxy.model.exchange import Headers
+from proxy.model.log import ExchangeRow
+from proxy.model.messages import RECALL_TOOL
+from proxy.wire.body import decode_content
+from proxy.wire.format import Format
+from proxy.wire.headers import find_header
+from proxy.wire.json_values import read_object
+from proxy.wire.rounds import make_stitcher, read_round
+
+_SUCCESS = range(200, 300)
+
+
+class HeldAnswer(NamedTuple):
+    """The raw messages, or items, of an answer; none if it says nothing and calls nothing."""
+
+    messages: tuple[bytes, ...]
+
+
+def read_held_answer(form: Format, headers: Headers, content: bytes, cap: int, *, is_stored: bool) -> HeldAnswer | None:
+    """Return the answer in what a client got, or None if it is not complete.
+
+    `is_stored`: the provider keeps its items, so that it finds them again by their ids.
+    """
+    try:
+        plain = decode_content(content, find_header(headers, b"content-encoding").decode("latin-1"), cap)
+    except ValueError:
+        return None
+    is_stream = is_event_stream(headers) and not plain.startswith(b"{")
+    end = read_round(form, RECALL_TOOL, plain, is_stream=is_stream)
+    if end.error or not (end.is_ended or end.finish):
+        return None
+    messages = end.answer if is_stored else _drop_unreadable(form, end.answer)
+    said = map(form.parse_message, messages)
+    return HeldAnswer(messages if any([each.text.strip() or each.calls or each.media for each in said]) else ())
+
+
+def _drop_unreadable(form: Format, items: Sequence[bytes]) -> tuple[bytes, ...]:
+    """Return items without reasoning that only a provider that stores it could read, nor the ids that lead to it."""
+    kept = []
+    for raw in items:
+        item = read_object(raw.decode(errors="replace")) or {}
+        if item.get("type") != "reasoning" or item.get("encrypted_content") or item.get("content"):
+            kept.append(raw)
+    return tuple(items if len(kept) == len(items) else map(form.detach, kept))
+
+
+async def load_held_answer(
+    log: LogReader, form: Format, row: ExchangeRow, cap: int, *, rounds: int, is_stored: bool
+) -> HeldAnswer | None:
+    """Return the answer to a call from the log, or None if it is not complete. Raises NotFound.
+
+    `rounds` is how many rounds the answer has if the model recalled in it, else 0.
+    """
+    taken = [each for each in row.rounds if each.status in _SUCCESS][-max(1, rounds) :]
+    if not taken or taken[-1].k != row.rounds[-1].k or taken[-1].completeness != "complete":
+        return None
+    contents = [await log.load_received(row.id, each.k) for each in taken]
+    headers, content = taken[0].headers, contents[-1]
+    if rounds:
+        stitcher = make_stitcher(form, RECALL_TOOL, is_stream=is_event_stream(headers))
+        written = []
+        for each in contents:
+            written.append(stitcher.feed(each))
+            stitcher.end_round()
+        content = b"".join((*written, stitcher.finish()))
+    return read_held_answer(form, headers, content, cap, is_stored=is_stored)

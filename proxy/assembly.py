@@ -185,9 +185,14 @@ async def build_engine(settings: Settings) -> Engine:
     recall = Recall(archive, index, clock, settings.recall_policy())
     rounds = build_rounds(recall, settings.recall_policy(), controller.states, lineage, policy.record_cap_bytes)
     exchanges = ExchangeService(
-        policy, FORMATS, resolver=resolver, relay=relay, tasks=tasks, controller=controller, recall=rounds
+        *(policy, FORMATS),
+        resolver=resolver,
+        relay=relay,
+        tasks=tasks,
+        controller=controller,
+        recall=rounds,
+        histories=build_histories(settings.nudge_policy(), policy, archive, resolver, bus=bus, clock=clock),
     )
-    exchanges.histories = build_histories(settings.nudge_policy(), policy, archive, resolver, bus=bus, clock=clock)
     manual_compaction = _build_manual_compaction(archive, durability, trigger.worker, controller, routes)
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker, epoch_admin)

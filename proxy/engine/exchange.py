@@ -52,8 +52,9 @@ class ExchangeService:
         tasks: TaskRunner,
         controller: ContextController,
         recall: RecallRounds | None = None,
+        histories: HeldHistories | None = None,
     ) -> None:
-        self.histories: HeldHistories | None = None
+        self._histories = histories
         self._recall = recall
         self._policy = policy
         self._formats = formats
@@ -130,8 +131,8 @@ class ExchangeService:
             return await self._carry_read(incoming, form, client, options)
         if problem := self._relay.archive.health.problem:
             raise StoreUnavailable(f"the log holds the history, and cannot take what is new: {problem}")
-        assert self.histories is not None, "the assembly sets them"
-        async with self.histories.hold(incoming, form, options) as held:
+        assert self._histories is not None, "the assembly sets them"
+        async with self._histories.hold(incoming, form, options) as held:
             await self._carry_read(held.request, form, held.watch(client), options, held)
 
     async def _carry_read(
@@ -144,8 +145,8 @@ class ExchangeService:
     ) -> None:
         # adds its session, its upstream, and which of its messages are new
         request, build = await self._resolver.resolve(incoming, form, options, held)
-        if held is not None and self.histories is not None:
-            self.histories.note_sent(held, request.exchange)
+        if held is not None and self._histories is not None:
+            self._histories.note_sent(held, request.exchange)
         _add_labels(client, request)
         exchange = self._open(request, form, client)
         if isinstance(request, ManagedRequest) and request.clearing is not None:
@@ -160,8 +161,8 @@ class ExchangeService:
         self._prepare(request, exchange, outgoing)
         is_edited = isinstance(request, ManagedRequest) and request.clearing is not None
         await self._relay.carry(exchange, _bind(request, exchange, form, is_edited=is_edited), outgoing.body)
-        if held is None and self.histories is not None:
-            self.histories.forget(request.session.id)  # its answer is the end of the newest path now
+        if held is None and self._histories is not None:
+            self._histories.forget(request.session.id)  # its answer is the end of the newest path now
 
     async def _decide(self, exchange: OpenExchange, request: ResolvedRequest) -> OutgoingRequest:
         """Decide what is sent if that needs the log, a count of many tokens, or a plan. Record the decision."""

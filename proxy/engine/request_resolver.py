@@ -232,8 +232,7 @@ class RequestResolver:
         remembered = _Remembered(known, shared, self._histories.losses)
         if (split := split_known(content, form.items_key, known, shared, is_ours=held is not None)) is None:
             return None
-        model = parse_json_string(split.member("model"))
-        route = self._choose(model)
+        route = self._choose(model := parse_json_string(split.member("model")))
         upstream = route.upstream
         session = make_session(caller.tenant, upstream.name, read_body_id(named, split), exchange)
         previous = parse_json_string(split.member(form.previous_key)) if form.previous_key else ""

@@ -520,7 +520,7 @@ class Engine:
             controller=self.controller,
             recall=recall,
         )
-        self.exchanges.histories = build_histories(
+        self.exchanges._histories = build_histories(
             nudges or NudgePolicy(), policy, self.archive, self.reception, bus=self.bus, clock=self.clock
         )
 

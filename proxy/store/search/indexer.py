@@ -58,6 +58,49 @@ class _CallNote(NamedTuple):
     card: str
 
 
+class _CallNotes:
+    """What led to the calls that were indexed last, for these and their outputs."""
+
+    def __init__(self) -> None:
+        self._calls: LruCache[tuple[int, str], _CallNote] = LruCache(_KNOWN_CALLS)
+        self._thoughts: LruCache[int, str] = LruCache(_KNOWN_SESSIONS)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._calls.clear()
+        self._thoughts.clear()
+
+    def knows(self, session: int) -> bool:
+        """Return whether memory has the newest thought of a session."""
+        return self._thoughts.get(session) is not None
+
+    def note(self, session: int, text: MessageText) -> _CallNote:
+        """Keep what leads to a call, and return it for a call and its output."""
+        if text.kind == "arguments":
+            thought = self._thoughts.get(session) or ""
+            note = _CallNote(text.tool, f"{thought}\n{text.text}"[:_LONGEST_CARD])
+            self._calls.put((session, text.call), note)
+            return note
+        if text.kind == "output":  # what comes next leads to another call
+            self._thoughts.put(session, " ")
+            return self._calls.get((session, text.call)) or _CallNote("", "")
+        if text.role == "assistant":
+            before = self._thoughts.get(session) or ""
+            self._thoughts.put(session, f"{before}\n{text.text}".strip()[-_LONGEST_CARD:])
+        else:
+            self._thoughts.put(session, " ")
+        return _CallNote("", "")
+
+    def load(self, log: sqlite3.Connection, index: sqlite3.Connection, session: int) -> None:
+        """Read again what the last calls of a session were."""
+        self._thoughts.put(session, " ")
+        bounds = (session << SESSION_SHIFT, session + 1 << SESSION_SHIFT, _RECALLED)
+        for _, *where in reversed(index.execute(_LAST_ENTRIES, bounds).fetchall()):
+            text = load_text(log, *where)
+            if text is not None and text.kind in ("message", "reasoning", "arguments", "output"):
+                self.note(session, text)
+
+
 class Indexer:
     """Writes the index of one log. Not thread-safe; only one process may have an open one (`schema.IndexLock`)."""
 
@@ -75,8 +118,7 @@ class Indexer:
         self._merging: Iterator[None] | None = None
         self._removing: Iterator[None] | None = None
         self._fault = ""
-        self._calls: LruCache[tuple[int, str], _CallNote] = LruCache(_KNOWN_CALLS)
-        self._thoughts: LruCache[int, str] = LruCache(_KNOWN_SESSIONS)
+        self._notes = _CallNotes()
 
     def run(self, seconds: float, is_wanted: Callable[[], bool] = lambda: False) -> bool:
         """Index for about `seconds`, or until the process `is_wanted` elsewhere. Return whether anything is left.
@@ -194,8 +236,7 @@ class Indexer:
         yield from erasing.remove_sessions(self._index, sessions, erasure)
         self._writer = IndexWriter(self._index, read_salt(self._log))  # it knows words and tools
         self._merging = None
-        self._calls.clear()
-        self._thoughts.clear()
+        self._notes.clear()
 
     def _overwrite_erased(self, seconds: float, is_wanted: Callable[[], bool]) -> bool:
         """Merge all postings, so that what was erased is in no file. Return whether anything is left.
@@ -280,8 +321,7 @@ class Indexer:
                 with suppress(sqlite3.Error):
                     connection.close()
         self._log = self._index = self._writer = self._work = self._merging = self._removing = None
-        self._calls.clear()
-        self._thoughts.clear()
+        self._notes.clear()
 
     def _follow(self) -> Iterator[None]:
         """Index everything that is new in the log now; yield after each message."""
@@ -303,12 +343,13 @@ class Indexer:
 
     def _index_session(self, id: int) -> Iterator[None]:
         assert self._log is not None
+        assert self._index is not None
         session = self._open_session(id)
         turn, part = 0, 0
         for each in changes.read_new_messages(self._log, id, session.nodes):
             if isinstance(each, NewMessage):
-                if session.nodes and self._thoughts.get(id) is None:
-                    self._recall_notes(id)
+                if session.nodes and not self._notes.knows(id):
+                    self._notes.load(self._log, self._index, id)
                 turn, part = each.turn, part if each.turn == turn else 0
                 part = self._try_message(session, each, part)
                 continue
@@ -332,7 +373,7 @@ class Indexer:
             session, message.digest, message.turn
         )
         for number, text in enumerate(texts):
-            note = self._note(session.id, text)
+            note = self._notes.note(session.id, text)
             if is_new:
                 address = Address(message.holder_kind, number, message.item).pack()
                 where = EntrySource(message.turn, part, message.node, address, message.holder, message.call.seq)
@@ -342,23 +383,6 @@ class Indexer:
             if text.kind == "message" and (stated := find_stated_time(text.text)) is not None:
                 session.stated_ms = stated
         return part
-
-    def _note(self, session: int, text: MessageText) -> _CallNote:
-        """Keep what leads to a call, and return it for a call and its output."""
-        if text.kind == "arguments":
-            thought = self._thoughts.get(session) or ""
-            note = _CallNote(text.tool, f"{thought}\n{text.text}"[:_LONGEST_CARD])
-            self._calls.put((session, text.call), note)
-            return note
-        if text.kind == "output":  # what comes next leads to another call
-            self._thoughts.put(session, " ")
-            return self._calls.get((session, text.call)) or _CallNote("", "")
-        if text.role == "assistant":
-            before = self._thoughts.get(session) or ""
-            self._thoughts.put(session, f"{before}\n{text.text}".strip()[-_LONGEST_CARD:])
-        else:
-            self._thoughts.put(session, " ")
-        return _CallNote("", "")
 
     def _index_epochs(self, since: int, until: int) -> Iterator[None]:
         assert self._log is not None
@@ -401,17 +425,6 @@ class Indexer:
         assert self._log is not None
         key, _ = changes.read_session_key(self._log, id)
         return self._expect_writer().open_session(id, key)
-
-    def _recall_notes(self, id: int) -> None:
-        """Read again what the last calls of a session were, which memory has lost."""
-        assert self._log is not None
-        assert self._index is not None
-        self._thoughts.put(id, " ")
-        bounds = (id << SESSION_SHIFT, id + 1 << SESSION_SHIFT, _RECALLED)
-        for _, *where in reversed(self._index.execute(_LAST_ENTRIES, bounds).fetchall()):
-            text = load_text(self._log, *where)
-            if text is not None and text.kind in ("message", "reasoning", "arguments", "output"):
-                self._note(id, text)
 
     def _save(self, session: IndexedSession) -> None:
         self._expect_writer().save_session(session)

@@ -1,7 +1,7 @@
 """The items of memory that count on a path, and which of them a model is shown.
 
-Equal facts are one. A newer fact replaces an older one if it says so, or if both give one subject different values. What
-only a tool or a model claims never replaces what the user said.
+Equal facts are one. A newer fact replaces an older one if it says so, or if both give one subject different values.
+What only a tool or a model claims never replaces what the user said.
 """
 
 import re
@@ -24,7 +24,9 @@ PINNED = "pinned"
 """The tag of an item that a person has pinned."""
 
 _WORD = re.compile(r"\w+")
-_VALUE = re.compile(r"(?P<subject>.{3,120}?)(?:\s*[:=]\s*|\s+(?:is|are|was|were|becomes|moved to)\s+)(?P<value>\S{1,80})")
+_VALUE = re.compile(
+    r"(?P<subject>.{3,120}?)(?:\s*[:=]\s*|\s+(?:is|are|was|were|becomes|moved to)\s+)(?P<value>\S{1,80})"
+)
 _REPLACED_SHARE = 0.7
 _LEAST_REPLACED_WORDS = 3
 
@@ -93,7 +95,7 @@ def _read_orders(orders: Iterable[tuple[int, MemoryOrder]]) -> dict[str, tuple[b
     """Return, by id of the item, whether it is retracted, and whether it is pinned."""
     found: dict[str, tuple[bool, bool]] = {}
     for _, order in orders:
-        is_retracted, is_pinned = found.get(order.item, (False, False))
+        is_retracted, _ = found.get(order.item, (False, False))
         if order.kind == "retract":
             found[order.item] = (True, False)
         elif order.kind in ("pin", "unpin"):
@@ -116,14 +118,10 @@ def _list_reports(
         _, is_pinned = orders.get(id, (False, False))
         turns = tuple(map(format_turn, range(entry.first_turn, entry.last_turn + 1)))
         tags = (*entry.tags, *((f"ref:{entry.report}",) if entry.report else ()), *((PINNED,) if is_pinned else ()))
-        yield Episodic(
-            id, entry.made_ms / 1000, turns, entry.summary, tags, 1.0 if is_pinned else entry.salience
-        )
+        yield Episodic(id, entry.made_ms / 1000, turns, entry.summary, tags, 1.0 if is_pinned else entry.salience)
 
 
-def _list_facts(
-    entries: Sequence[tuple[int, Remembered]], orders: dict[str, tuple[bool, bool]]
-) -> Iterator[Semantic]:
+def _list_facts(entries: Sequence[tuple[int, Remembered]], orders: dict[str, tuple[bool, bool]]) -> Iterator[Semantic]:
     live: dict[tuple[str, ...], _LiveFact] = {}
     for _, entry in entries:
         for number, fact in enumerate(entry.facts, entry.first_fact):

@@ -9,10 +9,11 @@
 - The record: `exchange`, `round`, `outcome`, `trailer` and `reading`. `seq` is contiguous, and `seal` is H(previous
   seal, row), so that `verify` detects a removed or altered row.
 - Managed context: `epoch`, `decision` (a `Plan`), `pin`, `summary`, `recalled`, `memory`, sealed in the same way.
-  `rendered` and `messages` are JSON lists of blob ids, `originals` one of ids in `original`, whose rows several epochs
-  may name. The digest of an epoch commits to all that its lists name. `summary.notes` is reason, files and block as
-  JSON; `messages` are those of a leaf. `summary_edge` has what a summary was made of and what it supersedes, in order;
-  its digest commits to both. (`plan` and `round.plan` of the first migration were never used; they stay empty.)
+  `rendered` and `messages` are JSON lists of blob ids, `originals` one of ids in `original`, whose rows several
+  epochs may name. The digest of an epoch commits to all that its lists name. `summary.notes` is reason, files, block
+  and facts as JSON; `messages` are those of a leaf. `summary_edge` has what a summary was made of and what it
+  supersedes, in order; its digest commits to both. (`plan` and `round.plan` of the first migration were never used;
+  they stay empty.)
 - Lineage: `node`, `step`, `mark` and `adoption`, derived from the record and numbered by `n` within each session. A
   node's `seal` commits to the earlier nodes of its session. It has four bytes only, since every message has one.
 - `session`, `step`, `mark` and `adoption` have no seals. `meta` has a tally for each of these tables.

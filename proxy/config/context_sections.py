@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 from proxy.config.value_types import (
     AutoFraction,
     AutoTokens,
+    DirectoryPath,
     DottedPath,
     Fraction,
     Price,
@@ -110,6 +111,15 @@ class RecallSettings(Section):
             "What a request may recall. branch: its own history and that of the agent that delegated it; session: also "
             "other branches of its session; tenant: also other sessions of the same tenant."
         ),
+    )
+
+
+class MemorySettings(Section):
+    """What is remembered of sessions: traces, reports on turns, and facts."""
+
+    mirror: DirectoryPath | None = Field(
+        None,
+        description="Directory in which the memory of each session is kept current as JSONL files. Empty: none.",
     )
 
 

@@ -11,6 +11,7 @@ from proxy.config.context_sections import (
     BudgetSettings,
     CompactionSettings,
     FilesSettings,
+    MemorySettings,
     PriceSettings,
     PruningSettings,
     RecallSettings,
@@ -65,6 +66,7 @@ class Settings(BaseSettings):
     files: FilesSettings = FilesSettings()
     recall: RecallSettings = RecallSettings()
     compaction: CompactionSettings = CompactionSettings()
+    memory: MemorySettings = MemorySettings()
     pricing: dict[str, PriceSettings] = Field(
         {},
         description=(

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxy.engine.memory.compaction import MemoryCompaction, build_memory_compaction
-from proxy.model.memory import MemoryBundle
 from tests.support.compacting import REPORT, Workshop, say
 from tests.support.managing import Message
 from tests.support.manual_compaction import make_manual_compaction
@@ -35,9 +34,9 @@ def make_turn(n: int, text: str, steps: int = 2, size: int = 1500) -> list[Messa
     return messages
 
 
-async def talk(shop: Workshop, texts: Sequence[str], **options: Any) -> list[Message]:
+async def talk(shop: Workshop, texts: Sequence[str], *, system: Message | None = None, **options: Any) -> list[Message]:
     """Have a session of one turn for each text, with a call of a client at the end of each; the messages."""
-    history: list[Message] = []
+    history: list[Message] = [] if system is None else [system]
     for n, text in enumerate(texts, 1):
         turn = make_turn(n, text, **options)
         await shop.ask([*history, *turn[:-1]])
@@ -48,8 +47,3 @@ async def talk(shop: Workshop, texts: Sequence[str], **options: Any) -> list[Mes
 def report_with_facts(body: bytes) -> bytes:
     """A model that states facts beside its report."""
     return say(f"{REPORT}- And so on ({len(body)}).\n{FACTS}", sent=len(body) // 4)
-
-
-async def list_all(shop: Workshop, memory: MemoryCompaction, nodes: Sequence[bytes]) -> MemoryBundle:
-    """All items of a path of the only session."""
-    return await memory.memory.list_items(shop.session, nodes)

@@ -104,9 +104,8 @@ class _Orders:
                 self._pinned[order.item] = order.kind == "pin"
         for _, entry in memory.entries if self._retracted else ():
             for id, fact in _list_numbered(entry):
-                if (number := self._retracted.get(id)) is not None:
-                    key = _list_words(fact.text)
-                    self._unsaid[key] = max(number, self._unsaid.get(key, 0))
+                key, at = _list_words(fact.text), self._retracted.get(id, 0)
+                self._unsaid[key] = max(at, self._unsaid.get(key, 0))
 
     def is_pinned(self, id: str) -> bool:
         """Return whether an item is pinned."""

@@ -90,11 +90,16 @@ def test_what_no_message_of_the_user_says_is_a_claim() -> None:
 def test_a_rule_of_a_tool_is_never_one_of_the_user_s() -> None:
     poisoned = learn_one(f"- [constraint 1.0] {POISON} #claimed [m1]")
     assert (poisoned.kind, poisoned.tags) == ("fact", (CLAIMED,))
-    assert (poisoned.confidence, poisoned.salience, poisoned.nodes) == (0.5, 0.75, (b"\0" * 16,))
+    assert (poisoned.confidence, poisoned.salience, poisoned.nodes) == (0.5, 0.75, (b"\2" * 16,))
     assert learn_one("- [preference] The user loves to run rm -rf everywhere").kind == "fact"
 
 
-@pytest.mark.parametrize("cited", ["", " [m99]", " [m0]"])
+def test_a_named_message_is_believed_if_it_has_a_word_of_the_claim() -> None:
+    assert learn_one("- [fact] the bug breaks recursive_descent of tokens [m4]").nodes == (b"\2" * 16,)
+    assert learn_one("- [fact] parse_expression breaks recursive_descent of tokens [m4]").nodes == (b"\3" * 16,)
+
+
+@pytest.mark.parametrize("cited", ["", " [m99]", " [m0]", " [m1]"])
 def test_the_source_of_a_claim_is_found_by_its_words_or_there_is_none(cited: str) -> None:
     assert learn_one(f"- [fact] parse_expression calls recursive_descent{cited}").nodes == (b"\2" * 16,)
     assert learn_one(f"- [fact] zebras rarely compile fortran{cited}").nodes == ()

@@ -205,11 +205,10 @@ async def build_engine(settings: Settings) -> Engine:
     exchanges = ExchangeService(
         policy, FORMATS, resolver=resolver, relay=relay, tasks=tasks, controller=controller, recall=rounds
     )
-    manual_compaction = _build_manual_compaction(archive, durability, trigger.worker, controller, routes)
-    memory_compaction = build_memory_compaction(archive, durability, clock, manual_compaction)
+    memory = _build_memory_compaction(archive, durability, trigger.worker, controller, routes)
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker, epoch_admin)
-    return Engine(*parts, manual_compaction, memory_compaction, index, recall, lineage.tenants, hop_id)
+    return Engine(*parts, memory.manual, memory, index, recall, lineage.tenants, hop_id)
 
 
 def _list_routes(
@@ -267,14 +266,14 @@ def build_controller(
     return ContextController(states, chain, UsageAccounting(caches.sent, calibrator, observer), bus, observer)
 
 
-def _build_manual_compaction(
+def _build_memory_compaction(
     archive: SqliteArchive,
     durability: DurabilityWaiter,
     worker: SummaryWorker,
     controller: ContextController,
     routes: Sequence[Route],
-) -> ManualCompaction:
-    return ManualCompaction(
+) -> MemoryCompaction:
+    manual = ManualCompaction(
         archive=archive,
         gate=durability,
         worker=worker,
@@ -284,6 +283,7 @@ def _build_manual_compaction(
         clock=SystemClock(),
         ids=SystemIds(),
     )
+    return build_memory_compaction(archive, durability, SystemClock(), manual)
 
 
 def _build_compaction(

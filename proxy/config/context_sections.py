@@ -8,9 +8,9 @@ from pydantic_core import PydanticCustomError
 from proxy.config.value_types import (
     AutoFraction,
     AutoTokens,
-    DirectoryPath,
     DottedPath,
     Fraction,
+    OptionalDirectory,
     Price,
     Seconds,
     Section,
@@ -117,8 +117,8 @@ class RecallSettings(Section):
 class MemorySettings(Section):
     """What is remembered of sessions: traces, reports on turns, and facts."""
 
-    mirror: DirectoryPath | None = Field(
-        None,
+    mirror: OptionalDirectory = Field(
+        "",
         description="Directory in which the memory of each session is kept current as JSONL files. Empty: none.",
     )
 

@@ -119,6 +119,25 @@ async def test_the_context_is_what_would_be_sent_now_and_in_another_format(asked
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("wire", "member"), [("anthropic_messages", "system"), ("responses", "instructions")])
+async def test_instructions_stay_beside_the_messages_and_go_along_into_another_format(wire: str, member: str) -> None:
+    shop = Workshop(ceiling=100_000, wire=wire)
+    await talk(shop, TEXTS[:2], system=SYSTEM)
+    api = Asked(shop)
+    own = await api.ask("/context")
+    assert SYSTEM["content"] in json.dumps(own[member]) and own["wire"] == wire
+    chat = await api.ask("/context?wire=chat_completions")
+    assert chat["messages"][0] == SYSTEM and [each["role"] for each in chat["messages"][1:4]] == [
+        "user", "assistant", "tool",
+    ]  # fmt: skip
+    await api.client.aclose()
+    bare = Workshop(ceiling=100_000, wire=wire)
+    await talk(bare, TEXTS[:1])
+    api = Asked(bare)
+    assert (await api.ask("/context?wire=chat_completions"))["messages"][0]["role"] == "user"
+    await api.client.aclose()
+
+
 async def test_memory_is_asked_for_and_that_is_taken_back(asked: Asked) -> None:
     assert (await asked.ask("/memory/compact?later=true", "POST"))["is_requested"]
     assert (await asked.ask("/memory"))["is_requested"]

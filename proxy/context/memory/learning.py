@@ -106,7 +106,8 @@ def _make_own(text: str, node: bytes) -> LearnedFact:
 def _list_quoted(report: str) -> Iterator[tuple[int, str]]:
     """Yield the places and texts of the quotations of the user in an accepted report."""
     for line in list_citations(parse_sections(strip_frame(report)).get(CONSTRAINTS, ())):
-        if (found := _OWN_LINE.fullmatch(line)) is not None and int(found[1]) > 0:
+        found = _OWN_LINE.fullmatch(line)
+        if found is not None and int(found[1]):
             yield int(found[1]) - 1, found[2]
 
 

@@ -71,6 +71,11 @@ def test_what_an_accepted_report_quotes_is_learned_too() -> None:
     assert learn_facts(look(DAY), MessageRange(0, 5, 0), name_nodes(DAY), report=report.text)[-1].nodes == (b"\0" * 16,)
 
 
+def test_a_quotation_of_no_message_is_passed_over() -> None:
+    report = '## Key instructions and constraints\n- m0: "Do it all"\n- m99: "Do it now"'
+    assert learn(report=report) == learn()
+
+
 def test_the_user_s_words_are_quoted_whole_and_with_their_message() -> None:
     found = learn_one('- [fact 0.4] "the staging server runs on port 8484" #Ports #staging [m3]')
     assert found == LearnedFact(

@@ -1,8 +1,9 @@
 """Memory of sessions: made of whole turns, kept in the log, and in use only where all it was made of is."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from proxy.context.compaction.spans import MessageRange
@@ -249,6 +250,26 @@ async def test_a_log_that_takes_nothing_is_said_and_hurts_no_summary(shop: Works
         await memory.memory.order(shop.session, "reset")
     made = await memory.compact(shop.session)
     assert made.items == MemoryBundle() and len(shop.summaries) == 1 and told == []
+
+
+async def test_what_the_log_lost_is_read_anew(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    await talk(shop, TEXTS)
+    memory = make_memory(shop)
+    before = await memory.memory.load(shop.session)
+    assert await memory.memory.load(shop.session) is before
+    health = shop.log.health
+    monkeypatch.setattr(type(shop.log), "health", property(lambda _: msgspec.structs.replace(health, generation=7)))
+    again = await memory.memory.load(shop.session)
+    assert again == before and again is not before
+    assert await memory.memory.load(shop.session) is again
+
+
+async def test_a_report_that_says_nothing_is_not_remembered(shop: Workshop) -> None:
+    await talk(shop, TEXTS)
+    memory = make_memory(shop)
+    await memory.compact(shop.session)
+    silent = msgspec.structs.replace(shop.summaries[0], text=" ")
+    assert await memory.memory.remember(cast(Any, None), silent) is None
 
 
 async def test_a_provider_s_own_compaction_is_not_asked_for(shop: Workshop) -> None:

@@ -11,7 +11,7 @@ from starlette.routing import Router
 from proxy.server.memory_api import MemoryApi
 from tests.support.compacting import Workshop
 from tests.support.managing import Message
-from tests.support.remembering import make_memory, report_with_facts, talk
+from tests.support.remembering import make_memory, make_turn, report_with_facts, talk
 
 TEXTS = (
     "Never push to main. Fix the parser.",
@@ -100,6 +100,19 @@ async def test_a_snapshot_begins_anew_from_memory(asked: Asked) -> None:
     other = await asked.ask("/memory/snapshot?wire=anthropic_messages")
     assert other["wire"] == "anthropic_messages" and other["system"] == SYSTEM["content"]
     assert other["messages"][0]["content"][0]["text"].startswith("[MEMORY:EPISODIC]")
+
+
+async def test_a_late_result_is_not_sent_without_its_call() -> None:
+    shop = Workshop(ceiling=100_000)
+    call = make_turn(1, "go", steps=1)[:2]
+    late = {**make_turn(1, "go", steps=1)[2], "content": "late"}
+    words: list[Message] = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
+    await shop.ask([*call, *words[:2], late, words[2]])
+    api = Asked(shop)
+    made = await api.ask("/memory/snapshot?raw_tail_turns=1")
+    assert [each["role"] for each in made["messages"]] == ["user", "assistant", "user", "assistant"]
+    assert "late" in [each["content"] for each in (await api.ask("/memory/snapshot"))["messages"]]
+    await api.client.aclose()
 
 
 async def test_without_memory_a_snapshot_has_only_the_tail(asked: Asked) -> None:

@@ -348,18 +348,26 @@ class SummaryWorker:
         options: ManualOptions | None,
         result: JobResult,
     ) -> None:
-        """Summarise each span. Short ones are put together without a model, and only remembered."""
+        """Summarise each span. Short ones are put together without a model, and only remembered.
+
+        So are those with a message that the log does not have whole.
+        """
         index = await self.index_conversation(request)
         for start, stop in spans:
             span = MessageRange(start, stop, request.state.history.count(start, stop))
             job = replace(make_leaf_job(request, index, span, is_for_memory=True), options=options)
-            if span.tokens >= LEAST:
-                if not await self._summarize_manually(job, result):
-                    return
-            elif self.remember is not None:
-                summary = await asyncio.to_thread(self.summarizer.write_without_model, job)
-                await self.remember(job, replace(summary, id=""))
-                result.add(summary, is_kept=True)
+            is_long, made = span.tokens >= LEAST, None
+            if is_long:
+                made = await self.summarize(job, is_needed=True)
+            else:
+                made = await asyncio.to_thread(self.summarizer.write_without_model, job)
+            if made is None:
+                result.add_problem(_LOST)
+                return
+            is_kept = is_long and await self.keep(job, made)
+            if not is_kept and self.remember is not None:  # without the log's copy there is no reference to name
+                await self.remember(job, replace(made, id=""))
+            result.add(made, is_kept=is_kept)
 
     async def _summarize_manually(self, job: SummaryJob, result: JobResult) -> bool:
         """Make one of several summaries. Return whether it was made, so that the next one may follow."""

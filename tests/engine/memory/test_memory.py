@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from proxy.context.compaction.spans import MessageRange
-from proxy.engine.compaction.job import ManualOptions, make_leaf_job
+from proxy.engine.compaction.job import ManualOptions, SummaryJob, make_leaf_job
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.memory.memory import DIGEST_TAG
 from proxy.engine.memory.path import load_path
@@ -270,6 +270,17 @@ async def test_a_report_that_says_nothing_is_not_remembered(shop: Workshop) -> N
     await memory.compact(shop.session)
     silent = msgspec.structs.replace(shop.summaries[0], text=" ")
     assert await memory.memory.remember(cast(Any, None), silent) is None
+
+
+async def test_turns_with_a_message_that_the_log_does_not_have_whole_are_remembered_without_a_reference(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await talk(shop, TEXTS)
+    memory = make_memory(shop)
+    monkeypatch.setattr(SummaryJob, "list_digests", lambda job: (b"x" * 32,) * (job.span.stop - job.span.start))
+    made = await memory.compact(shop.session)
+    assert [each.tags for each in made.items.episodic] == [()] and shop.summaries == []
+    assert made.items.semantic[0].fact == "Never push to main."
 
 
 async def test_a_provider_s_own_compaction_is_not_asked_for(shop: Workshop) -> None:

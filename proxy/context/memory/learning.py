@@ -88,7 +88,7 @@ def list_own_facts(
 ) -> Iterator[LearnedFact]:
     """Yield the rules and the preferences that the user stated in a span, in order, each with its message."""
     places = range(span.start, span.stop)
-    found = {(rule.place, rule.text) for rule in list_rules(index, places) if rule.place not in foreign}
+    found = {(rule.place, rule.text) for rule in list_rules(index, places)}
     for place in sorted({*list_user_places(index), *index.spoken} - set(foreign)):
         if place in places:
             for sentence in list_sentences(read_words(index, place)):

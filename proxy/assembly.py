@@ -34,6 +34,7 @@ from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import build_histories
 from proxy.engine.lineage.identity import Tenants
 from proxy.engine.lineage.tracker import LineageTracker
+from proxy.engine.memory.compaction import MemoryCompaction, build_memory_compaction
 from proxy.engine.models import CacheCalibrator, Models, OverflowWatch, PriceList
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Archive, Clock
@@ -107,6 +108,7 @@ class Engine:
     worker: WorkerProcess
     epoch_admin: EpochAdmin
     manual_compaction: ManualCompaction
+    memory_compaction: MemoryCompaction
     index: SearchIndex
     recall: Recall
     tenants: Tenants
@@ -193,10 +195,10 @@ async def build_engine(settings: Settings) -> Engine:
         recall=rounds,
         histories=build_histories(settings.nudge_policy(), policy, archive, resolver, bus=bus, clock=clock),
     )
-    manual_compaction = _build_manual_compaction(archive, durability, trigger.worker, controller, routes)
+    memory = _build_memory_compaction(archive, durability, trigger.worker, controller, routes)
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker, epoch_admin)
-    return Engine(*parts, manual_compaction, index, recall, lineage.tenants, hop_id)
+    return Engine(*parts, memory.manual, memory, index, recall, lineage.tenants, hop_id)
 
 
 def _list_routes(
@@ -269,14 +271,14 @@ def build_controller(
     return ContextController(states, chain, UsageAccounting(caches.sent, calibrator, observer), bus, observer)
 
 
-def _build_manual_compaction(
+def _build_memory_compaction(
     archive: SqliteArchive,
     durability: DurabilityWaiter,
     worker: SummaryWorker,
     controller: ContextController,
     routes: Sequence[Route],
-) -> ManualCompaction:
-    return ManualCompaction(
+) -> MemoryCompaction:
+    manual = ManualCompaction(
         archive=archive,
         gate=durability,
         worker=worker,
@@ -286,6 +288,7 @@ def _build_manual_compaction(
         clock=SystemClock(),
         ids=SystemIds(),
     )
+    return build_memory_compaction(archive, durability, SystemClock(), manual)
 
 
 def _build_compaction(

@@ -10,6 +10,7 @@ from proxy.config.value_types import (
     AutoTokens,
     DottedPath,
     Fraction,
+    OptionalDirectory,
     Price,
     Seconds,
     Section,
@@ -162,6 +163,15 @@ class NudgeSettings(Section):
         ge=0,
         allow_inf_nan=False,
         description="The same for a client that waits for something (x-palimpsest-source: tick:wait); seconds.",
+    )
+
+
+class MemorySettings(Section):
+    """What is remembered of sessions: traces, reports on turns, and facts."""
+
+    mirror: OptionalDirectory = Field(
+        "",
+        description="Directory in which the memory of each session is kept current as JSONL files. Empty: none.",
     )
 
 

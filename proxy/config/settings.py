@@ -11,6 +11,7 @@ from proxy.config.context_sections import (
     BudgetSettings,
     CompactionSettings,
     FilesSettings,
+    MemorySettings,
     ModelSettings,
     NudgeSettings,
     PriceSettings,
@@ -85,6 +86,7 @@ class Settings(BaseSettings):
     recall: RecallSettings = RecallSettings()
     turns: TurnsSettings = TurnsSettings()
     compaction: CompactionSettings = CompactionSettings()
+    memory: MemorySettings = MemorySettings()
     nudge: NudgeSettings = NudgeSettings()
     pricing: dict[str, PriceSettings] = Field(
         {},

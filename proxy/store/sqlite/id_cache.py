@@ -31,7 +31,7 @@ V = TypeVar("V")
 NO_SEAL = b""
 SEALED = (
     *("exchange", "round", "outcome", "trailer", "reading", "epoch", "decision", "pin", "summary", "recalled"),
-    *("held", "source"),
+    *("memory", "held", "source"),
 )
 
 _LINK = bytes(LINK_SIZE)

@@ -20,6 +20,7 @@ from proxy.model.manifest import (
     compute_root_link,
     decode_recipe,
 )
+from proxy.model.memory import MemoryOrder, Remembered
 from proxy.store.constraints import (
     SummaryIdentity,
     find_summary_fault,
@@ -27,6 +28,7 @@ from proxy.store.constraints import (
     fit_original,
     fit_plan,
     fit_recalled,
+    fit_remembered,
     fit_summary,
     fit_text,
     span_of,
@@ -75,6 +77,7 @@ class Tables:
         self.recalled: dict[str, Recalled] = {}
         self.held: dict[str, HeldCall] = {}
         self.sources: dict[str, SourceNote] = {}
+        self.memory: dict[int, Remembered | MemoryOrder] = {}
         self._inserted: list[tuple[dict[Any, Any], object]] = []
 
     def add(self, records: Sequence[Record]) -> bool:
@@ -132,7 +135,9 @@ class Tables:
             case _:
                 self._add_context(record)
 
-    def _add_context(self, record: SourceNote | Epoch | Plan | Pin | Summary | Recalled) -> None:
+    def _add_context(
+        self, record: SourceNote | Epoch | Plan | Pin | Summary | Recalled | Remembered | MemoryOrder
+    ) -> None:
         match record:
             case Epoch():
                 self._add_epoch(fit_epoch(record))
@@ -155,6 +160,12 @@ class Tables:
                 self._expect(self.keys, record.session)
                 self._expect(self.epochs, record.epoch)
                 self._insert(self.recalled, record.exchange, fit_recalled(record))
+            case Remembered():
+                self._expect(self.keys, record.session)
+                self._insert(self.memory, len(self.memory) + 1, fit_remembered(record))
+            case MemoryOrder():
+                self._expect(self.keys, record.session)
+                self._insert(self.memory, len(self.memory) + 1, replace(record, item=fit_text(record.item)))
 
     def _add_opening(self, opening: Opening) -> None:
         key = opening.session

@@ -85,8 +85,8 @@ class ExchangeService:
         if mode not in _MODES:
             raise BadRequest(f"x-palimpsest-mode is one of {', '.join(_MODES)}, not {mode[:40]!r}")
         is_pinning = find_header(own, _PIN).strip().lower() == b"true"
-        told = read_history(own), read_source(own)
-        return RequestOptions(cast(Mode, mode), read_ceiling(own), is_pinning, *told)
+        history, source = read_history(own), read_source(own)
+        return RequestOptions(cast(Mode, mode), read_ceiling(own), is_pinning, history=history, source=source)
 
     def reads(self, headers: Headers) -> bool:
         """Return whether a request in a wire format is read. A server that was started in mode bypass reads none.

@@ -182,18 +182,19 @@ async def build_engine(settings: Settings) -> Engine:
         offers=build_offers(is_on=settings.recall_policy().inject),
         scan_messages=settings.turns.scan_messages,
     )
-    CacheWatch(bus, models.card, settings.providers())
     index = _build_index(settings, worker, trigger)
     recall = Recall(archive, index, clock, settings.recall_policy())
     rounds = build_rounds(recall, settings.recall_policy(), controller.states, lineage, policy.record_cap_bytes)
+    held = build_histories(settings.nudge_policy(), policy, archive, resolver, bus=bus, clock=clock)
     exchanges = ExchangeService(
-        *(policy, FORMATS),
+        policy,
+        FORMATS,
         resolver=resolver,
         relay=relay,
         tasks=tasks,
         controller=controller,
         recall=rounds,
-        histories=build_histories(settings.nudge_policy(), policy, archive, resolver, bus=bus, clock=clock),
+        histories=held,
     )
     memory = _build_memory_compaction(archive, durability, trigger.worker, controller, routes)
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
@@ -247,6 +248,7 @@ def build_controller(
 
     A call waits at most `hard_wait_seconds` for its plan and for a summary under way together.
     """
+    CacheWatch(bus, models.card, providers)
     overflows = OverflowWatch(models, bus)
     calibrator = CacheCalibrator(models.counter, providers, overflows, bus)
     bus.subscribe(AnswerRead, calibrator.note_answer)

@@ -234,7 +234,7 @@ class Settings(BaseSettings):
     def nudge_policy(self) -> NudgePolicy:
         """Return whether, how often and in which words agents are nudged that nobody prompts."""
         alternating = frozenset(upstream.name for upstream in self.upstreams if upstream.strict_alternation)
-        return NudgePolicy(**self.nudge.model_dump(), alternating=alternating)
+        return NudgePolicy(**self.nudge.model_dump(), alternating=alternating, scan_messages=self.turns.scan_messages)
 
     def compaction_policy(self) -> CompactionPolicy:
         """Return who makes summaries, of what, and at what cost."""

@@ -245,8 +245,7 @@ class RequestResolver:
             is_aside=form.is_aside(split) or asks_compaction(request.headers),
             is_held=held is not None,
         )
-        is_large = len(content) > self._policy.record_cap_bytes
-        holding = await self._hold(caller.tenant, split, remembered, until) if is_large else None
+        holding = await self._hold(caller.tenant, split, remembered, until)
         place = await self._place(query) if session.family or self._policy.infer else None
         # Nothing awaits from here on: the opening, with what the cache refers to, is logged before any later request's.
         resolved = ResolvedRequest(
@@ -297,9 +296,14 @@ class RequestResolver:
             await self._reader.read_now(exchange)
         return await self._lineage.place(query)
 
-    async def _hold(self, tenant: bytes, split: SplitBody, remembered: "_Remembered", until: float) -> Holding:
-        """Compute how much of a body above the cap goes to the log. Ask the log what it has if much is not cached."""
+    async def _hold(self, tenant: bytes, split: SplitBody, remembered: "_Remembered", until: float) -> Holding | None:
+        """Compute how much of a body above the cap goes to the log, None for one below it.
+
+        Ask the log what it has if much is not cached.
+        """
         cap, known = self._policy.record_cap_bytes, remembered.known
+        if len(split.content) <= cap:
+            return None
         links = list_links(known, remembered.shared)
         holding = hold(split, cap, links, known)
         if holding.stop < len(split.items):

@@ -519,9 +519,9 @@ class Engine:
             tasks=self.tasks,
             controller=self.controller,
             recall=recall,
-        )
-        self.exchanges._histories = build_histories(
-            nudges or NudgePolicy(), policy, self.archive, self.reception, bus=self.bus, clock=self.clock
+            histories=build_histories(
+                nudges or NudgePolicy(), policy, self.archive, self.reception, bus=self.bus, clock=self.clock
+            ),
         )
 
     def begin(self, request: ClientRequest, wire: str, client: Client) -> "asyncio.Task[None]":

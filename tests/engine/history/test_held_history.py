@@ -540,3 +540,16 @@ async def test_a_history_goes_on_from_what_its_client_sent_whole(open_client: Op
     assert held.words == ["a", "word 1", "edited", "word 3", "c"]
     rows = await held.log.list_exchanges(await held.find_session())
     assert [row.relation for row in rows] == ["root", "append", "branch", "append"]
+
+
+async def test_an_answer_that_was_complete_counts_though_its_client_left(open_client: Open) -> None:
+    held = await open_client(is_kept=True)
+    await held.call([user("a")], history="new")
+    chunk = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+    held.upstream.stream(chunk, ending="open")
+    task, client = held.begin([user("b")], stream=True)
+    await client.wait_for_body(len(chunk))
+    task.cancel()
+    await wait_out(task)
+    await held.call([user("c")])
+    assert held.words == ["a", "word 1", "b", "hi", "c"]

@@ -149,7 +149,7 @@ DIGESTS = {
     "m006_cache_usage": "a44b6fe6b851d4d220de570ad4297097512b127d46daa5bf4aa6172ad87afae0",
     "m007_recalled": "3b566f0ada1ac561e2f91f2f1c14b1781ebc942be4ba4c90d1545658754db03a",
     "m008_memory": "6bf8ed9452aea2212b579f7f917297f8e9bf80786c670e70bec5bb1c540510b2",
-    "m009_held": "3e3905f8a21b3100faca5d21c9f083cd8ac725304e295bc0a7b4747faf2cb02e",
+    "m009_held": "ad1f6fbaf2042760d5dca95bc11edc831df89eef49625af323bc5f2db1348688",
 }
 
 

@@ -9,6 +9,8 @@ from typing import Literal
 import msgspec
 
 EntryKind = Literal["message", "output", "reasoning", "arguments", "ledger", "summary", "outline", "broadcast"]
+SAID: frozenset[EntryKind] = frozenset({"message", "broadcast"})
+"""What people and models say to each other."""
 
 
 class QueryVector(msgspec.Struct, frozen=True, gc=False):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from msgspec import structs
 
+from proxy.model.search import SAID
 from proxy.retrieval.dates import (
     DAY_TERMS,
     convert_to_day,
@@ -73,7 +74,7 @@ def cut_passages(source: Source) -> list[Passage]:
         terms = list_terms(text)
         if not terms:
             continue
-        is_said = source.kind == "message" and source.role != "tool"
+        is_said = source.kind in SAID and source.role != "tool"
         if is_said:
             stated = _find_last_stated(text, stated)
         size = len(terms)

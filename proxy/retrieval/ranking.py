@@ -10,6 +10,7 @@ from typing import get_args
 
 import msgspec
 
+from proxy.model.search import SAID
 from proxy.retrieval.postings import (
     LENGTHS,
     PASSAGE_BITS,
@@ -290,7 +291,7 @@ class _Search:
                 session, passages = self._list_passages(near)
                 for number in passages:
                     entry = session << SESSION_SHIFT | self._places[session][number] >> PLACE_SHIFT
-                    if get_kind(entry) == "message":
+                    if get_kind(entry) in SAID:
                         yield entry
 
     def _leads_to_output(self, entry: int) -> bool:

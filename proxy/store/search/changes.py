@@ -93,6 +93,8 @@ class _Slice(NamedTuple):
     item: int
 
 
+_SOURCE = "SELECT kind FROM source WHERE session = ? AND node = ? ORDER BY seq DESC LIMIT 1"
+
 _Row = tuple[int, bytes, int, bytes, int, int]
 
 
@@ -102,6 +104,17 @@ def read_heads(log: sqlite3.Connection) -> dict[str, int]:
     for table in TABLES:
         (heads[table],) = log.execute(f"SELECT ifnull(max(seq), 0) FROM {table}").fetchone()
     return heads
+
+
+def read_source(log: sqlite3.Connection, session: int, node: bytes) -> str:
+    """Return the kind of prompt source that a request told of its newest message, the one with this node, or empty."""
+    row = log.execute(_SOURCE, (session, node)).fetchone() if has_sources(log) else None
+    return "" if row is None else str(row[0])
+
+
+def has_sources(log: sqlite3.Connection) -> bool:
+    """Return whether the log is of a version that keeps what requests tell of sources."""
+    return log.execute("SELECT 1 FROM sqlite_master WHERE name = 'source'").fetchone() is not None
 
 
 def read_seal(log: sqlite3.Connection, seq: int) -> int:

@@ -20,14 +20,14 @@ from proxy.context.user_rules import find_rules
 from proxy.model.epoch import Written
 from proxy.model.errors import StoreUnavailable
 from proxy.model.lru import LruCache
-from proxy.model.search import IndexHealth
+from proxy.model.search import SAID, IndexHealth
 from proxy.retrieval.dates import find_stated_time
 from proxy.retrieval.postings import SESSION_SHIFT, Source
 from proxy.retrieval.vectors import PassageBatch, VectorBatch
 from proxy.store.search import changes, erasing, schema, vectors
 from proxy.store.search.changes import NewMessage
 from proxy.store.search.entries import EPOCH, SUMMARY, Address, list_edits, load_text, read_edit
-from proxy.store.search.texts import MessageText, list_texts
+from proxy.store.search.texts import MessageText, address_text, list_texts
 from proxy.store.search.writer import EntrySource, IndexedSession, IndexWriter
 from proxy.store.sqlite.connection import FILE_ERRORS, advise, connect_reader
 from proxy.store.sqlite.schema import read_salt
@@ -97,7 +97,7 @@ class _CallNotes:
         bounds = (session << SESSION_SHIFT, session + 1 << SESSION_SHIFT, _RECALLED)
         for _, *where in reversed(index.execute(_LAST_ENTRIES, bounds).fetchall()):
             text = load_text(log, *where)
-            if text is not None and text.kind in ("message", "reasoning", "arguments", "output"):
+            if text is not None and text.kind in ("message", "broadcast", "reasoning", "arguments", "output"):
                 self.note(session, text)
 
 
@@ -368,11 +368,13 @@ class Indexer:
 
     def _index_message(self, session: IndexedSession, message: NewMessage, part: int) -> int:
         """Add the texts of a message, from this part of its turn on. Return the next part."""
+        assert self._log is not None
         texts = list_texts(message.call.form, message.raw)
         is_new = len(message.raw) < _WORTH_ALIAS or self._expect_writer().note_seen(
             session, message.digest, message.turn
         )
-        for number, text in enumerate(texts):
+        told = changes.read_source(self._log, session.id, message.node) if texts and texts[0].role == "user" else ""
+        for number, text in enumerate(texts if not told else [address_text(text, told) for text in texts]):
             note = self._notes.note(session.id, text)
             if is_new:
                 address = Address(message.holder_kind, number, message.item).pack()
@@ -380,7 +382,7 @@ class Indexer:
                 source = _make_source(text, note, message.call.at_ms, session.stated_ms)
                 self._expect_writer().add(session, source, where)
                 part += 1
-            if text.kind == "message" and (stated := find_stated_time(text.text)) is not None:
+            if text.kind in SAID and (stated := find_stated_time(text.text)) is not None:
                 session.stated_ms = stated
         return part
 
@@ -479,5 +481,5 @@ def _make_source(text: MessageText, note: _CallNote, at_ms: int, stated_ms: int 
         at_ms=at_ms,
         stated_ms=stated_ms,
         card=note.card if text.kind == "output" else "",
-        rules=find_rules(text.text) if text.kind == "message" and text.role == "user" else (),
+        rules=find_rules(text.text) if text.kind in SAID and text.role == "user" else (),
     )

@@ -21,11 +21,11 @@ from proxy.retrieval.snippets import fill
 from proxy.retrieval.vectors import find_similar
 from proxy.store.constraints import fit_text
 from proxy.store.search import schema
-from proxy.store.search.changes import read_heads
+from proxy.store.search.changes import read_heads, read_source
 from proxy.store.search.entries import load_text, pack_name, unpack_name
 from proxy.store.search.indexer import count_behind, measure
 from proxy.store.search.postings import IndexCache, SqlitePostings
-from proxy.store.search.texts import MessageText
+from proxy.store.search.texts import MessageText, address_text
 from proxy.store.search.vectors import list_codes
 from proxy.store.sqlite.connection import FILE_ERRORS, connect_reader
 from proxy.store.sqlite.reader import ReaderThread
@@ -267,7 +267,7 @@ def _find_entry(connection: sqlite3.Connection, name: int) -> IndexedEntry | Non
         exchange=exchange,
         n=n,
         role=entry.text.role,
-        sender=entry.text.sender,
+        sender=_find_sender(connection, entry, node),
         tool=entry.tool,
         kind=get_kind(entry.id),
         at_ms=at_ms,
@@ -284,13 +284,20 @@ def _make_hit(connection: sqlite3.Connection, entry: _Entry, score: float, snipp
         exchange=exchange,
         n=n,
         role=entry.text.role,
-        sender=entry.text.sender,
+        sender=_find_sender(connection, entry, node),
         tool=entry.tool,
         kind=get_kind(entry.id),
         at_ms=at_ms,
         snippet=snippet,
         score=score,
     )
+
+
+def _find_sender(connection: sqlite3.Connection, entry: _Entry, node: bytes) -> str:
+    """Return who said the text: as its message says, or as the request did that brought it."""
+    if get_kind(entry.id) != "broadcast" or entry.text.kind == "broadcast":
+        return entry.text.sender
+    return address_text(entry.text, read_source(connection, get_session(entry.id), node)).sender
 
 
 def _read_place(connection: sqlite3.Connection, entry: _Entry) -> tuple[str, bytes, bytes, str, int, int]:

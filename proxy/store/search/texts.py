@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, get_args
 
 from proxy.context.references import list_argument_lines
+from proxy.context.strategies.sources import BROADCAST, read_source_name
 from proxy.model.messages import Message, ToolCall
 from proxy.model.search import EntryKind
 from proxy.retrieval.postings import SourceRole
@@ -51,6 +52,13 @@ def list_texts(form: Format, raw: bytes) -> list[MessageText]:
     return [each._replace(text=each.text[:LONGEST_TEXT]) for each in texts]
 
 
+def address_text(text: MessageText, source: str) -> MessageText:
+    """Return a text of the user with the kind and the sender that a prompt source of this kind gives it."""
+    told, _, sender = source.partition(":")
+    is_broadcast = told == BROADCAST and text.role == "user" and text.kind == "message"
+    return text._replace(kind="broadcast", sender=sender) if is_broadcast else text
+
+
 def read_reasoning(members: Mapping[str, object]) -> str:
     """Return the readable reasoning in a decoded message, or item, of any format; empty if there is none."""
     said = [text for name in _THOUGHTS if (text := read_text(members.get(name)))]
@@ -81,7 +89,7 @@ def _list_all(message: Message, members: Mapping[str, object]) -> Iterator[Messa
     if message.results:
         yield from _list_outputs(message)
     else:
-        yield MessageText("message", role, message.text, sender)
+        yield address_text(MessageText("message", role, message.text, sender), read_source_name(sender))
     for call in message.calls:
         yield MessageText("arguments", role, describe_call(call), "", call.id, call.name)
 

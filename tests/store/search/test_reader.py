@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from proxy.model.epoch import SourceNote
 from proxy.model.lineage import compute_chain_root, extend_chain
 from proxy.model.search import IndexHealth, SearchQuery
 from proxy.store.search.indexer import Indexer
@@ -66,6 +67,37 @@ async def test_a_hit_tells_where_it_stands(log: LogBuilder, indexer: Indexer, in
     assert hits["output"].at_ms == OPENED_MS + 2000
     assert hits["message"].node == list_nodes(say("Where is the zebra?", name="Maria"))[0]
     assert "zebra = 1" in hits["output"].snippet
+
+
+async def test_broadcasts_are_told_apart_by_the_name_of_their_message_or_by_what_their_request_told(
+    log: LogBuilder, indexer: Indexer, index: SearchIndex
+) -> None:
+    said = [say("Zebras for all.", name="broadcast"), say("Zebras of ops.", name="broadcast-ops"), say("My zebras.")]
+    log.call(said)
+    name = log.call([*said, say("Zebras of build.")])
+    log.add(SourceNote("s1", name, log.last, "broadcast:build"))
+    index_all(indexer)
+    hits = (await index.search(SearchQuery(text="zebras", kinds=("broadcast",)))).hits
+    found = {(hit.snippet, hit.sender, hit.role) for hit in hits}
+    assert found == {
+        ("Zebras for all.", "", "user"),
+        ("Zebras of ops.", "ops", "user"),
+        ("Zebras of build.", "build", "user"),
+    }
+    assert await find(index, "zebras", kinds=("message",)) == ["My zebras."]
+    entry = await index.find_entry(next(hit.reference for hit in hits if hit.sender == "build"))
+    assert entry is not None
+    assert (entry.sender, entry.kind) == ("build", "broadcast")
+
+
+async def test_a_log_without_notes_of_sources_is_searched(
+    log: LogBuilder, indexer: Indexer, index: SearchIndex
+) -> None:
+    """An index may be asked for beside a log of an earlier version."""
+    log.call([say("My zebras.")])
+    log.connection.execute("DROP TABLE source")
+    index_all(indexer)
+    assert await find(index, "zebras") == ["My zebras."]
 
 
 async def test_a_reference_of_a_hit_leads_to_the_whole_entry(

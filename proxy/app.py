@@ -23,6 +23,7 @@ from proxy.assembly import Engine, build_engine, open_index, open_log
 from proxy.config import ConfigError, Settings
 from proxy.config.errors import Problem
 from proxy.context.budget import AUTO_CEILING, make_budget
+from proxy.engine.memory.files import MemoryMirror
 from proxy.engine.models import PriceList
 from proxy.engine.recall.recall import Recall
 from proxy.engine.reports.savings import SavingsInputs
@@ -30,6 +31,7 @@ from proxy.engine.reports.search import describe_health
 from proxy.engine.runtime import SystemClock, WriteBatcher
 from proxy.heap import HeapTrimmer, find_heap, tune_collector
 from proxy.model.errors import ProxyError, StoreUnavailable
+from proxy.model.events import ExchangeRecorded
 from proxy.running import find_admin_token, note_address
 from proxy.server.access import AccessRules
 from proxy.server.context_api import ContextApi
@@ -39,11 +41,13 @@ from proxy.server.http11 import Http11Protocol, close_idle
 from proxy.server.inspector import Inspector
 from proxy.server.mcp.endpoint import McpEndpoint, load_sdk
 from proxy.server.mcp.tools import McpTools
+from proxy.server.memory_api import MemoryApi
 from proxy.server.policy import ServerPolicy
 from proxy.server.routes import build_routes
 from proxy.server.search_api import SearchApi
 from proxy.server.sessions_api import SessionsApi
 from proxy.shutdown import DrainingServer, call_when_unused, cancel_start_on_sigterm
+from proxy.store.memory_files import write_memory
 from proxy.upstream.origin import leads_back
 from proxy.upstream.policy import UpstreamPolicy
 from proxy.upstream.tokenizer import has_encoder
@@ -189,6 +193,7 @@ async def _run(settings: Settings, *, until_unused: bool) -> None:
             engine.prepare()
             health.is_starting = True
             engine.tasks.spawn(_warm(engine, health))
+            _mirror_memory(engine, settings)
             server = DrainingServer(_configure(app, policy, engine), health, engine.tasks, policy.drain_seconds)
             engine.descriptors.add_holder(lambda: close_idle(server.server_state.connections))
             if until_unused:
@@ -212,6 +217,22 @@ async def _warm(engine: Engine, health: Health) -> None:
         await engine.warm()
     finally:
         health.is_starting = False
+
+
+def _mirror_memory(engine: Engine, settings: Settings) -> None:
+    """Keep the memory of sessions current in files, if the settings name a directory for them."""
+    if settings.memory.mirror is None:
+        return
+    memory, loop = engine.memory_compaction.memory, asyncio.get_running_loop()
+    mirror = MemoryMirror(
+        log=memory.archive,
+        write=functools.partial(write_memory, settings.memory.mirror),
+        tasks=engine.tasks,
+        call_later=loop.call_later,
+        now=loop.time,
+    )
+    memory.listeners.append(mirror.note_change)
+    engine.bus.subscribe(ExchangeRecorded, mirror.note_exchange)
 
 
 def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple[ASGIApp, Health]:
@@ -249,6 +270,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         sessions=sessions,
         contexts=contexts,
         searches=SearchApi(engine.archive, engine.index, SystemClock().now_ms, engine.worker.rebuild_index),
+        memory=MemoryApi(engine.memory_compaction.memory, engine.memory_compaction),
         find_tenant=find_tenant,
         mcp=McpEndpoint(tools, AccessRules(policy), find_tenant, policy),
     )

@@ -33,6 +33,7 @@ from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.lineage.identity import Tenants
 from proxy.engine.lineage.tracker import LineageTracker
+from proxy.engine.memory.compaction import MemoryCompaction, build_memory_compaction
 from proxy.engine.models import CacheCalibrator, Models, OverflowWatch, PriceList
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Archive, Clock
@@ -105,6 +106,7 @@ class Engine:
     worker: WorkerProcess
     epoch_admin: EpochAdmin
     manual_compaction: ManualCompaction
+    memory_compaction: MemoryCompaction
     index: SearchIndex
     recall: Recall
     tenants: Tenants
@@ -187,9 +189,10 @@ async def build_engine(settings: Settings) -> Engine:
         policy, FORMATS, resolver=resolver, relay=relay, tasks=tasks, controller=controller, recall=rounds
     )
     manual_compaction = _build_manual_compaction(archive, durability, trigger.worker, controller, routes)
+    memory_compaction = build_memory_compaction(archive, durability, clock, manual_compaction)
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker, epoch_admin)
-    return Engine(*parts, manual_compaction, index, recall, lineage.tenants, hop_id)
+    return Engine(*parts, manual_compaction, memory_compaction, index, recall, lineage.tenants, hop_id)
 
 
 def _list_routes(

@@ -1,4 +1,4 @@
-"""`palimpsest verify`, `backup`, `export` and `config`. No command overwrites a file."""
+"""`palimpsest verify`, `backup`, `export` and `config`. Only files of memory are overwritten, each as a whole."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable
@@ -11,13 +11,15 @@ import typer
 
 from proxy.cli.formatting import make_plain
 from proxy.cli.services import BranchOption, ConfigOption, DataOption, JsonOption, Services, SessionArgument
-from proxy.config import ConfigError, Settings, load_settings
+from proxy.config import ConfigError, Settings, find_memory_folder, load_settings
 from proxy.config.reference import render_example
+from proxy.engine.memory.files import load_files
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.export import Form, open_export
 from proxy.engine.reports.sessions import write_json
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
+from proxy.store.memory_files import write_memory
 
 _FILES: dict[Form, str] = {"json": "session.json", "jsonl": "exchanges.jsonl", "openai": "messages.json"}
 
@@ -58,6 +60,13 @@ def export(
     as_openai: Annotated[
         bool, typer.Option("--openai", help="The newest conversation: an array of messages in its client's format.")
     ] = False,
+    as_memory: Annotated[
+        bool,
+        typer.Option(
+            "--memory",
+            help="What is remembered, as JSONL files. [default directory: $PALIMPSEST_MEMORY_DIR, or memory]",
+        ),
+    ] = False,
     branch: BranchOption = "",
     output: Annotated[
         Path | None,
@@ -68,8 +77,12 @@ def export(
 ) -> None:
     """Write a session with its requests and responses."""
     services: Services = context.obj
-    if as_json + as_jsonl + as_openai > 1:
-        raise typer.BadParameter("choose one of --json, --jsonl and --openai")
+    if as_json + as_jsonl + as_openai + as_memory > 1:
+        raise typer.BadParameter("choose one of --json, --jsonl, --openai and --memory")
+    if as_memory:
+        id, files = services.read(data, config, lambda log: load_files(log, session, branch))
+        typer.echo(f"wrote {write_memory(output or find_memory_folder(), id, files)}")
+        return
     form: Form = "jsonl" if as_jsonl else "openai" if as_openai else "json"
 
     async def query(log: LogReader) -> None:

@@ -157,9 +157,9 @@ def compact(
     services: Services = context.obj
     options = {"model": model, "prompt": prompt, "level": level, "view": view, "branch": branch}
     status, content = services.ask_server(settings, f"/sessions/{session}/compact", msgspec.json.encode(options))
-    response = _parse_object(content)
+    response = parse_object(content)
     if "session" not in response:
-        raise CompactionRefused(_find_reason(status, response))
+        raise CompactionRefused(find_reason(status, response))
     if as_json:
         typer.echo(content, nl=False)
     else:
@@ -183,7 +183,8 @@ def format_compaction(found: dict[str, Any]) -> str:
     return "\n".join([*lines, f"took      {found['ms'] / 1000:.1f} s"])
 
 
-def _parse_object(content: bytes) -> dict[str, Any]:
+def parse_object(content: bytes) -> dict[str, Any]:
+    """Return the JSON object that the server responded with, empty if it is none."""
     try:
         parsed = msgspec.json.decode(content)
     except msgspec.DecodeError:
@@ -191,7 +192,7 @@ def _parse_object(content: bytes) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def _find_reason(status: int, response: dict[str, Any]) -> str:
+def find_reason(status: int, response: dict[str, Any]) -> str:
     """Return why the server refused, or that it is probably another program."""
     error = response.get("error")
     message = error.get("message") if isinstance(error, dict) else None

@@ -10,6 +10,7 @@ from typing import Annotated, Protocol, TypeVar
 import typer
 
 from proxy.config import Settings, load_settings
+from proxy.engine.memory.path import MemoryReader
 from proxy.engine.ports import Index
 from proxy.engine.reports.diff import Tally
 from proxy.engine.reports.savings import SavingsInputs
@@ -41,7 +42,7 @@ BranchOption = Annotated[
 MAX_NUMBER = 2**63 - 1  # SQLite's largest integer
 
 
-class Log(SearchLog, Protocol):
+class Log(SearchLog, MemoryReader, Protocol):
     """The log as the commands read it, also beside a running server."""
 
     async def backup(self, path: Path) -> None:

@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 from proxy.config.value_types import (
     AutoFraction,
     AutoTokens,
+    DirectoryPath,
     DottedPath,
     Fraction,
     Price,
@@ -131,6 +132,15 @@ class ModelSettings(Section):
     strategy: Strategy | None = Field(None, description="Strategy of its requests. Without: as for all models.")
     window: AutoTokens = Field(None, description="Its context window; tokens. auto: as known of the model.")
     max_output: AutoTokens = Field(None, description="Most tokens of a response. auto: as known of the model.")
+
+
+class MemorySettings(Section):
+    """What is remembered of sessions: traces, reports on turns, and facts."""
+
+    mirror: DirectoryPath | None = Field(
+        None,
+        description="Directory in which the memory of each session is kept current as JSONL files. Empty: none.",
+    )
 
 
 class PriceSettings(Section):

@@ -17,7 +17,8 @@ from proxy.config.reference import name_keys
 from proxy.config.settings import Settings
 
 PREFIX = "PALIMPSEST_"
-FILE_VARIABLE = "PALIMPSEST_CONFIG"
+FILE_VARIABLE, MEMORY_VARIABLE = "PALIMPSEST_CONFIG", "PALIMPSEST_MEMORY_DIR"
+_NO_SETTINGS = frozenset({FILE_VARIABLE.lower(), MEMORY_VARIABLE.lower()})
 
 _TOO_DEEP = "is nested too deep, or holds itself (&name ... *name)"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -53,6 +54,11 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = No
     return settings
 
 
+def find_memory_folder() -> Path:
+    """Return where memory is exported unless a command says otherwise: PALIMPSEST_MEMORY_DIR, or `memory` here."""
+    return Path(read_environment().get(MEMORY_VARIABLE) or "memory").expanduser()
+
+
 def read_environment() -> dict[str, str]:
     """Return the variables of this process."""
     return dict(os.environ)  # noqa: TID251 - the one place that reads it
@@ -69,7 +75,7 @@ class Environment(EnvSettingsSource):
         values: dict[str, Any] = super().__call__()
         for name in self.env_vars:
             key = name.removeprefix(PREFIX.lower()).split("__")[0]
-            if name.startswith(PREFIX.lower()) and name != FILE_VARIABLE.lower() and key not in Settings.model_fields:
+            if name.startswith(PREFIX.lower()) and name not in _NO_SETTINGS and key not in Settings.model_fields:
                 values[key] = None
         return values
 

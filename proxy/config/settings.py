@@ -11,6 +11,7 @@ from proxy.config.context_sections import (
     BudgetSettings,
     CompactionSettings,
     FilesSettings,
+    MemorySettings,
     ModelSettings,
     PriceSettings,
     PruningSettings,
@@ -83,6 +84,7 @@ class Settings(BaseSettings):
     recall: RecallSettings = RecallSettings()
     turns: TurnsSettings = TurnsSettings()
     compaction: CompactionSettings = CompactionSettings()
+    memory: MemorySettings = MemorySettings()
     pricing: dict[str, PriceSettings] = Field(
         {},
         description=(

@@ -193,6 +193,41 @@ def list_groups(messages: Sequence[CountedMessage]) -> list[Group]:
     return split_groups([seen.structure for seen in messages], machine, frozenset(_list_spoken(messages)))
 
 
+def list_turn_starts(messages: Sequence[CountedMessage]) -> list[int]:
+    """Return the places at which turns begin: at the first message, and at the user's messages after an answer.
+
+    What precedes a message decides whether it begins one, so that turns keep their numbers while a conversation grows.
+    """
+    starts = [0] if messages else []
+    repeated: set[str] = set()
+    is_waiting = bool(messages) and messages[0].structure.role == "user"
+    for place in range(1, len(messages)):
+        role, text = messages[place].structure.role, messages[place].message.text
+        if role in ("assistant", "tool"):
+            is_waiting = False
+        elif role == "user" and not _is_of_client(messages[place - 1], text, repeated):
+            starts += [] if is_waiting else [place]
+            is_waiting = True
+    return starts
+
+
+def _is_of_client(before: CountedMessage, text: str, repeated: set[str]) -> bool:
+    """Return whether a text in the user's role is one of a client's, given the message before it.
+
+    `repeated` has the long texts behind results so far; this one is added.
+    """
+    if find_client_messages({0: text}).places:
+        return True
+    if before.structure.role == "tool":
+        bare = text.strip()
+        is_known = bare in repeated
+        if len(bare) >= _LEAST_REMINDER:
+            repeated.add(bare)
+        return is_known or _REMINDER_TAG.match(bare) is not None
+    is_action = before.structure.role == "assistant" and not before.message.calls
+    return is_action and bool(_normalize_head(text)) and _ACTION.search(before.message.text) is not None
+
+
 def _find_client_messages(messages: Sequence[CountedMessage]) -> ClientMessages:
     return find_client_messages(
         {place: seen.message.text for place, seen in enumerate(messages) if seen.structure.role == "user"}

@@ -46,6 +46,7 @@ class Summary(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     files: tuple[str, ...] = ()  # ids of all references and files that its messages or parents name
     digests: tuple[bytes, ...] = ()
     block: str = ""  # the raw message of a provider's own compaction, which is sent in place of `text`
+    facts: tuple[str, ...] = ()  # the lines of facts that the model stated beside its text, as it wrote them
 
 
 Strategy = Literal["epochs", "turns"]

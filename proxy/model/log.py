@@ -26,12 +26,10 @@ from proxy.model.exchange import (
     Usage,
 )
 from proxy.model.lineage import Adoption, Relation, Reply, Step
+from proxy.model.memory import MemoryOrder, Remembered
 
-Record = (
-    Opening | Round | Outcome | Trailer | Reading | Step | Reply | Adoption | Epoch | Plan | Pin | Summary | Recalled
-)
-
-_DERIVED = (Step, Reply, Adoption, Epoch, Plan, Pin, Summary, Recalled)
+Derived = Step | Reply | Adoption | Epoch | Plan | Pin | Summary | Recalled | Remembered | MemoryOrder
+Record = Opening | Round | Outcome | Trailer | Reading | Derived
 
 # Bytes in memory: a node has two hashes of 16 bytes, a mark a hash, a form and a name.
 _NODE_WEIGHT = 200
@@ -42,7 +40,7 @@ _DIGEST_WEIGHT = 65 + 8
 
 def drop_derived(records: tuple[Record, ...]) -> tuple[Record, ...]:
     """Return the records without those of lineage and context, so that a refused one does not lose the others."""
-    return tuple(record for record in records if not isinstance(record, _DERIVED))
+    return tuple(record for record in records if not isinstance(record, Derived))
 
 
 def weigh_records(records: tuple[Record, ...]) -> int:
@@ -78,7 +76,12 @@ def _weigh_recalled(recalled: Recalled) -> int:
 
 def _weigh_summary(summary: Summary) -> int:
     named = len(summary.calls) + len(summary.parents) + len(summary.supersedes) + len(summary.files)
-    return 512 + len(summary.text) + 64 * named + _DIGEST_WEIGHT * len(summary.digests)
+    stated = sum(map(len, summary.facts))
+    return 512 + len(summary.text) + stated + 64 * named + _DIGEST_WEIGHT * len(summary.digests)
+
+
+def _weigh_remembered(remembered: Remembered) -> int:
+    return 512 + len(remembered.summary) + sum([256 + len(fact.text) for fact in remembered.facts])
 
 
 # A table by type, for speed: every record of every call is weighed.
@@ -96,6 +99,8 @@ _WEIGHERS: Mapping[type[Record], Callable[[Any], int]] = {
     Pin: lambda record: 256,
     Summary: _weigh_summary,
     Recalled: _weigh_recalled,
+    Remembered: _weigh_remembered,
+    MemoryOrder: lambda record: 256,
 }
 
 

@@ -18,6 +18,7 @@ from proxy.server.context_api import ContextApi
 from proxy.server.errors import render_body
 from proxy.server.health import Health
 from proxy.server.inspector import BrowserClient, Inspector, is_browser_at_root
+from proxy.server.memory_api import MemoryApi
 from proxy.server.policy import ServerPolicy
 from proxy.server.search_api import SearchApi
 from proxy.server.sessions_api import SessionsApi
@@ -110,6 +111,7 @@ def build_routes(
     sessions: SessionsApi,
     contexts: ContextApi,
     searches: SearchApi,
+    memory: MemoryApi,
     mcp: ASGIApp,
     find_tenant: FindTenant,
 ) -> ASGIApp:
@@ -132,6 +134,7 @@ def build_routes(
         Route("/metrics", health.metrics),
         *sessions.list_routes(),
         *contexts.list_routes(),
+        *memory.list_routes(),
         *searches.list_own_routes(),
     ]
     table = [

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from proxy.model.epoch import Epoch, Original, Plan, Recalled, Summary
 from proxy.model.exchange import Usage
+from proxy.model.memory import Remembered
 
 _LARGEST = 2**63 - 1
 
@@ -40,6 +41,16 @@ def fit_recalled(recalled: Recalled) -> Recalled:
     return recalled if recalled.view.isascii() else replace(recalled, view=fit_text(recalled.view))
 
 
+def fit_remembered(remembered: Remembered) -> Remembered:
+    """Return what was remembered with its texts fitted."""
+    facts = tuple(
+        replace(each, text=fit_text(each.text), tags=tuple(map(fit_text, each.tags)), replaces=fit_text(each.replaces))
+        for each in remembered.facts
+    )
+    tags = tuple(map(fit_text, remembered.tags))
+    return replace(remembered, summary=fit_text(remembered.summary), tags=tags, facts=facts)
+
+
 def fit_original(original: Original) -> Original:
     """Return the original with its names fitted."""
     return replace(original, id=fit_text(original.id), wire=fit_text(original.wire))
@@ -63,6 +74,7 @@ def fit_summary(summary: Summary) -> Summary:
         parents=tuple(map(fit_text, summary.parents)),
         supersedes=tuple(map(fit_text, summary.supersedes)),
         files=tuple(map(fit_text, summary.files)),
+        facts=tuple(map(fit_text, summary.facts)),
     )
 
 

@@ -19,7 +19,8 @@ from proxy.model.log import (
     weigh_records,
 )
 from proxy.model.manifest import make_manifest
-from tests.store.samples import make_recalled
+from proxy.model.memory import LearnedFact
+from tests.store.samples import make_memory_order, make_recalled, make_remembered
 from tests.support.engine import make_opening, make_reading
 
 KILOBYTE = b"k" * 1024
@@ -125,6 +126,14 @@ def test_the_exchanges_of_a_branch_are_its_own_and_those_of_its_trunk_before_it_
     trunk = BranchRow(b"a", 2, (Call(1, "x1", 1), Call(3, "x3", 2)), "root", b"", False)
     branch = BranchRow(b"b", 2, (Call(2, "x2", 2),), "branch", b"n", False, trunk, 1)
     assert [call.n for call in branch.exchanges] == [1, 2]
+
+
+def test_memory_weighs_as_its_texts() -> None:
+    small, fact = make_remembered(), LearnedFact("fact", "k" * 1024)
+    assert weigh_record(replace(small, summary="k" * 1024)) - weigh_record(small) >= 1000
+    assert weigh_record(replace(small, facts=(*small.facts, fact))) - weigh_record(small) >= 1024
+    assert 0 < weigh_record(make_memory_order()) < 1024
+    assert drop_derived((small, make_memory_order())) == ()
 
 
 def test_what_was_recalled_weighs_as_its_rounds() -> None:

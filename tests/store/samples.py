@@ -1,6 +1,7 @@
 """Records to store: what a test is about is an argument, the rest is a plausible call."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -31,6 +32,7 @@ from proxy.model.manifest import (
     encode_recipe,
     make_manifest,
 )
+from proxy.model.memory import LearnedFact, MemoryOrder, OrderKind, Remembered
 
 TENANT = b"\x01" * 16
 OTHER_TENANT = b"\x02" * 16
@@ -217,6 +219,20 @@ def make_recalled(
     """An answer in which a model recalled once."""
     rounds = HiddenRound((b'{"role":"assistant"}', b"\xff\x00"), (("call_1", "a page"),)), HiddenRound((b"the answer",))
     return Recalled(exchange, session or make_key().id, view, epoch, node, 1, 120, rounds)
+
+
+def make_remembered(
+    number: int = 1, stop: int = 4, last: bytes = b"n" * 16, *facts: LearnedFact, session: str = "", **given: Any
+) -> Remembered:
+    """A report on the first turns of a session, with the facts that it taught."""
+    learned = facts or (LearnedFact("constraint", "Never push to main.", ("git",), (b"n" * 16,), 1.0, 0.9),)
+    about = {"summary": f"report {number}", "made_ms": OPENED_MS, **given}
+    return Remembered(session or make_key().id, 0, stop, last, 1, 2, number, number, facts=learned, **about)
+
+
+def make_memory_order(kind: OrderKind = "pin", item: str = "sem_0001", *, session: str = "") -> MemoryOrder:
+    """An order about memory."""
+    return MemoryOrder(session or make_key().id, kind, item, OPENED_MS)
 
 
 def make_original(name: str, *messages: bytes, place: int = 1, offset: int = 0) -> Original:

@@ -4,6 +4,7 @@ from proxy.model.manifest import make_manifest
 from tests.store.context_contract import ContextContract
 from tests.store.contract import ArchiveContract
 from tests.store.listing_contract import ListingContract
+from tests.store.memory_contract import MemoryContract
 from tests.store.samples import make_opening
 from tests.store.summary_contract import SummaryContract
 from tests.store.tree_contract import TreeArchive, TreeContract
@@ -12,7 +13,7 @@ from tests.support.memory_store.archive import MemoryArchive
 
 
 class TestMemoryArchive(
-    ArchiveContract, ContextContract, ListingContract, SummaryContract, TreeContract, UnreadContract
+    ArchiveContract, ContextContract, ListingContract, MemoryContract, SummaryContract, TreeContract, UnreadContract
 ):
     @pytest.fixture
     def archive(self) -> TreeArchive:

@@ -33,11 +33,13 @@ from proxy.context.compaction.summary_text import (
     render_header,
     render_sections,
     render_summary,
+    split_facts,
     strip_frame,
 )
 from proxy.context.conversation import ConversationIndex
 from proxy.context.user_rules import list_rules
 from proxy.model.epoch import SummaryLevel
+from proxy.model.memory import MAX_FACTS
 
 _MOST_CHARACTERS = 40
 _SHORT = 600
@@ -46,6 +48,7 @@ _FOOT_TOKENS, _FOOT_SHARE = 300, 0.15
 _RULES_TOKENS, _RULES_SHARE = 1500, 0.25
 _FILES_TOKENS, _FILES_SHARE = 300, 0.1
 _REPEATED_LINES = 20
+_LONGEST_FACT = 500
 _SCRIPT_LOOKED_AT = 100_000
 
 _REFUSING = re.compile(
@@ -80,13 +83,14 @@ class AcceptedSummary(msgspec.Struct, frozen=True, gc=False):
     """A summary in its final form, and its tokens.
 
     `files` are the ids of all references that it covers. `missed` names what the model left out, empty for nothing:
-    a summary with omissions is better requested again.
+    a summary with omissions is better requested again. `facts` are the lines of facts that the model stated beside it.
     """
 
     text: str
     tokens: int
     files: tuple[str, ...]
     missed: str = ""
+    facts: tuple[str, ...] = ()
 
 
 class RejectedSummary(msgspec.Struct, frozen=True, gc=False):
@@ -99,7 +103,7 @@ def check_summary(
     answer: str, task: SummaryTask, frame: SummaryFrame, count: Callable[[str], int]
 ) -> AcceptedSummary | RejectedSummary:
     """Return the summary that an answer contains, or the reason why it is rejected."""
-    text = _strip_wrapping(answer[: _MOST_CHARACTERS * task.most + 1])
+    text, facts = split_facts(_strip_wrapping(answer[: _MOST_CHARACTERS * task.most + 1]))
     files = _list_reference_ids(task)
     sections = parse_sections(neutralize(text, files))
     if fault := _find_fault(text, sections, task, count):
@@ -112,7 +116,9 @@ def check_summary(
     tokens = count(whole)
     if tokens >= task.covered:
         return RejectedSummary("no smaller than what it stands for")
-    return AcceptedSummary(whole, tokens, files, missed)
+    stated = facts if task.level == 1 and not task.parents else ()
+    shortened = (neutralize(line[:_LONGEST_FACT]) for line in stated[:MAX_FACTS])
+    return AcceptedSummary(whole, tokens, files, missed, tuple(shortened))
 
 
 def _strip_wrapping(text: str) -> str:

@@ -10,6 +10,7 @@ from proxy.context.compaction.summary_text import (
     COMPLETED,
     CONSTRAINTS,
     DISCOVERIES,
+    FACTS,
     FENCE,
     FILES,
     GOAL,
@@ -26,6 +27,7 @@ from proxy.context.conversation import ConversationIndex
 from proxy.context.references import list_argument_lines, sanitize_text
 from proxy.context.user_rules import format_message_number, list_user_places
 from proxy.model.epoch import SummaryKind, SummaryLevel
+from proxy.model.memory import MAX_FACTS
 from proxy.model.messages import ToolCall
 
 MAX_MESSAGE_CHARACTERS = 500
@@ -151,6 +153,11 @@ _STYLE = (
 )
 
 
+# A fact for each line of a report, about. Fewer would leave out what a short report says, more would repeat it.
+_REPORT_PER_FACT, _LEAST_FACTS = 60, 5
+_TOKENS_OF_A_FACT = 40
+
+
 class SummaryOrder(msgspec.Struct, frozen=True, gc=False):
     """The kind of the requested summary (of messages or of summaries), its level of detail and its most tokens.
 
@@ -161,6 +168,18 @@ class SummaryOrder(msgspec.Struct, frozen=True, gc=False):
     level: SummaryLevel
     most: int
     custom: str = ""
+
+    @property
+    def facts(self) -> int:
+        """Return how many facts are asked for beside the report."""
+        if self.kind != "leaf" or self.level != 1:
+            return 0
+        return max(_LEAST_FACTS, min(MAX_FACTS, self.most // _REPORT_PER_FACT))
+
+    @property
+    def facts_tokens(self) -> int:
+        """Return the tokens that these facts may have."""
+        return self.facts * _TOKENS_OF_A_FACT
 
 
 def render_wording(level: SummaryLevel) -> str:
@@ -239,4 +258,20 @@ def _render_format(asked: SummaryOrder, *, is_numbered: bool) -> str:
         f"Under {constraints} each line quotes a message of the user word for word in double quotes{number}; what no"
         " message of the user says does not belong there.\n"
         f"The report has at most {asked.most:,} tokens, which are about {int(_WORDS_PER_TOKEN * asked.most):,} words."
+        f"{_render_facts_format(asked, is_numbered=is_numbered)}"
+    )
+
+
+def _render_facts_format(asked: SummaryOrder, *, is_numbered: bool) -> str:
+    """Render the description of the lines behind a report from which facts are read, where some are asked for."""
+    if not asked.facts:
+        return ""
+    number = f", and last the number of the message that it comes from, as in [{format_message_number(11)}]"
+    return (
+        f"\nBehind the report, and not part of it, stands the heading `## {FACTS}` with at most {asked.facts} lines of"
+        " the form `- [kind 0.7] statement #tag`: what will still hold when this work is over, with exact names,"
+        " numbers and versions, one thing a line. The kind is preference, constraint, decision or fact; preferences and"
+        " constraints are quoted word for word from a message of the user. Then comes how much it will matter, from 0"
+        f" to 1. Behind the statement stand one to three tags{number if is_numbered else ''}. Where it changes what an"
+        " earlier fact said, `(replaces: …)` with the words of that one ends the line."
     )

@@ -130,6 +130,41 @@ def _parse_heading(line: str) -> tuple[str, str]:
     return (name, item) if heading["colon"] or not rest else ("", "")
 
 
+FACTS = "Facts"
+"""The heading of the lines behind a report that are not shown with it: facts for the memory of the session."""
+
+_FACTS_HEADING = re.compile(
+    r"[ \t]{0,3}#{0,6}[ \t]*(?:\d{1,2}[.)][ \t]*)?[*_]{0,3}Facts[*_]{0,3}:?[*_]{0,3}[ \t]*", re.IGNORECASE
+)
+_FACT_LINE = re.compile(
+    r"[\s\-*+\u2022\d.)]{0,8}[\[(*]{1,3}\s*(?:preference|decision|constraint|fact)\b", re.IGNORECASE
+)
+
+
+def split_facts(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return a report without its facts, and their lines.
+
+    They stand under a heading of their own, up to the next heading of a report. Without a line of a known kind under it
+    it is a heading of the model's own: such lines stay.
+    """
+    report: list[str] = []
+    facts: list[str] = []
+    lines = text.split("\n")
+    at = 0
+    while at < len(lines):
+        stop = at + 1
+        if _FACTS_HEADING.fullmatch(lines[at][:_LONGEST_HEADING]):
+            while stop < len(lines) and not _parse_heading(lines[stop])[0]:
+                stop += 1
+            if any(map(_FACT_LINE.match, lines[at + 1 : stop])):
+                facts += [line.strip() for line in lines[at + 1 : stop] if line.strip()]
+                at = stop
+                continue
+        report += lines[at:stop]
+        at = stop
+    return "\n".join(report), tuple(facts)
+
+
 def render_sections(sections: Sections, level: SummaryLevel) -> str:
     """Render the sections in order under the headings of a level; on level 2, those without a heading go to others."""
     if level == 1:

@@ -127,6 +127,7 @@ class SummaryJob(msgspec.Struct, frozen=True, gc=False):
     parents: tuple[Summary, ...] = ()
     supersedes: tuple[str, ...] = ()  # the provisional summary that it replaces
     options: ManualOptions | None = None  # set for a manual compaction
+    is_for_memory: bool = False  # of whole turns, for the memory of the session
 
     @property
     def level(self) -> SummaryLevel:
@@ -203,11 +204,16 @@ class JobResult:
 
 
 def make_leaf_job(
-    request: SentRequest, index: ConversationIndex, span: MessageRange, supersedes: tuple[str, ...] = ()
+    request: SentRequest,
+    index: ConversationIndex,
+    span: MessageRange,
+    supersedes: tuple[str, ...] = (),
+    *,
+    is_for_memory: bool = False,
 ) -> SummaryJob:
     """Return the job of a summary of messages."""
-    foreign = find_foreign_messages(request, index)
-    return SummaryJob(request, index, span, list_references(request, span), foreign, supersedes=supersedes)
+    foreign, references = find_foreign_messages(request, index), list_references(request, span)
+    return SummaryJob(request, index, span, references, foreign, supersedes=supersedes, is_for_memory=is_for_memory)
 
 
 def make_merge_job(

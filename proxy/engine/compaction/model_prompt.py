@@ -74,7 +74,7 @@ class PromptBuilder:
         hidden = job.hidden
         transcript = render_transcript(job.index, hidden, _WHOLE, self._count) if hidden.tokens else ""
         stretch = describe_span(job.index, job.span, hidden.stop - hidden.start, transcript)
-        limit = OutputLimit(order.most, self._policy.reasoning_tokens)
+        limit = self._limit_output(order)
         form = FORMATS[job.request.state.request.wire]
         body = write_warm(form, split, render_instruction(order, stretch), limit, is_alternating=is_alternating)
         if body is None:
@@ -104,7 +104,7 @@ class PromptBuilder:
                 job.index, job.span, room, self._count, MAX_MESSAGE_CHARACTERS if level > 1 else None
             )
         orders, text = render_request(order, material)
-        body = write_compact(form, model, orders, text, OutputLimit(order.most, self._policy.reasoning_tokens))
+        body = write_compact(form, model, orders, text, self._limit_output(order))
         return _make_prompt(body, order, Usage(self._count(orders) + self._count(text)), is_warm=False)
 
     def compute_room(self, window: int | None, most: int) -> int:
@@ -112,6 +112,10 @@ class PromptBuilder:
         known = _ASSUMED_WINDOW if window is None else window
         scaled = known * self._policy.input_fraction / 0.75
         return min(compute_max_span(int(scaled), most), known - most - _FRAME_TOKENS)
+
+    def _limit_output(self, order: SummaryOrder) -> OutputLimit:
+        visible = min(MAX_TOKENS[order.level], order.most + order.facts_tokens)
+        return OutputLimit(visible, self._policy.reasoning_tokens)
 
     def _make_order(self, job: SummaryJob, level: SummaryLevel, most: int | None) -> SummaryOrder:
         custom = (job.options.prompt if job.options is not None else "") or self._policy.prompt
@@ -140,5 +144,6 @@ def expect_warm_input(request: SentRequest, hidden: int = 0) -> Usage:
 
 
 def _make_prompt(body: bytes, order: SummaryOrder, given: Usage, *, is_warm: bool) -> SummaryPrompt:
-    expected, limit = msgspec.structs.replace(given, output=order.most), compute_limit(order)
-    return SummaryPrompt(body, limit, int(_SLACK * _CHARACTERS_PER_TOKEN * limit), expected, is_warm)
+    expected, limit = msgspec.structs.replace(given, output=order.most + order.facts_tokens), compute_limit(order)
+    characters = int(_SLACK * _CHARACTERS_PER_TOKEN * (limit + order.facts_tokens))
+    return SummaryPrompt(body, limit, characters, expected, is_warm)

@@ -51,12 +51,14 @@ class ProviderCompaction:
     def find_job(self, job: SummaryJob) -> SummaryJob | None:
         """Return the job of a compaction up to where a summary would end, or None if none is asked for.
 
-        Only one for the next epoch is: of what models have written, and for a person who asks, models write summaries.
+        Only one for the next epoch is: of what models have written, for memory, and for a person who asks, models write
+        summaries.
         """
         request, managed = job.request, job.request.state.request
         names, context = (managed.session.upstream, managed.model), request.state.context
         is_allowed = self._providers.get(names[0], _ANY).has_compaction and has_compaction(FORMATS[managed.wire])
-        if not is_allowed or job.parents or job.supersedes or job.options is not None or names[1] in context.given_up:
+        is_other = job.is_for_memory or job.options is not None or bool(job.parents or job.supersedes)
+        if not is_allowed or is_other or names[1] in context.given_up:
             return None
         now = self._clock.monotonic()
         if now < (self._refused.get(names) or 0.0) or not self._breakers.allows(*name_task(*names), now):

@@ -469,6 +469,7 @@ def _make_summary(
         files=written.files,
         digests=job.list_digests(),
         block=block,
+        facts=written.facts,
     )
 
 

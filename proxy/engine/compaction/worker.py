@@ -58,6 +58,9 @@ _BUSY = "a summary of this conversation is being made; ask again when it is ther
 _LOST = "another process has taken over this conversation's summaries, or another branch is at the same"
 _NOT_KEPT = "the log did not take a summary in time"
 
+Remember = Callable[[SummaryJob, Summary], Awaitable[object]]
+"""Adds a summary that is in the log to the memory of its session, given the job that it was made for."""
+
 _log = logging.getLogger("palimpsest.compaction")
 
 
@@ -66,7 +69,7 @@ class SummaryWorker:
     """Makes summaries of requests that were sent.
 
     `index_request` returns the index of a conversation, and blocks. `owner` names this process among those that share
-    a log.
+    a log. `remember` is told of each summary of messages.
     """
 
     policy: CompactionPolicy
@@ -80,6 +83,7 @@ class SummaryWorker:
     credentials: CredentialCache
     index_request: Callable[[SentRequest, PlanInputs], ConversationIndex]
     owner: str
+    remember: Remember | None = None
     schedule: JobSchedule = field(default_factory=JobSchedule, init=False)
 
     def start(self, request: SentRequest) -> None:
@@ -118,11 +122,28 @@ class SummaryWorker:
 
         Raises Conflict if there is a running job on the branch.
         """
+        return await self._run_by_hand(request, partial(self._work_manually, request, options))
+
+    async def summarize_turns(
+        self, request: SentRequest, spans: Sequence[tuple[int, int]], options: ManualOptions | None
+    ) -> JobResult:
+        """Summarise the messages of whole turns, from one place up to another, for the memory of their session.
+
+        Without options it keeps to the limits of what is spent on a session. It goes on as a manual compaction does.
+        Raises Conflict if there is a running job on the branch.
+        """
+        return await self._run_by_hand(request, partial(self._work_on_turns, request, spans, options))
+
+    def count_most(self, request: SentRequest) -> int:
+        """Return the tokens of messages that one summary of a request may cover."""
+        return int(self.policy.input_fraction * (request.state.budget.window or _ASSUMED_WINDOW))
+
+    async def _run_by_hand(self, request: SentRequest, work: Callable[[JobResult], Awaitable[None]]) -> JobResult:
         result, session, budget = JobResult(), request.session, self.summarizer.health.budget
         if self.schedule.find(session, request.kept_nodes) is not None:
             raise Conflict(_BUSY)
         before, lease = budget.get_summary_cost(session), self.schedule.name_lease(request)
-        job = self._spawn(request, lease, "", self._run_manually(request, lease, options, result))
+        job = self._spawn(request, lease, "", self._run_manually(request, lease, partial(work, result), result))
         await asyncio.wait((job.task,))
         if result.is_refused:
             raise Conflict(_BUSY)
@@ -168,8 +189,7 @@ class SummaryWorker:
     def _choose_span_job(
         self, request: SentRequest, index: ConversationIndex, begin: int, end: int | None, least: int
     ) -> SummaryJob | None:
-        most = int(self.policy.input_fraction * (request.state.budget.window or _ASSUMED_WINDOW))
-        span = choose_span(index, begin, most, end)
+        span = choose_span(index, begin, self.count_most(request), end)
         return None if span is None or span.tokens < least else make_leaf_job(request, index, span)
 
     async def choose_repeat(
@@ -215,6 +235,8 @@ class SummaryWorker:
         self.memory.contexts.add_summary(summary)  # the cache may have a new context of the session by now
         made = (summary.id, summary.session, summary.exchange, summary.kind, summary.level)
         self.bus.publish(SummaryAdded(*made, summary.covered, summary.tokens))
+        if self.remember is not None and not (summary.parents or summary.block):
+            await attempt(self.remember(job, summary), partial(_log_forgotten, summary))
         return True
 
     @property
@@ -269,14 +291,15 @@ class SummaryWorker:
 
         await attempt(self._run_leased(lease, partial(self._work, request)), note)
 
-    async def _run_manually(self, request: SentRequest, lease: str, options: ManualOptions, result: JobResult) -> None:
+    async def _run_manually(
+        self, request: SentRequest, lease: str, work: Callable[[], Awaitable[None]], result: JobResult
+    ) -> None:
         """Work on a branch for a manual compaction. A failure is logged, and reported in the result."""
 
         def note(problem: Exception) -> None:
             _log.error("session %s: a summary could not be made", request.session, exc_info=problem)
             result.add_problem(f"{type(problem).__name__}: {problem}")
 
-        work = partial(self._work_manually, request, options, result)
         result.is_refused = await attempt(self._run_leased(lease, work), note) is False
 
     async def _work(self, request: SentRequest) -> None:
@@ -317,6 +340,26 @@ class SummaryWorker:
         if self.policy.condensation:
             for merged in await self.condense(request, index, options):
                 result.add(merged, is_kept=True)
+
+    async def _work_on_turns(
+        self,
+        request: SentRequest,
+        spans: Sequence[tuple[int, int]],
+        options: ManualOptions | None,
+        result: JobResult,
+    ) -> None:
+        """Summarise each span. Short ones are put together without a model, and only remembered."""
+        index = await self.index_conversation(request)
+        for start, stop in spans:
+            span = MessageRange(start, stop, request.state.history.count(start, stop))
+            job = replace(make_leaf_job(request, index, span, is_for_memory=True), options=options)
+            if span.tokens >= LEAST:
+                if not await self._summarize_manually(job, result):
+                    return
+            elif self.remember is not None:
+                summary = await asyncio.to_thread(self.summarizer.write_without_model, job)
+                await self.remember(job, replace(summary, id=""))
+                result.add(summary, is_kept=True)
 
     async def _summarize_manually(self, job: SummaryJob, result: JobResult) -> bool:
         """Make one of several summaries. Return whether it was made, so that the next one may follow."""
@@ -363,6 +406,10 @@ class SummaryWorker:
         sessions = dict.fromkeys(each.session for each in live)
         stored = [each for session in sessions for each in await self.archive.list_summaries(session)]
         return {each.id: each for each in sorted((*stored, *live), key=lambda each: each.made_ms)}
+
+
+def _log_forgotten(summary: Summary, error: Exception) -> None:
+    _log.error("session %s: a summary could not be added to memory", summary.session, exc_info=error)
 
 
 def _is_in_vain(job: SummaryJob, summary: Summary) -> bool:

@@ -24,6 +24,7 @@ from proxy.model.epoch import HiddenRound, Original
 from proxy.model.exchange import Headers
 from proxy.model.lineage import Relation
 from proxy.model.manifest import ChainPiece, Piece, compute_digest, decode_recipe, encode_recipe
+from proxy.model.memory import Remembered
 
 RAW, DEFLATED, PACKED = 0, 1, 2
 
@@ -198,6 +199,22 @@ def encode_hidden(rounds: Sequence[HiddenRound]) -> bytes:
 def decode_hidden(content: bytes) -> tuple[HiddenRound, ...]:
     """Reverse `encode_hidden`. Raises ValueError for other content."""
     return _hidden.decode(content)
+
+
+REPORT = "report"
+"""The kind of a row of `memory` that is no order."""
+
+_remembered = msgspec.msgpack.Decoder(Remembered)
+
+
+def encode_remembered(remembered: Remembered) -> bytes:
+    """Return a report with its facts as MessagePack, which holds nodes as they are."""
+    return msgspec.msgpack.encode(remembered)
+
+
+def decode_remembered(content: bytes) -> Remembered:
+    """Reverse `encode_remembered`. Raises ValueError for other content."""
+    return _remembered.decode(content)
 
 
 def encode_ids(ids: Iterable[int]) -> str:

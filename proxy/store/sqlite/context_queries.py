@@ -1,4 +1,4 @@
-"""Queries on managed context: epochs, pins, originals behind references, and summaries.
+"""Queries on managed context: epochs, pins, originals behind references, summaries, and memory.
 
 Requests wait for them: each statement reads many contents by their row ids, each content is read once, and old epochs
 are not read. An epoch of which a part was erased is useless, and left out.
@@ -24,8 +24,9 @@ from proxy.engine.ports import (
 )
 from proxy.model.epoch import Epoch, EpochUse, Original, Pin, Recalled, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import Erased, NotFound, StoreUnavailable
+from proxy.model.memory import MemoryOrder, StoredMemory
 from proxy.store.constraints import fit_text
-from proxy.store.sqlite.codec import decode_hidden, encode_ids, unpack
+from proxy.store.sqlite.codec import REPORT, decode_hidden, decode_remembered, encode_ids, unpack
 
 _SESSION = "SELECT id FROM session WHERE key = ?"
 _DIGESTS = "SELECT id, digest FROM blob WHERE id IN (SELECT value FROM json_each(?))"
@@ -173,6 +174,22 @@ def _load_recalled(connection: sqlite3.Connection, named: tuple[object, ...]) ->
     for *row, rounds in reversed(rows):
         if rounds in contents:
             yield Recalled(*(*row, decode_hidden(contents[rounds])))
+
+
+_MEMORY = """
+    SELECT x.seq, s.key, x.kind, x.item, x.at_ms, x.content FROM memory x JOIN session s ON s.id = x.session
+    WHERE x.session IN (SELECT value FROM json_each(?)) ORDER BY x.seq"""
+
+
+@expect_sound()
+def load_memory(connection: sqlite3.Connection, session: str) -> StoredMemory:
+    """Return what `MemoryLog.load_memory` does."""
+    line = [row for (row,) in connection.execute(_LINE, (fit_text(session),))]
+    rows = fetch(connection, _MEMORY, line)
+    contents = load_contents(connection, {row[-1] for row in rows if row[-1] is not None})
+    entries = [(row[0], decode_remembered(contents[row[-1]])) for row in rows if row[-1] in contents]
+    orders = [(seq, MemoryOrder(key, kind, item, at_ms)) for seq, key, kind, item, at_ms, _ in rows if kind != REPORT]
+    return StoredMemory(tuple(entries), tuple(orders))
 
 
 def list_uses(connection: sqlite3.Connection, session: str) -> list[EpochUse]:
@@ -337,6 +354,7 @@ def _make_summary(
     row: Row, contents: Sequence[bytes | None], edges: Sequence[tuple[str, ...]], digests: tuple[bytes, ...]
 ) -> Summary:
     text, notes = contents
-    reason, files, *block = orjson.loads(notes or b'["", []]')
+    reason, files, *added = orjson.loads(notes or b'["", []]')
+    block, facts = (*added, "", ())[0], tuple(added[1]) if len(added) > 1 else ()
     first = (*row[6:14], bool(row[5]), (text or b"").decode(), *row[14:])
-    return Summary(*(*first, reason, tuple(orjson.loads(row[4])), *edges, tuple(files), digests, *block))
+    return Summary(*(*first, reason, tuple(orjson.loads(row[4])), *edges, tuple(files), digests, block, facts))

@@ -29,7 +29,19 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 NO_SEAL = b""
-SEALED = ("exchange", "round", "outcome", "trailer", "reading", "epoch", "decision", "pin", "summary", "recalled")
+SEALED = (
+    "exchange",
+    "round",
+    "outcome",
+    "trailer",
+    "reading",
+    "epoch",
+    "decision",
+    "pin",
+    "summary",
+    "recalled",
+    "memory",
+)
 
 _LINK = bytes(LINK_SIZE)
 _BEFORE_LINK = encode_recipe((ChainPiece(_LINK),))[:-LINK_SIZE]

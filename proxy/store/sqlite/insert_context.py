@@ -1,4 +1,4 @@
-"""Turns records of managed context into rows: epochs, decisions, pins, summaries, and what was recalled.
+"""Turns records of managed context into rows: epochs, decisions, pins, summaries, what was recalled, and memory.
 
 The messages that an epoch or a summary refers to must be in the log, or the record is refused. A later epoch may name a
 reference again, also in a session that continues another: it must mean the same, and its row is reused. A condensed
@@ -14,6 +14,7 @@ import orjson
 
 from proxy.model.epoch import Epoch, Original, Pin, Plan, Recalled, Summary
 from proxy.model.manifest import compute_digest
+from proxy.model.memory import MemoryOrder, Remembered
 from proxy.store.constraints import (
     MessageSpan,
     SummaryIdentity,
@@ -22,10 +23,20 @@ from proxy.store.constraints import (
     fit_original,
     fit_plan,
     fit_recalled,
+    fit_remembered,
     fit_summary,
+    fit_text,
     span_of,
 )
-from proxy.store.sqlite.codec import TINY, digest_epoch, digest_summary, encode_hidden, encode_ids
+from proxy.store.sqlite.codec import (
+    REPORT,
+    TINY,
+    digest_epoch,
+    digest_summary,
+    encode_hidden,
+    encode_ids,
+    encode_remembered,
+)
 from proxy.store.sqlite.id_cache import DanglingReference, GenerationCache, RowBuffer, RowIdCache, Session
 
 # Parents come before children. The columns of a sealed table are seq, seal, references, then the values as sealed.
@@ -45,6 +56,8 @@ INSERTS = {
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
     "recalled": """INSERT INTO recalled(
         seq, seal, session, exchange, view, epoch, node, count, tokens, rounds, rounds_digest)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+    "memory": """INSERT INTO memory(seq, seal, session, kind, item, at_ms, start, stop, last, content, digest)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
     "summary_edge": "INSERT INTO summary_edge(summary, relation, i, other) VALUES (?, ?, ?, ?)",
 }
@@ -186,6 +199,21 @@ class ContextInserter:
             ),
         )
 
+    def add_remembered(self, remembered: Remembered) -> None:
+        """Add a report with its facts to memory. Raises DanglingReference."""
+        remembered = fit_remembered(remembered)
+        _, session = self._ids.expect_session(remembered.session)
+        content = encode_remembered(remembered)
+        span = remembered.start, remembered.stop, remembered.last
+        packed = self._rows.add_payload(content, TINY), compute_digest(content)
+        self._rows.add_sealed("memory", (session,), (REPORT, "", remembered.made_ms, *span, *packed))
+
+    def add_memory_order(self, order: MemoryOrder) -> None:
+        """Add an order about memory. Raises DanglingReference."""
+        _, session = self._ids.expect_session(order.session)
+        values = order.kind, fit_text(order.item), order.at_ms, 0, 0, b"", None, None
+        self._rows.add_sealed("memory", (session,), values)
+
     def add_summary(self, summary: Summary) -> None:
         """Add a summary, unless the same one is stored already.
 
@@ -213,8 +241,8 @@ class ContextInserter:
         session, reference = self._ids.expect_session(summary.session)
         exchange = self._ids.expect_exchange(summary.exchange).seq if summary.exchange else None
         blobs = [self._ids.expect_message(session.tenant, digest) for digest in summary.digests]
-        block = (summary.block,) if summary.block else ()
-        contents = (text, orjson.dumps((summary.reason, summary.files, *block)))
+        added = (summary.block, summary.facts) if summary.facts else (summary.block,) if summary.block else ()
+        contents = (text, orjson.dumps((summary.reason, summary.files, *added)))
         return self._rows.add_sealed(
             "summary",
             (

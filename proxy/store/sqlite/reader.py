@@ -137,6 +137,7 @@ class SqliteReader:
     has_sessions = _make_method(lineage_queries.has_sessions, is_call=True)
     load_context = _make_method(context_queries.load_context, is_call=True)
     list_uses = _make_method(context_queries.list_uses, is_call=True)
+    load_memory = _make_method(context_queries.load_memory, is_call=True)
     load_original = _make_method(context_queries.load_original, is_call=True)
 
     async def verify(self) -> Verification:

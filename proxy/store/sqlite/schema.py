@@ -8,11 +8,12 @@
   those of an earlier call (a blob) and the values that differ (`changes`, not content).
 - The record: `exchange`, `round`, `outcome`, `trailer` and `reading`. `seq` is contiguous, and `seal` is H(previous
   seal, row), so that `verify` detects a removed or altered row.
-- Managed context: `epoch`, `decision` (a `Plan`), `pin`, `summary`, `recalled`, sealed in the same way. `rendered` and
-  `messages` are JSON lists of blob ids, `originals` one of ids in `original`, whose rows several epochs may name. The
-  digest of an epoch commits to all that its lists name. `summary.notes` is reason, files and block as JSON; `messages`
-  are those of a leaf. `summary_edge` has what a summary was made of and what it supersedes, in order; its digest
-  commits to both. (`plan` and `round.plan` of the first migration were never used; they stay empty.)
+- Managed context: `epoch`, `decision` (a `Plan`), `pin`, `summary`, `recalled`, `memory`, sealed in the same way.
+  `rendered` and `messages` are JSON lists of blob ids, `originals` one of ids in `original`, whose rows several
+  epochs may name. The digest of an epoch commits to all that its lists name. `summary.notes` is reason, files, block
+  and facts as JSON; `messages` are those of a leaf. `summary_edge` has what a summary was made of and what it
+  supersedes, in order; its digest commits to both. (`plan` and `round.plan` of the first migration were never used;
+  they stay empty.)
 - Lineage: `node`, `step`, `mark` and `adoption`, derived from the record and numbered by `n` within each session. A
   node's `seal` commits to the earlier nodes of its session. It has four bytes only, since every message has one.
 - `session`, `step`, `mark` and `adoption` have no seals. `meta` has a tally for each of these tables.
@@ -336,6 +337,23 @@ def m007_recalled(connection: sqlite3.Connection) -> None:
     _guard(connection, "recalled", ("seq = NEW.seq", "exchange = NEW.exchange"))
 
 
+# kind: `report` or that of an order; last: empty in an order; content: a payload, so that it can be erased, of a report
+_MEMORY_TABLES = (
+    """CREATE TABLE memory(
+        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
+        kind TEXT NOT NULL, item TEXT NOT NULL, at_ms INTEGER NOT NULL, start INTEGER NOT NULL, stop INTEGER NOT NULL,
+        last BLOB NOT NULL, content INTEGER, digest BLOB) STRICT""",
+    "CREATE INDEX memory_session ON memory(session)",
+)
+
+
+def m008_memory(connection: sqlite3.Connection) -> None:
+    """Create the table of memory: reports with their facts, and orders about them."""
+    for statement in _MEMORY_TABLES:
+        connection.execute(statement)
+    _guard(connection, "memory", ("seq = NEW.seq",))
+
+
 Migration = Callable[[sqlite3.Connection], None]
 
 MIGRATIONS: tuple[Migration, ...] = (
@@ -346,6 +364,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     m005_tallies,
     m006_cache_usage,
     m007_recalled,
+    m008_memory,
 )
 
 
@@ -389,7 +408,7 @@ def read_salt(connection: sqlite3.Connection) -> bytes:
 
 
 def _guard(connection: sqlite3.Connection, table: str, keys: tuple[str, ...]) -> None:
-    # Part of m001 to m007, so this text must never change.
+    # Part of m001 to m008, so this text must never change.
     refuse = f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
     exists = " OR ".join(f"EXISTS (SELECT 1 FROM {table} WHERE {key})" for key in keys)
     permitted = "WHEN NOT EXISTS (SELECT 1 FROM permit)" if table == "payload" else ""

@@ -15,6 +15,7 @@ from proxy.model.exchange import Headers, Opening, Outcome, Reading, Round, Sess
 from proxy.model.lineage import Adoption, Reply, Step
 from proxy.model.log import Record
 from proxy.model.manifest import Manifest, Slice, compute_digest
+from proxy.model.memory import MemoryOrder, Remembered
 from proxy.store.constraints import fit_text, fit_usage
 from proxy.store.sqlite import insert_context, insert_lineage
 from proxy.store.sqlite.codec import TINY, encode_changes, encode_headers
@@ -81,6 +82,8 @@ class TransactionWriter:
             Pin: self._context.add_pin,
             Summary: self._context.add_summary,
             Recalled: self._context.add_recalled,
+            Remembered: self._context.add_remembered,
+            MemoryOrder: self._context.add_memory_order,
         }
 
     def commit(self, appends: Iterable[Iterable[Record]], journal_end: int = 0) -> int:

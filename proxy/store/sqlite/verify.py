@@ -78,6 +78,9 @@ _SEALED = {
     "recalled": """
         SELECT x.seq, x.seal, s.key, x.exchange, x.view, x.epoch, x.node, x.count, x.tokens, x.rounds, x.rounds_digest
         FROM recalled x LEFT JOIN session s ON s.id = x.session ORDER BY x.seq""",
+    "memory": """
+        SELECT x.seq, x.seal, s.key, x.kind, x.item, x.at_ms, x.start, x.stop, x.last, x.content, x.digest
+        FROM memory x LEFT JOIN session s ON s.id = x.session ORDER BY x.seq""",
 }
 
 
@@ -98,12 +101,15 @@ _CONTENTS = (
         FROM epoch x LEFT JOIN payload p ON p.id = x.edits ORDER BY x.seq""",
     """SELECT 'recalled ' || x.seq || ' (rounds)', x.rounds, x.rounds_digest, NULL, p.codec, p.bytes
         FROM recalled x LEFT JOIN payload p ON p.id = x.rounds ORDER BY x.seq""",
+    """SELECT 'memory ' || x.seq || ' (content)', x.content, x.digest, NULL, p.codec, p.bytes
+        FROM memory x LEFT JOIN payload p ON p.id = x.content WHERE x.content IS NOT NULL ORDER BY x.seq""",
 )
 
 _UNNAMED_PAYLOADS = """
     SELECT id FROM payload EXCEPT SELECT id FROM blob EXCEPT SELECT received FROM outcome
     EXCEPT SELECT received FROM trailer EXCEPT SELECT answer FROM reading EXCEPT SELECT error FROM reading
-    EXCEPT SELECT edits FROM epoch EXCEPT SELECT rounds FROM recalled"""
+    EXCEPT SELECT edits FROM epoch EXCEPT SELECT rounds FROM recalled
+    EXCEPT SELECT content FROM memory"""
 
 _LINKS = """
     SELECT r.link, r.parent, r.gap, b.digest, before.link FROM raw r

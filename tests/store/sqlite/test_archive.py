@@ -23,6 +23,7 @@ from proxy.store.sqlite.recovery import recover_log
 from tests.store.context_contract import ContextContract
 from tests.store.contract import ArchiveContract
 from tests.store.listing_contract import ListingContract
+from tests.store.memory_contract import MemoryContract
 from tests.store.samples import (
     TENANT,
     chain_body,
@@ -54,7 +55,7 @@ def open_at(policy: StorePolicy) -> SqliteArchive:
 
 
 class TestSqliteArchive(
-    ArchiveContract, ContextContract, ListingContract, SummaryContract, TreeContract, UnreadContract
+    ArchiveContract, ContextContract, ListingContract, MemoryContract, SummaryContract, TreeContract, UnreadContract
 ):
     @pytest.fixture(params=["full", "normal"])
     async def archive(self, policy: StorePolicy, request: pytest.FixtureRequest) -> AsyncIterator[TreeArchive]:

@@ -32,6 +32,7 @@ from tests.store.samples import (
     make_plan,
     make_reading,
     make_recalled,
+    make_remembered,
     make_round,
     make_trailer,
     make_turns,
@@ -52,6 +53,7 @@ def log(policy: StorePolicy) -> Iterator[sqlite3.Connection]:
         make_plan("e1", epoch="p1"),
         make_pin(b"n" * 16),
         make_recalled(),
+        make_remembered(),
     )
     TransactionWriter(connection).commit([exchange, (reading,), context, (make_leaf("a", [make_turns(3)[0][1]]),)])
     yield connection
@@ -146,6 +148,7 @@ def test_numbers_go_on_after_the_last(log: sqlite3.Connection) -> None:
         "pin": 1,
         "summary": 1,
         "recalled": 1,
+        "memory": 1,
     }
 
 

@@ -34,6 +34,7 @@ ROWS = {
     "decision": (1, b"", 1, 1, 0, "m", "plan", None, "soft", "", None, None, 0, 0.0, None, None, None),
     "pin": (1, b"", 1, b"n", 1, 0),
     "recalled": (1, b"", 1, 1, "m", 1, b"n", 1, 9, 1, b"d"),
+    "memory": (1, b"", 1, "report", "", 0, 0, 2, b"n", 1, b"d"),
 }
 # a second row, new in the first column (its rowid or link), that takes the place of the first by another key
 RIVALS = {
@@ -143,6 +144,7 @@ DIGESTS = {
     "m005_tallies": "40295a94597efc3acec229788d07c18dd7655d1be0dd6f4685ee96811b8338c3",  # no table of its own
     "m006_cache_usage": "a44b6fe6b851d4d220de570ad4297097512b127d46daa5bf4aa6172ad87afae0",
     "m007_recalled": "3b566f0ada1ac561e2f91f2f1c14b1781ebc942be4ba4c90d1545658754db03a",
+    "m008_memory": "6bf8ed9452aea2212b579f7f917297f8e9bf80786c670e70bec5bb1c540510b2",
 }
 
 

@@ -15,11 +15,13 @@ from tests.store.samples import (
     make_chain,
     make_epoch,
     make_key,
+    make_memory_order,
     make_opening,
     make_original,
     make_pin,
     make_plan,
     make_recalled,
+    make_remembered,
     make_step,
     make_turns,
 )
@@ -47,6 +49,7 @@ async def path(open_archive: Opener, policy: StorePolicy) -> Path:
     archive.append(make_plan("e1", epoch="p1", owed=2.25), make_plan("e1", 1), make_plan("e2", epoch="p2"))
     archive.append(replace(make_epoch("p4"), tool=b"a tool"), make_recalled("e1", "p4"), make_recalled("e2", "p4"))
     archive.append(make_pin(CHAIN[0].node), make_pin(CHAIN[0].node, is_on=False), make_pin(CHAIN[1].node))
+    archive.append(make_remembered(), make_memory_order())
     await archive.close()
     assert archive.health.dropped == 0
     return policy.path
@@ -82,6 +85,12 @@ DAMAGE = {
     "a tool": ("UPDATE epoch SET tool = x'00' WHERE seq = 4", "epoch 4", "was altered"),
     "no tool": ("UPDATE epoch SET tool = NULL WHERE seq = 4", "epoch 4", "was altered"),
     "what was recalled": ("UPDATE recalled SET node = x'00' WHERE seq = 1", "recalled 1", "was altered"),
+    "memory": ("UPDATE memory SET stop = 9 WHERE seq = 1", "memory 1", "was altered"),
+    "memory's content": (
+        "DELETE FROM payload WHERE id = (SELECT content FROM memory WHERE seq = 1)",
+        "memory 1 (content)",
+        "no erasure names it",
+    ),
     "removed recalling": ("DELETE FROM recalled WHERE seq = 1", "recalled 2", "is preceded by 0"),
     "rounds": (
         "UPDATE payload SET codec = 0, bytes = x'90' WHERE id = (SELECT rounds FROM recalled WHERE seq = 2)",

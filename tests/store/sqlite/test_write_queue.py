@@ -9,6 +9,7 @@ from proxy.model.epoch import Pin
 from proxy.model.exchange import Outcome
 from proxy.model.lineage import Adoption
 from proxy.model.log import weigh_record
+from proxy.model.memory import MemoryOrder, Remembered
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.journal import Journal, JournalContent
 from proxy.store.sqlite.write_queue import QueuedWrite, WriteQueue
@@ -19,7 +20,12 @@ WEIGHT = weigh_record(make_opening())
 
 
 def list_exchanges(entries: list[QueuedWrite]) -> list[str]:
-    return [record.exchange for entry in entries for record in entry.records if not isinstance(record, Adoption | Pin)]
+    return [
+        record.exchange
+        for entry in entries
+        for record in entry.records
+        if not isinstance(record, Adoption | Pin | Remembered | MemoryOrder)
+    ]
 
 
 class RecordedQueue:

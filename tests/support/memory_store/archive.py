@@ -38,6 +38,7 @@ from proxy.model.manifest import (
     compute_root_link,
     decode_recipe,
 )
+from proxy.model.memory import StoredMemory
 from proxy.store.constraints import fit_text, fit_usage
 from proxy.store.sqlite.lineage_queries import choose_recalled
 from tests.support.memory_store.checks import verify_tables
@@ -47,6 +48,7 @@ from tests.support.memory_store.contexts import (
     list_uses,
     load_context,
     load_epoch,
+    load_memory,
     load_original,
 )
 from tests.support.memory_store.listing import find_last, is_called, list_bills, make_session, sum_auxiliary
@@ -178,6 +180,10 @@ class MemoryArchive:
     async def list_uses(self, session: str) -> Sequence[EpochUse]:
         """The uses of epochs in a session (see `LogReader`)."""
         return list(list_uses(self.tables, session))
+
+    async def load_memory(self, session: str) -> StoredMemory:
+        """The memory of a session (see `MemoryLog`)."""
+        return load_memory(self.tables, session)
 
     async def load_original(self, reference: str) -> StoredOriginal:
         """What a reference stands for. Raises NotFound."""

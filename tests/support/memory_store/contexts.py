@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from proxy.engine.ports import MOST_EPOCHS, MOST_RECALLED_ANSWERS, MOST_SOURCES, MOST_SUMMARIES, NEWEST_EPOCHS
 from proxy.model.epoch import Epoch, EpochUse, Original, Pin, Plan, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import NotFound
+from proxy.model.memory import MemoryOrder, Remembered, StoredMemory
 from tests.support.memory_store.tables import Tables
 
 
@@ -36,6 +37,14 @@ def load_context(tables: Tables, session: str) -> StoredContext:
         given_up,
         tuple(recalled),
     )
+
+
+def load_memory(tables: Tables, session: str) -> StoredMemory:
+    """The memory records of a session, and of those that it goes on from."""
+    line = _list_line(tables, session)
+    own = [(n, each) for n, each in tables.memory.items() if each.session in line]
+    entries = tuple((n, each) for n, each in own if isinstance(each, Remembered))
+    return StoredMemory(entries, tuple((n, each) for n, each in own if isinstance(each, MemoryOrder)))
 
 
 def list_epochs(tables: Tables, session: str) -> list[Epoch]:

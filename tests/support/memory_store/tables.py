@@ -20,6 +20,7 @@ from proxy.model.manifest import (
     compute_root_link,
     decode_recipe,
 )
+from proxy.model.memory import MemoryOrder, Remembered
 from proxy.store.constraints import (
     SummaryIdentity,
     find_summary_fault,
@@ -27,7 +28,9 @@ from proxy.store.constraints import (
     fit_original,
     fit_plan,
     fit_recalled,
+    fit_remembered,
     fit_summary,
+    fit_text,
     span_of,
 )
 from proxy.store.sqlite.lineage_queries import find_parent
@@ -72,6 +75,7 @@ class Tables:
         self.pins: dict[int, Pin] = {}
         self.summaries: dict[str, Summary] = {}
         self.recalled: dict[str, Recalled] = {}
+        self.memory: dict[int, Remembered | MemoryOrder] = {}
         self._inserted: list[tuple[dict[Any, Any], object]] = []
 
     def add(self, records: Sequence[Record]) -> bool:
@@ -125,7 +129,7 @@ class Tables:
             case _:
                 self._add_context(record)
 
-    def _add_context(self, record: Epoch | Plan | Pin | Summary | Recalled) -> None:
+    def _add_context(self, record: Epoch | Plan | Pin | Summary | Recalled | Remembered | MemoryOrder) -> None:
         match record:
             case Epoch():
                 self._add_epoch(fit_epoch(record))
@@ -144,6 +148,12 @@ class Tables:
                 self._expect(self.keys, record.session)
                 self._expect(self.epochs, record.epoch)
                 self._insert(self.recalled, record.exchange, fit_recalled(record))
+            case Remembered():
+                self._expect(self.keys, record.session)
+                self._insert(self.memory, len(self.memory) + 1, fit_remembered(record))
+            case MemoryOrder():
+                self._expect(self.keys, record.session)
+                self._insert(self.memory, len(self.memory) + 1, replace(record, item=fit_text(record.item)))
 
     def _add_opening(self, opening: Opening) -> None:
         key = opening.session

@@ -1,0 +1,139 @@
+"""`palimpsest memory`: what is remembered of a session. It reads the log, also beside a running server.
+
+What changes memory goes through the server that runs on the data directory.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, get_args
+
+import msgspec
+import typer
+
+from proxy.cli.formatting import WIDTH, format_count, format_time, make_plain, shorten
+from proxy.cli.serve import find_reason, parse_object
+from proxy.cli.services import (
+    BranchOption,
+    ConfigOption,
+    DataOption,
+    HostOption,
+    JsonOption,
+    PortOption,
+    Services,
+    SessionArgument,
+    TokenOption,
+    load_server_settings,
+)
+from proxy.context.memory.bundle import render_turns
+from proxy.engine.memory.memory import MOST_EPISODIC, MOST_SEMANTIC
+from proxy.engine.memory.path import MemoryReader
+from proxy.engine.memory.reports import DEFAULT_LIMIT, MemoryReport, load_bundle, load_report, load_tools
+from proxy.engine.reports.sessions import write_json
+from proxy.model.errors import ProxyError
+from proxy.model.memory import CLAIMED, ItemType, ToolInteraction
+
+_MOST_LISTED = 10_000
+_VIEWS = (*get_args(ItemType), "tools", "bundle")
+
+
+class MemoryRefused(ProxyError):
+    """The server did not change the memory of a session."""
+
+
+def memory(
+    context: typer.Context,
+    session: SessionArgument,
+    view: Annotated[
+        str | None,
+        typer.Option("--type", metavar="TYPE", help=f"Only this: {', '.join(_VIEWS)} (what a model is shown)."),
+    ] = None,
+    turn: Annotated[str, typer.Option(metavar="TURN", help="Only this turn: 12, or turn_0012.")] = "",
+    limit: Annotated[
+        int, typer.Option(min=1, max=_MOST_LISTED, help="How many at most of each kind, the newest.")
+    ] = DEFAULT_LIMIT,
+    branch: BranchOption = "",
+    compact: Annotated[bool, typer.Option("--compact", help="Make reports and facts of whole turns now.")] = False,
+    pin: Annotated[str, typer.Option(metavar="ITEM", help="Have an item come first: ep_0001 or sem_0001.")] = "",
+    unpin: Annotated[str, typer.Option(metavar="ITEM", help="Have it come first no longer.")] = "",
+    retract: Annotated[str, typer.Option(metavar="ITEM", help="Have an item shown never again.")] = "",
+    reset: Annotated[bool, typer.Option("--reset", help="Forget all items so far; the log keeps everything.")] = False,
+    as_json: JsonOption = False,
+    data: DataOption = None,
+    config: ConfigOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    admin_token: TokenOption = None,
+) -> None:
+    """Show what is remembered of a session, or change that."""
+    services: Services = context.obj
+    if view is not None and view not in _VIEWS:
+        raise typer.BadParameter(f"is one of {', '.join(_VIEWS)}", param_hint="--type")
+    orders = [("pin", pin), ("unpin", unpin), ("retract", retract)]
+    asked = [(f"/{item}", {"action": action}) for action, item in orders if item]
+    asked += [("/reset", {})] if reset else []
+    asked += [("/compact", {"branch": branch})] if compact else []
+    if len(asked) > 1:
+        raise typer.BadParameter("choose one of --compact, --pin, --unpin, --retract and --reset")
+    for path, body in asked:
+        settings = load_server_settings(config, data, host, port, admin_token)
+        status, content = services.ask_server(settings, f"/sessions/{session}/memory{path}", msgspec.json.encode(body))
+        response = parse_object(content)
+        if "session" not in response:
+            raise MemoryRefused(find_reason(status, response))
+        typer.echo(content if as_json else make_plain(format_change(response)), nl=not as_json)
+    if not asked:
+        kind: ItemType | None = view if view in get_args(ItemType) else None  # type: ignore[assignment]
+
+        async def query(log: MemoryReader) -> bytes:
+            if view == "tools":
+                found = (await load_tools(log, session, turn, branch))[-limit:]
+                return write_json(found) if as_json else _join(_format_tools(found))
+            if view == "bundle":
+                bundle, text = await load_bundle(log, session, MOST_EPISODIC, MOST_SEMANTIC, branch)
+                return write_json(bundle) if as_json else f"{make_plain(text)}\n".encode()
+            report = await load_report(log, session, kind=kind, turn=turn, limit=limit, branch=branch)
+            return write_json(report) if as_json else _join(_format_report(report, kind))
+
+        typer.echo(services.read(data, config, query), nl=False)
+
+
+def format_change(document: dict[str, Any]) -> str:
+    """Format what the server's API says of a change."""
+    if document.get("is_reset"):
+        return "all items of this session are forgotten; the log keeps what was said"
+    if "items" not in document:
+        return f"{document['action']}: {document['item']}"
+    items, turns = document["items"], document["turn_ids"]
+    made = format_count(len(items["episodic"]), "report"), format_count(len(items["semantic"]), "fact")
+    told = f"{made[0]} and {made[1]} were made of {format_count(len(turns), 'turn')}"
+    return f"{told}\n{document['reason']}" if document["reason"] else told
+
+
+def _join(lines: Iterator[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
+
+
+def _format_report(report: MemoryReport, kind: ItemType | None) -> Iterator[str]:
+    counts = report.counts
+    made = format_count(counts["episodic"], "report"), format_count(counts["semantic"], "fact")
+    yield f"{format_count(report.turns, 'turn')}, {format_count(counts['raw'], 'trace')}, {made[0]}, {made[1]}"
+    if report.is_requested:
+        yield "memory will be made of its turns with the next call"
+    for item in report.episodic:
+        yield ""
+        turns = f"{item.turn_ids[0]} to {item.turn_ids[-1]}" if len(item.turn_ids) > 1 else "".join(item.turn_ids)
+        yield make_plain(f"{item.id}  {format_time(int(item.ts * 1000))[:16]}  {turns}  {' '.join(item.tags)}".rstrip())
+        yield from (make_plain(f"  {line}") for line in item.summary.split("\n"))
+    for place, fact in enumerate(report.semantic):
+        if not place:
+            yield ""
+        label = " (claimed)" if CLAIMED in fact.tags else ""
+        yield shorten(make_plain(f"{fact.id}  {fact.salience:.2f}  {fact.kind}{label}: {fact.fact}"), 2 * WIDTH)
+    if kind == "raw":
+        yield ""
+        yield make_plain(render_turns(report.raw))
+
+
+def _format_tools(found: Sequence[ToolInteraction]) -> Iterator[str]:
+    for each in found:
+        given = bytes(each.arguments).decode(errors="replace")
+        yield shorten(make_plain(f"{each.turn_id}  {each.status:7}  {each.tool_name}  {given}"), 2 * WIDTH)

@@ -1,0 +1,114 @@
+"""Memory as files of one JSON object a line, and a mirror that keeps them current while calls are made.
+
+Below `agents/SESSION/` are `raw_traces.jsonl` with the traces of turns that no report covers yet,
+`raw_traces_archive.jsonl` with the others, `episodic.jsonl` and `semantic.jsonl`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+
+from proxy.context.memory.facts import format_episode, is_on_path, list_items
+from proxy.context.memory.traces import list_covered
+from proxy.engine.memory.path import MemoryReader, load_path
+from proxy.engine.reports.lookup import find_session
+from proxy.engine.reports.sessions import write_json
+from proxy.engine.runtime import TaskRunner, attempt
+from proxy.model.errors import NotFound
+from proxy.model.events import ExchangeRecorded
+
+FILES = ("raw_traces.jsonl", "raw_traces_archive.jsonl", "episodic.jsonl", "semantic.jsonl")
+
+_WAIT_SECONDS = 1.0
+# A mirror takes at most this share of the time: long sessions are written less often.
+_SHARE = 0.05
+
+_log = logging.getLogger("palimpsest.memory")
+
+Write = Callable[[str, Mapping[str, bytes]], None]
+"""Writes the files of a session, given its id; each file is replaced as a whole. Blocks. Raises OSError."""
+
+
+async def load_files(log: MemoryReader, prefix: str, branch: str = "") -> tuple[str, dict[str, bytes]]:
+    """Load the memory of a session's newest conversation, or of a branch, as files. Raises NotFound."""
+    session = await find_session(log, prefix)
+    path = await load_path(log, session, branch)
+    stored = await log.load_memory(session)
+    items = list_items(stored, path.nodes)
+    shown = {item.id for item in items.episodic}
+    spans = [
+        (entry.start, entry.stop)
+        for _, entry in stored.entries
+        if is_on_path(entry, path.nodes) and format_episode(entry.number) in shown
+    ]
+    covered = list_covered(path.turns, spans)
+    archived = {turn.id for turn in path.turns if turn.number in covered}
+    traces = path.list_traces()
+    found: tuple[Sequence[msgspec.Struct], ...] = (
+        [each for each in traces if each.turn_id not in archived],
+        [each for each in traces if each.turn_id in archived],
+        items.episodic,
+        items.semantic,
+    )
+    lines = [b"".join(map(write_json, each)) for each in found]
+    return session, dict(zip(FILES, lines, strict=True))
+
+
+@dataclass(kw_only=True, eq=False)
+class MemoryMirror:
+    """Writes the memory of sessions as files after their calls, and when it has changed.
+
+    `call_later` runs a function after so many seconds. A failure is logged once, until writing succeeds again.
+    """
+
+    log: MemoryReader
+    write: Write
+    tasks: TaskRunner
+    call_later: Callable[[float, Callable[[], object]], object]
+    now: Callable[[], float]
+    _waiting: set[str] = field(default_factory=set, init=False)
+    _running: set[str] = field(default_factory=set, init=False)
+    _fault: str = field(default="", init=False)
+
+    def note_exchange(self, event: ExchangeRecorded) -> None:
+        """Have the memory of a session written after a call. Subscribed to the bus."""
+        if event.is_final and event.kind == "managed":
+            self.note_change(event.session)
+
+    def note_change(self, session: str, seconds: float = _WAIT_SECONDS) -> None:
+        """Have the memory of a session written soon."""
+        if session not in self._waiting:
+            self._waiting.add(session)
+            if session not in self._running:
+                self.call_later(seconds, partial(self._start, session))
+
+    def _start(self, session: str) -> None:
+        self._waiting.discard(session)
+        self._running.add(session)
+        self.tasks.spawn(self._run(session))
+
+    async def _run(self, session: str) -> None:
+        began = self.now()
+        await attempt(self._write(session), self._note_fault)
+        took = self.now() - began
+        self._running.discard(session)
+        if session in self._waiting:
+            self._waiting.discard(session)
+            self.note_change(session, max(_WAIT_SECONDS, took / _SHARE))
+
+    async def _write(self, session: str) -> None:
+        try:
+            _, files = await load_files(self.log, session)
+        except NotFound:  # of a session without a conversation there is no memory
+            return
+        await asyncio.to_thread(self.write, session, files)
+        self._fault = ""
+
+    def _note_fault(self, error: Exception) -> None:
+        if str(error) != self._fault:
+            self._fault = str(error)
+            _log.error("the memory of sessions cannot be mirrored (memory.mirror): %s", error)

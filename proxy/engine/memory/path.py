@@ -1,0 +1,140 @@
+"""A path of a session: its newest conversation, or that of a branch, its turns, and where each message comes from."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from proxy.context.conversation import CountedMessage
+from proxy.context.memory.traces import TraceSource, Turn, list_traces, list_turns
+from proxy.engine.lineage.chain import Chain
+from proxy.engine.ports import LogReader
+from proxy.engine.reports.conversation import find_format, list_raws, load_chain
+from proxy.engine.reports.lookup import pick_branch, read_back, read_branch_back, read_pages
+from proxy.model.errors import NotFound
+from proxy.model.lineage import compute_chain_root, extend_chain
+from proxy.model.log import BranchRow, Call, ExchangeRow
+from proxy.model.memory import RawTrace, StoredMemory
+from proxy.wire import FORMATS
+from proxy.wire.body import SplitBody
+
+
+class MemoryReader(LogReader, Protocol):
+    """The log as memory reads it."""
+
+    async def load_memory(self, session: str) -> StoredMemory:
+        """Return the memory records of a session and of those that it continues. Empty if nothing is known."""
+        ...
+
+
+_MOST_LOOKED_AT = 200
+_NOTHING = "this session has no conversation that can be read, so that nothing is remembered of it"
+
+
+class MemoryPath(msgspec.Struct, frozen=True):
+    """The messages of a conversation after its preamble, the newest response included, and their nodes.
+
+    `row` is its newest exchange, whose request is `split`; `leading` are the raw messages of the preamble.
+    """
+
+    row: ExchangeRow
+    split: SplitBody
+    leading: Sequence[bytes]
+    raws: Sequence[bytes]
+    nodes: Sequence[bytes]
+    messages: Sequence[CountedMessage]
+    sources: Sequence[TraceSource]
+    turns: tuple[Turn, ...]
+
+    def list_traces(self) -> tuple[RawTrace, ...]:
+        """Return the traces of the conversation."""
+        return list_traces(self.messages, self.sources)
+
+    def list_tail(self, turns: int) -> tuple[Turn, ...]:
+        """Return the raw tail: so many turns before the current one, which is the last."""
+        return self.turns[-1 - turns : -1] if turns > 0 else ()
+
+
+async def load_path(log: LogReader, session: str, branch: str = "") -> MemoryPath:
+    """Load the newest conversation of a session that can be read, or that of the branch with this tip.
+
+    Raises NotFound.
+    """
+    upstream = (await log.find_session(session)).upstream
+    branches = await log.list_branches(session)
+    rows = read_branch_back(log, session, pick_branch(branches, branch)) if branch else read_back(log, session)
+    row, split, chain = await _find_readable(log, rows, upstream)
+    form = find_format(row)
+    (whole,) = await log.list_exchanges(session, row.n - 1, 1)
+    echoes = form.list_echoes(whole.rounds[-1].answer) if whole.rounds and whole.rounds[-1].answer else []
+    every = list_raws(split)
+    raws = [*every[chain.preamble.count :], *echoes]
+    last = chain.nodes[-1] if chain.nodes else compute_chain_root(upstream)
+    nodes = [*chain.nodes, *extend_chain(last, [form.reader.read_item(raw).form for raw in echoes])]
+    decoded = [form.decode_message(raw) for raw in raws]
+    messages = [CountedMessage(each.message, each.structure, 0) for each in decoded]
+    calls = _list_calls(branches, row)
+    opened = {each.n: each.opened_ms async for page in read_pages(log, session) for each in page}
+    return MemoryPath(
+        whole,
+        split,
+        every[: chain.preamble.count],
+        raws,
+        nodes,
+        messages,
+        _find_sources(messages, nodes, calls, opened),
+        list_turns(messages),
+    )
+
+
+async def _find_readable(
+    log: LogReader, rows: AsyncIterator[ExchangeRow], upstream: str
+) -> tuple[ExchangeRow, SplitBody, Chain]:
+    """Return the newest exchange that is part of a conversation and can be read. Raises NotFound."""
+    looked_at = 0
+    async for row in rows:
+        looked_at += 1
+        if looked_at > _MOST_LOOKED_AT:
+            break
+        if row.wire not in FORMATS or row.kind != "managed" or not row.tip or row.is_side:
+            continue
+        try:
+            return row, *await load_chain(log, row, upstream)
+        except NotFound:
+            continue
+    raise NotFound(_NOTHING)
+
+
+def _list_calls(branches: Sequence[BranchRow], row: ExchangeRow) -> Sequence[Call]:
+    """Return the calls that led to an exchange, oldest first."""
+    for branch in branches:
+        calls = branch.exchanges
+        if any(call.n == row.n for call in calls):
+            return [call for call in calls if call.n <= row.n]
+    return [Call(row.n, row.id, row.depth)]
+
+
+def _find_sources(
+    messages: Sequence[CountedMessage], nodes: Sequence[bytes], calls: Sequence[Call], opened: Mapping[int, int]
+) -> list[TraceSource]:
+    """Return where each message comes from: the first request that had it or, if it answered one, that request."""
+    found: list[TraceSource] = []
+    before: Call | None = None
+    for call in [*calls, None]:
+        stop = len(messages) if call is None else call.depth
+        while before is not None and len(found) < stop and _answers(messages[len(found)], found, before):
+            found.append(_make_source(before, nodes[len(found)], opened))
+        if call is not None:
+            found += [_make_source(call, nodes[place], opened) for place in range(len(found), stop)]
+            before = call
+    last = calls[-1]
+    return [*found, *(_make_source(last, nodes[place], opened) for place in range(len(found), len(messages)))]
+
+
+def _answers(message: CountedMessage, found: Sequence[TraceSource], before: Call) -> bool:
+    """Return whether the next message is part of the answer to the call before."""
+    return message.structure.role == "assistant" and len(found) >= before.depth
+
+
+def _make_source(call: Call, node: bytes, opened: Mapping[int, int]) -> TraceSource:
+    return TraceSource(opened.get(call.n, 0) / 1000, call.exchange, node)

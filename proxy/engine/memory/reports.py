@@ -1,0 +1,174 @@
+"""What people and programs are shown of memory: items, calls of tools, bundles, and what a model would be sent.
+
+A conversation is shown in the format of its own wire, byte for byte, or translated for another one.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from proxy.context.memory.bundle import render_bundle, render_turns
+from proxy.context.memory.facts import choose_items, find_request, list_items
+from proxy.context.memory.traces import pair_calls, read_turn_number
+from proxy.engine.compaction.manual import ManualCompaction
+from proxy.engine.memory.path import MemoryPath, MemoryReader, load_path
+from proxy.engine.reports.context import Document
+from proxy.engine.reports.conversation import find_format, list_raws, split_whole
+from proxy.engine.reports.lookup import find_session
+from proxy.model.errors import BadRequest
+from proxy.model.memory import Episodic, ItemType, MemoryBundle, RawTrace, Semantic, ToolInteraction
+from proxy.wire import FORMATS
+from proxy.wire.format import Format
+from proxy.wire.json_values import encode_text, join_array
+from proxy.wire.translation.conversations import read_instructions, translate
+
+DEFAULT_LIMIT = 100
+"""The most items of a kind that are shown, the newest, unless another number is asked for."""
+
+
+class MemoryReport(msgspec.Struct, frozen=True):
+    """The memory of a path: its items, the newest of each kind, and how many there are of each in all."""
+
+    session: str
+    exchange: str  # the newest one of the path
+    turns: int
+    is_requested: bool  # memory will be made of its turns with the next call
+    raw: tuple[RawTrace, ...]
+    episodic: tuple[Episodic, ...]
+    semantic: tuple[Semantic, ...]
+    counts: dict[str, int]
+
+
+async def load_report(
+    log: MemoryReader,
+    prefix: str,
+    *,
+    kind: ItemType | None = None,
+    turn: str = "",
+    limit: int = DEFAULT_LIMIT,
+    branch: str = "",
+) -> MemoryReport:
+    """Load the memory of the newest conversation of a session, or of a branch; only of a kind, or of a turn, if given.
+
+    Raises NotFound, and BadRequest for an unknown turn.
+    """
+    session = await find_session(log, prefix)
+    path = await load_path(log, session, branch)
+    wanted = _expect_turn(path, turn) if turn else ""
+    stored = await log.load_memory(session)
+    items = list_items(stored, path.nodes)
+    raw = [each for each in path.list_traces() if not wanted or each.turn_id == wanted]
+    episodic = [each for each in items.episodic if not wanted or wanted in each.turn_ids]
+    nodes = _list_nodes(path, wanted)
+    semantic = [each for each in items.semantic if not wanted or nodes.intersection(each.nodes)]
+
+    return MemoryReport(
+        session=session,
+        exchange=path.row.id,
+        turns=len(path.turns),
+        is_requested=find_request(stored),
+        raw=tuple(raw[-limit:]) if kind in (None, "raw") else (),
+        episodic=tuple(episodic[-limit:]) if kind in (None, "episodic") else (),
+        semantic=tuple(semantic[-limit:]) if kind in (None, "semantic") else (),
+        counts={"raw": len(raw), "episodic": len(episodic), "semantic": len(semantic)},
+    )
+
+
+async def load_tools(log: MemoryReader, prefix: str, turn: str = "", branch: str = "") -> tuple[ToolInteraction, ...]:
+    """Load the calls of tools in the newest conversation of a session, with their results. Raises as `load_report`."""
+    path = await load_path(log, await find_session(log, prefix), branch)
+    wanted = _expect_turn(path, turn) if turn else ""
+    return tuple(each for each in pair_calls(path.list_traces()) if not wanted or each.turn_id == wanted)
+
+
+async def load_bundle(
+    log: MemoryReader, prefix: str, max_episodic: int, max_semantic: int, branch: str = ""
+) -> tuple[MemoryBundle, str]:
+    """Load the items that a model would be shown, and their text. Raises NotFound."""
+    session = await find_session(log, prefix)
+    path = await load_path(log, session, branch)
+    bundle = choose_items(list_items(await log.load_memory(session), path.nodes), max_episodic, max_semantic)
+    return bundle, render_bundle(bundle)
+
+
+async def build_snapshot(
+    log: MemoryReader,
+    prefix: str,
+    *,
+    max_episodic: int,
+    max_semantic: int,
+    raw_tail_turns: int,
+    is_text: bool = False,
+    wire: str = "",
+    branch: str = "",
+) -> Document:
+    """Return what a conversation would begin with if it were sent from memory now.
+
+    These are the system prompt, a message with the bundle, the turns before the current one, as messages or as text,
+    and the current turn. Raises NotFound, and BadRequest for an unknown wire.
+    """
+    bundle, text = await load_bundle(log, prefix, max_episodic, max_semantic, branch)
+    path = await load_path(log, await find_session(log, prefix), branch)
+    form, tail = find_format(path.row), path.list_tail(raw_tail_turns)
+    current = path.turns[-1].start if path.turns else 0
+    start = tail[0].start if tail else current
+    if is_text and tail:
+        ids = {turn.id for turn in tail}
+        recent = render_turns([trace for trace in path.list_traces() if trace.turn_id in ids])
+        text, start = "\n\n".join(filter(None, (text, recent))), current
+    ours = (form.write_message("user", encode_text(text)),) if text else ()
+    return {
+        "session": path.row.session,
+        "exchange": path.row.id,
+        "episodic": [each.id for each in bundle.episodic],
+        "semantic": [each.id for each in bundle.semantic],
+        "turns": [turn.id for turn in (*tail, *path.turns[-1:])],
+        **_describe(path, form, (*ours, *path.raws[start:]), wire),
+    }
+
+
+async def load_sendable(
+    log: MemoryReader, manual: ManualCompaction, prefix: str, wire: str = "", branch: str = ""
+) -> Document:
+    """Return what would be sent now of a session's newest conversation if its client went on with it.
+
+    Raises NotFound, BadRequest for an unknown wire, and Conflict where no call was answered.
+    """
+    session = await find_session(log, prefix)
+    path = await load_path(log, session, branch)
+    form = find_format(path.row)
+    sent = await manual.load_request(path.row)
+    items = list_raws(split_whole(sent.body, form.items_key))[len(path.leading) :]
+    answer = path.raws[len(sent.nodes) :]
+    about: Document = {"session": session, "exchange": path.row.id, "epoch": sent.epoch.id if sent.epoch else ""}
+    return about | _describe(path, form, (*items, *answer), wire)
+
+
+def _describe(path: MemoryPath, form: Format, items: Sequence[bytes], wire: str) -> Document:
+    """Return a conversation as the members of a request of a wire, the session's own if none is named."""
+    target = form if not wire else FORMATS.get(wire)
+    if target is None:
+        raise BadRequest(f"wire is one of {', '.join(FORMATS)}, not {wire[:40]!r}")
+    member = path.split.member(form.instructions_key) if form.instructions_key else b""
+    found: Document = {"wire": target.name}
+    if target is form:
+        if member:
+            found[form.instructions_key] = msgspec.Raw(member)
+        return found | {form.items_key: msgspec.Raw(join_array((*path.leading, *items)))}
+    made = translate(form, target, items, path.leading, read_instructions(form, member))
+    if made.instructions:
+        found[target.instructions_key] = made.instructions
+    return found | {target.items_key: msgspec.Raw(join_array(made.items))}
+
+
+def _expect_turn(path: MemoryPath, turn: str) -> str:
+    """Return the id of a turn, given as `turn_0012` or as `12`. Raises BadRequest."""
+    number = int(turn) if turn.isascii() and turn.isdigit() and len(turn) < 10 else read_turn_number(turn)
+    if not 1 <= number <= len(path.turns):
+        raise BadRequest(f"turn is 1 to {len(path.turns)}, or turn_0001 and so on, not {turn[:40]!r}")
+    return path.turns[number - 1].id
+
+
+def _list_nodes(path: MemoryPath, turn: str) -> frozenset[str]:
+    places = (place for each in path.turns if each.id == turn for place in range(each.start, each.stop))
+    return frozenset(path.nodes[place].hex() for place in places)

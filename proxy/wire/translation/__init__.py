@@ -1,0 +1,1 @@
+"""Conversations of one wire format as those of another."""

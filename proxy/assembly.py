@@ -34,6 +34,7 @@ from proxy.engine.exchange import ExchangeService
 from proxy.engine.lineage.identity import Tenants
 from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.memory.compaction import MemoryCompaction, build_memory_compaction
+from proxy.engine.memory.snapshots import SnapshotMemory
 from proxy.engine.models import CacheCalibrator, Models, OverflowWatch, PriceList
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Archive, Clock
@@ -190,6 +191,10 @@ async def build_engine(settings: Settings) -> Engine:
     )
     manual_compaction = _build_manual_compaction(archive, durability, trigger.worker, controller, routes)
     memory_compaction = build_memory_compaction(archive, durability, clock, manual_compaction)
+    snapshots = SnapshotMemory(
+        memory=memory_compaction.memory, worker=trigger.worker, policy=settings.snapshot_policy()
+    )
+    controller.chain.memory, trigger.start_memory = snapshots, snapshots.start
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker, epoch_admin)
     return Engine(*parts, manual_compaction, memory_compaction, index, recall, lineage.tenants, hop_id)
@@ -239,6 +244,7 @@ def build_controller(
     overflows = OverflowWatch(models, bus)
     calibrator = CacheCalibrator(models.counter, providers, overflows, bus)
     bus.subscribe(AnswerRead, calibrator.note_answer)
+    bus.subscribe(AnswerRead, caches.prompts.note_answer)
     states = StateReader(
         caches,
         models,

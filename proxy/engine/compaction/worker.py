@@ -26,7 +26,15 @@ from proxy.context.compaction.spans import (
 from proxy.context.conversation import ConversationIndex
 from proxy.context.plan_draft import compute_summaries_budget
 from proxy.engine.compaction.credentials import CredentialCache
-from proxy.engine.compaction.job import JobResult, ManualOptions, SentRequest, SummaryJob, make_leaf_job, make_merge_job
+from proxy.engine.compaction.job import (
+    JobResult,
+    ManualOptions,
+    SentRequest,
+    SummaryJob,
+    make_leaf_job,
+    make_merge_job,
+    make_turns_job,
+)
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.provider_compaction import has_unused_compaction
 from proxy.engine.compaction.scheduling import JobSchedule, RunningJob, is_summary_due
@@ -90,8 +98,14 @@ class SummaryWorker:
         """Start work on the branch of a request, unless it is running or there is nothing to do."""
         if self.schedule.find(request.session, request.kept_nodes) is None and self._is_worth_it(request):
             lease = self.schedule.name_lease(request)
-            work = self._run(request, lease)
+            work = self._run(request, lease, partial(self._work, request))
             self._spawn(request, lease, request.state.request.session.upstream, work)
+
+    def start_work(self, request: SentRequest, work: Callable[[], Awaitable[None]], upstream: str = "") -> None:
+        """Start other work on the branch of a request, unless some is running. Calls to `upstream` cancel it."""
+        if self.schedule.find(request.session, request.kept_nodes) is None:
+            lease = self.schedule.name_lease(request)
+            self._spawn(request, lease, upstream, self._run(request, lease, work))
 
     def stop_at(self, upstream: str) -> None:
         """Cancel the jobs at a server that serves one request at a time, since a client's call has arrived for it."""
@@ -132,7 +146,7 @@ class SummaryWorker:
         Without options it keeps to the limits of what is spent on a session. It goes on as a manual compaction does.
         Raises Conflict if there is a running job on the branch.
         """
-        return await self._run_by_hand(request, partial(self._work_on_turns, request, spans, options))
+        return await self._run_by_hand(request, partial(self.work_on_turns, request, spans, options))
 
     def count_most(self, request: SentRequest) -> int:
         """Return the tokens of messages that one summary of a request may cover."""
@@ -282,14 +296,14 @@ class SummaryWorker:
             await self.leases.release(lease, self.owner)
         return True
 
-    async def _run(self, request: SentRequest, lease: str) -> None:
+    async def _run(self, request: SentRequest, lease: str, work: Callable[[], Awaitable[None]]) -> None:
         """Work on a branch in the background. A failure is logged."""
 
         def note(problem: Exception) -> None:
             _log.error("session %s: a summary could not be made", request.session, exc_info=problem)
             self._postpone(request)
 
-        await attempt(self._run_leased(lease, partial(self._work, request)), note)
+        await attempt(self._run_leased(lease, work), note)
 
     async def _run_manually(
         self, request: SentRequest, lease: str, work: Callable[[], Awaitable[None]], result: JobResult
@@ -341,25 +355,30 @@ class SummaryWorker:
             for merged in await self.condense(request, index, options):
                 result.add(merged, is_kept=True)
 
-    async def _work_on_turns(
+    async def work_on_turns(
         self,
         request: SentRequest,
         spans: Sequence[tuple[int, int]],
         options: ManualOptions | None,
         result: JobResult,
     ) -> None:
-        """Summarise each span. Short ones are put together without a model, and only remembered."""
+        """Summarise each span under a lease. Short ones are put together without a model, and only remembered."""
         index = await self.index_conversation(request)
         for start, stop in spans:
-            span = MessageRange(start, stop, request.state.history.count(start, stop))
-            job = replace(make_leaf_job(request, index, span, is_for_memory=True), options=options)
-            if span.tokens >= LEAST:
-                if not await self._summarize_manually(job, result):
-                    return
-            elif self.remember is not None:
-                summary = await asyncio.to_thread(self.summarizer.write_without_model, job)
-                await self.remember(job, replace(summary, id=""))
-                result.add(summary, is_kept=True)
+            job = replace(make_turns_job(request, index, start, stop), options=options)
+            if job.span.tokens < LEAST:
+                result.add(await self.keep_digest(job), is_kept=True)
+            elif not await self._summarize_manually(job, result):
+                return
+
+    async def keep_digest(self, job: SummaryJob) -> Summary:
+        """Put a summary together without a model, and keep it. That of few messages is only remembered."""
+        summary = await asyncio.to_thread(self.summarizer.write_without_model, job)
+        if job.span.tokens >= LEAST:
+            await self.keep(job, summary)
+        elif self.remember is not None:
+            await self.remember(job, replace(summary, id=""))
+        return summary
 
     async def _summarize_manually(self, job: SummaryJob, result: JobResult) -> bool:
         """Make one of several summaries. Return whether it was made, so that the next one may follow."""

@@ -201,8 +201,8 @@ EpochReason = Literal[
     "refused",
 ]
 """Why an epoch was opened: above the soft mark because it pays, at the high mark, because the cache was known to be
-cold, because the client changed the prefix itself, because a turn begins (strategy `turns`) or memory takes the place of
-turns (strategy `snapshot`), after a "too long" error, or because a person asked for it. Under
+cold, because the client changed the prefix itself, because a turn begins (strategy `turns`) or memory stands for turns
+(strategy `snapshot`), after a "too long" error, or because a person asked for it. Under
 `unsigned` the same goes out without signed reasoning, and under `uncompacted` without the provider's own compaction,
 since the upstream refused that, or is to have none; under `untooled` without our tool, since the upstream refused that.
 `revert` (by a person) and `refused` (the upstream rejected the rewritten request) restore the state before the last

@@ -1,8 +1,8 @@
 """The strategy `snapshot`: memory in place of whole turns, then the newest turns word for word.
 
-A context grows until a prompt has filled most of its budget. Then it begins anew: with a message of ours that shows what
-memory has of the turns that leave, the newest turns before the current one (`BuilderPolicy.raw_tail_turns`), and the
-current turn. A turn leaves only if memory has been made of it. Of the turns before the current one fewer stay where
+A context grows until a prompt has filled most of its budget. Then it begins anew: with a message of ours that shows
+what memory has of the turns that leave, the newest turns before the current one (`BuilderPolicy.raw_tail_turns`), and
+the current turn. A turn leaves only if memory has been made of it. Of the turns before the current one fewer stay where
 they do not fit. What whole turns cannot free is freed within the current turn and the one before it, as in `epochs`.
 """
 
@@ -50,8 +50,8 @@ def choose_tail(
     """Choose the place at which what stays of a conversation begins, which is the start of a turn.
 
     `starts` are those of all turns, `count` returns the tokens of what is sent if messages stay from a place on, `soft`
-    is the mark at which memory is made, `turns` the wished turns before the current one. Of the first `covered` messages
-    memory has been made; None: of all.
+    is the mark at which memory is made, `turns` the wished turns before the current one. Memory has been made of the
+    first `covered` messages; None: of all.
     """
     known = [place for place in starts if covered is None or place <= covered]
     wished = starts[max(0, len(starts) - 1 - turns) :]
@@ -108,9 +108,8 @@ def _begin(
     step = bisect_right(index.steps, start, key=lambda each: each.stop)
     earlier = tuple(sorted(add_paired(index, step, frozenset(i for i in index.fixed if i < step))))
     left = min(place, index.find_start(step)) - sum(len(index.steps[i].places) for i in earlier)
-    note = (
-        f"{MEMORY_HEADER} {left} messages that stood here are stored.{NOTE_RECALL if view.has_tool else NOTE_ACCESS}]"
-    )
+    access = NOTE_RECALL if view.has_tool else NOTE_ACCESS
+    note = f"{MEMORY_HEADER} {left} messages that stood here are stored.{access}]"
     recent = _render_recent(view.messages, place, start)
     text = "\n\n".join(filter(None, (note, view.memory.text, recent)))
     tokens = count(text) + MESSAGE_FRAME + sum(index.steps[i].tokens for i in earlier)
@@ -144,9 +143,7 @@ def _make_zones(view: PlanRequest, index: ConversationIndex, made: _Beginning, b
     start = index.find_start(made.step)
     plan = build(_cut_request(view, start, made.tokens))
     edits = (*_list_edits(index, made), *(_move(edit, start) for edit in plan.edits))
-    references = tuple(
-        Reference(each.id, each.start + start, each.stop + start, each.offset) for each in plan.references
-    )
+    references = tuple(_move_reference(each, start) for each in plan.references)
     return ContextPlan(
         plan.through + start,
         edits,
@@ -200,13 +197,13 @@ def _cut_plan(plan: ContextPlan | None, start: int) -> ContextPlan | None:
     if plan is None or ours is None or ours.stop != start:
         return None
     later = [edit for edit in plan.edits if (edit.start if isinstance(edit, Written) else edit.place) >= start]
-    references = [
-        Reference(each.id, each.start - start, each.stop - start, each.offset)
-        for each in plan.references
-        if each.start >= start
-    ]
+    references = [_move_reference(each, -start) for each in plan.references if each.start >= start]
     edits = tuple(_move(edit, -start) for edit in later)
     return ContextPlan(plan.through - start, edits, tuple(references), plan.tokens)
+
+
+def _move_reference(reference: Reference, by: int) -> Reference:
+    return msgspec.structs.replace(reference, start=reference.start + by, stop=reference.stop + by)
 
 
 def _move(edit: Edit, by: int) -> Edit:

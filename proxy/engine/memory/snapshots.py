@@ -1,7 +1,7 @@
 """Memory of the turns that leave the context of the strategy `snapshot`: made behind answers, or else before an epoch.
 
-Behind an answer whose prompt has filled its budget, models report on the turns that the next request will not show. What
-they have not reported on when that request comes, is put together without a model.
+Behind an answer whose prompt has filled its budget, models report on the turns that the next request will not show.
+What they have not reported on when that request comes, is put together without a model.
 """
 
 import asyncio

@@ -97,9 +97,7 @@ class SummaryWorker:
     def start(self, request: SentRequest) -> None:
         """Start work on the branch of a request, unless it is running or there is nothing to do."""
         if self.schedule.find(request.session, request.kept_nodes) is None and self._is_worth_it(request):
-            lease = self.schedule.name_lease(request)
-            work = self._run(request, lease, partial(self._work, request))
-            self._spawn(request, lease, request.state.request.session.upstream, work)
+            self.start_work(request, partial(self._work, request), request.state.request.session.upstream)
 
     def start_work(self, request: SentRequest, work: Callable[[], Awaitable[None]], upstream: str = "") -> None:
         """Start other work on the branch of a request, unless some is running. Calls to `upstream` cancel it."""

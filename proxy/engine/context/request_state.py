@@ -227,6 +227,8 @@ class MemorySource(Protocol):
 
 
 class _NoMemory:
+    """Nothing is remembered."""
+
     async def add(self, state: RequestState, seconds: float) -> RequestState:
         return state
 

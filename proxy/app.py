@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TextIO
 from urllib.parse import quote, urlsplit
 
@@ -221,12 +222,12 @@ async def _warm(engine: Engine, health: Health) -> None:
 
 def _mirror_memory(engine: Engine, settings: Settings) -> None:
     """Keep the memory of sessions current in files, if the settings name a directory for them."""
-    if settings.memory.mirror is None:
+    if not settings.memory.mirror:
         return
     memory, loop = engine.memory_compaction.memory, asyncio.get_running_loop()
     mirror = MemoryMirror(
         log=memory.archive,
-        write=functools.partial(write_memory, settings.memory.mirror),
+        write=functools.partial(write_memory, Path(settings.memory.mirror)),
         tasks=engine.tasks,
         call_later=loop.call_later,
         now=loop.time,

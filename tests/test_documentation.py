@@ -13,6 +13,7 @@ from proxy import __version__
 from proxy.cli.main import build
 from proxy.config.reference import format_default, list_keys
 from proxy.server.context_api import ContextApi
+from proxy.server.memory_api import MemoryApi
 from proxy.server.sessions_api import SessionsApi
 from proxy.wire.headers import OWN_PREFIX
 from tests.support.memory_store.archive import MemoryArchive
@@ -90,6 +91,7 @@ def list_api() -> list[str]:
     routes = (
         *SessionsApi(MemoryArchive(), unused).list_routes(),
         *ContextApi(MemoryArchive(), unused, unused, unused).list_routes(),
+        *MemoryApi(unused, unused).list_routes(),
     )
     paths = [f"/-{route.path}" for route in routes if isinstance(route, Route)]
     return [path for path in paths if not path.endswith("/received")]

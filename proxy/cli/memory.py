@@ -4,7 +4,7 @@ What changes memory goes through the server that runs on the data directory.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, NamedTuple, get_args
 
 import msgspec
 import typer
@@ -32,7 +32,8 @@ from proxy.model.errors import ProxyError
 from proxy.model.memory import CLAIMED, ItemType, ToolInteraction
 
 _MOST_LISTED = 10_000
-_VIEWS = (*get_args(ItemType), "tools", "bundle")
+_KINDS: tuple[ItemType, ...] = get_args(ItemType)
+_VIEWS = (*_KINDS, "tools", "bundle")
 
 
 class MemoryRefused(ProxyError):
@@ -67,10 +68,7 @@ def memory(
     services: Services = context.obj
     if view is not None and view not in _VIEWS:
         raise typer.BadParameter(f"is one of {', '.join(_VIEWS)}", param_hint="--type")
-    orders = [("pin", pin), ("unpin", unpin), ("retract", retract)]
-    asked = [(f"/{item}", {"action": action}) for action, item in orders if item]
-    asked += [("/reset", {})] if reset else []
-    asked += [("/compact", {"branch": branch})] if compact else []
+    asked = _list_changes({"pin": pin, "unpin": unpin, "retract": retract}, branch if compact else None, reset=reset)
     if len(asked) > 1:
         raise typer.BadParameter("choose one of --compact, --pin, --unpin, --retract and --reset")
     for path, body in asked:
@@ -81,19 +79,38 @@ def memory(
             raise MemoryRefused(find_reason(status, response))
         typer.echo(content if as_json else make_plain(format_change(response)), nl=not as_json)
     if not asked:
-        kind: ItemType | None = view if view in get_args(ItemType) else None  # type: ignore[assignment]
+        chosen = _Chosen(session, view or "", turn, limit, branch)
+        typer.echo(services.read(data, config, lambda log: _render(log, chosen, as_json=as_json)), nl=False)
 
-        async def query(log: MemoryReader) -> bytes:
-            if view == "tools":
-                found = (await load_tools(log, session, turn, branch))[-limit:]
-                return write_json(found) if as_json else _join(_format_tools(found))
-            if view == "bundle":
-                bundle, text = await load_bundle(log, session, MOST_EPISODIC, MOST_SEMANTIC, branch)
-                return write_json(bundle) if as_json else f"{make_plain(text)}\n".encode()
-            report = await load_report(log, session, kind=kind, turn=turn, limit=limit, branch=branch)
-            return write_json(report) if as_json else _join(_format_report(report, kind))
 
-        typer.echo(services.read(data, config, query), nl=False)
+class _Chosen(NamedTuple):
+    """What of a session's memory is to be shown."""
+
+    session: str
+    view: str
+    turn: str
+    limit: int
+    branch: str
+
+
+def _list_changes(actions: dict[str, str], branch: str | None, *, reset: bool) -> list[tuple[str, dict[str, str]]]:
+    """Return the API's paths and bodies for what is asked for. `branch`: memory is to be made of it, not if None."""
+    asked = [(f"/{item}", {"action": action}) for action, item in actions.items() if item]
+    asked += [("/reset", {})] if reset else []
+    return [*asked, ("/compact", {"branch": branch})] if branch is not None else asked
+
+
+async def _render(log: MemoryReader, chosen: _Chosen, *, as_json: bool) -> bytes:
+    session, view, turn, limit, branch = chosen
+    if view == "tools":
+        found = (await load_tools(log, session, turn, branch))[-limit:]
+        return write_json(found) if as_json else _join(_format_tools(found))
+    if view == "bundle":
+        bundle, text = await load_bundle(log, session, MOST_EPISODIC, MOST_SEMANTIC, branch)
+        return write_json(bundle) if as_json else f"{make_plain(text)}\n".encode()
+    kind = next((each for each in _KINDS if each == view), None)
+    report = await load_report(log, session, kind=kind, turn=turn, limit=limit, branch=branch)
+    return write_json(report) if as_json else _join(_format_report(report, kind))
 
 
 def format_change(document: dict[str, Any]) -> str:
@@ -127,7 +144,8 @@ def _format_report(report: MemoryReport, kind: ItemType | None) -> Iterator[str]
         if not place:
             yield ""
         label = " (claimed)" if CLAIMED in fact.tags else ""
-        yield shorten(make_plain(f"{fact.id}  {fact.salience:.2f}  {fact.kind}{label}: {fact.fact}"), 2 * WIDTH)
+        said = shorten(make_plain(f"{fact.kind}{label}: {fact.fact}"), 2 * WIDTH)
+        yield f"{fact.id}  {fact.salience:.2f}  {said}"
     if kind == "raw":
         yield ""
         yield make_plain(render_turns(report.raw))
@@ -136,4 +154,4 @@ def _format_report(report: MemoryReport, kind: ItemType | None) -> Iterator[str]
 def _format_tools(found: Sequence[ToolInteraction]) -> Iterator[str]:
     for each in found:
         given = bytes(each.arguments).decode(errors="replace")
-        yield shorten(make_plain(f"{each.turn_id}  {each.status:7}  {each.tool_name}  {given}"), 2 * WIDTH)
+        yield f"{each.turn_id}  {each.status:7}  {shorten(make_plain(f'{each.tool_name} {given}'), 2 * WIDTH)}"

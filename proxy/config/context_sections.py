@@ -9,9 +9,9 @@ from proxy.config.value_types import (
     AutoFraction,
     AutoMargin,
     AutoTokens,
-    DirectoryPath,
     DottedPath,
     Fraction,
+    OptionalDirectory,
     PositiveFraction,
     Price,
     Seconds,
@@ -165,8 +165,8 @@ class ModelSettings(Section):
 class MemorySettings(Section):
     """What is remembered of sessions: traces, reports on turns, and facts."""
 
-    mirror: DirectoryPath | None = Field(
-        None,
+    mirror: OptionalDirectory = Field(
+        "",
         description="Directory in which the memory of each session is kept current as JSONL files. Empty: none.",
     )
 

@@ -170,6 +170,8 @@ Tokens = Annotated[int, Field(ge=0)]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 DirectoryPath = Annotated[Path, AfterValidator(_expand)]
+OptionalDirectory = Annotated[str, AfterValidator(lambda value: str(_expand(Path(value))) if value else "")]
+"""A path as a text, empty for none."""
 Secret = Annotated[SecretStr, AfterValidator(_check_secret)]
 SecretFile = Annotated[Secret, BeforeValidator(_read_secret_file), WithJsonSchema({"type": "string"})]
 BaseUrl = Annotated[str, AfterValidator(_check_base_url)]

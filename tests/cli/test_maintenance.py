@@ -151,7 +151,7 @@ def test_the_schema_knows_every_section_and_refuses_others(capsys: pytest.Captur
     schema = json.loads(capsys.readouterr().out)
     assert set(schema["properties"]) == {
         *("mode", "data", "server", "upstreams", "sessions", "store", "tenants"),
-        *("budget", "pruning", "files", "recall", "compaction", "pricing"),
+        *("budget", "pruning", "files", "recall", "compaction", "memory", "pricing"),
     }
     assert schema["additionalProperties"] is False
 

@@ -20,6 +20,7 @@ from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
+from proxy.engine.memory.memory import SessionMemory
 from proxy.engine.models import PriceList
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.relay import Relay
@@ -34,6 +35,7 @@ from proxy.server.context_api import ContextApi
 from proxy.server.health import Health, Metrics
 from proxy.server.http11 import Http11Protocol, close_idle
 from proxy.server.inspector import Inspector
+from proxy.server.memory_api import MemoryApi
 from proxy.server.policy import ServerPolicy
 from proxy.server.routes import build_routes
 from proxy.server.search_api import SearchApi
@@ -150,6 +152,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     care = EpochAdmin(controller.states, archive, gate, bus, SystemIds())
     contexts = ContextApi(archive, care, plan.compacting, controller.states.models.counter.count_messages)
     sessions = SessionsApi(archive, SavingsInputs(PriceList(controller.states.models.card), BudgetPolicy(plan.ceiling)))
+    memory: Any = SessionMemory(archive=cast(Any, archive), gate=gate, clock=SystemClock())
     policy = replace(plan.server, has_own_key=bool(plan.api_key))
     app = build_routes(
         policy,
@@ -158,6 +161,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
         inspector=inspector,
         sessions=sessions,
         contexts=contexts,
+        memory=MemoryApi(memory, cast(Any, None)),
         mcp=Response(status_code=404),
         searches=SearchApi(archive, plan.index, SystemClock().now_ms, plan.index.look),
         find_tenant=plan.find_tenant,

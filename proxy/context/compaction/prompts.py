@@ -153,33 +153,41 @@ _STYLE = (
 )
 
 
-# A fact for each line of a report, about. Fewer would leave out what a short report says, more would repeat it.
-_REPORT_PER_FACT, _LEAST_FACTS = 60, 5
-_TOKENS_OF_A_FACT = 40
+# With this many, what is stated beside a report is at most two fifths of it.
+_REPORT_PER_FACT, _LEAST_FACTS = 100, 3
+_REPORT_SHARE = 0.75
+TOKENS_OF_A_FACT = 40
+"""Tokens of a line that states a fact, about."""
 
 
 class SummaryOrder(msgspec.Struct, frozen=True, gc=False):
     """The kind of the requested summary (of messages or of summaries), its level of detail and its most tokens.
 
-    `custom` is a configured text that replaces the default wording, empty for none.
+    `custom` is a configured text that replaces the default wording, empty for none. Beside a report `facts` lines are
+    asked for at most.
     """
 
     kind: SummaryKind
     level: SummaryLevel
     most: int
     custom: str = ""
+    facts: int = 0
 
     @property
-    def facts(self) -> int:
-        """Return how many facts are asked for beside the report."""
-        if self.kind != "leaf" or self.level != 1:
-            return 0
-        return max(_LEAST_FACTS, min(MAX_FACTS, self.most // _REPORT_PER_FACT))
+    def output(self) -> int:
+        """Return the tokens of the whole answer."""
+        return self.most + self.facts * TOKENS_OF_A_FACT
 
-    @property
-    def facts_tokens(self) -> int:
-        """Return the tokens that these facts may have."""
-        return self.facts * _TOKENS_OF_A_FACT
+
+def divide_answer(target: int, allowed: int, least: int) -> tuple[int, int]:
+    """Return the tokens of a report and the number of facts beside it, of `allowed` tokens for the whole answer.
+
+    The report has `target` tokens or, where facts would have no room then, down to three quarters of the answer, but
+    not less than `least`.
+    """
+    wanted = max(_LEAST_FACTS, min(MAX_FACTS, target // _REPORT_PER_FACT))
+    report = min(target, max(least, allowed - wanted * TOKENS_OF_A_FACT, int(_REPORT_SHARE * allowed)))
+    return report, max(0, min(wanted, (allowed - report) // TOKENS_OF_A_FACT))
 
 
 def render_wording(level: SummaryLevel) -> str:

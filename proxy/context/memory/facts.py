@@ -5,7 +5,7 @@ What only a tool or a model claims never replaces what the user said.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -14,7 +14,6 @@ from proxy.model.memory import (
     Episodic,
     LearnedFact,
     MemoryBundle,
-    MemoryOrder,
     Remembered,
     Semantic,
     StoredMemory,
@@ -63,7 +62,7 @@ def list_items(memory: StoredMemory, nodes: Sequence[bytes]) -> MemoryBundle:
     """Return all items that count on a path, reports in the order of their spans, facts as they were made."""
     since = max((number for number, order in memory.orders if order.kind == "reset"), default=-1)
     entries = [(n, entry) for n, entry in memory.entries if n > since and is_on_path(entry, nodes)]
-    orders = _read_orders(memory.orders)
+    orders = _Orders(memory)
     return MemoryBundle(tuple(_list_reports(entries, orders)), tuple(_list_facts(entries, orders)))
 
 
@@ -91,44 +90,63 @@ def count_items(memory: StoredMemory) -> tuple[int, int]:
     return reports, max(0, facts)
 
 
-def _read_orders(orders: Iterable[tuple[int, MemoryOrder]]) -> dict[str, tuple[bool, bool]]:
-    """Return, by id of the item, whether it is retracted, and whether it is pinned."""
-    found: dict[str, tuple[bool, bool]] = {}
-    for _, order in orders:
-        is_retracted, _ = found.get(order.item, (False, False))
-        if order.kind == "retract":
-            found[order.item] = (True, False)
-        elif order.kind in ("pin", "unpin"):
-            found[order.item] = (is_retracted, order.kind == "pin")
-    return found
+class _Orders:
+    """What was ordered about items. Who retracts a fact means all equal ones that were stated until then."""
+
+    def __init__(self, memory: StoredMemory) -> None:
+        self._pinned: dict[str, bool] = {}
+        self._retracted: dict[str, int] = {}
+        self._unsaid: dict[tuple[str, ...], int] = {}
+        for number, order in memory.orders:
+            if order.kind == "retract":
+                self._retracted[order.item] = number
+            if order.kind in ("pin", "unpin", "retract"):
+                self._pinned[order.item] = order.kind == "pin"
+        for _, entry in memory.entries if self._retracted else ():
+            for id, fact in _list_numbered(entry):
+                key, at = _list_words(fact.text), self._retracted.get(id, 0)
+                self._unsaid[key] = max(at, self._unsaid.get(key, 0))
+
+    def is_pinned(self, id: str) -> bool:
+        """Return whether an item is pinned."""
+        return self._pinned.get(id, False)
+
+    def is_retracted(self, id: str) -> bool:
+        """Return whether an item is retracted."""
+        return id in self._retracted
+
+    def is_unsaid(self, fact: LearnedFact, number: int) -> bool:
+        """Return whether a fact of the record with this number, or an equal one, was retracted after it."""
+        return bool(self._unsaid) and number < self._unsaid.get(_list_words(fact.text), 0)
 
 
-def _list_reports(
-    entries: Sequence[tuple[int, Remembered]], orders: dict[str, tuple[bool, bool]]
-) -> Iterator[Episodic]:
+def _list_numbered(entry: Remembered) -> Iterator[tuple[str, LearnedFact]]:
+    """Yield the facts of an entry with their ids."""
+    for number, fact in enumerate(entry.facts, entry.first_fact):
+        yield format_fact(number), fact
+
+
+def _list_reports(entries: Sequence[tuple[int, Remembered]], orders: _Orders) -> Iterator[Episodic]:
     """Yield reports in the order of their spans, without those of which a newer one covers the whole span."""
     shown: list[Remembered] = []
     for _, entry in reversed(entries):
-        id = format_episode(entry.number)
-        is_retracted, _ = orders.get(id, (False, False))
-        if not is_retracted and not any(each.start <= entry.start and entry.stop <= each.stop for each in shown):
+        is_covered = any(each.start <= entry.start and entry.stop <= each.stop for each in shown)
+        if not is_covered and not orders.is_retracted(format_episode(entry.number)):
             shown.append(entry)
     for entry in sorted(shown, key=lambda each: (each.stop, each.start)):
         id = format_episode(entry.number)
-        _, is_pinned = orders.get(id, (False, False))
+        is_pinned = orders.is_pinned(id)
         turns = tuple(map(format_turn, range(entry.first_turn, entry.last_turn + 1)))
         tags = (*entry.tags, *((f"ref:{entry.report}",) if entry.report else ()), *((PINNED,) if is_pinned else ()))
         yield Episodic(id, entry.made_ms / 1000, turns, entry.summary, tags, 1.0 if is_pinned else entry.salience)
 
 
-def _list_facts(entries: Sequence[tuple[int, Remembered]], orders: dict[str, tuple[bool, bool]]) -> Iterator[Semantic]:
+def _list_facts(entries: Sequence[tuple[int, Remembered]], orders: _Orders) -> Iterator[Semantic]:
     live: dict[tuple[str, ...], _LiveFact] = {}
-    for _, entry in entries:
-        for number, fact in enumerate(entry.facts, entry.first_fact):
-            id = format_fact(number)
-            is_retracted, is_pinned = orders.get(id, (False, False))
-            if not is_retracted:
-                _add_fact(live, _make_fact(id, entry, fact, is_pinned=is_pinned), fact.replaces)
+    for number, entry in entries:
+        for id, fact in _list_numbered(entry):
+            if not orders.is_unsaid(fact, number):
+                _add_fact(live, _make_fact(id, entry, fact, is_pinned=orders.is_pinned(id)), fact.replaces)
     for each in live.values():
         yield each.item
 

@@ -106,7 +106,8 @@ def _make_own(text: str, node: bytes) -> LearnedFact:
 def _list_quoted(report: str) -> Iterator[tuple[int, str]]:
     """Yield the places and texts of the quotations of the user in an accepted report."""
     for line in list_citations(parse_sections(strip_frame(report)).get(CONSTRAINTS, ())):
-        if (found := _OWN_LINE.fullmatch(line)) is not None and int(found[1]) > 0:
+        found = _OWN_LINE.fullmatch(line)
+        if found is not None and int(found[1]):
             yield int(found[1]) - 1, found[2]
 
 
@@ -179,18 +180,21 @@ class _SourceFinder:
         self._words: list[frozenset[str]] | None = None
 
     def find(self, text: str, named: int | None) -> int | None:
-        """Return the place of the message, the named one if it is in the span; None if there is none."""
-        if named is not None and self._span.start <= named < self._span.stop:
-            return named
-        wanted = frozenset(_WORD.findall(text.casefold()))
+        """Return the place of the message; None if there is none.
+
+        A named message is believed if it has any of the words: a model may not have been shown numbers.
+        """
+        wanted, start = frozenset(_WORD.findall(text.casefold())), self._span.start
         if self._words is None:
-            messages = self._index.messages[self._span.start : self._span.stop]
+            messages = self._index.messages[start : self._span.stop]
             self._words = [frozenset(_WORD.findall(seen.message.text.casefold())) for seen in messages]
+        if named is not None and start <= named < self._span.stop and wanted & self._words[named - start]:
+            return named
         shares = [len(wanted & words) for words in self._words]
         best = max(shares, default=0)
         if not wanted or best < _SOURCE_SHARE * len(wanted):
             return None
-        return self._span.start + shares.index(best)
+        return start + shares.index(best)
 
 
 def _normalize(text: str) -> str:

@@ -10,13 +10,14 @@ from proxy.context.compaction.prompts import (
     MAX_TOKENS,
     SummaryOrder,
     describe_span,
+    divide_answer,
     render_instruction,
     render_request,
     render_summaries,
     render_transcript,
     render_wording,
 )
-from proxy.context.compaction.spans import MIN_MESSAGES, compute_max_span
+from proxy.context.compaction.spans import LEAST_TARGET, MIN_MESSAGES, compute_max_span
 from proxy.engine.compaction.job import SentRequest, SummaryJob
 from proxy.engine.compaction.policy import CompactionPolicy, PromptHook
 from proxy.model.epoch import SummaryLevel
@@ -114,15 +115,17 @@ class PromptBuilder:
         return min(compute_max_span(int(scaled), most), known - most - _FRAME_TOKENS)
 
     def _limit_output(self, order: SummaryOrder) -> OutputLimit:
-        visible = min(MAX_TOKENS[order.level], order.most + order.facts_tokens)
-        return OutputLimit(visible, self._policy.reasoning_tokens)
+        return OutputLimit(min(MAX_TOKENS[order.level], order.output), self._policy.reasoning_tokens)
 
     def _make_order(self, job: SummaryJob, level: SummaryLevel, most: int | None) -> SummaryOrder:
         custom = (job.options.prompt if job.options is not None else "") or self._policy.prompt
         if self._hook is not None:
             custom = self._hook(custom or render_wording(level), level)
         allowed = MAX_TOKENS[level] if most is None else min(most, MAX_TOKENS[level])
-        return SummaryOrder(job.kind, level, job.compute_target(level, allowed), custom)
+        target, facts = job.compute_target(level, allowed), 0
+        if level == 1 and not job.parents:
+            target, facts = divide_answer(target, allowed, min(target, LEAST_TARGET))
+        return SummaryOrder(job.kind, level, target, custom, facts)
 
 
 def compute_limit(order: SummaryOrder) -> int:
@@ -144,6 +147,6 @@ def expect_warm_input(request: SentRequest, hidden: int = 0) -> Usage:
 
 
 def _make_prompt(body: bytes, order: SummaryOrder, given: Usage, *, is_warm: bool) -> SummaryPrompt:
-    expected, limit = msgspec.structs.replace(given, output=order.most + order.facts_tokens), compute_limit(order)
-    characters = int(_SLACK * _CHARACTERS_PER_TOKEN * (limit + order.facts_tokens))
+    expected, limit = msgspec.structs.replace(given, output=order.output), compute_limit(order)
+    characters = int(_SLACK * _CHARACTERS_PER_TOKEN * (limit + order.output - order.most))
     return SummaryPrompt(body, limit, characters, expected, is_warm)

@@ -360,23 +360,25 @@ class SummaryWorker:
         options: ManualOptions | None,
         result: JobResult,
     ) -> None:
-        """Summarise each span under a lease. Short ones are put together without a model, and only remembered."""
+        """Summarise each span under a lease. Short ones are put together without a model."""
         index = await self.index_conversation(request)
         for start, stop in spans:
             job = replace(make_turns_job(request, index, start, stop), options=options)
-            if job.span.tokens < LEAST:
-                result.add(await self.keep_digest(job), is_kept=True)
-            elif not await self._summarize_manually(job, result):
+            if job.span.tokens >= LEAST:
+                made = await self.summarize(job, is_needed=True)
+            else:
+                made = await asyncio.to_thread(self.summarizer.write_without_model, job)
+            if made is None:
+                result.add_problem(_LOST)
                 return
+            result.add(made, is_kept=await self.keep_for_memory(job, made))
 
-    async def keep_digest(self, job: SummaryJob) -> Summary:
-        """Put a summary together without a model, and keep it. That of few messages is only remembered."""
-        summary = await asyncio.to_thread(self.summarizer.write_without_model, job)
-        if job.span.tokens >= LEAST:
-            await self.keep(job, summary)
-        elif self.remember is not None:
-            await self.remember(job, replace(summary, id=""))
-        return summary
+    async def keep_for_memory(self, job: SummaryJob, made: Summary) -> bool:
+        """Keep a summary of turns; one of few messages, or with one that the log has in part, is only remembered."""
+        is_kept = job.span.tokens >= LEAST and await self.keep(job, made)
+        if not is_kept and self.remember is not None:  # without the log's copy there is no reference to name
+            await self.remember(job, replace(made, id=""))
+        return is_kept
 
     async def _summarize_manually(self, job: SummaryJob, result: JobResult) -> bool:
         """Make one of several summaries. Return whether it was made, so that the next one may follow."""

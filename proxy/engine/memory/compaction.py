@@ -11,6 +11,7 @@ from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.compaction.worker import SummaryWorker
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.memory.memory import MemoryLog, SessionMemory
+from proxy.engine.memory.path import load_path
 from proxy.engine.ports import Clock
 from proxy.model.errors import BadRequest, Conflict
 from proxy.model.memory import MemoryBundle
@@ -32,7 +33,7 @@ class MemoryResult(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(kw_only=True, eq=False)
 class MemoryCompaction:
-    """Makes memory of the turns of sessions. `manual` finds the newest request of one."""
+    """Makes memory of the turns of sessions. `manual` loads a request as it would be sent now."""
 
     memory: SessionMemory
     worker: SummaryWorker
@@ -46,7 +47,7 @@ class MemoryCompaction:
         Turns that memory was made of are left out unless they are named. Of a session that is only observed it is made
         without a model. Raises NotFound, BadRequest for an unknown turn, and Conflict if there is nothing to do.
         """
-        row = await self.manual.find_newest(session, branch=branch)
+        row = (await load_path(self.memory.archive, session, branch)).row
         request = await self.manual.load_request(row)
         wanted = _NO_MODEL if row.mode != "manage" else options or ManualOptions()
         return await self.compact_request(request, turn_ids, wanted)

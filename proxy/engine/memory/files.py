@@ -29,7 +29,7 @@ _SHARE = 0.05
 
 _log = logging.getLogger("palimpsest.memory")
 
-Write = Callable[[str, Mapping[str, bytes]], None]
+Write = Callable[[str, Mapping[str, bytes]], object]
 """Writes the files of a session, given its id; each file is replaced as a whole. Blocks. Raises OSError."""
 
 

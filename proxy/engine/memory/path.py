@@ -62,8 +62,9 @@ async def load_path(log: LogReader, session: str, branch: str = "") -> MemoryPat
     """
     upstream = (await log.find_session(session)).upstream
     branches = await log.list_branches(session)
-    rows = read_branch_back(log, session, pick_branch(branches, branch)) if branch else read_back(log, session)
-    row, split, chain = await _find_readable(log, rows, upstream)
+    chosen = pick_branch(branches, branch) if branch else None
+    rows = read_back(log, session) if chosen is None else read_branch_back(log, session, chosen)
+    row, split, chain = await _find_readable(log, rows, upstream, b"" if chosen is None else chosen.tip)
     form = find_format(row)
     (whole,) = await log.list_exchanges(session, row.n - 1, 1)
     echoes = form.list_echoes(whole.rounds[-1].answer) if whole.rounds and whole.rounds[-1].answer else []
@@ -88,15 +89,20 @@ async def load_path(log: LogReader, session: str, branch: str = "") -> MemoryPat
 
 
 async def _find_readable(
-    log: LogReader, rows: AsyncIterator[ExchangeRow], upstream: str
+    log: LogReader, rows: AsyncIterator[ExchangeRow], upstream: str, tip: bytes
 ) -> tuple[ExchangeRow, SplitBody, Chain]:
-    """Return the newest exchange that is part of a conversation and can be read. Raises NotFound."""
+    """Return the newest exchange that is part of a conversation and can be read; with a tip, that ended at it.
+
+    Raises NotFound.
+    """
     looked_at = 0
     async for row in rows:
         looked_at += 1
         if looked_at > _MOST_LOOKED_AT:
             break
-        if row.wire not in FORMATS or row.kind != "managed" or not row.tip or row.is_side:
+        if row.wire not in FORMATS or row.kind != "managed" or not row.tip or row.tip != (tip or row.tip):
+            continue
+        if row.is_side and not tip:
             continue
         try:
             return row, *await load_chain(log, row, upstream)
@@ -119,21 +125,16 @@ def _find_sources(
 ) -> list[TraceSource]:
     """Return where each message comes from: the first request that had it or, if it answered one, that request."""
     found: list[TraceSource] = []
-    before: Call | None = None
-    for call in [*calls, None]:
-        stop = len(messages) if call is None else call.depth
-        while before is not None and len(found) < stop and _answers(messages[len(found)], found, before):
+    before: Call | None = None  # the newest call that ended where the messages found so far do
+    for call in calls:
+        if call.depth < len(found):
+            continue  # an earlier request was sent again
+        while before is not None and len(found) < call.depth and messages[len(found)].structure.role == "assistant":
             found.append(_make_source(before, nodes[len(found)], opened))
-        if call is not None:
-            found += [_make_source(call, nodes[place], opened) for place in range(len(found), stop)]
-            before = call
-    last = calls[-1]
-    return [*found, *(_make_source(last, nodes[place], opened) for place in range(len(found), len(messages)))]
-
-
-def _answers(message: CountedMessage, found: Sequence[TraceSource], before: Call) -> bool:
-    """Return whether the next message is part of the answer to the call before."""
-    return message.structure.role == "assistant" and len(found) >= before.depth
+        found += [_make_source(call, nodes[place], opened) for place in range(len(found), call.depth)]
+        before = call
+    answer = range(len(found), len(messages))
+    return found + [_make_source(calls[-1], nodes[place], opened) for place in answer]
 
 
 def _make_source(call: Call, node: bytes, opened: Mapping[int, int]) -> TraceSource:

@@ -116,6 +116,7 @@ async def build_snapshot(
         ids = {turn.id for turn in tail}
         recent = render_turns([trace for trace in path.list_traces() if trace.turn_id in ids])
         text, start = "\n\n".join(filter(None, (text, recent))), current
+    places = _list_joined(path, start)
     ours = (form.write_message("user", encode_text(text)),) if text else ()
     return {
         "session": path.row.session,
@@ -123,7 +124,7 @@ async def build_snapshot(
         "episodic": [each.id for each in bundle.episodic],
         "semantic": [each.id for each in bundle.semantic],
         "turns": [turn.id for turn in (*tail, *path.turns[-1:])],
-        **_describe(path, form, (*ours, *path.raws[start:]), wire),
+        **_describe(path, form, (*ours, *(path.raws[place] for place in places)), wire),
     }
 
 
@@ -159,6 +160,13 @@ def _describe(path: MemoryPath, form: Format, items: Sequence[bytes], wire: str)
     if made.instructions:
         found[target.instructions_key] = made.instructions
     return found | {target.items_key: msgspec.Raw(join_array(made.items))}
+
+
+def _list_joined(path: MemoryPath, start: int) -> list[int]:
+    """Return the places from `start` on, without late results whose calls stand before it: nobody takes these."""
+    asked = {call.id for seen in path.messages[start:] for call in seen.message.calls}
+    results = [(place, path.messages[place].message.results) for place in range(start, len(path.messages))]
+    return [place for place, ids in results if not ids or not asked.isdisjoint(ids)]
 
 
 def _expect_turn(path: MemoryPath, turn: str) -> str:

@@ -71,7 +71,9 @@ class SnapshotMemory:
             return
         index = await self.worker.index_conversation(request)
         for start, stop in spans:
-            await self.worker.keep_digest(make_turns_job(request, index, start, stop))
+            job = make_turns_job(request, index, start, stop)
+            made = await asyncio.to_thread(self.worker.summarizer.write_without_model, job)
+            await self.worker.keep_for_memory(job, made)
 
     async def _report(self, request: SentRequest, options: ManualOptions | None) -> None:
         """Have models report on the turns that the next request may not show: it may begin a turn, or go on with one.

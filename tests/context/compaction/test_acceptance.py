@@ -236,3 +236,41 @@ def test_many_words_of_the_user_are_no_burden() -> None:
     made = check_summary(answer, make_task(messages, stop=500, most=20_000), FRAME, count)
     assert isinstance(made, AcceptedSummary)
     assert time.thread_time() - began < 10
+
+
+FACTS = "## Facts\n- [decision 0.8] The parser stays. #parser [m3]\n\n- [fact] [tool: x] <system>ref:zzzzzzzzzz\n"
+
+
+def test_facts_beside_a_report_are_no_part_of_it() -> None:
+    made = take(ANSWER + FACTS)
+    assert made.text == take(ANSWER).text
+    assert made.facts == (
+        "- [decision 0.8] The parser stays. #parser [m3]",
+        "- [fact] (tool: x] (system>ref zzzzzzzzzz",
+    )
+    assert take(ANSWER).facts == ()
+
+
+@pytest.mark.parametrize("heading", ["## Facts", "**Facts**", "Facts:", "9. FACTS", "### facts:", "**Facts:**"])
+def test_the_heading_of_facts_may_be_spelt_as_others_are(heading: str) -> None:
+    made = take(ANSWER.replace("## Completed", f"{heading}\n- [fact] zebra\n## Completed"))
+    assert made.facts == ("- [fact] zebra",) and made.text == take(ANSWER).text
+
+
+def test_facts_do_not_count_as_tokens_of_the_report_but_are_bounded() -> None:
+    many = "## Facts\n" + "".join(f"- [fact] number {n} {'x' * 900}\n" for n in range(60))
+    made = take(ANSWER + many)
+    assert len(made.facts) == 20 and max(map(len, made.facts)) == 500
+    alone = check_summary("## Facts\n- [fact] zebra", make_task(), FRAME, count)
+    assert alone == RejectedSummary("empty")
+
+
+def test_a_heading_of_the_model_s_own_stays_with_its_lines() -> None:
+    made = take(ANSWER.replace("## Completed", "## Facts\n- The parser is old.\n## Completed"))
+    assert made.facts == () and "- The parser is old." in made.text
+
+
+@pytest.mark.parametrize("task", [make_task(level=2), make_task(parents=(ANSWER, ANSWER))], ids=["short", "merged"])
+def test_only_a_full_report_on_messages_has_facts(task: SummaryTask) -> None:
+    made = take(ANSWER + FACTS, task)
+    assert made.facts == () and "zzzz" not in made.text

@@ -9,6 +9,7 @@ from proxy.context.compaction.prompts import (
     MAX_TOKENS,
     SummaryOrder,
     describe_span,
+    divide_answer,
     render_instruction,
     render_request,
     render_summaries,
@@ -170,3 +171,23 @@ def test_an_answer_as_the_prompt_shows_it_is_accepted() -> None:
     assert isinstance(check_summary(ANSWER, make_task(), FRAME, count), AcceptedSummary)
     assert all(f"## {name}" in system for name in parse_sections(ANSWER))
     assert MAX_TOKENS == {1: 8192, 2: 4000}
+
+
+def test_facts_are_asked_for_beside_a_report() -> None:
+    system, _ = render_request(SummaryOrder("leaf", 1, 2000, "", 12), "x")
+    assert "the heading `## Facts` with at most 12 lines" in system and system.count("[m12]") == 2
+    warm = render_instruction(SummaryOrder("leaf", 1, 2000, "", 12), "x")
+    assert "## Facts" in warm and "[m12]" not in warm
+    assert "Facts" not in render_request(SummaryOrder("leaf", 1, 2000), "x")[0]
+
+
+@pytest.mark.parametrize(
+    ("target", "allowed", "divided"),
+    [
+        (2000, 8192, (2000, 20)), (5000, 8192, (5000, 20)), (8192, 8192, (7392, 20)), (300, 8192, (300, 3)),
+        (300, 300, (300, 0)), (400, 400, (300, 2)), (500, 600, (450, 3)), (5000, 900, (675, 5)),
+    ],
+)  # fmt: skip
+def test_report_and_facts_share_what_an_answer_may_have(target: int, allowed: int, divided: tuple[int, int]) -> None:
+    assert divide_answer(target, allowed, 300) == divided
+    assert SummaryOrder("leaf", 1, divided[0], "", divided[1]).output <= max(allowed, 300)

@@ -61,8 +61,10 @@ async def test_a_warm_question_is_the_last_request_with_an_instruction_behind_it
     assert "the 29 messages from the user's message that begins with “Mend the tests" in asked["content"]
     assert "not shown above" not in asked["content"]
     target = work.compute_target(1, 8192)
-    assert question.expected == Usage(work.request.tokens + 600, target, work.request.tokens)
-    assert (question.limit, question.most_characters) == (2 * target, 18 * target)
+    facts = 40 * (target // 100)
+    assert question.expected == Usage(work.request.tokens + 600, target + facts, work.request.tokens)
+    assert (question.limit, question.most_characters) == (2 * target, 18 * target + 9 * facts)
+    assert f"with at most {target // 100} lines" in asked["content"]
 
 
 async def test_no_more_is_asked_for_than_may_be_spent() -> None:
@@ -72,8 +74,9 @@ async def test_no_more_is_asked_for_than_may_be_spent() -> None:
         make().write_compact(work, 1, "m", None, most=400, form=CHAT),
     ):
         assert question is not None
-        assert (question.expected.output, question.limit) == (400, 800)
-        assert "at most 400 tokens" in question.body.decode()
+        assert (question.expected.output, question.limit) == (380, 600)
+        assert "at most 300 tokens" in question.body.decode()
+        assert "at most 2 lines" in question.body.decode()
 
 
 async def test_what_is_accepted_is_no_more_than_the_level_allows() -> None:
@@ -131,12 +134,13 @@ async def test_a_compact_question_has_a_transcript() -> None:
     assert question is not None
     assert not question.is_warm
     assert body["model"] == "other"
-    assert body["max_tokens"] == work.compute_target(1, 8192) + 8192
+    target = work.compute_target(1, 8192)
+    assert body["max_tokens"] == target + 40 * (target // 100) + 8192
     orders, text = (each["content"] for each in body["messages"])
     assert orders.startswith("You write a report on a part of a conversation")
     assert "[m1 user]\nMend the tests of the parser." in text
     assert text.count("claimed by a tool, not by the user") == 14
-    assert question.expected == Usage(count(orders) + count(text), work.compute_target(1, 8192))
+    assert question.expected == Usage(count(orders) + count(text), target + 40 * (target // 100))
 
 
 async def test_the_short_form_is_asked_with_less_of_each_message() -> None:

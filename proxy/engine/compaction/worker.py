@@ -125,9 +125,8 @@ class SummaryWorker:
 
     def is_busy(self, request: ManagedRequest) -> bool:
         """Return whether a model is being asked for a summary of a request's branch."""
-        session = request.session.id
-        is_running = self.schedule.find(session, request.kept_nodes) is not None
-        return is_running and self.summarizer.health.budget.is_spending(session)
+        is_running = self.schedule.find(request.session.id, request.kept_nodes) is not None
+        return is_running and self.summarizer.health.budget.is_spending(request.session.id)
 
     async def compact(self, request: SentRequest, options: ManualOptions) -> JobResult:
         """Summarise all that may be replaced, for a manual compaction. It continues even if the caller is cancelled.
@@ -275,9 +274,8 @@ class SummaryWorker:
         is_enough = state.history.count(begin, count) >= compute_least_span(state.budget.usable)
         if not (is_enough or any(map(_is_unfinished, live))):
             return False
-        summarizer = self.summarizer
-        is_due = is_summary_due(request, self.policy, summarizer.health.cache_hits, summarizer.routes)
-        return is_due and summarizer.may_ask(request)
+        is_due = is_summary_due(request, self.policy, self.summarizer.health.cache_hits, self.summarizer.routes)
+        return is_due and self.summarizer.may_ask(request)
 
     def _postpone(self, request: SentRequest, growth: float = _GROWTH) -> None:
         """Postpone a branch without a result until its conversation has grown."""

@@ -12,7 +12,7 @@ from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import BuilderPolicy, MemoryText, list_turn_starts
 from proxy.context.strategies.snapshot import MEMORY_HEADER, choose_tail
 from proxy.model.epoch import ContextPlan, Kept, Written
-from tests.support.views import RawMessage, act, call, count, render, result, said, see, splice, user, view
+from tests.support.views import RawMessage, act, call, count, render, result, said, see, splice, user, view, view_seen
 
 POLICY = BuilderPolicy()
 TEXT = "[MEMORY:EPISODIC]\n1) (turns 1 to 3)\n   ## Goal\n   - All was mended."
@@ -118,7 +118,7 @@ def test_what_whole_turns_cannot_free_is_freed_within_the_newest() -> None:
     sent = render(history, made)
     assert sent[-len(now[-6:]) :] == now[-6:]
     told = [each["content"] for each in sent if each["role"] == "user"]
-    assert ["Do task 8.", "Do task 9."] == [each for each in told if each.startswith("Do task")]
+    assert [each for each in told if each.startswith("Do task")] == ["Do task 8.", "Do task 9."]
     ledgers = [each for each in made.edits[1:] if isinstance(each, Written)]
     assert ledgers and all(each.start >= 48 for each in ledgers)
     assert made.references and all(each.start >= 48 for each in made.references)
@@ -184,9 +184,28 @@ def test_as_text_a_large_current_turn_stands_behind_no_others() -> None:
 
 def test_turns_stay_whole_where_a_group_spans_their_border() -> None:
     """A user speaks while a call is open."""
-    history = [*tasks(5), user("Run it."), call("late", "run"), user("Is it done?"), result("late", "done"), said("Yes.")]
+    loop = [user("Run it."), call("late", "run"), user("Is it done?"), result("late", "done"), said("Yes.")]
+    history = [*tasks(5), *loop]
     made = plan([*history, user("Good.")], policy=replace(POLICY, raw_tail_turns=1))
     assert render([*history, user("Good.")], made)[1:4] == history[31:34]
+
+
+def test_a_late_output_in_the_newest_turn_keeps_its_call_in_the_ledger_of_all() -> None:
+    """Items of the API Responses may be answered turns later. Call and output stay or go together."""
+    history = [*tasks(3), user("Run it."), call("late", "run"), said("It runs."), *turn(8)]
+    later = [each for i in range(40) for each in act(f"d{i}", "go", "x" * 400)]
+    history += [user("Go on."), result("late", "done"), *later]
+    seen = [see(each) for each in history]
+    place = history.index(call("late", "run"))
+    seen[place] = msgspec.structs.replace(
+        seen[place], structure=msgspec.structs.replace(seen[place].structure, stays="unanswered")
+    )
+    memory = MemoryText(TEXT, history.index(user("Go on.")))
+    asked = msgspec.structs.replace(view_seen(seen, 8_000), strategy="snapshot", memory=memory)
+    made = ContextBuilder(replace(POLICY, raw_tail_turns=1), count).build(asked)
+    assert made == ContextBuilder(POLICY, count).build(msgspec.structs.replace(asked, strategy="epochs"))
+    kept = plan(history[: place + 9], policy=replace(POLICY, raw_tail_turns=0))
+    assert kept.through
 
 
 def test_a_place_with_too_much_behind_it_is_passed_over() -> None:

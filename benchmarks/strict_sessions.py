@@ -29,7 +29,7 @@ from proxy.context.budget import Budget, BudgetPolicy, make_budget
 from proxy.context.provider_cache import CacheModel
 from proxy.engine.policy import Provider
 from proxy.model.card import Card, Offer
-from proxy.model.epoch import Epoch
+from proxy.model.epoch import STRATEGIES, Epoch
 from proxy.upstream.model_catalog import load_model_map
 from tests.support.bound_sessions import BoundSession
 from tests.support.compacting import REPORT, is_own
@@ -231,8 +231,8 @@ def _has_result(message: Any) -> bool:
     )
 
 
-def make_session(row: Row, ceiling: int, seed: int, *, has_reports: bool) -> WireSession:
-    """Return a session of a row."""
+def make_session(row: Row, ceiling: int, seed: int, *, has_reports: bool, strategy: str) -> WireSession:
+    """Return a session of a row, whose client asks for a strategy."""
     offer = find_offer(row.model)
     card = Card(_WINDOW, prices=offer.prices, caches=offer.caches) if offer.prices else Card(_WINDOW)
     options: Any = {"seed": seed, "size": _OUTPUT, "often": 0, "card": card, "has_reports": has_reports}
@@ -245,14 +245,17 @@ def make_session(row: Row, ceiling: int, seed: int, *, has_reports: bool) -> Wir
     else:
         body = {"thinking": MANUAL} if row.has_budget else {}
         session = MessageSession(ceiling, marking="long", body=body, **options)
+    session.name = (*session.name, (b"x-palimpsest-strategy", strategy.encode()))
     session.upstream.end_chance *= row.asks
     session.upstream.reports = REPORT
     return session
 
 
-async def measure(row: Row, ceiling: int, calls: int, seed: int, *, has_reports: bool) -> tuple[str, bool]:
+async def measure(
+    row: Row, ceiling: int, calls: int, seed: int, *, has_reports: bool, strategy: str
+) -> tuple[str, bool]:
     """Carry a session, and return its line of the table, and whether it has no fault."""
-    session = make_session(row, ceiling, seed, has_reports=has_reports)
+    session = make_session(row, ceiling, seed, has_reports=has_reports, strategy=strategy)
     meter = Meter(row, session)
     for _ in range(calls):
         meter.note_step()
@@ -293,14 +296,16 @@ _COLUMNS = (
 )
 
 
-async def run(rows: Sequence[Row], ceilings: Sequence[int], calls: int, seed: int, reports: Sequence[bool]) -> bool:
+async def run(
+    rows: Sequence[Row], ceilings: Sequence[int], calls: int, seed: int, reports: Sequence[bool], *, strategy: str
+) -> bool:
     """Print a table. Return whether there was no fault."""
     print(f"| {_COLUMNS} |\n{'|---' * (_COLUMNS.count('|') + 1)}|")
     is_sound = True
     for row in rows:
         for has_reports in reports:
             for ceiling in ceilings:
-                line, is_good = await measure(row, ceiling, calls, seed, has_reports=has_reports)
+                line, is_good = await measure(row, ceiling, calls, seed, has_reports=has_reports, strategy=strategy)
                 is_sound = is_sound and is_good
                 print(line, flush=True)
     return is_sound
@@ -353,6 +358,7 @@ def main() -> int:
     parser.add_argument("--reports", choices=("no", "yes", "both"), default="both", help="whether models are asked")
     parser.add_argument("--calls", type=int, default=300, help="calls of each session")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--strategy", choices=STRATEGIES, default="epochs", help="what clients ask for, but for --busy")
     parser.add_argument("--busy", choices=("chat", "messages", "responses"), help="everything happens, on this wire")
     parser.add_argument("--sessions", type=int, default=6, help="sessions for each row of --busy")
     parser.add_argument("--often", type=int, default=1, help="how many times as often things happen between calls")
@@ -363,7 +369,9 @@ def main() -> int:
     rows = LOOPS if asked.loops else ROWS
     rows = tuple(row for row in rows if not asked.row or any(part in row.name for part in asked.row))
     reports = {"no": (False,), "yes": (True,), "both": (False, True)}[asked.reports]
-    return 0 if asyncio.run(run(rows, asked.ceiling or CEILINGS, asked.calls, asked.seed, reports)) else 1
+    ceilings = asked.ceiling or CEILINGS
+    is_sound = asyncio.run(run(rows, ceilings, asked.calls, asked.seed, reports, strategy=asked.strategy))
+    return 0 if is_sound else 1
 
 
 if __name__ == "__main__":

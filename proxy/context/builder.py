@@ -177,7 +177,7 @@ class ContextBuilder:
         if view.strategy == "turns" and (plan := plan_turns(view, index, self._policy, self._count)):
             return plan
         if view.strategy == "snapshot":
-            if plan := plan_snapshot(view, index, self._policy, self._count, self.build):
+            if plan := plan_snapshot(view, index, self._policy, self._count, self.build, prune=self._prune_led):
                 return plan
             view = without_memory(view)
         older = list_older_forms(view, index, self._count, parse=self._parse)

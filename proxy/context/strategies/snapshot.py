@@ -7,7 +7,7 @@ they do not fit. What whole turns cannot free is freed within the current turn a
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -23,6 +23,7 @@ from proxy.context.conversation import (
 from proxy.context.memory.bundle import render_turns
 from proxy.context.memory.traces import TraceSource, list_traces, list_turns
 from proxy.context.references import NOTE_ACCESS, NOTE_RECALL
+from proxy.context.tool_outputs import ReplacedMessage, count_saved_tokens
 from proxy.model.epoch import ContextPlan, Edit, Kept, Reference, Written
 from proxy.model.messages import LEDGER_HEAD
 
@@ -35,6 +36,8 @@ _CUT_TURNS = 1
 
 Build = Callable[[PlanRequest], ContextPlan]
 """Plans an epoch of the strategy `epochs`."""
+Prune = Callable[[PlanRequest, ConversationIndex, Iterable[int]], Mapping[int, ReplacedMessage]]
+"""Returns tombstones for the outputs of steps that stay for what is beside these outputs, by place."""
 
 
 class Tail(msgspec.Struct, frozen=True, gc=False):
@@ -64,16 +67,26 @@ def choose_tail(
 
 
 class _Beginning(msgspec.Struct, frozen=True, gc=False):
-    """What is sent in place of the messages before step `step`: our message, and `earlier` steps that stay."""
+    """What is sent in place of the messages before step `step`: our message, and `earlier` steps that stay.
+
+    `marked` are replaced outputs among these, by place.
+    """
 
     step: int
     earlier: tuple[int, ...]
+    marked: Mapping[int, ReplacedMessage]
     text: str
     tokens: int
 
 
 def plan_snapshot(
-    view: PlanRequest, index: ConversationIndex, policy: BuilderPolicy, count: Callable[[str], int], build: Build
+    view: PlanRequest,
+    index: ConversationIndex,
+    policy: BuilderPolicy,
+    count: Callable[[str], int],
+    build: Build,
+    *,
+    prune: Prune,
 ) -> ContextPlan | None:
     """Return the plan of an epoch, or None where there is no turn that may leave: then only `build` frees anything."""
     starts = list_turn_starts(view.messages)
@@ -81,7 +94,7 @@ def plan_snapshot(
         return None
 
     def begin(place: int) -> _Beginning:
-        return _begin(view, index, place, starts[-1] if policy.is_tail_text else place, count)
+        return _begin(view, index, place, starts[-1] if policy.is_tail_text else place, count, prune=prune)
 
     def weigh(place: int) -> int:
         made = begin(place)
@@ -101,7 +114,13 @@ def plan_snapshot(
 
 
 def _begin(
-    view: PlanRequest, index: ConversationIndex, place: int, start: int, count: Callable[[str], int]
+    view: PlanRequest,
+    index: ConversationIndex,
+    place: int,
+    start: int,
+    count: Callable[[str], int],
+    *,
+    prune: Prune,
 ) -> _Beginning:
     """Return what stands before the message `start` at which a turn begins. From `place` on, turns are sent as text."""
     assert view.memory is not None, "a plan without memory begins with no message of it"
@@ -112,8 +131,10 @@ def _begin(
     note = f"{MEMORY_HEADER} {left} messages that stood here are stored.{access}]"
     recent = _render_recent(view.messages, place, start)
     text = "\n\n".join(filter(None, (note, view.memory.text, recent)))
+    marked = prune(view, index, earlier)
     tokens = count(text) + MESSAGE_FRAME + sum(index.steps[i].tokens for i in earlier)
-    return _Beginning(step, earlier, text, tokens)
+    tokens -= count_saved_tokens(index, marked, count)
+    return _Beginning(step, earlier, marked, text, tokens)
 
 
 def _render_recent(messages: Sequence[CountedMessage], place: int, stop: int) -> str:
@@ -130,12 +151,17 @@ def _make_plan(view: PlanRequest, index: ConversationIndex, made: _Beginning) ->
     start = index.find_start(made.step)
     tokens = made.tokens + sum(each.tokens for each in index.steps[made.step :])
     least = made.tokens + sum(each.tokens for each in index.steps[max(made.step, index.fresh) :])
-    return ContextPlan(start, tuple(_list_edits(index, made)), (), tokens, least)
+    return ContextPlan(start, tuple(_list_edits(index, made)), tuple(_list_references(made)), tokens, least)
 
 
 def _list_edits(index: ConversationIndex, made: _Beginning) -> Iterator[Edit]:
     yield Written(made.text, 0, index.find_start(made.step))
-    yield from (Kept(place) for i in made.earlier for place in index.steps[i].places)
+    for place in (place for i in made.earlier for place in index.steps[i].places):
+        yield made.marked[place].edit if place in made.marked else Kept(place)
+
+
+def _list_references(made: _Beginning) -> Iterator[Reference]:
+    yield from (reference for each in made.marked.values() for reference in each.references)
 
 
 def _make_zones(view: PlanRequest, index: ConversationIndex, made: _Beginning, build: Build) -> ContextPlan:
@@ -143,7 +169,7 @@ def _make_zones(view: PlanRequest, index: ConversationIndex, made: _Beginning, b
     start = index.find_start(made.step)
     plan = build(_cut_request(view, start, made.tokens))
     edits = (*_list_edits(index, made), *(_move(edit, start) for edit in plan.edits))
-    references = tuple(_move_reference(each, start) for each in plan.references)
+    references = (*_list_references(made), *(_move_reference(each, start) for each in plan.references))
     return ContextPlan(
         plan.through + start,
         edits,

@@ -11,7 +11,7 @@ import pytest
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import BuilderPolicy, MemoryText, list_turn_starts
 from proxy.context.strategies.snapshot import MEMORY_HEADER, choose_tail
-from proxy.model.epoch import ContextPlan, Kept, Written
+from proxy.model.epoch import ContextPlan, Kept, Replaced, Written
 from tests.support.views import RawMessage, act, call, count, render, result, said, see, splice, user, view, view_seen
 
 POLICY = BuilderPolicy()
@@ -159,6 +159,28 @@ def test_pinned_messages_stay() -> None:
     cut = plan([*tasks(9), *turn(9, loops=40)[:-1]], pinned=frozenset({1, 60}))
     kept = [edit.place for edit in cut.edits if isinstance(edit, Kept)]
     assert kept[:2] == [1, 2] and 60 in kept
+
+
+def test_of_steps_that_stay_for_words_of_the_system_outputs_leave() -> None:
+    """Formats exist in which such words, and what the model does then, are one group."""
+    system: RawMessage = {"role": "system", "content": "The date is the 3rd."}
+    history = [*tasks(2), user("Do it."), system, *act("led", "cat", "long line\n" * 400), *tasks(6), user("Go on.")]
+    seen = [see(each) for each in history]
+    place = history.index(system)
+    leading = msgspec.structs.replace(seen[place].structure, is_leading=True)
+    seen[place] = msgspec.structs.replace(seen[place], structure=leading)
+    for turns in (4, 0):
+        asked = msgspec.structs.replace(
+            view_seen(seen, 8_000), strategy="snapshot", memory=MemoryText(TEXT, len(history) - 1)
+        )
+        made = ContextBuilder(replace(POLICY, raw_tail_turns=turns), count).build(asked)
+        kept, called, output = made.edits[1:4]
+        assert (kept, called) == (Kept(place), Kept(place + 1))
+        assert isinstance(output, Replaced)
+        assert (output.place, output.kind) == (place + 2, "tombstone")
+        assert [each.id for each in made.references if f"ref:{each.id}" in output.text]
+        sent = render(history, made)
+        assert made.tokens == sum(see(each).tokens for each in sent)
 
 
 def test_as_text_the_newest_turns_are_part_of_our_message() -> None:

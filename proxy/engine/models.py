@@ -291,8 +291,8 @@ class PromptSizes:
         self._counted: LruCache[tuple[str, str], _CountedPrompt] = LruCache(_MOST_MODELS)
 
     def note_sent(self, request: ResolvedRequest, epoch: Epoch | None) -> None:
-        """Note a request that is sent under an epoch, or under none."""
-        if isinstance(request, ManagedRequest) and request.strategy == "snapshot":
+        """Note a request that is sent under an epoch, or under none. Side requests say nothing of their view."""
+        if isinstance(request, ManagedRequest) and request.strategy == "snapshot" and not request.is_side:
             view, id = (request.session.id, request.view), epoch.id if epoch is not None else ""
             self._open.put(request.exchange, _CountedPrompt(view, request.chain.tip, len(request.nodes), id))
 

@@ -35,7 +35,7 @@ from proxy.model.lru import LruCache
 from proxy.wire import FORMATS
 from proxy.wire.headers import drop_beta
 
-_MOST_CALLS = 1024
+_MOST_CALLS, _MOST_UNREAD = 1024, 64
 _IDLE_SECONDS = 5.0
 _ACCEPTED = range(200, 300)
 # The share of the soft mark from which on the next call may be the one that opens an epoch, so that a summary of what
@@ -79,7 +79,7 @@ class CompactionTrigger:
     def __post_init__(self) -> None:
         self.open_calls = LruCache[str, _OpenCall](_MOST_CALLS)
         self.start_memory: StartMemory | None = None  # of the strategy `snapshot`
-        self._unread = LruCache[str, SentRequest](_MOST_CALLS)  # its answered calls, until their responses were read
+        self._unread = LruCache[str, SentRequest](_MOST_UNREAD)  # its answered calls, until their responses were read
         self._newest: dict[str, str] = {}  # the newest call of each local server
         self._near = {name for name, provider in self.providers.items() if is_near(provider.host)}
 

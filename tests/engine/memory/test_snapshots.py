@@ -19,7 +19,7 @@ from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import Headers
 from proxy.model.memory import StoredMemory
 from tests.support.compacting import FREE, WIRES, Workshop, fail
-from tests.support.managing import Message
+from tests.support.managing import MODEL, Message
 from tests.support.remembering import make_memory, make_turn, report_with_facts
 
 SNAPSHOT: Headers = ((b"x-palimpsest-strategy", b"snapshot"),)
@@ -161,6 +161,32 @@ async def test_without_a_report_in_time_turns_leave_with_a_digest(summarise: Any
         job.task.cancel()
     await shop.settle()
     await check_covered(shop)
+
+
+async def test_the_next_request_waits_for_a_report() -> None:
+    """Nothing is given time beside the calls but the waiting itself."""
+    shop = open_shop()
+    client = Client(shop)
+    call = shop.call
+
+    async def ask(messages: Any, headers: Any = (), **members: Any) -> Any:
+        await call(messages, headers, **members)
+        return json.loads(shop.model.sent[-1])["messages"]
+
+    shop.ask = ask  # type: ignore[method-assign]
+    await client.take_turns(1, 24)
+    assert len(shop.epochs) >= 2
+    first = (await load(shop)).entries[0][1]
+    assert DIGEST_TAG not in first.tags
+    assert first.summary.splitlines()[1].strip() in read_memory(client.list_begun()[0])
+    await shop.settle()
+
+
+async def test_what_is_learned_of_a_models_tokens_holds_for_all_its_views() -> None:
+    shop = open_shop()
+    shop.model.count = lambda body: len(body)
+    await Client(shop).take_turns(1, 6)
+    assert shop.controller.states.models.counter.find_ratio("main", MODEL).value > 2
 
 
 async def test_no_model_is_asked_where_that_is_not_wanted_and_memory_is_made_without() -> None:

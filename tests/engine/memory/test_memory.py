@@ -6,8 +6,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from proxy.context.compaction.spans import MessageRange
-from proxy.engine.compaction.job import ManualOptions, SummaryJob, make_leaf_job
+from proxy.engine.compaction.job import ManualOptions, SummaryJob, make_turns_job
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.memory.memory import DIGEST_TAG
 from proxy.engine.memory.path import load_path
@@ -223,7 +222,7 @@ async def test_two_at_once_give_no_number_twice(shop: Workshop) -> None:
     made = await memory.compact_request(request, ["turn_0001"])
     entry = (await memory.memory.load(shop.session)).entries[0][1]
     assert made.items.episodic
-    job, summary = make_leaf_job(request, index, MessageRange(entry.start, entry.stop, 10)), shop.summaries[0]
+    job, summary = make_turns_job(request, index, entry.start, entry.stop), shop.summaries[0]
     await asyncio.gather(*(memory.memory.remember(job, summary) for _ in range(3)))
     entries = [each for _, each in (await memory.memory.load(shop.session)).entries]
     assert [each.number for each in entries] == [1, 2, 3, 4]
@@ -289,7 +288,7 @@ async def test_a_provider_s_own_compaction_is_not_asked_for(shop: Workshop) -> N
     manual = memory.manual
     request = await manual.load_request(await manual.find_newest(shop.session))
     index = await memory.worker.index_conversation(request)
-    job = make_leaf_job(request, index, MessageRange(0, 6, 10), is_for_memory=True)
+    job = make_turns_job(request, index, 0, 6)
     assert job.is_for_memory
     assert shop.summarizer.provider_compaction.find_job(job) is None
 

@@ -333,7 +333,7 @@ async def test_memory_that_cannot_be_read_replaces_nothing() -> None:
     async def refuse(session: str) -> StoredMemory:
         raise StoreUnavailable("locked")
 
-    shop.log.load_memory = refuse  # type: ignore[method-assign]
+    shop.log.load_memory = refuse
     client = Client(shop)
     await client.take_turns(1, 12)
     assert shop.epochs

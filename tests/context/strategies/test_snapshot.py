@@ -146,6 +146,9 @@ def test_a_plan_of_another_kind_carries_no_memory_on() -> None:
     assert plan(history, covered=0, frozen=with_memory) == plan(history, covered=0)
     without = plan(history, covered=0)
     assert plan(history, frozen=without) == plan(history)
+    longer = tasks(60)
+    early = plan([*longer[:54], user("Go on.")], ceiling=32_000, policy=replace(POLICY, raw_tail_turns=0))
+    assert plan(longer, memory=None, ceiling=16_000, frozen=early) == plan(longer, memory=None, ceiling=16_000)
 
 
 def test_pinned_messages_stay() -> None:

@@ -88,13 +88,15 @@ def list_own_facts(
 ) -> Iterator[LearnedFact]:
     """Yield the rules and the preferences that the user stated in a span, in order, each with its message."""
     places = range(span.start, span.stop)
-    found = {(rule.place, rule.text) for rule in list_rules(index, places) if rule.place not in foreign}
+    found = {(rule.place, rule.text) for rule in list_rules(index, places)}
+    yielded: set[tuple[int, str]] = set()
     for place in sorted({*list_user_places(index), *index.spoken} - set(foreign)):
         if place in places:
             for sentence in list_sentences(read_words(index, place)):
                 said = sentence.said
                 is_preference = len(said) <= _LONGEST and not said.endswith("?") and _PREFERRING.search(said)
-                if is_preference or (place, said) in found:
+                if (is_preference or (place, said) in found) and (place, said) not in yielded:
+                    yielded.add((place, said))
                     yield _make_own(said, nodes[place])
 
 

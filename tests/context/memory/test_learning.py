@@ -48,6 +48,11 @@ def test_rules_and_preferences_are_learned_without_a_model() -> None:
     )
 
 
+def test_what_a_message_says_twice_is_one() -> None:
+    messages = [user("Never push to main. I prefer tabs. Never push to main. I prefer tabs.")]
+    assert [each.text for each in learn(messages=messages)] == ["Never push to main.", "I prefer tabs."]
+
+
 def test_only_those_of_the_span_and_not_those_of_somebody_else() -> None:
     assert [each.text for each in learn(start=1)] == ["Always answer in French."]
     assert [each.text for each in learn(foreign=(4,))] == ["Never push to main.", "I'd rather have short functions."]

@@ -6,14 +6,16 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from proxy.engine.compaction.job import ManualOptions, SummaryJob, make_turns_job
+from proxy.context.compaction.spans import MessageRange
+from proxy.engine.compaction.job import ManualOptions, SummaryJob, make_leaf_job, make_turns_job
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.memory.memory import DIGEST_TAG
 from proxy.engine.memory.path import load_path
+from proxy.engine.policy import Provider
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable
-from proxy.model.memory import CLAIMED, MemoryBundle
+from proxy.model.memory import CLAIMED, MemoryBundle, StoredMemory
 from tests.support.compacting import Workshop, fail, give_report, say
-from tests.support.remembering import make_memory, make_turn, report_with_facts, talk
+from tests.support.remembering import make_memory, report_with_facts, talk
 
 TEXTS = (
     "Never push to main. Fix the parser.",
@@ -106,17 +108,10 @@ async def test_without_options_what_is_spent_on_a_session_is_limited() -> None:
 
 
 async def test_a_session_that_is_only_observed_costs_nothing(shop: Workshop) -> None:
-    await talk_observed(shop)
+    history = await talk(shop, TEXTS)  # so that a credential is known
+    await shop.ask(history[:-1], ((b"x-palimpsest-mode", b"observe"),))
     made = await make_memory(shop).compact(shop.session)
     assert made.items.episodic[0].tags[0] == DIGEST_TAG and shop.model.asked == []
-
-
-async def talk_observed(shop: Workshop) -> None:
-    history: list[Any] = []
-    for n, text in enumerate(TEXTS, 1):
-        turn = make_turn(n, text)
-        await shop.ask([*history, *turn[:-1]], ((b"x-palimpsest-mode", b"observe"),))
-        history += turn
 
 
 async def test_short_turns_are_remembered_without_a_model_and_without_a_summary(shop: Workshop) -> None:
@@ -213,7 +208,7 @@ async def test_memory_may_be_asked_for_and_is_then_made_once(shop: Workshop) -> 
     assert [order.kind for _, order in (await memory.memory.load(shop.session)).orders] == ["request", "clear"]
 
 
-async def test_two_at_once_give_no_number_twice(shop: Workshop) -> None:
+async def test_two_at_once_give_no_number_twice(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     await talk(shop, TEXTS)
     memory = make_memory(shop)
     manual = memory.manual
@@ -223,8 +218,17 @@ async def test_two_at_once_give_no_number_twice(shop: Workshop) -> None:
     entry = (await memory.memory.load(shop.session)).entries[0][1]
     assert made.items.episodic
     job, summary = make_turns_job(request, index, entry.start, entry.stop), shop.summaries[0]
-    await asyncio.gather(*(memory.memory.remember(job, summary) for _ in range(3)))
-    entries = [each for _, each in (await memory.memory.load(shop.session)).entries]
+    load = shop.log.load_memory
+
+    async def load_slowly(session: str) -> StoredMemory:
+        found: StoredMemory = await load(session)
+        await asyncio.sleep(0.1)
+        return found
+
+    monkeypatch.setattr(shop.log, "load_memory", load_slowly)
+    fresh = make_memory(shop).memory
+    await asyncio.gather(*(fresh.remember(job, summary) for _ in range(3)))
+    entries = [each for _, each in (await fresh.load(shop.session)).entries]
     assert [each.number for each in entries] == [1, 2, 3, 4]
     firsts = [each.first_fact for each in entries]
     assert firsts == [1 + n * len(entry.facts) for n in range(4)]
@@ -282,15 +286,16 @@ async def test_turns_with_a_message_that_the_log_does_not_have_whole_are_remembe
     assert made.items.semantic[0].fact == "Never push to main."
 
 
-async def test_a_provider_s_own_compaction_is_not_asked_for(shop: Workshop) -> None:
+async def test_a_provider_s_own_compaction_is_not_asked_for() -> None:
+    shop = Workshop(report_with_facts, ceiling=100_000, wire="responses", provider=Provider(has_compaction=True))
     await talk(shop, TEXTS)
-    memory = make_memory(shop)
-    manual = memory.manual
+    manual = make_memory(shop).manual
     request = await manual.load_request(await manual.find_newest(shop.session))
-    index = await memory.worker.index_conversation(request)
-    job = make_turns_job(request, index, 0, 6)
-    assert job.is_for_memory
-    assert shop.summarizer.provider_compaction.find_job(job) is None
+    index = await shop.worker.index_conversation(request)
+    job = make_leaf_job(request, index, MessageRange(0, 6, 10))
+    assert shop.summarizer.provider_compaction.find_job(job) is not None
+    for_memory = make_turns_job(request, index, 0, 6)
+    assert shop.summarizer.provider_compaction.find_job(for_memory) is None
 
 
 async def test_a_model_that_says_nothing_of_use_leaves_a_digest(shop: Workshop) -> None:

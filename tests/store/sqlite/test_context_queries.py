@@ -20,7 +20,17 @@ from proxy.store.sqlite.context_queries import (
     load_epoch,
 )
 from proxy.store.sqlite.transaction import TransactionWriter
-from tests.store.samples import chain_body, make_epoch, make_key, make_opening, make_original, make_plan, make_turns
+from tests.store.samples import (
+    chain_body,
+    make_epoch,
+    make_key,
+    make_memory_order,
+    make_opening,
+    make_original,
+    make_plan,
+    make_remembered,
+    make_turns,
+)
 from tests.store.sqlite.conftest import Opener
 from tests.store.sqlite.spoiling import spoil
 
@@ -76,6 +86,17 @@ async def test_an_epoch_of_which_a_message_was_erased_is_of_no_use(open_archive:
         await archive.load_original("r1")
     assert erased.value.session == SESSION
     assert [epoch.originals for epoch in await archive.list_epochs(SESSION)] == [(original,), (original,)]
+
+
+async def test_of_memory_that_was_erased_only_the_orders_are_left(open_archive: Opener, policy: StorePolicy) -> None:
+    archive = await open_session(open_archive)
+    for record in (make_remembered(1), make_remembered(2), make_memory_order()):
+        assert await archive.append(record)
+    erase(policy, "SELECT content FROM memory WHERE seq = 1")
+    found = await archive.load_memory(SESSION)
+    assert [entry.number for _, entry in found.entries] == [2]
+    assert [order for _, order in found.orders] == [make_memory_order()]
+    await archive.close()
 
 
 async def test_an_epoch_whose_edits_were_erased_is_listed_without_them(

@@ -190,7 +190,7 @@ async def test_what_is_learned_of_a_models_tokens_holds_for_all_its_views() -> N
 
 
 async def test_no_model_is_asked_where_that_is_not_wanted_and_memory_is_made_without() -> None:
-    shop = open_shop(policy=CompactionPolicy(auto=False))
+    shop = open_shop(policy=CompactionPolicy(auto=False, spend_fraction=100.0))
     client = Client(shop)
     await client.take_turns(1, 14)
     assert not shop.model.asked and shop.epochs

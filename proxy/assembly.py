@@ -19,7 +19,6 @@ from proxy.context.message_features import FeatureExtractor
 from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.compaction.summarizer import build_summarizer
 from proxy.engine.compaction.trigger import CompactionTrigger, build_trigger
-from proxy.engine.compaction.worker import SummaryWorker
 from proxy.engine.context.accounting import CacheWatch, SentObserver, UsageAccounting
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_admin import EpochAdmin
@@ -35,8 +34,10 @@ from proxy.engine.history.held import build_histories
 from proxy.engine.lineage.identity import Tenants
 from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.memory.compaction import MemoryCompaction, build_memory_compaction
+from proxy.engine.memory.memory import SessionMemory
+from proxy.engine.memory.snapshots import SnapshotMemory
 from proxy.engine.models import CacheCalibrator, Models, OverflowWatch, PriceList
-from proxy.engine.policy import EnginePolicy, Provider
+from proxy.engine.policy import EnginePolicy, Provider, SnapshotPolicy
 from proxy.engine.ports import Archive, Clock
 from proxy.engine.recall.embeddings import build_embedding
 from proxy.engine.recall.recall import Recall
@@ -196,10 +197,10 @@ async def build_engine(settings: Settings) -> Engine:
         recall=rounds,
         histories=held,
     )
-    memory = _build_memory_compaction(archive, durability, trigger.worker, controller, routes)
+    memory_compaction = _build_memory(settings, archive, durability, trigger, controller, routes=routes)
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker, epoch_admin)
-    return Engine(*parts, memory.manual, memory, index, recall, lineage.tenants, hop_id)
+    return Engine(*parts, memory_compaction.manual, memory_compaction, index, recall, lineage.tenants, hop_id)
 
 
 def _list_routes(
@@ -252,6 +253,7 @@ def build_controller(
     overflows = OverflowWatch(models, bus)
     calibrator = CacheCalibrator(models.counter, providers, overflows, bus)
     bus.subscribe(AnswerRead, calibrator.note_answer)
+    bus.subscribe(AnswerRead, caches.prompts.note_answer)
     states = StateReader(
         caches,
         models,
@@ -273,24 +275,38 @@ def build_controller(
     return ContextController(states, chain, UsageAccounting(caches.sent, calibrator, observer), bus, observer)
 
 
-def _build_memory_compaction(
+def _build_memory(
+    settings: Settings,
     archive: SqliteArchive,
     durability: DurabilityWaiter,
-    worker: SummaryWorker,
+    trigger: CompactionTrigger,
     controller: ContextController,
+    *,
     routes: Sequence[Route],
 ) -> MemoryCompaction:
+    """Build manual compaction, and memory, which is made by it and by the strategy `snapshot`."""
+    clock = SystemClock()
     manual = ManualCompaction(
         archive=archive,
         gate=durability,
-        worker=worker,
+        worker=trigger.worker,
         states=controller.states,
         chain=controller.chain,
         routes=routes,
-        clock=SystemClock(),
+        clock=clock,
         ids=SystemIds(),
     )
-    return build_memory_compaction(archive, durability, SystemClock(), manual)
+    compaction = build_memory_compaction(archive, durability, clock, manual)
+    attach_snapshots(trigger, controller, compaction.memory, settings.snapshot_policy())
+    return compaction
+
+
+def attach_snapshots(
+    trigger: CompactionTrigger, controller: ContextController, memory: SessionMemory, policy: SnapshotPolicy
+) -> None:
+    """Have memory made behind answers, and shown in epochs, where the strategy `snapshot` asks for it."""
+    snapshots = SnapshotMemory(memory=memory, worker=trigger.worker, policy=policy)
+    controller.chain.memory, trigger.start_memory = snapshots, snapshots.start
 
 
 def _build_compaction(

@@ -1,31 +1,36 @@
 """The sections of the settings on managed context: budgets, what is replaced, recall, prices, and summaries."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from proxy.config.value_types import (
     AutoFraction,
+    AutoMargin,
     AutoTokens,
     DottedPath,
     Fraction,
     OptionalDirectory,
+    PositiveFraction,
     Price,
     Seconds,
     Section,
     Tokens,
 )
-from proxy.context.budget import AUTO_CEILING, BudgetPolicy
+from proxy.context.budget import AUTO_CEILING, BudgetPolicy, MemoryMark
 from proxy.context.conversation import BuilderPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.history.policy import NudgePolicy
+from proxy.engine.policy import SnapshotPolicy
 from proxy.engine.recall.policy import RecallPolicy, RecallScope
 from proxy.model.card import Offer, Prices, Rates
 from proxy.model.epoch import Strategy
 
 _BUDGET = BudgetPolicy()
 _BUILDER = BuilderPolicy()
+_SNAPSHOT = SnapshotPolicy()
+_MARK = MemoryMark()
 _POLICY = CompactionPolicy()
 _RECALL = RecallPolicy()
 _NUDGES = NudgePolicy()
@@ -136,12 +141,35 @@ class TurnsSettings(Section):
     )
 
 
+class SnapshotSettings(Section):
+    """The strategy snapshot: memory stands for older turns."""
+
+    raw_tail_turns: int = Field(
+        _BUILDER.raw_tail_turns, ge=0, le=100, description="Newest turns before the current one that stay, if they fit."
+    )
+    max_episodic_items: int = Field(
+        _SNAPSHOT.max_episodic_items, ge=0, le=100, description="Reports on turns that are shown, the newest."
+    )
+    max_semantic_items: int = Field(
+        _SNAPSHOT.max_semantic_items, ge=0, le=1000, description="Facts that are shown, by importance, then the newest."
+    )
+    tail: Literal["messages", "text"] = Field(
+        "messages", description="Whether these turns are sent as messages, or as text in the message of memory."
+    )
+
+
 class ModelSettings(Section):
     """What differs by model."""
 
     strategy: Strategy | None = Field(None, description="Strategy of its requests. Without: as for all models.")
     window: AutoTokens = Field(None, description="Its context window; tokens. auto: as known of the model.")
     max_output: AutoTokens = Field(None, description="Most tokens of a response. auto: as known of the model.")
+    compaction_ratio: PositiveFraction = Field(
+        _MARK.ratio, description="Strategy snapshot: share of the tokens for input above which memory is made."
+    )
+    safety_margin_tokens: AutoMargin = Field(
+        _MARK.margin_tokens, description="Strategy snapshot: tokens left of these for errors of counting. auto: 3 %."
+    )
 
 
 class NudgeSettings(Section):

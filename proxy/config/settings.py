@@ -17,16 +17,17 @@ from proxy.config.context_sections import (
     PriceSettings,
     PruningSettings,
     RecallSettings,
+    SnapshotSettings,
     TurnsSettings,
 )
 from proxy.config.errors import ConfigError, Problem
 from proxy.config.sections import ServerSettings, SessionsSettings, StoreSettings, UpstreamSettings, reveal
 from proxy.config.value_types import DirectoryPath, HeaderName, Secret, TenantName
-from proxy.context.budget import BudgetPolicy
+from proxy.context.budget import BudgetPolicy, MemoryMark
 from proxy.context.conversation import BuilderPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.history.policy import NudgePolicy
-from proxy.engine.policy import EnginePolicy, Principal, Provider
+from proxy.engine.policy import EnginePolicy, Principal, Provider, SnapshotPolicy
 from proxy.engine.recall.policy import RecallPolicy
 from proxy.model.card import Offer
 from proxy.model.epoch import Strategy
@@ -70,14 +71,16 @@ class Settings(BaseSettings):
         EnginePolicy().strategy,
         description=(
             "How long contexts are managed (docs/strategies.md). epochs: shortened when that pays; turns: the turn "
-            "under way, and little of what was before it. A request may ask for another one: x-palimpsest-strategy."
+            "under way, and little of what was before it; snapshot: memory, and the newest turns, once a context has "
+            "filled most of its budget. A request may ask for another one: x-palimpsest-strategy."
         ),
     )
     models: dict[str, ModelSettings] = Field(
         {},
         description=(
             "What differs by model: by its name or a pattern, the first match counts. strategy; window, max_output: "
-            "tokens of its context and of a response. Without: as above, and as known of each model."
+            "tokens of its context and of a response; compaction_ratio, safety_margin_tokens: when the strategy "
+            "snapshot makes memory. Without: as above, and as known of each model."
         ),
     )
     budget: BudgetSettings = BudgetSettings()
@@ -85,6 +88,7 @@ class Settings(BaseSettings):
     files: FilesSettings = FilesSettings()
     recall: RecallSettings = RecallSettings()
     turns: TurnsSettings = TurnsSettings()
+    snapshot: SnapshotSettings = SnapshotSettings()
     compaction: CompactionSettings = CompactionSettings()
     memory: MemorySettings = MemorySettings()
     nudge: NudgeSettings = NudgeSettings()
@@ -212,7 +216,10 @@ class Settings(BaseSettings):
 
     def budget_policy(self) -> BudgetPolicy:
         """Return how much may be sent."""
-        return BudgetPolicy(**self.budget.model_dump())
+        marks = {
+            name: MemoryMark(each.compaction_ratio, each.safety_margin_tokens) for name, each in self.models.items()
+        }
+        return BudgetPolicy(**self.budget.model_dump(), memory_marks=tuple(marks.items()))
 
     def builder_policy(self) -> BuilderPolicy:
         """Return what may be replaced in a context."""
@@ -225,7 +232,13 @@ class Settings(BaseSettings):
             has_outlines=self.files.outline,
             user_turns=self.turns.user_turns,
             scan_messages=self.turns.scan_messages,
+            raw_tail_turns=self.snapshot.raw_tail_turns,
+            is_tail_text=self.snapshot.tail == "text",
         )
+
+    def snapshot_policy(self) -> SnapshotPolicy:
+        """Return what the strategy snapshot shows."""
+        return SnapshotPolicy(**self.snapshot.model_dump(exclude={"tail"}))
 
     def recall_policy(self) -> RecallPolicy:
         """Return whether models may recall, what, and how much at once."""

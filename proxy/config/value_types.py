@@ -160,6 +160,12 @@ AutoFraction = Annotated[
     BeforeValidator(_read_auto),
     WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 1}, {"const": AUTO}]}),
 ]
+AutoMargin = Annotated[
+    int | None,
+    Field(ge=0),
+    BeforeValidator(_read_auto),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"const": AUTO}]}),
+]
 Tokens = Annotated[int, Field(ge=0)]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -175,4 +181,5 @@ HostName = Annotated[str, AfterValidator(str.lower)]
 WebOrigin = Annotated[str, AfterValidator(_check_origin)]
 TenantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 DottedPath = Annotated[str, AfterValidator(_check_dotted)]

@@ -6,6 +6,7 @@ A budget follows from window, output and policy alone. No tokens are counted whe
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TypeVar
 
 import msgspec
@@ -54,6 +55,33 @@ class BudgetPolicy:
     low_fraction: float | None = None
     output_reserve: int = 8192
     compaction_reserve: int = 20_000
+    memory_marks: tuple[
+        tuple[str, "MemoryMark"], ...
+    ] = ()  # by shell patterns of models; the first that matches counts
+
+    def find_memory_mark(self, model: str) -> "MemoryMark":
+        """Return what decides when memory is made of the requests to a model."""
+        return next((each for pattern, each in self.memory_marks if fnmatchcase(model, pattern)), _MEMORY_MARK)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryMark:
+    """When the strategy `snapshot` makes memory: once a prompt has more than `ratio` of the tokens for input.
+
+    These are the ceiling, or what the window leaves beside the output, less a margin of `margin_tokens`; None: 3 %.
+    """
+
+    ratio: float = 0.8
+    margin_tokens: int | None = None
+
+    def compute(self, room: int) -> int:
+        """Return the tokens of a prompt that has filled its budget, given the room for input."""
+        margin = room * _MARGIN_PERCENT // 100 if self.margin_tokens is None else self.margin_tokens
+        return int(self.ratio * max(0, room - margin))
+
+
+_MEMORY_MARK = MemoryMark()
+_ASSUMED_WINDOW = 200_000
 
 
 class Budget(msgspec.Struct, frozen=True, gc=False):
@@ -128,19 +156,23 @@ def make_budget(
     policy: BudgetPolicy,
     *,
     prices: Prices = UNPRICED,
+    memory: MemoryMark | None = None,
 ) -> Budget:
     """Return the budget of a request for `asked_output` tokens (None: unstated) to a model of `most_output` at most.
 
-    The model's `prices` count where the ceiling is `auto`.
+    The model's `prices` count where the ceiling is `auto`. If `memory` is set, the soft mark is where memory is made.
     """
     output = compute_output_reserve(window, most_output, asked_output, policy)
-    room = policy.ceiling_tokens or choose_ceiling(prices)
+    room = ceiling = policy.ceiling_tokens or choose_ceiling(prices)
     if window is not None:
         reserve = min(policy.compaction_reserve, window // 8)
         room = min(room, window - output - reserve)
     usable = max(0, room * (100 - _MARGIN_PERCENT) // 100)
     low = policy.low_fraction if policy.low_fraction is not None else _choose_low_fraction(usable)
-    return Budget(window, output, usable, compute_soft_mark(usable, policy), low)
+    soft = compute_soft_mark(usable, policy)
+    if memory is not None:
+        soft = min(usable, memory.compute(max(0, min(ceiling, (window or _ASSUMED_WINDOW) - output))))
+    return Budget(window, output, usable, soft, low)
 
 
 def _choose_low_fraction(usable: int) -> float:

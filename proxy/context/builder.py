@@ -39,6 +39,7 @@ from proxy.context.plan_draft import (
     make_plan,
     shrink_draft,
 )
+from proxy.context.strategies.snapshot import plan_snapshot, without_memory
 from proxy.context.strategies.turns import plan_turns
 from proxy.context.tool_outputs import (
     ReplacedMessage,
@@ -175,6 +176,10 @@ class ContextBuilder:
         index = index_conversation(view, self._policy, self._find)
         if view.strategy == "turns" and (plan := plan_turns(view, index, self._policy, self._count)):
             return plan
+        if view.strategy == "snapshot":
+            if plan := plan_snapshot(view, index, self._policy, self._count, self.build, prune=self._prune_led):
+                return plan
+            view = without_memory(view)
         older = list_older_forms(view, index, self._count, parse=self._parse)
         words = _UserForms(older, list_newest_forms(view, index, self._count, parse=self._parse))
         shown = self._show_all_new(view, index, words)

@@ -37,7 +37,8 @@ class BuilderPolicy:
     with their structure if `has_outlines`.
 
     The strategy `turns` keeps the user's words of `user_turns` turns, and looks for the newest prompt and tool loop in
-    the newest `scan_messages` messages.
+    the newest `scan_messages` messages. The strategy `snapshot` keeps the `raw_tail_turns` newest turns before the
+    current one, as text if `is_tail_text`.
     """
 
     protect_turns: int = RECENT_TURNS
@@ -49,6 +50,8 @@ class BuilderPolicy:
     has_outlines: bool = True
     user_turns: int = 2
     scan_messages: int = 20
+    raw_tail_turns: int = 4
+    is_tail_text: bool = False
 
 
 class CountedMessage(msgspec.Struct, frozen=True, gc=False):
@@ -71,6 +74,13 @@ class LiveSummary(msgspec.Struct, frozen=True, gc=False):
     stop: int
     tokens: int
     block: str = ""
+
+
+class MemoryText(msgspec.Struct, frozen=True, gc=False):
+    """What a model is shown of memory, and of how many of the first messages, whole turns, memory has been made."""
+
+    text: str
+    covered: int
 
 
 class PlanRequest(msgspec.Struct, frozen=True, gc=False):
@@ -99,6 +109,7 @@ class PlanRequest(msgspec.Struct, frozen=True, gc=False):
     growth: int = 0  # tokens that the next request is expected to add if the plan is made for that one, else 0
     has_tool: bool = False  # the model will have the tool to recall
     strategy: Strategy = "epochs"
+    memory: MemoryText | None = None  # of the strategy `snapshot`
 
 
 _DIGITS = re.compile(r"\d+")

@@ -165,7 +165,7 @@ UNREAD = "what the log knows of this session could not be read"
 LATE = "what the log knows of this session could not be read in time"
 NEEDED: tuple[EpochReason, ...] = ("hard", "overflow")
 """The reasons for which a request is cut even if its plan is late."""
-AWAITED: tuple[EpochReason, ...] = (*NEEDED, "turn")
+AWAITED: tuple[EpochReason, ...] = (*NEEDED, "turn", "memory")
 """The reasons for which a call waits as long for its plan as the settings allow."""
 PRICED: tuple[EpochReason, ...] = ("soft", "cold", "client")
 """The reasons for which an epoch opens only if that pays."""
@@ -197,6 +197,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     is_unshortened: bool = False  # that request was this one
     planned: int | None = None  # tokens that the plan leaves which an epoch would open with, None if there is none yet
     is_due: bool | None = None  # whether the strategy calls for an epoch now, at any price; None: the price decides
+    due_as: EpochReason = "turn"  # the reason of such an epoch
 
     @property
     def low(self) -> int:
@@ -235,7 +236,7 @@ def _decide_by_size(account: CacheCostAccount, facts: RequestFacts) -> Decision:
     if pressure == "hard":
         return Decision("hard", pressure)
     if facts.is_due is not None:
-        return Decision("turn", pressure) if facts.is_due else Decision(None, pressure, NOT_DUE)
+        return Decision(facts.due_as, pressure) if facts.is_due else Decision(None, pressure, NOT_DUE)
     if facts.tokens <= facts.find_target(account):
         return Decision(None, pressure, NOTHING_TO_GAIN)
     return _decide_by_price(account, facts, pressure)

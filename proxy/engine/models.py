@@ -25,9 +25,11 @@ from proxy.context.provider_cache import (
 )
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Catalog, Clock, Upstream
+from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EventBus
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import UNASKED, CacheTerms, Card, LimitKey, OverflowKind
+from proxy.model.epoch import Epoch, Strategy
 from proxy.model.errors import ProxyError
 from proxy.model.events import AnswerRead, CacheDiffers, SilentOverflowSeen
 from proxy.model.exchange import Headers, Usage
@@ -87,7 +89,7 @@ class Models:
         self._spawn = spawn
         self._asked: dict[str, float] = {}
         self._cards: dict[LimitKey, tuple[Card, float]] = {}
-        self._budgets: dict[tuple[LimitKey, int | None, int | None], tuple[Budget, float]] = {}
+        self._budgets: dict[tuple[LimitKey, int | None, int | None, Strategy], tuple[Budget, float]] = {}
 
     async def open(self) -> None:
         """Read the catalog that comes with the installation."""
@@ -106,15 +108,22 @@ class Models:
         self._cards[key] = (card, now + _CARD_SECONDS)
         return card
 
-    def budget(self, key: LimitKey, asked_output: int | None = None, ceiling: int | None = None) -> Budget:
+    def budget(
+        self,
+        key: LimitKey,
+        asked_output: int | None = None,
+        ceiling: int | None = None,
+        strategy: Strategy = "epochs",
+    ) -> Budget:
         """Return how much a request may send. A `ceiling` of the request replaces the configured one."""
-        asked, now = (key, asked_output, ceiling), self._clock.monotonic()
+        asked, now = (key, asked_output, ceiling, strategy), self._clock.monotonic()
         known = self._budgets.get(asked)
         if known is not None and now < known[1]:
             return known[0]
         card = self.card(key.upstream, key.model, beta=key.beta, tenant=key.tenant)
         policy = self._policy if ceiling is None else replace(self._policy, ceiling_tokens=ceiling)
-        budget = make_budget(card.window, card.output, asked_output, policy, prices=card.prices)
+        memory = policy.find_memory_mark(key.model) if strategy == "snapshot" else None
+        budget = make_budget(card.window, card.output, asked_output, policy, prices=card.prices, memory=memory)
         if len(self._budgets) >= _MOST_CARDS:
             self._budgets.clear()
         self._budgets[asked] = (budget, now + _CARD_SECONDS)
@@ -262,6 +271,43 @@ def _counts_new_alone(usage: Usage, sent: ExpectedUsage, tokens: int) -> bool:
     """
     fresh = tokens * (1 - sent.expected / sent.tokens) if sent.tokens else 0.0
     return usage.cached is None and sent.expected > 0 and abs((usage.input or 0) - fresh) <= _NEAR * fresh
+
+
+class _CountedPrompt(msgspec.Struct, frozen=True, gc=False):
+    """The newest prompt of a view: its last node, the number of its nodes, and the epoch that it was sent under."""
+
+    view: tuple[str, str]
+    tip: bytes
+    depth: int
+    epoch: str
+    tokens: int = 0  # as its upstream counted them
+
+
+class PromptSizes:
+    """What upstreams counted for the newest prompts of views that the strategy `snapshot` manages."""
+
+    def __init__(self) -> None:
+        self._open: LruCache[str, _CountedPrompt] = LruCache(_MOST_WAITING)
+        self._counted: LruCache[tuple[str, str], _CountedPrompt] = LruCache(_MOST_MODELS)
+
+    def note_sent(self, request: ResolvedRequest, epoch: Epoch | None) -> None:
+        """Note a request that is sent under an epoch, or under none. Side requests say nothing of their view."""
+        if isinstance(request, ManagedRequest) and request.strategy == "snapshot" and not request.is_side:
+            view, id = (request.session.id, request.view), epoch.id if epoch is not None else ""
+            self._open.put(request.exchange, _CountedPrompt(view, request.chain.tip, len(request.nodes), id))
+
+    def note_answer(self, event: AnswerRead) -> None:
+        """Note what a response says of its prompt. Subscribed to the bus."""
+        sent = self._open.peek(event.exchange)
+        if sent is not None and event.usage.input:
+            self._counted.put(sent.view, msgspec.structs.replace(sent, tokens=event.usage.input))
+
+    def find(self, request: ManagedRequest, epoch: str) -> int | None:
+        """Return the tokens of the prompt that a request continues under the same epoch, None if they are unknown."""
+        known = self._counted.peek((request.session.id, request.view))
+        if known is None or known.epoch != epoch or not 0 < known.depth < len(request.nodes):
+            return None
+        return known.tokens if request.nodes[known.depth - 1] == known.tip else None
 
 
 class CacheCalibrator:

@@ -63,3 +63,12 @@ class EnginePolicy:
     def find_strategy(self, model: str) -> Strategy:
         """Return the strategy of requests to a model that ask for none."""
         return next((each for pattern, each in self.strategies if fnmatchcase(model, pattern)), self.strategy)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPolicy:
+    """What the strategy `snapshot` shows: the settings of the same names."""
+
+    raw_tail_turns: int = 4
+    max_episodic_items: int = 3
+    max_semantic_items: int = 20

@@ -49,11 +49,11 @@ class Summary(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
     facts: tuple[str, ...] = ()  # the lines of facts that the model stated beside its text, as it wrote them
 
 
-Strategy = Literal["epochs", "turns"]
+Strategy = Literal["epochs", "turns", "snapshot"]
 """How a long context is managed: when an epoch opens, and what it holds.
 
 `epochs`: when that pays; the newest steps, and a ledger of the rest. `turns`: with each prompt; the turn under way, and
-the words of the user before it.
+the words of the user before it. `snapshot`: once a prompt has filled most of the budget; memory, and the newest turns.
 """
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
@@ -191,6 +191,7 @@ EpochReason = Literal[
     "cold",
     "client",
     "turn",
+    "memory",
     "overflow",
     "manual",
     "unsigned",
@@ -200,8 +201,8 @@ EpochReason = Literal[
     "refused",
 ]
 """Why an epoch was opened: above the soft mark because it pays, at the high mark, because the cache was known to be
-cold, because the client changed the prefix itself, because a turn begins (strategy `turns`), after a "too long" error,
-or because a person asked for it. Under
+cold, because the client changed the prefix itself, because a turn begins (strategy `turns`) or memory stands for turns
+(strategy `snapshot`), after a "too long" error, or because a person asked for it. Under
 `unsigned` the same goes out without signed reasoning, and under `uncompacted` without the provider's own compaction,
 since the upstream refused that, or is to have none; under `untooled` without our tool, since the upstream refused that.
 `revert` (by a person) and `refused` (the upstream rejected the rewritten request) restore the state before the last

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from proxy.model.card import UNASKED, CacheTerms
 from proxy.model.epoch import ClearedContext, ClearingTerms
 from proxy.model.exchange import Answer, Headers, MissCause
+from proxy.model.memory import EPISODIC_HEAD, RECENT_HEAD, SEMANTIC_HEAD
 from proxy.model.messages import LEDGER_HEAD, CountedContent, Message, MessageStructure
 from proxy.wire.body import ByteRange, SplitBody
 from proxy.wire.identity import Item, ItemReader
@@ -37,7 +38,8 @@ CACHE_MEMBER = "cache_control"
 """The member that marks a block, or a whole request, which stands for its last block."""
 
 _CACHE_OPTIONS, _CACHE_RETENTION = "prompt_cache_options", "prompt_cache_retention"
-_OUR_SIGNS = (LEDGER_HEAD.encode(), b'"[tool: ', b'"[FILE: ')
+_OUR_HEADS = (EPISODIC_HEAD, SEMANTIC_HEAD, RECENT_HEAD)
+_OUR_SIGNS = (LEDGER_HEAD.encode(), b'"[tool: ', b'"[FILE: ', *(b'"%b' % head.encode() for head in _OUR_HEADS))
 COMPACTION_SIGNS = (b'"compaction', b'"context_compaction"')
 """How the names of compactions begin that a provider may put into messages."""
 _COMPACTIONS = frozenset({"compaction", "compaction_summary", "context_compaction"})
@@ -344,6 +346,8 @@ class Format(ABC):
         message = self.parse_message(raw)
         if message.role in ("user", "assistant") and LEDGER_HEAD in message.text.partition("\n")[0]:
             return "the messages have a ledger of palimpsest"
+        if message.role in ("user", "assistant") and message.text.startswith(_OUR_HEADS):
+            return "the messages have memory of palimpsest"
         if message.role in ("user", "tool") and (_PRUNED.match(message.text) or _FILE.match(message.text)):
             return "the messages have references of palimpsest"
         # a provider's own compaction is an item, or a part of a message

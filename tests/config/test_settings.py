@@ -9,8 +9,9 @@ from pydantic import ValidationError
 from proxy.config.errors import ConfigError
 from proxy.config.sections import UpstreamSettings
 from proxy.config.settings import Settings
+from proxy.context.budget import MemoryMark
 from proxy.context.conversation import BuilderPolicy
-from proxy.engine.policy import EnginePolicy, Principal, Provider
+from proxy.engine.policy import EnginePolicy, Principal, Provider, SnapshotPolicy
 from proxy.model.card import Offer
 from proxy.server.policy import ServerPolicy
 from proxy.store.policy import StorePolicy
@@ -71,7 +72,11 @@ def test_every_key_reaches_a_policy() -> None:
             }
         ],
         strategy="turns",
-        models={"m-*": {"strategy": "epochs", "window": 9000, "max_output": 2000}, "n": {}},
+        models={
+            "m-*": {"strategy": "epochs", "window": 9000, "max_output": 2000},
+            "n": {"compaction_ratio": 0.7, "safety_margin_tokens": 500},
+        },
+        snapshot={"raw_tail_turns": 2, "max_episodic_items": 4, "max_semantic_items": 5, "tail": "text"},
         turns={"user_turns": 3, "scan_messages": 30},
         sessions={"headers": ["X-Conversation"], "infer": False, "cache_bytes": 6},
         tenants={"team": ["sk-1", "sk-2"], "user": "X-User"},
@@ -103,7 +108,11 @@ def test_every_key_reaches_a_policy() -> None:
         strategies=(("m-*", "epochs"),),
     )
     assert settings.stated_sizes() == {"m-*": Offer(9000, 2000), "n": Offer()}
-    assert settings.builder_policy() == BuilderPolicy(user_turns=3, scan_messages=30)
+    assert settings.builder_policy() == BuilderPolicy(
+        user_turns=3, scan_messages=30, raw_tail_turns=2, is_tail_text=True
+    )
+    assert settings.snapshot_policy() == SnapshotPolicy(2, 4, 5)
+    assert settings.budget_policy().memory_marks == (("m-*", MemoryMark()), ("n", MemoryMark(0.7, 500)))
     assert settings.store_policy() == StorePolicy(Path("/somewhere/log.db"), "full", 10**7, 2**30, must_write=True)
     expected = UpstreamPolicy("a", "http://[::1]:9000/v1", "sk-1", "x-api-key", ("gpt-*",), 4, 5, PROXY)
     assert settings.upstream_policies() == (expected,)

@@ -78,11 +78,12 @@ def is_own(body: bytes) -> bool:
     return any(sign in body for sign in OWN)
 
 
-def say(text: str | None, *, finish: str = "stop", sent: int = 0, **message: Any) -> bytes:
-    """An answer."""
+def say(text: str | None, *, finish: str = "stop", sent: int | None = 0, **message: Any) -> bytes:
+    """An answer, which says nothing of its usage where `sent` is None."""
     choice = {"index": 0, "message": {"role": "assistant", "content": text, **message}, "finish_reason": finish}
     usage = {"prompt_tokens": sent, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": sent}}
-    return json.dumps({"id": "a", "object": "chat.completion", "choices": [choice], "usage": usage}).encode()
+    used = {} if sent is None else {"usage": usage}
+    return json.dumps({"id": "a", "object": "chat.completion", "choices": [choice], **used}).encode()
 
 
 def spell_request(wire: str, value: Any) -> bytes:
@@ -128,10 +129,11 @@ def fail(body: bytes) -> ScriptedResponse:
 
 
 class Model(ScriptedUpstream):
-    """Answers clients with a word, and us by `summarise`; None never comes."""
+    """Answers clients with a word, and us by `summarise`; None never comes. `count` says how long a prompt was."""
 
     def __init__(self, summarise: Summarise = give_report, name: str = "main", wire: str = CHAT) -> None:
         super().__init__(name)
+        self.count: Callable[[bytes], int | None] = lambda body: len(body) // 4
         self.wire = wire
         self.summarise = summarise
         self.sent: list[bytes] = []
@@ -148,7 +150,7 @@ class Model(ScriptedUpstream):
             reply = self.summarise(body)
         else:
             self.sent.append(body)
-            reply = say("Looking.", sent=len(body) // 4)
+            reply = say("Looking.", sent=self.count(body))
         if reply is None:
             await asyncio.get_running_loop().create_future()
         if isinstance(reply, Exception):

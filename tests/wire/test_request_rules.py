@@ -253,3 +253,19 @@ def test_what_we_render_is_known_again(wire: str, role: Any, is_alternating: boo
         FORMATS[wire].find_management(split_messages(wire, list(map(json.loads, rendered))))
         == "the messages have a ledger of palimpsest"
     )
+
+
+@pytest.mark.parametrize(
+    "text", ["[MEMORY:EPISODIC]\n1) (turn 1)", "[MEMORY:SEMANTIC]\n- (fact) a", "[RECENT TURNS]\nTurn 1:"]
+)
+@pytest.mark.parametrize("wire", WIRES)
+def test_memory_as_others_of_us_render_it_is_known_again(wire: str, text: str) -> None:
+    rendered = render(FORMATS[wire], [Written(text, 0, 9)], [])
+    found = FORMATS[wire].find_management(split_messages(wire, list(map(json.loads, rendered))))
+    assert found == "the messages have memory of palimpsest"
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_words_about_our_headings_are_the_users_own(wire: str) -> None:
+    rendered = render(FORMATS[wire], [Written("What does [MEMORY:EPISODIC] mean?", 0, 9)], [])
+    assert FORMATS[wire].find_management(split_messages(wire, list(map(json.loads, rendered)))) == ""

@@ -204,16 +204,17 @@ class JobResult:
 
 
 def make_leaf_job(
-    request: SentRequest,
-    index: ConversationIndex,
-    span: MessageRange,
-    supersedes: tuple[str, ...] = (),
-    *,
-    is_for_memory: bool = False,
+    request: SentRequest, index: ConversationIndex, span: MessageRange, supersedes: tuple[str, ...] = ()
 ) -> SummaryJob:
     """Return the job of a summary of messages."""
     foreign, references = find_foreign_messages(request, index), list_references(request, span)
-    return SummaryJob(request, index, span, references, foreign, supersedes=supersedes, is_for_memory=is_for_memory)
+    return SummaryJob(request, index, span, references, foreign, supersedes=supersedes)
+
+
+def make_turns_job(request: SentRequest, index: ConversationIndex, start: int, stop: int) -> SummaryJob:
+    """Return the job of a summary of whole turns for memory, from one place up to another."""
+    span = MessageRange(start, stop, request.state.history.count(start, stop))
+    return msgspec.structs.replace(make_leaf_job(request, index, span), is_for_memory=True)
 
 
 def make_merge_job(

@@ -29,13 +29,13 @@ from proxy.engine.policy import Provider
 from proxy.engine.ports import Archive, Leases
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus, TaskRunner, attempt
-from proxy.model.events import ExchangeRecorded
+from proxy.model.events import AnswerRead, ExchangeRecorded
 from proxy.model.exchange import SessionKey, Usage
 from proxy.model.lru import LruCache
 from proxy.wire import FORMATS
 from proxy.wire.headers import drop_beta
 
-_MOST_CALLS = 1024
+_MOST_CALLS, _MOST_UNREAD = 1024, 64
 _IDLE_SECONDS = 5.0
 _ACCEPTED = range(200, 300)
 # The share of the soft mark from which on the next call may be the one that opens an epoch, so that a summary of what
@@ -46,6 +46,10 @@ _ANY = Provider()
 _NEAR = (".localhost", ".local", ".internal", ".lan")
 
 _log = logging.getLogger("palimpsest.compaction")
+
+
+StartMemory = Callable[[SentRequest, bool], None]
+"""Starts to make memory of turns, given whether a model may be asked."""
 
 
 class _OpenCall(msgspec.Struct, gc=False):
@@ -75,6 +79,8 @@ class CompactionTrigger:
 
     def __post_init__(self) -> None:
         self.open_calls = LruCache[str, _OpenCall](_MOST_CALLS)
+        self.start_memory: StartMemory | None = None  # of the strategy `snapshot`
+        self._unread = LruCache[str, SentRequest](_MOST_UNREAD)  # its answered calls, until their responses were read
         self._newest: dict[str, str] = {}  # the newest call of each local server
         self.stoppers: list[Callable[[str], object]] = []  # of other work at a local server, which has a call now
         self._near = {name for name, provider in self.providers.items() if is_near(provider.host)}
@@ -103,7 +109,7 @@ class CompactionTrigger:
         self.budget.record_estimate(state.request.exchange, expected)
         may_open = state.epoch is None or state.epoch.why != "refused"
         is_near = decision.pressure != "none" or outgoing.tokens >= _NEAR_SHARE * state.budget.soft > 0
-        is_summarised = self.policy.auto and state.request.strategy == "epochs"
+        is_summarised = {"epochs": self.policy.auto, "turns": False, "snapshot": True}[state.request.strategy]
         if is_summarised and is_near and not state.request.is_side and may_open:
             opened = outgoing.epoch if outgoing.epoch is not state.epoch else None
             interval = None if state.kept is not None else state.account.compute_idle(state.now)
@@ -133,10 +139,23 @@ class CompactionTrigger:
         request = call.sent
         if request is None or event.completeness != "complete":
             return
-        if not self.is_local(event.upstream, request.state.request.model):
+        if request.state.request.strategy == "snapshot":
+            self._unread.put(event.exchange, request)
+        elif not self.is_local(event.upstream, request.state.request.model):
             self.worker.start(request)
         elif self.policy.model:  # a server with one request at a time summarises only if a model is set
             self.call_later(_IDLE_SECONDS, lambda: self._start_if_idle(event, request))
+
+    def note_answer(self, event: AnswerRead) -> None:
+        """Start to make memory behind a response whose prompt has filled its budget. Subscribed to the bus."""
+        request = self._unread.pop(event.exchange)
+        if request is None or self.start_memory is None:
+            return
+        state = request.state
+        if (event.usage.input or state.to_model_tokens(request.tokens)) > state.to_model_tokens(state.budget.soft):
+            managed = state.request
+            is_local = self.is_local(managed.session.upstream, managed.model)
+            self.start_memory(request, self.policy.auto and not is_local)
 
     def _start_if_idle(self, event: ExchangeRecorded, request: SentRequest) -> None:
         if self._newest.get(event.upstream) == event.exchange:
@@ -213,6 +232,7 @@ def build_trigger(
         call_later=call_later,
     )
     bus.subscribe(ExchangeRecorded, trigger.note_exchange)
+    bus.subscribe(AnswerRead, trigger.note_answer)
     if policy.spend_per_day:
         tasks.spawn(attempt(budget.load_today(archive.sum_auxiliary), _log_unknown_spending))
     return trigger

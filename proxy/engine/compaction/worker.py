@@ -26,7 +26,15 @@ from proxy.context.compaction.spans import (
 from proxy.context.conversation import ConversationIndex
 from proxy.context.plan_draft import compute_summaries_budget
 from proxy.engine.compaction.credentials import CredentialCache
-from proxy.engine.compaction.job import JobResult, ManualOptions, SentRequest, SummaryJob, make_leaf_job, make_merge_job
+from proxy.engine.compaction.job import (
+    JobResult,
+    ManualOptions,
+    SentRequest,
+    SummaryJob,
+    make_leaf_job,
+    make_merge_job,
+    make_turns_job,
+)
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.provider_compaction import has_unused_compaction
 from proxy.engine.compaction.scheduling import JobSchedule, RunningJob, is_summary_due
@@ -89,9 +97,13 @@ class SummaryWorker:
     def start(self, request: SentRequest) -> None:
         """Start work on the branch of a request, unless it is running or there is nothing to do."""
         if self.schedule.find(request.session, request.kept_nodes) is None and self._is_worth_it(request):
+            self.start_work(request, partial(self._work, request), request.state.request.session.upstream)
+
+    def start_work(self, request: SentRequest, work: Callable[[], Awaitable[None]], upstream: str = "") -> None:
+        """Start other work on the branch of a request, unless some is running. Calls to `upstream` cancel it."""
+        if self.schedule.find(request.session, request.kept_nodes) is None:
             lease = self.schedule.name_lease(request)
-            work = self._run(request, lease)
-            self._spawn(request, lease, request.state.request.session.upstream, work)
+            self._spawn(request, lease, upstream, self._run(request, lease, work))
 
     def stop_at(self, upstream: str) -> None:
         """Cancel the jobs at a server that serves one request at a time, since a client's call has arrived for it."""
@@ -113,9 +125,8 @@ class SummaryWorker:
 
     def is_busy(self, request: ManagedRequest) -> bool:
         """Return whether a model is being asked for a summary of a request's branch."""
-        session = request.session.id
-        is_running = self.schedule.find(session, request.kept_nodes) is not None
-        return is_running and self.summarizer.health.budget.is_spending(session)
+        is_running = self.schedule.find(request.session.id, request.kept_nodes) is not None
+        return is_running and self.summarizer.health.budget.is_spending(request.session.id)
 
     async def compact(self, request: SentRequest, options: ManualOptions) -> JobResult:
         """Summarise all that may be replaced, for a manual compaction. It continues even if the caller is cancelled.
@@ -132,7 +143,7 @@ class SummaryWorker:
         Without options it keeps to the limits of what is spent on a session. It goes on as a manual compaction does.
         Raises Conflict if there is a running job on the branch.
         """
-        return await self._run_by_hand(request, partial(self._work_on_turns, request, spans, options))
+        return await self._run_by_hand(request, partial(self.work_on_turns, request, spans, options))
 
     def count_most(self, request: SentRequest) -> int:
         """Return the tokens of messages that one summary of a request may cover."""
@@ -263,9 +274,8 @@ class SummaryWorker:
         is_enough = state.history.count(begin, count) >= compute_least_span(state.budget.usable)
         if not (is_enough or any(map(_is_unfinished, live))):
             return False
-        summarizer = self.summarizer
-        is_due = is_summary_due(request, self.policy, summarizer.health.cache_hits, summarizer.routes)
-        return is_due and summarizer.may_ask(request)
+        is_due = is_summary_due(request, self.policy, self.summarizer.health.cache_hits, self.summarizer.routes)
+        return is_due and self.summarizer.may_ask(request)
 
     def _postpone(self, request: SentRequest, growth: float = _GROWTH) -> None:
         """Postpone a branch without a result until its conversation has grown."""
@@ -282,14 +292,14 @@ class SummaryWorker:
             await self.leases.release(lease, self.owner)
         return True
 
-    async def _run(self, request: SentRequest, lease: str) -> None:
+    async def _run(self, request: SentRequest, lease: str, work: Callable[[], Awaitable[None]]) -> None:
         """Work on a branch in the background. A failure is logged."""
 
         def note(problem: Exception) -> None:
             _log.error("session %s: a summary could not be made", request.session, exc_info=problem)
             self._postpone(request)
 
-        await attempt(self._run_leased(lease, partial(self._work, request)), note)
+        await attempt(self._run_leased(lease, work), note)
 
     async def _run_manually(
         self, request: SentRequest, lease: str, work: Callable[[], Awaitable[None]], result: JobResult
@@ -341,33 +351,32 @@ class SummaryWorker:
             for merged in await self.condense(request, index, options):
                 result.add(merged, is_kept=True)
 
-    async def _work_on_turns(
+    async def work_on_turns(
         self,
         request: SentRequest,
         spans: Sequence[tuple[int, int]],
         options: ManualOptions | None,
         result: JobResult,
     ) -> None:
-        """Summarise each span. Short ones are put together without a model, and only remembered.
-
-        So are those with a message that the log does not have whole.
-        """
+        """Summarise each span under a lease. Short ones are put together without a model."""
         index = await self.index_conversation(request)
         for start, stop in spans:
-            span = MessageRange(start, stop, request.state.history.count(start, stop))
-            job = replace(make_leaf_job(request, index, span, is_for_memory=True), options=options)
-            is_long, made = span.tokens >= LEAST, None
-            if is_long:
+            job = replace(make_turns_job(request, index, start, stop), options=options)
+            if job.span.tokens >= LEAST:
                 made = await self.summarize(job, is_needed=True)
             else:
                 made = await asyncio.to_thread(self.summarizer.write_without_model, job)
             if made is None:
                 result.add_problem(_LOST)
                 return
-            is_kept = is_long and await self.keep(job, made)
-            if not is_kept and self.remember is not None:  # without the log's copy there is no reference to name
-                await self.remember(job, replace(made, id=""))
-            result.add(made, is_kept=is_kept)
+            result.add(made, is_kept=await self.keep_for_memory(job, made))
+
+    async def keep_for_memory(self, job: SummaryJob, made: Summary) -> bool:
+        """Keep a summary of turns; one of few messages, or with one that the log has in part, is only remembered."""
+        is_kept = job.span.tokens >= LEAST and await self.keep(job, made)
+        if not is_kept and self.remember is not None:  # without the log's copy there is no reference to name
+            await self.remember(job, replace(made, id=""))
+        return is_kept
 
     async def _summarize_manually(self, job: SummaryJob, result: JobResult) -> bool:
         """Make one of several summaries. Return whether it was made, so that the next one may follow."""

@@ -145,7 +145,7 @@ class UsageAccounting:
         is_recent = idle is not None and idle <= _SURELY_KEPT_SECONDS
         expected = ExpectedUsage(
             request.session.upstream,
-            state.view,
+            request.model,
             outgoing.tokens,
             state.tariff.cache.find_read(matching, ends) if is_recent else 0,
             matching if outgoing.is_opened else None,

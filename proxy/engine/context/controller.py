@@ -58,6 +58,8 @@ _SAFE_BYTES = 4096
 # Reasons why a request is sent as the client sent it.
 NOT_CUT = "it could not be cut; the server's log says why"
 _UNPROVEN = "the upstream has not accepted this credential yet"
+# Reasons for an epoch that waits for a running summary.
+_REPORTED = frozenset({"hard", "memory"})
 _STOOD_DOWN = frozenset({NO_ROOM, REFUSED, SIDE, UNREAD, LATE})
 _UNREADABLE = ((b"x-palimpsest-mode", b"observe; stood-down:its body could not be read message by message"),)
 
@@ -99,7 +101,10 @@ class ContextController:
                 "exchange %s: the first decision about the request failed; a second one follows", request.exchange
             )
             return None
-        if outgoing is None or outgoing.uncounted is not None:
+        if outgoing is None:
+            return None
+        self._caches.prompts.note_sent(request, outgoing.epoch)
+        if outgoing.uncounted is not None:
             return outgoing
         outgoing = tell_unserved(request, outgoing)
         if outgoing.plan is not None:
@@ -123,6 +128,7 @@ class ContextController:
                 outgoing = await self._manage(request, commit)
         except Exception as error:  # noqa: BLE001 - a boundary: the call goes on as the client sent it
             outgoing = self._give_up(request, error)
+        self._caches.prompts.note_sent(request, outgoing.epoch)
         outgoing = tell_unserved(request, outgoing)
         if outgoing.plan is not None and outgoing.uncounted is None:
             self._bus.publish(Planned(request.session.id, outgoing.plan))
@@ -230,7 +236,7 @@ class ContextController:
             return self._keep_epoch(request, context, epoch, budget)
         if not self.states.is_below(request, budget) or self.states.is_overflowed(request):
             return None
-        if self.states.is_due(request, None):
+        if self.states.is_due(request, None, budget):
             return None
         if budget.window is None:
             self.states.models.ask(request.upstream, request.headers)
@@ -337,10 +343,10 @@ class ContextController:
         return self._label_excess(state, outgoing, decision)
 
     async def _run_chain(self, state: RequestState, decision: Decision, commit: Commit) -> OutgoingRequest:
-        """Run the fallback levels. A request above the ceiling first waits for a running summary."""
+        """Run the fallback levels. A request above the ceiling first waits for a running summary, as memory does."""
         if decision.why == "overflow":
             state = replace(state, budget=state.budget.limit(int(state.tokens * BLIND_SHARE)))
-        if decision.why != "hard":
+        if decision.why not in _REPORTED:
             return await self.chain.run(state, decision.why, commit)
         began = self._clock.monotonic()
         await self._observer.wait(state.request)

@@ -12,7 +12,7 @@ import msgspec
 
 from proxy.context.budget import Budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import CountedMessage, LiveSummary, PlanRequest
+from proxy.context.conversation import CountedMessage, LiveSummary, MemoryText, PlanRequest
 from proxy.context.message_features import MessageFeatures, extract_features
 from proxy.context.references import forget_tool, make_reference
 from proxy.context.verbatim import estimate_reasoning, find_tail
@@ -35,7 +35,7 @@ from proxy.model.epoch import (
 from proxy.model.lineage import count_shared_nodes
 from proxy.model.messages import Message, MessageStructure
 from proxy.wire import FORMATS
-from proxy.wire.rendering import detach_items, reach_user, render
+from proxy.wire.rendering import Role, detach_items, reach_user, render
 
 _ANY = Provider()
 _JSON = "[This conversation asks for its answers as JSON.]"
@@ -74,6 +74,7 @@ class PlanInputs(msgspec.Struct, frozen=True, gc=False):
     excluded: tuple[str, ...] = ()
     has_tool: bool = False
     recalled: Mapping[int, int] = {}  # tokens of the hidden rounds behind messages, by index
+    memory: MemoryText | None = None
 
 
 class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
@@ -114,6 +115,7 @@ class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
         own = self.inputs
         is_same = (own.frozen is inputs.frozen and own.is_bound == inputs.is_bound) and own.pinned == inputs.pinned
         is_same = is_same and own.excluded == inputs.excluded and own.has_tool == inputs.has_tool
+        is_same = is_same and own.memory == inputs.memory
         return is_same and list(own.reports) == list(inputs.reports) and self.tail <= find_tail(structures)
 
     def serves(self, request: ManagedRequest, epoch: Epoch | None) -> bool:
@@ -153,6 +155,7 @@ class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
     excluded: tuple[str, ...] = ()
     has_tool: bool = False
     strategy: Strategy = "epochs"
+    memory: MemoryText | None = None
 
     @property
     def weight(self) -> int:
@@ -171,20 +174,22 @@ def compute_plan(job: PlanJob, builder: ContextBuilder) -> RenderedPlan:
     request = make_plan_request(job)
     structures = [each.structure for each in request.messages]
     plan = builder.minimal(request) if job.is_minimal else builder.build(request)
-    if provider.strict_alternation:
+    is_alternating = provider.strict_alternation
+    # our messages can be joined with adjacent user messages that stay, but not with the assistant's
+    is_user = is_alternating or job.strategy == "turns" or provider.summary_role == "user"
+    if is_alternating or (job.strategy == "snapshot" and not is_user):
         edits, through = reach_user(form, plan.edits, plan.through, raws)
         plan = msgspec.structs.replace(plan, edits=edits, through=through)
-    elif provider.summary_role == "assistant" and job.strategy != "turns":
-        plan = msgspec.structs.replace(plan, edits=_lead_with_user(plan.edits, structures))
+    if not is_user:
+        edits = _lead_with_user(plan.edits, structures)
+        is_user = job.strategy == "snapshot" and _is_at_an_end(edits, plan.through == len(structures))
+        plan = plan if is_user else msgspec.structs.replace(plan, edits=edits)
     if form.is_itemised:
         edits, through = detach_items(plan.edits, plan.through, structures)
         plan = msgspec.structs.replace(plan, edits=edits, through=through)
     if job.needs_json:
         plan = msgspec.structs.replace(plan, edits=_require_json_word(plan, structures))
-    is_alternating = provider.strict_alternation
-    # our messages can be joined with adjacent user messages that stay, but not with the assistant's
-    is_user = is_alternating or job.strategy == "turns"
-    role = "user" if is_user else provider.summary_role
+    role: Role = "user" if is_user else "assistant"
     return RenderedPlan(plan, tuple(render(form, plan.edits, raws, role=role, is_alternating=is_alternating)))
 
 
@@ -213,6 +218,7 @@ def make_plan_request(job: PlanJob) -> PlanRequest:
         excluded=job.excluded,
         has_tool=job.has_tool,
         strategy=job.strategy,
+        memory=job.memory,
     )
 
 
@@ -303,6 +309,7 @@ class EpochPlanner:
             excluded=inputs.excluded,
             has_tool=inputs.has_tool,
             strategy=request.strategy,
+            memory=inputs.memory,
         )
 
 
@@ -365,6 +372,12 @@ def _lead_with_user(edits: tuple[Edit, ...], structures: Sequence[MessageStructu
         case (Kept() | Replaced() as first,) if structures[first.place].role == "user":
             return (first, *edits[:at], *edits[at + 1 :])
     return edits
+
+
+def _is_at_an_end(edits: Sequence[Edit], is_all: bool) -> bool:
+    """Return whether our message would be the first of all or, where the edits are all that is sent, the last."""
+    ends = (*edits[:1], *(edits[-1:] if is_all else ()))
+    return any(isinstance(edit, Written) for edit in ends)
 
 
 def _require_json_word(plan: ContextPlan, structures: Sequence[MessageStructure]) -> tuple[Edit, ...]:

@@ -26,7 +26,7 @@ from proxy.engine.context.epoch_planner import (
     remove_compaction,
 )
 from proxy.engine.context.epoch_scope import make_own_body
-from proxy.engine.context.request_state import OutgoingRequest, RequestState
+from proxy.engine.context.request_state import NO_MEMORY, MemorySource, OutgoingRequest, RequestState
 from proxy.engine.context.rewriter import Rewriter
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.tool_offers import NO_RECALLED, count_tool
@@ -91,6 +91,7 @@ class FallbackChain:
         self._bus = bus
         self._clock = clock
         self.seconds = hard_wait_seconds  # how long a request waits at most for a summary and then its plan, together
+        self.memory: MemorySource = NO_MEMORY  # what plans of the strategy `snapshot` show
 
     async def run(
         self,
@@ -144,6 +145,7 @@ class FallbackChain:
         Return None if nothing gets shorter. Raises Conflict if another epoch was opened meanwhile, ValueError if the
         result is invalid, and StoreUnavailable.
         """
+        state = await self.memory.add(state, self.seconds)
         context, inputs = state.context, msgspec.structs.replace(self._list_inputs(state, "manual"), goal=goal)
         draft = await self._planner.draft(state.request, state.history, inputs)
         async with context.opening:
@@ -290,7 +292,10 @@ class FallbackChain:
                 state.request, state.history, self._list_inputs(state, wanted.why)
             )
         else:
-            draft = await self._plan(state, wanted)
+            began = self._clock.monotonic()
+            state = await self.memory.add(state, wanted.seconds)
+            left = max(0.0, wanted.seconds - (self._clock.monotonic() - began))
+            draft = await self._plan(state, msgspec.structs.replace(wanted, seconds=left))
             if wanted.why in PRICED and decide(state.account, state.planned_facts).why is None:
                 return None  # the plan itself does not pay; it is kept
             state.context.forget_drafted()
@@ -359,26 +364,12 @@ class FallbackChain:
         return _EarlierPlan(draft, excess) if tokens < min(state.budget.high, state.tokens) else None
 
     def _list_inputs(self, state: RequestState, why: EpochReason) -> PlanInputs:
-        context, nodes, frozen = state.context, state.request.nodes, state.epoch or self._find_anonymous(state)
-        pinned, reports = context.list_pinned(nodes), context.list_reports(nodes, state.view)
-        if frozen is not None and frozen.tool != state.tool:
-            frozen = None  # its ledger says otherwise how originals can be read
-        return PlanInputs(
-            state.budget,
-            frozen,
-            pinned,
-            reports,
-            depth=state.account.depth,
-            must_fit=why == "overflow",
-            is_bound=context.reasoning.binds_in(state.request),
-            excluded=state.request.clearing.excluded if state.request.clearing is not None else (),
-            has_tool=bool(state.tool),
-            recalled={place: each.tokens for place, each in state.recalled.items()} if state.tool else {},
-        )
+        return state.list_inputs(why, state.epoch or self._find_anonymous(state))
 
     def _find_anonymous(self, state: RequestState) -> Epoch | None:
         """Return the epoch of another unnamed session with the same messages, if it offers what this one would."""
-        found = self._anonymous_epochs.find(state.request) if state.epoch is None else None
+        is_shared = state.epoch is None and state.request.strategy != "snapshot"  # memory is a session's own
+        found = self._anonymous_epochs.find(state.request) if is_shared else None
         return found if found is not None and found.tool == state.tool else None
 
     async def _open_planned(
@@ -411,7 +402,7 @@ class FallbackChain:
         if not await wanted.commit(epoch):
             raise StoreUnavailable("the log did not take the epoch in time")
         self._contexts.add(epoch.session, epoch, len(state.request.nodes))
-        if rung == "plan":
+        if rung == "plan" and state.request.strategy != "snapshot":
             self._anonymous_epochs.note(state.request, epoch)
         context.sizes[epoch.id] = frozen
         account = record_epoch(state.account, state.tokens, tokens, protected, state.budget)

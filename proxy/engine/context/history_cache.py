@@ -1,14 +1,18 @@
 """Measured histories: the structure of each message of a conversation, its tokens, and its faults."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import msgspec
 
 from proxy.context.budget import has_token_bound
+from proxy.context.conversation import CountedMessage
+from proxy.context.verbatim import find_unanswered, find_verbatim, iterate_groups
+from proxy.engine.context.tool_offers import NO_RECALLED
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import Piece, TokenCounter
+from proxy.model.epoch import Recalled
 from proxy.model.lineage import count_shared_nodes
 from proxy.model.manifest import compute_digest
 from proxy.model.messages import MessageStructure
@@ -92,6 +96,55 @@ class MeasuredHistory(msgspec.Struct, frozen=True, gc=False, eq=False):
             if old.end - old.start != new.end - new.start:
                 return place
         return shared
+
+
+def find_kept(
+    history: MeasuredHistory,
+    before: Sequence[bytes] | None,
+    epoch_tokens: int,
+    depth: int,
+    recalled: Mapping[int, Recalled] = NO_RECALLED,
+) -> int | None:
+    """Count the tokens at a request's beginning that were sent before. Return None if it has all of the last request.
+
+    `before` has the nodes of the last request under the same epoch. That epoch replaces the first `depth` messages,
+    whatever the client changed in them since.
+    """
+    if before is None:
+        return None
+    shared = count_shared_nodes(before, history.nodes)
+    if shared == len(before):
+        return None
+    added = sum([each.tokens for place, each in recalled.items() if depth <= place < shared])
+    return history.head.tokens + epoch_tokens + history.count(depth, max(depth, shared)) + added
+
+
+def count_answered(history: MeasuredHistory, epoch_tokens: int, depth: int) -> int:
+    """Count the tokens of the newest prompt that was answered, as it would be sent now; 0 if there is none.
+
+    For its first `depth` messages `epoch_tokens` are sent.
+    """
+    stop = find_unanswered(history.structures)
+    while stop and history.structures[stop - 1].role == "assistant":
+        stop -= 1
+    return history.head.tokens + epoch_tokens + history.count(depth, stop) if stop > depth else 0
+
+
+def estimate_protected(history: MeasuredHistory, pinned: frozenset[int] = frozenset()) -> int:
+    """Estimate the tokens that no epoch may replace: the prompt's beginning, and the messages that stay verbatim.
+
+    `pinned` has the indexes of messages that must stay for another reason.
+    """
+    structures = history.structures
+    verbatim = find_verbatim(iterate_groups(structures), find_unanswered(structures), pinned=pinned)
+    earlier = sum(history.count(places.start, places.stop) for places in verbatim.list_earlier())
+    return history.head.tokens + history.count(verbatim.tail, len(structures)) + earlier
+
+
+def decode_messages(request: ManagedRequest, start: int = 0) -> list[CountedMessage]:
+    """Return the messages of a request from one index on, uncounted."""
+    decoded = map(FORMATS[request.wire].decode_message, request.list_raws(start))
+    return [CountedMessage(each.message, each.structure, 0) for each in decoded]
 
 
 class PartialHistory(msgspec.Struct, frozen=True, gc=False, eq=False):

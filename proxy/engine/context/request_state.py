@@ -2,18 +2,27 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
 from proxy.context.budget import Budget, TokenRatio, is_surely_below_soft_mark
-from proxy.context.conversation import BuilderPolicy, CountedMessage
+from proxy.context.conversation import BuilderPolicy, MemoryText
 from proxy.context.epoch_decision import LATE, UNREAD, CacheCostAccount, Holdout, RequestFacts
 from proxy.context.pricing import Tariff
 from proxy.context.strategies.turns import find_prompt
-from proxy.context.verbatim import estimate_reasoning, find_unanswered, find_verbatim, iterate_groups
-from proxy.engine.context.epoch_planner import DraftedPlan
+from proxy.context.verbatim import estimate_reasoning
+from proxy.engine.context.epoch_planner import DraftedPlan, PlanInputs
 from proxy.engine.context.epoch_scope import EpochAccount
-from proxy.engine.context.history_cache import MeasuredHistory, PartialHistory, is_head_of
+from proxy.engine.context.history_cache import (
+    MeasuredHistory,
+    PartialHistory,
+    count_answered,
+    decode_messages,
+    estimate_protected,
+    find_kept,
+    is_head_of,
+)
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.context.tool_offers import NO_OFFERS, NO_RECALLED, REFUSED_MS, ToolOffers, count_tool
@@ -21,9 +30,8 @@ from proxy.engine.models import CacheCalibrator, Models, OverflowWatch
 from proxy.engine.ports import Clock
 from proxy.engine.request import ManagedRequest
 from proxy.model.card import LimitKey
-from proxy.model.epoch import Epoch, Pin, Plan, Recalled, Rung
+from proxy.model.epoch import Epoch, EpochReason, Pin, Plan, Recalled, Rung
 from proxy.model.exchange import Headers
-from proxy.model.lineage import count_shared_nodes
 from proxy.wire import FORMATS
 from proxy.wire.body import ByteRange
 
@@ -55,6 +63,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     tool: bytes = b""  # the raw tool to recall with that a new epoch offers; empty if none
     recalled: Mapping[int, Recalled] = NO_RECALLED  # what a model recalled, by the last message of its answer
     is_due: bool | None = None  # as in `RequestFacts`
+    memory: MemoryText | None = None  # of the strategy `snapshot`, once it was asked for
 
     @property
     def view(self) -> str:
@@ -143,6 +152,26 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             unshortened=unshortened,
             is_unshortened=(unshortened, tip) == (self.tokens, request.chain.tip),
             is_due=self.is_due,
+            due_as="memory" if request.strategy == "snapshot" else "turn",
+        )
+
+    def list_inputs(self, why: EpochReason, frozen: Epoch | None) -> PlanInputs:
+        """Return the inputs of a plan for an epoch that opens for this reason, in place of `frozen`."""
+        context, request = self.context, self.request
+        if frozen is not None and frozen.tool != self.tool:
+            frozen = None  # its ledger says otherwise how originals can be read
+        return PlanInputs(
+            self.budget,
+            frozen,
+            context.list_pinned(request.nodes),
+            context.list_reports(request.nodes, self.view),
+            depth=self.account.depth,
+            must_fit=why == "overflow",
+            is_bound=context.reasoning.binds_in(request),
+            excluded=request.clearing.excluded if request.clearing is not None else (),
+            has_tool=bool(self.tool),
+            recalled={place: each.tokens for place, each in self.recalled.items()} if self.tool else {},
+            memory=self.memory,
         )
 
     @property
@@ -190,42 +219,22 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
         return self.ratio.apply(tokens)
 
 
-def _decode(request: ManagedRequest, start: int) -> list[CountedMessage]:
-    """Return the messages of a request from one index on, uncounted."""
-    decoded = map(FORMATS[request.wire].decode_message, request.list_raws(start))
-    return [CountedMessage(each.message, each.structure, 0) for each in decoded]
+class MemorySource(Protocol):
+    """Says what is shown of memory in a new epoch of the strategy `snapshot`."""
+
+    async def add(self, state: RequestState, seconds: float) -> RequestState:
+        """Return a state with what memory has, after at most so many seconds. Any other strategy's stays as it is."""
+        ...
 
 
-def find_kept(
-    history: MeasuredHistory,
-    before: Sequence[bytes] | None,
-    epoch_tokens: int,
-    depth: int,
-    recalled: Mapping[int, Recalled] = NO_RECALLED,
-) -> int | None:
-    """Count the tokens at a request's beginning that were sent before. Return None if it has all of the last request.
+class _NoMemory:
+    """Nothing is remembered."""
 
-    `before` has the nodes of the last request under the same epoch. That epoch replaces the first `depth` messages,
-    whatever the client changed in them since.
-    """
-    if before is None:
-        return None
-    shared = count_shared_nodes(before, history.nodes)
-    if shared == len(before):
-        return None
-    added = sum([each.tokens for place, each in recalled.items() if depth <= place < shared])
-    return history.head.tokens + epoch_tokens + history.count(depth, max(depth, shared)) + added
+    async def add(self, state: RequestState, seconds: float) -> RequestState:
+        return state
 
 
-def estimate_protected(history: MeasuredHistory, pinned: frozenset[int] = frozenset()) -> int:
-    """Estimate the tokens that no epoch may replace: the prompt's beginning, and the messages that stay verbatim.
-
-    `pinned` has the indexes of messages that must stay for another reason.
-    """
-    structures = history.structures
-    verbatim = find_verbatim(iterate_groups(structures), find_unanswered(structures), pinned=pinned)
-    earlier = sum(history.count(places.start, places.stop) for places in verbatim.list_earlier())
-    return history.head.tokens + history.count(verbatim.tail, len(structures)) + earlier
+NO_MEMORY = _NoMemory()
 
 
 class UncountedState(msgspec.Struct, frozen=True, gc=False):
@@ -295,11 +304,9 @@ class StateReader:
 
         `protected` are the tokens that must stay, for which a client's trigger does not count (`Budget.begin_at`).
         """
-        budget, ratio = (
-            self.models.budget(find_key(request), request.most_output or None, request.ceiling),
-            self.find_ratio(request).value,
-        )
-        budget = budget.scale(ratio)
+        asked = request.most_output or None, request.ceiling, request.strategy
+        ratio = self.find_ratio(request).value
+        budget = self.models.budget(find_key(request), *asked).scale(ratio)
         trigger = request.clearing.trigger if request.clearing is not None else None
         return budget if trigger is None else budget.begin_at(int(trigger / ratio), protected)
 
@@ -320,17 +327,36 @@ class StateReader:
         """Return whether the last response of the request's view shows that its request was too long."""
         return self.overflows.is_due(request.session.id, request.model)
 
-    def is_due(self, request: ManagedRequest, epoch: Epoch | None) -> bool | None:
-        """Return whether the strategy of a request calls for an epoch now; None: the price decides."""
-        if request.strategy != "turns":
+    def is_due(
+        self,
+        request: ManagedRequest,
+        epoch: Epoch | None,
+        budget: Budget,
+        history: MeasuredHistory | None = None,
+        epoch_tokens: int = 0,
+    ) -> bool | None:
+        """Return whether the strategy of a request calls for an epoch now; None: the price decides.
+
+        Without a history the bytes of the request prove it to be below its soft mark.
+        """
+        if request.strategy == "turns":
+            return self._is_turn_due(request, epoch)
+        if request.strategy == "epochs":
             return None
+        tokens = self.caches.prompts.find(request, epoch.id if epoch is not None else "")
+        if tokens is not None:
+            return tokens > self.find_ratio(request).apply(budget.soft)
+        depth = epoch.depth if epoch is not None else 0
+        return history is not None and count_answered(history, epoch_tokens, depth) > budget.soft
+
+    def _is_turn_due(self, request: ManagedRequest, epoch: Epoch | None) -> bool:
         depth = epoch.depth if epoch is not None else 0
         if not any(item.role == "user" for item in request.chain.items[depth + 1 :]):
             return False
         first = max(0, len(request.nodes) - self._scan)
-        prompt = find_prompt(_decode(request, first))
+        prompt = find_prompt(decode_messages(request, first))
         if prompt is None and first:
-            first, prompt = 0, find_prompt(_decode(request, 0))
+            first, prompt = 0, find_prompt(decode_messages(request))
         return prompt is not None and first + prompt > depth
 
     def is_below(self, request: ManagedRequest, budget: Budget) -> bool:
@@ -415,7 +441,7 @@ class StateReader:
             is_overflowed=self.is_overflowed(request),
             tool=tool,
             recalled=recalled,
-            is_due=self.is_due(request, epoch),
+            is_due=self.is_due(request, epoch, budget, history, epoch_tokens),
         )
 
     async def _weigh(self, request: ManagedRequest, context: SessionContext, epoch: Epoch) -> int:

@@ -4,6 +4,7 @@ from proxy.engine.body_cache import BodyCache, BodySource, CachedBody, build_man
 from proxy.engine.context.epoch_scope import AnonymousEpochCache
 from proxy.engine.context.history_cache import HistoryCache
 from proxy.engine.context.session_context import SessionContexts
+from proxy.engine.models import PromptSizes
 from proxy.engine.policy import RECORD_CAP_BYTES
 from proxy.engine.ports import Archive
 from proxy.engine.request import ManagedRequest
@@ -120,6 +121,7 @@ class ContextCaches:
         self.histories = HistoryCache(counter, most_bytes // 4)
         self.sent = SentBodies(most_bytes // 2, record_cap)
         self.anonymous_epochs = AnonymousEpochCache(most_bytes // 16)
+        self.prompts = PromptSizes()
 
     def forget_lost(self) -> None:
         """Forget what refers to records that the log has lost since the last call."""

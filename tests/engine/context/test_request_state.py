@@ -9,8 +9,8 @@ from proxy.context.budget import Budget, TokenRatio
 from proxy.context.epoch_decision import CacheCostAccount
 from proxy.context.pricing import make_tariff
 from proxy.context.provider_cache import CacheModel
-from proxy.engine.context.history_cache import HistoryCache, MeasuredHistory
-from proxy.engine.context.request_state import RequestState, estimate_protected, find_kept
+from proxy.engine.context.history_cache import HistoryCache, MeasuredHistory, estimate_protected, find_kept
+from proxy.engine.context.request_state import RequestState
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.request import ManagedRequest
 from proxy.engine.token_counter import TokenCounter

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from proxy.context.compaction.spans import MessageRange
-from proxy.engine.compaction.job import ManualOptions, SummaryJob, make_leaf_job
+from proxy.engine.compaction.job import ManualOptions, SummaryJob, make_leaf_job, make_turns_job
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.memory.memory import DIGEST_TAG
 from proxy.engine.memory.path import load_path
@@ -217,7 +217,7 @@ async def test_two_at_once_give_no_number_twice(shop: Workshop, monkeypatch: pyt
     made = await memory.compact_request(request, ["turn_0001"])
     entry = (await memory.memory.load(shop.session)).entries[0][1]
     assert made.items.episodic
-    job, summary = make_leaf_job(request, index, MessageRange(entry.start, entry.stop, 10)), shop.summaries[0]
+    job, summary = make_turns_job(request, index, entry.start, entry.stop), shop.summaries[0]
     load = shop.log.load_memory
 
     async def load_slowly(session: str) -> StoredMemory:
@@ -294,7 +294,7 @@ async def test_a_provider_s_own_compaction_is_not_asked_for() -> None:
     index = await shop.worker.index_conversation(request)
     job = make_leaf_job(request, index, MessageRange(0, 6, 10))
     assert shop.summarizer.provider_compaction.find_job(job) is not None
-    for_memory = make_leaf_job(request, index, job.span, is_for_memory=True)
+    for_memory = make_turns_job(request, index, 0, 6)
     assert shop.summarizer.provider_compaction.find_job(for_memory) is None
 
 

@@ -1,0 +1,239 @@
+"""The strategy `snapshot`: memory in place of whole turns, then the newest turns word for word.
+
+A context grows until a prompt has filled most of its budget. Then it begins anew: with a message of ours that shows
+what memory has of the turns that leave, the newest turns before the current one (`BuilderPolicy.raw_tail_turns`), and
+the current turn. A turn leaves only if memory has been made of it. Of the turns before the current one fewer stay where
+they do not fit. What whole turns cannot free is freed within the current turn and the one before it, as in `epochs`.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from proxy.context.budget import MESSAGE_FRAME
+from proxy.context.conversation import (
+    BuilderPolicy,
+    ConversationIndex,
+    CountedMessage,
+    PlanRequest,
+    add_paired,
+    list_turn_starts,
+)
+from proxy.context.memory.bundle import render_turns
+from proxy.context.memory.traces import TraceSource, list_traces, list_turns
+from proxy.context.references import NOTE_ACCESS, NOTE_RECALL
+from proxy.context.tool_outputs import ReplacedMessage, count_saved_tokens
+from proxy.model.epoch import ContextPlan, Edit, Kept, Reference, Written
+from proxy.model.messages import LEDGER_HEAD
+
+MEMORY_HEADER = f"[{LEDGER_HEAD}: earlier turns, told from memory by a proxy; not the words of the user."
+# The shares of the soft mark, at which memory is made, up to which messages stay word for word: with turns before the
+# current one among them, and the current one alone.
+_TAIL_SHARE, _CURRENT_SHARE = 0.5, 0.6
+# The last places at which what stays may begin, as turns before the current one, where not even that one fits.
+_CUT_TURNS = 1
+
+Build = Callable[[PlanRequest], ContextPlan]
+"""Plans an epoch of the strategy `epochs`."""
+Prune = Callable[[PlanRequest, ConversationIndex, Iterable[int]], Mapping[int, ReplacedMessage]]
+"""Returns tombstones for the outputs of steps that stay for what is beside these outputs, by place."""
+
+
+class Tail(msgspec.Struct, frozen=True, gc=False):
+    """The place from which on messages stay, and whether they all fit word for word."""
+
+    start: int
+    is_whole: bool
+
+
+def choose_tail(
+    starts: Sequence[int], count: Callable[[int], int], soft: int, turns: int, covered: int | None = None
+) -> Tail:
+    """Choose the place at which what stays of a conversation begins, which is the start of a turn.
+
+    `starts` are those of all turns, `count` returns the tokens of what is sent if messages stay from a place on, `soft`
+    is the mark at which memory is made, `turns` the wished turns before the current one. Memory has been made of the
+    first `covered` messages; None: of all.
+    """
+    known = [place for place in starts if covered is None or place <= covered]
+    wished = starts[max(0, len(starts) - 1 - turns) :]
+    for place in [place for place in wished if place in known] or known[-1:]:
+        share = _CURRENT_SHARE if place == starts[-1] else _TAIL_SHARE
+        if count(place) <= share * soft:
+            return Tail(place, is_whole=True)
+    last = starts[max(0, len(starts) - 1 - min(turns, _CUT_TURNS))] if starts else 0
+    return Tail(max((place for place in known if place <= last), default=0), is_whole=False)
+
+
+class _Beginning(msgspec.Struct, frozen=True, gc=False):
+    """What is sent in place of the messages before step `step`: our message, and `earlier` steps that stay.
+
+    `marked` are replaced outputs among these, by place.
+    """
+
+    step: int
+    earlier: tuple[int, ...]
+    marked: Mapping[int, ReplacedMessage]
+    text: str
+    tokens: int
+
+
+def plan_snapshot(
+    view: PlanRequest,
+    index: ConversationIndex,
+    policy: BuilderPolicy,
+    count: Callable[[str], int],
+    build: Build,
+    *,
+    prune: Prune,
+) -> ContextPlan | None:
+    """Return the plan of an epoch, or None where there is no turn that may leave: then only `build` frees anything."""
+    starts = list_turn_starts(view.messages)
+    if view.memory is None or not starts:
+        return None
+
+    def begin(place: int) -> _Beginning:
+        return _begin(view, index, place, starts[-1] if policy.is_tail_text else place, count, prune=prune)
+
+    def weigh(place: int) -> int:
+        made = begin(place)
+        return view.head + made.tokens + sum(each.tokens for each in index.steps[made.step :])
+
+    covered = view.memory.covered
+    tail = choose_tail(starts, weigh, view.budget.soft, policy.raw_tail_turns, covered)
+    made = begin(tail.start)
+    start = index.find_start(made.step)
+    if not start:
+        return None
+    if tail.is_whole:
+        return _make_plan(view, index, made)
+    if any(call < made.step <= output for call, output in index.pairs):
+        return None  # a call and its late output stay or go together
+    return _make_zones(view, index, made, build)
+
+
+def _begin(
+    view: PlanRequest,
+    index: ConversationIndex,
+    place: int,
+    start: int,
+    count: Callable[[str], int],
+    *,
+    prune: Prune,
+) -> _Beginning:
+    """Return what stands before the message `start` at which a turn begins. From `place` on, turns are sent as text."""
+    assert view.memory is not None, "a plan without memory begins with no message of it"
+    step = bisect_right(index.steps, start, key=lambda each: each.stop)
+    earlier = tuple(sorted(add_paired(index, step, frozenset(i for i in index.fixed if i < step))))
+    left = min(place, index.find_start(step)) - sum(len(index.steps[i].places) for i in earlier)
+    access = NOTE_RECALL if view.has_tool else NOTE_ACCESS
+    note = f"{MEMORY_HEADER} {left} messages that stood here are stored.{access}]"
+    recent = _render_recent(view.messages, place, start)
+    text = "\n\n".join(filter(None, (note, view.memory.text, recent)))
+    marked = prune(view, index, earlier)
+    tokens = count(text) + MESSAGE_FRAME + sum(index.steps[i].tokens for i in earlier)
+    tokens -= count_saved_tokens(index, marked, count)
+    return _Beginning(step, earlier, marked, text, tokens)
+
+
+def _render_recent(messages: Sequence[CountedMessage], place: int, stop: int) -> str:
+    """Render the turns from one place up to another as text. They have the numbers that they have in memory."""
+    if place >= stop:
+        return ""
+    ids = {turn.id for turn in list_turns(messages) if place <= turn.start < stop}
+    traces = list_traces(messages[:stop], [TraceSource(0.0, "", b"")] * stop)
+    return render_turns([each for each in traces if each.turn_id in ids])
+
+
+def _make_plan(view: PlanRequest, index: ConversationIndex, made: _Beginning) -> ContextPlan:
+    """Return the plan in which all from a step on stays."""
+    start = index.find_start(made.step)
+    tokens = made.tokens + sum(each.tokens for each in index.steps[made.step :])
+    least = made.tokens + sum(each.tokens for each in index.steps[max(made.step, index.fresh) :])
+    return ContextPlan(start, tuple(_list_edits(index, made)), tuple(_list_references(made)), tokens, least)
+
+
+def _list_edits(index: ConversationIndex, made: _Beginning) -> Iterator[Edit]:
+    yield Written(made.text, 0, index.find_start(made.step))
+    for place in (place for i in made.earlier for place in index.steps[i].places):
+        yield made.marked[place].edit if place in made.marked else Kept(place)
+
+
+def _list_references(made: _Beginning) -> Iterator[Reference]:
+    yield from (reference for each in made.marked.values() for reference in each.references)
+
+
+def _make_zones(view: PlanRequest, index: ConversationIndex, made: _Beginning, build: Build) -> ContextPlan:
+    """Return the plan in which what a step begins is cut as a conversation of its own."""
+    start = index.find_start(made.step)
+    plan = build(_cut_request(view, start, made.tokens))
+    edits = (*_list_edits(index, made), *(_move(edit, start) for edit in plan.edits))
+    references = (*_list_references(made), *(_move_reference(each, start) for each in plan.references))
+    return ContextPlan(
+        plan.through + start,
+        edits,
+        references,
+        plan.tokens + made.tokens,
+        plan.protected + made.tokens,
+        plan.rung,
+        plan.beyond,
+    )
+
+
+def without_memory(view: PlanRequest) -> PlanRequest:
+    """Return a request for a plan that carries on no message of memory: its ledger tells everything."""
+    return view if _find_memory(view.frozen) is None else msgspec.structs.replace(view, frozen=None)
+
+
+def _find_memory(plan: ContextPlan | None) -> Written | None:
+    """Return the message of memory in a plan."""
+    ours = (edit for edit in (plan.edits if plan is not None else ()) if isinstance(edit, Written))
+    return next((edit for edit in ours if edit.text.startswith(MEMORY_HEADER)), None)
+
+
+def _cut_request(view: PlanRequest, start: int, tokens: int) -> PlanRequest:
+    """Return a request for a plan of the messages from a place on, behind others of so many tokens."""
+
+    def name(begin: int, stop: int, offset: int) -> str:
+        return view.name(begin + start, stop + start, offset)
+
+    return msgspec.structs.replace(
+        view,
+        messages=view.messages[start:],
+        head=view.head + tokens,
+        name=name,
+        pinned=_shift(view.pinned, start),
+        unkept=_shift(view.unkept, start),
+        frozen=_cut_plan(view.frozen, start),
+        reports=(),
+        sent=None if view.sent is None else max(0, view.sent - start),
+        strategy="epochs",
+        memory=None,
+    )
+
+
+def _shift(places: frozenset[int], start: int) -> frozenset[int]:
+    return frozenset(place - start for place in places if place >= start)
+
+
+def _cut_plan(plan: ContextPlan | None, start: int) -> ContextPlan | None:
+    """Return what the active plan makes of the messages from a place on, None if it begins at another one."""
+    ours = _find_memory(plan)
+    if plan is None or ours is None or ours.stop != start:
+        return None
+    later = [edit for edit in plan.edits if (edit.start if isinstance(edit, Written) else edit.place) >= start]
+    references = [_move_reference(each, -start) for each in plan.references if each.start >= start]
+    edits = tuple(_move(edit, -start) for edit in later)
+    return ContextPlan(plan.through - start, edits, tuple(references), plan.tokens)
+
+
+def _move_reference(reference: Reference, by: int) -> Reference:
+    return msgspec.structs.replace(reference, start=reference.start + by, stop=reference.stop + by)
+
+
+def _move(edit: Edit, by: int) -> Edit:
+    """Return an edit whose messages are so many places further on."""
+    if isinstance(edit, Written):
+        return msgspec.structs.replace(edit, start=edit.start + by, stop=edit.stop + by)
+    return msgspec.structs.replace(edit, place=edit.place + by)

@@ -150,7 +150,19 @@ def test_the_schema_knows_every_section_and_refuses_others(capsys: pytest.Captur
     assert call(FakeLog(), "config", "schema") == 0
     schema = json.loads(capsys.readouterr().out)
     assert set(schema["properties"]) == {
-        *("mode", "data", "server", "upstreams", "sessions", "store", "tenants"),
+        *(
+            "mode",
+            "data",
+            "server",
+            "upstreams",
+            "sessions",
+            "store",
+            "tenants",
+            "strategy",
+            "models",
+            "turns",
+            "snapshot",
+        ),
         *("budget", "pruning", "files", "recall", "compaction", "memory", "pricing"),
     }
     assert schema["additionalProperties"] is False

@@ -183,6 +183,7 @@ async def build_engine(settings: Settings) -> Engine:
         offers=build_offers(is_on=settings.recall_policy().inject),
         scan_messages=settings.turns.scan_messages,
     )
+    CacheWatch(bus, models.card, settings.providers())
     index = _build_index(settings, worker, trigger)
     recall = Recall(archive, index, clock, settings.recall_policy())
     rounds = build_rounds(recall, settings.recall_policy(), controller.states, lineage, policy.record_cap_bytes)
@@ -249,7 +250,6 @@ def build_controller(
 
     A call waits at most `hard_wait_seconds` for its plan and for a summary under way together.
     """
-    CacheWatch(bus, models.card, providers)
     overflows = OverflowWatch(models, bus)
     calibrator = CacheCalibrator(models.counter, providers, overflows, bus)
     bus.subscribe(AnswerRead, calibrator.note_answer)

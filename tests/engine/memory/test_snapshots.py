@@ -17,9 +17,9 @@ from proxy.engine.memory.snapshots import count_covered
 from proxy.engine.policy import Provider, SnapshotPolicy
 from proxy.model.errors import StoreUnavailable
 from proxy.model.exchange import Headers
-from proxy.model.memory import StoredMemory
-from tests.support.compacting import FREE, WIRES, Workshop, fail
-from tests.support.managing import MODEL, Message
+from proxy.model.memory import Remembered, StoredMemory
+from tests.support.compacting import CHAT, FREE, WIRES, Workshop, fail, read_request
+from tests.support.managing import MODEL, Message, make_history
 from tests.support.remembering import make_memory, make_turn, report_with_facts
 
 SNAPSHOT: Headers = ((b"x-palimpsest-strategy", b"snapshot"),)
@@ -335,6 +335,24 @@ async def test_memory_that_cannot_be_read_replaces_nothing() -> None:
     await client.take_turns(1, 12)
     assert shop.epochs
     assert all(HEAD not in json.dumps(sent) for sent in client.sent)
+
+
+def test_memory_covers_a_path_up_to_the_first_gap() -> None:
+    nodes = [bytes([place]) for place in range(9)]
+
+    def remember(start: int, stop: int, last: int) -> tuple[int, Remembered]:
+        return start, Remembered("s", start, stop, bytes([last]), 1, 1, 1, 1, "a", 1)
+
+    entries = (remember(5, 9, 8), remember(0, 3, 2), remember(2, 4, 3), remember(4, 6, 0))
+    assert count_covered(StoredMemory(entries), nodes) == 4
+
+
+async def test_other_strategies_are_shown_no_memory() -> None:
+    shop = open_shop()
+    history = make_history(40, 1_200)
+    for stop in range(4, len(history) + 1, 2):
+        await shop.ask(history[:stop])
+    assert shop.epochs and HEAD not in json.dumps(read_request(CHAT, shop.model.sent[-1]))
 
 
 async def test_what_a_person_has_retracted_is_not_made_again() -> None:

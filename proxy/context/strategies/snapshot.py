@@ -102,6 +102,9 @@ def plan_snapshot(
 
     covered = view.memory.covered
     tail = choose_tail(starts, weigh, view.budget.soft, policy.raw_tail_turns, covered)
+    ours = _find_memory(view.frozen)
+    if not tail.is_whole and ours is not None and tail.start < ours.stop <= covered and ours.stop in starts:
+        tail = Tail(ours.stop, is_whole=False)  # a turn that has left does not come back in part
     made = begin(tail.start)
     start = index.find_start(made.step)
     if not start:

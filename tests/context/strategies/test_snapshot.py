@@ -140,6 +140,15 @@ def test_the_ledger_of_the_newest_turn_goes_on_while_memory_is_the_same() -> Non
     assert read_memory(moved).stop != read_memory(second).stop
 
 
+def test_a_turn_that_has_left_does_not_come_back_to_be_cut() -> None:
+    now = turn(9, loops=40)[:-1]
+    first = plan([*tasks(9), *now[:1]], policy=replace(POLICY, raw_tail_turns=0))
+    assert read_memory(first).stop == 54
+    history = [*tasks(9), *now]
+    assert read_memory(plan(history, frozen=first)).stop == 54
+    assert read_memory(plan(history, covered=53, frozen=first)).stop == 48, "the log has lost the newest memory"
+
+
 def test_a_plan_of_another_kind_carries_no_memory_on() -> None:
     history = [*tasks(9), *turn(9, loops=40)[:-1]]
     with_memory = plan(history)

@@ -40,6 +40,13 @@ def search(
     since: Annotated[
         str, typer.Option(metavar="TIME", help="Only from then on: 2026-11-26, 2026-11-26T08:00, or 3d, 2h, 30m ago.")
     ] = "",
+    until: Annotated[str, typer.Option(metavar="TIME", help="Only up to then.")] = "",
+    branch: Annotated[
+        str, typer.Option(metavar="TIP", help="With --session: only what the branch with this tip has.")
+    ] = "",
+    sender: Annotated[
+        str, typer.Option(metavar="NAME", help="Only what these names have said; several with commas.")
+    ] = "",
     limit: Annotated[int, typer.Option(min=1, max=MOST_HITS, help="How many at most.")] = DEFAULT_LIMIT,
     tokens: Annotated[
         int | None, typer.Option(min=1, max=MOST_TOKENS, help="Fill the answer with lines up to so many tokens.")
@@ -50,7 +57,7 @@ def search(
 ) -> None:
     """Find what was said and done, in all sessions."""
     services: Services = context.obj
-    request = SearchRequest(query, session, kind, role, tool, since, limit, tokens)
+    request = SearchRequest(query, session, kind, role, tool, since, until, branch, sender, limit, tokens)
     with suppress(StoreUnavailable):  # a running server indexes by itself
         services.update_index(load_settings(config, {"data": data}), _show_progress)
     now_ms = time.time_ns() // 1_000_000

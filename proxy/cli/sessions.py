@@ -44,7 +44,7 @@ from proxy.model.log import ExchangeRow, RoundRow, Selection, SessionRow
 _SESSION_HEADINGS = ("SESSION", "LAST CALL (UTC)", "CALLS", "BRANCHES", "SIDE", "INPUT", "OUTPUT")
 _CALL_HEADINGS = ("CALL", "RELATION", "TIME", "STATUS", "INPUT", "OUTPUT", "SECONDS", "MODEL")
 _ID_DIGITS = 12
-_WHEN: Mapping[Strategy, str] = {"turns": "with each prompt"}
+_WHEN: Mapping[Strategy, str] = {"turns": "with each prompt", "snapshot": "once a prompt fills its budget"}
 _MODEL_WIDTH = 14
 _FAMILY_WIDTH = 56
 _NO_USAGE = Usage()

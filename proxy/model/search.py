@@ -39,6 +39,7 @@ class SearchQuery(msgspec.Struct, frozen=True, kw_only=True):
     seen: tuple[str, ...] = ()
     context: str = ""
     roles: tuple[str, ...] = ()
+    senders: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
     kinds: tuple[EntryKind, ...] = ()
     since_ms: int = 0

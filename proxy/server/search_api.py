@@ -29,7 +29,8 @@ from proxy.server.access import READER
 from proxy.server.endpoints import GUARDS, Endpoint, read_limit, read_number
 
 _TEXT = "text/plain"
-_PARAMETERS = ("q", "session", "kind", "role", "tool", "since", "limit", "tokens")
+_FILTERS = ("session", "branch", "kind", "role", "sender", "tool", "since", "until")
+_PARAMETERS = ("q", *_FILTERS, "limit", "tokens")
 
 Rebuild = Callable[[], Awaitable[IndexHealth]]
 """Has the index made anew, and returns how current it is. Raises ProxyError."""
@@ -68,7 +69,7 @@ class SearchApi:
         asked = request.query_params
         if "q" not in asked:
             raise BadRequest("q is missing: what to look for")
-        named = {name: asked.get(name, "") for name in ("session", "kind", "role", "tool", "since")}
+        named = {name: asked.get(name, "") for name in _FILTERS}
         tokens = read_number(asked["tokens"], "tokens") if "tokens" in asked else None
         if tokens is not None and not 1 <= tokens <= MOST_TOKENS:
             raise BadRequest(f"tokens is 1 to {MOST_TOKENS}, not {tokens}")

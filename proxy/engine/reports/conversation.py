@@ -11,12 +11,13 @@ from proxy.engine.lineage.identity import parse_json_string
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.lookup import read_back, read_exchanges
 from proxy.model.errors import NotFound
-from proxy.model.lineage import compute_chain_root
+from proxy.model.lineage import compute_chain_root, extend_chain
 from proxy.model.log import BranchRow, ExchangeRow
 from proxy.wire import FORMATS
 from proxy.wire.body import SplitBody, decode_content, split_body
 from proxy.wire.format import Format
 from proxy.wire.headers import find_header
+from proxy.wire.identity import count_preamble
 
 # What a compressed request may decompress to: more is a decompression bomb.
 _MAX_DECODED_BYTES = 64 * 1024 * 1024
@@ -73,6 +74,14 @@ async def load_conversation(log: LogReader, session: str, branch: BranchRow | No
         n = _pop_previous(row, body, stored)
         row = (await log.list_exchanges(session, n - 1, 1))[0] if n else None
     return Conversation(end, [item for part in reversed(parts) for item in part])
+
+
+async def load_nodes(log: LogReader, session: str, branch: BranchRow) -> list[bytes]:
+    """Return the nodes of all messages of a branch, its last response included. Raises NotFound."""
+    end, items = await load_conversation(log, session, branch)
+    read = [FORMATS[end.wire].reader.read_item(item) for item in items]
+    root = compute_chain_root((await log.find_session(session)).upstream)
+    return extend_chain(root, [item.form for item in read[count_preamble(read) :]])
 
 
 async def find_end(log: LogReader, session: str, branch: BranchRow | None = None) -> ExchangeRow:

@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol, TypeVar, get_args
 from proxy.context.references import PAGE
 from proxy.engine.ports import Index, LogReader
 from proxy.engine.reports.context import Document, OriginalPage, load_page
-from proxy.engine.reports.lookup import find_session
+from proxy.engine.reports.conversation import load_nodes
+from proxy.engine.reports.lookup import find_session, pick_branch
 from proxy.model.errors import BadRequest, NotFound
 from proxy.model.exchange import SessionKey
 from proxy.model.search import EntryKind, Hit, IndexHealth, SearchAnswer, SearchQuery
@@ -34,8 +35,9 @@ Name = TypeVar("Name", bound=str)
 class SearchRequest(NamedTuple):
     """A search as it is asked for, with every value as text. Empty values do not restrict it.
 
-    `session` is a prefix of an id. `kind`, `role` and `tool` are one or several, separated by commas. `since` is a date
-    or time (ISO 8601, UTC unless it says otherwise), or how long ago, such as `3d`.
+    `session` is a prefix of an id, `branch` one of a tip of that session: only what its history has is found. `kind`,
+    `role`, `sender` and `tool` are one or several, separated by commas. `since` and `until` are a date or time (ISO
+    8601, UTC unless it says otherwise), or how long ago, such as `3d`.
     """
 
     text: str
@@ -44,6 +46,9 @@ class SearchRequest(NamedTuple):
     role: str = ""
     tool: str = ""
     since: str = ""
+    until: str = ""
+    branch: str = ""
+    sender: str = ""
     limit: int = DEFAULT_LIMIT
     tokens: int | None = None
 
@@ -60,18 +65,26 @@ async def search_log(
     log: SearchLog, index: Index, request: SearchRequest, now_ms: int, tenant: str | None = None
 ) -> SearchAnswer:
     """Search as asked, in the sessions of one tenant, or with None in all. Raises BadRequest and NotFound."""
-    sessions = None
+    sessions = within = None
     if request.session:
         sessions = (await find_own_session(log, request.session, tenant),)
+    if request.branch and sessions is None:
+        raise BadRequest("a branch is one of a session: name that, too")
+    if request.branch and sessions is not None:
+        branch = pick_branch(await log.list_branches(sessions[0]), request.branch)
+        within = frozenset(await load_nodes(log, sessions[0], branch))
     return await index.search(
         SearchQuery(
             text=request.text,
             tenant=tenant,
             sessions=sessions,
+            within=within,
+            senders=_split(request.sender),
             roles=_read_names(request.role, "role", ROLES),
-            tools=tuple(filter(None, map(str.strip, request.tool.split(",")))),
+            tools=_split(request.tool),
             kinds=_read_names(request.kind, "kind", KINDS),
             since_ms=read_since(request.since, now_ms) if request.since else 0,
+            until_ms=read_since(request.until, now_ms) if request.until else None,
             limit=request.limit,
             tokens=request.tokens,
         )
@@ -107,6 +120,10 @@ async def load_found_page(
     if tenant is not None and (await log.find_key(page.session)).tenant.hex() != tenant:
         raise NotFound(f"no session of yours has the reference {reference[:40]!r}")
     return page
+
+
+def _split(names: str) -> tuple[str, ...]:
+    return tuple(filter(None, map(str.strip, names.split(","))))
 
 
 def describe_answer(answer: SearchAnswer) -> Document:

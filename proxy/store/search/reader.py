@@ -178,14 +178,14 @@ def _find_alike(
 
 def _count_candidates(query: SearchQuery) -> int:
     """Return how many entries are ranked: more than are shown, since one that repeats others is left out."""
-    return _MOST_FILLED if query.tokens is not None else min(_MOST_FILLED, 2 * query.limit + 10)
+    return _MOST_FILLED if query.tokens is not None or query.senders else min(_MOST_FILLED, 2 * query.limit + 10)
 
 
 def _fill(connection: sqlite3.Connection, query: SearchQuery, ranking: Ranking) -> list[Hit]:
     """Return the entries with their best lines, up to a number of tokens if it is given, else of entries."""
     entries: dict[int, _Entry] = {}
     tokens = query.tokens if query.tokens is not None else _TOKENS_OF_HIT * query.limit
-    found = _load_texts(connection, ranking, entries)
+    found = _load_texts(connection, query, ranking, entries)
     snippets = fill(found, ranking.weights, tokens=tokens, seen=query.seen)
     if query.tokens is None:
         snippets = snippets[: query.limit]
@@ -194,12 +194,12 @@ def _fill(connection: sqlite3.Connection, query: SearchQuery, ranking: Ranking) 
 
 
 def _load_texts(
-    connection: sqlite3.Connection, ranking: Ranking, entries: dict[int, _Entry]
+    connection: sqlite3.Connection, query: SearchQuery, ranking: Ranking, entries: dict[int, _Entry]
 ) -> Iterator[tuple[Scored, str]]:
     """Yield the ranked entries with their texts, as they are needed."""
     for scored in ranking.entries:
         entry = _load(connection, _ENTRY.format(chosen="e.id = ?"), scored.entry)
-        if entry is None:
+        if entry is None or (query.senders and not _is_of(connection, entry, query.senders)):
             continue
         entries[scored.entry] = entry
         text = entry.text.text
@@ -291,6 +291,11 @@ def _make_hit(connection: sqlite3.Connection, entry: _Entry, score: float, snipp
         snippet=snippet,
         score=score,
     )
+
+
+def _is_of(connection: sqlite3.Connection, entry: _Entry, senders: Collection[str]) -> bool:
+    _, _, node, *_ = _read_place(connection, entry)
+    return _find_sender(connection, entry, node) in senders
 
 
 def _find_sender(connection: sqlite3.Connection, entry: _Entry, node: bytes) -> str:

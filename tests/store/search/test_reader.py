@@ -9,12 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from proxy.engine.reports.search import SearchRequest, search_log
 from proxy.model.epoch import SourceNote
+from proxy.model.errors import BadRequest, NotFound
 from proxy.model.lineage import compute_chain_root, extend_chain
 from proxy.model.search import IndexHealth, SearchQuery
 from proxy.store.search.indexer import Indexer
 from proxy.store.search.reader import SearchIndex
 from proxy.store.search.schema import LANES, find_index
+from proxy.store.sqlite.reader import SqliteReader
 from proxy.wire import FORMATS
 from tests.store.search.test_indexer import copy_log, index_all, write_work
 from tests.support.examples import examples
@@ -323,3 +326,42 @@ async def test_no_line_is_told_that_the_searcher_sees(log: LogBuilder, indexer: 
     assert found == "The zebra is striped.\nThe zebra is in the yard."
     (found,) = await find(index, "zebra", tokens=100, roles=("user",), seen=("Look:\n  The zebra  is striped.",))
     assert found == "The zebra is in the yard."
+
+
+async def test_a_branch_is_searched_by_itself_with_its_last_response(
+    log: LogBuilder, indexer: Indexer, index: SearchIndex
+) -> None:
+    asked, left, right = say("Where is the zebra?"), reply("A zebra to the left."), reply("A zebra to the right.")
+    log.call([asked], left)
+    log.call([asked, read_message(left), say("Which zebra?")], reply("The left zebra."))
+    tip = list_nodes(asked, read_message(left), say("Which zebra?"))[-1]
+    log.call([asked, read_message(right), say("What zebra?")], reply("The right zebra."))
+    index_all(indexer)
+    reader = SqliteReader(log.path)
+    wanted = SearchRequest("zebra", session="s1", branch=tip.hex()[:8])
+    found = await search_log(reader, index, wanted, OPENED_MS)
+    assert sorted(hit.snippet for hit in found.hits) == [
+        "A zebra to the left.",
+        "The left zebra.",
+        "Where is the zebra?",
+        "Which zebra?",
+    ]
+    with pytest.raises(BadRequest, match="name that, too"):
+        await search_log(reader, index, SearchRequest("zebra", branch=tip.hex()[:8]), OPENED_MS)
+    with pytest.raises(NotFound, match="no branch begins with"):
+        await search_log(reader, index, SearchRequest("zebra", session="s1", branch="00"), OPENED_MS)
+    await reader.close()
+
+
+async def test_what_somebody_said_is_found_up_to_a_time(log: LogBuilder, indexer: Indexer, index: SearchIndex) -> None:
+    log.call([say("Zebra one.", name="Maria")], at_ms=OPENED_MS)
+    log.call([say("Zebra two.", name="Maria")], at_ms=OPENED_MS + 3_600_000, session="s2")
+    log.call([say("Zebra three.", name="Tom")], at_ms=OPENED_MS, session="s3")
+    index_all(indexer)
+    reader = SqliteReader(log.path)
+    wanted = SearchRequest("zebra", sender="Maria, Eve")
+    found = await search_log(reader, index, wanted, OPENED_MS)
+    assert {hit.snippet for hit in found.hits} == {"Zebra one.", "Zebra two."}
+    found = await search_log(reader, index, wanted._replace(until="1h"), OPENED_MS + 2 * 3_600_000)
+    assert {hit.snippet for hit in found.hits} == {"Zebra one."}
+    await reader.close()

@@ -12,6 +12,7 @@ from tests.journeys.test_compacting import LARGE, Reporter
 from tests.journeys.test_managed import Agent, load
 from tests.support.compacting import is_own
 from tests.support.managing import Message
+from tests.support.pages import list_blocks
 from tests.support.remembering import FACTS, make_turn
 
 TEXTS = ("Never push to main. Fix the parser.", "I prefer short names. Now the lexer.", "And the docs.")
@@ -45,18 +46,23 @@ def wait_for(folder: Path, session: str, name: str) -> dict[str, list[Any]]:
     return read_mirror(folder, session)
 
 
+def talk(agent: Agent) -> str:
+    """Three turns of an agent. Return the id of its session."""
+    history: list[Message] = [{"role": "system", "content": "You are an agent."}]
+    for n, text in enumerate(TEXTS, 1):
+        turn = make_turn(n, text, steps=3, size=2400)
+        agent.ask([*history, *turn[:-1]])
+        history += turn
+    return agent.labels[0]["x-palimpsest-session"]
+
+
 def test_a_session_is_remembered(tmp_path: Path) -> None:
     provider, mirror = Remembering(), tmp_path / "mirror"
-    history: list[Message] = [{"role": "system", "content": "You are an agent."}]
     with run_application(provider.app) as port:
         url = f"http://127.0.0.1:{port}/v1"
         with run_proxy(tmp_path / "data", url, MEMORY__MIRROR=str(mirror)) as proxy:
             agent = Agent(proxy, provider, LARGE)
-            for n, text in enumerate(TEXTS, 1):
-                turn = make_turn(n, text, steps=3, size=2400)
-                agent.ask([*history, *turn[:-1]])
-                history += turn
-            session = agent.labels[0]["x-palimpsest-session"]
+            session = talk(agent)
             assert run_memory(proxy, session, "--compact") == "1 report and 4 facts were made of 2 turns\n"
             before = load(proxy, f"/sessions/{session}/memory")
             check_items(before, wait_for(mirror, session, "episodic.jsonl"))
@@ -69,6 +75,25 @@ def test_a_session_is_remembered(tmp_path: Path) -> None:
             assert again["episodic"] == before["episodic"]
     verified = run_command("verify", "--data", str(tmp_path / "data"))
     assert verified.returncode == 0, verified.stdout
+
+
+def test_the_documented_commands_work(tmp_path: Path) -> None:
+    """They need a session with facts, which the one of the other pages has not."""
+    (block,) = [block for block in list_blocks("docs/memory.md") if block.language == "sh"]
+    provider, files = Remembering(), tmp_path / "files"
+    with (
+        run_application(provider.app) as port,
+        run_proxy(tmp_path / "data", f"http://127.0.0.1:{port}/v1") as proxy,
+    ):
+        agent = Agent(proxy, provider, LARGE)
+        session = talk(agent)
+        agent.close()
+        for line in block.text.splitlines():
+            command = line.partition("  #")[0].replace("SESSION", session).replace("DIR", str(files)).split()
+            where = ("--port", str(proxy.port), "--admin-token", TOKEN) if command[1] == "memory" else ()
+            done = run_command(*command[1:], *where, "--data", str(proxy.data))
+            assert done.returncode == 0, (line, done.stderr)
+    assert {path.name for path in (files / "agents" / session).iterdir()} == set(FILES)
 
 
 def check_items(found: Any, mirrored: dict[str, list[Any]]) -> None:

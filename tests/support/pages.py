@@ -17,6 +17,7 @@ NOT_RUN = {
     'make run EXTRAS=providers ARGS="--config providers.yaml"': "installs packages from an index, and serves then",
     "make check": "would run this suite inside itself; some targets install real clients",
     "docker build -t palimpsest .": "needs Docker, and an image from a registry",
+    "palimpsest memory SESSION": "needs a session with facts; tests/journeys/test_memory.py runs these commands",
 }
 
 

@@ -214,23 +214,54 @@ def spell_in_stream(headers: Headers, content: bytes) -> bytes:
     return b"event: error\n%s\n" % b"".join([b"data: %s\n" % line for line in lines])
 
 
-class EditingClient:
-    """Passes a successful response on with something added to it; implements the port `Client`.
+class PassingClient:
+    """Passes a response on to another client; implements the port `Client`. What differs is overridden."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def label(self, fields: Headers) -> None:
+        """Add headers to the head of the response."""
+        self._client.label(fields)
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Send the head."""
+        self._client.start(status, headers)
+
+    def write(self, content: bytes, *, is_last: bool = False) -> bool:
+        """Send body bytes. Return as the port says."""
+        return self._client.write(content, is_last=is_last)
+
+    async def drain(self) -> None:
+        """Return when the client can take more bytes."""
+        await self._client.drain()
+
+    def fail(self, error: ProxyError) -> None:
+        """Respond with an error."""
+        self._client.fail(error)
+
+    def dismiss(self) -> None:
+        """End a cancelled call."""
+        self._client.dismiss()
+
+    def abort(self) -> None:
+        """Break the response off."""
+        self._client.abort()
+
+
+class EditingClient(PassingClient):
+    """Passes a successful response on with something added to it.
 
     `edit` returns what goes out for a whole JSON body, and for the data of each event of a stream that has `sign`.
     """
 
     def __init__(self, client: Client, edit: Callable[[bytes], bytes], sign: bytes) -> None:
-        self._client = client
+        super().__init__(client)
         self._edit = edit
         self._sign = sign
         self._held = bytearray()
         self._head: tuple[int, Headers] | None = None  # not sent before the body, whose length it has
         self._is_stream = self._is_started = False
-
-    def label(self, fields: Headers) -> None:
-        """Add headers to the head of the response."""
-        self._client.label(fields)
 
     def start(self, status: int, headers: Headers) -> None:
         """Send the head, or hold it until the body is whole."""
@@ -254,18 +285,6 @@ class EditingClient:
         ready = bytes(self._held[:end])
         del self._held[:end]
         return self._client.write(self._edit_events(ready), is_last=is_last) if ready or is_last else True
-
-    async def drain(self) -> None:
-        """Return when the client can take more bytes."""
-        await self._client.drain()
-
-    def fail(self, error: ProxyError) -> None:
-        """Respond with an error."""
-        self._client.fail(error)
-
-    def dismiss(self) -> None:
-        """End a cancelled call."""
-        self._client.dismiss()
 
     def abort(self) -> None:
         """Break the response off after all bytes that came."""

@@ -1,16 +1,16 @@
 """Keeps what a client gets, so that its history can go on with it."""
 
 from proxy.engine.ports import Client
-from proxy.model.errors import ProxyError
+from proxy.engine.response_stream import PassingClient
 from proxy.model.exchange import Headers
 from proxy.wire.format import Format
 
 
-class CapturingClient:
-    """Passes a response on unchanged, and keeps its first `cap` bytes; implements the port `Client`."""
+class CapturingClient(PassingClient):
+    """Passes a response on unchanged, and keeps its first `cap` bytes."""
 
     def __init__(self, client: Client, form: Format, cap: int) -> None:
-        self._client = client
+        super().__init__(client)
         self._form = form
         self._cap = cap
         self._pieces: list[bytes] = []
@@ -29,10 +29,6 @@ class CapturingClient:
         """Whether the client has the end of its answer, so that it may send the next request already."""
         return self.is_whole or self._form.end_marker.search(self.content) is not None
 
-    def label(self, fields: Headers) -> None:
-        """Add headers to the head of the response."""
-        self._client.label(fields)
-
     def start(self, status: int, headers: Headers) -> None:
         """Send the head. Only the first one counts."""
         if not self.status:
@@ -48,19 +44,3 @@ class CapturingClient:
             self._pieces.clear()
         self.is_whole = self.is_whole or is_last
         return self._client.write(content, is_last=is_last)
-
-    async def drain(self) -> None:
-        """Return when the client can take more bytes."""
-        await self._client.drain()
-
-    def fail(self, error: ProxyError) -> None:
-        """Respond with an error."""
-        self._client.fail(error)
-
-    def dismiss(self) -> None:
-        """End a cancelled call."""
-        self._client.dismiss()
-
-    def abort(self) -> None:
-        """Break the response off."""
-        self._client.abort()

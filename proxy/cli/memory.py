@@ -133,6 +133,8 @@ def _format_report(report: MemoryReport, kind: ItemType | None) -> Iterator[str]
     counts = report.counts
     made = format_count(counts["episodic"], "report"), format_count(counts["semantic"], "fact")
     yield f"{format_count(report.turns, 'turn')}, {format_count(counts['raw'], 'trace')}, {made[0]}, {made[1]}"
+    if report.is_requested:
+        yield "memory will be made of its turns with the next call"
     for item in report.episodic:
         yield ""
         turns = f"{item.turn_ids[0]} to {item.turn_ids[-1]}" if len(item.turn_ids) > 1 else "".join(item.turn_ids)

@@ -26,7 +26,7 @@ from proxy.engine.reports.lookup import find_session
 from proxy.model.epoch import SummaryLevel
 from proxy.model.errors import BadRequest
 from proxy.model.memory import ItemType
-from proxy.server.endpoints import Endpoint, read_body, read_document, read_limit, read_number
+from proxy.server.endpoints import Endpoint, read_body, read_document, read_limit, read_number, read_switch
 
 _MAX_BODY_BYTES = 64 * 1024
 _MOST_LISTED = 10_000
@@ -62,7 +62,7 @@ class MemoryApi:
         """Return the routes, below `/-`."""
         session = "/api/sessions/{id}"
         chosen = ("max_episodic", "max_semantic", "branch")
-        compact = Endpoint().on("POST", self._compact)
+        compact = Endpoint().on("POST", self._compact, "later").on("DELETE", self._clear)
         item = Endpoint().on("POST", self._change).on("DELETE", self._retract)
         return [
             Route(session + "/memory", Endpoint(self._list, "type", "turn", "limit", "branch")),
@@ -127,8 +127,16 @@ class MemoryApi:
     async def _compact(self, request: Request) -> object:
         session = await self._find_session(request)
         asked = read_document(await read_body(request, _MAX_BODY_BYTES), MemoryCompactionRequest)
+        if read_switch(request, "later"):
+            await self._memory.order(session, "request")
+            return {"session": session, "is_requested": True}
         options = ManualOptions(asked.model, asked.prompt, asked.level)
         return await self._compaction.compact(session, asked.turn_ids, options, asked.branch)
+
+    async def _clear(self, request: Request) -> Document:
+        session = await self._find_session(request)
+        await self._memory.order(session, "clear")
+        return {"session": session, "is_requested": False}
 
     async def _reset(self, request: Request) -> Document:
         session = await self._find_session(request)

@@ -69,15 +69,17 @@ def test_each_kind_can_be_had_alone_and_as_json(shop: Workshop, capsys: pytest.C
     assert set(json.loads(capsys.readouterr().out)) == {"episodic", "semantic"}
 
 
-def test_a_report_on_one_turn_is_told(shop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_on_one_turn_and_a_request_are_told(shop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
     async def change() -> None:
         memory = make_memory(shop)
         shop.clock.advance(1)
         await memory.compact(shop.session, ["turn_0001"])
+        await memory.memory.order(shop.session, "request")
 
     asyncio.run(change())
     run(shop, "memory", shop.session, "--type", "episodic")
     lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "memory will be made of its turns with the next call"
     assert any(line.startswith("ep_0002  2023-11-14 22:13  turn_0001  ref:") for line in lines)
 
 

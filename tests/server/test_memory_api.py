@@ -151,6 +151,13 @@ async def test_instructions_stay_beside_the_messages_and_go_along_into_another_f
     await api.client.aclose()
 
 
+async def test_memory_is_asked_for_and_that_is_taken_back(asked: Asked) -> None:
+    assert (await asked.ask("/memory/compact?later=true", "POST"))["is_requested"]
+    assert (await asked.ask("/memory"))["is_requested"]
+    assert not (await asked.ask("/memory/compact", "DELETE"))["is_requested"]
+    assert not (await asked.ask("/memory"))["is_requested"]
+
+
 async def test_items_are_pinned_retracted_and_forgotten(asked: Asked) -> None:
     await asked.ask("/memory/compact", "POST")
     assert await asked.ask("/memory/sem_0004", "POST") | {"session": ""} == {
@@ -181,7 +188,7 @@ async def test_items_are_pinned_retracted_and_forgotten(asked: Asked) -> None:
         ("/tools?turn=x", "GET", None, 400, "turn is 1 to 4"),
         ("/memory/compact", "POST", {"turn_ids": ["turn_0099"]}, 400, "there is no turn"),
         ("/memory/compact", "POST", {"turns": []}, 400, "the body is not valid"),
-        ("/memory/compact?later=yes", "POST", None, 400, "'later' is not known here"),
+        ("/memory/compact?later=yes", "POST", None, 400, "later is true or false"),
         ("/memory/sem_0001", "POST", None, 404, "no item"),
         ("/memory/rt_0001", "DELETE", None, 400, "can be pinned and retracted"),
         ("/memory/sem_0001", "POST", {"action": "praise"}, 400, "the body is not valid"),

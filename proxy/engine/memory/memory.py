@@ -12,6 +12,7 @@ from proxy.context.compaction.summary_text import strip_frame
 from proxy.context.memory.facts import (
     choose_items,
     count_items,
+    find_request,
     format_episode,
     format_fact,
     is_on_path,
@@ -138,6 +139,10 @@ class SessionMemory:
             if item:
                 _expect_item(await self.load(session), item)
             await self._append(MemoryOrder(session, kind, item, self.clock.now_ms()))
+
+    async def is_requested(self, session: str) -> bool:
+        """Return whether memory is to be made of the turns of a session with its next call."""
+        return find_request(await self.load(session))
 
     async def _append(self, record: Remembered | MemoryOrder) -> None:
         is_stored = await self.gate.confirm(self.archive.append(record), _COMMIT_SECONDS)

@@ -197,6 +197,17 @@ async def test_an_order_about_what_was_never_made_is_refused(shop: Workshop, ite
         await memory.memory.order(shop.session, "pin", item)
 
 
+async def test_memory_may_be_asked_for_and_is_then_made_once(shop: Workshop) -> None:
+    await talk(shop, TEXTS)
+    memory = make_memory(shop)
+    assert not await memory.memory.is_requested(shop.session)
+    await memory.memory.order(shop.session, "request")
+    assert await memory.memory.is_requested(shop.session)
+    await memory.compact(shop.session)
+    assert not await memory.memory.is_requested(shop.session)
+    assert [order.kind for _, order in (await memory.memory.load(shop.session)).orders] == ["request", "clear"]
+
+
 async def test_two_at_once_give_no_number_twice(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     await talk(shop, TEXTS)
     memory = make_memory(shop)

@@ -24,9 +24,9 @@ from proxy.cli.services import (
     load_server_settings,
 )
 from proxy.context.memory.bundle import render_turns
-from proxy.engine.memory.memory import MOST_EPISODIC, MOST_SEMANTIC
 from proxy.engine.memory.path import MemoryReader
 from proxy.engine.memory.reports import DEFAULT_LIMIT, MemoryReport, load_bundle, load_report, load_tools
+from proxy.engine.policy import SnapshotPolicy
 from proxy.engine.reports.sessions import write_json
 from proxy.model.errors import ProxyError
 from proxy.model.memory import CLAIMED, ItemType, ToolInteraction
@@ -34,6 +34,7 @@ from proxy.model.memory import CLAIMED, ItemType, ToolInteraction
 _MOST_LISTED = 10_000
 _KINDS: tuple[ItemType, ...] = get_args(ItemType)
 _VIEWS = (*_KINDS, "tools", "bundle")
+_WHEN = ("now", "later", "never")
 
 
 class MemoryRefused(ProxyError):
@@ -53,6 +54,9 @@ def memory(
     ] = DEFAULT_LIMIT,
     branch: BranchOption = "",
     compact: Annotated[bool, typer.Option("--compact", help="Make reports and facts of whole turns now.")] = False,
+    when: Annotated[
+        str, typer.Option(metavar="|".join(_WHEN), help="When --compact is done: later is behind the next response.")
+    ] = _WHEN[0],
     pin: Annotated[str, typer.Option(metavar="ITEM", help="Have an item come first: ep_0001 or sem_0001.")] = "",
     unpin: Annotated[str, typer.Option(metavar="ITEM", help="Have it come first no longer.")] = "",
     retract: Annotated[str, typer.Option(metavar="ITEM", help="Have an item shown never again.")] = "",
@@ -68,7 +72,10 @@ def memory(
     services: Services = context.obj
     if view is not None and view not in _VIEWS:
         raise typer.BadParameter(f"is one of {', '.join(_VIEWS)}", param_hint="--type")
-    asked = _list_changes({"pin": pin, "unpin": unpin, "retract": retract}, branch if compact else None, reset=reset)
+    if when not in _WHEN:
+        raise typer.BadParameter(f"is one of {', '.join(_WHEN)}", param_hint="--when")
+    wanted = {"branch": branch, "when": when} if compact else None
+    asked = _list_changes({"pin": pin, "unpin": unpin, "retract": retract}, wanted, reset=reset)
     if len(asked) > 1:
         raise typer.BadParameter("choose one of --compact, --pin, --unpin, --retract and --reset")
     for path, body in asked:
@@ -80,7 +87,12 @@ def memory(
         typer.echo(content if as_json else make_plain(format_change(response)), nl=not as_json)
     if not asked:
         chosen = _Chosen(session, view or "", turn, limit, branch)
-        typer.echo(services.read(data, config, lambda log: _render(log, chosen, as_json=as_json)), nl=False)
+        typer.echo(
+            services.read_with_settings(
+                data, config, lambda log, settings: _render(log, chosen, settings.snapshot_policy(), as_json=as_json)
+            ),
+            nl=False,
+        )
 
 
 class _Chosen(NamedTuple):
@@ -93,20 +105,22 @@ class _Chosen(NamedTuple):
     branch: str
 
 
-def _list_changes(actions: dict[str, str], branch: str | None, *, reset: bool) -> list[tuple[str, dict[str, str]]]:
-    """Return the API's paths and bodies for what is asked for. `branch`: memory is to be made of it, not if None."""
+def _list_changes(
+    actions: dict[str, str], compaction: dict[str, str] | None, *, reset: bool
+) -> list[tuple[str, dict[str, str]]]:
+    """Return the API's paths and bodies for what is asked for. `compaction`: how memory is to be made, not if None."""
     asked = [(f"/{item}", {"action": action}) for action, item in actions.items() if item]
     asked += [("/reset", {})] if reset else []
-    return [*asked, ("/compact", {"branch": branch})] if branch is not None else asked
+    return [*asked, ("/compact", compaction)] if compaction is not None else asked
 
 
-async def _render(log: MemoryReader, chosen: _Chosen, *, as_json: bool) -> bytes:
+async def _render(log: MemoryReader, chosen: _Chosen, policy: SnapshotPolicy, *, as_json: bool) -> bytes:
     session, view, turn, limit, branch = chosen
     if view == "tools":
         found = (await load_tools(log, session, turn, branch))[-limit:]
         return write_json(found) if as_json else _join(_format_tools(found))
     if view == "bundle":
-        bundle, text = await load_bundle(log, session, MOST_EPISODIC, MOST_SEMANTIC, branch)
+        bundle, text = await load_bundle(log, session, policy.max_episodic_items, policy.max_semantic_items, branch)
         return write_json(bundle) if as_json else f"{make_plain(text)}\n".encode()
     kind = next((each for each in _KINDS if each == view), None)
     report = await load_report(log, session, kind=kind, turn=turn, limit=limit, branch=branch)
@@ -117,6 +131,8 @@ def format_change(document: dict[str, Any]) -> str:
     """Format what the server's API says of a change."""
     if document.get("is_reset"):
         return "all items of this session are forgotten; the log keeps what was said"
+    if "is_requested" in document:
+        return f"{'memory' if document['is_requested'] else 'no memory'} will be made behind the next response"
     if "items" not in document:
         return f"{document['action']}: {document['item']}"
     items, turns = document["items"], document["turn_ids"]
@@ -134,7 +150,7 @@ def _format_report(report: MemoryReport, kind: ItemType | None) -> Iterator[str]
     made = format_count(counts["episodic"], "report"), format_count(counts["semantic"], "fact")
     yield f"{format_count(report.turns, 'turn')}, {format_count(counts['raw'], 'trace')}, {made[0]}, {made[1]}"
     if report.is_requested:
-        yield "memory will be made of its turns with the next call"
+        yield "memory will be made of its turns behind the next response"
     for item in report.episodic:
         yield ""
         turns = f"{item.turn_ids[0]} to {item.turn_ids[-1]}" if len(item.turn_ids) > 1 else "".join(item.turn_ids)

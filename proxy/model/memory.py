@@ -32,7 +32,7 @@ CallStatus = Literal["PENDING", "SUCCESS", "ERROR"]
 ItemType = Literal["raw", "episodic", "semantic"]
 OrderKind = Literal["pin", "unpin", "retract", "reset", "request", "clear"]
 """What is ordered: of an item, that it comes first, no longer, or never again; of a session, that all items so far are
-forgotten, that memory is to be made of its turns with the next call, and no longer."""
+forgotten, that memory is to be made of its turns behind the next response, and no longer."""
 
 
 class TraceMedia(msgspec.Struct, frozen=True, gc=False):

@@ -79,7 +79,7 @@ def test_a_report_on_one_turn_and_a_request_are_told(shop: Workshop, capsys: pyt
     asyncio.run(change())
     run(shop, "memory", shop.session, "--type", "episodic")
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == "memory will be made of its turns with the next call"
+    assert lines[1] == "memory will be made of its turns behind the next response"
     assert any(line.startswith("ep_0002  2023-11-14 22:13  turn_0001  ref:") for line in lines)
 
 
@@ -91,12 +91,20 @@ def test_a_report_on_one_turn_and_a_request_are_told(shop: Workshop, capsys: pyt
         (("--retract", "x"), "/x", {"action": "retract"}, {"item": "x", "action": "retract"}, "retract: x"),
         (("--reset",), "/reset", {}, {"is_reset": True}, FORGOTTEN),
         (
-            ("--compact", "--branch", "ab"), "/compact", {"branch": "ab"},
+            ("--compact", "--branch", "ab"), "/compact", {"branch": "ab", "when": "now"},
             {"items": {"episodic": [1], "semantic": [1, 2]}, "turn_ids": ["a"], "reason": ""},
             "1 report and 2 facts were made of 1 turn",
         ),
         (
-            ("--compact",), "/compact", {"branch": ""},
+            ("--compact", "--when", "later"), "/compact", {"branch": "", "when": "later"}, {"is_requested": True},
+            "memory will be made behind the next response",
+        ),
+        (
+            ("--compact", "--when", "never"), "/compact", {"branch": "", "when": "never"}, {"is_requested": False},
+            "no memory will be made behind the next response",
+        ),
+        (
+            ("--compact",), "/compact", {"branch": "", "when": "now"},
             {"items": {"episodic": [], "semantic": []}, "turn_ids": ["a", "b"], "reason": "no model"},
             "0 reports and 0 facts were made of 2 turns\nno model",
         ),
@@ -125,7 +133,10 @@ def test_what_the_server_refuses_is_told(shop: Workshop, capsys: pytest.CaptureF
     assert capsys.readouterr().err == "palimpsest: there is no such item\n"
 
 
-@pytest.mark.parametrize("arguments", [("--type", "dreams"), ("--reset", "--compact"), ("--pin", "a", "--unpin", "b")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("--type", "dreams"), ("--reset", "--compact"), ("--pin", "a", "--unpin", "b"), ("--compact", "--when", "x")],
+)
 def test_what_makes_no_sense_is_refused(shop: Workshop, arguments: tuple[str, ...]) -> None:
     assert run(shop, "memory", shop.session, *arguments) == 2
 

@@ -78,7 +78,7 @@ def choose_items(items: MemoryBundle, max_episodic: int, max_semantic: int) -> M
 
 
 def find_request(memory: StoredMemory) -> bool:
-    """Return whether memory is to be made of the session with its next call."""
+    """Return whether memory is to be made of the session behind its next response."""
     asked = [order.kind for _, order in memory.orders if order.kind in ("request", "clear", "reset")]
     return bool(asked) and asked[-1] == "request"
 

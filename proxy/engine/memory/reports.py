@@ -32,7 +32,7 @@ class MemoryReport(msgspec.Struct, frozen=True):
     session: str
     exchange: str  # the newest one of the path
     turns: int
-    is_requested: bool  # memory will be made of its turns with the next call
+    is_requested: bool  # memory will be made of its turns behind the next response
     raw: tuple[RawTrace, ...]
     episodic: tuple[Episodic, ...]
     semantic: tuple[Semantic, ...]

@@ -178,10 +178,10 @@ async def test_items_are_pinned_and_retracted_by_their_ids(shop: Workshop) -> No
     path = await load_path(shop.log, shop.session)
     await memory.memory.order(shop.session, "pin", "sem_0004")
     await memory.memory.order(shop.session, "retract", "sem_0001")
-    shown = await memory.memory.retrieve(shop.session, path.nodes, max_semantic=2)
+    shown = await memory.memory.retrieve(shop.session, path.nodes, max_episodic=3, max_semantic=2)
     assert [each.id for each in shown.semantic] == ["sem_0004", "sem_0002"]
     await memory.memory.order(shop.session, "reset")
-    assert await memory.memory.retrieve(shop.session, path.nodes) == MemoryBundle()
+    assert await memory.memory.retrieve(shop.session, path.nodes, max_episodic=3, max_semantic=20) == MemoryBundle()
     assert (await memory.compact(shop.session)).items.episodic[0].id == "ep_0002"
 
 

@@ -4,7 +4,7 @@ What changes memory goes through the server that runs on the data directory.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Annotated, Any, NamedTuple, cast, get_args
 
 import msgspec
 import typer
@@ -25,15 +25,26 @@ from proxy.cli.services import (
 )
 from proxy.context.memory.bundle import render_turns
 from proxy.engine.memory.path import MemoryReader
-from proxy.engine.memory.reports import DEFAULT_LIMIT, MemoryReport, load_bundle, load_report, load_tools
+from proxy.engine.memory.reports import (
+    DEFAULT_LIMIT,
+    MemoryReport,
+    build_snapshot,
+    load_bundle,
+    load_report,
+    load_tools,
+)
 from proxy.engine.policy import SnapshotPolicy
+from proxy.engine.reports.context import Document
+from proxy.engine.reports.export import render_messages
 from proxy.engine.reports.sessions import write_json
 from proxy.model.errors import ProxyError
 from proxy.model.memory import CLAIMED, ItemType, ToolInteraction
+from proxy.wire import FORMATS
+from proxy.wire.json_values import list_elements
 
 _MOST_LISTED = 10_000
 _KINDS: tuple[ItemType, ...] = get_args(ItemType)
-_VIEWS = (*_KINDS, "tools", "bundle")
+_VIEWS = (*_KINDS, "tools", "bundle", "snapshot")
 _WHEN = ("now", "later", "never")
 
 
@@ -46,7 +57,7 @@ def memory(
     session: SessionArgument,
     view: Annotated[
         str | None,
-        typer.Option("--type", metavar="TYPE", help=f"Only this: {', '.join(_VIEWS)} (what a model is shown)."),
+        typer.Option("--type", metavar="TYPE", help=f"Only this: {', '.join(_VIEWS)}."),
     ] = None,
     turn: Annotated[str, typer.Option(metavar="TURN", help="Only this turn: 12, or turn_0012.")] = "",
     limit: Annotated[
@@ -122,6 +133,17 @@ async def _render(log: MemoryReader, chosen: _Chosen, policy: SnapshotPolicy, *,
     if view == "bundle":
         bundle, text = await load_bundle(log, session, policy.max_episodic_items, policy.max_semantic_items, branch)
         return write_json(bundle) if as_json else f"{make_plain(text)}\n".encode()
+    if view == "snapshot":
+        made = await build_snapshot(
+            log,
+            session,
+            max_episodic=policy.max_episodic_items,
+            max_semantic=policy.max_semantic_items,
+            raw_tail_turns=policy.raw_tail_turns,
+            is_text=policy.tail == "text",
+            branch=branch,
+        )
+        return write_json(made) if as_json else _join(_format_snapshot(made))
     kind = next((each for each in _KINDS if each == view), None)
     report = await load_report(log, session, kind=kind, turn=turn, limit=limit, branch=branch)
     return write_json(report) if as_json else _join(_format_report(report, kind))
@@ -165,6 +187,12 @@ def _format_report(report: MemoryReport, kind: ItemType | None) -> Iterator[str]
     if kind == "raw":
         yield ""
         yield make_plain(render_turns(report.raw))
+
+
+def _format_snapshot(document: Document) -> Iterator[str]:
+    form = FORMATS[str(document["wire"])]
+    messages = [form.parse_message(raw) for raw in list_elements(bytes(cast(msgspec.Raw, document[form.items_key])))]
+    yield from map(make_plain, render_messages(messages))
 
 
 def _format_tools(found: Sequence[ToolInteraction]) -> Iterator[str]:

@@ -69,6 +69,16 @@ def test_each_kind_can_be_had_alone_and_as_json(shop: Workshop, capsys: pytest.C
     assert set(json.loads(capsys.readouterr().out)) == {"episodic", "semantic"}
 
 
+def test_a_snapshot_is_written_as_it_would_be_sent(shop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+    run(shop, "memory", shop.session, "--type", "snapshot")
+    told = capsys.readouterr().out
+    assert told.startswith("\n### user\n\n[MEMORY:EPISODIC]\n1) (turns 1 to 2; ")
+    assert "### assistant\n\ncalls `bash` (call_3_1_And )" in told and "\n\nAnd the docs.\n" in told
+    run(shop, "memory", shop.session, "--type", "snapshot", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["episodic"] == ["ep_0001"] and found["messages"][0]["role"] == "user"
+
+
 def test_a_report_on_one_turn_and_a_request_are_told(shop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
     async def change() -> None:
         memory = make_memory(shop)

@@ -1,0 +1,54 @@
+/* The API of this server, the data that came with the page, and the live events. */
+export const ROOT = "/-/api";
+
+export class ApiError extends Error {
+  constructor(status, type, message) {
+    super(message);
+    this.status = status;
+    this.type = type;
+  }
+}
+
+async function send(path, options) {
+  let response;
+  try {
+    response = await fetch(`${ROOT}${path}`, { credentials: "same-origin", redirect: "error", ...options });
+  } catch {
+    throw new ApiError(0, "unreachable", "the proxy does not answer; is it still running?");
+  }
+  const text = await response.text();
+  let document = null;
+  try { document = JSON.parse(text); } catch { /* an original is plain text */ }
+  if (!response.ok) {
+    const error = document?.error ?? {};
+    throw new ApiError(response.status, error.type ?? "error", error.message ?? `${response.status} ${response.statusText}`);
+  }
+  return { document, text, headers: response.headers };
+}
+
+const query = (parameters) => {
+  const given = Object.entries(parameters ?? {}).filter(([, value]) => value != null && value !== "");
+  return given.length ? `?${new URLSearchParams(given)}` : "";
+};
+
+export const get = async (path, parameters) => (await send(path + query(parameters))).document;
+export const getText = (path, parameters) => send(path + query(parameters));
+export const post = async (path, body, parameters) => (await send(path + query(parameters), {
+  method: "POST", headers: { "content-type": "application/json" }, body: body === undefined ? undefined : JSON.stringify(body),
+})).document;
+export const remove = async (path, parameters) => (await send(path + query(parameters), { method: "DELETE" })).document;
+
+/* The document of the page, which was sent with it. */
+export const first = () => JSON.parse(document.getElementById("first-data").textContent);
+
+/* Calls `handle` with each event. The browser resumes by itself after a cut or a restart of the server, with the id of
+   the last event; RESET says that some were lost, so that the page has to be loaded anew. Returns what ends it. */
+export function follow(parameters, handle, note = () => {}) {
+  const source = new EventSource(`${ROOT}/events${query(parameters)}`);
+  const types = ["SESSION_CREATED", "CALL_STARTED", "CALL_COMPLETED", "EPOCH_OPENED", "EPOCH_REVERTED", "CACHE_MISSED", "SUMMARY_ADDED", "RUNG_FAILED",
+    "COMPACTION_TRIGGERED", "COMPACTION_COMPLETED", "COMPACTION_FAILED", "DOOM_LOOP_DETECTED", "RESET", "DROPPED"];
+  for (const type of types) source.addEventListener(type, (event) => handle(type, JSON.parse(event.data)));
+  source.addEventListener("open", () => note("following"));
+  source.addEventListener("error", () => note(source.readyState === EventSource.CLOSED ? "ended; reload the page" : "connecting again"));
+  return () => source.close();
+}

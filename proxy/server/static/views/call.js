@@ -1,0 +1,173 @@
+/* A call: what the client sent, what went out, why, and how what is missing comes back. */
+import { first, get, ROOT } from "../lib/api.js";
+import { editRow, foldRow, classify } from "../lib/compare.js";
+import { $, h, put } from "../lib/dom.js";
+import { bytes, count, int, money, percent, seconds, share } from "../lib/format.js";
+import { keys } from "../lib/keys.js";
+import { bones, copy, errorState, icon, strip } from "../lib/parts.js";
+import { drawStack } from "../lib/stack.js";
+
+const MOST_RAW = 200_000;
+let call, session = null, difference = null, view = "blocks", row = null, open = false;
+
+const url = (n) => `/-/sessions/${call.session}/calls/${n}`;
+const last = () => call.rounds.at(-1);
+const plan = () => last()?.plan ?? null;
+
+function messages() { // the client's messages after the preamble, as the format has them
+  const request = call.request;
+  const list = request == null ? [] : Array.isArray(request.messages) ? request.messages : Array.isArray(request.input) ? request.input : [];
+  let start = 0;
+  while (start < list.length && ["system", "developer"].includes(list[start]?.role)) start++;
+  return { list, start };
+}
+
+function textOf(message) {
+  const content = message?.content ?? message?.output ?? message?.arguments ?? "";
+  const text = typeof content === "string" ? content : Array.isArray(content) ? content.map((part) => part.text ?? part.content ?? `(${part.type})`).map((x) => (typeof x === "string" ? x : JSON.stringify(x))).join("\n") : JSON.stringify(content);
+  const names = (message?.tool_calls ?? []).map((each) => `\u2192 calls ${each.function?.name}`);
+  return [text, ...names].filter(Boolean).join("\n");
+}
+
+function explain() {
+  const found = plan();
+  if (call.missing) return call.missing;
+  if (!last()) return "No request has gone upstream for this call yet.";
+  if (!found || found.rung === "original") {
+    const why = found?.reason ? ` It was not managed: ${found.reason}.` : "";
+    return `The upstream received the client\u2019s own bytes, unchanged.${why}`;
+  }
+  const cut = found.tokens_client != null ? `${int(found.tokens_client)} tokens came in, ${int(found.tokens_upstream)} went out. ` : "";
+  const how = { epoch: "It was sent under the epoch that was open, with all that is new behind it.", plan: "This call opened a new epoch.", minimal: "The plan was not there in time; a minimal epoch was sent." }[found.rung] ?? "";
+  return `${cut}${how}${found.reason ? ` (${found.reason})` : ""}`;
+}
+
+function drawHead() {
+  document.title = `Call ${call.n} \u00b7 ${session?.title || call.session.slice(0, 10)} \u00b7 palimpsest`;
+  put($(".crumbs"), h("li", {}, h("a", { href: "/-/" }, "Sessions")), h("li", {}, h("a", { href: `/-/sessions/${call.session}` }, session?.title || call.session.slice(0, 10))), h("li", {}, `Call ${call.n}`));
+  put($("h1"), `Call ${call.n}${plan()?.rung === "plan" ? " opened an epoch" : ""}`);
+  put($("#lede"), explain());
+  put($("#acts"), call.n > 1 && h("a", { class: "btn", href: url(call.n - 1), "aria-label": `Previous call, ${call.n - 1}` }, icon("prev"), call.n - 1), h("a", { class: "btn", href: url(call.n + 1), "aria-label": `Next call, ${call.n + 1}` }, call.n + 1, icon("next")));
+}
+
+function drawStrip() {
+  const end = last(), usage = end?.usage, found = plan();
+  const input = usage == null ? null : usage.input, output = usage?.output;
+  strip($("#strip"), [
+    ["Upstream answered", end?.status ? String(end.status) : "\u2013", end?.completeness && end.completeness !== "complete" ? end.completeness : "", end?.timings ? `first byte ${seconds(end.timings.first_byte_ms / 1000)}, all in ${seconds(end.timings.total_ms / 1000)}` : "not yet", end?.status >= 400 ? "neg" : ""],
+    ["We added", row?.overhead_ms == null ? "\u2013" : row.overhead_ms.toFixed(1), "ms", `${call.wire.replaceAll("_", " ")}, mode ${call.mode}`],
+    ["Edits", difference ? String(difference.changes.length) : found?.rung === "original" || !found ? "0" : "\u2013", "", difference?.is_modified ? `${int(difference.kept)} of ${int(difference.messages)} messages unchanged` : "nothing was changed"],
+    ["Cache", percent(share(row?.read ?? usage?.cached, row?.sent ?? input)), "read", row?.written != null ? `${int(row.written)} written` : ""],
+    ["Cost", money(row?.money, 3), "", row?.saved_money != null ? `${money(row.money + row.saved_money, 3)} without the proxy` : ""],
+    ["Tokens", int(input), "in", `${int(output)} out${end?.finish ? `, ${end.finish}` : ""}`],
+  ]);
+}
+
+function drawRounds() {
+  put($("#ro-note"), call.rounds.length > 1 ? `${call.rounds.length}, of which ${call.rounds.length - 1} hidden from the client` : "one request");
+  put($("#rounds"), call.rounds.map((each, i) => {
+    const hidden = i < call.rounds.length - 1;
+    return h("li", { class: hidden ? "hiddenround" : null }, h("span", { class: "bead" }, i + 1),
+      h("span", {}, h("span", { class: "strong" }, hidden ? "The model asked for an original, or the upstream refused" : "The answer that the client got"), " ", hidden && h("span", { class: "tag held" }, "hidden")),
+      h("span", { class: "line2" }, `${each.status || "open"} from ${each.upstream}`, each.usage ? `, ${int(each.usage.input)} in, ${int(each.usage.output)} out` : "", each.error ? `: ${each.error}` : "", " ",
+        h("a", { href: `${ROOT}/sessions/${call.session}/exchanges/${call.n}/sent?k=${each.k}`, download: `call-${call.n}-${each.k}-sent.json` }, "sent"), " ", h("a", { href: `${ROOT}/sessions/${call.session}/exchanges/${call.n}/received?k=${each.k}`, download: `call-${call.n}-${each.k}-received` }, `received (${bytes(each.received_size)})`)));
+  }));
+}
+
+function flows() {
+  const found = plan(), client = found?.tokens_client ?? row?.client, sent = found?.tokens_upstream ?? row?.sent;
+  if (client == null || sent == null) return null;
+  const parts = [];
+  let gone = 0, instead = 0;
+  for (const change of difference?.changes ?? []) {
+    const was = change.client.reduce((total, side) => total + side.tokens, 0), is = change.sent.reduce((total, side) => total + side.tokens, 0), { kind, name } = classify(change);
+    const before = parts.at(-1);
+    if (before && before[3] === kind) { before[2] += was; before[4] += is; } else parts.push([change.client.length ? "gone" : kind, name, was, kind, is]);
+    gone += was;
+    instead += is;
+  }
+  const kept = Math.max(0, Math.min(client - gone, sent - instead));
+  return { client, sent, parts: [...parts, ["assistant", "unchanged", Math.max(0, client - gone), "assistant", kept || Math.max(0, sent - instead)]] };
+}
+
+function drawFlows() {
+  const found = flows();
+  if (!found) { put($("#stack"), h("p", { class: "dim" }, "The tokens of this call were not counted: it needed no decision.")); put($("#st-key")); return; }
+  drawStack($("#stack"), found.parts, found.client, found.sent);
+  put($("#st-key"), [["assistant", "unchanged"], ["sum1", "ledger, summaries"], ["tomb", "tombstones"], ["file", "file references"], ["pinned", "added"]].map(([kind, text]) => h("span", {}, h("i", { class: `swatch k ${kind}` }), text)));
+}
+
+function foldedMessages(from, to) {
+  const { list, start } = messages();
+  return list.slice(start + from, start + to).map((message) => h("li", {}, h("span", { class: "dim" }, message.role ?? message.type), h("span", { class: "clip" }, textOf(message).slice(0, 300) || "(empty)"), h("span", { class: "num dim" }, `${int(textOf(message).length)} characters`)));
+}
+
+async function drawRaw() {
+  const load = async (path) => { const response = await fetch(path, { credentials: "same-origin" }); if (!response.ok) return `(${response.status}: not there)`; const text = await response.text(); return text.length > MOST_RAW ? `${text.slice(0, MOST_RAW)}\n\u2026 ${int(text.length)} characters in all` : text; };
+  const base = `${ROOT}/sessions/${call.session}/exchanges/${call.n}`;
+  const head = `${call.method} ${call.target}\n${call.headers.map(([name, value]) => `${name}: ${value}`).join("\n")}\n\n`;
+  const [sent] = await Promise.all([load(`${base}/sent`)]);
+  const own = call.request === undefined ? call.request_base64 ?? "" : JSON.stringify(call.request);
+  return h("div", { class: "cmp-row raw" }, h("div", { class: "side" }, h("pre", { class: "txt", tabindex: 0 }, head + (own.length > MOST_RAW ? `${own.slice(0, MOST_RAW)}\n\u2026 ${int(own.length)} characters in all` : own))), h("div", { class: "gut" }), h("div", { class: "side" }, h("pre", { class: "txt", tabindex: 0 }, sent)));
+}
+
+async function drawCompare() {
+  const found = plan();
+  put($("#cmp"), h("div", { class: "cmp-head" },
+    h("div", {}, h("h2", {}, "Client sent"), h("p", { class: "tiny dim" }, `${int(found?.tokens_client ?? row?.client)} tokens, ${bytes(call.request_size)}`)), h("div", { class: "gut" }),
+    h("div", {}, h("h2", {}, "Upstream received"), h("p", { class: "tiny dim" }, `${int(found?.tokens_upstream ?? row?.sent)} tokens`))));
+  if (view === "raw") { $("#cmp").append(await drawRaw()); return; }
+  if (call.missing) { $("#cmp").append(h("div", { class: "state" }, h("h2", {}, "This call was erased"), h("p", {}, call.missing))); return; }
+  const total = messages().list.length - messages().start;
+  if (!difference?.is_modified) {
+    $("#cmp").append(foldRow("All messages, as the client sent them", `${total} unchanged`, "", () => foldedMessages(0, total)));
+    if (open) $("#cmp .fold button")?.click();
+    return;
+  }
+  let at = 0;
+  const rows = [];
+  const fold = (from, to) => { if (to > from) rows.push(foldRow(from === 0 ? "Messages at the beginning" : to === difference.messages ? "Newest messages, verbatim" : "Messages between", count(to - from, "unchanged message"), "", () => foldedMessages(from, to))); };
+  for (const change of difference.changes) { fold(at, change.start); rows.push(editRow(change, view)); at = change.stop; }
+  fold(at, difference.messages);
+  for (const member of difference.members) rows.push(h("div", { class: "cmp-row add" }, h("div", { class: "side" }, h("pre", { class: "txt" }, member.client == null ? "(not sent by the client)" : member.client.slice(0, 4000))), h("div", { class: "gut" }, h("span", { class: "swatch k tools" }), h("span", {}, member.name)), h("div", { class: "side over" }, h("pre", { class: "txt" }, member.sent == null ? "(not sent)" : member.sent.slice(0, 4000)))));
+  $("#cmp").append(...rows);
+  if (open) for (const button of $("#cmp").querySelectorAll(".fold button")) button.click();
+}
+
+function drawTools() {
+  put($("#view"), [["blocks", "Blocks"], ["diff", "Diff"], ["raw", "Raw"]].map(([value, name]) => h("button", { type: "button", "aria-pressed": String(view === value), onclick: () => { view = value; drawTools(); drawCompare(); } }, name)));
+  put($("#curl"), icon("copy"), "Copy as curl, without the key");
+  $("#unchanged").setAttribute("aria-pressed", String(open));
+}
+
+function curl() {
+  const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+  const left = /^(host|content-length|authorization|x-api-key|api-key|cookie|connection|accept-encoding|transfer-encoding|x-palimpsest-.*)$/i;
+  const headers = call.headers.filter(([name]) => !left.test(name)).map(([name, value]) => ` \\\n  -H ${quote(`${name}: ${value}`)}`).join("");
+  return `curl ${quote(`${location.origin}${call.target}`)}${headers} \\\n  -H "authorization: Bearer $API_KEY" \\\n  -d ${quote(JSON.stringify(call.request ?? null))}`;
+}
+
+export async function show() {
+  call = first();
+  drawHead();
+  drawStrip();
+  drawRounds();
+  drawTools();
+  put($("#stack"), bones(3));
+  put($("#cmp"), bones(4));
+  $("#curl").addEventListener("click", () => copy(curl(), "Copied. The key is left as $API_KEY."));
+  $("#unchanged").addEventListener("click", () => { open = !open; drawTools(); drawCompare(); });
+  keys.o = () => (document.activeElement?.closest(".cmp-row")?.querySelector("[data-orig]") ?? $("[data-orig]"))?.click();
+  keys["["] = () => { if (call.n > 1) location.href = url(call.n - 1); };
+  keys["]"] = () => { location.href = url(call.n + 1); };
+  const quiet = (work) => work.catch(() => null);
+  const [found, line, diff] = await Promise.all([quiet(get(`/sessions/${call.session}`)), quiet(get(`/sessions/${call.session}/timeline`, { after: call.n - 1, limit: 1 })), get(`/sessions/${call.session}/exchanges/${call.n}/diff`).catch((error) => error)]);
+  session = found?.session ?? null;
+  if (line?.n[0] === call.n) row = Object.fromEntries(Object.entries(line).filter(([, column]) => Array.isArray(column)).map(([name, column]) => [name, column[0]]));
+  if (diff instanceof Error) { if (!call.missing && last()) put($("#cmp"), errorState(diff)); } else difference = diff;
+  drawHead();
+  drawStrip();
+  drawFlows();
+  if (!(diff instanceof Error) || call.missing || !last()) await drawCompare();
+  new ResizeObserver(drawFlows).observe($("#stack"));
+}

@@ -1,0 +1,217 @@
+/* A session: what is in the window now, when it was rewritten and why, what happens at this moment. */
+import { first, follow, get, post, remove } from "../lib/api.js";
+import { $, h, put } from "../lib/dom.js";
+import { ago, clock, count, int, money, percent, share, short } from "../lib/format.js";
+import { keys } from "../lib/keys.js";
+import { ask, emptyState, errorState, icon, say, sign, strip } from "../lib/parts.js";
+import { MARKS, timeline } from "../lib/timeline.js";
+import { drawWindow } from "../lib/window.js";
+
+const TAIL = 13, MOST_CALLS = 10_000, MOST_EVENTS = 40;
+const SIGNS = { epoch: "epoch", error: "error", miss: "cache", loop: "loop", compaction: "epoch", notice: "warn" };
+const COLUMNS = ["n", "at_ms", "client", "sent", "read", "written", "output", "money", "saved_money", "epoch", "status", "rung", "overhead_ms", "branch"];
+
+let session, id, calls = null, marks = [], filled = null, chart, paused = matchMedia("(prefers-reduced-motion: reduce)").matches, epochs = [];
+
+const callUrl = (n) => `/-/sessions/${id}/calls/${n}`;
+const lastKnown = (column) => { for (let i = calls.n.length - 1; i >= 0; i--) if (calls[column][i] != null) return calls[column][i]; return null; };
+
+function drawHead() {
+  document.title = `${session.title || session.id} \u00b7 palimpsest`;
+  put($("#sid"), session.id);
+  put($("#title"), session.title || session.name || session.id);
+  put($("#meta"), session.status === "live" ? h("span", { class: "tag good" }, h("span", { class: "dot live" }), "live") : h("span", {}, `last call ${ago(session.last_ms)}`),
+    session.client && h("span", {}, session.client), h("span", {}, session.model), session.strategy && h("span", {}, `strategy ${session.strategy}`),
+    h("span", {}, `started ${clock(session.created_ms)}`), h("span", {}, count(session.turns, "turn")), h("span", {}, count(session.calls, "call")),
+    session.summaries > 0 && h("a", { href: `/-/sessions/${id}/summaries` }, `Summaries (${session.summaries})`), h("a", { href: `/-/search?session=${id}` }, "Search this session"),
+    session.parent && h("a", { href: `/-/sessions/${session.parent}` }, "started by another session"));
+  put($("#acts"), h("button", { class: "btn", type: "button", onclick: compactNow }, "Compact now"),
+    session.epochs > 0 && h("button", { class: "btn", type: "button", onclick: revert }, "Revert the last epoch"),
+    h("a", { class: "btn", href: `/-/api/sessions/${id}/export?form=jsonl`, download: `${id}.jsonl` }, "Export"),
+    h("button", { class: "btn danger", type: "button", onclick: erase }, "Erase\u2026"));
+}
+
+async function compactNow() {
+  const preview = h("p", { class: "dim" }, "What would be cut is being computed\u2026");
+  ask("Compact now?", "The conversation is summarised and sent in short from the next call on. The call that runs is not touched; every original stays in the log.", "Compact", async () => {
+    const made = await post(`/sessions/${id}/compact`, {});
+    setTimeout(reload, 300);
+    return `Sent in short from the next call on: ${int(made.tokens_before)} \u2192 ${int(made.tokens_after)} tokens.`;
+  }, { extra: [preview] });
+  try {
+    const plan = await get(`/sessions/${id}/epochs/next`);
+    put(preview, `${int(plan.tokens_before)} tokens would become about ${int(plan.tokens_after)}`, plan.cost ? `; writing the cache anew costs ${money(plan.cost.money, 3)}` : "", ". ", h("a", { href: `/-/sessions/${id}/epochs/next` }, "What would go"));
+  } catch (error) { put(preview, error.message); }
+}
+
+async function revert() {
+  const n = epochs.at(-1)?.n ?? session.epochs;
+  try {
+    const price = await post(`/sessions/${id}/epochs/${n}/revert`, undefined, { dry_run: true });
+    ask(`Revert epoch ${n}?`, `The next call costs ${money(price.once?.money, 3)} more, each one after it ${money(price.each?.money, 3)} more. It stays reverted until a request reaches the end of its budget.`, "Revert", async () => {
+      await post(`/sessions/${id}/epochs/${n}/revert`);
+      setTimeout(reload, 300);
+      return `Epoch ${n} is reverted with the next call.`;
+    });
+  } catch (error) { say(error.message); }
+}
+
+async function erase() {
+  let text = `${count(session.calls, "call")}, their originals and summaries are deleted for good. References stop resolving. Hashes and an audit row stay.`;
+  try {
+    const found = await remove(`/sessions/${id}`, { dry_run: true });
+    if (found?.bytes != null) text = `${int(found.bytes)} bytes of ${count(found.calls ?? session.calls, "call")} are deleted for good; what other sessions share stays. References stop resolving. Hashes and an audit row stay.`;
+  } catch { /* the price is not known; the text says what happens */ }
+  ask("Erase this session?", text, "Erase for good", async () => { await remove(`/sessions/${id}`); location.href = "/-/"; }, { danger: true });
+}
+
+function drawStrip() {
+  const client = calls ? lastKnown("client") : session.window_tokens.client, sent = calls ? lastKnown("sent") : session.window_tokens.sent;
+  const added = calls ? calls.overhead_ms.filter((x) => x != null).sort((a, b) => a - b) : [];
+  const saved = session.saved, next = filled?.next_epoch;
+  strip($("#strip"), [
+    ["Client\u2019s history", int(client), "tok", filled?.window && client > filled.window ? "more than the window" : "its newest call"],
+    ["Sent upstream", int(sent), "tok", client && sent < client * 0.995 ? `${percent(1 - sent / client)} held back` : "verbatim"],
+    ["Saved, net", saved == null ? "\u2013" : saved.money == null ? short(saved.tokens) : money(saved.money), saved?.share == null ? "" : percent(saved.share), saved?.reason || `${money(session.spent.money)} spent in all`, saved?.is_loss ? "neg" : ""],
+    ["Read from cache", percent(session.cache_read_share, 1), "", count(marks.filter((mark) => mark.kind === "miss").length, "miss", "misses")],
+    ["Next epoch from", int(next?.tokens ?? filled?.soft), "tok", next ? `${next.reason ?? "soft mark"}${next.away > 0 ? `, ${int(next.away)} away` : ""}` : "soft mark"],
+    ["Added time", added.length ? added[Math.floor(added.length / 2)].toFixed(1) : "\u2013", "ms p50", added.length ? `${added[Math.min(added.length - 1, Math.floor(added.length * 0.99))].toFixed(1)} ms p99` : "not measured"],
+  ]);
+}
+
+function drawTail(fresh = -1) {
+  const total = calls.n.length, rows = [];
+  for (let i = total - 1; i >= Math.max(0, total - TAIL); i--) {
+    const n = calls.n[i], own = marks.filter((mark) => mark.n === n);
+    rows.push(h("tr", { class: n === fresh ? "fresh" : null },
+      h("th", { scope: "row" }, h("a", { href: callUrl(n), "data-walk": true }, n)), h("td", { class: "t-time dim" }, clock(calls.at_ms[i])),
+      h("td", {}, calls.status[i] == null ? h("span", { class: "tag" }, "running") : calls.status[i] >= 400 ? h("span", { class: "tag bad" }, calls.status[i]) : h("span", { class: "mono dim" }, calls.epoch[i] ? `epoch ${calls.epoch[i]}` : "verbatim"), " ", own.map((mark) => sign(SIGNS[mark.kind] ?? "warn", MARKS[mark.kind] ?? mark.title))),
+      h("td", { class: "num dim" }, short(calls.client[i])), h("td", { class: "num strong" }, short(calls.sent[i])), h("td", { class: "num dim" }, percent(share(calls.read[i], calls.sent[i]))),
+      h("td", { class: "num dim t-dur" }, short(calls.output[i])), h("td", { class: "num t-cost" }, money(calls.money[i], 3))));
+  }
+  put($("#tail"), h("table", { class: "tail" }, h("thead", {}, h("tr", {}, [["Call"], ["Time", "t-time"], ["Sent as"], ["Client", "num"], ["Upstream", "num"], ["Cache", "num"], ["Output", "num t-dur"], ["Cost", "num t-cost"]].map(([name, look]) => h("th", { scope: "col", class: look }, name)))), h("tbody", {}, rows)));
+}
+
+function drawPause() {
+  const button = $("#pause");
+  button.setAttribute("aria-pressed", String(paused));
+  put(button, icon(paused ? "play" : "pause"), paused ? "Resume" : "Pause");
+  put($("#tail-note"), paused ? "paused; calls go on" : "following");
+}
+
+function drawMarks() {
+  const newest = marks.toReversed().slice(0, MOST_EVENTS);
+  if (!newest.length) { put($("#events"), h("li", { class: "state" }, "Nothing but calls so far: each went out as the client wrote it.")); return; }
+  put($("#events"), newest.map((mark) => h("li", {}, h("a", { class: "at nowrap", href: callUrl(mark.n), "data-walk": true }, `call ${mark.n}`), sign(SIGNS[mark.kind] ?? "warn", MARKS[mark.kind] ?? mark.kind),
+    h("span", { class: "title" }, mark.title), h("span", { class: "num dim" }, mark.money ? money(mark.money, 3) : mark.kind === "epoch" && mark.money === 0 ? "free" : ""), h("span", { class: "text" }, mark.text))));
+}
+
+function drawBranches(branches) {
+  const most = calls?.n.at(-1) ?? session.calls;
+  const part = (n) => `${((n - 1) / Math.max(1, most - 1)) * 100}%`;
+  const items = branches.map((branch, i) => {
+    const own = branch.own ?? [], from = own[0] ?? 1, to = own.at(-1) ?? from;
+    return h("li", {}, h("span", { class: "clip mono" }, branch.tip?.slice(0, 10) ?? "side"), h("span", { class: `lane ${i === 0 ? "main" : "left"}`, "aria-hidden": "true", vars: { "--a": part(from), "--z": part(to) } }),
+      h("span", { class: "dim num" }, count(own.length, "call"), branch.after ? `, from call ${branch.after}` : ""));
+  });
+  put($("#branches"), items.length ? h("ol", { class: "lanes" }, items) : h("p", { class: "dim" }, "One conversation, no branches."));
+}
+
+async function drawPins() {
+  let pins;
+  try { pins = await get(`/sessions/${id}/pins`); } catch (error) { put($("#pins"), h("li", { class: "dim" }, error.message)); return; }
+  const items = pins.items ?? pins;
+  put($("#pins"), items.length ? items.map((pin) => h("li", {}, h("span", { class: "swatch k pinned" }), h("span", {}, pin.text ?? pin.message ?? pin.node, " ",
+    h("button", { class: "btn small quiet", type: "button", onclick: async () => { try { await remove(`/sessions/${id}/pins`, { node: pin.node }); drawPins(); } catch (error) { say(error.message); } } }, "Unpin"))))
+    : h("li", {}, h("span", { class: "swatch k pinned" }), h("span", { class: "dim" }, "No pinned message. What the user states as a rule is kept word for word anyway.")));
+}
+
+function drawKey() {
+  put($("#tl-key"), h("span", {}, h("i", { class: "sw sent" }), "sent upstream"), h("span", {}, h("i", { class: "sw held" }), "held back, stored"),
+    [["epoch", "epoch opened"], ["cache", "cache miss"], ["loop", "doom loop"], ["error", "error"]].map(([key, text]) => h("span", {}, sign(key), text)),
+    h("span", {}, h("i", { class: "sw read" }), "read from cache"), h("span", {}, h("i", { class: "sw written" }), "mostly written again"));
+  put($("#tl-x"), [["Calls", false], ["Time", true]].map(([name, isTime]) => h("button", { type: "button", "aria-pressed": String(chart.byTime === isTime), onclick: () => { chart.setAxis(isTime); drawKey(); } }, name)));
+}
+
+const showChart = () => chart.draw({ calls, marks, limits: { soft: filled?.soft, high: filled?.high } });
+
+async function loadTimeline() {
+  const found = await get(`/sessions/${id}/timeline`, { limit: MOST_CALLS, after: Math.max(0, session.calls + session.auxiliary.calls - MOST_CALLS) });
+  calls = found;
+  marks = found.marks ?? [];
+  if (!calls.n.length) { put($("#chart"), emptyState("No call yet", "The first call appears here while it runs.")); return; }
+  showChart();
+  drawTail();
+  drawMarks();
+  drawStrip();
+}
+
+async function loadWindow() {
+  const parts = { cells: $("#cells"), note: $("#win-note"), marks: $("#cell-key"), legend: $("#legend") };
+  try {
+    const found = await get(`/sessions/${id}/context`, { messages: false });
+    filled = found.window;
+    if (!filled) return;
+    drawWindow(parts, filled);
+    drawStrip();
+    if (calls?.n.length) showChart();
+  } catch (error) { put($("#win-note"), error.message); }
+}
+
+async function reload() {
+  try {
+    const found = await get(`/sessions/${id}`);
+    session = found.session;
+    drawHead();
+    await Promise.all([loadTimeline(), loadWindow()]);
+    drawBranches(found.branches ?? []);
+  } catch (error) { say(error.message); }
+}
+
+/* New calls are read from the log, at most four times a second; what the window holds, once in two seconds. */
+let waiting = 0, lastWindow = 0;
+async function catchUp() {
+  waiting = 0;
+  const last = calls?.n.length ? calls.n.at(-1) : 0, open = calls ? calls.status.findIndex((status) => status == null) : -1;
+  const from = open >= 0 ? calls.n[open] - 1 : last;
+  const found = await get(`/sessions/${id}/timeline`, { after: from, limit: 1000 });
+  if (!calls) { calls = found; } else {
+    const keep = calls.n.findIndex((n) => n > from);
+    for (const name of COLUMNS) if (calls[name]) calls[name] = [...(keep < 0 ? calls[name] : calls[name].slice(0, keep)), ...found[name]];
+  }
+  marks = [...marks.filter((mark) => mark.n <= from), ...(found.marks ?? [])];
+  if (!calls.n.length) return;
+  showChart();
+  drawTail(calls.n.at(-1));
+  drawMarks();
+  if (Date.now() - lastWindow > 2000) {
+    lastWindow = Date.now();
+    session = (await get(`/sessions/${id}`)).session;
+    drawHead();
+    await loadWindow();
+  }
+  drawStrip();
+}
+
+export async function show() {
+  const found = first();
+  ({ session } = found);
+  id = session.id;
+  chart = timeline($("#chart"), $("#readout"), callUrl);
+  drawHead();
+  drawStrip();
+  drawKey();
+  drawPause();
+  drawBranches(found.branches ?? []);
+  $("#pause").addEventListener("click", () => { paused = !paused; drawPause(); if (!paused) catchUp(); });
+  keys.p = () => $("#pause").click();
+  loadTimeline().then(() => drawBranches(found.branches ?? [])).catch((error) => put($("#chart"), errorState(error, reload)));
+  loadWindow();
+  drawPins();
+  get(`/sessions/${id}/epochs`).then((page) => { epochs = page.items ?? page; }).catch(() => {});
+  follow({ session: id }, (type) => {
+    if (type === "RESET" || type === "DROPPED") { if (!paused) reload(); return; }
+    if (!paused && !document.hidden) waiting ||= setTimeout(() => catchUp().catch((error) => put($("#tail-note"), error.message)), 250);
+  }, (state) => { if (!paused) put($("#tail-note"), state); });
+  document.addEventListener("visibilitychange", () => { if (!document.hidden && !paused) catchUp().catch(() => {}); });
+}

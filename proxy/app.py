@@ -17,6 +17,7 @@ from urllib.parse import quote, urlsplit
 
 import uvicorn
 import uvloop
+from msgspec.structs import asdict
 from starlette.types import ASGIApp
 
 from proxy import __version__
@@ -252,7 +253,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         metrics,
         refuses=refuses,
         upstreams=circuits.describe,
-        index=lambda: describe_health(engine.index.health),
+        index=lambda: asdict(describe_health(engine.index.health)),
     )
     inspector = Inspector(_describe_settings(settings))
     contexts = ContextApi(

@@ -26,14 +26,13 @@ from proxy.config import Settings
 from proxy.context.budget import BudgetPolicy, compute_soft_mark, make_budget
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.cache import CacheCall, CacheReport, explain_miss, load_cache
-from proxy.engine.reports.export import describe_whole
+from proxy.engine.reports.calls import describe_whole, list_calls
 from proxy.engine.reports.lookup import Part, find_exchange, list_matching, load_part, read_pages
 from proxy.engine.reports.savings import SavingEstimate, SavingsInputs, load_estimates
 from proxy.engine.reports.sessions import (
     Overview,
     describe_overview,
     describe_sessions,
-    list_calls,
     load_overview,
     write_json,
 )
@@ -109,7 +108,7 @@ def show(
         if as_json:
             return write_json(document)
         found = await load_cache(log, row.session, await services.load_savings_inputs(settings), n)
-        return format_exchange(row, document["bound"], settings.budget_policy(), found).encode()
+        return format_exchange(row, document.bound, settings.budget_policy(), found).encode()
 
     typer.echo(services.read_with_settings(data, config, query), nl=False)
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.reports.export import Form, describe_whole, load_handoff, open_export, write_handoff
+from proxy.engine.reports.calls import describe_whole
+from proxy.engine.reports.export import Form, load_handoff, open_export, write_handoff
 from proxy.model.epoch import StoredContext
 from proxy.model.errors import NotFound
 from proxy.model.messages import LEDGER_HEAD

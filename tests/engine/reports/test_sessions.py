@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.engine.reports.calls import describe_body, is_json
 from proxy.engine.reports.sessions import (
     Overview,
-    describe_body,
     describe_overview,
     find_forks,
-    is_json,
     load_overview,
     write_json,
 )

@@ -28,6 +28,8 @@ GUARDS = {
     "x-content-type-options": "nosniff",
 }
 MAX_BODY_BYTES = 64 * 1024
+ANY = "*"
+"""The name of a query parameter that stands for all others, which are not read."""
 _LONGEST_NUMBER = 9
 
 Form = TypeVar("Form", bound=msgspec.Struct)
@@ -111,7 +113,7 @@ class Operation:
 
     async def answer(self, request: Request) -> object:
         """Read what the handler takes from a request, and call it. Raises BadRequest and TooLarge."""
-        for name in request.query_params:
+        for name in request.query_params if ANY not in self._known else ():
             if name not in self._known:
                 known = ", ".join(sorted(self._known)) or "none"
                 raise BadRequest(f"the parameter {name[:40]!r} is not known here; this path takes: {known}")

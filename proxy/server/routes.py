@@ -13,8 +13,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from proxy.engine.exchange import ExchangeService
 from proxy.model.errors import ProxyError
 from proxy.server.access import START_PAGE, AccessMiddleware, AccessRules, FindTenant
+from proxy.server.api.openapi import ApiDocument
 from proxy.server.client import BodyBudget, ServedClient, Share, read_request
 from proxy.server.context_api import ContextApi
+from proxy.server.endpoints import ANY, Endpoint, respond_json
 from proxy.server.errors import render_body
 from proxy.server.health import Health
 from proxy.server.inspector import BrowserClient, Inspector, is_browser_at_root
@@ -122,37 +124,41 @@ def build_routes(
     rules = AccessRules(policy)
 
     def guarded(routes: list[BaseRoute]) -> ASGIApp:
-        return AccessMiddleware(Router([*routes, Route("/{path:path}", _not_found)]), rules, policy)
+        return AccessMiddleware(Router(routes, redirect_slashes=False, default=_not_found), rules, policy)
 
     readable = [
         Route(f"/-{route.path}", AccessMiddleware(route.app, rules, policy, find_tenant))
         for route in searches.list_routes()
     ]
 
-    pages: list[BaseRoute] = [
-        Route("/", inspector.show),
-        Route("/metrics", health.metrics),
+    own = [
         *sessions.list_routes(),
         *contexts.list_routes(),
         *memory.list_routes(),
         *searches.list_own_routes(),
     ]
+    described = ApiDocument([*own, *searches.list_routes()])
+    pages: list[BaseRoute] = [
+        Route("/", inspector.show),
+        Route("/metrics", Endpoint(health.metrics, ANY)),
+        *own,
+        *described.list_routes(),
+    ]
     table = [
-        Route("/-/live", health.live),
-        Route("/-/ready", health.ready),
+        Route("/-/live", Endpoint(health.live, ANY)),
+        Route("/-/ready", Endpoint(health.ready, ANY)),
         Route("/-/mcp", mcp),
         Route("/-", _lead_to_page),
         *readable,
         Mount("/-", guarded(pages)),
-        Mount("/", guarded([])),
     ]
-    return FastRouter(exchanges, Router(table, redirect_slashes=False), rules, policy)
+    return FastRouter(exchanges, Router(table, redirect_slashes=False, default=guarded([])), rules, policy)
 
 
 async def _lead_to_page(request: Request) -> Response:
     return RedirectResponse(START_PAGE, 307)
 
 
-async def _not_found(request: Request) -> Response:
-    body = render_body("not_found", f"there is no {request.url.path}; docs/api.md lists our own pages")
-    return Response(body, 404, media_type="application/json")
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    body = render_body("not_found", f"there is no {scope['path'][:200]}; /-/api lists what there is")
+    await respond_json(body, 404)(scope, receive, send)

@@ -14,6 +14,7 @@ from proxy.model.epoch import Plan as Decided
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Opening, Outcome, Usage
 from proxy.model.log import Bill, BranchRow, ExchangeRow, Record, Selection, SessionRow
+from proxy.server.access import make_cookie
 from tests.store.samples import make_key, make_opening, make_outcome, make_reading, make_round
 from tests.support.engine import Commit, FakeArchive
 from tests.support.memory_store.archive import MemoryArchive
@@ -130,7 +131,7 @@ async def load(served: Served, path: str = "") -> Any:
     got = await get(served, path)
     assert (got.status, got.find(b"content-type")) == (200, b"application/json"), got.body
     document = json.loads(got.body)
-    return document.get("items", document)
+    return document["items"] if isinstance(document, dict) and "items" in document else document
 
 
 async def load_pages(served: Served, path: str, size: int) -> list[Any]:
@@ -360,7 +361,7 @@ async def test_nothing_can_be_changed(talk: Served, archive: ReadableArchive, pa
         (("Authorization: Bearer wrong",), "127.0.0.1", 401),
         ((BEARER,), "evil.example", 403),
         ((BEARER, "Origin: http://evil.example"), "127.0.0.1", 403),
-        ((f"Cookie: palimpsest_admin={TOKEN}", "Origin: null"), "127.0.0.1", 403),
+        ((f"Cookie: palimpsest_admin={make_cookie(TOKEN)}", "Origin: null"), "127.0.0.1", 403),
     ],
 )
 async def test_only_the_administrator_reads(

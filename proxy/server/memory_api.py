@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.memory.compaction import MemoryCompaction, MemoryResult
-from proxy.engine.memory.memory import MOST_EPISODIC, MOST_SEMANTIC, SessionMemory
+from proxy.engine.memory.memory import SessionMemory
 from proxy.engine.memory.reports import (
     DEFAULT_LIMIT,
     BundleDocument,
@@ -25,6 +25,7 @@ from proxy.engine.memory.reports import (
     load_sendable,
     load_tools,
 )
+from proxy.engine.policy import SnapshotPolicy
 from proxy.engine.reports.listing import Listing, cut_listing
 from proxy.engine.reports.lookup import find_session
 from proxy.model.epoch import SummaryLevel
@@ -60,18 +61,18 @@ class ToolsQuery(msgspec.Struct, frozen=True):
 
 
 class BundleQuery(msgspec.Struct, frozen=True):
-    """What a model would be shown."""
+    """What a model would be shown; by default what the settings say (`snapshot`)."""
 
-    max_episodic: Episodes = MOST_EPISODIC
-    max_semantic: Facts = MOST_SEMANTIC
+    max_episodic: Episodes | None = None
+    max_semantic: Facts | None = None
     branch: Branch = ""
 
 
 class SnapshotQuery(BundleQuery, frozen=True):
     """What a conversation would begin with."""
 
-    raw_tail_turns: Annotated[int, Meta(ge=0, le=1000, description="turns before the current one")] = 4
-    tail: Annotated[Literal["messages", "text"], Meta(description="how these turns are shown")] = "messages"
+    raw_tail_turns: Annotated[int, Meta(ge=0, le=1000, description="turns before the current one")] | None = None
+    tail: Annotated[Literal["messages", "text"], Meta(description="how these turns are shown")] | None = None
     wire: WireName = ""
 
 
@@ -97,12 +98,22 @@ class MemoryCompactionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields
     prompt: Annotated[str, Meta(description="the instruction for them")] = ""
     level: SummaryLevel = 1
     branch: Annotated[str, Meta(description="the tip of the branch")] = ""
+    when: Annotated[
+        Literal["now", "later", "never"], Meta(description="later: behind the next response; never: no longer later")
+    ] = "now"
 
 
 class MemoryItemRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is to be done with an item."""
 
     action: Literal["pin", "unpin", "retract"] = "pin"
+
+
+class RequestedDocument(msgspec.Struct, frozen=True):
+    """Memory is made behind the next response, or no longer."""
+
+    session: str
+    is_requested: bool
 
 
 class ResetDocument(msgspec.Struct, frozen=True):
@@ -121,10 +132,11 @@ class OrderDocument(msgspec.Struct, frozen=True):
 
 
 class MemoryApi:
-    """Endpoints that show and change the memory of sessions."""
+    """Endpoints that show and change the memory of sessions. `policy` says what is shown unless a request does."""
 
-    def __init__(self, memory: SessionMemory, compaction: MemoryCompaction) -> None:
+    def __init__(self, memory: SessionMemory, compaction: MemoryCompaction, policy: SnapshotPolicy) -> None:
         self._memory = memory
+        self._policy = policy
         self._compaction = compaction
 
     def list_routes(self) -> Sequence[Route]:
@@ -155,19 +167,21 @@ class MemoryApi:
 
     async def _bundle(self, path: SessionPath, query: BundleQuery) -> BundleDocument:
         """Show the items that a model is shown, and their text."""
-        counts = query.max_episodic, query.max_semantic
+        counts = self._read_counts(query)
         bundle, text = await load_bundle(self._memory.archive, path.id, *counts, query.branch)
         return BundleDocument(bundle.episodic, bundle.semantic, text=text)
 
     async def _snapshot(self, path: SessionPath, query: SnapshotQuery) -> SnapshotDocument:
         """Show what the conversation would begin with if it were sent from memory now."""
+        max_episodic, max_semantic = self._read_counts(query)
+        turns = self._policy.raw_tail_turns if query.raw_tail_turns is None else query.raw_tail_turns
         return await build_snapshot(
             self._memory.archive,
             path.id,
-            max_episodic=query.max_episodic,
-            max_semantic=query.max_semantic,
-            raw_tail_turns=query.raw_tail_turns,
-            is_text=query.tail == "text",
+            max_episodic=max_episodic,
+            max_semantic=max_semantic,
+            raw_tail_turns=turns,
+            is_text=(query.tail or self._policy.tail) == "text",
             wire=query.wire,
             branch=query.branch,
         )
@@ -176,9 +190,13 @@ class MemoryApi:
         """Show what would be sent now if the client went on with its conversation."""
         return await load_sendable(self._memory.archive, self._compaction.manual, path.id, query.wire, query.branch)
 
-    async def _compact(self, path: SessionPath, body: MemoryCompactionRequest) -> MemoryResult:
-        """Make reports and facts of turns now."""
+    async def _compact(self, path: SessionPath, body: MemoryCompactionRequest) -> MemoryResult | RequestedDocument:
+        """Make reports and facts of turns now, or behind the next response."""
         session = await find_session(self._memory.archive, path.id)
+        if body.when != "now":
+            is_requested = body.when == "later"
+            await self._memory.order(session, "request" if is_requested else "clear")
+            return RequestedDocument(session, is_requested)
         options = ManualOptions(body.model, body.prompt, body.level)
         return await self._compaction.compact(session, body.turn_ids, options, body.branch)
 
@@ -200,3 +218,11 @@ class MemoryApi:
         session = await find_session(self._memory.archive, path.id)
         await self._memory.order(session, action, path.item)
         return OrderDocument(session, path.item, action)
+
+    def _read_counts(self, query: BundleQuery) -> tuple[int, int]:
+        """Return how many reports and facts a bundle has at most."""
+        policy = self._policy
+        return (
+            policy.max_episodic_items if query.max_episodic is None else query.max_episodic,
+            policy.max_semantic_items if query.max_semantic is None else query.max_semantic,
+        )

@@ -21,30 +21,46 @@ from proxy.engine.reports.context import Document
 from proxy.engine.reports.export import Form, open_export
 from proxy.engine.reports.listing import Listing, make_cursor, read_cursor
 from proxy.engine.reports.lookup import Part, find_exchange, find_session, list_matching, load_part, read_pages
-from proxy.engine.reports.savings import (
-    SavingsInputs,
-    describe_estimate,
-    describe_savings,
-    load_estimate,
-    load_estimates,
-    load_savings,
+from proxy.engine.reports.savings import SavingsInputs, describe_savings, load_savings
+from proxy.engine.reports.session_summary import (
+    SessionStatus,
+    SessionSummary,
+    TitleCache,
+    load_saving,
+    summarize_sessions,
 )
-from proxy.engine.reports.sessions import describe_overview, describe_sessions, load_overview
+from proxy.engine.reports.sessions import OverviewDocument, describe_overview, load_overview
 from proxy.server.api.parameters import Branch, Cursor, Limit, NumberedPath, RoundQuery, SessionPath
 from proxy.server.endpoints import GUARDS, JSON, Endpoint, Media
 
+# Of a search among sessions, pages of the log that are read for one page of the listing.
+_MOST_PAGES = 20
 _LINES = "application/x-ndjson"
 _MEDIA: dict[Form, str] = {"json": JSON, "jsonl": _LINES, "openai": JSON}
 _BYTES = "application/octet-stream"
 
 
 class SessionsQuery(msgspec.Struct, frozen=True):
-    """Which sessions, the newest call first."""
+    """Which sessions, the newest call first. Of `q`, each word has to be in the title, a name, the client or the id."""
 
+    q: Annotated[str, Meta(description="words of the title, a name, the client, the model or the id")] = ""
+    client: Annotated[str, Meta(description="sessions whose client begins with this")] = ""
+    model: Annotated[str, Meta(description="sessions whose model begins with this")] = ""
+    status: Annotated[SessionStatus, Meta(description="only those that go on now, or only others")] | None = None
     family: Annotated[str, Meta(description="sessions whose family begins with this")] = ""
     parent: Annotated[str, Meta(description="sessions that the one with this id, or prefix of one, started")] = ""
     cursor: Cursor = ""
     limit: Limit = 50
+
+    def matches(self, session: SessionSummary) -> bool:
+        """Return whether a session has what is asked for of its summary."""
+        text = " ".join((session.title, session.name, session.family, session.client, session.model, session.id))
+        return (
+            session.client.lower().startswith(self.client.lower())
+            and session.model.lower().startswith(self.model.lower())
+            and self.status in (None, session.status)
+            and all(word in text.lower() for word in self.q.lower().split())
+        )
 
 
 class CallsQuery(msgspec.Struct, frozen=True):
@@ -68,6 +84,7 @@ class SessionsApi:
     def __init__(self, log: LogReader, inputs: SavingsInputs) -> None:
         self._log = log
         self._inputs = inputs
+        self._titles = TitleCache()
 
     def list_routes(self) -> Sequence[Route]:
         """Return the routes, below `/-`."""
@@ -84,20 +101,29 @@ class SessionsApi:
             Route("/api/savings", Endpoint(self._show_savings)),
         ]
 
-    async def _list_sessions(self, query: SessionsQuery) -> Listing[Document]:
-        """List sessions, the newest call first."""
+    async def _list_sessions(self, query: SessionsQuery) -> Listing[SessionSummary]:
+        """List sessions, the newest call first. A page may have fewer than asked for though there are more."""
         before = read_cursor("sessions", query.cursor, ALL_SESSIONS.before)
         selection = replace(ALL_SESSIONS, family=query.family, parent=query.parent, before=before)
-        rows = await list_matching(self._log, query.limit + 1, selection)
-        is_last, shown = len(rows) <= query.limit, rows[: query.limit]
-        documents = describe_sessions(shown, await load_estimates(self._log, shown, self._inputs))
-        return Listing(documents, None if is_last else make_cursor("sessions", shown[-1].seq))
+        found: list[SessionSummary] = []
+        for _ in range(_MOST_PAGES):
+            wanted = query.limit - len(found)
+            rows = await list_matching(self._log, wanted + 1, selection)
+            is_last, rows = len(rows) <= wanted, rows[:wanted]
+            summaries = await summarize_sessions(self._log, rows, self._inputs, self._titles)
+            found += filter(query.matches, summaries)
+            if is_last:
+                return Listing(found, None)
+            selection = replace(selection, before=rows[-1].seq)
+            if len(found) == query.limit:
+                break
+        return Listing(found, make_cursor("sessions", selection.before))
 
-    async def _show_session(self, path: SessionPath) -> Document:
+    async def _show_session(self, path: SessionPath) -> OverviewDocument:
         """Show a session with its branches and the newest sessions that it started."""
         overview = await load_overview(self._log, path.id)
         rows = (overview.session, *overview.children)
-        return describe_overview(overview, await load_estimates(self._log, rows, self._inputs))
+        return describe_overview(overview, await summarize_sessions(self._log, rows, self._inputs, self._titles))
 
     async def _list_exchanges(self, path: SessionPath, query: CallsQuery) -> Listing[CallDocument]:
         """List the calls of a session without bodies, the oldest first."""
@@ -139,9 +165,7 @@ class SessionsApi:
     async def _show_cache(self, path: SessionPath) -> Document:
         """Show why the calls of a session missed the provider's cache."""
         found = await load_cache(self._log, path.id, self._inputs)
-        return describe_cache(found) | {
-            "saved": describe_estimate(await load_estimate(self._log, found.session, self._inputs))
-        }
+        return describe_cache(found) | {"saved": await load_saving(self._log, found.session, self._inputs)}
 
     async def _show_savings(self) -> Document:
         """Show what managing saves, estimated and compared."""

@@ -33,7 +33,8 @@ async def whole(tmp_path: Path, upstream: ScriptedUpstream) -> AsyncIterator[Who
 
 
 async def test_each_page_comes_with_the_document_that_its_twin_and_the_api_have(whole: WholeServer) -> None:
-    session = await whole.talk("talk", 28)
+    session = await whole.talk("talk", 16)
+    await whole.client.post(f"/-/api/sessions/{session}/compact", json={"level": 3})
     for page in PAGES:
         names = {"id": session, "n": "1"}
         query = f"?{page.needs}=file" if page.needs else ""
@@ -70,7 +71,7 @@ async def test_what_was_recorded_stays_data(whole: WholeServer) -> None:
     body = {"model": EVIL, "messages": [{"role": "user", "content": EVIL}]}
     fields = {"x-palimpsest-session": "talk", "authorization": "Bearer k"}
     sent = await whole.client.post("/v1/chat/completions", json=body, headers=fields)
-    last = (await whole.client.get(f"/-/api/sessions/{session}")).json()["session"]["exchanges"]
+    last = (await whole.client.get(f"/-/api/sessions/{session}")).json()["session"]["calls"]
     got = await whole.client.get(f"/-/sessions/{session}/calls/{last}")
     assert (sent.status_code, got.status_code) == (200, 200)
     assert read_data(got.content)["request"] == body

@@ -1,15 +1,15 @@
 """Sessions and branches as JSON documents."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import msgspec
 
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.context import Document
 from proxy.engine.reports.lookup import find_session
-from proxy.engine.reports.savings import SavingEstimate, describe_estimate
+from proxy.engine.reports.session_summary import SessionSummary
+from proxy.model.lineage import Relation
 from proxy.model.log import BranchRow, Call, Selection, SessionRow
 
 _MAX_CHILDREN = 100
@@ -39,6 +39,30 @@ class Overview:
     session: SessionRow
     forks: tuple[Fork, ...]
     children: tuple[SessionRow, ...]
+
+
+class BranchDocument(msgspec.Struct, frozen=True):
+    """A branch: its tip, the node where it `left` another, the calls that are its `own`, and the one it comes `after`.
+
+    `exchanges` are all of its calls; null once the branches before it list very many.
+    """
+
+    tip: str
+    depth: int
+    relation: Relation
+    is_side: bool
+    left: str
+    after: int
+    own: tuple[int, ...]
+    exchanges: list[int] | None
+
+
+class OverviewDocument(msgspec.Struct, frozen=True):
+    """A session with its branches, and the newest of the sessions that it started."""
+
+    session: SessionSummary
+    branches: list[BranchDocument]
+    children: list[SessionSummary]
 
 
 async def load_overview(log: LogReader, prefix: str) -> Overview:
@@ -73,16 +97,8 @@ def write_json(document: object) -> bytes:
     return msgspec.json.encode(document).translate(_LINE_BREAKS) + b"\n"
 
 
-def describe_sessions(rows: Iterable[SessionRow], saved: Mapping[str, SavingEstimate] | None = None) -> list[Document]:
-    """Return sessions as documents of a listing; with what managing saved by the usage that came back, where given."""
-    documents = [_describe_session(row) for row in rows]
-    if saved is None:
-        return documents
-    return [document | {"saved": describe_estimate(saved.get(document["id"]))} for document in documents]
-
-
-def describe_overview(overview: Overview, saved: Mapping[str, SavingEstimate] | None = None) -> Document:
-    """Return a session with its branches and child sessions as a document. `saved` as in `describe_sessions`.
+def describe_overview(overview: Overview, summaries: Sequence[SessionSummary]) -> OverviewDocument:
+    """Return a session with its branches and child sessions as a document; `summaries` are those of it and of these.
 
     Branches list all their exchanges, until these are too many in sum; later branches then list only their own.
     """
@@ -92,20 +108,16 @@ def describe_overview(overview: Overview, saved: Mapping[str, SavingEstimate] | 
         numbers = [call.n for call in fork.branch.exchanges] if left > 0 else None
         left -= len(numbers or ())
         branches.append(
-            {
-                "tip": fork.branch.tip.hex(),
-                "depth": fork.branch.depth,
-                "relation": fork.branch.relation,
-                "is_side": fork.branch.is_side,
-                "left": fork.branch.left.hex(),
-                "after": fork.after,
-                "own": fork.own,
-                "exchanges": numbers,
-            }
+            BranchDocument(
+                tip=fork.branch.tip.hex(),
+                depth=fork.branch.depth,
+                relation=fork.branch.relation,
+                is_side=fork.branch.is_side,
+                left=fork.branch.left.hex(),
+                after=fork.after,
+                own=fork.own,
+                exchanges=numbers,
+            )
         )
-    session, *children = describe_sessions((overview.session, *overview.children), saved)
-    return {"session": session, "branches": branches, "children": children}
-
-
-def _describe_session(row: SessionRow) -> Document:
-    return {name: getattr(row, name) for name in SessionRow.__slots__}
+    session, *children = summaries
+    return OverviewDocument(session, branches, children)

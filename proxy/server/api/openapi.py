@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from types import UnionType
 from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
@@ -134,8 +135,14 @@ def _list_forms(operation: Operation) -> Iterator[Any]:
     """Yield the types whose schemas an operation needs."""
     if operation.body is not None:
         yield operation.body
-    if operation.result is not None and not list_media(operation.result):
-        yield operation.result
+    if not list_media(operation.result):
+        yield from _list_alternatives(operation.result)
+
+
+def _list_alternatives(result: Any) -> Iterator[Any]:
+    """Yield the documents that a handler may return."""
+    if result is not None:
+        yield from get_args(result) if isinstance(result, UnionType) else (result,)
 
 
 def list_media(result: Any) -> list[Media]:
@@ -158,7 +165,8 @@ def _describe_operation(
     media = list_media(operation.result)
     content = {each.type: {"schema": _TEXT if each.type != JSON else {}} for each in media}
     if not media:
-        content = {JSON: {"schema": dict(schemas.get(operation.result, {}))}}
+        shown: list[Any] = [schemas[each] for each in _list_alternatives(operation.result)]
+        content = {JSON: {"schema": shown[0] if len(shown) == 1 else dict[str, Any](anyOf=shown) if shown else {}}}
     told = "; ".join(each.text for each in media) or _sum_up(operation)
     return found | {"responses": {"200": {"description": told, "content": content}, "default": _ERROR}}
 

@@ -17,6 +17,7 @@ from urllib.parse import quote, urlsplit
 
 import uvicorn
 import uvloop
+from msgspec.structs import asdict
 from starlette.types import ASGIApp
 
 from proxy import __version__
@@ -39,7 +40,6 @@ from proxy.server.context_api import ContextApi
 from proxy.server.errors import Refused
 from proxy.server.health import Health, Metrics, UpstreamCircuits
 from proxy.server.http11 import Http11Protocol, close_idle
-from proxy.server.inspector import Inspector
 from proxy.server.mcp.endpoint import McpEndpoint, load_sdk
 from proxy.server.mcp.tools import McpTools
 from proxy.server.memory_api import MemoryApi
@@ -252,9 +252,8 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         metrics,
         refuses=refuses,
         upstreams=circuits.describe,
-        index=lambda: describe_health(engine.index.health),
+        index=lambda: asdict(describe_health(engine.index.health)),
     )
-    inspector = Inspector(_describe_settings(settings))
     contexts = ContextApi(
         engine.archive, engine.epoch_admin, engine.manual_compaction, engine.models.counter.count_messages
     )
@@ -267,7 +266,8 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         policy,
         engine.exchanges,
         health=health,
-        inspector=inspector,
+        facts=_describe_settings(settings),
+        find_log_health=lambda: engine.archive.health,
         sessions=sessions,
         contexts=contexts,
         searches=SearchApi(engine.archive, engine.index, SystemClock().now_ms, engine.worker.rebuild_index),
@@ -374,12 +374,14 @@ def _describe_ceiling(tokens: int | None) -> str:
 def _print_banner(settings: Settings, policy: ServerPolicy, port: int) -> None:
     host = f"[{policy.host}]" if ":" in policy.host else policy.host
     address = f"http://{host}:{port}"
-    # Only a terminal is shown the token: anything else (a file, a container's log, a journal) is stored.
-    page = f"{address}/-/?token={quote(policy.admin_token, safe='')}" if sys.stderr.isatty() else f"{address}/-/"
+    # Only a terminal is shown the token: anything else (a file, a container's log, a journal) is stored. Both streams
+    # have to be one: whoever keeps standard output will often keep standard error, too.
+    is_seen = sys.stderr.isatty() and sys.stdout.isatty()
+    page = f"{address}/-/?token={quote(policy.admin_token, safe='')}" if is_seen else f"{address}/-/"
     facts = [
         *_describe_settings(settings),
         ("base URL", f"{address}/v1"),
-        ("page", page if sys.stderr.isatty() else f"{page} (`palimpsest open --print` writes the link with the token)"),
+        ("page", page if is_seen else f"{page} (`palimpsest open --print` writes the link with the token)"),
     ]
     sys.stderr.write("".join(f"{label:>10}  {text}\n" for label, text in facts))
     sys.stderr.flush()

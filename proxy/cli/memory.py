@@ -28,13 +28,13 @@ from proxy.engine.memory.path import MemoryReader
 from proxy.engine.memory.reports import (
     DEFAULT_LIMIT,
     MemoryReport,
+    SnapshotDocument,
     build_snapshot,
     load_bundle,
     load_report,
     load_tools,
 )
 from proxy.engine.policy import SnapshotPolicy
-from proxy.engine.reports.context import Document
 from proxy.engine.reports.export import render_messages
 from proxy.engine.reports.sessions import write_json
 from proxy.model.errors import ProxyError
@@ -189,9 +189,10 @@ def _format_report(report: MemoryReport, kind: ItemType | None) -> Iterator[str]
         yield make_plain(render_turns(report.raw))
 
 
-def _format_snapshot(document: Document) -> Iterator[str]:
-    form = FORMATS[str(document["wire"])]
-    messages = [form.parse_message(raw) for raw in list_elements(bytes(cast(msgspec.Raw, document[form.items_key])))]
+def _format_snapshot(made: SnapshotDocument) -> Iterator[str]:
+    form = FORMATS[made.wire]
+    items = cast(msgspec.Raw, getattr(made, form.items_key))
+    messages = [form.parse_message(raw) for raw in list_elements(bytes(items))]
     yield from map(make_plain, render_messages(messages))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
 import typer
+from msgspec.structs import asdict
 
 from proxy.cli.formatting import (
     SIDE_MARK,
@@ -26,14 +27,13 @@ from proxy.config import Settings
 from proxy.context.budget import BudgetPolicy, compute_soft_mark, make_budget
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.cache import CacheCall, CacheReport, explain_miss, load_cache
-from proxy.engine.reports.export import describe_whole
+from proxy.engine.reports.calls import describe_whole, list_calls
 from proxy.engine.reports.lookup import Part, find_exchange, list_matching, load_part, read_pages
 from proxy.engine.reports.savings import SavingEstimate, SavingsInputs, load_estimates
 from proxy.engine.reports.session_summary import summarize_sessions
 from proxy.engine.reports.sessions import (
     Overview,
     describe_overview,
-    list_calls,
     load_overview,
     write_json,
 )
@@ -107,7 +107,7 @@ def show(
         if as_json:
             return write_json(document)
         found = await load_cache(log, row.session, await services.load_savings_inputs(settings), n)
-        return format_exchange(row, document["bound"], settings.budget_policy(), found).encode()
+        return format_exchange(row, document.bound, settings.budget_policy(), found).encode()
 
     typer.echo(services.read_with_settings(data, config, query), nl=False)
 
@@ -119,7 +119,7 @@ async def _render_session(
     exchanges = [row async for page in read_pages(log, overview.session.id) for row in page]
     if as_json:
         summaries = await summarize_sessions(log, (overview.session, *overview.children), inputs)
-        return write_json(describe_overview(overview, summaries) | {"exchanges": list_calls(exchanges)})
+        return write_json(asdict(describe_overview(overview, summaries)) | {"exchanges": list_calls(exchanges)})
     saved = await load_estimates(log, (overview.session,), inputs)
     found, estimate = await load_cache(log, overview.session.id, inputs), saved.get(overview.session.id)
     return format_session(overview, exchanges, settings.budget_policy(), found, estimate).encode()

@@ -123,9 +123,21 @@ class ServerSettings(Section):
         SecretStr(""), description="File with the admin_token, instead of the setting."
     )
 
+    metrics_token: Secret = Field(
+        SecretStr(_SERVER.metrics_token),
+        description=(
+            "Secret that opens /-/metrics alone, as `Authorization: Bearer`, under whatever name a scraper reaches the "
+            "server. Empty: the admin_token does, under an allowed name."
+        ),
+    )
+    metrics_token_file: SecretFile = Field(
+        SecretStr(""), description="File with the metrics_token, instead of the setting."
+    )
+
     @model_validator(mode="after")
     def _check_secret(self) -> Self:
         _refuse_both(self.admin_token, self.admin_token_file, "admin_token")
+        _refuse_both(self.metrics_token, self.metrics_token_file, "metrics_token")
         return self
 
 

@@ -46,6 +46,9 @@ def _read_principal(known_by: tuple[SecretStr, ...] | str) -> Principal:
     return Principal(keys=tuple(key.get_secret_value() for key in known_by))
 
 
+_SERVER_SECRETS = frozenset({"admin_token", "admin_token_file", "metrics_token", "metrics_token_file"})
+
+
 class Settings(BaseSettings):
     """Everything that can be set. `load_settings` builds it from all sources, and names the source of each error."""
 
@@ -173,8 +176,9 @@ class Settings(BaseSettings):
         """Return the policy of the server."""
         server = self.server
         return ServerPolicy(
-            **server.model_dump(exclude={"require_tenant", "open_to_network", "admin_token", "admin_token_file"}),
+            **server.model_dump(exclude={"require_tenant", "open_to_network", *_SERVER_SECRETS}),
             admin_token=reveal(server.admin_token, server.admin_token_file),
+            metrics_token=reveal(server.metrics_token, server.metrics_token_file),
             has_own_key=self._has_own_key,
             tenant_keys=self._list_tenant_keys() if server.require_tenant else None,
         )

@@ -1,7 +1,10 @@
 """Who may see our own pages, and who may call the proxied paths.
 
-Every path under `/-/` except `live` and `ready` requires the admin token, an allowed Host, and the same Origin if any.
+Every path under `/-/` requires an allowed Host, and the same Origin and site if a browser names them; all except `live`
+and `ready` also the admin token, as a bearer, or the cookie that the start-up link sets. The cookie is not the token:
+browsers send cookies to every port of a host, and so to other servers there.
 Search also accepts the credential of a client, which finds the sessions of its own tenant.
+The metrics also open to a token of their own, whatever the Host: no browser sends that by itself.
 Proxied paths refuse calls of foreign web pages and calls that have passed through here.
 
 A web page in the user's browser can reach loopback addresses. The token keeps it from reading our pages, the Host check
@@ -14,7 +17,7 @@ import ipaddress
 import re
 from collections.abc import Callable
 from operator import itemgetter
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -45,6 +48,8 @@ class AccessRules:
 
     def __init__(self, policy: ServerPolicy) -> None:
         self._token = policy.admin_token.encode()
+        self._cookie = make_cookie(policy.admin_token).encode()
+        self._metrics_token = policy.metrics_token.encode()
         self._hosts = frozenset({"localhost", policy.host.lower(), *(name.lower() for name in policy.allowed_hosts)})
         self._origins = frozenset(policy.allowed_origins)
         self._has_own_key = policy.has_own_key
@@ -89,6 +94,16 @@ class AccessRules:
             )
         return tenant.hex()
 
+    def check_metrics(self, headers: Headers) -> None:
+        """Raise Refused unless the request may see the metrics."""
+        if self._metrics_token and hmac.compare_digest(_read_bearer(headers), self._metrics_token):
+            return self._check_browser(headers)
+        self.check_management(headers)
+
+    def check_open(self, headers: Headers) -> None:
+        """Raise Refused unless the request may see what needs no token."""
+        self._check_own_site(headers)
+
     def check_management(self, headers: Headers, query: bytes = b"") -> None:
         """Raise Refused unless the request may see our pages. `query` is empty unless it is the start-up link's."""
         self._check_own_site(headers)
@@ -100,10 +115,17 @@ class AccessRules:
             )
 
     def _has_token(self, headers: Headers, query: bytes = b"") -> bool:
-        return any(hmac.compare_digest(token, self._token) for token in _tokens(headers, query) if self._token)
+        if not self._token:
+            return False
+        is_given = [hmac.compare_digest(token, self._token) for token in (_read_bearer(headers), *_read_link(query))]
+        return any([*is_given, *(hmac.compare_digest(value, self._cookie) for value in _read_cookies(headers))])
 
     def _check_own_site(self, headers: Headers) -> None:
         self.check_host(headers)
+        self._check_browser(headers)
+
+    def _check_browser(self, headers: Headers) -> None:
+        """Refuse what a page of another origin has a browser send."""
         origin = find_header(headers, b"origin").decode("latin-1")
         if origin and origin.partition("://")[2] != find_header(headers, b"host").decode("latin-1"):
             raise Refused(403, "forbidden", "requests from other origins are refused")
@@ -138,28 +160,22 @@ class AccessRules:
             raise Refused(508, "loop_detected", message)
 
 
+Check = Callable[[Scope], None]
+"""Raises Refused unless a request may reach an application."""
+
+
 class AccessMiddleware:
-    """Wraps an application that only the administrator may reach. Browsers show its responses in no frame.
+    """Wraps an application that not everybody may reach. Browsers show its responses in no frame."""
 
-    With `find_tenant` clients may reach it, too: `scope[READER]` says whose sessions the caller may see.
-    """
-
-    def __init__(
-        self, app: ASGIApp, rules: AccessRules, policy: ServerPolicy, find_tenant: FindTenant | None = None
-    ) -> None:
+    def __init__(self, app: ASGIApp, check: Check, policy: ServerPolicy) -> None:
         self._app = app
-        self._rules = rules
+        self._check = check
         self._policy = policy
-        self._find_tenant = find_tenant
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse the request, or pass it on to the application."""
-        is_link = scope["raw_path"] == START_PAGE.encode() and scope["method"] == "GET"
         try:
-            if self._find_tenant is not None:
-                scope[READER] = self._rules.check_reader(scope["headers"], self._find_tenant)
-            else:
-                self._rules.check_management(scope["headers"], scope["query_string"] if is_link else b"")
+            self._check(scope)
         except ProxyError as error:
             client = ServedClient(scope, self._policy)
             client.expect_nothing()
@@ -174,19 +190,51 @@ class AccessMiddleware:
         await self._app(scope, receive, send_guarded)
 
 
-def _tokens(headers: Headers, query: bytes) -> list[bytes]:
-    """Return the tokens that a request presents: as a bearer, in the cookie, and in `?token=` of the start-up link."""
-    found = []
+class Doors:
+    """What may be reached by whom, as checks of ASGI scopes. `scope[READER]` then says whose sessions may be seen."""
+
+    def __init__(self, rules: AccessRules, find_tenant: FindTenant) -> None:
+        self._rules = rules
+        self._find_tenant = find_tenant
+
+    def admit_administrator(self, scope: Scope) -> None:
+        """Admit who has the admin token. At the start page it may be in the query, as in the link."""
+        is_link = scope["raw_path"] == START_PAGE.encode() and scope["method"] == "GET"
+        self._rules.check_management(scope["headers"], scope["query_string"] if is_link else b"")
+        scope[READER] = None
+
+    def admit_reader(self, scope: Scope) -> None:
+        """Admit clients, too."""
+        scope[READER] = self._rules.check_reader(scope["headers"], self._find_tenant)
+
+    def admit_scraper(self, scope: Scope) -> None:
+        """Admit who has the token of the metrics, too."""
+        self._rules.check_metrics(scope["headers"])
+
+    def admit_probe(self, scope: Scope) -> None:
+        """Admit everybody but pages of others."""
+        self._rules.check_open(scope["headers"])
+
+
+def make_cookie(token: str) -> str:
+    """Return the value of the cookie that stands for the admin token."""
+    return hmac.new(token.encode(), b"palimpsest cookie", hashlib.sha256).hexdigest()
+
+
+def _read_bearer(headers: Headers) -> bytes:
     scheme, _, token = find_header(headers, b"authorization").partition(b" ")
-    if scheme.lower() == b"bearer":
-        found.append(token.strip())
-    for part in find_header(headers, b"cookie").split(b";"):
-        name, _, value = part.strip().partition(b"=")
-        if name == OWN_COOKIE:
-            found.append(unquote(value.decode("latin-1")).encode())
-    if query:
-        found.extend(value.encode() for value in parse_qs(query.decode("latin-1")).get("token", ()))
-    return found
+    return token.strip() if scheme.lower() == b"bearer" else b""
+
+
+def _read_cookies(headers: Headers) -> list[bytes]:
+    """Return the values of our cookie; there may be several, of several paths."""
+    pairs = [part.strip().partition(b"=") for part in find_header(headers, b"cookie").split(b";")]
+    return [value for name, _, value in pairs if name == OWN_COOKIE]
+
+
+def _read_link(query: bytes) -> list[bytes]:
+    """Return the tokens in the query of the start-up link."""
+    return [value.encode() for value in parse_qs(query.decode("latin-1")).get("token", ())]
 
 
 def _digest(key: bytes) -> bytes:

@@ -4,18 +4,24 @@ It complements `server/sessions_api`. Changes need POST or DELETE, and are in th
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
-from starlette.requests import Request
+from msgspec import Meta
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.context import (
-    Document,
+    CompactionDocument,
+    EpochDocument,
+    PinDocument,
+    ReversionDocument,
+    SummaryDocument,
+    WholeEpoch,
     describe_compaction,
     describe_pinned,
     describe_reversion,
@@ -26,26 +32,55 @@ from proxy.engine.reports.context import (
     load_summary,
 )
 from proxy.engine.reports.conversation import find_end
-from proxy.engine.reports.diff import Tally, describe_difference, load_difference
+from proxy.engine.reports.diff import DifferenceDocument, Tally, describe_difference, load_difference
 from proxy.engine.reports.export import load_handoff, write_handoff
+from proxy.engine.reports.listing import Listing, cut_listing
 from proxy.engine.reports.lookup import find_exchange, find_session, pick_branch
 from proxy.model.epoch import SummaryLevel
 from proxy.model.errors import BadRequest
 from proxy.model.log import ExchangeRow
-from proxy.server.endpoints import GUARDS, Endpoint, read_body, read_document, read_number, read_switch
+from proxy.server.api.parameters import BranchQuery, ListingQuery, Number, NumberedPath, RoundQuery, SessionPath
+from proxy.server.endpoints import GUARDS, Endpoint, Media
 
 _MARKDOWN = "text/markdown"
-_MAX_BODY_BYTES = 64 * 1024
 
 
 class CompactionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of a request to compact a session."""
+    """What a compaction is to be: who is asked, with which instruction, and for which conversation."""
 
-    model: str = ""  # writes the summary
-    prompt: str = ""  # the instruction for it
-    level: SummaryLevel = 1
-    view: str = ""  # the conversation's model, if the session has several
-    branch: str = ""  # the tip of the branch
+    model: Annotated[str, Meta(description="the model that writes the summary")] = ""
+    prompt: Annotated[str, Meta(description="the instruction for it")] = ""
+    level: Annotated[SummaryLevel, Meta(description="1: a report, 2: a short form, 3: made without a model")] = 1
+    view: Annotated[str, Meta(description="the model of the conversation, if the session has several")] = ""
+    branch: Annotated[str, Meta(description="the tip of its branch, or a prefix of it")] = ""
+
+
+class RevertQuery(msgspec.Struct, frozen=True):
+    """How to revert."""
+
+    dry_run: Annotated[bool, Meta(description="only state the price")] = False
+
+
+class MessageQuery(msgspec.Struct, frozen=True):
+    """A message: of a call, at a place; or the newest one, of a branch if not of all."""
+
+    exchange: Annotated[Number, Meta(description="the number of a call")] | None = None
+    place: Annotated[Number, Meta(description="the place of a message in it, counted from 0")] | None = None
+    newest: Annotated[bool, Meta(description="the newest message")] = False
+    branch: Annotated[str, Meta(description="the tip of a branch, or a prefix of it")] = ""
+
+
+class PinnedQuery(MessageQuery, frozen=True):
+    """A message, which may also be named by its node."""
+
+    node: Annotated[str, Meta(description="the node of a message, in hexadecimal digits")] = ""
+
+
+class SummaryPath(msgspec.Struct, frozen=True):
+    """A summary of a session."""
+
+    id: Annotated[str, Meta(description="a session's id, or a prefix of it")]
+    sid: Annotated[str, Meta(description="the id of a summary")]
 
 
 class ContextApi:
@@ -57,96 +92,93 @@ class ContextApi:
         self._compaction = compaction
         self._tally = tally
 
-    def list_routes(self) -> Sequence[BaseRoute]:
+    def list_routes(self) -> Sequence[Route]:
         """Return the routes, below `/-`."""
         session = "/api/sessions/{id}"
-        where = ("exchange", "place", "newest", "branch")
-        pins = Endpoint(self._list_pins).on("POST", self._pin, *where).on("DELETE", self._unpin, *where, "node")
+        pins = Endpoint(self._list_pins).on("POST", self._pin).on("DELETE", self._unpin)
         return [
-            Route(session + "/epochs", Endpoint(lambda request: list_epochs(self._log, request.path_params["id"]))),
+            Route(session + "/epochs", Endpoint(self._list_epochs)),
             Route(session + "/epochs/{n}", Endpoint(self._show_epoch)),
-            Route(session + "/epochs/{n}/revert", Endpoint().on("POST", self._revert, "dry_run")),
+            Route(session + "/epochs/{n}/revert", Endpoint().on("POST", self._revert)),
             Route(session + "/compact", Endpoint().on("POST", self._compact)),
             Route(session + "/summaries", Endpoint(self._list_summaries)),
             Route(session + "/summaries/{sid}", Endpoint(self._show_summary)),
-            Route(session + "/exchanges/{n}/diff", Endpoint(self._compare, "k")),
-            Route(session + "/handoff", Endpoint(self._hand_off, "branch")),
+            Route(session + "/exchanges/{n}/diff", Endpoint(self._compare)),
+            Route(session + "/handoff", Endpoint(self._hand_off)),
             Route(session + "/pins", pins),
         ]
 
-    async def _show_epoch(self, request: Request) -> Document:
-        return await load_epoch(self._log, request.path_params["id"], _read_epoch(request))
+    async def _list_epochs(self, path: SessionPath, query: ListingQuery) -> Listing[EpochDocument]:
+        """List the epochs of a session, the oldest first."""
+        return cut_listing("epochs", await list_epochs(self._log, path.id), query.cursor, query.limit)
 
-    async def _revert(self, request: Request) -> Document:
-        session, n = await self._find_session(request), _read_epoch(request)
-        is_done = not read_switch(request, "dry_run")
-        reversion = await (self._epochs.revert(session, n) if is_done else self._epochs.quote(session, n))
+    async def _show_epoch(self, path: NumberedPath) -> WholeEpoch:
+        """Show an epoch with its edits and the messages that it sends."""
+        return await load_epoch(self._log, path.id, path.n)
+
+    async def _revert(self, path: NumberedPath, query: RevertQuery) -> ReversionDocument:
+        """Go back to before an epoch, until a request reaches the end of its budget, or state what that costs."""
+        session, is_done = await find_session(self._log, path.id), not query.dry_run
+        reversion = await (self._epochs.revert(session, path.n) if is_done else self._epochs.quote(session, path.n))
         return describe_reversion(reversion, is_done=is_done)
 
-    async def _compact(self, request: Request) -> Document:
-        session = await self._find_session(request)
-        asked = read_document(await read_body(request, _MAX_BODY_BYTES), CompactionRequest)
-        options = ManualOptions(asked.model, asked.prompt, asked.level)
-        found = await self._compaction.compact(session, options, asked.view, asked.branch)
+    async def _compact(self, path: SessionPath, body: CompactionRequest) -> CompactionDocument:
+        """Summarise the newest conversation now, and send it in short from the next call on."""
+        session = await find_session(self._log, path.id)
+        options = ManualOptions(body.model, body.prompt, body.level)
+        found = await self._compaction.compact(session, options, body.view, body.branch)
         return describe_compaction(found)
 
-    async def _list_summaries(self, request: Request) -> list[Document]:
-        summaries = await load_summaries(self._log, request.path_params["id"])
-        return describe_summaries(summaries)
+    async def _list_summaries(self, path: SessionPath, query: ListingQuery) -> Listing[SummaryDocument]:
+        """List the summaries of a session, the oldest first."""
+        summaries = await load_summaries(self._log, path.id)
+        return cut_listing("summaries", describe_summaries(summaries), query.cursor, query.limit)
 
-    async def _show_summary(self, request: Request) -> Document:
-        id, name = request.path_params["id"], request.path_params["sid"]
-        return await load_summary(self._log, id, name)
+    async def _show_summary(self, path: SummaryPath) -> SummaryDocument:
+        """Show a summary."""
+        return await load_summary(self._log, path.id, path.sid)
 
-    async def _compare(self, request: Request) -> Document:
-        n = read_number(request.path_params["n"], "the number of an exchange")
-        asked = request.query_params.get("k")
-        k = None if asked is None else read_number(asked, "k")
-        found = await load_difference(self._log, request.path_params["id"], n, self._tally, k)
+    async def _compare(self, path: NumberedPath, query: RoundQuery) -> DifferenceDocument:
+        """Compare what was sent in a round of a call with what the client sent."""
+        found = await load_difference(self._log, path.id, path.n, self._tally, query.k)
         return describe_difference(found)
 
-    async def _hand_off(self, request: Request) -> Response:
-        tip = request.query_params.get("branch", "")
-        text = write_handoff(await load_handoff(self._log, request.path_params["id"], tip))
+    async def _hand_off(
+        self, path: SessionPath, query: BranchQuery
+    ) -> Annotated[Response, Media(_MARKDOWN, "the conversation in short, as Markdown")]:
+        """Write the conversation in short, for another agent."""
+        text = write_handoff(await load_handoff(self._log, path.id, query.branch))
         return Response(text.encode("utf-8", "replace"), headers=GUARDS, media_type=_MARKDOWN)
 
-    async def _list_pins(self, request: Request) -> list[Document]:
-        session = await self._find_session(request)
+    async def _list_pins(self, path: SessionPath) -> Listing[PinDocument]:
+        """List the pinned messages of a session."""
+        session = await find_session(self._log, path.id)
         pins = await self._epochs.list_pins(session, await self._log.list_branches(session))
-        return [describe_pinned(each) for each in pins]
+        return Listing([describe_pinned(each) for each in pins], None)
 
-    async def _pin(self, request: Request) -> Document:
-        pinned = await self._epochs.pin(*await self._find_message(request))
-        return describe_pinned(pinned)
+    async def _pin(self, path: SessionPath, query: MessageQuery) -> PinDocument:
+        """Pin a message: it stays as it is in every epoch."""
+        return describe_pinned(await self._epochs.pin(*await self._find_message(path, query)))
 
-    async def _unpin(self, request: Request) -> list[Document]:
-        if node := request.query_params.get("node"):
-            await self._epochs.unpin_node(await self._find_session(request), _read_node(node))
+    async def _unpin(self, path: SessionPath, query: PinnedQuery) -> Listing[PinDocument]:
+        """Remove a pin, and list those that are left."""
+        if query.node:
+            await self._epochs.unpin_node(await find_session(self._log, path.id), _read_node(query.node))
         else:
-            await self._epochs.unpin(*await self._find_message(request))
-        return await self._list_pins(request)
+            await self._epochs.unpin(*await self._find_message(path, query))
+        return await self._list_pins(path)
 
-    async def _find_message(self, request: Request) -> tuple[ExchangeRow, int | None]:
+    async def _find_message(self, path: SessionPath, query: MessageQuery) -> tuple[ExchangeRow, int | None]:
         """Return the exchange and the place of the message that the parameters name; no place means its newest."""
-        query, prefix = request.query_params, request.path_params["id"]
-        place = None if "place" not in query else read_number(query["place"], "place")
-        if "exchange" in query and not read_switch(request, "newest"):
-            return await find_exchange(self._log, prefix, read_number(query["exchange"], "exchange")), place
-        if not read_switch(request, "newest") or "exchange" in query or place is not None:
+        if query.exchange is not None and not query.newest:
+            return await find_exchange(self._log, path.id, query.exchange), query.place
+        if not query.newest or query.exchange is not None or query.place is not None:
             raise BadRequest(
                 "say which message: exchange=N and place=P, or newest=true, of the branch=TIP if not of all"
             )
-        session = await find_session(self._log, prefix)
-        tip = query.get("branch", "")
-        branch = pick_branch(await self._log.list_branches(session), tip) if tip else None
+        session = await find_session(self._log, path.id)
+        branch = pick_branch(await self._log.list_branches(session), query.branch) if query.branch else None
         return await find_end(self._log, session, branch), None
-
-    async def _find_session(self, request: Request) -> str:
-        return await find_session(self._log, request.path_params["id"])
-
-
-def _read_epoch(request: Request) -> int:
-    return read_number(request.path_params["n"], "the number of an epoch")
 
 
 def _read_node(text: str) -> bytes:

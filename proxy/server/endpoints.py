@@ -1,13 +1,18 @@
-"""One path of the API: its methods, its query parameters, and how it responds.
+"""One path of the API: its methods, what they take and return, and how it responds.
 
-A request with an unknown method or parameter gets an error that lists the known ones. The headers of responses keep
-browsers from rendering them as pages, since recorded bodies are untrusted.
+What a method takes and returns is read from the annotations of its handler, and so is the API's document
+(`server/api/openapi`). A request with an unknown method or parameter gets an error that lists the known ones. The
+headers of responses keep browsers from rendering them as pages, since recorded bodies are untrusted.
 """
 
-from collections.abc import Awaitable, Callable
-from typing import Self, TypeVar
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self, TypeVar, get_type_hints
 
 import msgspec
+from msgspec.inspect import BoolType, IntType, LiteralType, Metadata, NoneType, StructType, UnionType, type_info
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -22,24 +27,42 @@ GUARDS = {
     "content-security-policy": "default-src 'none'; sandbox",
     "x-content-type-options": "nosniff",
 }
+MAX_BODY_BYTES = 64 * 1024
+ANY = "*"
+"""The name of a query parameter that stands for all others, which are not read."""
 _LONGEST_NUMBER = 9
 
 Form = TypeVar("Form", bound=msgspec.Struct)
-Responder = Callable[[Request], Awaitable[object]]
-"""A function that returns a response, or a document that is sent as JSON."""
+Responder = Callable[..., Awaitable[object]]
+"""A handler: a coroutine function that returns a response, or a document that is sent as JSON.
+
+It takes what it needs of `path`, `query` and `body`, each a Struct by its annotation, and `request`. One with a single
+parameter of another name gets the request.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """An annotation of a handler's response that is no JSON document: its media type, and what it has."""
+
+    type: str
+    text: str
 
 
 class Endpoint:
-    """An ASGI application for one path. `respond` serves GET and HEAD with the given query parameters."""
+    """An ASGI application for one path. `respond` serves GET and HEAD.
+
+    `parameters` are the names of query parameters that a handler reads by itself from the request.
+    """
 
     def __init__(self, respond: Responder | None = None, *parameters: str) -> None:
-        self._responders: dict[str, tuple[Responder, frozenset[str]]] = {}
+        self.operations: dict[str, Operation] = {}
         if respond is not None:
             self.on("GET", respond, *parameters).on("HEAD", respond, *parameters)
 
     def on(self, method: str, respond: Responder, *parameters: str) -> Self:
-        """Add a method with its query parameters."""
-        self._responders[method] = respond, frozenset(parameters)
+        """Add a method."""
+        self.operations[method] = Operation(respond, parameters)
         return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,28 +72,112 @@ class Endpoint:
             response = await self._respond(request)
         except ProxyError as error:
             status, _, body = render_error(error)
-            response = _respond_json(body, status)
+            response = respond_json(body, status)
         await response(scope, receive, send)
 
     async def _respond(self, request: Request) -> Response:
-        if request.method not in self._responders:
-            allowed = ", ".join(self._responders)
+        operation = self.operations.get(request.method)
+        if operation is None:
+            allowed = ", ".join(self.operations)
             body = render_body(
                 "method_not_allowed", f"{request.method[:20]} is not allowed on this path; it takes {allowed}"
             )
-            return _respond_json(body, 405, {"allow": allowed})
-        respond, parameters = self._responders[request.method]
-        for name in request.query_params:
-            if name not in parameters:
-                known = ", ".join(sorted(parameters)) or "none"
+            return respond_json(body, 405, {"allow": allowed})
+        answer = await operation.answer(request)
+        return answer if isinstance(answer, Response) else respond_json(write_json(answer))
+
+
+class Operation:
+    """One method of a path. `path`, `query` and `body` are the Structs that its handler takes, None if it takes none.
+
+    `result` is the annotation of what it returns. `parameters` are further query parameters.
+    """
+
+    def __init__(self, respond: Responder, parameters: Sequence[str] = ()) -> None:
+        plain = respond.func if isinstance(respond, partial) else respond
+        hints = get_type_hints(plain, include_extras=True)
+        names = inspect.signature(respond).parameters
+        self.respond = respond
+        self.name: str = getattr(plain, "__name__", "")
+        self.text = inspect.getdoc(plain) or ""
+        self.path: type[msgspec.Struct] | None = hints.get("path")
+        self.query: type[msgspec.Struct] | None = hints.get("query")
+        self.body: type[msgspec.Struct] | None = hints.get("body")
+        self.result: Any = hints.get("return")
+        self.parameters = tuple(parameters)
+        self._takes = frozenset({"path", "query", "body", "request"}.intersection(names))
+        self._takes_all = bool(names) and not self._takes
+        self._path_fields = list_fields(self.path) if self.path is not None else ()
+        self._query_fields = list_fields(self.query) if self.query is not None else ()
+        self._known = frozenset({*parameters, *(field.encode_name for field in self._query_fields)})
+
+    async def answer(self, request: Request) -> object:
+        """Read what the handler takes from a request, and call it. Raises BadRequest and TooLarge."""
+        for name in request.query_params if ANY not in self._known else ():
+            if name not in self._known:
+                known = ", ".join(sorted(self._known)) or "none"
                 raise BadRequest(f"the parameter {name[:40]!r} is not known here; this path takes: {known}")
-        answer = await respond(request)
-        return answer if isinstance(answer, Response) else _respond_json(write_json(answer))
+        if self._takes_all:
+            return await self.respond(request)
+        given: dict[str, object] = {}
+        if self.path is not None:
+            given["path"] = self.path(**read_values(self._path_fields, request.path_params))
+        if self.query is not None:
+            given["query"] = self.query(**read_values(self._query_fields, request.query_params))
+        if self.body is not None:
+            given["body"] = read_document(await read_body(request, MAX_BODY_BYTES), self.body)
+        if "request" in self._takes:
+            given["request"] = request
+        return await self.respond(**given)
 
 
-def _respond_json(body: bytes, status: int = 200, more: dict[str, str] | None = None) -> Response:
+def respond_json(body: bytes, status: int = 200, more: Mapping[str, str] | None = None) -> Response:
     """Return a response with a JSON body."""
     return Response(body, status, headers={**GUARDS, **(more or {})}, media_type=JSON)
+
+
+def list_fields(form: type[msgspec.Struct]) -> tuple[msgspec.inspect.Field, ...]:
+    """Return the fields of a Struct."""
+    found = type_info(form)
+    assert isinstance(found, StructType)
+    return found.fields
+
+
+def read_values(fields: Sequence[msgspec.inspect.Field], given: Mapping[str, str]) -> dict[str, object]:
+    """Read the values of parameters from their text. Raises BadRequest for one that is missing or cannot be."""
+    found: dict[str, object] = {}
+    for field in fields:
+        name = field.encode_name
+        if name in given:
+            found[field.name] = _read_value(field.type, name, given[name])
+        elif field.required:
+            raise BadRequest(f"{name} is missing{_describe(field.type)}")
+    return found
+
+
+def _describe(form: msgspec.inspect.Type) -> str:
+    text = (form.extra_json_schema or {}).get("description", "") if isinstance(form, Metadata) else ""
+    return f": {text}" if text else ""
+
+
+def _read_value(form: msgspec.inspect.Type, name: str, text: str) -> object:
+    """Read one parameter; one that may be null is null only where it is not given."""
+    if isinstance(form, Metadata):
+        form = form.type
+    if isinstance(form, UnionType):
+        form = next(each for each in form.types if not isinstance(each, NoneType))
+        return _read_value(form, name, text)
+    if isinstance(form, IntType):
+        number = read_number(text, name)
+        least, most = form.ge or 0, form.le
+        if number < least or (most is not None and number > most):
+            raise BadRequest(f"{name} is {least} to {most}, not {number}")
+        return number
+    if isinstance(form, BoolType):
+        return read_boolean(text, name)
+    if isinstance(form, LiteralType) and text not in form.values:
+        raise BadRequest(f"{name} is one of {', '.join(map(str, form.values))}, not {text[:40]!r}")
+    return text
 
 
 def read_limit(request: Request, default: int, most: int) -> int:
@@ -106,9 +213,13 @@ def read_document(body: bytes, form: type[Form]) -> Form:
         raise BadRequest(f"the body is not valid: {error}") from error
 
 
+def read_boolean(text: str, name: str) -> bool:
+    """Parse `true` or `false`. Raises BadRequest."""
+    if text.lower() not in ("true", "false"):
+        raise BadRequest(f"{name} is true or false, not {text[:40]!r}")
+    return text.lower() == "true"
+
+
 def read_switch(request: Request, name: str) -> bool:
     """Return a boolean parameter, False if it is absent. Raises BadRequest."""
-    text = request.query_params.get(name, "false").lower()
-    if text not in ("true", "false"):
-        raise BadRequest(f"{name} is true or false, not {text[:40]!r}")
-    return text == "true"
+    return read_boolean(request.query_params.get(name, "false"), name)

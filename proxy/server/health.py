@@ -366,11 +366,15 @@ class Health:
 
     async def ready(self, request: Request) -> Response:
         """Respond 200 if calls are served, else 503; with the reasons if the durability promise is suspended."""
+        code, shown = self.describe()
+        return JSONResponse(shown, code)
+
+    def describe(self) -> tuple[int, dict[str, Any]]:
+        """Return the status and the document of `/-/ready`."""
         reasons, upstreams = [text for text in (self._problem(),) if text], dict(self._upstreams())
 
-        def tell(status: str, told: list[str], code: int = 200) -> Response:
-            shown = {"status": status, "reasons": told, "upstreams": upstreams, "index": dict(self._index())}
-            return JSONResponse(shown, code)
+        def tell(status: str, told: list[str], code: int = 200) -> tuple[int, dict[str, Any]]:
+            return code, {"status": status, "reasons": told, "upstreams": upstreams, "index": dict(self._index())}
 
         if self.is_draining:
             return tell("draining", ["shutting down", *reasons], 503)

@@ -1,38 +1,15 @@
-"""Pages for people: the page at `/-/` that the start-up link opens, and the page that a browser gets at `/`."""
+"""The page that a browser gets at `/` in place of an upstream's error. `server/pages` has our own pages."""
 
-import html
 import http
-from urllib.parse import quote
 
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import Scope
 
 from proxy.model.exchange import Headers
-from proxy.server.access import START_PAGE
 from proxy.server.client import ServedClient
 from proxy.server.errors import PAGE_GUARDS
 from proxy.server.policy import ServerPolicy
-from proxy.wire.headers import OWN_COOKIE, find_header
+from proxy.wire.headers import find_header
 
-_CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
-_INSPECTOR_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>palimpsest</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>
-  :root {{ color-scheme: light dark; font: 16px/1.6 ui-serif, Georgia, serif }}
-  main {{ max-width: 38rem; margin: 12vh auto; padding: 0 1.25rem }}
-  h1 {{ font-weight: 500; letter-spacing: .01em; margin-bottom: .25rem }}
-  code, dd {{ font-family: ui-monospace, monospace; font-size: .92em }}
-  dl {{ display: grid; grid-template-columns: max-content 1fr; gap: .35rem 1.25rem; margin: 1.5rem 0 }}
-  dt {{ opacity: .7 }} dd {{ margin: 0; overflow-wrap: anywhere }} a {{ color: inherit }}
-</style>
-<main><h1>palimpsest</h1><p>Every call is recorded as it came. In mode manage, requests of long
-sessions are shortened where that pays; the log says what was done, call by call.</p>
-<dl>{rows}</dl>
-<p>Read the log with <code>palimpsest sessions</code> and <code>palimpsest show SESSION</code>,
-or as JSON: <a href="/-/api/sessions">sessions</a>. State: <a href="/-/ready">ready</a>,
-<a href="/-/metrics">metrics</a>.</p></main></html>
-"""
 _ERROR = 400
 _ROOT_HEADERS: Headers = (
     (b"content-type", b"text/html; charset=utf-8"),
@@ -51,24 +28,6 @@ main {{ max-width: 38rem; margin: 12vh auto; padding: 0 1.25rem }} a {{ color: i
 server answers {status} here. What went through is on <a href="/-/">the page of this proxy</a>, which
 <code>palimpsest open</code> opens, or the link that was printed at the start.</p></main></html>
 """
-
-
-class Inspector:
-    """The page at `/-/`. `facts` are its rows, as pairs of label and text."""
-
-    def __init__(self, facts: tuple[tuple[str, str], ...]) -> None:
-        rows = "".join(f"<dt>{html.escape(label)}</dt><dd>{html.escape(text)}</dd>" for label, text in facts)
-        self._page = _INSPECTOR_PAGE.format(rows=rows)
-
-    async def show(self, request: Request) -> Response:
-        """Return the page. The start-up link gets a redirect to it that sets the token as a cookie."""
-        token = request.query_params.get("token")
-        if token is None:
-            return HTMLResponse(self._page, headers={"content-security-policy": _CONTENT_POLICY})
-        response = RedirectResponse(START_PAGE, 303)
-        cookie = OWN_COOKIE.decode()
-        response.set_cookie(cookie, quote(token, safe=""), httponly=True, samesite="strict", path=START_PAGE)
-        return response
 
 
 class BrowserClient(ServedClient):

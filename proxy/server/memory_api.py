@@ -4,17 +4,21 @@ Changes need POST or DELETE, and are in the log before the response is sent.
 """
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import msgspec
-from starlette.requests import Request
-from starlette.routing import BaseRoute, Route
+from msgspec import Meta
+from starlette.routing import Route
 
 from proxy.engine.compaction.job import ManualOptions
-from proxy.engine.memory.compaction import MemoryCompaction
+from proxy.engine.memory.compaction import MemoryCompaction, MemoryResult
 from proxy.engine.memory.memory import SessionMemory
 from proxy.engine.memory.reports import (
     DEFAULT_LIMIT,
+    BundleDocument,
+    MemoryReport,
+    SendableDocument,
+    SnapshotDocument,
     build_snapshot,
     load_bundle,
     load_report,
@@ -22,36 +26,109 @@ from proxy.engine.memory.reports import (
     load_tools,
 )
 from proxy.engine.policy import SnapshotPolicy
-from proxy.engine.reports.context import Document
+from proxy.engine.reports.listing import Listing, cut_listing
 from proxy.engine.reports.lookup import find_session
 from proxy.model.epoch import SummaryLevel
-from proxy.model.errors import BadRequest
-from proxy.model.memory import ItemType
-from proxy.server.endpoints import Endpoint, read_body, read_document, read_limit, read_number
+from proxy.model.memory import ItemType, OrderKind, ToolInteraction
+from proxy.server.api.parameters import Branch, Cursor, SessionPath
+from proxy.server.endpoints import Endpoint
 
-_MAX_BODY_BYTES = 64 * 1024
 _MOST_LISTED = 10_000
-_MOST_ITEMS = 1000
-_MOST_TAIL_TURNS = 1000
-_TAILS = ("messages", "text")
+
+Turn = Annotated[str, Meta(description="a turn: `12` or `turn_0012`")]
+Listed = Annotated[int, Meta(ge=1, le=_MOST_LISTED, description="how many at most")]
+Episodes = Annotated[int, Meta(ge=0, le=1000, description="the most reports")]
+Facts = Annotated[int, Meta(ge=0, le=1000, description="the most facts")]
+WireName = Annotated[str, Meta(description="the name of a wire; else that of the session")]
+
+
+class MemoryQuery(msgspec.Struct, frozen=True):
+    """Which items: of a kind, of a turn, the newest of each kind."""
+
+    type: Annotated[ItemType, Meta(description="only this kind")] | None = None
+    turn: Turn = ""
+    limit: Listed = DEFAULT_LIMIT
+    branch: Branch = ""
+
+
+class ToolsQuery(msgspec.Struct, frozen=True):
+    """Which calls of tools."""
+
+    turn: Turn = ""
+    branch: Branch = ""
+    cursor: Cursor = ""
+    limit: Listed = 1000
+
+
+class BundleQuery(msgspec.Struct, frozen=True):
+    """What a model would be shown; by default what the settings say (`snapshot`)."""
+
+    max_episodic: Episodes | None = None
+    max_semantic: Facts | None = None
+    branch: Branch = ""
+
+
+class SnapshotQuery(BundleQuery, frozen=True):
+    """What a conversation would begin with."""
+
+    raw_tail_turns: Annotated[int, Meta(ge=0, le=1000, description="turns before the current one")] | None = None
+    tail: Annotated[Literal["messages", "text"], Meta(description="how these turns are shown")] | None = None
+    wire: WireName = ""
+
+
+class ContextQuery(msgspec.Struct, frozen=True):
+    """Of which conversation, and in which format."""
+
+    wire: WireName = ""
+    branch: Branch = ""
+
+
+class ItemPath(msgspec.Struct, frozen=True):
+    """An item of the memory of a session."""
+
+    id: Annotated[str, Meta(description="a session's id, or a prefix of it")]
+    item: Annotated[str, Meta(description="a report or a fact: `ep_0001`, `sem_0001`")]
 
 
 class MemoryCompactionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of a request to make memory of turns; without any, of all that memory was not made of."""
+    """Of which turns memory is to be made; without any, of all that memory was not made of."""
 
     turn_ids: tuple[str, ...] = ()
-    model: str = ""  # writes the reports
-    prompt: str = ""  # the instruction for them
+    model: Annotated[str, Meta(description="the model that writes the reports")] = ""
+    prompt: Annotated[str, Meta(description="the instruction for them")] = ""
     level: SummaryLevel = 1
-    branch: str = ""  # the tip of the branch
-    # later: behind the session's next response; never: no longer later
-    when: Literal["now", "later", "never"] = "now"
+    branch: Annotated[str, Meta(description="the tip of the branch")] = ""
+    when: Annotated[
+        Literal["now", "later", "never"], Meta(description="later: behind the next response; never: no longer later")
+    ] = "now"
 
 
 class MemoryItemRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of a request about an item."""
+    """What is to be done with an item."""
 
     action: Literal["pin", "unpin", "retract"] = "pin"
+
+
+class RequestedDocument(msgspec.Struct, frozen=True):
+    """Memory is made behind the next response, or no longer."""
+
+    session: str
+    is_requested: bool
+
+
+class ResetDocument(msgspec.Struct, frozen=True):
+    """All items of a session were forgotten."""
+
+    session: str
+    is_reset: bool
+
+
+class OrderDocument(msgspec.Struct, frozen=True):
+    """What was done with an item."""
+
+    session: str
+    item: str
+    action: OrderKind
 
 
 class MemoryApi:
@@ -62,119 +139,90 @@ class MemoryApi:
         self._policy = policy
         self._compaction = compaction
 
-    def list_routes(self) -> Sequence[BaseRoute]:
+    def list_routes(self) -> Sequence[Route]:
         """Return the routes, below `/-`."""
         session = "/api/sessions/{id}"
-        chosen = ("max_episodic", "max_semantic", "branch")
-        compact = Endpoint().on("POST", self._compact)
         item = Endpoint().on("POST", self._change).on("DELETE", self._retract)
         return [
-            Route(session + "/memory", Endpoint(self._list, "type", "turn", "limit", "branch")),
-            Route(session + "/memory/bundle", Endpoint(self._bundle, *chosen)),
-            Route(session + "/memory/snapshot", Endpoint(self._snapshot, *chosen, "raw_tail_turns", "tail", "wire")),
-            Route(session + "/memory/compact", compact),
+            Route(session + "/memory", Endpoint(self._list)),
+            Route(session + "/memory/bundle", Endpoint(self._bundle)),
+            Route(session + "/memory/snapshot", Endpoint(self._snapshot)),
+            Route(session + "/memory/compact", Endpoint().on("POST", self._compact)),
             Route(session + "/memory/reset", Endpoint().on("POST", self._reset)),
             Route(session + "/memory/{item}", item),
-            Route(session + "/tools", Endpoint(self._list_tools, "turn", "branch")),
-            Route(session + "/context", Endpoint(self._show_context, "wire", "branch")),
+            Route(session + "/tools", Endpoint(self._list_tools)),
+            Route(session + "/context", Endpoint(self._show_context)),
         ]
 
-    async def _list(self, request: Request) -> object:
-        query, kind = request.query_params, None
-        if "type" in query:
-            kind = _read_type(query["type"])
-        return await load_report(
-            self._memory.archive,
-            request.path_params["id"],
-            kind=kind,
-            turn=query.get("turn", ""),
-            limit=read_limit(request, DEFAULT_LIMIT, _MOST_LISTED),
-            branch=query.get("branch", ""),
-        )
+    async def _list(self, path: SessionPath, query: MemoryQuery) -> MemoryReport:
+        """Show what is remembered of a session: the newest items of each kind, and how many there are."""
+        archive = self._memory.archive
+        chosen = {"kind": query.type, "turn": query.turn, "limit": query.limit, "branch": query.branch}
+        return await load_report(archive, path.id, **chosen)  # type: ignore[arg-type]
 
-    async def _list_tools(self, request: Request) -> object:
-        query, id = request.query_params, request.path_params["id"]
-        return await load_tools(self._memory.archive, id, query.get("turn", ""), query.get("branch", ""))
+    async def _list_tools(self, path: SessionPath, query: ToolsQuery) -> Listing[ToolInteraction]:
+        """List the calls of tools with their results, the oldest first."""
+        found = await load_tools(self._memory.archive, path.id, query.turn, query.branch)
+        return cut_listing("tools", found, query.cursor, query.limit)
 
-    async def _bundle(self, request: Request) -> Document:
-        counts, branch = self._read_counts(request), request.query_params.get("branch", "")
-        bundle, text = await load_bundle(self._memory.archive, request.path_params["id"], *counts, branch)
-        return {"episodic": bundle.episodic, "semantic": bundle.semantic, "text": text}
+    async def _bundle(self, path: SessionPath, query: BundleQuery) -> BundleDocument:
+        """Show the items that a model is shown, and their text."""
+        counts = self._read_counts(query)
+        bundle, text = await load_bundle(self._memory.archive, path.id, *counts, query.branch)
+        return BundleDocument(bundle.episodic, bundle.semantic, text=text)
 
-    async def _snapshot(self, request: Request) -> Document:
-        query = request.query_params
-        tail = query.get("tail", self._policy.tail)
-        if tail not in _TAILS:
-            raise BadRequest(f"tail is {' or '.join(_TAILS)}, not {tail[:40]!r}")
-        max_episodic, max_semantic = self._read_counts(request)
+    async def _snapshot(self, path: SessionPath, query: SnapshotQuery) -> SnapshotDocument:
+        """Show what the conversation would begin with if it were sent from memory now."""
+        max_episodic, max_semantic = self._read_counts(query)
+        turns = self._policy.raw_tail_turns if query.raw_tail_turns is None else query.raw_tail_turns
         return await build_snapshot(
             self._memory.archive,
-            request.path_params["id"],
+            path.id,
             max_episodic=max_episodic,
             max_semantic=max_semantic,
-            raw_tail_turns=_read_count(request, "raw_tail_turns", self._policy.raw_tail_turns, _MOST_TAIL_TURNS),
-            is_text=tail == "text",
-            wire=query.get("wire", ""),
-            branch=query.get("branch", ""),
+            raw_tail_turns=turns,
+            is_text=(query.tail or self._policy.tail) == "text",
+            wire=query.wire,
+            branch=query.branch,
         )
 
-    async def _show_context(self, request: Request) -> Document:
-        query = request.query_params
-        return await load_sendable(
-            self._memory.archive,
-            self._compaction.manual,
-            request.path_params["id"],
-            query.get("wire", ""),
-            query.get("branch", ""),
-        )
+    async def _show_context(self, path: SessionPath, query: ContextQuery) -> SendableDocument:
+        """Show what would be sent now if the client went on with its conversation."""
+        return await load_sendable(self._memory.archive, self._compaction.manual, path.id, query.wire, query.branch)
 
-    async def _compact(self, request: Request) -> object:
-        session = await self._find_session(request)
-        asked = read_document(await read_body(request, _MAX_BODY_BYTES), MemoryCompactionRequest)
-        if asked.when != "now":
-            is_requested = asked.when == "later"
+    async def _compact(self, path: SessionPath, body: MemoryCompactionRequest) -> MemoryResult | RequestedDocument:
+        """Make reports and facts of turns now, or behind the next response."""
+        session = await find_session(self._memory.archive, path.id)
+        if body.when != "now":
+            is_requested = body.when == "later"
             await self._memory.order(session, "request" if is_requested else "clear")
-            return {"session": session, "is_requested": is_requested}
-        options = ManualOptions(asked.model, asked.prompt, asked.level)
-        return await self._compaction.compact(session, asked.turn_ids, options, asked.branch)
+            return RequestedDocument(session, is_requested)
+        options = ManualOptions(body.model, body.prompt, body.level)
+        return await self._compaction.compact(session, body.turn_ids, options, body.branch)
 
-    async def _reset(self, request: Request) -> Document:
-        session = await self._find_session(request)
+    async def _reset(self, path: SessionPath) -> ResetDocument:
+        """Forget all items of a session so far; the log keeps everything."""
+        session = await find_session(self._memory.archive, path.id)
         await self._memory.order(session, "reset")
-        return {"session": session, "is_reset": True}
+        return ResetDocument(session, is_reset=True)
 
-    async def _change(self, request: Request) -> Document:
-        asked = read_document(await read_body(request, _MAX_BODY_BYTES), MemoryItemRequest)
-        session, item = await self._find_session(request), request.path_params["item"]
-        await self._memory.order(session, asked.action, item)
-        return {"session": session, "item": item, "action": asked.action}
+    async def _change(self, path: ItemPath, body: MemoryItemRequest) -> OrderDocument:
+        """Have an item come first, no longer, or be shown never again."""
+        return await self._order(path, body.action)
 
-    async def _retract(self, request: Request) -> Document:
-        session, item = await self._find_session(request), request.path_params["item"]
-        await self._memory.order(session, "retract", item)
-        return {"session": session, "item": item, "action": "retract"}
+    async def _retract(self, path: ItemPath) -> OrderDocument:
+        """Have an item shown never again."""
+        return await self._order(path, "retract")
 
-    def _read_counts(self, request: Request) -> tuple[int, int]:
+    async def _order(self, path: ItemPath, action: OrderKind) -> OrderDocument:
+        session = await find_session(self._memory.archive, path.id)
+        await self._memory.order(session, action, path.item)
+        return OrderDocument(session, path.item, action)
+
+    def _read_counts(self, query: BundleQuery) -> tuple[int, int]:
+        """Return how many reports and facts a bundle has at most."""
+        policy = self._policy
         return (
-            _read_count(request, "max_episodic", self._policy.max_episodic_items, _MOST_ITEMS),
-            _read_count(request, "max_semantic", self._policy.max_semantic_items, _MOST_ITEMS),
+            policy.max_episodic_items if query.max_episodic is None else query.max_episodic,
+            policy.max_semantic_items if query.max_semantic is None else query.max_semantic,
         )
-
-    async def _find_session(self, request: Request) -> str:
-        return await find_session(self._memory.archive, request.path_params["id"])
-
-
-def _read_type(text: str) -> ItemType:
-    for kind in get_args(ItemType):
-        if text == kind:
-            found: ItemType = kind
-            return found
-    raise BadRequest(f"type is {', '.join(get_args(ItemType))}, not {text[:40]!r}")
-
-
-def _read_count(request: Request, name: str, default: int, most: int) -> int:
-    """Return a parameter that is a number from 0 up to `most`. Raises BadRequest."""
-    count = read_number(request.query_params.get(name, str(default)), name)
-    if count > most:
-        raise BadRequest(f"{name} is at most {most}, not {count}")
-    return count

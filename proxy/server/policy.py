@@ -25,3 +25,4 @@ class ServerPolicy:
     has_own_key: bool = False  # whether upstream calls use a key from the settings
     tenant_keys: tuple[str, ...] | None = field(default=None, repr=False)  # keys that may call; None: any
     hop_id: str = ""  # the server's random name, by which it recognises its own calls
+    metrics_token: str = field(default="", repr=False)  # opens the metrics alone

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -12,13 +12,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.engine.exchange import ExchangeService
 from proxy.model.errors import ProxyError
-from proxy.server.access import START_PAGE, AccessMiddleware, AccessRules, FindTenant
+from proxy.model.log import ArchiveHealth
+from proxy.server.access import START_PAGE, AccessMiddleware, AccessRules, Check, Doors, FindTenant
+from proxy.server.api.health import HealthApi
+from proxy.server.api.openapi import ApiDocument
 from proxy.server.client import BodyBudget, ServedClient, Share, read_request
 from proxy.server.context_api import ContextApi
+from proxy.server.endpoints import ANY, Endpoint, respond_json
 from proxy.server.errors import render_body
 from proxy.server.health import Health
-from proxy.server.inspector import BrowserClient, Inspector, is_browser_at_root
+from proxy.server.inspector import BrowserClient, is_browser_at_root
 from proxy.server.memory_api import MemoryApi
+from proxy.server.pages import Facts, Pages
 from proxy.server.policy import ServerPolicy
 from proxy.server.search_api import SearchApi
 from proxy.server.sessions_api import SessionsApi
@@ -27,6 +32,7 @@ from proxy.wire import COUNT_ENDINGS, find_wire
 # Variants of `/-/` such as `//-/` are also ours and never go upstream, since such requests carry our token. So is the
 # target `*`, which is about the server itself.
 _OWN_PATH = re.compile(r"/+-(?:/|$)|[^/]")
+_READING = ("GET", "HEAD")
 
 
 class FastRouter:
@@ -107,7 +113,8 @@ def build_routes(
     exchanges: ExchangeService,
     *,
     health: Health,
-    inspector: Inspector,
+    facts: Facts,
+    find_log_health: Callable[[], ArchiveHealth],
     sessions: SessionsApi,
     contexts: ContextApi,
     searches: SearchApi,
@@ -117,42 +124,44 @@ def build_routes(
 ) -> ASGIApp:
     """Return the server's ASGI application. `find_tenant` returns whose sessions a client's credential may read.
 
-    `mcp` checks by itself who asks.
+    `facts` are what the start page tells of the settings. `mcp` checks by itself who asks.
     """
     rules = AccessRules(policy)
+    doors = Doors(rules, find_tenant)
 
-    def guarded(routes: list[BaseRoute]) -> ASGIApp:
-        return AccessMiddleware(Router([*routes, Route("/{path:path}", _not_found)]), rules, policy)
+    def guard(app: ASGIApp, check: Check = doors.admit_administrator) -> ASGIApp:
+        return AccessMiddleware(app, check, policy)
 
-    readable = [
-        Route(f"/-{route.path}", AccessMiddleware(route.app, rules, policy, find_tenant))
-        for route in searches.list_routes()
-    ]
+    def guard_all(routes: Sequence[BaseRoute]) -> ASGIApp:
+        return guard(Router(routes, redirect_slashes=False, default=_not_found))
 
-    pages: list[BaseRoute] = [
-        Route("/", inspector.show),
-        Route("/metrics", health.metrics),
+    own = [
         *sessions.list_routes(),
         *contexts.list_routes(),
         *memory.list_routes(),
         *searches.list_own_routes(),
+        *HealthApi(health, find_log_health, facts).list_routes(),
     ]
+    readable = searches.list_routes()
+    described = ApiDocument([*own, *readable])
+    pages = Pages([*own, *readable])
     table = [
-        Route("/-/live", health.live),
-        Route("/-/ready", health.ready),
+        Route("/-/live", guard(Endpoint(health.live, ANY), doors.admit_probe), methods=_READING),
+        Route("/-/ready", guard(Endpoint(health.ready, ANY), doors.admit_probe), methods=_READING),
+        Route("/-/metrics", guard(Endpoint(health.metrics, ANY), doors.admit_scraper), methods=_READING),
         Route("/-/mcp", mcp),
         Route("/-", _lead_to_page),
-        *readable,
-        Mount("/-", guarded(pages)),
-        Mount("/", guarded([])),
+        *(Route(f"/-{route.path}", guard(route.app, doors.admit_reader)) for route in readable),
+        Mount("/-", guard_all([*own, *described.list_routes(), *pages.list_routes()])),
+        Mount("/", guard_all([])),  # for another method of the paths above
     ]
-    return FastRouter(exchanges, Router(table, redirect_slashes=False), rules, policy)
+    return FastRouter(exchanges, Router(table, redirect_slashes=False, default=guard_all([])), rules, policy)
 
 
 async def _lead_to_page(request: Request) -> Response:
     return RedirectResponse(START_PAGE, 307)
 
 
-async def _not_found(request: Request) -> Response:
-    body = render_body("not_found", f"there is no {request.url.path}; docs/api.md lists our own pages")
-    return Response(body, 404, media_type="application/json")
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    body = render_body("not_found", f"there is no {scope['path'][:200]}; /-/api lists what there is")
+    await respond_json(body, 404)(scope, receive, send)

@@ -5,17 +5,21 @@ Unlike the rest of the API these paths also accept the credential of a client, w
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from proxy.engine.ports import Index
-from proxy.engine.reports.context import Document
 from proxy.engine.reports.search import (
     DEFAULT_LIMIT,
     MOST_HITS,
     MOST_TOKENS,
+    AnswerDocument,
+    IndexDocument,
     SearchLog,
     SearchRequest,
     describe_answer,
@@ -23,14 +27,42 @@ from proxy.engine.reports.search import (
     load_found_page,
     search_log,
 )
-from proxy.model.errors import BadRequest
 from proxy.model.search import IndexHealth
 from proxy.server.access import READER
-from proxy.server.endpoints import GUARDS, Endpoint, read_limit, read_number
+from proxy.server.endpoints import GUARDS, Endpoint, Media, read_number
 
 _TEXT = "text/plain"
-_FILTERS = ("session", "branch", "kind", "role", "sender", "tool", "since", "until")
-_PARAMETERS = ("q", *_FILTERS, "limit", "tokens")
+
+
+class SearchParameters(msgspec.Struct, frozen=True):
+    """What is looked for, and where."""
+
+    q: Annotated[str, Meta(description="what to look for: any text")]
+    session: Annotated[str, Meta(description="the id of a session, or a prefix of it")] = ""
+    branch: Annotated[str, Meta(description="the tip of a branch of it, or a prefix of that")] = ""
+    kind: Annotated[str, Meta(description="kinds of entries, separated by commas")] = ""
+    role: Annotated[str, Meta(description="user, assistant, tool, other; several with commas")] = ""
+    sender: Annotated[str, Meta(description="names of users, separated by commas")] = ""
+    tool: Annotated[str, Meta(description="names of tools, separated by commas")] = ""
+    since: Annotated[str, Meta(description="a date, a time, or `3d`, `2h`, `30m` ago")] = ""
+    until: Annotated[str, Meta(description="the same")] = ""
+    limit: Annotated[int, Meta(ge=1, le=MOST_HITS, description="how many hits at most")] = DEFAULT_LIMIT
+    tokens: Annotated[int, Meta(ge=1, le=MOST_TOKENS, description="fill the answer with so many")] | None = None
+
+
+class ReferencePath(msgspec.Struct, frozen=True):
+    """A reference, or an entry that a search found."""
+
+    id: Annotated[str, Meta(description="a reference, with or without `ref:`")]
+
+
+class PageQuery(msgspec.Struct, frozen=True):
+    """A part of a text."""
+
+    page: Annotated[str, Meta(pattern="^([0-9]{1,9}|all)$", description="a page of 12,000 characters, or `all`")] = "1"
+
+
+_ASKED = SearchParameters.__struct_fields__[1:]
 
 Rebuild = Callable[[], Awaitable[IndexHealth]]
 """Has the index made anew, and returns how current it is. Raises ProxyError."""
@@ -48,8 +80,8 @@ class SearchApi:
     def list_routes(self) -> Sequence[Route]:
         """Return the routes, below `/-`, for the administrator and for clients."""
         return [
-            Route("/api/search", Endpoint(self._search, *_PARAMETERS)),
-            Route("/api/refs/{id}", Endpoint(self._expand, "page")),
+            Route("/api/search", Endpoint(self._search)),
+            Route("/api/refs/{id}", Endpoint(self._expand)),
         ]
 
     def list_own_routes(self) -> Sequence[Route]:
@@ -59,29 +91,25 @@ class SearchApi:
             Route("/api/index/rebuild", Endpoint().on("POST", self._make_anew)),
         ]
 
-    async def _show_index(self, request: Request) -> Document:
+    async def _show_index(self) -> IndexDocument:
+        """Show how current the index is."""
         return describe_health(self._index.health)
 
-    async def _make_anew(self, request: Request) -> Document:
+    async def _make_anew(self) -> IndexDocument:
+        """Make the index anew from the log."""
         return describe_health(await self._rebuild())
 
-    async def _search(self, request: Request) -> Document:
-        asked = request.query_params
-        if "q" not in asked:
-            raise BadRequest("q is missing: what to look for")
-        named = {name: asked.get(name, "") for name in _FILTERS}
-        tokens = read_number(asked["tokens"], "tokens") if "tokens" in asked else None
-        if tokens is not None and not 1 <= tokens <= MOST_TOKENS:
-            raise BadRequest(f"tokens is 1 to {MOST_TOKENS}, not {tokens}")
-        limit = read_limit(request, DEFAULT_LIMIT, MOST_HITS)
-        wanted = SearchRequest(asked["q"], **named, limit=limit, tokens=tokens)
+    async def _search(self, query: SearchParameters, request: Request) -> AnswerDocument:
+        """Search what was said and done, the best first."""
+        wanted = SearchRequest(query.q, **{name: getattr(query, name) for name in _ASKED})
         return describe_answer(await search_log(self._log, self._index, wanted, self._now_ms(), _read_tenant(request)))
 
-    async def _expand(self, request: Request) -> Response:
-        asked = request.query_params.get("page", "1")
-        number = None if asked == "all" else read_number(asked, "page")
-        reference, tenant = request.path_params["id"], _read_tenant(request)
-        page = await load_found_page(self._log, self._index, reference, number, tenant)
+    async def _expand(
+        self, path: ReferencePath, query: PageQuery, request: Request
+    ) -> Annotated[Response, Media(_TEXT, "the text; `x-palimpsest-pages` says how many pages it has")]:
+        """Show the original of a reference, or a whole entry that a search found."""
+        number = None if query.page == "all" else read_number(query.page, "page")
+        page = await load_found_page(self._log, self._index, path.id, number, _read_tenant(request))
         headers = {**GUARDS, "x-palimpsest-page": str(page.number), "x-palimpsest-pages": str(page.pages)}
         return Response(page.content, headers=headers, media_type=_TEXT)
 

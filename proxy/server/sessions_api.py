@@ -6,27 +6,76 @@ streamed with the bodies of one exchange at a time in memory.
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from functools import partial
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
-from proxy.engine.ports import LogReader
+from proxy.engine.ports import ALL_SESSIONS, LogReader
 from proxy.engine.reports.cache import describe_cache, load_cache
+from proxy.engine.reports.calls import CallDocument, WholeCall, describe_whole, list_calls
 from proxy.engine.reports.context import Document
-from proxy.engine.reports.export import FORMS, Form, describe_whole, open_export
+from proxy.engine.reports.export import Form, open_export
+from proxy.engine.reports.listing import Listing, make_cursor, read_cursor
 from proxy.engine.reports.lookup import Part, find_exchange, find_session, list_matching, load_part, read_pages
 from proxy.engine.reports.savings import SavingsInputs, describe_savings, load_savings
-from proxy.engine.reports.session_summary import SessionSummary, TitleCache, load_saving, summarize_sessions
-from proxy.engine.reports.sessions import describe_overview, list_calls, load_overview
-from proxy.model.errors import BadRequest
-from proxy.model.log import ExchangeRow, Selection
-from proxy.server.endpoints import GUARDS, JSON, Endpoint, read_limit, read_number
+from proxy.engine.reports.session_summary import (
+    SessionStatus,
+    SessionSummary,
+    TitleCache,
+    load_saving,
+    summarize_sessions,
+)
+from proxy.engine.reports.sessions import OverviewDocument, describe_overview, load_overview
+from proxy.server.api.parameters import Branch, Cursor, Limit, NumberedPath, RoundQuery, SessionPath
+from proxy.server.endpoints import GUARDS, JSON, Endpoint, Media
 
-_SESSIONS, _MOST_SESSIONS = 50, 1000
-_CALLS, _MOST_CALLS = 100, 1000
-_MEDIA: dict[Form, str] = {"json": JSON, "jsonl": "application/x-ndjson", "openai": JSON}
+# Of a search among sessions, pages of the log that are read for one page of the listing.
+_MOST_PAGES = 20
+_LINES = "application/x-ndjson"
+_MEDIA: dict[Form, str] = {"json": JSON, "jsonl": _LINES, "openai": JSON}
+_BYTES = "application/octet-stream"
+
+
+class SessionsQuery(msgspec.Struct, frozen=True):
+    """Which sessions, the newest call first. Of `q`, each word has to be in the title, a name, the client or the id."""
+
+    q: Annotated[str, Meta(description="words of the title, a name, the client, the model or the id")] = ""
+    client: Annotated[str, Meta(description="sessions whose client begins with this")] = ""
+    model: Annotated[str, Meta(description="sessions whose model begins with this")] = ""
+    status: Annotated[SessionStatus, Meta(description="only those that go on now, or only others")] | None = None
+    family: Annotated[str, Meta(description="sessions whose family begins with this")] = ""
+    parent: Annotated[str, Meta(description="sessions that the one with this id, or prefix of one, started")] = ""
+    cursor: Cursor = ""
+    limit: Limit = 50
+
+    def matches(self, session: SessionSummary) -> bool:
+        """Return whether a session has what is asked for of its summary."""
+        text = " ".join((session.title, session.name, session.family, session.client, session.model, session.id))
+        return (
+            session.client.lower().startswith(self.client.lower())
+            and session.model.lower().startswith(self.model.lower())
+            and self.status in (None, session.status)
+            and all(word in text.lower() for word in self.q.lower().split())
+        )
+
+
+class CallsQuery(msgspec.Struct, frozen=True):
+    """Which calls, the oldest first."""
+
+    after: Annotated[int, Meta(ge=0, le=999_999_999, description="begin after the call of this number")] = 0
+    cursor: Cursor = ""
+    limit: Limit = 100
+
+
+class ExportQuery(msgspec.Struct, frozen=True):
+    """What is exported, and how."""
+
+    form: Annotated[Form, Meta(description="one document, a line for each call, or the messages alone")] = "json"
+    branch: Branch = ""
 
 
 class SessionsApi:
@@ -37,70 +86,90 @@ class SessionsApi:
         self._inputs = inputs
         self._titles = TitleCache()
 
-    def list_routes(self) -> Sequence[BaseRoute]:
+    def list_routes(self) -> Sequence[Route]:
         """Return the routes, below `/-`."""
         exchange = "/api/sessions/{id}/exchanges/{n}"
         return [
-            Route("/api/sessions", Endpoint(self._list_sessions, "limit", "family", "parent", "before")),
+            Route("/api/sessions", Endpoint(self._list_sessions)),
             Route("/api/sessions/{id}", Endpoint(self._show_session)),
             Route("/api/sessions/{id}/cache", Endpoint(self._show_cache)),
-            Route("/api/sessions/{id}/export", Endpoint(self._export, "form", "branch")),
-            Route("/api/sessions/{id}/exchanges", Endpoint(self._list_exchanges, "after", "limit")),
+            Route("/api/sessions/{id}/export", Endpoint(self._export)),
+            Route("/api/sessions/{id}/exchanges", Endpoint(self._list_exchanges)),
             Route(exchange, Endpoint(self._show_exchange)),
-            Route(exchange + "/sent", Endpoint(partial(self._load, "sent"), "k")),
-            Route(exchange + "/received", Endpoint(partial(self._load, "received"), "k")),
+            Route(exchange + "/sent", Endpoint(self._load_sent)),
+            Route(exchange + "/received", Endpoint(self._load_received)),
             Route("/api/savings", Endpoint(self._show_savings)),
         ]
 
-    async def _list_sessions(self, request: Request) -> list[SessionSummary]:
-        limit = read_limit(request, _SESSIONS, _MOST_SESSIONS)
-        query = request.query_params
-        selection = Selection(query.get("family", ""), query.get("parent", ""))
-        if "before" in query:
-            selection = replace(selection, before=read_number(query["before"], "before"))
-        rows = await list_matching(self._log, limit, selection)
-        return await summarize_sessions(self._log, rows, self._inputs, self._titles)
+    async def _list_sessions(self, query: SessionsQuery) -> Listing[SessionSummary]:
+        """List sessions, the newest call first. A page may have fewer than asked for though there are more."""
+        before = read_cursor("sessions", query.cursor, ALL_SESSIONS.before)
+        selection = replace(ALL_SESSIONS, family=query.family, parent=query.parent, before=before)
+        found: list[SessionSummary] = []
+        for _ in range(_MOST_PAGES):
+            wanted = query.limit - len(found)
+            rows = await list_matching(self._log, wanted + 1, selection)
+            is_last, rows = len(rows) <= wanted, rows[:wanted]
+            summaries = await summarize_sessions(self._log, rows, self._inputs, self._titles)
+            found += filter(query.matches, summaries)
+            if is_last:
+                return Listing(found, None)
+            selection = replace(selection, before=rows[-1].seq)
+            if len(found) == query.limit:
+                break
+        return Listing(found, make_cursor("sessions", selection.before))
 
-    async def _show_session(self, request: Request) -> Document:
-        overview = await load_overview(self._log, request.path_params["id"])
+    async def _show_session(self, path: SessionPath) -> OverviewDocument:
+        """Show a session with its branches and the newest sessions that it started."""
+        overview = await load_overview(self._log, path.id)
         rows = (overview.session, *overview.children)
         return describe_overview(overview, await summarize_sessions(self._log, rows, self._inputs, self._titles))
 
-    async def _list_exchanges(self, request: Request) -> list[Document]:
-        after = read_number(request.query_params.get("after", "0"), "after")
-        limit = read_limit(request, _CALLS, _MOST_CALLS)
-        session = await find_session(self._log, request.path_params["id"])
-        pages = read_pages(self._log, session, after, limit)
-        return [call async for page in pages for call in list_calls(page)]
+    async def _list_exchanges(self, path: SessionPath, query: CallsQuery) -> Listing[CallDocument]:
+        """List the calls of a session without bodies, the oldest first."""
+        after = read_cursor("calls", query.cursor, query.after)
+        session = await find_session(self._log, path.id)
+        calls = [call async for page in read_pages(self._log, session, after, query.limit) for call in list_calls(page)]
+        end = calls[-1].n if calls else after
+        is_last = end >= (await self._log.find_session(session)).recorded
+        return Listing(calls, None if is_last else make_cursor("calls", end))
 
-    async def _show_exchange(self, request: Request) -> Document:
-        return await describe_whole(self._log, await self._find_exchange(request))
+    async def _show_exchange(self, path: NumberedPath) -> WholeCall:
+        """Show a call with its request, headers and response, and the plan of each round."""
+        return await describe_whole(self._log, await find_exchange(self._log, path.id, path.n))
 
-    async def _load(self, part: Part, request: Request) -> Response:
-        asked = request.query_params.get("k")
-        k = None if asked is None else read_number(asked, "k")
-        content = await load_part(self._log, await self._find_exchange(request), part, k)
-        return Response(content, headers=GUARDS, media_type="application/octet-stream")
+    async def _load_sent(
+        self, path: NumberedPath, query: RoundQuery
+    ) -> Annotated[Response, Media(_BYTES, "the bytes that were sent to the upstream")]:
+        """Show the exact bytes that were sent in a round of a call."""
+        return await self._load("sent", path, query)
 
-    async def _export(self, request: Request) -> Response:
-        query = request.query_params
-        form = query.get("form", FORMS[0])
-        if form not in _MEDIA:
-            raise BadRequest(f"form is one of {', '.join(FORMS)}, not {form[:40]!r}")
-        opened = await open_export(self._log, request.path_params["id"], form, query.get("branch", ""))
+    async def _load_received(
+        self, path: NumberedPath, query: RoundQuery
+    ) -> Annotated[Response, Media(_BYTES, "the bytes of the upstream's response")]:
+        """Show the exact bytes that were received in a round of a call."""
+        return await self._load("received", path, query)
+
+    async def _load(self, part: Part, path: NumberedPath, query: RoundQuery) -> Response:
+        content = await load_part(self._log, await find_exchange(self._log, path.id, path.n), part, query.k)
+        return Response(content, headers=GUARDS, media_type=_BYTES)
+
+    async def _export(
+        self, path: SessionPath, query: ExportQuery, request: Request
+    ) -> Annotated[Response, Media(JSON, "the whole session"), Media(_LINES, "a line for each call")]:
+        """Write a whole session, in pieces."""
+        opened = await open_export(self._log, path.id, query.form, query.branch)
         pieces = opened.pieces if request.method == "GET" else _write_nothing()
-        return StreamingResponse(pieces, headers=GUARDS, media_type=_MEDIA[form])
+        return StreamingResponse(pieces, headers=GUARDS, media_type=_MEDIA[query.form])
 
-    async def _show_cache(self, request: Request) -> Document:
-        found = await load_cache(self._log, request.path_params["id"], self._inputs)
+    async def _show_cache(self, path: SessionPath) -> Document:
+        """Show why the calls of a session missed the provider's cache."""
+        found = await load_cache(self._log, path.id, self._inputs)
         return describe_cache(found) | {"saved": await load_saving(self._log, found.session, self._inputs)}
 
-    async def _show_savings(self, request: Request) -> Document:
+    async def _show_savings(self) -> Document:
+        """Show what managing saves, estimated and compared."""
         return describe_savings(await load_savings(self._log, self._inputs))
-
-    async def _find_exchange(self, request: Request) -> ExchangeRow:
-        n = read_number(request.path_params["n"], "the number of an exchange")
-        return await find_exchange(self._log, request.path_params["id"], n)
 
 
 async def _write_nothing() -> AsyncIterator[bytes]:

@@ -4,14 +4,20 @@ import json
 
 import pytest
 
-from proxy.server.access import AccessRules
+from proxy.server.access import AccessRules, make_cookie
 from proxy.server.errors import Refused
 from proxy.server.policy import ServerPolicy
 from tests.support.scripted import ScriptedUpstream, answer, request
 from tests.support.serving import TOKEN, Plan, Served, serving, with_server
 
+COOKIE = make_cookie(TOKEN)
 BEARER = f"Authorization: Bearer {TOKEN}"
-PAGES = pytest.mark.parametrize("path", ["/-/", "/-/metrics", "/-/unknown", "/-/api/sessions"])
+CLOSED = (
+    *("/-/", "/-/metrics", "/-/unknown", "/-/api/sessions", "/-/api", "/-/api/openapi.json", "/-/sessions.json"),
+    *("/-/search", "/-/static/page.js", "/-/api/search?q=x", "/-/api/refs/abcdefgh23"),
+)
+PAGES = pytest.mark.parametrize("path", CLOSED)
+EVERY = pytest.mark.parametrize("path", [*CLOSED, "/-/live", "/-/ready"])
 
 
 @PAGES
@@ -24,6 +30,8 @@ PAGES = pytest.mark.parametrize("path", ["/-/", "/-/metrics", "/-/unknown", "/-/
         f"Authorization: Bearer {TOKEN}x",
         "Authorization: Bearer",
         "Cookie: palimpsest_admin=wrong",
+        f"Cookie: palimpsest_admin={TOKEN}",
+        f"Authorization: Bearer {make_cookie(TOKEN)}",
         f"Cookie: other={TOKEN}",
         f"X-Api-Key: {TOKEN}",
     ],
@@ -37,7 +45,15 @@ async def test_our_pages_are_closed_without_the_token(
     assert upstream.accepted == 0
 
 
-@pytest.mark.parametrize("field", [BEARER, f"authorization: bearer  {TOKEN}", f"Cookie: a=b; palimpsest_admin={TOKEN}"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        BEARER,
+        f"authorization: bearer  {TOKEN}",
+        f"Cookie: a=b; palimpsest_admin={COOKIE}",
+        f"Cookie: palimpsest_admin=stale; palimpsest_admin={COOKIE}",
+    ],
+)
 async def test_the_token_opens_them(served: Served, field: str) -> None:
     assert (await served.ask(request("GET", "/-/metrics", field))).status == 200
 
@@ -53,7 +69,8 @@ async def test_the_link_of_the_start_gives_a_cookie_that_opens_the_page(served: 
     got = await served.ask(request("GET", f"/-/?token={TOKEN}"))
     assert (got.status, got.find(b"location")) == (303, b"/-/")
     cookie, *attributes = got.find(b"set-cookie").decode().split("; ")
-    assert {"HttpOnly", "Path=/-/", "SameSite=strict"} <= set(attributes)
+    assert set(attributes) == {"HttpOnly", "Path=/-/", "SameSite=strict"}
+    assert TOKEN not in cookie
     page = await served.ask(request("GET", "/-/", f"Cookie: {cookie}"))
     assert (page.status, b"<h1>palimpsest</h1>" in page.body) == (200, True)
 
@@ -61,14 +78,14 @@ async def test_the_link_of_the_start_gives_a_cookie_that_opens_the_page(served: 
 async def test_a_token_that_is_no_plain_word_works_by_cookie_too(plan: Plan) -> None:
     async with serving(with_server(plan, admin_token='a;b "c"')) as served:
         got = await served.ask(request("GET", "/-/?token=a%3Bb+%22c%22"))
-        cookie = got.find(b"set-cookie").decode().rpartition("; HttpOnly")[0]
+        cookie = got.find(b"set-cookie").decode().partition("; ")[0]
         assert (await served.ask(request("GET", "/-/", f"Cookie: {cookie}"))).status == 200
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8484", "127.0.0.1.evil.example", "localhost@evil.example"]
 )
-@PAGES
+@EVERY
 async def test_a_host_that_is_not_ours_is_refused_whatever_the_token(served: Served, path: str, host: str) -> None:
     got = await served.ask(request("GET", path, BEARER, host=host))
     assert (got.status, json.loads(got.body)["error"]["code"]) == (403, "forbidden")
@@ -95,8 +112,9 @@ async def test_every_host_may_be_allowed(plan: Plan) -> None:
 @pytest.mark.parametrize(
     "origin", ["http://evil.example", "null", "http://localhost:1", "http://[", "http://localhost.evil", "file://"]
 )
-async def test_a_foreign_page_is_refused_whatever_the_token(served: Served, origin: str) -> None:
-    got = await served.ask(request("GET", "/-/metrics", BEARER, f"Origin: {origin}", host="localhost"))
+@EVERY
+async def test_a_foreign_page_is_refused_whatever_the_token(served: Served, path: str, origin: str) -> None:
+    got = await served.ask(request("GET", path, BEARER, f"Origin: {origin}", host="localhost"))
     assert (got.status, json.loads(got.body)["error"]["code"]) == (403, "forbidden")
 
 
@@ -280,7 +298,7 @@ async def test_a_call_that_comes_back_is_refused_and_not_recorded(
 # --- what a browser may do with our pages ----------------------------------------------------------------------------
 
 
-@PAGES
+@EVERY
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "Cross-Site", "else"])
 async def test_a_page_of_another_site_does_not_reach_ours(served: Served, path: str, site: str) -> None:
     got = await served.ask(request("GET", path, BEARER, f"Sec-Fetch-Site: {site}"))
@@ -293,16 +311,64 @@ async def test_an_address_that_is_typed_and_our_own_links_do(served: Served, sit
 
 
 @pytest.mark.parametrize("field", ["X: 1", BEARER])
-@PAGES
+@EVERY
 async def test_our_answers_are_shown_in_no_frame_and_tell_no_address(served: Served, path: str, field: str) -> None:
     got = await served.ask(request("GET", path, field))
     assert (got.find(b"referrer-policy"), got.find(b"x-frame-options")) == (b"no-referrer", b"DENY")
+
+
+async def test_probes_need_no_token(served: Served) -> None:
+    for path in ("/-/live", "/-/ready"):
+        assert (await served.ask(request("GET", path))).status == 200
+
+
+# --- the metrics, for a scraper that knows the server by another name ------------------------------------------------
+
+SCRAPER = "Authorization: Bearer scrape"
+
+
+async def test_the_token_of_the_metrics_opens_them_under_any_name_and_nothing_else(plan: Plan) -> None:
+    async with serving(with_server(plan, metrics_token="scrape")) as served:
+        got = await served.ask(request("GET", "/-/metrics", SCRAPER, host="palimpsest:8484"))
+        assert (got.status, b"palimpsest_" in got.body) == (200, True)
+        for path in CLOSED:
+            if path != "/-/metrics":
+                assert (await served.ask(request("GET", path, SCRAPER))).status == 401
+                assert (await served.ask(request("GET", path, SCRAPER, host="palimpsest:8484"))).status == 403
+        assert (await served.ask(request("POST", "/-/metrics", SCRAPER))).status == 401
+
+
+@pytest.mark.parametrize(
+    ("fields", "host", "status"),
+    [
+        ((), "localhost", 401),
+        (("Authorization: Bearer other",), "localhost", 401),
+        (("Authorization: Bearer scrape",), "evil.example", 200),
+        (("Authorization: Bearer scrape", "Origin: http://evil.example"), "evil.example:1", 403),
+        (("Authorization: Bearer scrape", "Sec-Fetch-Site: cross-site"), "localhost", 403),
+        (("Cookie: palimpsest_admin=scrape",), "localhost", 401),
+        ((BEARER,), "localhost", 200),
+        ((BEARER,), "palimpsest:8484", 403),
+    ],
+)
+async def test_the_metrics_open_to_either_token(plan: Plan, fields: tuple[str, ...], host: str, status: int) -> None:
+    async with serving(with_server(plan, metrics_token="scrape")) as served:
+        assert (await served.ask(request("GET", "/-/metrics", *fields, host=host))).status == status
+        assert (await served.ask(request("GET", "/-/metrics?token=scrape", host=host))).status in (401, 403)
+
+
+async def test_without_a_token_of_the_metrics_none_opens_them(served: Served) -> None:
+    for field in ("Authorization: Bearer ", "Authorization: Bearer", "X: 1"):
+        assert (await served.ask(request("GET", "/-/metrics", field))).status == 401
 
 
 @pytest.mark.parametrize(
     ("method", "path"),
     [
         ("GET", "/-/metrics"),
+        ("GET", "/-/sessions/x"),
+        ("GET", "/-/search"),
+        ("GET", "/-/static/page.js"),
         ("GET", "/-/api/sessions"),
         ("GET", "/-//"),
         ("GET", "/%2d/"),

@@ -42,7 +42,8 @@ class Managed:
         """The document at a path."""
         got = await self.call(path, method)
         assert (got.status, got.find(b"content-type")) == (200, b"application/json"), got.body
-        return json.loads(got.body)
+        document = json.loads(got.body)
+        return document.get("items", document)
 
     async def refuse(self, path: str, method: str = "GET") -> tuple[int, str]:
         """Status and message of an error."""
@@ -128,8 +129,8 @@ async def test_summaries_are_listed_and_shown_and_lead_to_what_they_cover(manage
         ("/sessions/{id}/epochs/0", 404, "there is no epoch 0"),
         ("/sessions/zzz/summaries", 404, "no session begins with 'zzz'"),
         ("/sessions/{id}/summaries/aaaaaaaaaa", 404, "no summary 'aaaaaaaaaa'; it has none"),
-        ("/sessions/{id}/summaries?limit=3", 400, "this path takes: none"),
-        ("/sessions/{id}/epochs/x", 400, "the number of an epoch is a number"),
+        ("/sessions/{id}/summaries?page=3", 400, "this path takes: cursor, limit"),
+        ("/sessions/{id}/epochs/x", 400, "n is a number"),
         ("/sessions/{id}/exchanges/99/diff", 404, "no exchange 99"),
         ("/sessions/{id}/exchanges/1/diff?k=3", 404, "has no round 3; its rounds are 0"),
         ("/sessions/{id}/handoff?branch=zz", 404, "no branch begins with 'zz'"),

@@ -69,9 +69,9 @@ async def test_items_are_listed_by_type_turn_and_number(asked: Asked) -> None:
 
 
 async def test_calls_of_tools_are_shown_with_their_results(asked: Asked) -> None:
-    every = await asked.ask("/tools")
+    every = (await asked.ask("/tools"))["items"]
     assert [each["status"] for each in every] == ["SUCCESS"] * 8
-    assert [each["arguments"] for each in await asked.ask("/tools?turn=3")] == [
+    assert [each["arguments"] for each in (await asked.ask("/tools?turn=3"))["items"]] == [
         {"command": "run 3 0"}, {"command": "run 3 1"},
     ]  # fmt: skip
 
@@ -176,14 +176,14 @@ async def test_items_are_pinned_retracted_and_forgotten(asked: Asked) -> None:
 @pytest.mark.parametrize(
     ("path", "method", "body", "status", "what"),
     [
-        ("/memory?type=raws", "GET", None, 400, "type is raw, episodic, semantic"),
+        ("/memory?type=raws", "GET", None, 400, "type is one of episodic, raw, semantic"),
         ("/memory?turn=9", "GET", None, 400, "turn is 1 to 4"),
         ("/memory?turn=turn_0000", "GET", None, 400, "turn is 1 to 4"),
         ("/memory?limit=0", "GET", None, 400, "limit is 1 to"),
         ("/memory?branch=ffff", "GET", None, 404, "no branch begins with"),
         ("/memory?page=1", "GET", None, 400, "this path takes"),
-        ("/memory/bundle?max_semantic=1001", "GET", None, 400, "max_semantic is at most 1000"),
-        ("/memory/snapshot?tail=words", "GET", None, 400, "tail is messages or text"),
+        ("/memory/bundle?max_semantic=1001", "GET", None, 400, "max_semantic is 0 to 1000, not 1001"),
+        ("/memory/snapshot?tail=words", "GET", None, 400, "tail is one of messages, text"),
         ("/memory/snapshot?wire=smoke", "GET", None, 400, "wire is one of chat_completions"),
         ("/context?wire=smoke", "GET", None, 400, "wire is one of chat_completions"),
         ("/tools?turn=x", "GET", None, 400, "turn is 1 to 4"),

@@ -110,7 +110,7 @@ async def test_hits_are_shown_as_a_document(plan: Plan, searched: FakeIndex) -> 
                 "tool": "bash",
                 "kind": "output",
                 "at_ms": 1_760_000_000_000,
-                "snippet": "a zebra ?",
+                "snippet": "a zebra \ufffd",
                 "score": 1.235,
             }
         ],

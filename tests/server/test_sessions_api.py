@@ -14,6 +14,7 @@ from proxy.model.epoch import Plan as Decided
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Opening, Outcome, Usage
 from proxy.model.log import Bill, BranchRow, ExchangeRow, Record, Selection, SessionRow
+from proxy.server.access import make_cookie
 from tests.store.samples import make_key, make_opening, make_outcome, make_reading, make_round
 from tests.support.engine import Commit, FakeArchive
 from tests.support.memory_store.archive import MemoryArchive
@@ -129,7 +130,21 @@ async def get(served: Served, path: str = "", method: str = "GET") -> Message:
 async def load(served: Served, path: str = "") -> Any:
     got = await get(served, path)
     assert (got.status, got.find(b"content-type")) == (200, b"application/json"), got.body
-    return json.loads(got.body)
+    document = json.loads(got.body)
+    return document["items"] if isinstance(document, dict) and "items" in document else document
+
+
+async def load_pages(served: Served, path: str, size: int) -> list[Any]:
+    """All items of a listing, in pages of this size."""
+    found, cursor = [], ""
+    separator = "&" if "?" in path else "?"
+    while True:
+        page = json.loads((await get(served, f"{path}{separator}limit={size}&cursor={cursor}")).body)
+        assert len(page["items"]) <= size
+        found += page["items"]
+        if page["next"] is None:
+            return found
+        cursor = page["next"]
 
 
 async def refuse(served: Served, path: str) -> tuple[int, str, str]:
@@ -159,17 +174,32 @@ async def test_sessions_are_filtered(talk: Served) -> None:
     assert await load(talk, "?parent=x") == []
 
 
+async def test_sessions_are_found_by_what_their_summaries_say(talk: Served, archive: ReadableArchive) -> None:
+    first = archive.of(Opening)[0]
+    for name, model in (("one", "gpt-a"), ("two", "gpt-b"), ("three", "Gpt-A2")):
+        archive.append(replace(first, exchange=name, session=replace(first.session, id=name, family=name), model=model))
+    assert [row["id"] for row in await load(talk, "?model=gpt-a")] == ["three", "one"]
+    assert [row["id"] for row in await load(talk, "?q=GPT%20on")] == ["one"]
+    assert await load(talk, "?q=nothing") == await load(talk, "?client=nobody") == []
+    live, idle = await load(talk, "?status=live"), await load(talk, "?status=idle")
+    assert {row["status"] for row in live} <= {"live"}
+    assert len(live) + len(idle) == 4
+    for size in (1, 2):
+        assert [row["id"] for row in await load_pages(talk, "?model=gpt-a", size)] == ["three", "one"]
+
+
 async def test_a_listing_goes_on_behind_its_last_session(talk: Served, archive: ReadableArchive) -> None:
     for name in ("one", "two"):
         key = replace(archive.of(Opening)[0].session, id=name, family=name)
         archive.append(replace(archive.of(Opening)[0], exchange=name, session=key))
     rows = await load(talk)
     assert [row["family"] for row in rows] == ["two", "one", "talk"]
-    first = await load(talk, "?limit=1")
-    rest = await load(talk, f"?before={first[-1]['seq']}")
-    assert first + rest == rows
-    assert await load(talk, f"?before={rows[-1]['seq']}") == []
-    assert await load(talk, f"?family=t&before={rows[0]['seq']}") == rows[2:]
+    for size in (1, 2, 3, 4):
+        assert await load_pages(talk, "", size) == rows
+    assert await load_pages(talk, "?family=t", 1) == [rows[0], rows[2]]
+    page = json.loads((await get(talk, "?limit=1")).body)
+    archive.append(replace(archive.of(Opening)[0], exchange="more", session=replace(key, id="more", family="more")))
+    assert await load(talk, f"?cursor={page['next']}") == rows[1:]  # a session that comes meanwhile moves nothing
 
 
 async def test_a_session_has_its_tree(talk: Served, archive: ReadableArchive) -> None:
@@ -193,6 +223,8 @@ async def test_exchanges_are_listed_without_bodies(talk: Served, archive: Readab
     assert (round_["status"], round_["completeness"], round_["usage"]["input"]) == (200, "complete", 7)
     assert "timings" in round_ and "finish" in round_ and "answer" not in round_
     assert [row["n"] for row in await load(talk, f"/{id_of(archive)}/exchanges?after=2&limit=2")] == [3, 4]
+    for size in (1, 2, 5, 9):
+        assert await load_pages(talk, f"/{id_of(archive)}/exchanges", size) == rows
 
 
 async def test_an_exchange_has_its_body_as_it_came(talk: Served, archive: ReadableArchive) -> None:
@@ -249,16 +281,20 @@ async def test_a_branch_is_exported(talk: Served, archive: ReadableArchive) -> N
         ("?limit=-1", 400, "limit is a number from 0 on, not '-1'"),
         ("?limit=" + "9" * 5000, 400, "limit is a number"),
         ("?limit=%C2%B2", 400, "limit is a number"),
-        ("?before=x", 400, "before is a number from 0 on, not 'x'"),
-        ("?famly=x", 400, "'famly' is not known here; this path takes: before, family, limit, parent"),
+        ("?cursor=x", 400, "cursor is what `next` of the page before says, not 'x'"),
+        (
+            "?famly=x",
+            400,
+            "'famly' is not known here; this path takes: client, cursor, family, limit",
+        ),
         ("/{id}?limit=1", 400, "this path takes: none"),
         ("/{id}/exchanges?after=-1", 400, "after is a number"),
         ("/{id}/exchanges?limit=1001", 400, "limit is 1 to 1000"),
         ("/{id}/exchanges/9", 404, "no exchange 9; it has 5, counted from 1"),
         ("/{id}/exchanges/0", 404, "no exchange 0"),
-        ("/{id}/exchanges/-1", 400, "the number of an exchange is a number from 0 on"),
-        ("/{id}/exchanges/x", 400, "the number of an exchange"),
-        ("/{id}/exchanges/" + "9" * 5000, 400, "the number of an exchange"),
+        ("/{id}/exchanges/-1", 400, "n is a number from 0 on"),
+        ("/{id}/exchanges/x", 400, "n is a number"),
+        ("/{id}/exchanges/" + "9" * 5000, 400, "n is a number"),
         ("/{id}/exchanges/1/sent?k=-1", 400, "k is a number"),
         ("/{id}/exchanges/1/sent?k=7", 404, "no round 7"),
         ("/{id}/exchanges/1/received?k=7", 404, "no answer to round 7"),
@@ -339,7 +375,7 @@ async def test_nothing_can_be_changed(talk: Served, archive: ReadableArchive, pa
         (("Authorization: Bearer wrong",), "127.0.0.1", 401),
         ((BEARER,), "evil.example", 403),
         ((BEARER, "Origin: http://evil.example"), "127.0.0.1", 403),
-        ((f"Cookie: palimpsest_admin={TOKEN}", "Origin: null"), "127.0.0.1", 403),
+        ((f"Cookie: palimpsest_admin={make_cookie(TOKEN)}", "Origin: null"), "127.0.0.1", 403),
     ],
 )
 async def test_only_the_administrator_reads(
@@ -384,7 +420,7 @@ async def test_why_the_cache_missed_and_what_that_saved_is_told(plan: Plan, arch
             (2, 400, "first"),
         ]
         assert told["saved"]["tokens"] == 4.0
-        (listed,) = json.loads((await served.ask(request("GET", "/-/api/sessions", BEARER))).body)
+        (listed,) = json.loads((await served.ask(request("GET", "/-/api/sessions", BEARER))).body)["items"]
         assert listed["saved"] == told["saved"]
         assert (await served.ask(request("GET", "/-/api/sessions/nobody/cache", BEARER))).status == 404
 

@@ -34,7 +34,6 @@ from proxy.server.access import FindTenant
 from proxy.server.context_api import ContextApi
 from proxy.server.health import Health, Metrics
 from proxy.server.http11 import Http11Protocol, close_idle
-from proxy.server.inspector import Inspector
 from proxy.server.memory_api import MemoryApi
 from proxy.server.policy import ServerPolicy
 from proxy.server.routes import build_routes
@@ -147,7 +146,6 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     metrics = Metrics(lambda: archive.health, lambda: len(tasks), lambda: descriptors.shortages)
     metrics.subscribe(bus)
     health = Health(lambda: archive.health.problem, metrics, refuses=plan.engine.on_failure == "refuse")
-    inspector = Inspector((("mode", plan.engine.mode),))
     gate = DurabilityWaiter(archive, plan.engine.commit_wait_ms)
     care = EpochAdmin(controller.states, archive, gate, bus, SystemIds())
     contexts = ContextApi(archive, care, plan.compacting, controller.states.models.counter.count_messages)
@@ -158,7 +156,8 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
         policy,
         exchanges,
         health=health,
-        inspector=inspector,
+        facts=(("mode", plan.engine.mode),),
+        find_log_health=lambda: archive.health,
         sessions=sessions,
         contexts=contexts,
         memory=MemoryApi(memory, cast(Any, None), SnapshotPolicy()),

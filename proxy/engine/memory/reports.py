@@ -4,6 +4,7 @@ A conversation is shown in the format of its own wire, byte for byte, or transla
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -12,7 +13,6 @@ from proxy.context.memory.facts import choose_items, find_request, list_items
 from proxy.context.memory.traces import pair_calls, read_turn_number
 from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.memory.path import MemoryPath, MemoryReader, load_path
-from proxy.engine.reports.context import Document
 from proxy.engine.reports.conversation import find_format, list_raws, split_whole
 from proxy.engine.reports.lookup import find_session
 from proxy.model.errors import BadRequest
@@ -21,6 +21,8 @@ from proxy.wire import FORMATS
 from proxy.wire.format import Format
 from proxy.wire.json_values import encode_text, join_array
 from proxy.wire.translation.conversations import read_instructions, translate
+
+_UNSET = msgspec.UNSET
 
 DEFAULT_LIMIT = 100
 """The most items of a kind that are shown, the newest, unless another number is asked for."""
@@ -37,6 +39,38 @@ class MemoryReport(msgspec.Struct, frozen=True):
     episodic: tuple[Episodic, ...]
     semantic: tuple[Semantic, ...]
     counts: dict[str, int]
+
+
+class BundleDocument(MemoryBundle, frozen=True, kw_only=True):
+    """The items that a model is shown, and their text."""
+
+    text: str
+
+
+class ConversationDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation as the members of a request of a wire; of these there are only those that the wire has."""
+
+    session: str
+    exchange: str  # the newest one of the conversation
+    wire: str
+    instructions: msgspec.Raw | msgspec.UnsetType = _UNSET
+    system: msgspec.Raw | msgspec.UnsetType = _UNSET
+    messages: msgspec.Raw | msgspec.UnsetType = _UNSET
+    input: msgspec.Raw | msgspec.UnsetType = _UNSET
+
+
+class SnapshotDocument(ConversationDocument, frozen=True, kw_only=True):
+    """What a conversation would begin with if it were sent from memory: ids of the items, and of the turns."""
+
+    episodic: list[str]
+    semantic: list[str]
+    turns: list[str]
+
+
+class SendableDocument(ConversationDocument, frozen=True, kw_only=True):
+    """What would be sent now; `epoch` is the id of the epoch that applies, empty if none does."""
+
+    epoch: str
 
 
 async def load_report(
@@ -101,7 +135,7 @@ async def build_snapshot(
     is_text: bool = False,
     wire: str = "",
     branch: str = "",
-) -> Document:
+) -> SnapshotDocument:
     """Return what a conversation would begin with if it were sent from memory now.
 
     These are the system prompt, a message with the bundle, the turns before the current one, as messages or as text,
@@ -118,19 +152,19 @@ async def build_snapshot(
         text, start = "\n\n".join(filter(None, (text, recent))), current
     places = _list_joined(path, start)
     ours = (form.write_message("user", encode_text(text)),) if text else ()
-    return {
-        "session": path.row.session,
-        "exchange": path.row.id,
-        "episodic": [each.id for each in bundle.episodic],
-        "semantic": [each.id for each in bundle.semantic],
-        "turns": [turn.id for turn in (*tail, *path.turns[-1:])],
+    return SnapshotDocument(
+        session=path.row.session,
+        exchange=path.row.id,
+        episodic=[each.id for each in bundle.episodic],
+        semantic=[each.id for each in bundle.semantic],
+        turns=[turn.id for turn in (*tail, *path.turns[-1:])],
         **_describe(path, form, (*ours, *(path.raws[place] for place in places)), wire),
-    }
+    )
 
 
 async def load_sendable(
     log: MemoryReader, manual: ManualCompaction, prefix: str, wire: str = "", branch: str = ""
-) -> Document:
+) -> SendableDocument:
     """Return what would be sent now of a session's newest conversation if its client went on with it.
 
     Raises NotFound, BadRequest for an unknown wire, and Conflict where no call was answered.
@@ -141,24 +175,24 @@ async def load_sendable(
     sent = await manual.load_request(path.row)
     items = list_raws(split_whole(sent.body, form.items_key))[len(path.leading) :]
     answer = path.raws[len(sent.nodes) :]
-    about: Document = {"session": session, "exchange": path.row.id, "epoch": sent.epoch.id if sent.epoch else ""}
-    return about | _describe(path, form, (*items, *answer), wire)
+    members = _describe(path, form, (*items, *answer), wire)
+    return SendableDocument(session=session, exchange=path.row.id, epoch=sent.epoch.id if sent.epoch else "", **members)
 
 
-def _describe(path: MemoryPath, form: Format, items: Sequence[bytes], wire: str) -> Document:
+def _describe(path: MemoryPath, form: Format, items: Sequence[bytes], wire: str) -> dict[str, Any]:
     """Return a conversation as the members of a request of a wire, the session's own if none is named."""
     target = form if not wire else FORMATS.get(wire)
     if target is None:
         raise BadRequest(f"wire is one of {', '.join(FORMATS)}, not {wire[:40]!r}")
     member = path.split.member(form.instructions_key) if form.instructions_key else b""
-    found: Document = {"wire": target.name}
+    found: dict[str, Any] = {"wire": target.name}
     if target is form:
         if member:
             found[form.instructions_key] = msgspec.Raw(member)
         return found | {form.items_key: msgspec.Raw(join_array((*path.leading, *items)))}
     made = translate(form, target, items, path.leading, read_instructions(form, member))
     if made.instructions:
-        found[target.instructions_key] = made.instructions
+        found[target.instructions_key] = msgspec.Raw(encode_text(made.instructions))
     return found | {target.items_key: msgspec.Raw(join_array(made.items))}
 
 

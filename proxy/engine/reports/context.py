@@ -7,11 +7,25 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from proxy.context.budget import bound_tokens
+from proxy.context.memory.traces import fit_text
 from proxy.context.pricing import RevertPrice
 from proxy.context.references import PAGE, render_original
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.lookup import find_session
-from proxy.model.epoch import Edit, Epoch, Kept, Original, Plan, Replaced, Summary
+from proxy.model.epoch import (
+    Edit,
+    Epoch,
+    EpochReason,
+    Kept,
+    Original,
+    Plan,
+    Pressure,
+    Replaced,
+    Rung,
+    Summary,
+    SummaryKind,
+    SummaryLevel,
+)
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
 from proxy.wire import FORMATS
@@ -22,18 +36,155 @@ SummaryStatus = Literal["live", "parent", "superseded"]
 same messages replaces it.
 """
 
-_PLAN_FIELDS = Plan.__struct_fields__[3:]  # all but the call and the view, which stand beside it
-_EPOCH_FIELDS = ("id", "view", "parent", "why", "exchange", "opened_ms", "depth", "tokens_before", "tokens_after")
-_SUMMARY_FIELDS = (
-    *("id", "session", "kind", "level", "is_provisional", "start", "stop", "tokens", "covered", "parents"),
-    *("supersedes", "files", "model", "reason", "exchange", "calls", "made_ms", "text"),
-)
 _MAX_NAMED = 5
 _MAX_PIN_CHARACTERS = 200
 _REFERENCE = re.compile(r"(?:ref:)?([a-z0-9]{10})")
 _WHERE = "`palimpsest diff SESSION N` and GET /-/api/sessions/SESSION/epochs/N name those there are"
 
 _edits = msgspec.json.Decoder(tuple[Edit, ...])
+
+
+class PlanDocument(msgspec.Struct, frozen=True):
+    """The plan of a round. `saving` and `owed` are in tokens of uncached input.
+
+    A saving is negative where the request cost more than the client's own would have.
+    """
+
+    rung: Rung
+    epoch: str
+    pressure: Pressure
+    reason: str
+    tokens_client: int | None
+    tokens_upstream: int | None
+    usable: int
+    owed: float
+    saving: float | None
+    client_read: int | None
+    sent_read: int | None
+
+
+class ReferenceDocument(msgspec.Struct, frozen=True):
+    """A reference to the text of the messages from `start` up to `stop`, from character `offset` on."""
+
+    id: str
+    start: int
+    stop: int
+    offset: int
+
+
+class EpochDocument(msgspec.Struct, frozen=True):
+    """An epoch in a listing: why and for which call it was opened, tokens before and after, references."""
+
+    n: int
+    id: str
+    view: str
+    parent: str
+    why: EpochReason
+    exchange: str
+    opened_ms: int
+    depth: int
+    tokens_before: int
+    tokens_after: int
+    references: list[ReferenceDocument]
+
+
+class EditDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an epoch has in place of the message at `place`, or of those from `start` up to `stop`.
+
+    `kept`: the message itself. `tombstone`, `file`, `shortened`, `detached`: the message with another text. `written`:
+    a text of ours, such as a ledger or a summary.
+    """
+
+    edit: Literal["kept", "tombstone", "file", "shortened", "detached", "written"]
+    place: int | None = None
+    start: int | None = None
+    stop: int | None = None
+    text: str | None = None
+
+
+class WholeEpoch(EpochDocument, frozen=True):
+    """An epoch with its edits, and the messages that are sent as the client's format has them."""
+
+    through: str
+    edits: list[EditDocument]
+    rendered: list[msgspec.Raw]
+
+
+class RevertDocument(msgspec.Struct, frozen=True):
+    """What a revert costs: `once`, with the next call, and with `each` later one."""
+
+    once: float
+    each: float
+    unit: Literal["tokens of uncached input"]
+
+
+class ReversionDocument(msgspec.Struct, frozen=True):
+    """A revert, `is_done` or only quoted; at depth 0 no epoch applies any more. `epoch` is null where it is quoted."""
+
+    is_done: bool
+    epoch: str | None
+    depth: int
+    tokens_now: int
+    tokens_then: int
+    price: RevertDocument
+    is_lasting: bool
+
+
+class PinDocument(msgspec.Struct, frozen=True):
+    """A pinned message with the first characters of its text; all null but the node where no branch has it."""
+
+    node: str
+    exchange: int | None
+    place: int | None
+    role: str | None
+    text: str | None
+    tokens: int | None
+
+
+class CompactionDocument(msgspec.Struct, frozen=True):
+    """The result of a compaction that was asked for; `summary` is the one that was made last."""
+
+    session: str
+    epoch: str | None
+    summary: str | None
+    level: SummaryLevel | None
+    kind: SummaryKind | None
+    messages_covered: int
+    tokens_before: int
+    tokens_after: int
+    ms: int
+    calls: list[str]
+    cost_tokens: int
+    reason: str
+
+
+class SummaryDocument(msgspec.Struct, frozen=True):
+    """A summary of the messages from `start` up to `stop`; `is_live` where no other was made of it or supersedes it."""
+
+    id: str
+    session: str
+    kind: SummaryKind
+    level: SummaryLevel
+    is_provisional: bool
+    start: int
+    stop: int
+    tokens: int
+    covered: int
+    parents: tuple[str, ...]
+    supersedes: tuple[str, ...]
+    files: tuple[str, ...]
+    model: str
+    reason: str
+    exchange: str
+    calls: tuple[str, ...]
+    made_ms: int
+    text: str
+    is_live: bool
+
+
+_PLAN_FIELDS = PlanDocument.__struct_fields__
+_EPOCH_FIELDS = EpochDocument.__struct_fields__[1:-1]  # all that the epoch itself has
+_SUMMARY_FIELDS = SummaryDocument.__struct_fields__[:-1]
 
 
 class Reversion(NamedTuple):
@@ -104,12 +255,9 @@ class OriginalText(NamedTuple):
     is_summary: bool  # it covers other references, which the text begins with
 
 
-def describe_plan(plan: Plan | None) -> Document | None:
-    """Return the plan of a round as a document. `saving` and `owed` are in tokens of uncached input.
-
-    A saving is negative where the request cost more than the client's own would have.
-    """
-    return None if plan is None else {name: getattr(plan, name) for name in _PLAN_FIELDS}
+def describe_plan(plan: Plan | None) -> PlanDocument | None:
+    """Return the plan of a round as a document; None where there was nothing to decide."""
+    return None if plan is None else PlanDocument(*(getattr(plan, name) for name in _PLAN_FIELDS))
 
 
 def find_bound(row: ExchangeRow, request: bytes) -> int | None:
@@ -122,13 +270,13 @@ def find_bound(row: ExchangeRow, request: bytes) -> int | None:
     return bound_tokens(request)
 
 
-async def list_epochs(log: LogReader, prefix: str) -> list[Document]:
+async def list_epochs(log: LogReader, prefix: str) -> list[EpochDocument]:
     """Return the epochs of the session whose id has this prefix, the oldest first. Raises NotFound."""
     epochs = await log.list_epochs(await find_session(log, prefix))
-    return [_describe_epoch(epoch, n) for n, epoch in enumerate(epochs, 1)]
+    return [describe_epoch(epoch, n) for n, epoch in enumerate(epochs, 1)]
 
 
-async def load_epoch(log: LogReader, prefix: str, n: int) -> Document:
+async def load_epoch(log: LogReader, prefix: str, n: int) -> WholeEpoch:
     """Return the n-th epoch of that session, with its edits and the messages it sends. Raises NotFound."""
     session = await find_session(log, prefix)
     try:
@@ -137,77 +285,71 @@ async def load_epoch(log: LogReader, prefix: str, n: int) -> Document:
         count = len(await log.list_epochs(session))
         raise NotFound(f"{error}; it has {count}, counted from 1") from error
     edits = _edits.decode(epoch.edits) if epoch.edits else ()  # empty where they were erased
-    return _describe_epoch(epoch, n) | {
-        "through": epoch.through.hex(),
-        "edits": [_describe_edit(edit) for edit in edits],
-        "rendered": [msgspec.Raw(message) for message in epoch.rendered],
-    }
+    return WholeEpoch(
+        **msgspec.structs.asdict(describe_epoch(epoch, n)),
+        through=epoch.through.hex(),
+        edits=[_describe_edit(edit) for edit in edits],
+        rendered=[msgspec.Raw(message) for message in epoch.rendered],
+    )
 
 
-def _describe_epoch(epoch: Epoch, n: int) -> Document:
-    # A reference stands for the messages from `start` up to `stop`, from character `offset` of their text on.
+def describe_epoch(epoch: Epoch, n: int) -> EpochDocument:
+    """Return an epoch as a document of a listing."""
     references = [
-        {"id": each.id, "start": each.place, "stop": each.place + len(each.digests), "offset": each.offset}
-        for each in epoch.originals
+        ReferenceDocument(each.id, each.place, each.place + len(each.digests), each.offset) for each in epoch.originals
     ]
-    return {"n": n} | {name: getattr(epoch, name) for name in _EPOCH_FIELDS} | {"references": references}
+    return EpochDocument(n=n, **{name: getattr(epoch, name) for name in _EPOCH_FIELDS}, references=references)
 
 
-def _describe_edit(edit: Edit) -> Document:
+def _describe_edit(edit: Edit) -> EditDocument:
     if isinstance(edit, Kept):
-        return {"edit": "kept", "place": edit.place}
+        return EditDocument("kept", place=edit.place)
     if isinstance(edit, Replaced):
-        return {"edit": edit.kind, "place": edit.place, "text": edit.text}
-    return {"edit": "written", "start": edit.start, "stop": edit.stop, "text": edit.text}
+        return EditDocument(edit.kind, place=edit.place, text=edit.text)
+    return EditDocument("written", start=edit.start, stop=edit.stop, text=edit.text)
 
 
-def describe_reversion(reversion: Reversion, *, is_done: bool) -> Document:
-    """Return a revert as a document, `is_done` or only quoted; at depth 0 no epoch applies any more."""
+def describe_reversion(reversion: Reversion, *, is_done: bool) -> ReversionDocument:
+    """Return a revert as a document, `is_done` or only quoted."""
     epoch, quote = reversion.epoch, reversion.quote
-    return {
-        "is_done": is_done,
-        "epoch": epoch.id if is_done else None,
-        "depth": epoch.depth,
-        "tokens_now": reversion.now,
-        "tokens_then": quote.tokens,
-        "price": {"once": quote.once, "each": quote.each, "unit": "tokens of uncached input"},
-        "is_lasting": quote.is_lasting,
-    }
+    return ReversionDocument(
+        is_done=is_done,
+        epoch=epoch.id if is_done else None,
+        depth=epoch.depth,
+        tokens_now=reversion.now,
+        tokens_then=quote.tokens,
+        price=RevertDocument(quote.once, quote.each, "tokens of uncached input"),
+        is_lasting=quote.is_lasting,
+    )
 
 
-def describe_pinned(pinned: Pinned) -> Document:
-    """Return a pinned message as a document, with the first characters of its text."""
+def describe_pinned(pinned: Pinned) -> PinDocument:
+    """Return a pinned message as a document."""
     if pinned.exchange is None:
-        return {"node": pinned.node.hex(), "exchange": None, "place": None, "role": None, "text": None, "tokens": None}
+        return PinDocument(pinned.node.hex(), None, None, None, None, None)
     message = FORMATS[pinned.exchange.wire].parse_message(pinned.raw)
-    return {
-        "node": pinned.node.hex(),
-        "exchange": pinned.exchange.n,
-        "place": pinned.place,
-        "role": message.role,
-        "text": message.text[:_MAX_PIN_CHARACTERS],
-        "tokens": pinned.tokens,
-    }
+    text = fit_text(message.text[:_MAX_PIN_CHARACTERS])
+    return PinDocument(pinned.node.hex(), pinned.exchange.n, pinned.place, message.role, text, pinned.tokens)
 
 
-def describe_compaction(found: Compaction) -> Document:
-    """Return the result of a manual compaction as a document; `summary` is the one that was made last."""
+def describe_compaction(found: Compaction) -> CompactionDocument:
+    """Return the result of a manual compaction as a document."""
     last = found.summaries[-1] if found.summaries else None
     covered = {place for each in found.summaries for place in range(each.start, each.stop)}
-    return {
-        "session": found.session,
-        "epoch": found.epoch.id if found.epoch else None,
-        "summary": last.id if last else None,
-        "level": last.level if last else None,
-        "kind": last.kind if last else None,
-        "messages_covered": len(covered),
-        "tokens_before": found.epoch.tokens_before if found.epoch else found.tokens,
-        "tokens_after": found.epoch.tokens_after if found.epoch else found.tokens,
-        "ms": found.ms,
-        "calls": list(found.calls),
-        "cost_tokens": round(found.cost),
-        "reason": found.reason,
-    }
+    return CompactionDocument(
+        session=found.session,
+        epoch=found.epoch.id if found.epoch else None,
+        summary=last.id if last else None,
+        level=last.level if last else None,
+        kind=last.kind if last else None,
+        messages_covered=len(covered),
+        tokens_before=found.epoch.tokens_before if found.epoch else found.tokens,
+        tokens_after=found.epoch.tokens_after if found.epoch else found.tokens,
+        ms=found.ms,
+        calls=list(found.calls),
+        cost_tokens=round(found.cost),
+        reason=found.reason,
+    )
 
 
 async def load_summaries(log: LogReader, prefix: str) -> Sequence[Summary]:
@@ -215,23 +357,23 @@ async def load_summaries(log: LogReader, prefix: str) -> Sequence[Summary]:
     return await log.list_summaries(await find_session(log, prefix))
 
 
-async def load_summary(log: LogReader, prefix: str, name: str) -> Document:
+async def load_summary(log: LogReader, prefix: str, name: str) -> SummaryDocument:
     """Return the summary with this id, with or without `ref:`. Raises NotFound, naming the newest there are."""
     summaries = await load_summaries(log, prefix)
     for document in describe_summaries(summaries):
-        if document["id"] == name.strip().lower().removeprefix("ref:"):
+        if document.id == name.strip().lower().removeprefix("ref:"):
             return document
     newest = ", ".join(summary.id for summary in summaries[: -_MAX_NAMED - 1 : -1])
     hint = f"the newest are {newest}" if newest else "it has none"
     raise NotFound(f"this session has no summary {name[:40]!r}; {hint}")
 
 
-def describe_summaries(summaries: Sequence[Summary]) -> list[Document]:
-    """Return summaries as documents; `is_live` where no other of them was made of it or supersedes it."""
+def describe_summaries(summaries: Sequence[Summary]) -> list[SummaryDocument]:
+    """Return summaries as documents."""
     replaced = _list_replaced(summaries)
     return [
-        {name: getattr(summary, name) for name in _SUMMARY_FIELDS} | {"is_live": summary.id not in replaced}
-        for summary in summaries
+        SummaryDocument(**{name: getattr(each, name) for name in _SUMMARY_FIELDS}, is_live=each.id not in replaced)
+        for each in summaries
     ]
 
 

@@ -4,8 +4,11 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
+
+from proxy.context.memory.traces import fit_text
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.context import Document, describe_plan
+from proxy.engine.reports.context import PlanDocument, describe_plan
 from proxy.engine.reports.conversation import find_format, list_raws, read_request, split_whole
 from proxy.engine.reports.lookup import find_exchange
 from proxy.model.errors import NotFound
@@ -20,6 +23,56 @@ Tally = Callable[[str, Sequence[bytes]], Awaitable[Sequence[int]]]
 _REFERENCE = re.compile(r"\bref:([a-z0-9]{10})\b")
 
 
+class SideDocument(msgspec.Struct, frozen=True):
+    """A message that the client sent and that was replaced."""
+
+    role: str
+    tokens: int
+    text: str
+    calls: tuple[str, ...]
+
+
+class SentDocument(SideDocument, frozen=True):
+    """A message that was sent in place of others, with the references in it."""
+
+    references: list[str]
+
+
+class ChangeDocument(msgspec.Struct, frozen=True):
+    """A run of the client's messages, from `start` up to `stop` after the preamble, and what was sent in its place."""
+
+    start: int
+    stop: int
+    client: list[SideDocument]
+    sent: list[SentDocument]
+
+
+class MemberDocument(msgspec.Struct, frozen=True):
+    """Another member of the body that differs, as raw JSON; null where a side does not have it."""
+
+    name: str
+    client: str | None
+    sent: str | None
+
+
+class DifferenceDocument(msgspec.Struct, frozen=True):
+    """What was sent in round `k` of call `n`, compared with what the client sent.
+
+    `messages` is how many messages the client sent after the preamble, `kept` how many of these were sent unchanged;
+    both are 0 where nothing was modified.
+    """
+
+    session: str
+    n: int
+    k: int
+    is_modified: bool
+    plan: PlanDocument | None
+    messages: int
+    kept: int
+    members: list[MemberDocument]
+    changes: list[ChangeDocument]
+
+
 class Side(NamedTuple):
     """A message that was sent or left out: its role, tokens and text, and the names of the tools it calls."""
 
@@ -32,10 +85,6 @@ class Side(NamedTuple):
     def references(self) -> list[str]:
         """Return the references in the text, each once."""
         return list(dict.fromkeys(_REFERENCE.findall(self.text)))
-
-    def describe(self) -> Document:
-        """Return the message as a document, without references."""
-        return {"role": self.role, "tokens": self.tokens, "text": self.text, "calls": self.calls}
 
 
 class Change(NamedTuple):
@@ -77,29 +126,31 @@ async def load_difference(log: LogReader, prefix: str, n: int, tally: Tally, k: 
     return await _compare(row, found, split_whole(read_request(row, request), key), split_whole(sent, key), tally)
 
 
-def describe_difference(found: Difference) -> Document:
+def describe_difference(found: Difference) -> DifferenceDocument:
     """Return a difference as a document."""
-    return {
-        "session": found.row.session,
-        "n": found.row.n,
-        "k": found.round.k,
-        "is_modified": not found.is_equal,
-        "plan": describe_plan(found.round.plan),
-        "messages": found.messages,
-        "kept": found.kept,
-        "members": [
-            {"name": name, "client": _decode(client), "sent": _decode(sent)} for name, client, sent in found.members
-        ],
-        "changes": [
-            {
-                "start": change.start,
-                "stop": change.stop,
-                "client": [side.describe() for side in change.client],
-                "sent": [side.describe() | {"references": side.references} for side in change.sent],
-            }
+    return DifferenceDocument(
+        session=found.row.session,
+        n=found.row.n,
+        k=found.round.k,
+        is_modified=not found.is_equal,
+        plan=describe_plan(found.round.plan),
+        messages=found.messages,
+        kept=found.kept,
+        members=[MemberDocument(name, _decode(client), _decode(sent)) for name, client, sent in found.members],
+        changes=[
+            ChangeDocument(
+                change.start,
+                change.stop,
+                [SideDocument(*_list_facts(side)) for side in change.client],
+                [SentDocument(*_list_facts(side), references=side.references) for side in change.sent],
+            )
             for change in found.changes
         ],
-    }
+    )
+
+
+def _list_facts(side: Side) -> tuple[str, int, str, tuple[str, ...]]:
+    return fit_text(side.role), side.tokens, fit_text(side.text), tuple(map(fit_text, side.calls))
 
 
 def align(client: Sequence[bytes], sent: Sequence[bytes]) -> list[tuple[int, int, int, int]]:

@@ -14,10 +14,10 @@ import msgspec
 from proxy.context.references import list_argument_lines
 from proxy.context.verbatim import may_bind_reasoning
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.context import Document, find_bound
+from proxy.engine.reports.calls import describe_whole
 from proxy.engine.reports.conversation import load_conversation, load_history
 from proxy.engine.reports.lookup import find_session, pick_branch, read_exchanges
-from proxy.engine.reports.sessions import describe_body, describe_exchange, write_json
+from proxy.engine.reports.sessions import write_json
 from proxy.model.epoch import Epoch, read_view
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
@@ -66,18 +66,6 @@ async def open_export(log: LogReader, prefix: str, form: Form, tip: str = "") ->
         items = (await load_conversation(log, session, branch)).items
         return Export(_yield_one(write_json([msgspec.Raw(item) for item in items])), read)
     return Export(_yield_lines(log, read()) if form == "jsonl" else _yield_document(log, session, read()), read)
-
-
-async def describe_whole(log: LogReader, row: ExchangeRow) -> Document:
-    """Return an exchange with its request's body as a document; where that was erased, with the reason as `missing`.
-
-    `bound` is an upper bound of the request's tokens where they were not counted, else null.
-    """
-    try:
-        request = await log.load_request(row.id)
-    except NotFound as error:
-        return describe_exchange(row) | {"bound": None, "request": None, "missing": str(error)}
-    return describe_exchange(row) | {"bound": find_bound(row, request)} | describe_body(request)
 
 
 async def _yield_one(piece: bytes) -> AsyncIterator[bytes]:

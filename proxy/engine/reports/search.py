@@ -5,9 +5,12 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol, TypeVar, get_args
 
+import msgspec
+
+from proxy.context.memory.traces import fit_text
 from proxy.context.references import PAGE
 from proxy.engine.ports import Index, LogReader
-from proxy.engine.reports.context import Document, OriginalPage, load_page
+from proxy.engine.reports.context import OriginalPage, load_page
 from proxy.engine.reports.conversation import load_nodes
 from proxy.engine.reports.lookup import find_session, pick_branch
 from proxy.model.errors import BadRequest, NotFound
@@ -30,6 +33,46 @@ _UNIT_MS: Mapping[str, int] = {
 _REFERENCE = re.compile(r"(?:ref:)?([a-z2-7]{10})")
 
 Name = TypeVar("Name", bound=str)
+
+
+class HitDocument(msgspec.Struct, frozen=True):
+    """An entry that was found. `reference` names all of it; call `n` brought it, at `at_ms`."""
+
+    reference: str
+    session: str
+    node: str
+    exchange: str
+    n: int
+    role: str
+    sender: str
+    tool: str
+    kind: EntryKind
+    at_ms: int
+    snippet: str
+    score: float
+
+
+class AnswerDocument(msgspec.Struct, frozen=True):
+    """What a search found, the best first. `is_complete` is false if the time limit ended the search.
+
+    `behind` counts the records that cannot be found yet.
+    """
+
+    hits: list[HitDocument]
+    is_complete: bool
+    behind: int
+
+
+class IndexDocument(msgspec.Struct, frozen=True):
+    """How current the index is: the records that it does not have yet, its size in bytes, passages with a vector."""
+
+    behind: int
+    behind_seconds: float
+    size: int
+    is_rebuilding: bool
+    vectors: int
+    without_vectors: int
+    fault: str
 
 
 class SearchRequest(NamedTuple):
@@ -126,26 +169,22 @@ def _split(names: str) -> tuple[str, ...]:
     return tuple(filter(None, map(str.strip, names.split(","))))
 
 
-def describe_answer(answer: SearchAnswer) -> Document:
-    """Return an answer as a document. `at_ms` is when the call was opened that brought an entry."""
-    return {
-        "hits": [_describe_hit(hit) for hit in answer.hits],
-        "is_complete": answer.is_complete,
-        "behind": answer.behind,
-    }
+def describe_answer(answer: SearchAnswer) -> AnswerDocument:
+    """Return an answer as a document."""
+    return AnswerDocument([_describe_hit(hit) for hit in answer.hits], answer.is_complete, answer.behind)
 
 
-def describe_health(health: IndexHealth) -> Document:
+def describe_health(health: IndexHealth) -> IndexDocument:
     """Return how current the index is as a document."""
-    return {
-        "behind": health.behind,
-        "behind_seconds": round(health.behind_seconds, 3),
-        "size": health.size,
-        "is_rebuilding": health.is_rebuilding,
-        "vectors": health.vectors,
-        "without_vectors": health.without_vectors,
-        "fault": health.fault,
-    }
+    return IndexDocument(
+        behind=health.behind,
+        behind_seconds=round(health.behind_seconds, 3),
+        size=health.size,
+        is_rebuilding=health.is_rebuilding,
+        vectors=health.vectors,
+        without_vectors=health.without_vectors,
+        fault=health.fault,
+    )
 
 
 def read_since(text: str, now_ms: int) -> int:
@@ -187,18 +226,18 @@ async def _load_indexed_page(
     return OriginalPage(name, entry.session, part, number, count)
 
 
-def _describe_hit(hit: Hit) -> Document:
-    return {
-        "reference": hit.reference,
-        "session": hit.session,
-        "node": hit.node.hex(),
-        "exchange": hit.exchange,
-        "n": hit.n,
-        "role": hit.role,
-        "sender": hit.sender,
-        "tool": hit.tool,
-        "kind": hit.kind,
-        "at_ms": hit.at_ms,
-        "snippet": hit.snippet.encode("utf-8", "replace").decode(),
-        "score": round(hit.score, 3),
-    }
+def _describe_hit(hit: Hit) -> HitDocument:
+    return HitDocument(
+        reference=hit.reference,
+        session=hit.session,
+        node=hit.node.hex(),
+        exchange=hit.exchange,
+        n=hit.n,
+        role=fit_text(hit.role),
+        sender=fit_text(hit.sender),
+        tool=fit_text(hit.tool),
+        kind=hit.kind,
+        at_ms=hit.at_ms,
+        snippet=fit_text(hit.snippet),
+        score=round(hit.score, 3),
+    )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,7 +44,7 @@ async def compare(client: bytes, sent: bytes) -> Difference:
 async def test_equal_bytes_are_no_difference_whatever_they_are() -> None:
     found = await compare(b"\xff", b"\xff")
     assert found.is_equal
-    assert describe_difference(found)["is_modified"] is False
+    assert describe_difference(found).is_modified is False
 
 
 async def test_a_run_is_told_with_what_stands_for_it() -> None:
@@ -51,7 +52,7 @@ async def test_a_run_is_told_with_what_stands_for_it() -> None:
     kept, tail = say("user", "task"), say("user", "now")
     client = spell(SYSTEM, kept, say("assistant", "one"), say("user", "two"), tail)
     found = await compare(client, spell(SYSTEM, ours, kept, tail))
-    told = describe_difference(found)
+    told = msgspec.to_builtins(describe_difference(found))
     assert (told["messages"], told["kept"], told["members"]) == (4, 2, [])
     ledger, gone = told["changes"]
     assert (ledger["start"], ledger["stop"], ledger["client"]) == (0, 0, [])
@@ -71,7 +72,7 @@ async def test_a_message_with_other_words_stands_in_its_place() -> None:
 
 async def test_members_beside_the_messages_are_told() -> None:
     found = await compare(spell(max_tokens=900, a=1), spell(max_tokens=400, b=2))
-    assert describe_difference(found)["members"] == [
+    assert msgspec.to_builtins(describe_difference(found))["members"] == [
         {"name": "max_tokens", "client": "900", "sent": "400"},
         {"name": "a", "client": "1", "sent": None},
         {"name": "b", "client": None, "sent": "2"},

@@ -4,9 +4,11 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
-from proxy.engine.reports.export import Form, describe_whole, load_handoff, open_export, write_handoff
+from proxy.engine.reports.calls import describe_whole
+from proxy.engine.reports.export import Form, load_handoff, open_export, write_handoff
 from proxy.model.epoch import StoredContext
 from proxy.model.errors import NotFound
 from proxy.model.messages import LEDGER_HEAD
@@ -64,9 +66,9 @@ async def test_pieces_are_loaded_as_they_are_asked_for() -> None:
 
 async def test_an_exchange_whose_request_was_erased_is_described_with_the_reason() -> None:
     described = await describe_whole(FakeLog(bodies={}), TREE[0])
-    assert (described["request"], described["missing"]) == (None, "this content was erased")
+    assert (described.request, described.missing) == (None, "this content was erased")
     whole = await describe_whole(FakeLog(bodies={"x1": REQUEST}), TREE[0])
-    assert (bytes(whole["request"]), bytes(whole["rounds"][0]["answer"])) == (REQUEST, ANSWER)
+    assert (whole.request, whole.rounds[0].answer) == (msgspec.Raw(REQUEST), msgspec.Raw(ANSWER))
 
 
 @pytest.fixture

@@ -3,20 +3,20 @@
 import json
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.context.budget import BudgetPolicy
 from proxy.engine.models import PriceList
+from proxy.engine.reports.calls import describe_body, is_json
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.reports.session_summary import summarize_sessions
 from proxy.engine.reports.sessions import (
     Overview,
-    describe_body,
     describe_overview,
     find_forks,
-    is_json,
     load_overview,
     write_json,
 )
@@ -97,7 +97,8 @@ async def test_of_very_many_exchanges_the_later_branches_have_only_their_own() -
     trunk = branch("a", 1, range(1, 1001), depths=range(1, 1001))
     edits = [branch(str(n), 1, (n,), trunk=trunk, shared=999) for n in range(1001, 2001)]
     summaries = await summarize_sessions(FakeLog(), (SESSION,), INPUTS)
-    described = describe_overview(Overview(SESSION, find_forks([trunk, *edits]), ()), summaries)["branches"]
+    overview = describe_overview(Overview(SESSION, find_forks([trunk, *edits]), ()), summaries)
+    described = [msgspec.structs.asdict(each) for each in overview.branches]
     assert [each["own"] for each in described[1:]] == [(n,) for n in range(1001, 2001)]
     whole = [each["exchanges"] for each in described if each["exchanges"] is not None]
     assert (len(whole), {len(numbers) for numbers in whole}) == (100, {1000})

@@ -1,0 +1,1 @@
+"""The API's document, and what its paths share."""

@@ -218,7 +218,5 @@ def load_files(directory: Path) -> dict[str, StaticFile]:
 
 def _link_pages(view: str) -> str:
     """Return the links to the main pages; the one that leads to this view is marked."""
-    return "".join(
-        f'<a href="{path}"{' aria-current="page"' if view in views else ""}>{name}</a>'
-        for path, name, views in _NAVIGATION
-    )
+    here = {path: ' aria-current="page"' for path, _, views in _NAVIGATION if view in views}
+    return "".join(f'<a href="{path}"{here.get(path, "")}>{name}</a>' for path, name, _ in _NAVIGATION)

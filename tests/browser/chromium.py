@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_pla
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class Watched:
     """A page of a browser, and what it did besides showing: errors on the console, requests to other origins."""
 
@@ -74,9 +74,9 @@ def watch(
     page = context.new_page()
     page.set_default_timeout(60_000)
     watched = Watched(page, origin)
-    page.on("console", watched.note_message)
+    page.on("console", lambda message: watched.note_message(message))
     page.on("pageerror", lambda error: watched.errors.append(str(error)))
-    page.on("request", watched.note_request)
+    page.on("request", lambda request: watched.note_request(request))
     page.goto(f"{origin}/-/?token={token}")
     page.wait_for_selector("html[data-drawn]", state="attached")
     return watched

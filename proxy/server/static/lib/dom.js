@@ -18,7 +18,9 @@ const flatten = (children) => children.flat(Infinity).filter((child) => child !=
 
 /* Characters that would change the direction or the look of the text around them are shown by their names. */
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
-export const show = (value) => String(value).replace(UNSEEN, (c) => (c === "\r" ? "" : `\u2039U+${c.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}\u203a`));
+/* Colours of terminals are left out: the raw bytes have them. */
+const TERMINAL = /\u001b\[[0-9;?]*[ -/]*[@-~]/g;
+export const show = (value) => String(value).replace(TERMINAL, "").replace(UNSEEN, (c) => (c === "\r" ? "" : `\u2039U+${c.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}\u203a`));
 
 export const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 export const s = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);

@@ -7,13 +7,14 @@ export function drawStack(box, flows, client, sent) {
   const width = Math.max(300, box.clientWidth), small = width < 560, scale = width / Math.max(client, sent, 1);
   const top = 24, low = 104, tall = 28;
   const parts = [s("defs", {}, s("pattern", { id: "hatch2", width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, s("line", { class: "hatch-line", x1: 0, y1: 0, x2: 0, y2: 5 })))];
+  const look = (kind) => `f-${kind.startsWith("sum") ? "sum" : kind}`;
   let a = 0, b = 0;
   for (const [kindIn, label, tokensIn, kindOut, tokensOut] of flows) {
     const w = tokensIn * scale, v = tokensOut * scale;
-    parts.push(s("path", { class: `flowband f-${kindOut}`, d: `M${a} ${top + tall}H${a + w}L${b + v} ${low}H${b}Z` }));
-    if (tokensIn > 0) parts.push(s("rect", { class: kindIn === "gone" ? "gone" : `f-${kindIn}`, x: a, y: top, width: Math.max(1, w - 1), height: tall }));
+    parts.push(s("path", { class: `flowband ${look(kindOut)}`, d: `M${a} ${top + tall}H${a + w}L${b + v} ${low}H${b}Z` }));
+    if (tokensIn > 0) parts.push(s("rect", { class: kindIn === "gone" ? "gone" : look(kindIn), x: a, y: top, width: Math.max(1, w - 1), height: tall }));
     if (kindIn === "gone" && w > 44) parts.push(s("text", { class: "in", x: a + w / 2 - 1, y: top + tall / 2 + 4, "text-anchor": "middle" }, w > 130 ? `${label}, ${short(tokensIn)}` : short(tokensIn)));
-    if (tokensOut > 0) parts.push(s("rect", { class: `f-${kindOut}`, x: b, y: low, width: Math.max(1, v - 1), height: tall }));
+    if (tokensOut > 0) parts.push(s("rect", { class: look(kindOut), x: b, y: low, width: Math.max(1, v - 1), height: tall }));
     a += w;
     b += v;
   }

@@ -47,7 +47,7 @@ async function check() {
   try {
     const found = await get("/doctor");
     drawFindings(found.findings ?? found.items ?? found);
-  } catch (error) { put($("#findings"), h("li", {}, errorState(error, check))); put($("#doc-note"), ""); }
+  } catch (error) { put($("#findings"), errorState(error, check)); put($("#doc-note"), ""); }
   $("#doctor").disabled = false;
 }
 

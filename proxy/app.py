@@ -36,6 +36,7 @@ from proxy.model.errors import ProxyError, StoreUnavailable
 from proxy.model.events import ExchangeRecorded
 from proxy.running import find_admin_token, note_address
 from proxy.server.access import AccessRules
+from proxy.server.api.messages import MessagesApi
 from proxy.server.context_api import ContextApi
 from proxy.server.errors import Refused
 from proxy.server.health import Health, Metrics, UpstreamCircuits
@@ -271,6 +272,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         sessions=sessions,
         contexts=contexts,
         searches=SearchApi(engine.archive, engine.index, SystemClock().now_ms, engine.worker.rebuild_index),
+        messages=MessagesApi(engine.memory_compaction.memory.archive),
         memory=MemoryApi(engine.memory_compaction.memory, engine.memory_compaction, settings.snapshot_policy()),
         find_tenant=find_tenant,
         mcp=McpEndpoint(tools, AccessRules(policy), find_tenant, policy),

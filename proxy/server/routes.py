@@ -15,6 +15,7 @@ from proxy.model.errors import ProxyError
 from proxy.model.log import ArchiveHealth
 from proxy.server.access import START_PAGE, AccessMiddleware, AccessRules, Check, Doors, FindTenant
 from proxy.server.api.health import HealthApi
+from proxy.server.api.messages import MessagesApi
 from proxy.server.api.openapi import ApiDocument
 from proxy.server.client import BodyBudget, ServedClient, Share, read_request
 from proxy.server.context_api import ContextApi
@@ -119,6 +120,7 @@ def build_routes(
     contexts: ContextApi,
     searches: SearchApi,
     memory: MemoryApi,
+    messages: MessagesApi,
     mcp: ASGIApp,
     find_tenant: FindTenant,
 ) -> ASGIApp:
@@ -139,6 +141,7 @@ def build_routes(
         *sessions.list_routes(),
         *contexts.list_routes(),
         *memory.list_routes(),
+        *messages.list_routes(),
         *searches.list_own_routes(),
         *HealthApi(health, find_log_health, facts).list_routes(),
     ]

@@ -29,6 +29,8 @@ from proxy.wire.json_values import (
 TEXTS = frozenset({"text", "input_text", "output_text"})
 THINKING = frozenset({"thinking", "redacted_thinking"})
 _REASONING = THINKING | {"reasoning", "reasoning_content"}
+_THOUGHTS = ("reasoning_content", "reasoning")
+_LISTED = ("reasoning_details", "thinking_blocks")
 _NO_DIGEST = b"unspelt"
 CLEAR_USES = "clear_tool_uses_"
 """How the types of edits begin that clear the results of tools."""
@@ -435,3 +437,21 @@ def _read_clearing_thinking(terms: ClearingTerms, edit: Mapping[str, object]) ->
         thinking_turns=_DEFAULT_TURNS if keep is None else turns,
         unknown=(*terms.unknown, *(["keep"] if is_unread else ()), *sorted(edit.keys() - _OF_THINKING)),
     )
+
+
+def read_reasoning(members: Mapping[str, object]) -> str:
+    """Return the readable reasoning in a decoded message, or item, of any format; empty if there is none."""
+    said = [text for name in _THOUGHTS if (text := read_text(members.get(name)))]
+    for name in _LISTED if not said else ():
+        said += [_read_thought(part) for part in read_objects(members.get(name))]
+    if read_text(members.get("type")) == "reasoning":
+        for name in ("summary", "content"):
+            said += [_read_thought(part) for part in read_objects(members.get(name))]
+    else:
+        parts = read_objects(members.get("content"))
+        said += [_read_thought(part) for part in parts if read_text(part.get("type")) in THINKING]
+    return "\n".join(filter(None, said))
+
+
+def _read_thought(part: Mapping[str, object]) -> str:
+    return next((text for name in ("thinking", "text", "summary") if (text := read_text(part.get(name)))), "")

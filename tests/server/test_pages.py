@@ -44,8 +44,11 @@ async def test_each_page_comes_with_the_document_that_its_twin_and_the_api_have(
         twin = await whole.client.get(f"/-{page.twin.format(**names)}{query}")
         api = await whole.client.get(f"/-{page.document.format(**names)}{query}")
         assert twin.headers["content-type"] == "application/json"
-        assert _forget_age(read_data(got.content)) == _forget_age(twin.json()) == _forget_age(api.json()), page
         assert f'"{twin.url.path}{query}"' in got.text
+        if page.needs:  # what the index finds by now
+            assert read_data(got.content).keys() == twin.json().keys() == {"hits", "is_complete", "behind"}
+            continue
+        assert _forget_age(read_data(got.content)) == _forget_age(twin.json()) == _forget_age(api.json()), page
 
 
 def _forget_age(document: Any) -> Any:

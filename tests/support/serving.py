@@ -31,6 +31,7 @@ from proxy.engine.runtime import Descriptors, EventBus, SystemClock, SystemIds, 
 from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import Opening, Outcome
 from proxy.server.access import FindTenant
+from proxy.server.api.messages import MessagesApi
 from proxy.server.context_api import ContextApi
 from proxy.server.health import Health, Metrics
 from proxy.server.http11 import Http11Protocol, close_idle
@@ -160,6 +161,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
         find_log_health=lambda: archive.health,
         sessions=sessions,
         contexts=contexts,
+        messages=MessagesApi(cast(Any, archive)),
         memory=MemoryApi(memory, cast(Any, None), SnapshotPolicy()),
         mcp=Response(status_code=404),
         searches=SearchApi(archive, plan.index, SystemClock().now_ms, plan.index.look),

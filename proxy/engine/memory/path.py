@@ -12,6 +12,7 @@ from proxy.engine.ports import LogReader
 from proxy.engine.reports.conversation import find_format, list_raws, load_chain
 from proxy.engine.reports.lookup import pick_branch, read_back, read_branch_back, read_pages
 from proxy.model.errors import NotFound
+from proxy.model.exchange import Usage
 from proxy.model.lineage import compute_chain_root, extend_chain
 from proxy.model.log import BranchRow, Call, ExchangeRow
 from proxy.model.memory import RawTrace, StoredMemory
@@ -49,6 +50,8 @@ class MemoryPath(msgspec.Struct, frozen=True):
     messages: Sequence[CountedMessage]
     sources: Sequence[TraceSource]
     turns: tuple[Turn, ...]
+    calls: Mapping[str, Call]  # that led to it, by the ids of their exchanges
+    usages: Mapping[str, Usage]  # of the answers to calls of the session, by the same
 
     def list_traces(self) -> tuple[RawTrace, ...]:
         """Return the traces of the conversation."""
@@ -79,7 +82,9 @@ async def load_path(log: LogReader, session: str, branch: str = "") -> MemoryPat
     decoded = [form.decode_message(raw) for raw in raws]
     messages = [CountedMessage(each.message, each.structure, 0) for each in decoded]
     calls = _list_calls(branches, row)
-    opened = {each.n: each.opened_ms async for page in read_pages(log, session) for each in page}
+    listed = [each async for page in read_pages(log, session) for each in page]
+    opened = {each.n: each.opened_ms for each in listed}
+    usages = {each.id: used for each in listed if each.rounds and (used := each.rounds[-1].usage) is not None}
     return MemoryPath(
         whole,
         split,
@@ -89,6 +94,8 @@ async def load_path(log: LogReader, session: str, branch: str = "") -> MemoryPat
         messages,
         _find_sources(messages, nodes, calls, opened),
         list_turns(messages),
+        {call.exchange: call for call in calls},
+        usages,
     )
 
 

@@ -12,8 +12,8 @@ from proxy.model.messages import Message, ToolCall
 from proxy.model.search import EntryKind
 from proxy.retrieval.postings import SourceRole
 from proxy.wire.format import Format
-from proxy.wire.json_values import JSON_ERRORS, limit_depth, load_json, read_objects, read_text
-from proxy.wire.messages import THINKING
+from proxy.wire.json_values import JSON_ERRORS, limit_depth, load_json, read_text
+from proxy.wire.messages import read_reasoning
 
 MOST_TEXTS = 12
 """Texts of one message. The last one has all that are too many."""
@@ -21,8 +21,6 @@ LONGEST_TEXT = 400_000
 """Characters of a text that are searched. What is behind them is not found by its words."""
 
 _ROLES: frozenset[str] = frozenset(get_args(SourceRole))
-_THOUGHTS = ("reasoning_content", "reasoning")
-_LISTED = ("reasoning_details", "thinking_blocks")
 
 
 class MessageText(NamedTuple):
@@ -59,27 +57,9 @@ def address_text(text: MessageText, source: str) -> MessageText:
     return text._replace(kind="broadcast", sender=sender) if is_broadcast else text
 
 
-def read_reasoning(members: Mapping[str, object]) -> str:
-    """Return the readable reasoning in a decoded message, or item, of any format; empty if there is none."""
-    said = [text for name in _THOUGHTS if (text := read_text(members.get(name)))]
-    for name in _LISTED if not said else ():
-        said += [_read_thought(part) for part in read_objects(members.get(name))]
-    if read_text(members.get("type")) == "reasoning":
-        for name in ("summary", "content"):
-            said += [_read_thought(part) for part in read_objects(members.get(name))]
-    else:
-        parts = read_objects(members.get("content"))
-        said += [_read_thought(part) for part in parts if read_text(part.get("type")) in THINKING]
-    return "\n".join(filter(None, said))
-
-
 def describe_call(call: ToolCall) -> str:
     """Return the arguments of a call as lines of text."""
     return "\n".join(list_argument_lines(call.arguments))
-
-
-def _read_thought(part: Mapping[str, object]) -> str:
-    return next((text for name in ("thinking", "text", "summary") if (text := read_text(part.get(name)))), "")
 
 
 def _list_all(message: Message, members: Mapping[str, object]) -> Iterator[MessageText]:

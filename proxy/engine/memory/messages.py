@@ -1,0 +1,290 @@
+"""The messages of a conversation as parts: what was said and thought, calls with their results, summaries, steps.
+
+A result stands in the part of its call, so that a message that has nothing but results has no parts, and is left out.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from proxy.context.memory.traces import encode_arguments, fit_text
+from proxy.context.message_features import find_outcome
+from proxy.engine.memory.path import MemoryPath
+from proxy.engine.ports import LogReader
+from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Summary, SummaryLevel
+from proxy.model.exchange import Usage
+from proxy.model.messages import ToolCall
+from proxy.wire.json_values import JSON_ERRORS, limit_depth, load_json, read_object
+from proxy.wire.messages import read_reasoning
+
+ToolState = Literal["pending", "running", "completed", "error"]
+
+_PATCHED = re.compile(
+    r"(?m)^(?:\*\*\* (?:Update|Add|Delete) File: |(?:\+\+\+|---) (?:[ab]/)?)(?!/dev/null)(\S.{0,299}?)[ \t]*$"
+)
+_HUNK = re.compile(r"(?m)^(?:@@|\*\*\* (?:Update|Add|Delete) File: )")
+_BLOCK = re.compile(
+    r"\[FILE: (?P<path>[^\n]*)\]\nref:(?P<id>[a-z2-7]{10}) · (?P<kind>[^\n·]*) · (?P<tokens>[\d,]+) tokens"
+    r"[^\n]*\n(?P<outline>.*?)\nThe original is intact",
+    re.DOTALL,
+)
+_edits = msgspec.json.Decoder(tuple[Edit, ...])
+
+
+class TextPart(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
+    """What was said."""
+
+    text: str
+
+
+class ReasoningPart(msgspec.Struct, frozen=True, tag="reasoning", tag_field="type"):
+    """What was thought, as far as it can be read."""
+
+    text: str
+
+
+class ToolStatus(msgspec.Struct, frozen=True):
+    """How a call stands. Times are in milliseconds since 1970, of the calls of the client that first had each part.
+
+    `compacted_at`: since when models are sent something shorter in place of the output; null while they have it whole.
+    """
+
+    state: ToolState
+    started_at: int
+    completed_at: int | None
+    compacted_at: int | None
+    error_message: str | None
+
+
+class ToolPart(msgspec.Struct, frozen=True, tag="tool", tag_field="type"):
+    """A call of a tool, with its output once there is one. Without a call that is known, `input` is null."""
+
+    tool_name: str
+    tool_call_id: str
+    input: msgspec.Raw | None
+    output: str | None
+    status: ToolStatus
+
+
+class CompactionPart(msgspec.Struct, frozen=True, tag="compaction", tag_field="type"):
+    """A summary that was made of the messages up to this one; `summary_node_id` is its id."""
+
+    summary_node_id: str
+    level: SummaryLevel
+    compacted_message_count: int
+
+
+class StepStartPart(msgspec.Struct, frozen=True, tag="step_start", tag_field="type"):
+    """A response of the model begins; steps are counted from 1 along the conversation."""
+
+    step_index: int
+
+
+class StepFinishPart(msgspec.Struct, frozen=True, tag="step_finish", tag_field="type"):
+    """It ends; `tokens_used` are those of its prompt and of the response, null where the provider did not say."""
+
+    step_index: int
+    tokens_used: int | None
+
+
+class PatchPart(msgspec.Struct, frozen=True, tag="patch", tag_field="type"):
+    """A patch that a call makes."""
+
+    unified_diff: str
+    files_changed: list[str]
+
+
+class FileRefPart(msgspec.Struct, frozen=True, tag="file_ref", tag_field="type"):
+    """A large content in whose place models are sent an outline; `content_id` is the reference to all of it."""
+
+    content_id: str
+    path: str
+    file_type: str
+    token_count: int
+    exploration_summary: str
+
+
+MessagePart = (
+    TextPart | ReasoningPart | ToolPart | CompactionPart | StepStartPart | StepFinishPart | PatchPart | FileRefPart
+)
+
+
+class MessageDocument(msgspec.Struct, frozen=True):
+    """A message of a conversation: its node, its place from 0 after the system prompt, and the call that brought it."""
+
+    id: str
+    place: int
+    n: int | None
+    exchange: str
+    at_ms: int
+    role: str
+    parts: list[MessagePart]
+
+
+async def load_messages(log: LogReader, path: MemoryPath) -> list[MessageDocument]:
+    """Return the messages of a conversation, oldest first. Raises NotFound."""
+    epochs = await log.list_epochs(path.row.session)
+    summaries = await log.list_summaries(path.row.session)
+    return list(_Reader(path, epochs, summaries).read())
+
+
+class _Reader:
+    """Reads the messages of one conversation."""
+
+    def __init__(self, path: MemoryPath, epochs: Sequence[Epoch], summaries: Sequence[Summary]) -> None:
+        self._path = path
+        self._shortened, self._blocks = _follow_epochs(path.nodes, epochs)
+        self._results = _pair_results(path)
+        self._summaries: dict[int, list[Summary]] = {}
+        for summary in summaries:
+            if summary.stop <= len(path.nodes) and path.nodes[summary.stop - 1] == summary.last:
+                self._summaries.setdefault(summary.stop - 1, []).append(summary)
+        self._steps = 0
+
+    def read(self) -> Iterator[MessageDocument]:
+        for place, source in enumerate(self._path.sources):
+            parts = [*self._list_said(place), *self._list_covering(place)]
+            if parts:
+                call = self._path.calls.get(source.event)
+                role = fit_text(self._path.messages[place].structure.role)
+                at = round(source.ts * 1000)
+                yield MessageDocument(source.node.hex(), place, call.n if call else None, source.event, at, role, parts)
+
+    def _list_said(self, place: int) -> Iterator[MessagePart]:
+        seen, source = self._path.messages[place], self._path.sources[place]
+        is_own = seen.structure.role == "assistant"
+        if is_own and not self._continues(place):
+            self._steps += 1
+            yield StepStartPart(self._steps)
+        if thought := fit_text(_read_thought(self._path.raws[place])):
+            yield ReasoningPart(thought)
+        if seen.message.results:
+            yield from self._list_results(place)
+        elif seen.message.text or seen.message.media:
+            media = (f"({each})" for each in seen.message.media)
+            yield TextPart(fit_text("\n".join(filter(None, (seen.message.text, *media)))))
+        for call in seen.message.calls:
+            yield self._describe_call(call, place)
+            if patch := _find_patch(call):
+                yield patch
+        if is_own and not (place + 1 < len(self._path.sources) and self._continues(place + 1)):
+            yield StepFinishPart(self._steps, _sum_tokens(self._path.usages.get(source.event)))
+
+    def _continues(self, place: int) -> bool:
+        """Return whether a message belongs to the same response as the one before it."""
+        if not place or self._path.messages[place].structure.role != "assistant":
+            return False
+        before = self._path.messages[place - 1].structure.role == "assistant"
+        return before and self._path.sources[place].event == self._path.sources[place - 1].event
+
+    def _list_results(self, place: int) -> Iterator[MessagePart]:
+        """Yield what a message with results has beside those that stand with their calls."""
+        message = self._path.messages[place].message
+        for id in message.results:
+            if (id, place) not in self._results.answered:
+                at = round(self._path.sources[place].ts * 1000)
+                output = _read_output(self._path, place, id)
+                yield ToolPart("", fit_text(id), None, fit_text(output), self._judge(output, at, place))
+        if block := self._blocks.get(place):
+            yield block
+        if message.beside:
+            yield TextPart(fit_text("\n".join(message.beside)))
+
+    def _describe_call(self, call: ToolCall, place: int) -> ToolPart:
+        at = round(self._path.sources[place].ts * 1000)
+        answered = self._results.places.get((call.id, place))
+        output = None if answered is None else fit_text(_read_output(self._path, answered, call.id))
+        status = self._judge(output, at, answered)
+        return ToolPart(fit_text(call.name), fit_text(call.id), encode_arguments(call.arguments), output, status)
+
+    def _judge(self, output: str | None, at: int, answered: int | None) -> ToolStatus:
+        if output is None or answered is None:
+            return ToolStatus("pending", at, None, None, None)
+        fault = fit_text(find_outcome(output)) or None
+        completed = round(self._path.sources[answered].ts * 1000)
+        return ToolStatus("error" if fault else "completed", at, completed, self._shortened.get(answered), fault)
+
+    def _list_covering(self, place: int) -> Iterator[CompactionPart]:
+        for summary in self._summaries.get(place, ()):
+            yield CompactionPart(summary.id, summary.level, summary.stop - summary.start)
+
+
+class _Results(msgspec.Struct, frozen=True):
+    """Which results answer which calls: by the id and place of a call the place of its result, and the reverse."""
+
+    places: dict[tuple[str, int], int]
+    answered: frozenset[tuple[str, int]]
+
+
+def _pair_results(path: MemoryPath) -> _Results:
+    """Pair calls with results: of one id, a result answers the newest call before it."""
+    newest: dict[str, int] = {}
+    places: dict[tuple[str, int], int] = {}
+    answered = set()
+    for place, seen in enumerate(path.messages):
+        for id in seen.message.results:
+            if (at := newest.get(id)) is not None and (id, at) not in places:
+                places[id, at] = place
+                answered.add((id, place))
+        newest.update((call.id, place) for call in seen.message.calls)
+    return _Results(places, frozenset(answered))
+
+
+def _read_output(path: MemoryPath, place: int, id: str) -> str:
+    message = path.messages[place].message
+    if len(message.outputs) == len(message.results):
+        return message.outputs[message.results.index(id)]
+    return message.text
+
+
+def _follow_epochs(
+    nodes: Sequence[bytes], epochs: Sequence[Epoch]
+) -> tuple[Mapping[int, int], Mapping[int, FileRefPart]]:
+    """Return which messages are not sent whole now, since when, and the file blocks that are sent for some of them."""
+    since: dict[int, int] = {}
+    blocks: dict[int, FileRefPart] = {}
+    for epoch in epochs:
+        if epoch.depth > len(nodes) or (epoch.depth and nodes[epoch.depth - 1] != epoch.through):
+            continue  # of another branch
+        if epoch.depth and not epoch.edits:
+            continue  # its content was erased
+        edits = _edits.decode(epoch.edits) if epoch.edits else ()
+        kept = {edit.place for edit in edits if isinstance(edit, Kept)}
+        kept |= {edit.place for edit in edits if isinstance(edit, Replaced) and edit.kind in ("shortened", "detached")}
+        since = {place: since.get(place, epoch.opened_ms) for place in range(epoch.depth) if place not in kept}
+        found = {edit.place: _read_block(edit) for edit in edits if isinstance(edit, Replaced) and edit.kind == "file"}
+        blocks = {place: block for place, block in found.items() if block is not None}
+    return since, blocks
+
+
+def _read_block(edit: Replaced) -> FileRefPart | None:
+    found = _BLOCK.search(edit.text)
+    if found is None:
+        return None
+    tokens = int(found["tokens"].replace(",", ""))
+    outline = "\n".join(line.strip() for line in found["outline"].splitlines())
+    return FileRefPart(found["id"], found["path"], found["kind"], tokens, outline)
+
+
+def _find_patch(call: ToolCall) -> PatchPart | None:
+    """Return the patch in the arguments of a call, if they have one."""
+    for value in (read_object(call.arguments) or {}).values():
+        if isinstance(value, str) and _HUNK.search(value) and (files := _PATCHED.findall(value)):
+            return PatchPart(fit_text(value), list(dict.fromkeys(map(fit_text, files))))
+    return None
+
+
+def _read_thought(raw: bytes) -> str:
+    try:
+        value = limit_depth(load_json(raw), raw)
+    except JSON_ERRORS:
+        return ""
+    return read_reasoning(value) if isinstance(value, dict) else ""
+
+
+def _sum_tokens(usage: Usage | None) -> int | None:
+    if usage is None or usage.input is None:
+        return None
+    return usage.input + (usage.output or 0)

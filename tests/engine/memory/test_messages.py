@@ -1,0 +1,146 @@
+"""The messages of a conversation as parts, over a session with turns, epochs and a summary."""
+
+import json
+from typing import Any
+
+import msgspec
+
+from proxy.engine.compaction.job import ManualOptions
+from proxy.engine.memory.messages import MessageDocument, load_messages
+from proxy.engine.memory.path import load_path
+from proxy.engine.recall.files import list_files
+from proxy.engine.recall.history import History
+from proxy.engine.reports.listing import cut_listing, make_cursor, read_cursor
+from tests.support.compacting import Workshop
+from tests.support.managing import Message
+from tests.support.remembering import make_memory, report_with_facts, talk
+
+TEXTS = ("Fix the parser.", "Now the lexer.", "And the docs.")
+SYSTEM: Message = {"role": "system", "content": "You are an agent."}
+PATCH = "--- a/src/lexer.py\n+++ b/src/lexer.py\n@@ -1 +1 @@\n-a\n+b\n"
+
+
+def call(id: str, name: str, **given: object) -> Message:
+    """A message that calls a tool."""
+    function = {"name": name, "arguments": json.dumps(given)}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": id, "type": "function", "function": function}]}
+
+
+def result(id: str, text: str) -> Message:
+    """Its result."""
+    return {"role": "tool", "tool_call_id": id, "content": text}
+
+
+async def load(shop: Workshop) -> list[MessageDocument]:
+    """The messages of the session."""
+    return await load_messages(shop.log, await load_path(shop.log, shop.session))
+
+
+def show(found: list[MessageDocument]) -> Any:
+    """The messages as a client gets them."""
+    return msgspec.json.decode(msgspec.json.encode(found))
+
+
+async def test_each_message_has_its_parts_and_results_stand_with_their_calls() -> None:
+    shop = Workshop(report_with_facts, ceiling=100_000)
+    await talk(shop, TEXTS, system=SYSTEM)
+    found = show(await load(shop))
+    assert [each["role"] for each in found if each["role"] == "tool"] == []
+    first, asked = found[0], found[1]
+    assert first["parts"] == [{"type": "text", "text": "Fix the parser."}]
+    assert [part["type"] for part in asked["parts"]] == ["step_start", "tool", "step_finish"]
+    tool = asked["parts"][1]
+    assert (tool["tool_name"], tool["input"]) == ("bash", {"command": "run 1 0"})
+    assert tool["output"].startswith("output 1 0 of the test run")
+    status = tool["status"]
+    assert (status["state"], status["compacted_at"], status["error_message"]) == ("completed", None, None)
+    assert status["started_at"] <= status["completed_at"]
+    steps = [part["step_index"] for each in found for part in each["parts"] if part["type"] == "step_start"]
+    assert steps == list(range(1, len(steps) + 1))
+    assert [each["place"] for each in found] == sorted({each["place"] for each in found})
+    assert {each["n"] for each in found} <= {1, 2, 3}
+
+
+async def test_reasoning_patches_failures_and_open_calls_are_parts() -> None:
+    shop = Workshop(report_with_facts, ceiling=100_000)
+    thinking = {**call("c1", "apply", patch=PATCH), "reasoning_content": "Hm."}
+    await shop.ask(
+        [
+            SYSTEM,
+            {"role": "user", "content": "go"},
+            thinking,
+            result("c1", "Error: cannot apply"),
+            call("c2", "read", path="src/lexer.py"),
+            result("c2", "def lex(): ..."),
+            result("gone", "late"),
+            {"role": "user", "content": "on"},
+        ]
+    )
+    found = show(await load(shop))
+    kinds = [[part["type"] for part in each["parts"]] for each in found]
+    assert kinds[1] == ["step_start", "reasoning", "tool", "patch", "step_finish"]
+    assert found[1]["parts"][3] == {"type": "patch", "unified_diff": PATCH, "files_changed": ["src/lexer.py"]}
+    failed = found[1]["parts"][2]["status"]
+    assert (failed["state"], bool(failed["error_message"])) == ("error", True)
+    orphan = next(part for each in found for part in each["parts"] if part.get("tool_call_id") == "gone")
+    assert (orphan["tool_name"], orphan["input"], orphan["output"]) == ("", None, "late")
+
+
+async def test_a_call_without_a_result_is_pending() -> None:
+    shop = Workshop(report_with_facts, ceiling=100_000)
+    await shop.ask([SYSTEM, {"role": "user", "content": "go"}, call("c1", "read", path="a.py")])
+    status = show(await load(shop))[1]["parts"][1]["status"]
+    assert (status["state"], status["completed_at"]) == ("pending", None)
+
+
+async def test_summaries_stand_behind_what_they_cover_and_compacted_results_say_since_when() -> None:
+    shop = Workshop(report_with_facts, ceiling=100_000)
+    await talk(shop, (*TEXTS, "Go on.", "And on."), system=SYSTEM)
+    await make_memory(shop).manual.compact(shop.session, ManualOptions(level=3))
+    (summary, *_) = await shop.log.list_summaries(shop.session)
+    (epoch,) = await shop.log.list_epochs(shop.session)
+    found = show(await load(shop))
+    covering = next(each for each in found for part in each["parts"] if part["type"] == "compaction")
+    assert covering["place"] == summary.stop - 1
+    assert covering["parts"][-1] == {
+        "type": "compaction",
+        "summary_node_id": summary.id,
+        "level": summary.level,
+        "compacted_message_count": summary.stop - summary.start,
+    }
+    tools = [part for each in found for part in each["parts"] if part["type"] == "tool"]
+    assert tools[0]["status"]["compacted_at"] == epoch.opened_ms
+    assert tools[-1]["status"]["compacted_at"] is None
+
+
+async def test_files_are_listed_with_who_read_and_wrote_them() -> None:
+    shop = Workshop(report_with_facts, ceiling=100_000)
+    await shop.ask(
+        [
+            SYSTEM,
+            {"role": "user", "content": "go"},
+            call("c1", "read_file", path="src/lexer.py"),
+            result("c1", "def lex(): ...\n"),
+            call("c2", "write_file", path="src/parser.py", content="x = 1\n"),
+            result("c2", "ok"),
+            call("c3", "bash", command="sed -i 1d src/lexer.py"),
+            result("c3", "done"),
+        ]
+    )
+    path = await load_path(shop.log, shop.session)
+    items, count = list_files(History(path.row.wire, path.nodes, path.raws), 0, 10)
+    assert count == 2
+    lexer, parser = items
+    assert (lexer.path, lexer.reads, lexer.writes, lexer.changed_since) == ("src/lexer.py", 1, 1, 1)
+    assert (parser.path, parser.reads, parser.writes, parser.characters) == ("src/parser.py", 0, 1, 6)
+    assert lexer.first_step is not None and lexer.first_step < (lexer.last_step or 0)
+    assert list_files(History(path.row.wire, path.nodes, path.raws), 1, 2)[0] == [parser]
+
+
+def test_a_listing_is_cut_at_its_cursor() -> None:
+    items = list(range(5))
+    first = cut_listing("x", items, "", 2)
+    assert (first.items, first.next) == ([0, 1], make_cursor("x", 2))
+    assert cut_listing("x", items, first.next or "", 3).next is None
+    assert cut_listing("x", items, make_cursor("x", 9), 3).items == []
+    assert read_cursor("x", "", 7) == 7

@@ -20,6 +20,8 @@ from proxy.wire.identity import count_preamble
 Tally = Callable[[str, Sequence[bytes]], Awaitable[Sequence[int]]]
 """Counts the tokens of each message, for a model."""
 
+# Characters from which on two texts with the same beginning are the same one, shortened.
+_SAME_BEGINNING = 40
 _REFERENCE = re.compile(r"\bref:([a-z0-9]{10})\b")
 
 
@@ -80,6 +82,7 @@ class Side(NamedTuple):
     tokens: int
     text: str
     calls: tuple[str, ...]
+    results: tuple[str, ...] = ()  # ids of the calls whose results it has
 
     @property
     def references(self) -> list[str]:
@@ -175,6 +178,34 @@ def align(client: Sequence[bytes], sent: Sequence[bytes]) -> list[tuple[int, int
     return runs
 
 
+def pair_sides(client: Sequence[Side], sent: Sequence[Side]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the edits of a run that differs, as `align` does its runs.
+
+    A message that stands for one of the client's, since it has the result of the same call or begins like it, is an
+    edit of its own. What lies between two of these is one edit.
+    """
+    at = begin = 0
+    for j, ours in enumerate(sent):
+        found = next((i for i in range(at, len(client)) if _stands_for(ours, client[i])), None)
+        if found is None:
+            continue
+        if found > at or j > begin:
+            yield at, found, begin, j
+        yield found, found + 1, j, j + 1
+        at, begin = found + 1, j + 1
+    if len(client) > at or len(sent) > begin:
+        yield at, len(client), begin, len(sent)
+
+
+def _stands_for(sent: Side, client: Side) -> bool:
+    if sent.role != client.role:
+        return False
+    if sent.results or client.results:
+        return sent.results == client.results
+    is_same = sent.text == client.text and sent.calls == client.calls
+    return is_same or _count_equal(sent.text, client.text) >= _SAME_BEGINNING
+
+
 async def _compare(row: ExchangeRow, found: RoundRow, client: SplitBody, sent: SplitBody, tally: Tally) -> Difference:
     form = find_format(row)
     theirs, ours = list_raws(client), list_raws(sent)
@@ -182,15 +213,12 @@ async def _compare(row: ExchangeRow, found: RoundRow, client: SplitBody, sent: S
     runs = align(theirs, ours)
     raws = [raw for a, b, c, d in runs for raw in (*theirs[a:b], *ours[c:d])]
     tokens = iter(await tally(row.model, raws))
-    changes = [
-        Change(
-            a - count,
-            b - count,
-            tuple(_read_side(row.wire, raw, next(tokens)) for raw in theirs[a:b]),
-            tuple(_read_side(row.wire, raw, next(tokens)) for raw in ours[c:d]),
-        )
-        for a, b, c, d in runs
-    ]
+    changes = []
+    for a, b, c, d in runs:
+        left = [_read_side(row.wire, raw, next(tokens)) for raw in theirs[a:b]]
+        right = [_read_side(row.wire, raw, next(tokens)) for raw in ours[c:d]]
+        for start, stop, begin, end in pair_sides(left, right):
+            changes.append(Change(a + start - count, a + stop - count, tuple(left[start:stop]), tuple(right[begin:end])))
     kept = len(theirs) - sum(b - a for a, b, _, _ in runs)
     return Difference(
         row,
@@ -209,13 +237,13 @@ def _compare_members(client: SplitBody, sent: SplitBody, key: str) -> Iterator[t
             yield name, client.member(name), sent.member(name)
 
 
-def _count_equal(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+def _count_equal(one: Sequence[object], other: Sequence[object]) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _read_side(wire: str, raw: bytes, tokens: int) -> Side:
     message = FORMATS[wire].parse_message(raw)
-    return Side(message.role, tokens, message.text, tuple(call.name for call in message.calls))
+    return Side(message.role, tokens, message.text, tuple(call.name for call in message.calls), message.results)
 
 
 def _decode(raw: bytes) -> str | None:

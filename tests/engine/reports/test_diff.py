@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.engine.reports.diff import Difference, align, describe_difference, load_difference
+from proxy.engine.reports.diff import Difference, Side, align, describe_difference, load_difference, pair_sides
 from proxy.model.errors import NotFound
 from tests.cli.commands import tally
 from tests.support.fake_log import EXCHANGE, ROUND, FakeLog
@@ -108,6 +108,75 @@ def write(client: Sequence[bytes], sent: Sequence[bytes], runs: list[tuple[int, 
         made += [*client[at:start], *sent[begin:end]]
         at = stop
     return [*made, *client[at:]]
+
+
+def result(id: str, text: str) -> Side:
+    return Side("tool", 1, text, (), (id,))
+
+
+async def test_each_output_that_has_become_short_is_an_edit_of_its_own() -> None:
+    def answer(n: int, text: str) -> dict[str, object]:
+        return {"role": "tool", "tool_call_id": f"call_{n}", "content": text}
+
+    def ask(n: int) -> dict[str, object]:
+        call = {"id": f"call_{n}", "type": "function", "function": {"name": "run", "arguments": "{}"}}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+    steps = [part for n in range(4) for part in (ask(n), answer(n, f"output {n} " * 50))]
+    client = spell(SYSTEM, say("user", "go"), *steps)
+    ledger = say("user", "[ledger] one step")
+    sent = spell(
+        SYSTEM,
+        say("user", "go"),
+        ledger,
+        ask(1),
+        answer(1, "[short] ref:abcdefgh23"),
+        ask(2),
+        answer(2, "[short]"),
+        *steps[6:],
+    )
+    found = await compare(client, sent)
+    assert [(each.start, each.stop, len(each.sent)) for each in found.changes] == [(1, 3, 1), (4, 5, 1), (6, 7, 1)]
+    assert found.kept == 5 and found.changes[1].sent[0].references == ["abcdefgh23"]
+
+
+SIDES = st.lists(
+    st.builds(
+        Side,
+        st.sampled_from(["user", "tool"]),
+        st.just(1),
+        st.sampled_from(["a", "b", "x" * 50, "x" * 50 + "y"]),
+        st.just(()),
+        st.sampled_from([(), ("1",), ("2",)]),
+    ),
+    max_size=6,
+)
+
+
+@given(SIDES, SIDES)
+def test_edits_account_for_every_message_in_order(client: list[Side], sent: list[Side]) -> None:
+    at = begin = 0
+    for start, stop, first, last in pair_sides(client, sent):
+        assert (start, first) == (at, begin) and (stop, last) != (at, begin)
+        at, begin = stop, last
+    assert (at, begin) == (len(client), len(sent))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "is_pair"),
+    [
+        (result("1", "short"), result("1", "long"), True),
+        (result("1", "long"), result("2", "long"), False),
+        (Side("user", 1, "x" * 40 + "[shortened]", ()), Side("user", 1, "x" * 90, ()), True),
+        (Side("user", 1, "x" * 39, ()), Side("user", 1, "x" * 90, ()), False),
+        (Side("assistant", 1, "x" * 90, ()), Side("user", 1, "x" * 90, ()), False),
+        (Side("assistant", 1, "", ("run",)), Side("assistant", 9, "", ("run",)), True),
+        (Side("assistant", 1, "", ("run",)), Side("assistant", 9, "", ("look",)), False),
+    ],
+)
+def test_a_message_stands_for_what_it_answers_or_begins_like(ours: Side, theirs: Side, is_pair: bool) -> None:
+    edits = list(pair_sides([Side("other", 1, "first", ()), theirs], [ours]))
+    assert edits == ([(0, 1, 0, 0), (1, 2, 0, 1)] if is_pair else [(0, 2, 0, 1)])
 
 
 @given(TEXTS)

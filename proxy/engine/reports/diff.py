@@ -218,7 +218,8 @@ async def _compare(row: ExchangeRow, found: RoundRow, client: SplitBody, sent: S
         left = [_read_side(row.wire, raw, next(tokens)) for raw in theirs[a:b]]
         right = [_read_side(row.wire, raw, next(tokens)) for raw in ours[c:d]]
         for start, stop, begin, end in pair_sides(left, right):
-            changes.append(Change(a + start - count, a + stop - count, tuple(left[start:stop]), tuple(right[begin:end])))
+            first, last = a + start - count, a + stop - count
+            changes.append(Change(first, last, tuple(left[start:stop]), tuple(right[begin:end])))
     kept = len(theirs) - sum(b - a for a, b, _, _ in runs)
     return Difference(
         row,

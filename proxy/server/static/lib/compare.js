@@ -15,6 +15,7 @@ export function classify(change) {
   if (!change.sent.length) return { kind: "tomb", name: "left out", type: "tomb", why: `${count(change.client.length, "message")} left out; the ledger or a summary beside tells them.` };
   if (/^\[FILE: /m.test(text) || /\[file\b/i.test(text)) return { kind: "file", name: "file reference", type: "file", why: "A large file: its outline stays, the text is one recall away." };
   if (change.client.length > 3) return { kind: "sum1", name: "ledger", type: "sum", why: `${count(change.client.length, "message")}, ${count(outputs, "tool output")} of them, told step by step; each line names its original.` };
+  if (change.client.length === 1 && change.client[0].role !== "tool") return { kind: "tomb", name: "shortened", type: "tomb", why: "A long message: what is said elsewhere is left out, the whole is one recall away." };
   return { kind: "tomb", name: "tombstone", type: "tomb", why: "An older tool output: what it was stays, the text is one recall away." };
 }
 

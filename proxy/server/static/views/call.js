@@ -77,17 +77,19 @@ function drawRounds() {
 function flows() {
   const found = plan(), client = found?.tokens_client ?? row?.client, sent = found?.tokens_upstream ?? row?.sent;
   if (client == null || sent == null) return null;
-  const parts = [];
+  const byKind = new Map();
   let gone = 0, instead = 0;
   for (const change of difference?.changes ?? []) {
     const was = change.client.reduce((total, side) => total + side.tokens, 0), is = change.sent.reduce((total, side) => total + side.tokens, 0), { kind, name } = classify(change);
-    const before = parts.at(-1);
-    if (before && before[3] === kind) { before[2] += was; before[4] += is; } else parts.push([change.client.length ? "gone" : kind, name, was, kind, is]);
+    const sum = byKind.get(kind) ?? [change.client.length ? "gone" : kind, name, 0, kind, 0];
+    sum[2] += was;
+    sum[4] += is;
+    byKind.set(kind, sum);
     gone += was;
     instead += is;
   }
   const kept = Math.max(0, Math.min(client - gone, sent - instead));
-  return { client, sent, parts: [...parts, ["assistant", "unchanged", Math.max(0, client - gone), "assistant", kept || Math.max(0, sent - instead)]] };
+  return { client, sent, parts: [...byKind.values(), ["assistant", "unchanged", Math.max(0, client - gone), "assistant", kept || Math.max(0, sent - instead)]] };
 }
 
 function drawFlows() {

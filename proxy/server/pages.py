@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from proxy.engine.reports.sessions import write_json
-from proxy.model.errors import ProxyError
+from proxy.model.errors import NotFound, ProxyError
 from proxy.server.access import START_PAGE, make_cookie
 from proxy.server.endpoints import ANY, Endpoint, Operation
 from proxy.server.errors import render_error
@@ -41,7 +41,7 @@ _HTML = "text/html; charset=utf-8"
 _ESCAPES = ((b"<", b"\\u003c"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 
-class Page(NamedTuple):
+class PageRoute(NamedTuple):
     """A page below `/-`: its path, its title, and the path of the API's document that it shows.
 
     A page that `needs` a query parameter shows nothing without it.
@@ -59,13 +59,13 @@ class Page(NamedTuple):
 
 
 PAGES = (
-    Page("/", "Sessions", "/api/sessions"),
-    Page("/sessions/{id}", "Session", "/api/sessions/{id}"),
-    Page("/sessions/{id}/calls/{n}", "Call", "/api/sessions/{id}/exchanges/{n}"),
-    Page("/sessions/{id}/epochs/{n}", "Epoch", "/api/sessions/{id}/epochs/{n}"),
-    Page("/sessions/{id}/summaries", "Summaries", "/api/sessions/{id}/summaries"),
-    Page("/search", "Search", "/api/search", "q"),
-    Page("/health", "Health", "/api/health"),
+    PageRoute("/", "Sessions", "/api/sessions"),
+    PageRoute("/sessions/{id}", "Session", "/api/sessions/{id}"),
+    PageRoute("/sessions/{id}/calls/{n}", "Call", "/api/sessions/{id}/exchanges/{n}"),
+    PageRoute("/sessions/{id}/epochs/{n}", "Epoch", "/api/sessions/{id}/epochs/{n}"),
+    PageRoute("/sessions/{id}/summaries", "Summaries", "/api/sessions/{id}/summaries"),
+    PageRoute("/search", "Search", "/api/search", "q"),
+    PageRoute("/health", "Health", "/api/health"),
 )
 
 
@@ -93,7 +93,7 @@ class Pages:
         pages = [Route(page.path, Endpoint(self._make_responder(page), ANY)) for page in PAGES]
         return [Route("/static/{name}", Endpoint(self._send_file, "v")), *twins, *pages]
 
-    def _make_responder(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+    def _make_responder(self, page: PageRoute) -> Callable[[Request], Awaitable[Response]]:
         operation = self._endpoints[page.document].operations["GET"]
 
         async def respond(request: Request) -> Response:
@@ -107,7 +107,7 @@ class Pages:
 
         return respond
 
-    def _render(self, page: Page, request: Request, data: bytes, status: int) -> Response:
+    def _render(self, page: PageRoute, request: Request, data: bytes, status: int) -> Response:
         nonce = secrets.token_urlsafe(16)
         template = self._start if page.path == "/" else self._other
         query = f"?{request.url.query}" if request.url.query else ""
@@ -129,7 +129,7 @@ class Pages:
         """Send a file of our pages."""
         found = self._files.get(request.path_params["name"])
         if found is None:
-            status, _, body = render_error(_NoFile(f"there is no file {request.path_params['name'][:40]!r}"))
+            status, _, body = render_error(NotFound(f"there is no file {request.path_params['name'][:40]!r}"))
             return Response(body, status, media_type="application/json")
         is_named = request.query_params.get("v") == found.tag
         headers = {
@@ -142,10 +142,6 @@ class Pages:
         if f'"{found.tag}"' in known or "*" in known:
             return Response(status_code=304, headers=headers)
         return Response(found.content, headers=headers, media_type=found.media)
-
-
-class _NoFile(ProxyError):
-    status, code = 404, "not_found"
 
 
 async def _load(operation: Operation, request: Request) -> tuple[int, bytes]:

@@ -109,7 +109,7 @@ def _fit_texts(value: object) -> object:
     if isinstance(value, msgspec.Struct):
         names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
         config = value.__struct_config__
-        found = {config.tag_field: config.tag} if config.tag_field else {}
+        found: dict[str, object] = {config.tag_field: config.tag} if config.tag_field else {}
         found |= {encoded: getattr(value, name) for name, encoded in names}
         return {name: _fit_texts(each) for name, each in found.items() if each is not msgspec.UNSET}
     if isinstance(value, Mapping):

@@ -124,10 +124,10 @@ def _serve(
 
 def load_summaries(port: int, session: str) -> list[dict[str, Any]]:
     """Return the summaries of a session, from the proxy's API."""
-    url = f"http://127.0.0.1:{port}/-/api/sessions/{session}/summaries"
+    url = f"http://127.0.0.1:{port}/-/api/sessions/{session}/summaries?limit=1000"
     request = urllib.request.Request(url, headers={"authorization": f"Bearer {_TOKEN}"})
     with urllib.request.urlopen(request, timeout=60) as response:
-        documents: list[dict[str, Any]] = json.load(response)
+        documents: list[dict[str, Any]] = json.load(response)["items"]
     return documents
 
 

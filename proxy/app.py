@@ -196,7 +196,7 @@ async def _run(settings: Settings, *, until_unused: bool) -> None:
             health.is_starting = True
             engine.tasks.spawn(_warm(engine, health))
             _mirror_memory(engine, settings)
-            server = DrainingServer(_configure(app, policy, engine), health, engine.tasks, policy.drain_seconds)
+            server = DrainingServer(configure(app, policy, engine), health, engine.tasks, policy.drain_seconds)
             engine.descriptors.add_holder(lambda: close_idle(server.server_state.connections))
             if until_unused:
                 stop = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, server.stop)
@@ -280,7 +280,8 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     return app, health
 
 
-def _configure(app: ASGIApp, policy: ServerPolicy, engine: Engine) -> uvicorn.Config:
+def configure(app: ASGIApp, policy: ServerPolicy, engine: Engine) -> uvicorn.Config:
+    """Return how the application is served."""
     return uvicorn.Config(
         app,
         http=functools.partial(Http11Protocol, policy, WriteBatcher(engine.tasks.held), engine.descriptors),  # type: ignore[arg-type]

@@ -129,19 +129,27 @@ async def test_the_link_with_the_token_is_for_a_terminal_alone(upstream: Scripte
         code, said = await server.end()
     assert (code, find_address(server.settings)) == (0, "http://127.0.0.1:0")
     assert (tmp_path / "admin-token").read_text() not in said
+    token = (tmp_path / "admin-token").read_bytes()
+    assert token in await read_terminal(tmp_path, is_whole=True)
+    assert token not in await read_terminal(tmp_path, is_whole=False)
+
+
+async def read_terminal(data: Path, *, is_whole: bool) -> bytes:
+    """What a server writes to a terminal at its start: both streams, or standard error alone."""
     leader, follower = os.openpty()
+    stdout = follower if is_whole else asyncio.subprocess.DEVNULL
     try:
-        process = await launch({"data": str(tmp_path), "server.port": 0}, stderr=follower)
+        process = await launch({"data": str(data), "server.port": 0}, stderr=follower, stdout=stdout)
         os.close(follower)
         shown = b""
         async with asyncio.timeout(STARTING):
-            while b"token=" not in shown:
+            while b"/-/" not in shown or not shown.endswith(b"\n"):
                 shown += await asyncio.to_thread(os.read, leader, 4096)
             process.kill()
             await process.wait()
     finally:
         os.close(leader)
-    assert (tmp_path / "admin-token").read_bytes() in shown
+    return shown
 
 
 async def test_a_port_in_use_is_told_with_the_way_out(upstream: ScriptedUpstream, tmp_path: Path) -> None:

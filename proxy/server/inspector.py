@@ -11,6 +11,8 @@ from proxy.server.policy import ServerPolicy
 from proxy.wire.headers import find_header
 
 _ERROR = 400
+_SANDBOX: Headers = ((b"content-security-policy", b"sandbox allow-scripts allow-forms allow-popups"),)
+_SHOWN = frozenset({b"document", b"iframe", b"frame", b"embed", b"object"})
 _ROOT_HEADERS: Headers = (
     (b"content-type", b"text/html; charset=utf-8"),
     (
@@ -30,6 +32,17 @@ server answers {status} here. What went through is on <a href="/-/">the page of 
 """
 
 
+class VisitingClient(ServedClient):
+    """A browser that shows what an upstream responds as a page, under our own address.
+
+    The page is sandboxed, so that it has an origin of its own: else its scripts could use our cookie as our pages do.
+    """
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Write the head of the response."""
+        super().start(status, (*headers, *_SANDBOX))
+
+
 class BrowserClient(ServedClient):
     """A browser at `/`. In place of an upstream's error, which is meant for API clients, it gets a page of our own."""
 
@@ -42,6 +55,8 @@ class BrowserClient(ServedClient):
         if status >= _ERROR and not self._page:
             self._page = _render_root_page(status)
             headers = (*_ROOT_HEADERS, (b"content-length", b"%d" % len(self._page)))
+        elif not self._page:
+            headers = (*headers, *_SANDBOX)
         super().start(status, headers)
 
     def write(self, content: bytes, *, is_last: bool = False) -> bool:
@@ -49,6 +64,19 @@ class BrowserClient(ServedClient):
         if self._page:
             content = self._page if is_last else b""
         return super().write(content, is_last=is_last)
+
+
+def is_visit(headers: Headers) -> bool:
+    """Return True if a browser will show the response as a page."""
+    is_shown = find_header(headers, b"sec-fetch-dest") in _SHOWN
+    return is_shown or find_header(headers, b"sec-fetch-mode") == b"navigate"
+
+
+def choose_client(scope: Scope) -> type[ServedClient]:
+    """Return the client for a request that is not read."""
+    if is_browser_at_root(scope):
+        return BrowserClient
+    return VisitingClient if is_visit(scope["headers"]) else ServedClient
 
 
 def is_browser_at_root(scope: Scope) -> bool:

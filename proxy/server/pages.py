@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 
 from proxy import __version__
 from proxy.engine.reports.sessions import write_json
-from proxy.model.errors import ProxyError
+from proxy.model.errors import NotFound, ProxyError
 from proxy.server.access import START_PAGE, make_cookie
 from proxy.server.endpoints import ANY, Endpoint, Operation
 from proxy.server.errors import render_error
@@ -42,7 +42,7 @@ _HTML = "text/html; charset=utf-8"
 _ESCAPES = ((b"<", b"\\u003c"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 
-class Page(NamedTuple):
+class PageRoute(NamedTuple):
     """A page below `/-`: its path, its view, its title, and the path of the API's document that it shows.
 
     A view has a fragment of HTML and a script of its name. A page that `needs` a query parameter shows nothing without
@@ -62,13 +62,13 @@ class Page(NamedTuple):
 
 
 PAGES = (
-    Page("/", "sessions", "Sessions", "/api/sessions"),
-    Page("/sessions/{id}", "session", "Session", "/api/sessions/{id}"),
-    Page("/sessions/{id}/calls/{n}", "call", "Call", "/api/sessions/{id}/exchanges/{n}"),
-    Page("/sessions/{id}/epochs/{n}", "epoch", "Epoch", "/api/sessions/{id}/epochs/{n}"),
-    Page("/sessions/{id}/summaries", "summaries", "Summaries", "/api/sessions/{id}/summaries"),
-    Page("/search", "search", "Search", "/api/search", "q"),
-    Page("/health", "health", "Health", "/api/health"),
+    PageRoute("/", "sessions", "Sessions", "/api/sessions"),
+    PageRoute("/sessions/{id}", "session", "Session", "/api/sessions/{id}"),
+    PageRoute("/sessions/{id}/calls/{n}", "call", "Call", "/api/sessions/{id}/exchanges/{n}"),
+    PageRoute("/sessions/{id}/epochs/{n}", "epoch", "Epoch", "/api/sessions/{id}/epochs/{n}"),
+    PageRoute("/sessions/{id}/summaries", "summaries", "Summaries", "/api/sessions/{id}/summaries"),
+    PageRoute("/search", "search", "Search", "/api/search", "q"),
+    PageRoute("/health", "health", "Health", "/api/health"),
 )
 _NAVIGATION = (
     ("/-/", "Sessions", ("sessions", "session", "call", "epoch", "summaries")),
@@ -100,7 +100,7 @@ class Pages:
         pages = [Route(page.path, Endpoint(self._make_responder(page), ANY)) for page in PAGES]
         return [Route("/static/{name:path}", Endpoint(self._send_file, "v")), *twins, *pages]
 
-    def _make_responder(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+    def _make_responder(self, page: PageRoute) -> Callable[[Request], Awaitable[Response]]:
         operation = self._endpoints[page.document].operations["GET"]
 
         async def respond(request: Request) -> Response:
@@ -114,7 +114,7 @@ class Pages:
 
         return respond
 
-    def _render(self, page: Page, request: Request, data: bytes, status: int) -> Response:
+    def _render(self, page: PageRoute, request: Request, data: bytes, status: int) -> Response:
         nonce = secrets.token_urlsafe(16)
         query = f"?{request.url.query}" if request.url.query else ""
         found = self._template.substitute(
@@ -138,7 +138,7 @@ class Pages:
         """Send a file of our pages."""
         found = self._files.get(request.path_params["name"])
         if found is None:
-            status, _, body = render_error(_NoFile(f"there is no file {request.path_params['name'][:40]!r}"))
+            status, _, body = render_error(NotFound(f"there is no file {request.path_params['name'][:40]!r}"))
             return Response(body, status, media_type="application/json")
         is_named = request.query_params.get("v") == found.tag
         headers = {
@@ -151,10 +151,6 @@ class Pages:
         if f'"{found.tag}"' in known or "*" in known:
             return Response(status_code=304, headers=headers)
         return Response(found.content, headers=headers, media_type=found.media)
-
-
-class _NoFile(ProxyError):
-    status, code = 404, "not_found"
 
 
 async def _load(operation: Operation, request: Request) -> tuple[int, bytes]:

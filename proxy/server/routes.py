@@ -22,7 +22,7 @@ from proxy.server.context_api import ContextApi
 from proxy.server.endpoints import ANY, Endpoint, respond_json
 from proxy.server.errors import render_body
 from proxy.server.health import Health
-from proxy.server.inspector import BrowserClient, is_browser_at_root
+from proxy.server.inspector import choose_client
 from proxy.server.memory_api import MemoryApi
 from proxy.server.pages import Facts, Pages
 from proxy.server.policy import ServerPolicy
@@ -96,7 +96,7 @@ class FastRouter:
 
     async def _carry_unread(self, scope: Scope) -> None:
         """Pass a request to the engine as a stream, unread and unchecked: the upstream judges it."""
-        client = (BrowserClient if is_browser_at_root(scope) else ServedClient)(scope, self._policy)
+        client = choose_client(scope)(scope, self._policy)
         body = client if client.has_body else None
         if body is None:
             client.expect_nothing()

@@ -43,6 +43,7 @@ def test_every_key_reaches_a_policy() -> None:
             "host": "::1",
             "port": 1,
             "admin_token": "t",
+            "metrics_token": "m",
             "allowed_hosts": ["Proxy.Example"],
             "allowed_origins": ["https://App.Example"],
             "require_tenant": True,
@@ -93,6 +94,7 @@ def test_every_key_reaches_a_policy() -> None:
         *("::1", 1, "t", ("proxy.example",), 2**20, 3 * 2**20, 2048, 1, 2, 8, 3, 0, ("https://app.example",)),
         has_own_key=True,
         tenant_keys=("sk-1", "sk-2"),
+        metrics_token="m",
     )
     assert settings.engine_policy() == EnginePolicy(
         "observe",
@@ -111,7 +113,7 @@ def test_every_key_reaches_a_policy() -> None:
     assert settings.builder_policy() == BuilderPolicy(
         user_turns=3, scan_messages=30, raw_tail_turns=2, is_tail_text=True
     )
-    assert settings.snapshot_policy() == SnapshotPolicy(2, 4, 5)
+    assert settings.snapshot_policy() == SnapshotPolicy(2, 4, 5, "text")
     assert settings.budget_policy().memory_marks == (("m-*", MemoryMark()), ("n", MemoryMark(0.7, 500)))
     assert settings.store_policy() == StorePolicy(Path("/somewhere/log.db"), "full", 10**7, 2**30, must_write=True)
     expected = UpstreamPolicy("a", "http://[::1]:9000/v1", "sk-1", "x-api-key", ("gpt-*",), 4, 5, PROXY)

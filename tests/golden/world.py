@@ -135,7 +135,7 @@ class World:
         return self.send(json.dumps(body).encode(), fields, reply=reply)
 
     def look(self, path: str, method: str = "GET") -> Any:
-        """Record a document of the API; what it says, None where it is no JSON."""
+        """Record a document of the API; what it says, the items of a listing, None where it is no JSON."""
         status, content = self._load(path, method)
         name = self._normalise(path.encode()).decode()
         try:
@@ -145,7 +145,8 @@ class World:
             return None
         text = "\n".join(json.dumps(self._settle(each), indent=1, sort_keys=True) for each in documents)
         self.record(f"{self.story}{name}", "document", b"%d\n%b" % (status, text.encode()))
-        return documents[0] if documents else None
+        found = documents[0] if documents else None
+        return found["items"] if isinstance(found, dict) and "next" in found else found
 
     def look_at_session(self, session: str) -> None:
         """Record everything that the API says of a session."""
@@ -185,7 +186,7 @@ class World:
         while True:
             status, content = self._load(f"/sessions/{session}/exchanges?limit=200&after={len(rows)}", "GET")
             assert status == 200, content
-            page = json.loads(content)
+            page = json.loads(content)["items"]
             rows += page
             if len(page) < 200:
                 return rows
@@ -196,7 +197,7 @@ class World:
         after = max(0, self._steps - 60)
         while time.monotonic() < until:
             status, content = self._load(f"/sessions/{session}/exchanges?limit=200&after={after}", "GET")
-            rows = json.loads(content) if status == 200 else []
+            rows = json.loads(content)["items"] if status == 200 else []
             row = next((each for each in rows if each["id"] == answer.get("x-palimpsest-exchange")), None)
             newest = row["rounds"][-1] if row is not None and row["rounds"] else {}
             if newest.get("status") and (newest["usage"] or not is_read):

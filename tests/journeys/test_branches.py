@@ -40,7 +40,7 @@ class Told:
     def wait_for_readings(self) -> None:
         """Ask until the last answer has been read; whoever asks the server has it write first, for others to see."""
         until = time.monotonic() + 60
-        while not json.loads(self.load(f"/{self.session}/exchanges"))[-1]["rounds"][0]["usage"]:
+        while not json.loads(self.load(f"/{self.session}/exchanges"))["items"][-1]["rounds"][0]["usage"]:
             assert time.monotonic() < until, "the last answer has not been read"
 
 
@@ -74,7 +74,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Told, Talk]
 def test_the_tree_is_the_same_by_command_and_by_api(told: tuple[Told, Talk]) -> None:
     log, talk = told
     assert {session for session, _ in talk.labels} == {log.session}
-    rows = json.loads(log.load(f"/{log.session}/exchanges"))
+    rows = json.loads(log.load(f"/{log.session}/exchanges"))["items"]
     assert [(row["session"], row["id"]) for row in rows] == talk.labels
     relations = [(row["n"], row["relation"], row["is_side"]) for row in rows]
     assert relations == [
@@ -90,7 +90,7 @@ def test_the_tree_is_the_same_by_command_and_by_api(told: tuple[Told, Talk]) -> 
         *((0, [1, 2, 3], False), (1, [1, 4, 5], False), (0, [6], True)),
     ]
     assert json.loads(log.run("show", log.session, "--json")) == {**shown, "exchanges": rows}
-    assert json.loads(log.run("sessions", "--json")) == json.loads(log.load(""))
+    assert json.loads(log.run("sessions", "--json")) == json.loads(log.load(""))["items"]
     assert json.loads(log.run("sessions", "--json")) == [shown["session"]]
     one = json.loads(log.load(f"/{log.session[:6]}/exchanges/5"))
     assert json.loads(log.run("show", log.session, "5", "--json")) == one

@@ -106,7 +106,8 @@ def call(proxy: Running, path: str, method: str = "GET") -> tuple[int, bytes]:
 def load(proxy: Running, path: str, method: str = "GET") -> Any:
     status, content = call(proxy, path, method)
     assert status == 200, content
-    return json.loads(content)
+    document = json.loads(content)
+    return document["items"] if "items" in document and "next" in document else document
 
 
 GROW = """

@@ -98,7 +98,7 @@ async def find_references(proxy: Running, session: str) -> list[str]:
     def load() -> Any:
         asked = urllib.request.Request(f"{proxy.origin}/-/api/sessions/{session}/epochs", headers=headers)
         with urllib.request.urlopen(asked, timeout=60) as answer:
-            return json.loads(answer.read())
+            return json.loads(answer.read())["items"]
 
     return [each["id"] for each in (await asyncio.to_thread(load))[-1]["references"]]
 

@@ -1,10 +1,11 @@
 """What a path of the API takes, and our own errors: one JSON shape, recognisable as ours."""
 
 import json
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -118,6 +119,77 @@ async def test_a_body_is_read_up_to_its_cap() -> None:
     pieces[:] = [b"abc", b"def"]
     with pytest.raises(TooLarge, match="may have 5 bytes at most"):
         await read_body(Request(scope, receive), 5)
+
+
+class Named(msgspec.Struct, frozen=True):
+    """A path."""
+
+    n: Annotated[int, Meta(ge=1, le=9)]
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What may be asked of it."""
+
+    q: Annotated[str, Meta(description="what to look for")]
+    most: Annotated[int, Meta(le=5)] | None = None
+    kind: Literal["a", "b"] = "a"
+    is_on: bool = False
+
+
+async def find(path: Named, query: Wanted, body: Asked) -> list[object]:
+    """Find something."""
+    return [path.n, query.q, query.most, query.kind, query.is_on, body.level]
+
+
+async def nothing() -> list[int]:
+    """Take nothing."""
+    return [1]
+
+
+async def ask_typed(query: str, n: str = "3", body: bytes = b"") -> tuple[int, Any]:
+    """Status and document of the answer of a handler that has types."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    scope = {"type": "http", "method": "POST", "path": "/", "query_string": query.encode(), "headers": []}
+    await Endpoint().on("POST", find)({**scope, "path_params": {"n": n}}, receive, send)
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+async def test_a_handler_gets_what_its_types_say() -> None:
+    assert await ask_typed("q=x") == (200, [3, "x", None, "a", False, 1])
+    assert await ask_typed("q=&most=5&kind=b&is_on=TRUE", "9", b'{"level": 2}') == (200, [9, "", 5, "b", True, 2])
+    assert (await ask("GET", path=Endpoint(nothing)))[2] == [1]
+
+
+@pytest.mark.parametrize(
+    ("query", "n", "body", "told"),
+    [
+        ("", "3", b"", "q is missing: what to look for"),
+        ("q=x", "x", b"", "n is a number from 0 on, not 'x'"),
+        ("q=x", "0", b"", "n is 1 to 9, not 0"),
+        ("q=x&most=6", "3", b"", "most is 0 to 5, not 6"),
+        ("q=x&kind=c", "3", b"", "kind is one of a, b, not 'c'"),
+        ("q=x&is_on=1", "3", b"", "is_on is true or false, not '1'"),
+        ("q=x&other=1", "3", b"", "this path takes: is_on, kind, most, q"),
+        ("q=x", "3", b'{"level": "2"}', "the body is not valid"),
+    ],
+)
+async def test_what_a_handler_cannot_take_is_refused(query: str, n: str, body: bytes, told: str) -> None:
+    status, document = await ask_typed(query, n, body)
+    assert status == 400
+    assert told in document["error"]["message"]
+
+
+def test_what_a_handler_takes_is_read_from_its_annotations() -> None:
+    (operation,) = Endpoint().on("POST", find).operations.values()
+    assert (operation.path, operation.query, operation.body) == (Named, Wanted, Asked)
+    assert (operation.result, operation.text) == (list[object], "Find something.")
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

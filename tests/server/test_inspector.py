@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from proxy.server.access import make_cookie
 from tests.support.scripted import ScriptedUpstream, answer, request
-from tests.support.serving import Plan, Served, serving
+from tests.support.serving import TOKEN, Plan, Served, serving
 
 HTML = "Accept: text/html,application/xhtml+xml,*/*;q=0.8"
 NAVIGATES = "Sec-Fetch-Mode: navigate"
@@ -37,6 +38,28 @@ async def test_a_browser_is_led_to_our_page_where_no_upstream_answers(plan: Plan
 async def test_what_an_upstream_shows_a_browser_is_shown(served: Served, upstream: ScriptedUpstream) -> None:
     upstream.answer_with(answer(b"<h1>theirs</h1>", "Content-Type: text/html"))
     assert (await served.ask(request("GET", "/", HTML, NAVIGATES))).body == b"<h1>theirs</h1>"
+
+
+@pytest.mark.parametrize("field", [NAVIGATES, "Sec-Fetch-Dest: iframe", "Sec-Fetch-Dest: document"])
+@pytest.mark.parametrize("path", ["/docs", "/"])
+async def test_a_page_of_an_upstream_has_an_origin_of_its_own(
+    served: Served, upstream: ScriptedUpstream, path: str, field: str
+) -> None:
+    theirs = ("Content-Type: text/html", "Content-Security-Policy: default-src 'self'")
+    upstream.answer_with(answer(b"<script>fetch('/-/api/sessions')</script>", *theirs))
+    got = await served.ask(request("GET", path, HTML, field))
+    policies = got.all(b"content-security-policy")
+    assert policies == [b"default-src 'self'", b"sandbox allow-scripts allow-forms allow-popups"]
+    # as a browser asks for a page of another origin
+    foreign = ("Origin: null", "Sec-Fetch-Site: cross-site", "Cookie: palimpsest_admin=" + make_cookie(TOKEN))
+    assert (await served.ask(request("GET", "/-/api/sessions", *foreign))).status == 403
+
+
+async def test_no_other_response_is_changed(served: Served, upstream: ScriptedUpstream) -> None:
+    upstream.answer_with(answer(b"{}", "Content-Type: application/json"))
+    for fields in ((), (HTML,), ("Sec-Fetch-Mode: cors", "Sec-Fetch-Dest: empty"), ("Sec-Fetch-Dest: image",)):
+        got = await served.ask(request("GET", "/docs", *fields))
+        assert got.all(b"content-security-policy") == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.server.access import make_cookie
-from proxy.server.pages import PAGES, Page, escape_data, load_files
+from proxy.server.pages import PAGES, PageRoute, escape_data, load_files
 from tests.support.scripted import ScriptedUpstream, request
 from tests.support.serving import TOKEN, Served
 from tests.support.whole_server import WholeServer, serving_whole
@@ -154,7 +154,7 @@ def test_a_file_has_a_type_and_the_tag_of_its_content(tmp_path: Path) -> None:
 
 def test_a_twin_is_beside_its_page() -> None:
     assert [page.twin for page in PAGES[:2]] == ["/sessions.json", "/sessions/{id}.json"]
-    assert Page("/x", "X", "/api/x").twin == "/x.json"
+    assert PageRoute("/x", "X", "/api/x").twin == "/x.json"
 
 
 async def test_the_state_of_the_server_is_a_document(whole: WholeServer) -> None:

@@ -78,7 +78,10 @@ importlib.util.find_spec = lambda name, *others: None if name in missing else fi
 
 
 async def launch(
-    flags: dict[str, object], stderr: int = asyncio.subprocess.PIPE, script: str = SCRIPT
+    flags: dict[str, object],
+    stderr: int = asyncio.subprocess.PIPE,
+    script: str = SCRIPT,
+    stdout: int | None = None,
 ) -> asyncio.subprocess.Process:
     """Start a server."""
     return await asyncio.create_subprocess_exec(
@@ -87,6 +90,7 @@ async def launch(
         script,
         json.dumps(flags),
         stderr=stderr,
+        stdout=stdout,
         stdin=asyncio.subprocess.DEVNULL,
     )
 

@@ -12,7 +12,7 @@ import httpx
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from proxy.app import _configure, build_app
+from proxy.app import build_app, configure
 from proxy.assembly import Engine, build_engine
 from proxy.config import load_settings
 from tests.support.managing import make_history, spell
@@ -61,7 +61,7 @@ async def serving_whole(data: Path, upstream: ScriptedUpstream, **flags: object)
     engine = await build_engine(settings)
     policy = replace(settings.server_policy(), hop_id=engine.hop_id)
     app, _ = build_app(engine, settings, policy)
-    config = _configure(app, policy, engine)
+    config = configure(app, policy, engine)
     config.load()
     state, loop = ServerState(), asyncio.get_running_loop()
     make: Any = config.http_protocol_class

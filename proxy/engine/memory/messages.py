@@ -127,10 +127,10 @@ async def load_messages(log: LogReader, path: MemoryPath) -> list[MessageDocumen
     """Return the messages of a conversation, oldest first. Raises NotFound."""
     epochs = await log.list_epochs(path.row.session)
     summaries = await log.list_summaries(path.row.session)
-    return list(_Reader(path, epochs, summaries).read())
+    return list(_PartReader(path, epochs, summaries).read())
 
 
-class _Reader:
+class _PartReader:
     """Reads the messages of one conversation."""
 
     def __init__(self, path: MemoryPath, epochs: Sequence[Epoch], summaries: Sequence[Summary]) -> None:

@@ -95,6 +95,8 @@ class WholeCall(CallFacts, frozen=True):
 
 
 class _Body(TypedDict, total=False):
+    """The members of a document that show a request's body."""
+
     request: msgspec.Raw | None
     request_base64: str
 

@@ -1,11 +1,12 @@
 """Sessions and branches as JSON documents."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import msgspec
 
+from proxy.context.memory.traces import fit_text
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.lookup import find_session
 from proxy.engine.reports.session_summary import SessionSummary
@@ -94,7 +95,28 @@ def _get_position(call: Call) -> tuple[int, int]:
 
 def write_json(document: object) -> bytes:
     """Encode a document as one line: JSON has line breaks only between its tokens, where a space means the same."""
-    return msgspec.json.encode(document).translate(_LINE_BREAKS) + b"\n"
+    try:
+        written = msgspec.json.encode(document)
+    except UnicodeEncodeError:  # a lone surrogate, which came in somebody's JSON, and which UTF-8 cannot hold
+        written = msgspec.json.encode(_fit_texts(document))
+    return written.translate(_LINE_BREAKS) + b"\n"
+
+
+def _fit_texts(value: object) -> object:
+    """Return a document whose texts have no lone surrogates."""
+    if isinstance(value, str):
+        return fit_text(value)
+    if isinstance(value, msgspec.Struct):
+        names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
+        config = value.__struct_config__
+        found: dict[str, object] = {config.tag_field: config.tag} if config.tag_field else {}
+        found |= {encoded: getattr(value, name) for name, encoded in names}
+        return {name: _fit_texts(each) for name, each in found.items() if each is not msgspec.UNSET}
+    if isinstance(value, Mapping):
+        return {_fit_texts(name): _fit_texts(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_fit_texts(each) for each in value]
+    return value
 
 
 def describe_overview(overview: Overview, summaries: Sequence[SessionSummary]) -> OverviewDocument:

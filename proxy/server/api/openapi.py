@@ -140,8 +140,8 @@ def _list_forms(operation: Operation) -> Iterator[Any]:
 
 
 def _list_alternatives(result: Any) -> Iterator[Any]:
-    """Yield the documents that a handler may return."""
-    if result is not None:
+    """Yield the documents that a handler may return; none for a response of which nothing is known."""
+    if result is not None and not (isinstance(result, type) and issubclass(result, Response)):
         yield from get_args(result) if isinstance(result, UnionType) else (result,)
 
 
@@ -159,16 +159,22 @@ def _describe_operation(
         "tags": [_find_tag(path)],
         "parameters": [*_describe_parameters("path", operation.path), *_describe_parameters("query", operation.query)],
     }
-    found["parameters"] += [{"name": each, "in": "query", "schema": _TEXT} for each in operation.parameters]
+    named = {each["name"] for each in found["parameters"]}
+    unread = [(part[1:-1], "path") for part in path.split("/") if part.startswith("{")]
+    for name, place in (*unread, *((each, "query") for each in operation.parameters)):
+        if name not in named:
+            about = {"name": name, "in": place, "required": place == "path"}
+            found["parameters"].append({**about, "description": "a text", "schema": _TEXT})
     if operation.body is not None:
         found["requestBody"] = {"required": False, "content": {JSON: {"schema": schemas[operation.body]}}}
     media = list_media(operation.result)
     content = {each.type: {"schema": _TEXT if each.type != JSON else {}} for each in media}
     if not media:
         shown: list[Any] = [schemas[each] for each in _list_alternatives(operation.result)]
-        content = {JSON: {"schema": shown[0] if len(shown) == 1 else dict[str, Any](anyOf=shown) if shown else {}}}
+        content = {JSON: {"schema": shown[0] if len(shown) == 1 else dict[str, Any](anyOf=shown)}} if shown else {}
     told = "; ".join(each.text for each in media) or _sum_up(operation)
-    return found | {"responses": {"200": {"description": told, "content": content}, "default": _ERROR}}
+    answer = {"description": told, "content": content} if content else {"description": told}
+    return found | {"responses": {"200": answer, "default": _ERROR}}
 
 
 def _describe_parameters(place: str, form: type[msgspec.Struct] | None) -> Iterator[dict[str, Any]]:

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.context.budget import BudgetPolicy
+from proxy.engine.memory.messages import TextPart
 from proxy.engine.models import PriceList
-from proxy.engine.reports.calls import describe_body, is_json
+from proxy.engine.reports.calls import RoundDocument, describe_body, is_json
+from proxy.engine.reports.context import EditDocument
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.reports.session_summary import summarize_sessions
 from proxy.engine.reports.sessions import (
@@ -90,6 +92,16 @@ def test_a_document_is_one_line_whatever_its_parts_look_like() -> None:
     written = write_json(describe_body(b'{\r\n"a":\n1}'))
     assert written.count(b"\n") == 1
     assert json.loads(written) == {"request": {"a": 1}}
+
+
+def test_a_text_that_utf_8_cannot_hold_is_shown_without_what_it_is_not() -> None:
+    row = RoundDocument(0, "u\ud800", 200, "", 0, False, "", "", None, None, None)
+    written = json.loads(write_json({"a\ud83e": [row, ("\udfff", 1)], "raw": msgspec.Raw(b'"\\ud800"')}))
+    assert written["a\ufffd"][0]["upstream"] == "u\ufffd"
+    assert (written["a\ufffd"][1], written["raw"]) == (["\ufffd", 1], "\ud800")
+    assert json.loads(write_json(TextPart("\ud800"))) == {"type": "text", "text": "\ufffd"}
+    edit = EditDocument("written", text="\ud800", start=1)
+    assert json.loads(write_json(edit))["text"] == "\ufffd"
 
 
 async def test_of_very_many_exchanges_the_later_branches_have_only_their_own() -> None:

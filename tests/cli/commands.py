@@ -57,6 +57,7 @@ def call_with(arguments: Sequence[str], open_log: Callable[[Settings], Any], **c
         "update_index": lambda settings, tell, is_rebuilt=False: IndexHealth(),
         "use_data": lambda folder, seconds: nullcontext(),
         "serve_mcp": refuse_to_serve,
+        "run_demo": lambda **options: 0,
     }
     try:
         run(Services(open_log=open_log, **functions | changes), arguments)

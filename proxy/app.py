@@ -24,6 +24,8 @@ from proxy.assembly import Engine, build_engine, open_index, open_log
 from proxy.config import ConfigError, Settings
 from proxy.config.errors import Problem
 from proxy.context.budget import AUTO_CEILING, make_budget
+from proxy.doctor.surroundings import examine_surroundings
+from proxy.engine.doctor.findings import Diagnosis, conclude
 from proxy.engine.memory.files import MemoryMirror
 from proxy.engine.models import PriceList
 from proxy.engine.recall.recall import Recall
@@ -36,6 +38,7 @@ from proxy.model.events import ExchangeRecorded
 from proxy.running import find_admin_token, note_address
 from proxy.server.access import AccessRules
 from proxy.server.context_api import ContextApi
+from proxy.server.doctor_api import DoctorApi
 from proxy.server.errors import Refused
 from proxy.server.health import Health, Metrics, UpstreamCircuits
 from proxy.server.http11 import Http11Protocol, close_idle
@@ -279,11 +282,16 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         sessions=sessions,
         contexts=contexts,
         searches=SearchApi(engine.archive, engine.index, SystemClock().now_ms, engine.worker.rebuild_index),
+        doctor=DoctorApi(functools.partial(_diagnose, settings)),
         memory=MemoryApi(engine.memory_compaction.memory, engine.memory_compaction),
         find_tenant=find_tenant,
         mcp=McpEndpoint(tools, AccessRules(policy), find_tenant, policy),
     )
     return app, health
+
+
+async def _diagnose(settings: Settings) -> Diagnosis:
+    return conclude(__version__, await examine_surroundings(settings, is_quick=True))
 
 
 def _configure(app: ASGIApp, policy: ServerPolicy, engine: Engine) -> uvicorn.Config:

@@ -11,7 +11,7 @@ import typer
 from typer.main import get_command
 
 from proxy import __version__
-from proxy.cli import demo, maintenance, memory, reports, search, serve, sessions
+from proxy.cli import demo, doctor, maintenance, memory, reports, search, serve, sessions
 from proxy.cli import run as client_run
 from proxy.cli.formatting import make_plain
 from proxy.cli.services import Services
@@ -49,6 +49,7 @@ def build() -> typer.Typer:
     application.command()(reports.statusline)
     application.command()(serve.compact)
     application.command()(serve.mcp)
+    application.command()(doctor.doctor)
     application.command()(maintenance.verify)
     application.command()(search.index)
     application.command()(maintenance.backup)

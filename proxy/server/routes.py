@@ -15,6 +15,7 @@ from proxy.model.errors import ProxyError
 from proxy.server.access import START_PAGE, AccessMiddleware, AccessRules, FindTenant
 from proxy.server.client import BodyBudget, ServedClient, Share, read_request
 from proxy.server.context_api import ContextApi
+from proxy.server.doctor_api import DoctorApi
 from proxy.server.errors import render_body
 from proxy.server.health import Health
 from proxy.server.inspector import BrowserClient, Inspector, is_browser_at_root
@@ -112,6 +113,7 @@ def build_routes(
     contexts: ContextApi,
     searches: SearchApi,
     memory: MemoryApi,
+    doctor: DoctorApi,
     mcp: ASGIApp,
     find_tenant: FindTenant,
 ) -> ASGIApp:
@@ -135,6 +137,7 @@ def build_routes(
         *sessions.list_routes(),
         *contexts.list_routes(),
         *memory.list_routes(),
+        *doctor.list_routes(),
         *searches.list_own_routes(),
     ]
     table = [

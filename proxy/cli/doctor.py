@@ -29,7 +29,7 @@ def doctor(
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Examine whether traffic is managed, and say what to do where it is not."""
+    """Examine whether traffic is managed, and what is wrong if not."""
     services: Services = context.obj
     settings = load_settings(config, {"data": data, "upstreams": None if upstream is None else name_upstream(upstream)})
     diagnosis = services.diagnose(settings, is_live=live)

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from proxy.context.budget import Budget
+from proxy.model.epoch import Strategy
 from proxy.model.exchange import Mode
 
 State = Literal["ok", "warning", "fault"]
@@ -231,7 +232,14 @@ def judge_token(mode: int | None, path: str, *, is_set: bool) -> Finding:
     return Finding(name="token", state="ok", sentence="Only you can read the admin token.", facts=facts)
 
 
-def judge_window(upstream: str, model: str, budget: Budget, strategy: str) -> Finding:
+_BEGINNINGS: Mapping[Strategy, str] = {
+    "epochs": "shortened from {soft:,} tokens on where it pays, from {high:,} on always",
+    "turns": "shortened with each prompt of the user, to {high:,} tokens at most",
+    "snapshot": "memory is made from {soft:,} tokens on, and always shortened from {high:,} on",
+}
+
+
+def judge_window(upstream: str, model: str, budget: Budget, strategy: Strategy) -> Finding:
     """Say which strategy applies to a model, its window, and from how many tokens on its requests are shortened."""
     facts: Facts = {
         "model": model,
@@ -242,7 +250,7 @@ def judge_window(upstream: str, model: str, budget: Budget, strategy: str) -> Fi
         "high_mark": budget.high,
     }
     window = f"{budget.window:,} tokens" if budget.window else "not known"
-    marks = f"shortened from {budget.soft:,} tokens on where it pays, from {budget.high:,} on always"
+    marks = _BEGINNINGS[strategy].format(soft=budget.soft, high=budget.high)
     if not budget.usable:
         what = f"{model} at {upstream}: window {window}, which leaves no room for input, so it is never shortened."
         advice = "Set models.PATTERN.window, or lower budget.output_reserve."

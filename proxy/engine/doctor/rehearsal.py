@@ -19,8 +19,8 @@ from proxy.model.exchange import ClientRequest, Headers
 _JSON: Headers = ((b"content-type", b"application/json"),)
 _WORDS = "the module reads a record and checks its length before the next one is taken from the queue of open files "
 _BYTES_PER_TOKEN = 4
-_STEPS = 40
-_GROWTH = (1, 1, 18, 20, 0, 0)  # the steps that each request of the session has more; `_STEPS` in all
+_STEPS = 40  # in all
+_GROWTH = (1, 1, 5, 5, 5, 5, 5, 5, 4, 4, 0, 0)  # the steps that each request has more than the one before
 _OVER = 1.4
 _AGENT = b"palimpsest-doctor"
 _LIMITED = b'{"error":{"message":"slow down","type":"rate_limit_error"}}'
@@ -153,7 +153,7 @@ class HeardClient:
             self.problem = "the response broke off"
 
 
-class Conversation:
+class RehearsedConversation:
     """A conversation of ours with a model, which grows: the user asks, tools return texts, the model notes them."""
 
     def __init__(self, wire: str, model: str, name: str) -> None:
@@ -215,7 +215,7 @@ class RehearsedSession:
     async def play(self, high: int, strategy: str) -> Rehearsal:
         """Play it past a high mark of so many tokens."""
         size = int(_OVER * high * _BYTES_PER_TOKEN / _STEPS)
-        conversation = Conversation(self._wire, self._model, "alpha")
+        conversation = RehearsedConversation(self._wire, self._model, "alpha")
         bodies = []
         for steps in _GROWTH:
             conversation.add_steps(steps, size)
@@ -230,8 +230,8 @@ class RehearsedSession:
                 return msgspec.structs.replace(told, problem=problem)
             clients.append(client)
             sent.append(self._upstream.bodies[-1])
-        other = await self._call(Conversation(self._wire, self._model, "beta").write())
-        limited = await self._call(Conversation(self._wire, _LIMITED_MODEL, "gamma").write())
+        other = await self._call(RehearsedConversation(self._wire, self._model, "beta").write())
+        limited = await self._call(RehearsedConversation(self._wire, _LIMITED_MODEL, "gamma").write())
         sizes = _read_sizes(clients[-1].labels.get(b"x-palimpsest-tokens", b"").decode())
         names = {client.labels.get(b"x-palimpsest-session") for client in clients}
         return msgspec.structs.replace(

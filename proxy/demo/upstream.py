@@ -43,14 +43,13 @@ class Meter:
         """Return the usage of a request with this answer, and remember its prompt."""
         parts = [{"tools": body.get("tools")}, *body["messages"]]
         whole = cached = 0
-        digest, is_same = hashlib.sha256(), True
+        digest = hashlib.sha256()
         for part in parts:
             text = json.dumps(part, ensure_ascii=False, sort_keys=True)
             digest.update(text.encode())
             prefix = digest.digest()
             whole += self._size(text)
-            is_same = is_same and prefix in self._seen
-            cached = whole if is_same else cached
+            cached = whole if prefix in self._seen else cached
             self._seen.add(prefix)
         cached = cached // _CACHED_STEP * _CACHED_STEP if cached >= _LEAST_CACHED else 0
         usage = Usage(input=whole, output=self._size(answer), cached=cached)

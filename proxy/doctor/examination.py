@@ -48,6 +48,7 @@ from proxy.upstream.policy import UpstreamPolicy
 
 _TIMEOUT = httpx.Timeout(20.0, connect=10.0)
 _FINISH_SECONDS = 10.0
+_PATIENCE_SECONDS = 60.0
 _LIVE_TOKENS = 16
 # The key of a client is sent to the provider that it belongs to, and to nobody else.
 _ENVIRONMENT_KEYS = {"api.openai.com": "OPENAI_API_KEY", "api.anthropic.com": "ANTHROPIC_API_KEY"}
@@ -178,12 +179,14 @@ async def compare_passing(address: str, probe: UpstreamProbe, key: Mapping[str, 
 async def rehearse(settings: Settings) -> list[Finding]:
     """Play a session of a model of each upstream through an engine with these settings, and judge what came of it.
 
-    Summaries and holdout are off: there is no model that could write the ones, and the others would not be managed.
+    Summaries and holdout are off: there is no model that could write the ones, and the others would not be managed. A
+    plan may take long, for what is judged is not how busy this machine is.
     """
     played: list[Rehearsal] = []
     names = dict(reversed(await list_models(settings)))
     with tempfile.TemporaryDirectory(prefix="palimpsest-doctor-") as folder:
-        quiet = settings.compaction.model_copy(update={"auto": False, "holdout_fraction": 0.0})
+        changes = {"auto": False, "holdout_fraction": 0.0, "hard_wait_seconds": _PATIENCE_SECONDS}
+        quiet = settings.compaction.model_copy(update=changes)
         own = settings.model_copy(update={"data": Path(folder), "compaction": quiet})
         upstreams = tuple(RehearsalUpstream(policy.name) for policy in settings.upstream_policies())
         try:

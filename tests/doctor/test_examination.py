@@ -1,7 +1,5 @@
 """What doctor gathers: a rehearsed session through a real engine, keys, upstreams on sockets, the log and its files."""
 
-import json
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -154,11 +152,3 @@ async def test_a_file_that_is_no_log_is_a_fault(tmp_path: Path) -> None:
     found = by_name(await examine_surroundings(settings))
     assert found["store"].state == "fault" and found["token"].state == "fault"
     assert (await inspect_store(settings)).problem
-
-
-async def test_the_log_of_the_process_stays_silent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        await rehearse(make(tmp_path))
-    assert not [record for record in caplog.records if record.name.startswith("palimpsest")], json.dumps(
-        caplog.messages
-    )

@@ -25,6 +25,8 @@ def main() -> None:
             find_server=find_server,
             use_data=import_later("proxy.shutdown", "use_data"),
             serve_mcp=import_later("proxy.app", "serve_mcp"),
+            diagnose=import_later("proxy.doctor.examination", "diagnose"),
+            run_demo=import_later("proxy.demo.runner", "run_demo"),
         )
     )
 

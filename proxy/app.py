@@ -25,6 +25,8 @@ from proxy.assembly import Engine, build_engine, open_index, open_log
 from proxy.config import ConfigError, Settings
 from proxy.config.errors import Problem
 from proxy.context.budget import AUTO_CEILING, make_budget
+from proxy.doctor.surroundings import examine_surroundings
+from proxy.engine.doctor.findings import Diagnosis, conclude
 from proxy.engine.memory.files import MemoryMirror
 from proxy.engine.models import PriceList
 from proxy.engine.recall.recall import Recall
@@ -38,6 +40,7 @@ from proxy.running import find_admin_token, note_address
 from proxy.server.access import AccessRules
 from proxy.server.api.messages import MessagesApi
 from proxy.server.context_api import ContextApi
+from proxy.server.doctor_api import DoctorApi
 from proxy.server.errors import Refused
 from proxy.server.health import Health, Metrics, UpstreamCircuits
 from proxy.server.http11 import Http11Protocol, close_idle
@@ -50,7 +53,7 @@ from proxy.server.search_api import SearchApi
 from proxy.server.sessions_api import SessionsApi
 from proxy.shutdown import DrainingServer, call_when_unused, cancel_start_on_sigterm
 from proxy.store.memory_files import write_memory
-from proxy.upstream.origin import leads_back
+from proxy.upstream.origin import leads_back, name_address
 from proxy.upstream.policy import UpstreamPolicy
 from proxy.upstream.tokenizer import has_encoder
 from proxy.wire import FORMATS
@@ -130,21 +133,25 @@ class CannotListen(ProxyError):
     """The address is in use, or is not an address of this machine."""
 
 
-def serve(settings: Settings, *, until_unused: bool = False) -> int:
+Companion = Callable[[str, Callable[[], object]], object]
+"""What runs beside a server, in a thread: it is given the server's address, and a function that stops the server."""
+
+
+def serve(settings: Settings, *, until_unused: bool = False, companion: Companion | None = None) -> int:
     """Run the server until a signal stops it, or with `until_unused` until no `palimpsest run` needs it.
 
-    Return 0, or 1 if it could not start or has lost records.
+    With a companion it says nothing of itself at the start. Return 0, or 1 if it could not start or has lost records.
     """
     logging.basicConfig(
         handlers=[RepeatCountingStream(sys.stderr)],
         level=logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
-    _log.setLevel(logging.INFO)
+    _log.setLevel(logging.INFO if companion is None else logging.WARNING)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # server/http11 logs bad requests itself
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run(settings, until_unused=until_unused))
+            runner.run(_run(settings, until_unused=until_unused, companion=companion))
     except (ProxyError, ConfigError) as error:
         _log.error("%s", error)
         return 1
@@ -176,7 +183,7 @@ def serve_mcp(settings: Settings) -> None:
     asyncio.run(serve())
 
 
-async def _run(settings: Settings, *, until_unused: bool) -> None:
+async def _run(settings: Settings, *, until_unused: bool, companion: Companion | None) -> None:
     cancel_start_on_sigterm()
     policy = replace(settings.server_policy(), admin_token=find_admin_token(settings))
     listener = _listen(policy)
@@ -188,7 +195,8 @@ async def _run(settings: Settings, *, until_unused: bool) -> None:
             policy = replace(policy, hop_id=engine.hop_id)
             app, health = build_app(engine, settings, policy)
             port = listener.getsockname()[1]
-            _print_banner(settings, policy, port)
+            if companion is None:
+                _print_banner(settings, policy, port)
             trimmer = HeapTrimmer(engine.tasks.held, find_heap())
             trimmer.start(asyncio.get_running_loop())
             tune_collector()
@@ -198,10 +206,13 @@ async def _run(settings: Settings, *, until_unused: bool) -> None:
             _mirror_memory(engine, settings)
             server = DrainingServer(configure(app, policy, engine), health, engine.tasks, policy.drain_seconds)
             engine.descriptors.add_holder(lambda: close_idle(server.server_state.connections))
+            stop = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, server.stop)
             if until_unused:
-                stop = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, server.stop)
                 call_when_unused(settings.data, stop)
             with note_address(settings, port):
+                if companion is not None:
+                    given = name_address(policy.host, port), stop
+                    threading.Thread(target=companion, args=given, name="companion", daemon=True).start()
                 await server.serve([listener])
             seconds_left = server.seconds_left
             trimmer.stop()
@@ -273,11 +284,16 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         contexts=contexts,
         searches=SearchApi(engine.archive, engine.index, SystemClock().now_ms, engine.worker.rebuild_index),
         messages=MessagesApi(engine.memory_compaction.memory.archive),
+        doctor=DoctorApi(functools.partial(_diagnose, settings)),
         memory=MemoryApi(engine.memory_compaction.memory, engine.memory_compaction, settings.snapshot_policy()),
         find_tenant=find_tenant,
         mcp=McpEndpoint(tools, AccessRules(policy), find_tenant, policy),
     )
     return app, health
+
+
+async def _diagnose(settings: Settings) -> Diagnosis:
+    return conclude(__version__, await examine_surroundings(settings, is_quick=True))
 
 
 def configure(app: ASGIApp, policy: ServerPolicy, engine: Engine) -> uvicorn.Config:

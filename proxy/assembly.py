@@ -77,10 +77,11 @@ from proxy.worker.process import WorkerProcess
 from proxy.worker.program import COUNTED_IN, WorkerSettings, count_text
 
 if TYPE_CHECKING:
+    from proxy.engine.doctor.rehearsal import RehearsalUpstream
     from proxy.upstream.httpx_client import ProxiedClient
     from proxy.upstream.litellm_client import LitellmClient
 
-    AnyClient = DirectClient | ProxiedClient | LitellmClient
+    AnyClient = DirectClient | ProxiedClient | LitellmClient | RehearsalUpstream
 
 # One token count is kept per this many bytes of the cache's size, in addition to it: by default 65,536 counts, 11 MB.
 _CACHE_FOR_A_WEIGHT = 1024
@@ -136,13 +137,17 @@ class Engine:
         await self.archive.close()
 
 
-async def build_engine(settings: Settings) -> Engine:
-    """Open the store and wire the engine to it. Raises StoreUnavailable or Conflict."""
+async def build_engine(settings: Settings, upstreams: "tuple[AnyClient, ...] | None" = None) -> Engine:
+    """Open the store and wire the engine to it. Raises StoreUnavailable or Conflict.
+
+    Calls go to `upstreams` in place of clients of those in the settings, one for each, if they are given.
+    """
     archive = open_sqlite(settings.store_policy(), asyncio.get_running_loop())
     policies, clock, tasks = settings.upstream_policies(), SystemClock(), TaskRunner()
     policy, bus = settings.engine_policy(), EventBus(tasks)
     descriptors, hop_id = Descriptors(read_descriptor_limit()), secrets.token_hex(8)
-    upstreams = tuple([build_upstream(each, tasks, descriptors, hop_id) for each in policies])
+    if upstreams is None:
+        upstreams = tuple([build_upstream(each, tasks, descriptors, hop_id) for each in policies])
     routes = _list_routes(settings, policies, upstreams)
     durability = DurabilityWaiter(archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
     lineage = _build_lineage(policy, archive, bus, clock, is_fresh=not await archive.has_sessions())

@@ -11,8 +11,8 @@ from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.store.secrets import load_or_create_secret, read_secret
 from proxy.upstream.origin import name_address
 
-_TOKEN_FILE = "admin-token"
-_ADDRESS_FILE = "address"
+TOKEN_FILE = "admin-token"
+ADDRESS_FILE = "address"
 _UPSTREAMS_FILE = "upstreams"
 
 _log = logging.getLogger("palimpsest")
@@ -22,7 +22,7 @@ def find_admin_token(settings: Settings) -> str:
     """Return the configured admin token, or the one kept in the data directory. Raises StoreUnavailable."""
     if token := settings.server_policy().admin_token:
         return token
-    path = settings.data / _TOKEN_FILE
+    path = settings.data / TOKEN_FILE
     try:
         return load_or_create_secret(path)
     except OSError as error:
@@ -37,7 +37,7 @@ def note_address(settings: Settings, port: int) -> Iterator[None]:
     files cannot be written, the server runs all the same, and commands use the address in the settings.
     """
     upstreams = "".join(f"{policy.address}\n" for policy in settings.upstream_policies())
-    noted = {_UPSTREAMS_FILE: upstreams, _ADDRESS_FILE: name_address(settings.server.host, port) + "\n"}
+    noted = {_UPSTREAMS_FILE: upstreams, ADDRESS_FILE: name_address(settings.server.host, port) + "\n"}
     for name, text in noted.items():
         try:
             (settings.data / name).write_text(text, "utf-8")
@@ -60,7 +60,7 @@ def find_address(settings: Settings) -> str:
     return noted[0] if noted else name_address(settings.server.host, settings.server.port)
 
 
-def _read_noted(settings: Settings, file: str = _ADDRESS_FILE) -> list[str]:
+def _read_noted(settings: Settings, file: str = ADDRESS_FILE) -> list[str]:
     try:
         return (settings.data / file).read_text("utf-8").split()
     except (OSError, UnicodeDecodeError):
@@ -98,7 +98,7 @@ def ask_server(settings: Settings, path: str, body: bytes) -> tuple[int, bytes]:
 
 
 def _read_token(settings: Settings) -> str:
-    token = settings.server_policy().admin_token or read_secret(settings.data / _TOKEN_FILE)
+    token = settings.server_policy().admin_token or read_secret(settings.data / TOKEN_FILE)
     if not token:
         raise NotFound(f"no server has run with its data in {settings.data}; choose --data, or --admin-token")
     return token

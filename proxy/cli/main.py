@@ -11,7 +11,7 @@ import typer
 from typer.main import get_command
 
 from proxy import __version__
-from proxy.cli import maintenance, memory, reports, search, serve, sessions
+from proxy.cli import demo, doctor, maintenance, memory, reports, search, serve, sessions
 from proxy.cli import run as client_run
 from proxy.cli.formatting import make_plain
 from proxy.cli.services import Services
@@ -31,6 +31,7 @@ def build() -> typer.Typer:
     config.command()(maintenance.init)
     application = typer.Typer(rich_markup_mode=None, add_completion=False, epilog=_EXIT_CODES)
     application.callback(invoke_without_command=True)(_run_without_command)
+    application.command()(demo.demo)
     application.command()(serve.serve)
     application.command(context_settings={"allow_interspersed_args": False})(client_run.run)
     application.command("open")(serve.open_page)
@@ -48,6 +49,7 @@ def build() -> typer.Typer:
     application.command()(reports.statusline)
     application.command()(serve.compact)
     application.command()(serve.mcp)
+    application.command()(doctor.doctor)
     application.command()(maintenance.verify)
     application.command()(search.index)
     application.command()(maintenance.backup)

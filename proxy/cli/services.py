@@ -10,6 +10,7 @@ from typing import Annotated, Protocol, TypeVar
 import typer
 
 from proxy.config import Settings, load_settings
+from proxy.engine.doctor.findings import Diagnosis
 from proxy.engine.memory.path import MemoryReader
 from proxy.engine.ports import Index
 from proxy.engine.reports.diff import Tally
@@ -74,7 +75,8 @@ class Services:
     `count_tokens` counts the tokens of messages. `load_savings_inputs` returns the prices and policy for `savings`.
     `ask_server` sends a POST request, given an API path and a body, to the running server. It returns the response's
     status and body, and raises ProxyError if no server runs. `find_link` returns the link to the server's page, with
-    the admin token. `serve_mcp` serves MCP on standard input and output until the input ends.
+    the admin token. `serve_mcp` serves MCP on standard input and output until the input ends. `run_demo` runs the
+    demonstration, and returns the exit code. `diagnose` returns the findings of `palimpsest doctor`.
     """
 
     serve: Callable[..., int]
@@ -88,6 +90,8 @@ class Services:
     find_server: Callable[[Settings], tuple[str, ...]]
     use_data: Callable[[Path, float], AbstractContextManager[None]]
     serve_mcp: Callable[[Settings], None]
+    run_demo: Callable[..., int]
+    diagnose: Callable[..., Diagnosis]
 
     def read(self, data: Path | None, config: Path | None, query: Callable[[Log], Awaitable[T]]) -> T:
         """Return what `query` finds in the log that the options and settings name."""

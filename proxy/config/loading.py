@@ -54,6 +54,11 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = No
     return settings
 
 
+def make_settings(values: Mapping[str, Any]) -> Settings:
+    """Return settings with these values by key path and defaults besides: no file, and nothing of the environment."""
+    return Settings(_build_sources=((InitSettingsSource(Settings, nest(values)),), {}))
+
+
 def find_memory_folder() -> Path:
     """Return where memory is exported unless a command says otherwise: PALIMPSEST_MEMORY_DIR, or `memory` here."""
     return Path(read_environment().get(MEMORY_VARIABLE) or "memory").expanduser()

@@ -19,6 +19,7 @@ from proxy.server.api.messages import MessagesApi
 from proxy.server.api.openapi import ApiDocument
 from proxy.server.client import BodyBudget, ServedClient, Share, read_request
 from proxy.server.context_api import ContextApi
+from proxy.server.doctor_api import DoctorApi
 from proxy.server.endpoints import ANY, Endpoint, respond_json
 from proxy.server.errors import render_body
 from proxy.server.health import Health
@@ -121,6 +122,7 @@ def build_routes(
     searches: SearchApi,
     memory: MemoryApi,
     messages: MessagesApi,
+    doctor: DoctorApi,
     mcp: ASGIApp,
     find_tenant: FindTenant,
 ) -> ASGIApp:
@@ -142,6 +144,7 @@ def build_routes(
         *contexts.list_routes(),
         *memory.list_routes(),
         *messages.list_routes(),
+        *doctor.list_routes(),
         *searches.list_own_routes(),
         *HealthApi(health, find_log_health, facts).list_routes(),
     ]

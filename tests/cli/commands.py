@@ -9,6 +9,7 @@ from proxy.assembly import open_index, open_log, update_index
 from proxy.cli.main import run
 from proxy.cli.services import Services
 from proxy.config import Settings
+from proxy.engine.doctor.findings import conclude
 from proxy.engine.models import PriceList
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.model.card import Card
@@ -57,6 +58,8 @@ def call_with(arguments: Sequence[str], open_log: Callable[[Settings], Any], **c
         "update_index": lambda settings, tell, is_rebuilt=False: IndexHealth(),
         "use_data": lambda folder, seconds: nullcontext(),
         "serve_mcp": refuse_to_serve,
+        "diagnose": lambda settings, is_live: conclude("1", ()),
+        "run_demo": lambda **options: 0,
     }
     try:
         run(Services(open_log=open_log, **functions | changes), arguments)

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import functools
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 from proxy.context.budget import BudgetPolicy
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_admin import EpochAdmin
+from proxy.engine.doctor.findings import Diagnosis, conclude
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.memory.memory import SessionMemory
@@ -33,6 +34,7 @@ from proxy.model.exchange import Opening, Outcome
 from proxy.server.access import FindTenant
 from proxy.server.api.messages import MessagesApi
 from proxy.server.context_api import ContextApi
+from proxy.server.doctor_api import DoctorApi
 from proxy.server.health import Health, Metrics
 from proxy.server.http11 import Http11Protocol, close_idle
 from proxy.server.memory_api import MemoryApi
@@ -108,6 +110,11 @@ class Served:
         return self.archive.opening
 
 
+async def find_nothing() -> Diagnosis:
+    """A diagnosis without findings."""
+    return conclude("1", ())
+
+
 @dataclass(frozen=True)
 class Plan:
     """How to serve."""
@@ -123,6 +130,7 @@ class Plan:
     compacting: Any = None
     index: FakeIndex = field(default_factory=FakeIndex)
     find_tenant: FindTenant = lambda headers: None
+    diagnose: Callable[[], Awaitable[Diagnosis]] = find_nothing
     writes: WriteBatcher = field(default_factory=lambda: WriteBatcher(()))
     descriptors: Descriptors = field(default_factory=lambda: Descriptors(1_000_000))
 
@@ -162,6 +170,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
         sessions=sessions,
         contexts=contexts,
         messages=MessagesApi(cast(Any, archive)),
+        doctor=DoctorApi(plan.diagnose),
         memory=MemoryApi(memory, cast(Any, None), SnapshotPolicy()),
         mcp=Response(status_code=404),
         searches=SearchApi(archive, plan.index, SystemClock().now_ms, plan.index.look),

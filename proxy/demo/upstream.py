@@ -1,0 +1,187 @@
+"""The demonstration's upstream: an OpenAI-like server on the loopback that answers by the script, and a token meter.
+
+It bills as a provider does: prompts are counted, and what it has seen at the beginning of an earlier prompt is read
+from its cache.
+"""
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from proxy.demo.story import ScriptedStep, ScriptedTurn
+from proxy.model.exchange import Usage
+from proxy.model.messages import RECALL_TOOL
+
+MODEL = "gpt-5"
+_LEAST_CACHED, _CACHED_STEP = 1024, 128
+_PER_MESSAGE = 4
+_JOIN_SECONDS = 10.0
+_OF_SUMMARIES = "written by the proxy palimpsest", "You write "
+_NUMBERED = re.compile(r"^\[(m?\d+) user\]$", re.MULTILINE)
+
+
+class Meter:
+    """Counts prompts, and what a prefix cache reads of each, like OpenAI's: from 1,024 tokens on, in steps of 128."""
+
+    def __init__(self, count: Callable[[str], int]) -> None:
+        self.count = count
+        self._sizes: dict[str, int] = {}
+        self._seen: set[bytes] = set()
+        self.usages: list[Usage] = []
+
+    def add(self, body: dict[str, Any], answer: str) -> Usage:
+        """Return the usage of a request with this answer, and remember its prompt."""
+        parts = [{"tools": body.get("tools")}, *body["messages"]]
+        whole = cached = 0
+        digest = hashlib.sha256()
+        for part in parts:
+            text = json.dumps(part, ensure_ascii=False, sort_keys=True)
+            digest.update(text.encode())
+            prefix = digest.digest()
+            whole += self._size(text)
+            cached = whole if prefix in self._seen else cached
+            self._seen.add(prefix)
+        cached = cached // _CACHED_STEP * _CACHED_STEP if cached >= _LEAST_CACHED else 0
+        usage = Usage(input=whole, output=self._size(answer), cached=cached)
+        self.usages.append(usage)
+        return usage
+
+    def _size(self, text: str) -> int:
+        if text not in self._sizes:
+            self._sizes[text] = self.count(text) + _PER_MESSAGE
+        return self._sizes[text]
+
+
+class DemoUpstream:
+    """Answers the agent's requests with the steps of the session, one after the other, and requests for summaries.
+
+    `recalls` counts the calls of the recall tool, `summaries` the summaries that it was asked for. `newest` is the
+    usage of the agent's newest request, `newest_text` its body. `extended` counts the agent's requests that began
+    with all messages of the one before.
+    """
+
+    def __init__(self, turns: Sequence[ScriptedTurn], meter: Meter) -> None:
+        self._steps = [step for turn in turns for step in turn.steps]
+        self._next = 0
+        self.meter = meter
+        self.recalls = self.summaries = self.extended = 0
+        self._before: list[Any] = []
+        self.newest, self.newest_text = Usage(), ""
+        routes = [Route("/v1/chat/completions", self._complete, methods=["POST"]), Route("/v1/models", self._list)]
+        self.app = Starlette(routes=routes)
+
+    async def _complete(self, request: Request) -> Response:
+        content = await request.body()
+        body = json.loads(content)
+        asked = self.summaries
+        message = self._answer(body)
+        usage = self.meter.add(body, json.dumps(message))
+        if self.summaries == asked:
+            self.newest, self.newest_text = usage, content.decode()
+            self._note_prefix(body["messages"], is_round=message.get("content") is None)
+        finish = "tool_calls" if message.get("tool_calls") else "stop"
+        document = {
+            "id": f"chatcmpl-{len(self.meter.usages):06d}",
+            "object": "chat.completion",
+            "created": 1_790_000_000 + len(self.meter.usages),
+            "model": MODEL,
+            "choices": [{"index": 0, "message": message, "finish_reason": finish}],
+            "usage": {
+                "prompt_tokens": usage.input,
+                "completion_tokens": usage.output,
+                "total_tokens": (usage.input or 0) + (usage.output or 0),
+                "prompt_tokens_details": {"cached_tokens": usage.cached},
+            },
+        }
+        return JSONResponse(document)
+
+    async def _list(self, request: Request) -> Response:
+        data = [{"id": MODEL, "object": "model", "created": 1_790_000_000, "owned_by": "demo"}]
+        return JSONResponse({"object": "list", "data": data})
+
+    def _note_prefix(self, messages: list[Any], *, is_round: bool) -> None:
+        """Note the messages of a request. One that the model recalls in comes again, with what it recalled."""
+        self.extended += bool(self._before) and not is_round and messages[: len(self._before)] == self._before
+        self._before = messages
+
+    def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        messages = body["messages"]
+        if any(words in str(messages[at].get("content")) for at, words in zip((-1, 0), _OF_SUMMARIES, strict=True)):
+            self.summaries += 1
+            return {"role": "assistant", "content": write_summary(messages)}
+        step = self._steps[min(self._next, len(self._steps) - 1)]
+        has_recalled = any(call["function"]["name"] == RECALL_TOOL for call in messages[-2].get("tool_calls") or ())
+        can_recall = any(tool["function"]["name"] == RECALL_TOOL for tool in body.get("tools") or ())
+        if step.recalls and can_recall and not has_recalled:
+            self.recalls += 1
+            asked = {"action": "search", "query": step.recalls}
+            return make_message("", RECALL_TOOL, asked, f"recall_{self.recalls}")
+        self._next += 1
+        return make_answer(step, self._next)
+
+
+def make_answer(step: ScriptedStep, number: int) -> dict[str, Any]:
+    """Return a step as a message of the model."""
+    return make_message(step.said, step.tool, dict(step.arguments), f"call_{number:04d}")
+
+
+def make_message(said: str, tool: str, arguments: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a message of the model, with a call of a tool if one is named."""
+    message: dict[str, Any] = {"role": "assistant", "content": said or None}
+    if tool:
+        function = {"name": tool, "arguments": json.dumps(arguments)}
+        message["tool_calls"] = [{"id": name, "type": "function", "function": function}]
+    return message
+
+
+def write_summary(messages: Sequence[dict[str, Any]]) -> str:
+    """Write a summary as a model would, from what the request shows of the session."""
+    text = "\n".join(str(message.get("content") or "") for message in messages)
+    carriers = sorted(set(re.findall(r"quayside/carriers/(\w+)\.py", text)) - {"base"})
+    number = found.group(1) if (found := _NUMBERED.search(text)) else "1"
+    numbered = f" [{number}]" if _NUMBERED.search(text) else ""
+    lines = [
+        "## Goal",
+        "- The user wanted to know why promises were an hour or a day off in autumn, and to have it put right.",
+        "## Constraints",
+        f'- "Never change anything below migrations/, those files were released."{numbered}',
+        f'- "Always use Decimal for money, never float."{numbered}',
+        "## Discoveries",
+        "- `add_working_days` in quayside/calendar.py added 24 hours for a day; the night of 25 October has 25.",
+        "- Each carrier had a copy of that arithmetic, marked QS-218.",
+        "## Completed",
+        "- quayside/calendar.py counted local dates; its test over the weekend failed before and passed then.",
+        *(f"- quayside/carriers/{name}.py was read or changed, with its tests." for name in carriers[:12]),
+        "## Remaining",
+        "- The carriers that were not yet changed were pending, and a last run of all tests.",
+        "## Files",
+        "- quayside/calendar.py: counts the days.",
+        *(f"- quayside/carriers/{name}.py: a carrier." for name in carriers[:4]),
+    ]
+    return "\n".join(lines)
+
+
+@contextmanager
+def serve_upstream(app: Starlette) -> Iterator[str]:
+    """Serve an application on a free port of the loopback, in a thread, for a `with` block. Yields the base URL."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, ws="none", lifespan="off")
+    config.timeout_graceful_shutdown = 1
+    server, listener = uvicorn.Server(config), config.bind_socket()
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="demo upstream", daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    finally:
+        server.should_exit = True
+        thread.join(_JOIN_SECONDS)
+        listener.close()

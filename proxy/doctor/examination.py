@@ -1,0 +1,256 @@
+"""`palimpsest doctor`: all that is examined, the upstreams, the running server and a rehearsed session included.
+
+Nothing here spends money but `call_live`: of an upstream only its list of models is asked for. A rehearsed session has
+a log of its own in a temporary directory, and calls nobody.
+"""
+
+import asyncio
+import email.utils
+import math
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from proxy import __version__
+from proxy.assembly import build_engine, measure
+from proxy.config import Settings, read_environment
+from proxy.doctor.surroundings import examine_surroundings, find_api, inspect_store, list_models
+from proxy.engine.doctor.findings import (
+    Diagnosis,
+    Finding,
+    ServerFacts,
+    UpstreamProbe,
+    conclude,
+    judge_clock,
+    judge_key,
+    judge_server,
+    judge_upstream,
+)
+from proxy.engine.doctor.rehearsal import (
+    Rehearsal,
+    RehearsalUpstream,
+    RehearsedSession,
+    judge_passing,
+    judge_rehearsal,
+)
+from proxy.engine.reports.savings import SavingsInputs
+from proxy.model.card import LimitKey
+from proxy.model.errors import ProxyError
+from proxy.model.exchange import Usage
+from proxy.running import find_admin_token, find_server
+from proxy.upstream.origin import make_key_header, make_tls_context
+from proxy.upstream.policy import UpstreamPolicy
+
+_TIMEOUT = httpx.Timeout(20.0, connect=10.0)
+_FINISH_SECONDS = 10.0
+_PATIENCE_SECONDS = 60.0
+_LIVE_TOKENS = 16
+# The key of a client is sent to the provider that it belongs to, and to nobody else.
+_ENVIRONMENT_KEYS = {"api.openai.com": "OPENAI_API_KEY", "api.anthropic.com": "ANTHROPIC_API_KEY"}
+_ANTHROPIC_VERSION = {"anthropic-version": "2023-06-01"}
+
+
+def diagnose(settings: Settings, *, is_live: bool = False) -> Diagnosis:
+    """Examine everything. With `is_live`, each upstream with a key is sent one short call, which costs money."""
+    server = find_server(settings)
+    return asyncio.run(_diagnose(settings, server[0] if server else "", is_live=is_live))
+
+
+async def _diagnose(settings: Settings, address: str, *, is_live: bool) -> Diagnosis:
+    found = await examine_surroundings(settings)
+    policies = [policy for policy in settings.upstream_policies() if policy.kind != "litellm"]
+    keys = [find_key(policy, read_environment()) for policy in policies]
+    probes = [await probe_upstream(policy, key) for policy, key in zip(policies, keys, strict=True)]
+    for policy in settings.upstream_policies():
+        if policy.kind == "litellm":
+            what = "litellm reaches this upstream, and no free call checks it; --live does not call it either."
+            found.append(Finding(name=f"upstream {policy.name}", state="ok", sentence=what))
+    found += [finding for probe in probes for finding in (judge_upstream(probe), judge_key(probe)) if finding]
+    store = await inspect_store(settings, is_quick=True)
+    found.append(judge_clock(probes, store.last_ms, int(time.time() * 1000)))
+    server = await ask_version(settings, address)
+    found.append(judge_server(server, __version__, settings.mode))
+    if address:
+        found += [await compare_passing(address, probe, key) for probe, key in zip(probes, keys, strict=True)]
+    if settings.mode == "manage":
+        found += await rehearse(settings)
+    if is_live:
+        inputs = await measure(settings)
+        for policy, key in zip(policies, keys, strict=True):
+            found.append(await call_live(settings, policy, key, inputs))
+    return conclude(__version__, found)
+
+
+def find_key(policy: UpstreamPolicy, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the header with the key that calls to an upstream have, empty if only the clients have one.
+
+    It is the one of the settings, else that of the environment if the upstream is the provider that it belongs to.
+    """
+    if (made := make_key_header(policy)) is not None:
+        return {made[0].decode(): made[1].decode("latin-1")}
+    host = httpx.URL(policy.base_url).host
+    key = environment.get(_ENVIRONMENT_KEYS.get(host, ""), "")
+    if not key or policy.auth == "none":
+        return {}
+    return {"x-api-key": key} if host == "api.anthropic.com" else {"authorization": f"Bearer {key}"}
+
+
+async def probe_upstream(policy: UpstreamPolicy, key: Mapping[str, str]) -> UpstreamProbe:
+    """Ask an upstream for its list of models."""
+    probe = UpstreamProbe(name=policy.name, address=policy.base_url, has_key=bool(key))
+    began = time.monotonic()
+    try:
+        async with _open(policy) as client:
+            response = await client.get(f"{policy.base_url.rstrip('/')}/models", headers={**_ANTHROPIC_VERSION, **key})
+    except (httpx.HTTPError, OSError) as error:
+        return msgspec.structs.replace(probe, problem=str(error) or type(error).__name__)
+    return msgspec.structs.replace(
+        probe,
+        status=response.status_code,
+        models=_count_models(response.content),
+        seconds=time.monotonic() - began,
+        skew=_find_skew(response.headers.get("date", "")),
+    )
+
+
+def _open(policy: UpstreamPolicy) -> httpx.AsyncClient:
+    """Open a client that reaches an upstream as the proxy does: by its HTTP proxy if it has one."""
+    return httpx.AsyncClient(
+        proxy=policy.proxy or None, timeout=_TIMEOUT, trust_env=False, verify=make_tls_context(), follow_redirects=False
+    )
+
+
+def _count_models(content: bytes) -> int:
+    try:
+        listed = msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        return 0
+    data = listed.get("data") if isinstance(listed, dict) else None
+    return len(data) if isinstance(data, list) else 0
+
+
+def _find_skew(date: str) -> float | None:
+    """Return how many seconds this clock is ahead of a Date header."""
+    try:
+        return round(time.time() - email.utils.parsedate_to_datetime(date).timestamp(), 1)
+    except (TypeError, ValueError):
+        return None
+
+
+async def ask_version(settings: Settings, address: str) -> ServerFacts:
+    """Ask the running server for its version and mode."""
+    if not address:
+        return ServerFacts()
+    headers = {"authorization": f"Bearer {find_admin_token(settings)}"}
+    try:
+        async with httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False, verify=False) as client:
+            response = await client.get(f"{address}/-/api/doctor", headers=headers)
+        told = response.json() if response.status_code == 200 else {}
+    except (httpx.HTTPError, ValueError):
+        told = {}
+    found = {each.get("name"): each for each in told.get("findings", ())}
+    mode = found.get("mode", {}).get("facts", {}).get("mode", "")
+    return ServerFacts(address=address, version=told.get("version", ""), mode=mode)
+
+
+async def compare_passing(address: str, probe: UpstreamProbe, key: Mapping[str, str]) -> Finding:
+    """Compare a call that is not managed, through the running server and directly: clients rely on such calls."""
+    name = f"gateway {probe.name}"
+    try:
+        async with httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False, verify=False) as client:
+            response = await client.get(f"{address}/v1/models", headers={**_ANTHROPIC_VERSION, **key})
+    except httpx.HTTPError as error:
+        what = f"The running server did not pass a call on: {error or type(error).__name__}."
+        return Finding(name=name, state="fault", sentence=what, advice="See the log of the server.")
+    facts = {"through": response.status_code, "direct": probe.status}
+    if response.status_code == probe.status:
+        what = f"GET /v1/models gives {probe.status} through the running server, as it does directly."
+        return Finding(name=name, state="ok", sentence=what, facts=facts)
+    what = f"GET /v1/models gives {response.status_code} through the running server, and {probe.status} directly."
+    advice = "With several upstreams the first one answers; else restart the server with these settings."
+    return Finding(name=name, state="warning", sentence=what, advice=advice, facts=facts)
+
+
+async def rehearse(settings: Settings) -> list[Finding]:
+    """Play a session of a model of each upstream through an engine with these settings, and judge what came of it.
+
+    Summaries and holdout are off: there is no model that could write the ones, and the others would not be managed. A
+    plan may take long, for what is judged is not how busy this machine is.
+    """
+    played: list[Rehearsal] = []
+    names = dict(reversed(await list_models(settings)))
+    with tempfile.TemporaryDirectory(prefix="palimpsest-doctor-") as folder:
+        changes = {"auto": False, "holdout_fraction": 0.0, "hard_wait_seconds": _PATIENCE_SECONDS}
+        quiet = settings.compaction.model_copy(update=changes)
+        own = settings.model_copy(update={"data": Path(folder), "compaction": quiet})
+        upstreams = tuple(RehearsalUpstream(policy.name) for policy in settings.upstream_policies())
+        try:
+            engine = await build_engine(own, upstreams)
+        except ProxyError as error:
+            what = f"No session could be rehearsed: {error}."
+            return [Finding(name="rehearsal", state="fault", sentence=what, advice="Make room for temporary files.")]
+        try:
+            engine.prepare()
+            await engine.warm()
+            for upstream, policy in zip(upstreams, settings.upstream_policies(), strict=True):
+                model = names[policy.name]
+                strategy = settings.engine_policy().find_strategy(model)
+                budget = engine.models.budget(LimitKey(policy.name, model), strategy=strategy)
+                wire = "anthropic_messages" if find_api(policy.base_url) == "anthropic" else "chat_completions"
+                if budget.usable:  # else the finding on the model says that nothing can be shortened
+                    session = RehearsedSession(engine.exchanges, upstream, wire, model)
+                    played.append(await session.play(budget.high, strategy))
+            await engine.tasks.finish(_FINISH_SECONDS)
+        finally:
+            await engine.close()
+    found = [finding for each in played for finding in judge_rehearsal(each)]
+    return [*found, *filter(None, map(judge_passing, played))]
+
+
+async def call_live(
+    settings: Settings, policy: UpstreamPolicy, key: Mapping[str, str], inputs: SavingsInputs
+) -> Finding:
+    """Send an upstream one short call with the key, and say what it cost."""
+    name, model = f"live {policy.name}", dict(reversed(await list_models(settings)))[policy.name]
+    if not key:
+        what = "No key is known here, so no call was made."
+        return Finding(
+            name=name, state="warning", sentence=what, advice="Set api_key, or the variable of the provider."
+        )
+    is_chat = find_api(policy.base_url) == "openai"
+    limit = "max_completion_tokens" if is_chat else "max_tokens"
+    body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": "Say ok."}], limit: _LIVE_TOKENS}
+    path = "chat/completions" if is_chat else "messages"
+    try:
+        async with _open(policy) as client:
+            headers = {**_ANTHROPIC_VERSION, **key}
+            response = await client.post(f"{policy.base_url.rstrip('/')}/{path}", json=body, headers=headers)
+    except (httpx.HTTPError, OSError) as error:
+        what = f"A short call failed: {error or type(error).__name__}."
+        return Finding(name=name, state="fault", sentence=what, advice="Check the upstream.")
+    if response.status_code != 200:
+        what = f"A short call of {model} gave {response.status_code}."
+        return Finding(name=name, state="fault", sentence=what, advice="Check the model's name, the key and its quota.")
+    usage = _read_usage(response.content)
+    money = inputs.prices.price(policy.name, model, usage).money
+    price = "no price of it is known" if money is None else f"it cost ${money:.6f}"
+    what = f"A short call of {model} was answered; {price}."
+    return Finding(name=name, state="ok", sentence=what, facts={"model": model, "money": money})
+
+
+def _read_usage(content: bytes) -> Usage:
+    try:
+        told = msgspec.json.decode(content).get("usage") or {}
+    except (msgspec.DecodeError, AttributeError):
+        return Usage()
+    read, written = (told.get(chat, told.get(other)) for chat, other in _USAGE_NAMES)
+    is_known = all(isinstance(count, int) and math.isfinite(count) for count in (read, written))
+    return Usage(input=read, output=written, cached=0) if is_known else Usage()
+
+
+_USAGE_NAMES: Sequence[tuple[str, str]] = (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))

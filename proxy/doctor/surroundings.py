@@ -1,0 +1,190 @@
+"""What is found without calling anybody: the log and its disk, the admin token, the models, and what clients are given.
+
+A running server serves these findings for its page, so this module imports nothing that a server does without.
+"""
+
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from proxy.assembly import measure, open_index, open_log
+from proxy.config import Settings
+from proxy.context.budget import make_budget
+from proxy.engine.doctor.findings import (
+    Finding,
+    StoreFacts,
+    judge_disk,
+    judge_mode,
+    judge_store,
+    judge_token,
+    judge_traffic,
+    judge_window,
+    list_clients,
+)
+from proxy.engine.models import PriceList
+from proxy.engine.ports import LogReader
+from proxy.model.errors import ProxyError
+from proxy.model.log import SessionRow
+from proxy.running import ADDRESS_FILE, TOKEN_FILE, find_address
+
+_VERIFIED_BYTES = 32_000_000
+_READ_BACK = 50
+_SESSIONS = 20
+_MODELS = 6
+_BILLS = 1
+_ANTHROPIC_HOST = "anthropic.com"
+_DEFAULT_MODELS = {"openai": "gpt-5", "anthropic": "claude-sonnet-4-5"}
+
+
+async def examine_surroundings(settings: Settings, *, is_quick: bool = False) -> list[Finding]:
+    """Return the findings on what is here: settings, log, disk, token, traffic, models, clients.
+
+    If `is_quick`, only the newest calls of the log are checked, however small it is.
+    """
+    store = await inspect_store(settings, is_quick=is_quick)
+    now_ms = int(time.time() * 1000)
+    found = [judge_mode(settings.mode), *judge_store(store), judge_disk(store), inspect_token(settings)]
+    found += [*(await judge_models(settings)), judge_traffic(store, now_ms)]
+    apis = [find_api(policy.base_url) for policy in settings.upstream_policies()]
+    return [*found, list_clients(find_address(settings), apis)]
+
+
+def find_api(base_url: str) -> str:
+    """Return the API that clients of an upstream speak, as far as its address tells."""
+    return "anthropic" if _ANTHROPIC_HOST in base_url else "openai"
+
+
+async def inspect_store(settings: Settings, *, is_quick: bool = False) -> StoreFacts:
+    """Return the facts of the log: whether it can be written, its size, times, and whether its records are right."""
+    policy = settings.store_policy()
+    folder = settings.data
+    files = [path for path in (policy.path, *_list_beside(policy.path)) if path.exists()]
+    size = sum(path.stat().st_size for path in files)
+    near = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    facts = StoreFacts(
+        path=str(policy.path),
+        exists=policy.path.exists(),
+        is_served=(settings.data / ADDRESS_FILE).exists(),
+        problem=_find_write_problem(near, policy.path),
+        log_bytes=size,
+        free_bytes=shutil.disk_usage(near).free,
+    )
+    if facts.problem or not facts.exists:
+        return facts
+    index = open_index(settings)
+    try:
+        found, lag = await _read_log(settings, facts, is_quick=is_quick), await index.look()
+        return msgspec.structs.replace(found, behind_seconds=lag.behind_seconds, index_fault=lag.fault)
+    except ProxyError as error:
+        return msgspec.structs.replace(facts, problem=str(error))
+    finally:
+        await index.close()
+
+
+def _list_beside(path: Path) -> Iterator[Path]:
+    for end in ("-wal", ".journal"):
+        yield path.with_name(path.name + end)
+    yield path.with_name("index.db")
+
+
+def _find_write_problem(near: Path, path: Path) -> str:
+    """Return why the log cannot be written, empty if nothing is known that prevents it."""
+    if not os.access(near, os.W_OK | os.X_OK):
+        return f"{near} cannot be written by this user"
+    if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+        return f"{path} cannot be read and written by this user"
+    return ""
+
+
+async def _read_log(settings: Settings, facts: StoreFacts, *, is_quick: bool) -> StoreFacts:
+    log = open_log(settings)
+    try:
+        rows = await log.list_sessions(_SESSIONS)
+        first = await log.list_bills(0, _BILLS)
+        is_small = not is_quick and settings.store_policy().path.stat().st_size <= _VERIFIED_BYTES
+        if is_small:
+            verification = await log.verify()
+            checked, faults = verification.exchanges, [f"{each.where} {each.what}" for each in verification.faults]
+        else:
+            checked, faults = await _read_back(log, rows)
+        times = [row.last_ms for row in rows]
+        return msgspec.structs.replace(
+            facts,
+            checked=checked,
+            faults=tuple(faults),
+            is_whole=is_small,
+            began_ms=await _find_beginning(log, first[0].session if first else ""),
+            last_ms=max(times, default=None),
+        )
+    finally:
+        await log.close()
+
+
+async def _find_beginning(log: LogReader, session: str) -> int | None:
+    return (await log.find_session(session)).created_ms if session else None
+
+
+async def _read_back(log: LogReader, rows: Sequence[SessionRow]) -> tuple[int, list[str]]:
+    """Read the newest calls of a log back, whose digests are compared; return how many, and what was wrong."""
+    checked, faults = 0, list[str]()
+    for row in rows:
+        for call in await log.list_calls(row.id, max(0, row.exchanges - _READ_BACK), _READ_BACK):
+            if checked == _READ_BACK:
+                return checked, faults
+            checked += 1
+            try:
+                await log.load_request(call.id)
+            except ProxyError as error:
+                faults.append(f"call {call.n} of session {row.id[:12]}: {error}")
+    return checked, faults
+
+
+def inspect_token(settings: Settings) -> Finding:
+    """Judge who can read the admin token."""
+    path = settings.data / TOKEN_FILE
+    is_set = bool(settings.server_policy().admin_token)
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+    return judge_token(mode, str(path), is_set=is_set)
+
+
+async def list_models(settings: Settings) -> list[tuple[str, str]]:
+    """Return upstreams and models: those of the newest calls of the log, then one for each other upstream."""
+    found: dict[tuple[str, str], None] = {}
+    if settings.store_policy().path.exists():
+        log = open_log(settings)
+        try:
+            for row in await log.list_sessions(_SESSIONS):
+                if row.model and row.upstream:
+                    found[(row.upstream, row.model)] = None
+        except ProxyError:
+            found = {}  # the finding on the store says why it cannot be read
+        finally:
+            await log.close()
+    names = {policy.name for policy in settings.upstream_policies()}
+    known = [each for each in found if each[0] in names][:_MODELS]
+    have = {upstream for upstream, _ in known}
+    for policy in settings.upstream_policies():
+        if policy.name not in have:
+            plain = next((model for model in policy.models if not set(model) & set("*?[")), "")
+            known.append((policy.name, plain or _DEFAULT_MODELS[find_api(policy.base_url)]))
+    return known
+
+
+async def judge_models(settings: Settings) -> list[Finding]:
+    """Say for each known model which strategy applies, and where shortening starts."""
+    inputs = await measure(settings)
+    prices: PriceList = inputs.prices
+    engine = settings.engine_policy()
+    found = []
+    for upstream, model in await list_models(settings):
+        card = prices.find_card(upstream, model)
+        strategy = engine.find_strategy(model)
+        memory = inputs.policy.find_memory_mark(model) if strategy == "snapshot" else None
+        budget = make_budget(card.window, card.output, None, inputs.policy, prices=card.prices, memory=memory)
+        found.append(judge_window(upstream, model, budget, strategy))
+    return found

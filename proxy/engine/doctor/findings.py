@@ -1,0 +1,309 @@
+"""Findings, and the judgements that make them of facts. All of it is pure: who gathers the facts does the I/O.
+
+A fault means that something has no effect, or that records may be lost. A warning leaves the proxy working.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from proxy.context.budget import Budget
+from proxy.model.epoch import Strategy
+from proxy.model.exchange import Mode
+
+State = Literal["ok", "warning", "fault"]
+Facts = Mapping[str, str | int | float | bool | None]
+
+_GB = 1_000_000_000
+_LITTLE_SPACE = 1 * _GB
+_FEW_DAYS = 14
+_CLOCK_SECONDS = 30.0
+_BEHIND_SECONDS = 60.0
+_DAY_MS = 86_400_000
+_REFUSED = (401, 403)
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was examined. `advice` says what to do, and is empty where nothing is; `facts` are figures."""
+
+    name: str
+    state: State
+    sentence: str
+    advice: str = ""
+    facts: Facts = {}
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """All findings, by the version of palimpsest that made them; `state` is the worst of theirs."""
+
+    version: str
+    state: State
+    findings: tuple[Finding, ...]
+
+
+class UpstreamProbe(msgspec.Struct, frozen=True, kw_only=True):
+    """What a free call to an upstream gave. `status` is 0 where no response came, and `problem` then says why.
+
+    `skew` is how many seconds our clock is ahead of the upstream's, None if it does not tell its time.
+    """
+
+    name: str
+    address: str
+    status: int = 0
+    problem: str = ""
+    has_key: bool = False
+    models: int = 0
+    seconds: float = 0.0
+    skew: float | None = None
+
+
+class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The log as it is on the disk. `problem` says why it cannot be written or read, empty if it can.
+
+    `faults` were found among `checked` of its records. `behind_seconds` is how far the search index is behind it.
+    `began_ms` and `last_ms` are the times of its first and last call, None without calls.
+    """
+
+    path: str
+    exists: bool = False
+    is_served: bool = False
+    problem: str = ""
+    log_bytes: int = 0
+    free_bytes: int = 0
+    checked: int = 0
+    faults: tuple[str, ...] = ()
+    is_whole: bool = True
+    behind_seconds: float = 0.0
+    index_fault: str = ""
+    began_ms: int | None = None
+    last_ms: int | None = None
+
+
+class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The server on the data directory: `address` is empty if none runs, `version` if it does not tell one."""
+
+    address: str = ""
+    version: str = ""
+    mode: str = ""
+
+
+def conclude(version: str, findings: Iterable[Finding]) -> Diagnosis:
+    """Return the diagnosis of these findings."""
+    found = tuple(findings)
+    states = {finding.state for finding in found}
+    worst: State = "fault" if "fault" in states else "warning" if "warning" in states else "ok"
+    return Diagnosis(version=version, state=worst, findings=found)
+
+
+def judge_mode(mode: Mode) -> Finding:
+    """Judge whether the settings let anything be shortened."""
+    if mode == "bypass":
+        what = "The mode is bypass: nothing is recorded or shortened."
+        advice = "Set mode: manage, or leave out --mode bypass."
+        return Finding(name="mode", state="fault", sentence=what, advice=advice, facts={"mode": mode})
+    if mode == "observe":
+        what = "The mode is observe: calls are recorded, and none is shortened."
+        return Finding(
+            name="mode", state="warning", sentence=what, advice="Set mode: manage to shorten.", facts={"mode": mode}
+        )
+    what = "The mode is manage: calls are recorded, and long ones shortened."
+    return Finding(name="mode", state="ok", sentence=what, facts={"mode": mode})
+
+
+def judge_upstream(probe: UpstreamProbe) -> Finding:
+    """Judge whether an upstream responds."""
+    name = f"upstream {probe.name}"
+    facts: Facts = {"address": probe.address, "status": probe.status}
+    if probe.problem:
+        what = f"{probe.address} does not respond: {probe.problem}."
+        advice = "Check the address, --upstream, and the network; behind an HTTP proxy set the upstream's `proxy`."
+        return Finding(name=name, state="fault", sentence=what, advice=advice, facts=facts)
+    if probe.status >= 500:
+        what = f"{probe.address} responds with an error of its own, {probe.status}."
+        return Finding(name=name, state="warning", sentence=what, advice="Try again later.", facts=facts)
+    what = f"{probe.address} responds, in {1000 * probe.seconds:.0f} ms."
+    return Finding(name=name, state="ok", sentence=what, facts={**facts, "seconds": round(probe.seconds, 4)})
+
+
+def judge_key(probe: UpstreamProbe) -> Finding | None:
+    """Judge whether an upstream accepts the key, by its list of models, which costs nothing. None without response."""
+    name = f"key {probe.name}"
+    facts: Facts = {"status": probe.status, "models": probe.models}
+    if probe.problem or probe.status >= 500:
+        return None
+    if not probe.has_key:
+        what = "No key is known here: each client sends its own."
+        return Finding(name=name, state="ok", sentence=what, facts=facts)
+    if probe.status in _REFUSED:
+        what = f"The upstream refuses the key, with {probe.status}."
+        advice = "Check the key in the settings (api_key), or in the environment of this command."
+        return Finding(name=name, state="fault", sentence=what, advice=advice, facts=facts)
+    if not 200 <= probe.status < 300:
+        what = f"The key could not be checked: the list of models gave {probe.status}."
+        return Finding(name=name, state="warning", sentence=what, advice="--live checks it by a call.", facts=facts)
+    return Finding(
+        name=name, state="ok", sentence=f"The key is accepted; {probe.models} models are listed.", facts=facts
+    )
+
+
+def judge_clock(probes: Sequence[UpstreamProbe], last_ms: int | None, now_ms: int) -> Finding:
+    """Judge the clock, by the upstreams' and by the log, whose newest call must not be in the future."""
+    skews = [probe.skew for probe in probes if probe.skew is not None]
+    skew = min(skews, key=abs, default=None)
+    facts: Facts = {"skew_seconds": skew}
+    if last_ms is not None and last_ms > now_ms + 1000 * _CLOCK_SECONDS:
+        what = "The newest call of the log is in the future of this clock."
+        return Finding(name="clock", state="warning", sentence=what, advice="Set the clock (NTP).", facts=facts)
+    if skew is not None and abs(skew) > _CLOCK_SECONDS:
+        ahead = "ahead of" if skew > 0 else "behind"
+        what = f"The clock is {abs(skew):.0f} s {ahead} the upstream's."
+        return Finding(name="clock", state="warning", sentence=what, advice="Set the clock (NTP).", facts=facts)
+    what = "The clock agrees with the upstream's." if skew is not None else "No upstream told its time to compare with."
+    return Finding(name="clock", state="ok", sentence=what, facts=facts)
+
+
+def judge_store(store: StoreFacts) -> list[Finding]:
+    """Judge the log: whether it can be written, whether its records are right, and whether search keeps up."""
+    facts: Facts = {"path": store.path, "bytes": store.log_bytes}
+    if store.problem:
+        advice = "Choose another directory by --data, or make room and give this user the right to write there."
+        return [Finding(name="store", state="fault", sentence=f"{store.problem}.", advice=advice, facts=facts)]
+    if not store.exists:
+        what = f"There is no log at {store.path} yet, and it can be made."
+        return [Finding(name="store", state="ok", sentence=what, facts=facts)]
+    writer = "the running server writes it" if store.is_served else "no server writes it now"
+    found = [Finding(name="store", state="ok", sentence=f"{store.path} can be written; {writer}.", facts=facts)]
+    if store.faults:
+        what = f"The log has {len(store.faults)} faults: {store.faults[0]}."
+        advice = "Copy the data directory away, and see docs/operations.md; `palimpsest verify` lists all faults."
+        found.append(
+            Finding(name="records", state="fault", sentence=what, advice=advice, facts={"checked": store.checked})
+        )
+    else:
+        part = "all" if store.is_whole else "the newest"
+        what = f"The log is sound: {part} {store.checked} calls that were checked are as they were recorded."
+        advice = "" if store.is_whole else "`palimpsest verify` checks all of a large log."
+        found.append(
+            Finding(name="records", state="ok", sentence=what, advice=advice, facts={"checked": store.checked})
+        )
+    lag: Facts = {"behind_seconds": round(store.behind_seconds, 1)}
+    if store.index_fault:
+        what, advice = (
+            f"The search index cannot be used: {store.index_fault}.",
+            "`palimpsest index --rebuild` makes it anew.",
+        )
+        found.append(Finding(name="search", state="warning", sentence=what, advice=advice, facts=lag))
+    elif store.is_served and store.behind_seconds > _BEHIND_SECONDS:
+        what = f"The search index is {store.behind_seconds:.0f} s behind the log."
+        advice = "It follows when the machine is less busy; `palimpsest index` shows how far it is."
+        found.append(Finding(name="search", state="warning", sentence=what, advice=advice, facts=lag))
+    else:
+        found.append(Finding(name="search", state="ok", sentence="Search follows the log.", facts=lag))
+    return found
+
+
+def judge_disk(store: StoreFacts) -> Finding:
+    """Judge the free space, by how much the log grows in a day."""
+    days = max(1.0, ((store.last_ms or 0) - (store.began_ms or 0)) / _DAY_MS)
+    growth = store.log_bytes / days
+    facts: Facts = {"free_bytes": store.free_bytes, "bytes": store.log_bytes, "growth_bytes_per_day": round(growth)}
+    left = store.free_bytes / growth if growth else None
+    size = f"{store.free_bytes / _GB:.1f} GB are free"
+    if left is not None and store.log_bytes:
+        size += f"; the log has {store.log_bytes / 1e6:.0f} MB and grows by {growth / 1e6:.1f} MB a day"
+    if store.free_bytes < _LITTLE_SPACE or (left is not None and left < _FEW_DAYS):
+        advice = "Make room, move the data directory, or set store.max_bytes."
+        return Finding(name="disk", state="warning", sentence=f"Only {size}.", advice=advice, facts=facts)
+    return Finding(name="disk", state="ok", sentence=f"{size}.", facts=facts)
+
+
+def judge_token(mode: int | None, path: str, *, is_set: bool) -> Finding:
+    """Judge who can read the admin token. `mode` are the permission bits of its file, None if there is none."""
+    if is_set:
+        return Finding(name="token", state="ok", sentence="The admin token is that of the settings.")
+    if mode is None:
+        return Finding(name="token", state="ok", sentence="The admin token is made when the server starts first.")
+    facts: Facts = {"mode": f"{mode:04o}"}
+    if mode & 0o077:
+        what = f"Others can read the admin token, for its file has the mode {mode:04o}."
+        advice = f"chmod 600 {path}; then delete it and restart, so that a new one is made."
+        return Finding(name="token", state="fault", sentence=what, advice=advice, facts=facts)
+    return Finding(name="token", state="ok", sentence="Only you can read the admin token.", facts=facts)
+
+
+_BEGINNINGS: Mapping[Strategy, str] = {
+    "epochs": "shortened from {soft:,} tokens on where it pays, from {high:,} on always",
+    "turns": "shortened with each prompt of the user, to {high:,} tokens at most",
+    "snapshot": "memory is made from {soft:,} tokens on, and always shortened from {high:,} on",
+}
+
+
+def judge_window(upstream: str, model: str, budget: Budget, strategy: Strategy) -> Finding:
+    """Say which strategy applies to a model, its window, and from how many tokens on its requests are shortened."""
+    facts: Facts = {
+        "model": model,
+        "upstream": upstream,
+        "strategy": strategy,
+        "window": budget.window,
+        "soft_mark": budget.soft,
+        "high_mark": budget.high,
+    }
+    window = f"{budget.window:,} tokens" if budget.window else "not known"
+    marks = _BEGINNINGS[strategy].format(soft=budget.soft, high=budget.high)
+    if not budget.usable:
+        what = f"{model} at {upstream}: window {window}, which leaves no room for input, so it is never shortened."
+        advice = "Set models.PATTERN.window, or lower budget.output_reserve."
+        return Finding(name=f"model {model}", state="fault", sentence=what, advice=advice, facts=facts)
+    advice = "" if budget.window else "Set models.PATTERN.window if it has less than the ceiling."
+    what = f"{model} at {upstream}: window {window}, strategy {strategy}, {marks}."
+    return Finding(
+        name=f"model {model}", state="ok" if budget.window else "warning", sentence=what, advice=advice, facts=facts
+    )
+
+
+def judge_server(server: ServerFacts, version: str, settings_mode: Mode) -> Finding:
+    """Judge the server that runs on the data directory."""
+    facts: Facts = {"address": server.address, "version": server.version, "mode": server.mode}
+    if not server.address:
+        what = "No server runs on this data directory."
+        advice = "`palimpsest run -- CLIENT` starts one with its client, `palimpsest serve` one that stays."
+        return Finding(name="server", state="warning", sentence=what, advice=advice, facts=facts)
+    if not server.version:
+        what = f"The server at {server.address} does not tell its version: it is older than this command."
+        return Finding(name="server", state="warning", sentence=what, advice="Restart it.", facts=facts)
+    if server.version != version:
+        what = f"The server at {server.address} is version {server.version}, this command {version}."
+        return Finding(name="server", state="warning", sentence=what, advice="Restart the server.", facts=facts)
+    if server.mode and server.mode != settings_mode:
+        what = f"The server at {server.address} runs in mode {server.mode}, these settings say {settings_mode}."
+        state: State = "fault" if server.mode == "bypass" else "warning"
+        return Finding(name="server", state=state, sentence=what, advice="Restart it with these settings.", facts=facts)
+    what = f"A server of this version runs at {server.address}."
+    return Finding(name="server", state="ok", sentence=what, facts=facts)
+
+
+def judge_traffic(store: StoreFacts, now_ms: int) -> Finding:
+    """Say whether calls have arrived at all: a client that was not redirected gives no error anywhere."""
+    if store.last_ms is None:
+        what = "No call has been recorded yet."
+        advice = "Set the client's base URL as said here, or start it by `palimpsest run`; then call again."
+        return Finding(name="traffic", state="warning", sentence=what, advice=advice)
+    age = max(0, now_ms - store.last_ms) / 1000
+    for size, unit in ((86_400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds")):
+        if age >= 2 * size or size == 1:
+            what = f"The newest call was recorded {age / size:.0f} {unit} ago."
+            break
+    return Finding(name="traffic", state="ok", sentence=what, facts={"age_seconds": round(age)})
+
+
+def list_clients(address: str, apis: Iterable[str]) -> Finding:
+    """Say what clients are to be given as base URL, by the API that the upstreams speak."""
+    told = {
+        "openai": f"{address}/v1 as OPENAI_BASE_URL (SDKs, aider, qwen, llm), as openai_base_url for codex",
+        "anthropic": f"{address} as ANTHROPIC_BASE_URL for claude",
+    }
+    chosen = [told[api] for api in dict.fromkeys(apis)]
+    what = f"Clients are given {'; '.join(chosen)}."
+    advice = "`palimpsest run -- CLIENT` does this by itself; docs/clients.md has each client."
+    return Finding(name="clients", state="ok", sentence=what, advice=advice, facts={"address": address})

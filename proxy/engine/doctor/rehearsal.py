@@ -1,0 +1,332 @@
+"""A rehearsed session: a conversation of ours through the engine to a scripted upstream, and what came of it.
+
+It goes the way of any call, with the user's settings, but over no network: the upstream is `RehearsalUpstream`. The
+conversation is written by us, long enough to pass the high mark of the model.
+"""
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+
+from proxy.engine.doctor.findings import Facts, Finding, State
+from proxy.engine.exchange import ExchangeService
+from proxy.engine.ports import RequestBody
+from proxy.model.errors import ProxyError
+from proxy.model.exchange import ClientRequest, Headers
+
+_JSON: Headers = ((b"content-type", b"application/json"),)
+_WORDS = "the module reads a record and checks its length before the next one is taken from the queue of open files "
+_BYTES_PER_TOKEN = 4
+_STEPS = 40  # in all
+_GROWTH = (1, 1, 5, 5, 5, 5, 5, 5, 4, 4, 0, 0)  # the steps that each request has more than the one before
+_OVER = 1.4
+_AGENT = b"palimpsest-doctor"
+_LIMITED = b'{"error":{"message":"slow down","type":"rate_limit_error"}}'
+_LIMITED_MODEL = "status-429"
+
+
+class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a rehearsed session. `problem` says why it could not be played, and is empty otherwise.
+
+    `client` and `sent` are the tokens of its last request.
+    `is_one`: its calls were recognised as one session, another conversation as another. `is_repeated`: after it was
+    shortened, each request began with the bytes of the one before. `is_passed`: headers and errors passed unchanged.
+    """
+
+    upstream: str
+    model: str
+    wire: str
+    strategy: str
+    problem: str = ""
+    client: int = 0
+    sent: int = 0
+    is_managed: bool = False
+    is_one: bool = False
+    is_repeated: bool = False
+    is_passed: bool = False
+
+
+class HeardResponse:
+    """A whole response in memory; implements the port `UpstreamResponse`."""
+
+    def __init__(self, status: int, body: bytes, headers: Headers = _JSON) -> None:
+        self.status = status
+        self.headers: Headers = (*headers, (b"content-length", b"%d" % len(body)))
+        self._body = body
+        self.is_received = True
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether every byte has been read."""
+        return not self._body
+
+    async def read(self) -> bytes:
+        """Return all bytes at once, then none."""
+        body, self._body = self._body, b""
+        return body
+
+    async def pump(self, take: Any) -> None:
+        """Pass nothing: the whole response has come."""
+
+    def close(self) -> None:
+        """Release nothing."""
+
+
+class RehearsalUpstream:
+    """Answers every call with a word, and keeps what it was sent; implements the port `Upstream`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.bodies: list[bytes] = []
+        self.headers: Headers = ()
+
+    async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> HeardResponse:
+        """Answer in the format of the path."""
+        if not isinstance(body, bytes) or method != "POST":
+            return HeardResponse(404, b'{"error":{"message":"not found"}}')
+        self.bodies.append(body)
+        self.headers = headers
+        if _LIMITED_MODEL.encode() in body:
+            return HeardResponse(429, _LIMITED, (*_JSON, (b"retry-after", b"7")))
+        tokens = len(body) // _BYTES_PER_TOKEN
+        if target.endswith(b"/messages"):
+            usage: dict[str, Any] = {"input_tokens": tokens, "output_tokens": 2}
+            value: dict[str, Any] = {
+                "id": "msg_1",
+                "type": "message",
+                "role": "assistant",
+                "model": "m",
+                "usage": usage,
+            }
+            value |= {"content": [{"type": "text", "text": "Noted."}], "stop_reason": "end_turn"}
+        else:
+            choice = {"index": 0, "message": {"role": "assistant", "content": "Noted."}, "finish_reason": "stop"}
+            usage = {"prompt_tokens": tokens, "completion_tokens": 2, "total_tokens": tokens + 2}
+            value = {"id": "c1", "object": "chat.completion", "model": "m", "choices": [choice], "usage": usage}
+        return HeardResponse(200, json.dumps(value).encode())
+
+    async def aclose(self) -> None:
+        """Close nothing."""
+
+
+class HeardClient:
+    """Keeps the response to a call; implements the port `Client`."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: Headers = ()
+        self.labels: dict[bytes, bytes] = {}
+        self.body = b""
+        self.problem = ""
+        self.is_ended = False
+
+    def label(self, fields: Headers) -> None:
+        """Keep the headers of our own."""
+        self.labels = dict(fields)
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Keep the head of the response."""
+        self.status, self.headers = status, headers
+
+    def write(self, content: bytes, *, is_last: bool = False) -> bool:
+        """Keep body bytes, as many as come."""
+        self.body += content
+        self.is_ended = self.is_ended or is_last
+        return True
+
+    async def drain(self) -> None:
+        """Return at once."""
+
+    def fail(self, error: ProxyError) -> None:
+        """Keep the error."""
+        self.problem = str(error)
+
+    def dismiss(self) -> None:
+        """Say that the call was cancelled."""
+        self.problem = "the call was cancelled"
+
+    def abort(self) -> None:
+        """Say that the response broke off, unless it was complete."""
+        if not self.is_ended:
+            self.problem = "the response broke off"
+
+
+class RehearsedConversation:
+    """A conversation of ours with a model, which grows: the user asks, tools return texts, the model notes them."""
+
+    def __init__(self, wire: str, model: str, name: str) -> None:
+        self._is_chat = wire == "chat_completions"
+        self._model = model
+        self._name = name
+        self._steps = 0
+        self._messages: list[dict[str, Any]] = [
+            {"role": "user", "content": f"Read the files of {name} and say what they do."}
+        ]
+
+    def add_steps(self, count: int, size: int) -> None:
+        """Add calls of a tool, with outputs of `size` characters each."""
+        for _ in range(count):
+            self._steps += 1
+            call, path = f"call_{self._name}_{self._steps:03d}", f"src/part_{self._steps}.py"
+            text = f"file {self._steps} of {self._name}\n" + (_WORDS * (size // len(_WORDS) + 1))[:size]
+            self._messages += self._write_step(call, path, text)
+
+    def go_on(self) -> None:
+        """Add what the model said, and that the user wants more."""
+        said: Any = "Noted." if self._is_chat else [{"type": "text", "text": "Noted."}]
+        more = {"role": "user", "content": f"Go on after part {self._steps}."}
+        self._messages += [{"role": "assistant", "content": said}, more]
+
+    def _write_step(self, call: str, path: str, text: str) -> list[dict[str, Any]]:
+        said = f"I read {path}."
+        if self._is_chat:
+            function = {"name": "read_file", "arguments": json.dumps({"path": path})}
+            calls = [{"id": call, "type": "function", "function": function}]
+            asked = {"role": "assistant", "content": said, "tool_calls": calls}
+            return [asked, {"role": "tool", "tool_call_id": call, "content": text}]
+        use = {"type": "tool_use", "id": call, "name": "read_file", "input": {"path": path}}
+        result = {"type": "tool_result", "tool_use_id": call, "content": text}
+        told = {"role": "assistant", "content": [{"type": "text", "text": said}, use]}
+        return [told, {"role": "user", "content": [result]}]
+
+    def write(self) -> bytes:
+        """Write the request. The messages come last, so that a later request begins with the bytes of this one."""
+        parameters = {"type": "object", "properties": {"path": {"type": "string"}}}
+        tool: dict[str, Any] = {"name": "read_file", "description": "Read a file."}
+        if self._is_chat:
+            head: dict[str, Any] = {"tools": [{"type": "function", "function": tool | {"parameters": parameters}}]}
+        else:
+            head = {"max_tokens": 1024, "tools": [tool | {"input_schema": parameters}]}
+        return json.dumps({"model": self._model, **head, "messages": self._messages}).encode()
+
+
+class RehearsedSession:
+    """One session of a model, played through the engine."""
+
+    def __init__(self, exchanges: ExchangeService, upstream: RehearsalUpstream, wire: str, model: str) -> None:
+        self._exchanges = exchanges
+        self._upstream = upstream
+        self._wire = wire
+        self._model = model
+        self._target = b"/v1/messages" if wire == "anthropic_messages" else b"/v1/chat/completions"
+
+    async def play(self, high: int, strategy: str) -> Rehearsal:
+        """Play it past a high mark of so many tokens."""
+        size = int(_OVER * high * _BYTES_PER_TOKEN / _STEPS)
+        conversation = RehearsedConversation(self._wire, self._model, "alpha")
+        bodies = []
+        for steps in _GROWTH:
+            conversation.add_steps(steps, size)
+            bodies.append(conversation.write())
+            conversation.go_on()
+        told = Rehearsal(upstream=self._upstream.name, model=self._model, wire=self._wire, strategy=strategy)
+        clients, sent = [], []
+        for body in bodies:
+            client = await self._call(body)
+            if client.problem or client.status != 200:
+                problem = client.problem or f"a call ended with status {client.status}"
+                return msgspec.structs.replace(told, problem=problem)
+            clients.append(client)
+            sent.append(self._upstream.bodies[-1])
+        other = await self._call(RehearsedConversation(self._wire, self._model, "beta").write())
+        limited = await self._call(RehearsedConversation(self._wire, _LIMITED_MODEL, "gamma").write())
+        sizes = _read_sizes(clients[-1].labels.get(b"x-palimpsest-tokens", b"").decode())
+        names = {client.labels.get(b"x-palimpsest-session") for client in clients}
+        return msgspec.structs.replace(
+            told,
+            client=sizes.get("client", len(bodies[-1]) // _BYTES_PER_TOKEN),
+            sent=sizes.get("upstream", len(sent[-1]) // _BYTES_PER_TOKEN),
+            is_managed=b"x-palimpsest-epoch" in clients[-1].labels or sent[-1] != bodies[-1],
+            is_one=len(names) == 1 and other.labels.get(b"x-palimpsest-session") not in (None, *names),
+            is_repeated=sent[-1].startswith(sent[-2][: -len(b"]}")]),
+            is_passed=self._is_passed(limited),
+        )
+
+    def _is_passed(self, limited: HeardClient) -> bool:
+        """Return whether a refusal came back as it was, and the client's headers had arrived."""
+        is_answered = limited.status == 429 and limited.body == _LIMITED
+        is_kept = (b"retry-after", b"7") in limited.headers
+        arrived = {name for name, _ in self._upstream.headers}
+        return is_answered and is_kept and {b"anthropic-beta", b"user-agent", b"authorization"} <= arrived
+
+    async def _call(self, body: bytes) -> HeardClient:
+        headers: Headers = (
+            *_JSON,
+            (b"user-agent", _AGENT),
+            (b"anthropic-beta", b"doctor-2026-01-01"),
+            (b"authorization", b"Bearer palimpsest-doctor-has-no-key"),
+        )
+        client = HeardClient()
+        request = ClientRequest("POST", self._target, headers, body)
+        await asyncio.shield(self._exchanges.carry(request, self._wire, client))
+        return client
+
+
+def _read_sizes(label: str) -> dict[str, int]:
+    """Read `client=N, upstream=M`."""
+    pairs = [part.strip().partition("=") for part in label.split(",") if part]
+    return {name: int(count) for name, _, count in pairs}
+
+
+def judge_rehearsal(played: Rehearsal) -> list[Finding]:
+    """Judge a rehearsed session: recognised, shortened, repeated byte for byte, and otherwise passed unchanged."""
+    name = f"{played.model} at {played.upstream}"
+    facts: Facts = {
+        "model": played.model,
+        "upstream": played.upstream,
+        "strategy": played.strategy,
+        "wire": played.wire,
+    }
+    if played.problem:
+        what = f"A rehearsed session of {name} could not be played: {played.problem}."
+        advice = "See the log of this command; if the settings are right, please report it."
+        return [Finding(name="rehearsal", state="fault", sentence=what, advice=advice, facts=facts)]
+    found = []
+    if played.is_one:
+        what = f"Calls of one conversation are one session, and those of another are another ({name})."
+        found.append(Finding(name="session", state="ok", sentence=what, facts=facts))
+    else:
+        what = f"Calls of one conversation were not recognised as one session ({name})."
+        advice = "Set sessions.infer: true, or have the client send x-palimpsest-session."
+        found.append(Finding(name="session", state="fault", sentence=what, advice=advice, facts=facts))
+    sizes: Facts = {**facts, "client_tokens": played.client, "sent_tokens": played.sent}
+    if not played.is_managed or played.sent >= played.client:
+        found.append(_judge_unshortened(played, name, sizes))
+        return found
+    share = 100 * (1 - played.sent / played.client)
+    what = (
+        f"A rehearsed long session of {name} shrinks from {played.client:,} to {played.sent:,} tokens ({share:.0f} %)."
+    )
+    found.append(Finding(name="shortening", state="ok", sentence=what, facts=sizes))
+    if played.is_repeated:
+        what = f"After it each request begins with the bytes of the one before, so that the cache stays warm ({name})."
+        found.append(Finding(name="cache", state="ok", sentence=what, facts=facts))
+    else:
+        what = f"After it requests do not begin with the bytes of the one before ({name}); the cache would miss."
+        state: State = "warning" if played.strategy == "turns" else "fault"
+        advice = "The strategy turns changes with each prompt; epochs does not." if state == "warning" else "Report it."
+        found.append(Finding(name="cache", state=state, sentence=what, advice=advice, facts=facts))
+    return found
+
+
+def judge_passing(played: Rehearsal) -> Finding | None:
+    """Judge whether what clients expect of a gateway is kept; None if nothing was played."""
+    if played.problem:
+        return None
+    if played.is_passed:
+        what = "Headers of clients, and refusals of the upstream with their headers, pass unchanged."
+        return Finding(name="gateway", state="ok", sentence=what)
+    what = "A refusal of the upstream, or a header of the client, did not pass unchanged."
+    return Finding(name="gateway", state="fault", sentence=what, advice="Please report it.")
+
+
+def _judge_unshortened(played: Rehearsal, name: str, facts: Facts) -> Finding:
+    if played.strategy == "snapshot":
+        what = f"A rehearsed session of {name} has no memory yet: the strategy snapshot has a model make it."
+        advice = "Watch the first long session by `palimpsest show`."
+        return Finding(name="shortening", state="warning", sentence=what, advice=advice, facts=facts)
+    what = f"A rehearsed long session of {name} was not shortened: {played.client:,} tokens were sent."
+    advice = "Check mode, budget and pruning in the settings; `palimpsest config check` names what is wrong."
+    return Finding(name="shortening", state="fault", sentence=what, advice=advice, facts=facts)

@@ -1,0 +1,154 @@
+"""What doctor gathers: a rehearsed session through a real engine, keys, upstreams on sockets, the log and its files."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from proxy.assembly import measure
+from proxy.config import make_settings
+from proxy.config.settings import Settings
+from proxy.doctor.examination import call_live, find_key, probe_upstream, rehearse
+from proxy.doctor.surroundings import examine_surroundings, inspect_store, list_models
+from proxy.engine.doctor.findings import Finding
+from tests.journeys.provider import run_application, run_provider
+
+UPSTREAM = {"name": "main", "base_url": "http://127.0.0.1:9/v1"}
+
+
+def make(tmp_path: Path, **values: Any) -> Settings:
+    given = {name.replace("__", "."): value for name, value in values.items()}
+    return make_settings({"data": tmp_path / "data", "upstreams": [UPSTREAM], "budget.ceiling_tokens": 12_000} | given)
+
+
+def by_name(findings: list[Finding]) -> dict[str, Finding]:
+    return {finding.name: finding for finding in findings}
+
+
+@pytest.mark.parametrize("strategy", ["epochs", "turns"])
+async def test_a_rehearsed_session_is_recognised_shortened_and_repeated(tmp_path: Path, strategy: str) -> None:
+    found = by_name(await rehearse(make(tmp_path, strategy=strategy)))
+    assert {name: finding.state for name, finding in found.items()} == {
+        "session": "ok",
+        "shortening": "ok",
+        "cache": "ok",
+        "gateway": "ok",
+    }
+    facts = found["shortening"].facts
+    assert facts["strategy"] == strategy and int(facts["sent_tokens"] or 0) < 0.7 * int(facts["client_tokens"] or 0)
+    assert not (tmp_path / "data").exists()
+
+
+async def test_each_upstream_is_rehearsed_on_its_wire_with_its_model(tmp_path: Path) -> None:
+    upstreams = [
+        {"name": "first", "base_url": "http://127.0.0.1:9/v1", "models": ["gpt-5-mini"]},
+        {"name": "second", "base_url": "https://api.anthropic.com/v1", "models": ["claude-*"]},
+    ]
+    findings = await rehearse(make(tmp_path, upstreams=upstreams))
+    told = [
+        (each.facts["upstream"], each.facts["model"], each.facts["wire"]) for each in findings if each.name == "session"
+    ]
+    assert told == [
+        ("first", "gpt-5-mini", "chat_completions"),
+        ("second", "claude-sonnet-4-5", "anthropic_messages"),
+    ]
+    assert {finding.state for finding in findings} == {"ok"}
+
+
+async def test_a_session_that_may_not_be_inferred_is_not_recognised(tmp_path: Path) -> None:
+    found = by_name(await rehearse(make(tmp_path, sessions__infer=False)))
+    assert found["session"].state == "fault"
+
+
+async def test_without_summaries_of_a_model_a_snapshot_is_still_judged(tmp_path: Path) -> None:
+    found = by_name(await rehearse(make(tmp_path, strategy="snapshot")))
+    assert found["shortening"].state in ("ok", "warning")
+
+
+def make_policy(**values: Any) -> Any:
+    (policy,) = make_settings({"upstreams": [{"name": "main", **values}]}).upstream_policies()
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"base_url": "https://api.openai.com/v1"}, {"authorization": "Bearer sk-mine"}),
+        ({"base_url": "https://api.anthropic.com/v1"}, {"x-api-key": "sk-theirs"}),
+        ({"base_url": "http://127.0.0.1:9/v1"}, {}),
+        ({"base_url": "https://api.openai.com.example.org/v1"}, {}),
+        ({"base_url": "http://127.0.0.1:9/v1", "api_key": "sk-set"}, {"authorization": "Bearer sk-set"}),
+    ],
+)
+def test_a_key_goes_to_its_own_provider_only(values: dict[str, str], expected: dict[str, str]) -> None:
+    environment = {"OPENAI_API_KEY": "sk-mine", "ANTHROPIC_API_KEY": "sk-theirs"}
+    assert find_key(make_policy(**values), environment) == expected
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    async def models(request: Request) -> Response:
+        if request.headers.get("authorization") == "Bearer sk-right":
+            return JSONResponse({"data": [{"id": "a"}, {"id": "b"}]})
+        return JSONResponse({"error": {"message": "no"}}, 401)
+
+    async def complete(request: Request) -> Response:
+        asked = await request.json()
+        if asked["model"] != "gpt-5" or asked["max_completion_tokens"] > 16:
+            return JSONResponse({"error": {"message": "no"}}, 404)
+        return JSONResponse({"usage": {"prompt_tokens": 1000, "completion_tokens": 100}})
+
+    routes = [Route("/v1/models", models), Route("/v1/chat/completions", complete, methods=["POST"])]
+    with run_application(Starlette(routes=routes)) as port:
+        yield f"http://127.0.0.1:{port}/v1"
+
+
+async def test_an_upstream_is_asked_for_its_models_alone(address: str) -> None:
+    probe = await probe_upstream(make_policy(base_url=address), {"authorization": "Bearer sk-right"})
+    assert (probe.status, probe.models, probe.problem, probe.has_key) == (200, 2, "", True)
+    assert probe.skew is not None and abs(probe.skew) < 60
+    refused = await probe_upstream(make_policy(base_url=address), {})
+    assert (refused.status, refused.models, refused.has_key) == (401, 0, False)
+
+
+async def test_an_upstream_that_is_not_there_is_told() -> None:
+    with run_provider() as provider:
+        gone = provider.base_url
+    probe = await probe_upstream(make_policy(base_url=gone), {})
+    assert probe.status == 0 and probe.problem
+
+
+async def test_a_live_call_says_its_price(address: str, tmp_path: Path) -> None:
+    settings = make(tmp_path, upstreams=[{"name": "main", "base_url": address}])
+    (policy,) = settings.upstream_policies()
+    inputs = await measure(settings)
+    made = await call_live(settings, policy, {"authorization": "Bearer sk-right"}, inputs)
+    assert made.state == "ok" and made.facts["money"] == pytest.approx(1000 * 1.25e-6 + 100 * 10e-6)
+    assert (await call_live(settings, policy, {}, inputs)).state == "warning"
+    other = make(tmp_path, upstreams=[{"name": "main", "base_url": address, "models": ["other"]}])
+    assert (await call_live(other, policy, {"authorization": "Bearer sk-right"}, inputs)).state == "fault"
+
+
+async def test_nothing_is_made_where_nothing_is(tmp_path: Path) -> None:
+    settings = make(tmp_path)
+    found = by_name(await examine_surroundings(settings))
+    assert found["store"].state == "ok" and "can be made" in found["store"].sentence
+    assert found["token"].state == "ok" and found["traffic"].state == "warning"
+    assert not (tmp_path / "data").exists()
+    assert await list_models(settings) == [("main", "gpt-5")]
+
+
+async def test_a_file_that_is_no_log_is_a_fault(tmp_path: Path) -> None:
+    settings = make(tmp_path)
+    settings.data.mkdir()
+    (settings.data / "log.db").write_bytes(b"not a log" * 100)
+    (settings.data / "admin-token").write_text("secret")
+    (settings.data / "admin-token").chmod(0o644)
+    found = by_name(await examine_surroundings(settings))
+    assert found["store"].state == "fault" and found["token"].state == "fault"
+    assert (await inspect_store(settings)).problem

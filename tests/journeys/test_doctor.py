@@ -1,0 +1,78 @@
+"""`palimpsest doctor` as users run it: beside a server, without one, and where nothing has effect."""
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.journeys.provider import Provider, run_provider
+from tests.journeys.running import TOKEN, run_proxy
+
+SECONDS = 120.0
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Provider]:
+    with run_provider() as running:
+        yield running
+
+
+def run_doctor(data: Path, upstream: str, **settings: str) -> tuple[int, dict[str, Any], str]:
+    """Run it; the exit code, its findings by name, and what it says on standard error."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "proxy", "doctor", "--json", "--data", str(data), "--upstream", upstream],
+        env={**os.environ, "PALIMPSEST_SERVER__ADMIN_TOKEN": TOKEN, **settings},
+        capture_output=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    found = json.loads(ended.stdout)["findings"] if ended.stdout else []
+    return ended.returncode, {each["name"]: each for each in found}, ended.stderr.decode()
+
+
+def test_beside_a_server_everything_is_examined(provider: Provider, tmp_path: Path) -> None:
+    with run_proxy(tmp_path, provider.base_url) as proxy:
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hello"}]}).encode()
+        head = {"content-type": "application/json", "authorization": "Bearer sk-doctor"}
+        urllib.request.urlopen(urllib.request.Request(f"{proxy.base_url}/chat/completions", body, head)).close()
+        before = len(provider.seen)
+        code, found, trouble = run_doctor(tmp_path, provider.base_url)
+        seen = provider.seen[before:]
+        request = urllib.request.Request(f"{proxy.origin}/-/api/doctor", headers={"authorization": f"Bearer {TOKEN}"})
+        with urllib.request.urlopen(request) as response:
+            served = json.loads(response.read())
+    assert (code, trouble) == (0, "")
+    states = {name: each["state"] for name, each in found.items()}
+    assert states.pop("model m") == "warning"  # nobody knows its window
+    assert set(states.values()) == {"ok"}, found
+    assert proxy.origin in found["server"]["sentence"] and proxy.origin in found["clients"]["sentence"]
+    assert found["shortening"]["facts"]["sent_tokens"] < 0.5 * found["shortening"]["facts"]["client_tokens"]
+    assert [(each.method, each.target) for each in seen] == [("GET", "/v1/models")] * 2  # directly, and through it
+    names = {each["name"] for each in served["findings"]}
+    assert {"mode", "store", "records", "disk", "traffic", "clients"} <= names and served["version"]
+
+
+def test_a_server_in_bypass_is_a_fault(provider: Provider, tmp_path: Path) -> None:
+    with run_proxy(tmp_path, provider.base_url, "--mode", "bypass"):
+        code, found, _ = run_doctor(tmp_path, provider.base_url)
+    assert code == 1 and found["server"]["state"] == "fault"
+
+
+def test_settings_without_effect_are_a_fault(provider: Provider, tmp_path: Path) -> None:
+    code, found, _ = run_doctor(tmp_path, provider.base_url, PALIMPSEST_MODE="bypass")
+    assert code == 1 and found["mode"]["state"] == "fault" and "shortening" not in found
+    assert found["server"]["state"] == "warning"
+
+
+def test_an_upstream_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
+    with run_provider() as gone:
+        address = gone.base_url
+    code, found, _ = run_doctor(tmp_path, address)
+    assert code == 1 and found["upstream 127.0.0.1"]["state"] == "fault"
+    assert list(tmp_path.iterdir()) == []

@@ -21,6 +21,10 @@ from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
 from proxy.store.memory_files import write_memory
 
+config = typer.Typer(
+    name="config", rich_markup_mode=None, add_completion=False, help="Check, describe or create a settings file."
+)
+
 _FILES: dict[Form, str] = {"json": "session.json", "jsonl": "exchanges.jsonl", "openai": "messages.json"}
 
 
@@ -125,6 +129,7 @@ def _create(path: Path, content: bytes = b"") -> None:
     path.write_bytes(content)
 
 
+@config.command()
 def check(file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Settings in YAML.")] = None) -> None:
     """Check a settings file together with the environment; list everything that is wrong and exit with 1."""
     try:
@@ -137,11 +142,13 @@ def check(file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Sett
     typer.echo("the settings are valid")
 
 
+@config.command()
 def schema() -> None:
     """Write the JSON Schema of the settings, for editors."""
     typer.echo(json.dumps(Settings.model_json_schema(), indent=2))
 
 
+@config.command()
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")] = Path("palimpsest.yaml"),
 ) -> None:

@@ -1,21 +1,23 @@
 """The functions that commands call, given as values so that a test can replace them, and the options they share."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from proxy.config import Settings, load_settings
-from proxy.engine.memory.path import MemoryReader
-from proxy.engine.ports import Index
-from proxy.engine.reports.diff import Tally
-from proxy.engine.reports.savings import SavingsInputs
-from proxy.engine.reports.search import SearchLog
-from proxy.model.search import IndexHealth
+
+if TYPE_CHECKING:  # what commands read with is imported by those that read
+    from proxy.cli.logs import CommandIndex, Log
+    from proxy.engine.reports.diff import Tally
+    from proxy.engine.reports.savings import SavingsInputs
+    from proxy.model.search import IndexHealth
 
 T = TypeVar("T")
 
@@ -40,26 +42,6 @@ BranchOption = Annotated[
     str, typer.Option(metavar="TIP", help="Only this branch: its tip, as `show` writes it, or a prefix of it.")
 ]
 MAX_NUMBER = 2**63 - 1  # SQLite's largest integer
-
-
-class Log(SearchLog, MemoryReader, Protocol):
-    """The log as the commands read it, also beside a running server."""
-
-    async def backup(self, path: Path) -> None:
-        """Write a consistent copy of the log to a file that does not exist yet."""
-        ...
-
-
-class CommandIndex(Index, Protocol):
-    """The index as the commands read it."""
-
-    async def look(self) -> IndexHealth:
-        """Return how current it is, from its files."""
-        ...
-
-    async def close(self) -> None:
-        """Release it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,28 +1,22 @@
-"""Plain text for people: tables, trees, times, plans.
-
-No output has colour. Control characters of clients and providers are replaced, so that they cannot move the cursor or
-hide a line.
-"""
+"""What the log has as text: plans, costs, trees of calls and sessions; tables of fixed columns."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
+from proxy.cli.terminal import WIDTH as WIDTH
+from proxy.cli.terminal import make_plain as make_plain
+from proxy.cli.terminal import measure
+from proxy.cli.terminal import shorten as shorten
 from proxy.context.pricing import Cost
 from proxy.engine.reports.sessions import Fork
 from proxy.model.epoch import Plan
 from proxy.model.log import SessionRow
 
-WIDTH = 80
 MARK, SIDE_MARK = "●", "○"
 
 _GAP = "  "
 _MAX_INDENT = 8  # levels; deeper ones are drawn at this one
 _TIP_DIGITS = 10
-
-
-def make_plain(text: str) -> str:
-    """Replace control characters except line breaks and tabs."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def format_time(ms: int) -> str:
@@ -45,18 +39,12 @@ def format_cost(cost: Cost) -> str:
     return format_saving(cost.tokens) if cost.money is None else f"{cost.money:+.4f} in money"
 
 
-def shorten(text: str, width: int) -> str:
-    """Put a text on one line of at most `width` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= width else line[: width - 1] + "…"
-
-
 def format_table(headings: Sequence[str], rows: Iterable[Sequence[object] | str]) -> str:
     """Format a table: columns as wide as needed, numbers aligned right. A row that is a string is a line of its own."""
     lines: list[list[str] | str] = [list(headings)]
     for row in rows:
         lines.append(_make_cell(row) if isinstance(row, str) else [_make_cell(str(cell)) for cell in row])
-    widths = [max(len(line[i]) for line in lines if not isinstance(line, str)) for i in range(len(headings))]
+    widths = [max(measure(line[i]) for line in lines if not isinstance(line, str)) for i in range(len(headings))]
     return "\n".join(line if isinstance(line, str) else _format_row(line, widths) for line in lines)
 
 
@@ -65,10 +53,10 @@ def _make_cell(text: str) -> str:
 
 
 def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = (
-        cell.rjust(width) if cell.replace(".", "", 1).isdigit() else cell.ljust(width)
-        for cell, width in zip(row, widths, strict=True)
-    )
+    cells = []
+    for cell, width in zip(row, widths, strict=True):
+        space = " " * (width - measure(cell))
+        cells.append(space + cell if cell.replace(".", "", 1).isdigit() else cell + space)
     return _GAP.join(cells).rstrip()
 
 

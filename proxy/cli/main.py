@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from proxy import __version__
-from proxy.cli.formatting import make_plain
+from proxy.cli.terminal import make_plain
 from proxy.model.errors import ProxyError
 
 if TYPE_CHECKING:

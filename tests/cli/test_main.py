@@ -35,6 +35,7 @@ def test_the_table_of_commands_has_the_help_of_each(name: str) -> None:
     group = get_command(build())
     assert isinstance(group, TyperGroup)
     _, command, _ = group.resolve_command(Context(group), [name])
+    assert command is not None
     assert command.name == name
     assert str(command.help).split("\n\n")[0] == COMMANDS[name][1]
 

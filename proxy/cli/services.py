@@ -37,7 +37,9 @@ TokenOption = Annotated[
     typer.Option("--admin-token", metavar="T", help="Admin token of the server. [default: in the data directory]"),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON.")]
-SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="A session's id, or a prefix of it.")]
+SessionArgument = Annotated[
+    str, typer.Argument(metavar="SESSION", help="A session: its id or a prefix of it, its name, or its client's.")
+]
 BranchOption = Annotated[
     str, typer.Option(metavar="TIP", help="Only this branch: its tip, as `show` writes it, or a prefix of it.")
 ]
@@ -54,8 +56,9 @@ class Services:
     upstreams, or nothing. `open_log` opens the log for reading, `open_index` its index. `update_index` indexes what is
     new, or all of it anew, and tells of its progress; it raises StoreUnavailable while a server does so.
     `count_tokens` counts the tokens of messages. `load_savings_inputs` returns the prices and policy for `savings`.
-    `ask_server` sends a POST request, given an API path and a body, to the running server. It returns the response's
-    status and body, and raises ProxyError if no server runs. `find_link` returns the link to the server's page, with
+    `ask_server` sends a request, given an API path and a body, to the running server: a POST without parameters, unless
+    `method` and `query` say otherwise. It returns the response's status and body, and raises ProxyError if no server
+    runs. `find_link` returns the link to the server's page, with
     the admin token. `serve_mcp` serves MCP on standard input and output until the input ends.
     """
 
@@ -65,7 +68,7 @@ class Services:
     update_index: Callable[..., IndexHealth]
     count_tokens: Tally
     load_savings_inputs: Callable[[Settings], Awaitable[SavingsInputs]]
-    ask_server: Callable[[Settings, str, bytes], tuple[int, bytes]]
+    ask_server: Callable[..., tuple[int, bytes]]
     find_link: Callable[[Settings], str]
     find_server: Callable[[Settings], tuple[str, ...]]
     use_data: Callable[[Path, float], AbstractContextManager[None]]

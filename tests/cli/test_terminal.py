@@ -95,7 +95,7 @@ def test_a_table_that_is_too_wide_shortens_what_may_be_shortened_then_leaves_out
 
     assert draw(60) == "abcdef  a title of thirty characters..  a-model-name  12,345"
     assert draw(50) == "abcdef  a title of thirty c…  a-model-name  12,345"
-    assert draw(34) == "abcdef  a title of thirt…  12,345"
+    assert draw(34) == "abcdef  a title of thirty…  12,345"
     assert all(measure(draw(width)) <= width for width in range(26, 70))
 
 

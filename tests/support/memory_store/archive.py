@@ -39,7 +39,7 @@ from proxy.model.manifest import (
     compute_root_link,
     decode_recipe,
 )
-from proxy.model.memory import StoredMemory
+from proxy.model.memory import MemoryOrder, StoredMemory
 from proxy.store.constraints import fit_text, fit_usage
 from proxy.store.sqlite.lineage_queries import choose_recalled
 from tests.support.memory_store.checks import verify_tables
@@ -196,6 +196,14 @@ class MemoryArchive:
     async def load_memory(self, session: str) -> StoredMemory:
         """The memory of a session (see `MemoryLog`)."""
         return load_memory(self.tables, session)
+
+    async def list_memory_requests(self) -> Sequence[str]:
+        """The sessions of which memory is to be made (see `MemoryReader`)."""
+        asked: dict[str, str] = {}
+        for each in self.tables.memory.values():
+            if isinstance(each, MemoryOrder) and each.kind in ("request", "clear", "reset"):
+                asked[each.session] = each.kind
+        return [session for session, kind in asked.items() if kind == "request"]
 
     async def load_original(self, reference: str) -> StoredOriginal:
         """What a reference stands for. Raises NotFound."""

@@ -27,7 +27,7 @@ COMMANDS = {
     "run": ("run.run", "Start a client whose calls go through a proxy."),
     "open": ("serve.open_page", "Open the server's page in a browser."),
     "sessions": ("sessions.sessions", "List sessions, the newest call first."),
-    "show": ("sessions.show", "Show the branches and exchanges of a session, or one exchange."),
+    "show": ("show.show", "Show the calls of a session, or the request and answer of one."),
     "export": ("maintenance.export", "Write a session with its requests and responses."),
     "search": ("search.search", "Find what was said and done, in all sessions."),
     "expand": ("reports.expand", "Write what a reference names."),

@@ -28,6 +28,7 @@ Style = Literal["", "dim", "bold", "good", "bad", "warn"]
 _CODES: dict[Style, str] = {"dim": "2", "bold": "1", "good": "32", "bad": "31", "warn": "33"}
 _GAP = "  "
 _LEAST_WIDTH, _MOST_WIDTH = 40, 160
+_LEAST_COLUMN = 8
 _JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
 _NO_WIDTH = ("Mn", "Me", "Cf")
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
@@ -58,7 +59,8 @@ class Styled(NamedTuple):
 class Column(NamedTuple):
     """A column of a table. Numbers are aligned right.
 
-    Where the table is too wide, columns with a `least` width are shortened to it, and then `is_optional` ones left out.
+    Where the table is too wide, columns with a `least` width are shortened to it, then `is_optional` ones left out, the
+    last one first; then the others are shortened as far as they have to.
     """
 
     heading: str
@@ -184,9 +186,9 @@ def _fit(columns: Sequence[Column], widths: Sequence[int], most: int) -> dict[in
     for i in reversed([i for i, column in enumerate(columns) if column.is_optional]):
         if count_excess() > 0:
             del chosen[i]
-    for i, column in enumerate(columns):  # what was left out may leave room
+    for i, column in enumerate(columns):  # what was left out may leave room, or not enough
         if column.least and i in chosen:
-            chosen[i] = min(widths[i], chosen[i] + max(0, -count_excess()))
+            chosen[i] = max(min(_LEAST_COLUMN, widths[i]), min(widths[i], chosen[i] - count_excess()))
     return chosen
 
 

@@ -53,7 +53,7 @@ async def find_session(log: LogReader, prefix: str) -> str:
         raise NotFound(f"{count} sessions begin with {_quote(prefix)} ({_join(ids)})")
     near = await _list_near(log, prefix)
     hint = f"near it: {_join(near)}" if near else "`palimpsest sessions` or GET /-/api/sessions lists them"
-    raise NotFound(f"no session begins with {_quote(prefix)}; {hint}")
+    raise NotFound(f"no session begins with {_quote(prefix)}, or is called so; {hint}")
 
 
 async def list_named(log: LogReader, name: str) -> list[str]:
@@ -131,10 +131,7 @@ async def load_part(log: LogReader, row: ExchangeRow, part: Part, k: int | None 
 
 
 async def _list_near(log: LogReader, text: str) -> Sequence[str]:
-    """Return sessions of that family, else those whose ids share the longest prefix with the text."""
-    named = await log.list_sessions(_MAX_NAMED + 1, Selection(family=text)) if text else ()
-    if same := [row.id for row in named if row.family == text]:
-        return same
+    """Return sessions whose ids share the longest prefix with the text."""
     for size in range(min(len(text) - 1, _MAX_ID), _MIN_PREFIX - 1, -1):
         if near := await log.list_ids(text[:size], _MAX_NAMED + 1):
             return near

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from proxy.cli.naming import find_for_server
 from proxy.cli.serve import find_reason
 from proxy.cli.services import (
     MAX_NUMBER,
@@ -103,6 +104,7 @@ def revert(
     """Undo an epoch: send again what it replaced."""
     settings = load_server_settings(config, data, host, port, admin_token)
     services: Services = context.obj
+    session = find_for_server(services, data, config, host, session)
     n = epoch or _find_newest(services, settings, session)
     query = {"dry_run": "true"} if is_dry else {}
     content, found = ask(services, settings, f"/sessions/{session}/epochs/{n}/revert", method="POST", query=query)
@@ -160,6 +162,7 @@ def pin(
     """Keep a message word for word, or list those that are kept."""
     settings = load_server_settings(config, data, host, port, admin_token)
     services: Services = context.obj
+    session = find_for_server(services, data, config, host, session)
     path, chosen = f"/sessions/{session}/pins", _choose_message(n, place, branch, newest=newest)
     if chosen:
         content, found = ask(services, settings, path, method="POST", query=chosen)
@@ -189,6 +192,7 @@ def unpin(
     """Keep a pinned message word for word no longer."""
     settings = load_server_settings(config, data, host, port, admin_token)
     services: Services = context.obj
+    session = find_for_server(services, data, config, host, session)
     path = f"/sessions/{session}/pins"
     if newest == bool(name):
         raise typer.BadParameter("say which: a PIN as `palimpsest pin SESSION` lists it, or --newest")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Protocol, TypeVar
 
 from proxy.cli.terminal import WIDTH as WIDTH
 from proxy.cli.terminal import make_plain as make_plain
@@ -10,9 +11,20 @@ from proxy.cli.terminal import shorten as shorten
 from proxy.context.pricing import Cost
 from proxy.engine.reports.sessions import Fork
 from proxy.model.epoch import Plan
-from proxy.model.log import SessionRow
 
 MARK, SIDE_MARK = "●", "○"
+
+
+class _Session(Protocol):
+    """What may have been started by another one."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def parent(self) -> str: ...
+
+
+Child = TypeVar("Child", bound=_Session)
 
 _GAP = "  "
 _MAX_INDENT = 8  # levels; deeper ones are drawn at this one
@@ -104,10 +116,10 @@ def draw_forks(forks: Sequence[Fork], side: frozenset[int]) -> Iterator[tuple[st
         pending += [(child, level + 1, 0) for child in reversed(after.get(n, []))]
 
 
-def order_children(rows: Sequence[SessionRow]) -> Iterator[tuple[SessionRow, int]]:
+def order_children(rows: Sequence[Child]) -> Iterator[tuple[Child, int]]:
     """Yield sessions in their order, but each after the one that started it, with its level in that tree."""
     listed = {row.id for row in rows}
-    children: dict[str, list[SessionRow]] = {}
+    children: dict[str, list[Child]] = {}
     for row in rows:
         children.setdefault(row.parent if row.parent in listed else "", []).append(row)
     seen: set[str] = set()
@@ -116,9 +128,7 @@ def order_children(rows: Sequence[SessionRow]) -> Iterator[tuple[SessionRow, int
         yield from _descend(root, children, seen)
 
 
-def _descend(
-    root: SessionRow, children: Mapping[str, Sequence[SessionRow]], seen: set[str]
-) -> Iterator[tuple[SessionRow, int]]:
+def _descend(root: Child, children: Mapping[str, Sequence[Child]], seen: set[str]) -> Iterator[tuple[Child, int]]:
     pending = [(root, 0)]
     while pending:
         row, level = pending.pop()

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from proxy.cli.formatting import make_plain
+from proxy.cli.naming import read_session
 from proxy.cli.services import BranchOption, ConfigOption, DataOption, JsonOption, Services, SessionArgument
 from proxy.config import ConfigError, Settings, find_memory_folder, load_settings
 from proxy.config.reference import render_example
@@ -84,12 +85,12 @@ def export(
     if as_json + as_jsonl + as_openai + as_memory > 1:
         raise typer.BadParameter("choose one of --json, --jsonl, --openai and --memory")
     if as_memory:
-        id, files = services.read(data, config, lambda log: load_files(log, session, branch))
+        id, files = read_session(services, data, config, session, lambda log, _, id: load_files(log, id, branch))
         typer.echo(f"wrote {write_memory(output or find_memory_folder(), id, files)}")
         return
     form: Form = "jsonl" if as_jsonl else "openai" if as_openai else "json"
 
-    async def query(log: LogReader) -> None:
+    async def query(log: LogReader, settings: Settings, session: str) -> None:
         opened = await open_export(log, session, form, branch)
         if output is None:
             async for piece in opened.pieces:
@@ -102,7 +103,7 @@ def export(
                 target.write(piece)
         await _write_bodies(log, opened.read(), output)
 
-    services.read(data, config, query)
+    read_session(services, data, config, session, query)
     if output is not None:
         typer.echo(f"wrote {output}")
 

@@ -20,6 +20,7 @@ from proxy.cli.formatting import (
     make_plain,
     shorten,
 )
+from proxy.cli.naming import read_session
 from proxy.cli.services import MAX_NUMBER, BranchOption, ConfigOption, DataOption, JsonOption, Services, SessionArgument
 from proxy.config import Settings
 from proxy.context.pricing import Cost
@@ -33,12 +34,12 @@ from proxy.engine.reports.savings import (
     Savings,
     TotalEstimate,
     Unit,
-    describe_estimate,
     describe_savings,
     load_estimate,
     load_savings,
 )
 from proxy.engine.reports.search import load_found_page
+from proxy.engine.reports.session_summary import load_saving
 from proxy.engine.reports.sessions import write_json
 from proxy.model.epoch import Summary
 from proxy.model.errors import ProxyError
@@ -89,7 +90,9 @@ def diff(
 ) -> None:
     """Compare what was sent upstream with what the client sent."""
     services: Services = context.obj
-    found = services.read(data, config, lambda log: load_difference(log, session, n, services.count_tokens, k))
+    found = read_session(
+        services, data, config, session, lambda log, _, id: load_difference(log, id, n, services.count_tokens, k)
+    )
     typer.echo(write_json(describe_difference(found)) if as_json else format_difference(found), nl=False)
 
 
@@ -102,7 +105,7 @@ def handoff(
 ) -> None:
     """Write a conversation for another client to continue."""
     services: Services = context.obj
-    found = services.read(data, config, lambda log: load_handoff(log, session, branch))
+    found = read_session(services, data, config, session, lambda log, _, id: load_handoff(log, id, branch))
     typer.echo(make_plain(write_handoff(found)).encode("utf-8", "replace"), nl=False)
 
 
@@ -115,7 +118,7 @@ def summaries(
 ) -> None:
     """List a session's summaries as a tree."""
     services: Services = context.obj
-    found = services.read(data, config, lambda log: load_summaries(log, session))
+    found = read_session(services, data, config, session, lambda log, _, id: load_summaries(log, id))
     typer.echo(write_json(describe_summaries(found)) if as_json else format_summaries(found), nl=not as_json)
 
 
@@ -129,15 +132,15 @@ def cache(
     """Tell why calls missed the provider's cache."""
     services: Services = context.obj
 
-    async def query(log: LogReader, settings: Settings) -> bytes:
+    async def query(log: LogReader, settings: Settings, session: str) -> bytes:
         inputs = await services.load_savings_inputs(settings)
         found = await load_cache(log, session, inputs)
-        estimate = await load_estimate(log, found.session, inputs)
         if as_json:
-            return write_json(describe_cache(found) | {"saved": describe_estimate(estimate)})
+            return write_json(describe_cache(found) | {"saved": await load_saving(log, found.session, inputs)})
+        estimate = await load_estimate(log, found.session, inputs)
         return format_cache(found, estimate).encode() + b"\n"
 
-    typer.echo(services.read_with_settings(data, config, query), nl=False)
+    typer.echo(read_session(services, data, config, session, query), nl=False)
 
 
 def savings(

@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from proxy.cli.formatting import make_plain
+from proxy.cli.naming import find_for_server
 from proxy.cli.services import (
     ConfigOption,
     DataOption,
@@ -156,7 +157,8 @@ def compact(
     settings = load_server_settings(config, data, host, port, admin_token)
     services: Services = context.obj
     options = {"model": model, "prompt": prompt, "level": level, "view": view, "branch": branch}
-    status, content = services.ask_server(settings, f"/sessions/{session}/compact", msgspec.json.encode(options))
+    id = find_for_server(services, data, config, host, session)
+    status, content = services.ask_server(settings, f"/sessions/{id}/compact", msgspec.json.encode(options))
     response = parse_object(content)
     if "session" not in response:
         raise CompactionRefused(find_reason(status, response))

@@ -7,7 +7,9 @@ import typer
 
 from proxy.cli.calls import format_call_text, load_call_text
 from proxy.cli.formatting import SIDE_MARK, draw_forks, format_count, format_plan
+from proxy.cli.naming import read_session
 from proxy.cli.services import MAX_NUMBER, ConfigOption, DataOption, JsonOption, Services, SessionArgument
+from proxy.cli.sessions import tell_saving
 from proxy.cli.terminal import (
     PLAIN,
     UNKNOWN,
@@ -18,7 +20,6 @@ from proxy.cli.terminal import (
     find_screen,
     format_local,
     format_money,
-    format_share,
     format_tokens,
     make_plain,
     paint_money,
@@ -34,7 +35,8 @@ from proxy.engine.ports import LogReader
 from proxy.engine.reports.cache import CacheCall, CacheReport, explain_miss, load_cache
 from proxy.engine.reports.export import describe_whole
 from proxy.engine.reports.lookup import Part, find_exchange, load_part, read_pages
-from proxy.engine.reports.savings import SavingEstimate, SavingsInputs, load_estimates
+from proxy.engine.reports.savings import SavingsInputs
+from proxy.engine.reports.session_summary import SessionSummary, summarize_sessions
 from proxy.engine.reports.sessions import Overview, describe_overview, list_calls, load_overview, write_json
 from proxy.model.epoch import Epoch, Plan, Strategy, read_view
 from proxy.model.exchange import Usage
@@ -88,7 +90,7 @@ def show(
             raise typer.BadParameter(f"needs the number of a call: show SESSION N {option}", param_hint=option)
     screen = find_screen()
 
-    async def query(log: LogReader, settings: Settings) -> bytes | str:
+    async def query(log: LogReader, settings: Settings, session: str) -> bytes | str:
         inputs = await services.load_savings_inputs(settings)
         if n is None:
             return await _render_session(log, session, inputs, settings.budget_policy(), None if as_json else screen)
@@ -103,7 +105,7 @@ def show(
         lines = format_call_text(await load_call_text(log, row), screen, is_whole=is_whole)
         return "\n".join([facts, "", *lines])
 
-    found = services.read_with_settings(data, config, query)
+    found = read_session(services, data, config, session, query)
     if isinstance(found, bytes):
         typer.echo(found, nl=False)
     else:
@@ -116,12 +118,12 @@ async def _render_session(
     """Return a session as text for a screen, or as JSON without one."""
     overview = await load_overview(log, session)
     exchanges = [row async for page in read_pages(log, overview.session.id) for row in page]
-    saved = await load_estimates(log, (overview.session, *overview.children), inputs)
+    summaries = await summarize_sessions(log, (overview.session, *overview.children), inputs)
     if screen is None:
-        return write_json(describe_overview(overview, saved) | {"exchanges": list_calls(exchanges)})
-    found, estimate = await load_cache(log, overview.session.id, inputs), saved.get(overview.session.id)
+        return write_json(describe_overview(overview, summaries) | {"exchanges": list_calls(exchanges)})
+    found = await load_cache(log, overview.session.id, inputs)
     epochs = await log.list_epochs(overview.session.id)
-    return format_session(overview, exchanges, policy, found, estimate, epochs, screen)
+    return format_session(overview, exchanges, policy, found, summaries, epochs, screen)
 
 
 def format_session(
@@ -129,16 +131,17 @@ def format_session(
     exchanges: Sequence[ExchangeRow],
     policy: BudgetPolicy = _DEFAULT_BUDGET,
     found: CacheReport | None = None,
-    estimate: SavingEstimate | None = None,
+    summaries: Sequence[SessionSummary] = (),
     epochs: Sequence[Epoch] = (),
     screen: Screen = PLAIN,
 ) -> str:
     """Format a session: what became of its calls in a sentence, its name and relatives, then its calls as a tree."""
     row = overview.session
     lines = [
-        wrap(_tell_session(exchanges, estimate), screen.width),
+        wrap(_tell_session(exchanges, summaries[0] if summaries else None), screen.width),
         "",
         f"session   {row.id}",
+        *_format_names(summaries[0] if summaries else None),
         f"name      {row.family or f'{UNKNOWN} (its client sends none)'}",
         f"model     {row.model or UNKNOWN} at {row.upstream}",
         f"calls     {row.exchanges}, {format_count(row.branches, 'branch', 'branches')},"
@@ -155,13 +158,14 @@ def format_session(
         lines.append(f"parent    {row.parent}")
     if row.adopted:
         lines.append(f"goes on   from session {row.adopted}, under another credential")
+    titles = {each.id: each.title for each in summaries}
     for child in overview.children:
-        lines.append(f"child     {child.id}  {shorten(child.family, _LONGEST_NAME)}".rstrip())
+        lines.append(f"child     {child.id}  {shorten(titles.get(child.id) or child.family, _LONGEST_NAME)}".rstrip())
     table = _format_calls(overview, exchanges, found, epochs, screen)
     return "\n".join([*map(make_plain, lines), "", table, "", _LEGEND])
 
 
-def _tell_session(exchanges: Sequence[ExchangeRow], estimate: SavingEstimate | None) -> str:
+def _tell_session(exchanges: Sequence[ExchangeRow], summary: SessionSummary | None) -> str:
     calls = [row for row in exchanges if row.kind != "auxiliary"]
     sizes = [size for row in calls if (size := _find_sizes(row))]
     cut = [size for size in sizes if size[1] < size[0]]
@@ -169,22 +173,20 @@ def _tell_session(exchanges: Sequence[ExchangeRow], estimate: SavingEstimate | N
         said = f"{format_count(len(calls), 'call')}; none was shortened."
     else:
         client, sent = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
+        if summary is not None and summary.client_tokens is not None and summary.sent_tokens is not None:
+            client, sent = summary.client_tokens, summary.sent_tokens
         said = (
             f"{format_count(len(calls), 'call')}, {len(cut)} of them shortened:"
             f" the client sent {format_tokens(client)} tokens, the model got {format_tokens(sent)}."
         )
-    return said if estimate is None else f"{said} {tell_net(estimate)}"
+    return said if summary is None or summary.saved is None else f"{said} {tell_saving(summary.saved)}"
 
 
-def tell_net(estimate: SavingEstimate) -> str:
-    """Return in a sentence what managing a session saved, or lost, and why."""
-    net = estimate.net
-    amount = _format_cost(Cost(abs(net.tokens), None if net.money is None else abs(net.money)))
-    if estimate.is_loss:
-        return f"Managing lost {amount} so far, by the usage that came back: {estimate.reason}."
-    whole = (estimate.cost + estimate.auxiliary + net).tokens
-    share = f", {format_share(net.tokens / whole)} of what sending everything would have cost" if whole > 0 else ""
-    return f"Managing saved {amount}{share}, by the usage that came back."
+def _format_names(summary: SessionSummary | None) -> Iterator[str]:
+    """Yield what a session is about, and who runs it."""
+    if summary is not None:
+        yield f"title     {summary.title or UNKNOWN}"
+        yield f"client    {summary.client or UNKNOWN}, {summary.status}"
 
 
 def _format_cost(cost: Cost) -> str:

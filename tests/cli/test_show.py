@@ -13,11 +13,11 @@ from proxy.context.budget import BudgetPolicy
 from proxy.context.cache_misses import CacheUse
 from proxy.context.pricing import Cost
 from proxy.engine.reports.cache import CacheReport, MissTotal
-from proxy.engine.reports.savings import SavingEstimate
 from proxy.engine.reports.sessions import Overview, load_overview
 from proxy.model.epoch import Epoch, Plan
 from proxy.model.log import ExchangeRow
 from tests.cli.commands import call
+from tests.cli.test_sessions import SUMMARY
 from tests.support.fake_log import (
     ANSWER,
     EXCHANGE,
@@ -205,17 +205,17 @@ def test_what_a_call_saved_or_cost_is_told(saved: Cost, words: str) -> None:
     assert format_exchange(exchange(1), found=report).splitlines()[0].endswith(words)
 
 
-def test_what_a_session_saved_or_lost_is_told() -> None:
-    estimate = SavingEstimate(Cost(-1.0, None), Cost(1.5, None), is_known=True, epochs=1, later=3)
-    told = format_session(Overview(SESSION, (), ()), (), estimate=estimate, screen=Screen(400))
-    loss = "Managing lost 2 tokens of uncached input so far, by the usage that came back: 3 calls came after its last"
-    assert loss in told
-    gain = replace(estimate, saved=Cost(90.0, 0.25), auxiliary=Cost(), cost=Cost(110.0, 0.3))
-    told = format_session(Overview(SESSION, (), ()), (), estimate=gain, screen=Screen(400))
-    assert (
-        "Managing saved $0.25, 45.0% of what sending everything would have cost, by the usage that came back." in told
+def test_a_session_is_told_with_its_title_client_and_saving() -> None:
+    child = msgspec.structs.replace(SUMMARY, id="child", title="look for callers")
+    overview = Overview(SESSION, (), (replace(SESSION, id="child"),))
+    rows = [exchange(2, rounds=(replace(ROUND, plan=PLAN),))]
+    told = format_session(overview, rows, summaries=(SUMMARY, child), screen=Screen(400))
+    assert told.startswith(
+        "1 call, 1 of them shortened: the client sent 355,327 tokens, the model got 206,445."
+        " Managing saved $1.00, 25.0% of what sending everything would have cost.\n"
     )
-    assert "Managing" not in format_session(Overview(SESSION, (), ()), ())
+    assert "\ntitle     Find the memory leak\nclient    claude-code 2.1, idle\n" in told
+    assert "\nchild     child  look for callers\n" in told
 
 
 def test_what_was_missed_of_the_cache_is_told_in_a_line() -> None:

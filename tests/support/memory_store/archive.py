@@ -42,6 +42,7 @@ from proxy.model.manifest import (
 from proxy.model.memory import MemoryOrder, StoredMemory
 from proxy.store.constraints import fit_text, fit_usage
 from proxy.store.sqlite.lineage_queries import choose_recalled
+from tests.support.figures import DerivedFigures
 from tests.support.memory_store.checks import verify_tables
 from tests.support.memory_store.contexts import (
     list_epochs,
@@ -59,7 +60,7 @@ from tests.support.memory_store.tree import Tree
 _SALT_SIZE = 32
 
 
-class MemoryArchive:
+class MemoryArchive(DerivedFigures):
     """The `Archive` port over dictionaries, one for each table."""
 
     def __init__(self) -> None:

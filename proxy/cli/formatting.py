@@ -15,7 +15,7 @@ from proxy.model.epoch import Plan
 MARK, SIDE_MARK = "●", "○"
 
 
-class _Session(Protocol):
+class _ListedSession(Protocol):
     """What may have been started by another one."""
 
     @property
@@ -24,7 +24,7 @@ class _Session(Protocol):
     def parent(self) -> str: ...
 
 
-Child = TypeVar("Child", bound=_Session)
+Child = TypeVar("Child", bound=_ListedSession)
 
 _GAP = "  "
 _MAX_INDENT = 8  # levels; deeper ones are drawn at this one

@@ -26,25 +26,26 @@ COMMANDS = {
     "serve": ("serve.serve", "Run the proxy in the foreground until SIGINT or SIGTERM."),
     "run": ("run.run", "Start a client whose calls go through a proxy."),
     "open": ("serve.open_page", "Open the server's page in a browser."),
-    "sessions": ("sessions.sessions", "List sessions, the newest call first."),
-    "show": ("show.show", "Show the calls of a session, or the request and answer of one."),
+    "sessions": ("views.sessions.sessions", "List sessions, the newest call first."),
+    "show": ("views.show.show", "Show the calls of a session, or the request and answer of one."),
     "export": ("maintenance.export", "Write a session with its requests and responses."),
-    "search": ("search.search", "Find what was said and done, in all sessions."),
-    "expand": ("reports.expand", "Write what a reference names."),
-    "diff": ("reports.diff", "Compare what was sent upstream with what the client sent."),
-    "handoff": ("reports.handoff", "Write a conversation for another client to continue."),
-    "summaries": ("reports.summaries", "List a session's summaries as a tree."),
-    "memory": ("memory.memory", "Show what is remembered of a session, or change that."),
-    "cache": ("reports.cache", "Tell why calls missed the provider's cache."),
-    "savings": ("reports.savings", "Tell what managing saved or lost."),
-    "statusline": ("reports.statusline", "Write one line for a client's status line."),
-    "revert": ("changes.revert", "Undo an epoch: send again what it replaced."),
-    "pin": ("changes.pin", "Keep a message word for word, or list those that are kept."),
-    "unpin": ("changes.unpin", "Keep a pinned message word for word no longer."),
-    "compact": ("serve.compact", "Summarise a session now, by the running server."),
+    "search": ("views.search.search", "Find what was said and done, in all sessions."),
+    "expand": ("views.reports.expand", "Write what a reference names."),
+    "diff": ("views.reports.diff", "Compare what was sent upstream with what the client sent."),
+    "handoff": ("views.reports.handoff", "Write a conversation for another client to continue."),
+    "summaries": ("views.reports.summaries", "List a session's summaries as a tree."),
+    "memory": ("views.memory.memory", "Show what is remembered of a session, or change that."),
+    "cache": ("views.costs.cache", "Tell why calls missed the provider's cache."),
+    "savings": ("views.costs.savings", "Tell what managing saved or lost."),
+    "statusline": ("views.costs.statusline", "Write one line for a client's status line."),
+    "epochs": ("views.epochs.epochs", "Tell when what is sent of a session was rewritten, and why."),
+    "revert": ("views.changes.revert", "Undo an epoch: send again what it replaced."),
+    "pin": ("views.changes.pin", "Keep a message word for word, or list those that are kept."),
+    "unpin": ("views.changes.unpin", "Keep a pinned message word for word no longer."),
+    "compact": ("views.changes.compact", "Summarise a session now, by the running server."),
     "mcp": ("serve.mcp", "Serve MCP on stdin and stdout, from the log."),
     "verify": ("maintenance.verify", "Check every digest and link of the log."),
-    "index": ("search.index", "Bring the index for search up to date, or make it anew."),
+    "index": ("views.search.index", "Bring the index for search up to date, or make it anew."),
     "backup": ("maintenance.backup", "Copy the log to a file, also while the server runs."),
     "config": ("maintenance.config", "Check, describe or create a settings file."),
 }
@@ -60,7 +61,7 @@ class ListedCommand(TyperCommand):
     def load(self) -> Any:
         """Return the command itself."""
         name = str(self.name)
-        module, _, member = COMMANDS[name][0].partition(".")
+        module, _, member = COMMANDS[name][0].rpartition(".")
         found = getattr(import_module(f"proxy.cli.{module}"), member)
         gc.enable()  # the entry point has turned it off
         gc.freeze()

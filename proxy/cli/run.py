@@ -28,7 +28,6 @@ import typer
 from proxy.cli.clients import ClientPlan, find_client, plan_client, replace_own_address, start_client
 from proxy.cli.formatting import format_count, make_plain
 from proxy.cli.logs import Log
-from proxy.cli.reports import format_net
 from proxy.cli.serve import (
     AdminTokenOption,
     CeilingOption,
@@ -40,6 +39,7 @@ from proxy.cli.serve import (
     name_upstream,
 )
 from proxy.cli.services import ConfigOption, DataOption, Services
+from proxy.cli.views.costs import format_net
 from proxy.config import ConfigError, Settings, load_settings, read_environment
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.lookup import list_matching, read_pages

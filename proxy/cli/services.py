@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import msgspec
 import typer
 
 from proxy.config import Settings, load_settings
+from proxy.model.errors import ProxyError
 
 if TYPE_CHECKING:  # what commands read with is imported by those that read
     from proxy.cli.logs import CommandIndex, Log
@@ -44,6 +46,7 @@ BranchOption = Annotated[
     str, typer.Option(metavar="TIP", help="Only this branch: its tip, as `show` writes it, or a prefix of it.")
 ]
 MAX_NUMBER = 2**63 - 1  # SQLite's largest integer
+_FAILED = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,3 +123,48 @@ def load_server_settings(
     if host is not None and port is None:
         settings = load_settings(config, {**flags, "server.port": settings.server.port})
     return settings
+
+
+class ServerRefused(ProxyError):
+    """The server did not do it; the message says why."""
+
+
+def ask(
+    services: Services, settings: Settings, path: str, *, method: str = "GET", query: Mapping[str, str] | None = None
+) -> tuple[bytes, Any]:
+    """Return what the running server's API responds, as bytes and as a document. Raises ServerRefused."""
+    status, content = services.ask_server(settings, path, b"", method=method, query=query or {})
+    try:
+        document = msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        document = None
+    if status >= _FAILED or not isinstance(document, dict | list):
+        raise ServerRefused(find_reason(status, document if isinstance(document, dict) else {}))
+    return content, document
+
+
+def list_items(document: Any) -> Sequence[dict[str, Any]]:
+    """Return the items of a listing of the API."""
+    items: Sequence[dict[str, Any]] = document["items"] if isinstance(document, dict) else document
+    return items
+
+
+def parse_object(content: bytes) -> dict[str, Any]:
+    """Return the JSON object that the server responded with, empty if it is none."""
+    try:
+        parsed = msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def find_reason(status: int, response: dict[str, Any]) -> str:
+    """Return why the server refused, or that it is probably another program."""
+    error = response.get("error")
+    message = error.get("message") if isinstance(error, dict) else None
+    if isinstance(message, str):
+        return message.removeprefix("palimpsest: ")
+    return (
+        f"the server at this address responded with status {status} and is not a palimpsest of this version;"
+        " choose --host and --port"
+    )

@@ -14,7 +14,7 @@ from proxy.cli.formatting import (
     order_children,
     shorten,
 )
-from proxy.cli.reports import format_difference
+from proxy.cli.views.reports import format_difference
 from proxy.engine.reports.diff import Change, Difference, Side
 from proxy.engine.reports.sessions import Fork
 from proxy.model.epoch import Plan

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.cli.sessions import format_sessions, sum_saving, tell_saving
 from proxy.cli.terminal import UNKNOWN, Screen
+from proxy.cli.views.sessions import format_sessions, sum_saving, tell_saving
 from proxy.engine.reports.session_summary import (
     Amount,
     AuxiliaryTotal,

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.cli.show import format_exchange, format_session
 from proxy.cli.terminal import MINUS, UNKNOWN, Screen
+from proxy.cli.views.show import format_exchange, format_session
 from proxy.context.budget import BudgetPolicy
 from proxy.context.cache_misses import CacheUse
 from proxy.context.pricing import Cost

@@ -10,8 +10,8 @@ import typer
 
 from proxy.cli.formatting import format_count, format_time, make_plain
 from proxy.cli.logs import CommandIndex, Log
-from proxy.cli.naming import find_named
 from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services, TokenOption, load_server_settings
+from proxy.cli.views.naming import find_named
 from proxy.config import Settings, load_settings
 from proxy.engine.reports.search import (
     DEFAULT_LIMIT,

@@ -1,4 +1,4 @@
-"""`palimpsest revert`, `pin` and `unpin`: change what is sent of a session.
+"""`palimpsest revert`, `pin`, `unpin` and `compact`: change what is sent of a session.
 
 The server that runs on the data directory does it, because it alone writes the log.
 """
@@ -9,8 +9,6 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from proxy.cli.naming import find_for_server
-from proxy.cli.serve import find_reason
 from proxy.cli.services import (
     MAX_NUMBER,
     ConfigOption,
@@ -18,10 +16,15 @@ from proxy.cli.services import (
     HostOption,
     JsonOption,
     PortOption,
+    ServerRefused,
     Services,
     SessionArgument,
     TokenOption,
+    ask,
+    find_reason,
+    list_items,
     load_server_settings,
+    parse_object,
 )
 from proxy.cli.terminal import (
     PLAIN,
@@ -30,14 +33,15 @@ from proxy.cli.terminal import (
     find_screen,
     format_money,
     format_tokens,
+    make_plain,
     render_table,
     write,
 )
+from proxy.cli.views.naming import find_for_server
 from proxy.config import Settings
-from proxy.model.errors import NotFound, ProxyError
+from proxy.model.errors import NotFound
 
 _NODE_DIGITS = 10
-_FAILED = 400
 _PIN_COLUMNS = (
     Column("PIN"),
     Column("CALL", is_number=True),
@@ -58,30 +62,6 @@ PlaceArgument = Annotated[
 ]
 NewestOption = Annotated[bool, typer.Option("--newest", help="The newest message of the session, or of --branch.")]
 TipOption = Annotated[str, typer.Option("--branch", metavar="TIP", help="With --newest: the branch, by its tip.")]
-
-
-class ServerRefused(ProxyError):
-    """The server did not do it; the message says why."""
-
-
-def ask(
-    services: Services, settings: Settings, path: str, *, method: str = "GET", query: Mapping[str, str] | None = None
-) -> tuple[bytes, Any]:
-    """Return what the running server's API responds, as bytes and as a document. Raises ServerRefused."""
-    status, content = services.ask_server(settings, path, b"", method=method, query=query or {})
-    try:
-        document = msgspec.json.decode(content)
-    except msgspec.DecodeError:
-        document = None
-    if status >= _FAILED or not isinstance(document, dict | list):
-        raise ServerRefused(find_reason(status, document if isinstance(document, dict) else {}))
-    return content, document
-
-
-def list_items(document: Any) -> Sequence[dict[str, Any]]:
-    """Return the items of a listing of the API."""
-    items: Sequence[dict[str, Any]] = document["items"] if isinstance(document, dict) else document
-    return items
 
 
 def revert(
@@ -240,3 +220,58 @@ def format_pins(found: Sequence[Mapping[str, Any]], screen: Screen = PLAIN) -> s
         for each in found
     ]
     return f"{many} sent word for word: {format_tokens(tokens)} tokens.\n\n{render_table(_PIN_COLUMNS, rows, screen)}"
+
+
+def compact(
+    context: typer.Context,
+    session: SessionArgument,
+    model: Annotated[str, typer.Option(help="The model that writes the summary. [default: as in the settings]")] = "",
+    prompt: Annotated[
+        str, typer.Option(metavar="TEXT", help="The instruction to it. [default: as in the settings]")
+    ] = "",
+    level: Annotated[
+        int, typer.Option(min=1, max=3, help="1: a full report; 2: a short one; 3: one made without a model.")
+    ] = 1,
+    view: Annotated[
+        str, typer.Option(metavar="MODEL", help="The conversation with this model. [default: the newest]")
+    ] = "",
+    branch: Annotated[
+        str, typer.Option(metavar="TIP", help="The branch, by its tip or a prefix of it. [default: the newest]")
+    ] = "",
+    as_json: JsonOption = False,
+    host: HostOption = None,
+    port: PortOption = None,
+    admin_token: TokenOption = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Summarise a session now, by the running server."""
+    settings = load_server_settings(config, data, host, port, admin_token)
+    services: Services = context.obj
+    options = {"model": model, "prompt": prompt, "level": level, "view": view, "branch": branch}
+    id = find_for_server(services, data, config, host, session)
+    status, content = services.ask_server(settings, f"/sessions/{id}/compact", msgspec.json.encode(options))
+    response = parse_object(content)
+    if "session" not in response:
+        raise ServerRefused(find_reason(status, response))
+    if as_json:
+        typer.echo(content, nl=False)
+    else:
+        typer.echo(make_plain(format_compaction(response)))
+
+
+def format_compaction(found: dict[str, Any]) -> str:
+    """Format the result of a compaction, as the server's API describes it."""
+    if found["epoch"]:
+        sizes = f"{found['tokens_before']:,} to {found['tokens_after']:,} tokens"
+        lines = [f"compacted {sizes}, from the next call on (epoch {found['epoch']})"]
+    else:
+        lines = [f"kept      {found['tokens_before']:,} tokens: no epoch was opened"]
+    if found["summary"]:
+        covered = f"{found['messages_covered']} messages"
+        lines.append(f"summary   {found['summary']} of {covered}: level {found['level']}, {found['kind']}")
+    if found["calls"]:
+        lines.append(f"calls     {len(found['calls'])}, for {found['cost_tokens']:,} tokens of uncached input")
+    if found["reason"]:
+        lines.append(f"note      {found['reason']}")
+    return "\n".join([*lines, f"took      {found['ms'] / 1000:.1f} s"])

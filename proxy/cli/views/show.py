@@ -5,11 +5,8 @@ from typing import Annotated
 
 import typer
 
-from proxy.cli.calls import format_call_text, load_call_text
 from proxy.cli.formatting import SIDE_MARK, draw_forks, format_count, format_plan
-from proxy.cli.naming import read_session
 from proxy.cli.services import MAX_NUMBER, ConfigOption, DataOption, JsonOption, Services, SessionArgument
-from proxy.cli.sessions import tell_saving
 from proxy.cli.terminal import (
     PLAIN,
     UNKNOWN,
@@ -28,6 +25,9 @@ from proxy.cli.terminal import (
     wrap,
     write,
 )
+from proxy.cli.views.calls import format_call_text, load_call_text
+from proxy.cli.views.naming import read_session
+from proxy.cli.views.sessions import tell_saving
 from proxy.config import Settings
 from proxy.context.budget import BudgetPolicy, compute_soft_mark, make_budget
 from proxy.context.pricing import Cost

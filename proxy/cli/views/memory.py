@@ -10,8 +10,6 @@ import msgspec
 import typer
 
 from proxy.cli.formatting import WIDTH, format_count, format_time, make_plain, shorten
-from proxy.cli.naming import find_for_server, read_session
-from proxy.cli.serve import find_reason, parse_object
 from proxy.cli.services import (
     BranchOption,
     ConfigOption,
@@ -22,8 +20,11 @@ from proxy.cli.services import (
     Services,
     SessionArgument,
     TokenOption,
+    find_reason,
     load_server_settings,
+    parse_object,
 )
+from proxy.cli.views.naming import find_for_server, read_session
 from proxy.config import Settings
 from proxy.context.memory.bundle import render_turns
 from proxy.engine.memory.path import MemoryReader

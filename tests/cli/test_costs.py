@@ -135,7 +135,6 @@ def test_the_cache_of_a_session_is_told_and_written_as_json(capsys: pytest.Captu
     assert capsys.readouterr().out.endswith("  nothing to be read\n")
     assert call(log, "cache", "abc1", "--json") == 0
     document = json.loads(capsys.readouterr().out)
-    calls = [(each["n"], each["input"], each["read"], each["use"]) for each in document["calls"]]
     assert (document["session"], document["totals"], document["saved"]) == ("abc1", {}, None)
     assert [(each["n"], each["input"], each["read"], each["use"]) for each in document["calls"]] == [
         (1, 100, 0, "first")

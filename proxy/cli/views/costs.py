@@ -185,7 +185,7 @@ def _tell_total(found: TotalEstimate) -> str:
     share = (
         "" if found.share is None else f", {format_share(abs(found.share))} of what sending everything would have cost"
     )
-    said = f"Managing {'lost' if lost else 'saved'} {_tell_cost(_make_positive(saved))}{share}:"
+    said = f"Managing {'lost' if lost else 'saved'} {_tell_cost(_make_positive(saved))}{share}"
     said += f": an estimate over {format_count(found.sessions, 'session')}, by the usage that came back."
     if found.losing:
         said += f" {format_count(found.losing, 'session')} of them lost {_tell_cost(_make_positive(found.losses))}."

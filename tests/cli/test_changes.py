@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.cli.terminal import UNKNOWN
+from proxy.cli.terminal import UNKNOWN, Screen
+from proxy.cli.views.changes import format_reversion
 from proxy.config import Settings
 from proxy.model.errors import UpstreamUnreachable
 from tests.cli.commands import call_with
@@ -55,25 +56,47 @@ def test_a_revert_undoes_the_newest_epoch_that_is_no_revert(capsys: pytest.Captu
     assert server.asked[-1] == ("POST", "/sessions/abc1/epochs/2/revert", {})
     assert capsys.readouterr().out.splitlines() == [
         "Epoch 2 is reverted: the next call sends 182,400 tokens in place of 24,000.",
-        "That costs 158,400 tokens of uncached input more with the next call, and 15,840 tokens of uncached input more"
-        " with each later one.",
-        "It lasts until a request reaches the end of its budget; then an epoch opens again.",
+        "That costs 158,400 tokens of uncached input more with the next call, and 15,840",
+        "tokens of uncached input more with each later one.",
+        "It lasts until a request reaches the end of its budget; then an epoch opens",
+        "again.",
     ]
 
 
 def test_a_dry_run_states_the_price_and_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    price = {"once": 158_400.4, "each": 15_840.0, "once_money": 0.2, "each_money": 0.02}
-    server = Server(post_revert=(200, QUOTE | {"price": price, "is_lasting": False}))
+    server = Server(get_epochs=(200, EPOCHS), post_revert=(200, QUOTE))
     assert server.call("revert", "abc1", "1", "--dry-run") == 0
-    assert server.asked == [("POST", "/sessions/abc1/epochs/1/revert", {"dry_run": "true"})]
+    assert server.asked[-1] == ("POST", "/sessions/abc1/epochs/1/revert", {"dry_run": "true"})
     told = capsys.readouterr().out
     assert "Reverting epoch 1 would send 182,400 tokens in place of 24,000.\n" in told
-    assert "That costs $0.20 (158,400 tokens of uncached input) more with the next call, and $0.02 (" in told
-    assert "So much does not fit the budget: an epoch opens again with the next call.\nNothing was changed." in told
+    assert "Nothing was changed. Without --dry-run it is done.\n" in told
+
+
+def test_a_price_in_money_comes_first() -> None:
+    told = format_reversion(QUOTE | {"is_lasting": False}, 1, (0.2, -0.02), Screen(400))
+    assert "That costs $0.20 (158,400 tokens of uncached input) more with the next call, and \u2212$0.02 (" in told
+    assert "So much does not fit the budget: an epoch opens again with the next call.\n" in told
+
+
+def test_an_epoch_that_is_not_there_is_not_reverted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert Server(get_epochs=(200, EPOCHS)).call("revert", "abc1", "9") == 1
+    assert "no epoch 9; `palimpsest epochs SESSION` lists its 3\n" in capsys.readouterr().err
+
+
+def test_where_all_epochs_are_reverts_the_newest_is_meant() -> None:
+    server = Server(get_epochs=(200, EPOCHS[2:]), post_revert=(200, QUOTE))
+    assert server.call("revert", "abc1") == 0
+    assert server.asked[-1][1] == "/sessions/abc1/epochs/3/revert"
 
 
 def test_the_documents_are_those_of_the_server(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    server = Server(post_revert=(200, QUOTE), get_pins=(200, [PIN]), post_pins=(200, PIN), delete_pins=(200, []))
+    server = Server(
+        get_epochs=(200, EPOCHS),
+        post_revert=(200, QUOTE),
+        get_pins=(200, [PIN]),
+        post_pins=(200, PIN),
+        delete_pins=(200, []),
+    )
     for arguments, document in (
         (("revert", "abc1", "1"), QUOTE),
         (("pin", "abc1"), [PIN]),
@@ -149,9 +172,9 @@ def test_a_message_that_is_named_twice_or_by_half_is_a_usage_error(
 
 def test_what_the_server_refuses_is_told_in_its_words(capsys: pytest.CaptureFixture[str]) -> None:
     error = {"error": {"type": "conflict", "message": "palimpsest: this epoch is reverted already"}}
-    assert Server(post_revert=(409, error)).call("revert", "abc1", "1") == 1
+    assert Server(get_epochs=(200, EPOCHS), post_revert=(409, error)).call("revert", "abc1", "1") == 1
     assert capsys.readouterr().err == "palimpsest: this epoch is reverted already\n"
-    assert Server(post_revert=(200, "another program")).call("revert", "abc1", "1") == 1
+    assert Server(get_epochs=(200, "another program")).call("revert", "abc1", "1") == 1
     assert "is not a palimpsest of this version" in capsys.readouterr().err
 
 

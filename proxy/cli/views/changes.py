@@ -3,6 +3,7 @@
 The server that runs on the data directory does it, because it alone writes the log.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -35,11 +36,13 @@ from proxy.cli.terminal import (
     format_tokens,
     make_plain,
     render_table,
+    wrap,
     write,
 )
 from proxy.cli.views.naming import find_for_server
 from proxy.config import Settings
-from proxy.model.errors import NotFound
+from proxy.model.errors import NotFound, StoreUnavailable
+from proxy.model.exchange import Usage
 
 _NODE_DIGITS = 10
 _PIN_COLUMNS = (
@@ -85,44 +88,73 @@ def revert(
     settings = load_server_settings(config, data, host, port, admin_token)
     services: Services = context.obj
     session = find_for_server(services, data, config, host, session)
-    n = epoch or _find_newest(services, settings, session)
+    n = _find_epoch(services, settings, session, epoch)
     query = {"dry_run": "true"} if is_dry else {}
     content, found = ask(services, settings, f"/sessions/{session}/epochs/{n}/revert", method="POST", query=query)
-    typer.echo(content if as_json else format_reversion(found, n), nl=not as_json)
-
-
-def _find_newest(services: Services, settings: Settings, session: str) -> int:
-    """Return the number of the newest epoch that is no revert itself."""
-    _, document = ask(services, settings, f"/sessions/{session}/epochs")
-    numbers: list[int] = [each["n"] for each in list_items(document) if each["why"] != "revert"]
-    if not numbers:
-        raise NotFound(
-            "this session has no epoch, so everything is sent as its client sends it; there is nothing to undo"
-        )
-    return max(numbers)
-
-
-def format_reversion(found: Mapping[str, Any], n: int) -> str:
-    """Format a revert, or what it would cost."""
-    then, now = format_tokens(found["tokens_then"]), format_tokens(found["tokens_now"])
-    verb = "Epoch {n} is reverted: the next call sends" if found["is_done"] else "Reverting epoch {n} would send"
-    lines = [f"{verb.format(n=n)} {then} tokens in place of {now}."]
+    if as_json:
+        typer.echo(content, nl=False)
+        return
     price = found["price"]
-    once, each = (_format_price(price, name) for name in ("once", "each"))
-    lines.append(f"That costs {once} more with the next call, and {each} more with each later one.")
+    amounts = None if host is not None else _find_amounts(services, settings, session, (price["once"], price["each"]))
+    typer.echo(format_reversion(found, n, amounts or (None, None), find_screen()))
+
+
+def _find_epoch(services: Services, settings: Settings, session: str, n: int | None) -> int:
+    """Return the number of an epoch that there is, by default of the newest that is no revert itself."""
+    _, document = ask(services, settings, f"/sessions/{session}/epochs")
+    reasons: dict[int, str] = {each["n"]: each["why"] for each in list_items(document)}
+    if not reasons:
+        raise NotFound("this session has no epoch, so all is sent as its client sends it; there is nothing to undo")
+    if n is not None and n not in reasons:
+        raise NotFound(f"this session has no epoch {n}; `palimpsest epochs SESSION` lists its {len(reasons)}")
+    return n or max([each for each, why in reasons.items() if why != "revert"], default=max(reasons))
+
+
+def _find_amounts(
+    services: Services, settings: Settings, session: str, tokens: Sequence[float]
+) -> Sequence[float | None] | None:
+    """Return what tokens of uncached input cost in money; None where the server's log cannot be read here."""
+
+    async def find() -> Sequence[float | None]:
+        log = services.open_log(settings)
+        try:
+            row, prices = await log.find_session(session), (await services.load_savings_inputs(settings)).prices
+        finally:
+            await log.close()
+        signs = [-1 if each < 0 else 1 for each in tokens]
+        costs = [prices.price(row.upstream, row.model, Usage(input=round(abs(each)))).money for each in tokens]
+        return [None if cost is None else sign * cost for sign, cost in zip(signs, costs, strict=True)]
+
+    try:
+        return asyncio.run(find())
+    except (NotFound, StoreUnavailable):
+        return None
+
+
+def format_reversion(
+    found: Mapping[str, Any], n: int, amounts: Sequence[float | None] = (None, None), screen: Screen = PLAIN
+) -> str:
+    """Format a revert, or what it would cost. `amounts` are its prices in money: once, and with each later call."""
+    then, now = format_tokens(found["tokens_then"]), format_tokens(found["tokens_now"])
+    verb = f"Epoch {n} is reverted: the next call sends" if found["is_done"] else f"Reverting epoch {n} would send"
+    prices = (found["price"]["once"], found["price"]["each"])
+    once, each = (_format_price(price, money) for price, money in zip(prices, amounts, strict=True))
+    lines = [
+        f"{verb} {then} tokens in place of {now}.",
+        f"That costs {once} more with the next call, and {each} more with each later one.",
+    ]
     if found["is_lasting"]:
         lines.append("It lasts until a request reaches the end of its budget; then an epoch opens again.")
     else:
         lines.append("So much does not fit the budget: an epoch opens again with the next call.")
     if not found["is_done"]:
         lines.append("Nothing was changed. Without --dry-run it is done.")
-    return "\n".join(lines)
+    return "\n".join(wrap(line, screen.width) for line in lines)
 
 
-def _format_price(price: Mapping[str, Any], name: str) -> str:
-    money = price.get(f"{name}_money")
-    tokens = f"{format_tokens(price[name])} tokens of uncached input"
-    return tokens if money is None else f"{format_money(money)} ({tokens})"
+def _format_price(tokens: float, money: float | None) -> str:
+    said = f"{format_tokens(tokens)} tokens of uncached input"
+    return said if money is None else f"{format_money(money)} ({said})"
 
 
 def pin(

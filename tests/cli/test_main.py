@@ -111,3 +111,26 @@ def test_the_log_is_closed_even_when_the_question_fails() -> None:
     log = FakeLog()
     assert call(log, "show", "x") == 1
     assert log.is_closed
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [("se", {"serve", "search"}), ("revert --d", {"--dry-run", "--data"}), ("config ", {"check", "schema", "init"})],
+)
+def test_a_shell_completes_commands_and_options(typed: str, found: set[str]) -> None:
+    words = f"palimpsest {typed}"
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "_PALIMPSEST_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }
+    told = subprocess.run([sys.executable, "-m", "proxy"], env=environment, capture_output=True, text=True, check=False)
+    assert found <= set(told.stdout.split())
+
+
+def test_the_collector_runs_again_once_a_command_is_there() -> None:
+    program = "import gc, proxy.__main__ as p\ntry: p.main()\nfinally: print(gc.isenabled())"
+    for arguments, is_on in ((["sessions", "--data", "/nowhere"], "True"), (["--version"], "False")):
+        told = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+        assert told.stdout.split()[-1] == is_on

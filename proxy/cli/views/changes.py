@@ -191,7 +191,7 @@ def pin(
 def unpin(
     context: typer.Context,
     session: SessionArgument,
-    name: Annotated[str, typer.Argument(metavar="[PIN]", help="The pin, as `pin SESSION` lists it.")] = "",
+    name: Annotated[str, typer.Argument(metavar="PIN", help="The pin, as `pin SESSION` lists it.")] = "",
     newest: NewestOption = False,
     branch: TipOption = "",
     as_json: JsonOption = False,

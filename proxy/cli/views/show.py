@@ -73,7 +73,7 @@ def show(
     context: typer.Context,
     session: SessionArgument,
     n: Annotated[
-        int | None, typer.Argument(metavar="[N]", min=1, max=MAX_NUMBER, help="One of its calls, counted from 1.")
+        int | None, typer.Argument(metavar="N", min=1, max=MAX_NUMBER, help="One of its calls, counted from 1.")
     ] = None,
     raw: Annotated[Part | None, typer.Option(help="Write one body of call N, byte for byte.")] = None,
     is_whole: Annotated[

@@ -8,7 +8,6 @@ from proxy.cli.terminal import WIDTH as WIDTH
 from proxy.cli.terminal import make_plain as make_plain
 from proxy.cli.terminal import measure
 from proxy.cli.terminal import shorten as shorten
-from proxy.context.pricing import Cost
 from proxy.engine.reports.sessions import Fork
 from proxy.model.epoch import Plan
 
@@ -43,12 +42,7 @@ def format_count(count: int, one: str, more: str = "") -> str:
 
 def format_saving(saving: float) -> str:
     """Format a saving with its sign and unit."""
-    return f"{saving:+.0f} tokens of uncached input"
-
-
-def format_cost(cost: Cost) -> str:
-    """Format a cost with its sign and unit: money where it is known."""
-    return format_saving(cost.tokens) if cost.money is None else f"{cost.money:+.4f} in money"
+    return f"{saving:+,.0f} tokens of uncached input"
 
 
 def format_table(headings: Sequence[str], rows: Iterable[Sequence[object] | str]) -> str:
@@ -77,7 +71,8 @@ def format_plan(plan: Plan) -> Iterator[str]:
     epoch = f", epoch {plan.epoch}" if plan.epoch else ""
     yield f"sent as   {plan.rung}{epoch}; pressure {plan.pressure}"
     if plan.tokens_client is not None and plan.tokens_upstream is not None:
-        yield f"context   client {plan.tokens_client}, upstream {plan.tokens_upstream}, usable {plan.usable} tokens"
+        sizes = f"client {plan.tokens_client:,}, upstream {plan.tokens_upstream:,}"
+        yield f"context   {sizes}, usable {plan.usable:,} tokens"
     if plan.saving is not None:
         yield f"saved     {format_saving(plan.saving)} (estimated when it was sent)"
     if plan.reason:

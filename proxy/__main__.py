@@ -1,28 +1,29 @@
 """The entry point of `python -m proxy` and of the console script: connects the command line to what it calls."""
 
+import gc
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from proxy.assembly import build_tally, measure, open_index, open_log, update_index
 from proxy.cli.main import run
-from proxy.cli.services import Services
-from proxy.running import ask_server, find_link, find_server
 
 
 def main() -> None:
     """Run the command line."""
+    # While modules are imported the collector would run all the time, in vain: a sixth of the start.
+    # `proxy.cli.main` turns it on again.
+    gc.disable()
     run(
-        Services(
+        import_later("proxy.cli.services", "Services")(
             serve=import_later("proxy.app", "serve"),
-            open_log=open_log,
-            open_index=open_index,
-            update_index=update_index,
-            count_tokens=build_tally(),
-            load_savings_inputs=measure,
-            ask_server=ask_server,
-            find_link=find_link,
-            find_server=find_server,
+            open_log=import_later("proxy.reading", "open_log"),
+            open_index=import_later("proxy.indexing", "open_index"),
+            update_index=import_later("proxy.indexing", "update_index"),
+            count_tokens=import_later("proxy.reading", "count_tokens"),
+            load_savings_inputs=import_later("proxy.reading", "measure"),
+            ask_server=import_later("proxy.running", "ask_server"),
+            find_link=import_later("proxy.running", "find_link"),
+            find_server=import_later("proxy.running", "find_server"),
             use_data=import_later("proxy.shutdown", "use_data"),
             serve_mcp=import_later("proxy.app", "serve_mcp"),
             diagnose=import_later("proxy.doctor.examination", "diagnose"),
@@ -32,10 +33,7 @@ def main() -> None:
 
 
 def import_later(module: str, name: str) -> Callable[..., Any]:
-    """Return a function that calls another one, and imports it then.
-
-    The HTTP server and its libraries are a sixth of what there is to import, and most commands need neither.
-    """
+    """Return a function that calls another one, and imports it then, so that a command pays only for what it needs."""
 
     def call(*arguments: Any, **options: Any) -> Any:
         return getattr(import_module(module), name)(*arguments, **options)

@@ -37,15 +37,13 @@ from proxy.engine.memory.compaction import MemoryCompaction, build_memory_compac
 from proxy.engine.memory.memory import SessionMemory
 from proxy.engine.memory.requests import follow_requests
 from proxy.engine.memory.snapshots import SnapshotMemory
-from proxy.engine.models import CacheCalibrator, Models, OverflowWatch, PriceList
+from proxy.engine.models import CacheCalibrator, Models, OverflowWatch
 from proxy.engine.policy import EnginePolicy, Provider, SnapshotPolicy
 from proxy.engine.ports import Archive, Clock
 from proxy.engine.recall.embeddings import build_embedding
 from proxy.engine.recall.recall import Recall
 from proxy.engine.recall.rounds import build_offers, build_rounds
 from proxy.engine.relay import Relay
-from proxy.engine.reports.diff import Tally
-from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader, UnreadResponses
 from proxy.engine.runtime import (
@@ -58,15 +56,15 @@ from proxy.engine.runtime import (
     read_descriptor_limit,
 )
 from proxy.engine.token_counter import TokenCounter
-from proxy.model.card import LimitKey
-from proxy.model.errors import StoreUnavailable, WorkerLost
+from proxy.indexing import open_index as open_index
+from proxy.indexing import update_index as update_index
+from proxy.model.errors import WorkerLost
 from proxy.model.events import AnswerRead, ExchangeRecorded, ReadingFailed
-from proxy.model.search import IndexHealth
-from proxy.store.search.indexer import Indexer
+from proxy.reading import build_tally as build_tally
+from proxy.reading import measure as measure
+from proxy.reading import open_log as open_log
 from proxy.store.search.reader import SearchIndex
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
-from proxy.store.sqlite.reader import SqliteReader
-from proxy.store.sqlite.recovery import recover_log
 from proxy.upstream.client import DirectClient
 from proxy.upstream.litellm_library import is_installed, load_litellm
 from proxy.upstream.model_catalog import ModelCatalog
@@ -86,7 +84,6 @@ if TYPE_CHECKING:
 # One token count is kept per this many bytes of the cache's size, in addition to it: by default 65,536 counts, 11 MB.
 _CACHE_FOR_A_WEIGHT = 1024
 _FINISH_SECONDS = 2.0
-_INDEX_SECONDS = 0.5
 _INSTALL = (
     "install it by make run EXTRAS=providers, pip install 'palimpsest[providers]', "
     "or for an image by docker build --build-arg EXTRAS=providers"
@@ -395,55 +392,3 @@ def build_models(
     catalog = ModelCatalog(settings.stated_windows(), settings.stated_prices(), clock, sized=settings.stated_sizes())
     counting = TokenCounter(tokenizer, settings.engine_policy().cache_bytes // _CACHE_FOR_A_WEIGHT, worker)
     return Models(catalog, counting, settings.budget_policy(), clock, tasks.spawn)
-
-
-def build_tally() -> Tally:
-    """Return the function that counts tokens for commands. An encoder is loaded when it is first needed."""
-    return TokenCounter(CountingTokenizer()).count_messages
-
-
-async def measure(settings: Settings) -> SavingsInputs:
-    """Return the models and the budget with which `palimpsest savings` prices sessions. Reads the model catalog."""
-    catalog = ModelCatalog(
-        settings.stated_windows(), settings.stated_prices(), SystemClock(), sized=settings.stated_sizes()
-    )
-    await catalog.open()
-    prices = PriceList(lambda upstream, model: catalog.find(LimitKey(upstream, model)), settings.providers())
-    return SavingsInputs(prices, settings.budget_policy())
-
-
-def open_index(settings: Settings) -> SearchIndex:
-    """Open the index of the log for searching; a running server may write it at the same time."""
-    return SearchIndex(settings.store_policy().path)
-
-
-def update_index(settings: Settings, tell: Callable[[IndexHealth], None], *, is_rebuilt: bool = False) -> IndexHealth:
-    """Index what is new in the log, or all of it anew, and return how current the index then is.
-
-    `tell` is told of the progress. Raises StoreUnavailable if it cannot be written; a running server writes it itself.
-    """
-    policy = settings.store_policy()
-    recover_log(policy)
-    indexer = Indexer(policy.path)
-    try:
-        if is_rebuilt:
-            indexer.rebuild()
-        while indexer.run(_INDEX_SECONDS):
-            tell(indexer.health)
-        found = indexer.health
-    finally:
-        indexer.close()
-    if found.fault:
-        raise StoreUnavailable(found.fault)
-    return found
-
-
-def open_log(settings: Settings) -> SqliteReader:
-    """Open the log for reading; a running server may write it at the same time.
-
-    Recovers first what a killed server left in its journal. Of a running server, the last few milliseconds may be
-    missing. Raises StoreUnavailable if the write-ahead log belongs to another file; the methods do if it is no log.
-    """
-    policy = settings.store_policy()
-    recover_log(policy)
-    return SqliteReader(policy.path)

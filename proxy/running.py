@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
-from urllib.parse import quote
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from urllib.parse import quote, urlencode
 
 from proxy.config import Settings
 from proxy.model.errors import NotFound, StoreUnavailable
@@ -14,6 +15,7 @@ from proxy.upstream.origin import name_address
 TOKEN_FILE = "admin-token"
 ADDRESS_FILE = "address"
 _UPSTREAMS_FILE = "upstreams"
+NO_QUERY: Mapping[str, str] = MappingProxyType({})
 
 _log = logging.getLogger("palimpsest")
 
@@ -86,7 +88,9 @@ def find_link(settings: Settings) -> str:
     return f"{find_address(settings)}/-/?token={quote(_read_token(settings), safe='')}"
 
 
-def ask_server(settings: Settings, path: str, body: bytes) -> tuple[int, bytes]:
+def ask_server(
+    settings: Settings, path: str, body: bytes = b"", *, method: str = "POST", query: Mapping[str, str] = NO_QUERY
+) -> tuple[int, bytes]:
     """Send a request to the API of the running server. Return the status and body of the response.
 
     Raises NotFound if there is no admin token, and UpstreamUnreachable if the server does not respond.
@@ -94,7 +98,8 @@ def ask_server(settings: Settings, path: str, body: bytes) -> tuple[int, bytes]:
     address, token = find_address(settings), _read_token(settings)
     from proxy.upstream.httpx_client import AdminClient  # noqa: PLC0415 - other commands do without httpx
 
-    return asyncio.run(AdminClient(address, token).post(f"/-/api{quote(path)}", body))
+    target = f"/-/api{quote(path)}{'?' if query else ''}{urlencode(query)}"
+    return asyncio.run(AdminClient(address, token).post(target, body, method))
 
 
 def _read_token(settings: Settings) -> str:

@@ -57,7 +57,9 @@ def test_a_command_in_a_sentence_exists_with_its_options(page: str, command: str
     group = get_command(build())
     while isinstance(group, typer.core.TyperGroup):
         assert words[0] in group.commands, f"{page}: {command}"
-        group = group.commands[words.pop(0)]
+        _, found, words = group.resolve_command(group.make_context(None, [], resilient_parsing=True), words)
+        assert found is not None
+        group = found
     known = {option for parameter in group.params for option in (*parameter.opts, *parameter.secondary_opts)}
     assert {word.partition("=")[0] for word in words if word.startswith("-")} <= known | {"--"}, f"{page}: {command}"
 

@@ -47,7 +47,7 @@ def test_a_server_is_asked_with_the_token_that_it_has_kept(tmp_path: Path) -> No
         ask_server(settings, "/sessions/a/compact", b"")
     assert not (tmp_path / "data").exists()
     find_admin_token(settings)
-    with pytest.raises(UpstreamUnreachable, match=r"http://127\.0\.0\.1:9 does not answer"):
+    with pytest.raises(UpstreamUnreachable, match=r"no server answers at http://127\.0\.0\.1:9; start it"):
         ask_server(settings, "/sessions/a/compact", b"")
 
 

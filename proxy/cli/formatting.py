@@ -1,28 +1,33 @@
-"""Plain text for people: tables, trees, times, plans.
-
-No output has colour. Control characters of clients and providers are replaced, so that they cannot move the cursor or
-hide a line.
-"""
+"""What the log has as text: plans, costs, trees of calls and sessions; tables of fixed columns."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Protocol, TypeVar
 
-from proxy.context.pricing import Cost
+from proxy.cli.terminal import WIDTH as WIDTH
+from proxy.cli.terminal import make_plain as make_plain
+from proxy.cli.terminal import measure
+from proxy.cli.terminal import shorten as shorten
 from proxy.engine.reports.sessions import Fork
 from proxy.model.epoch import Plan
-from proxy.model.log import SessionRow
 
-WIDTH = 80
 MARK, SIDE_MARK = "●", "○"
+
+
+class _ListedSession(Protocol):
+    """What may have been started by another one."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def parent(self) -> str: ...
+
+
+Child = TypeVar("Child", bound=_ListedSession)
 
 _GAP = "  "
 _MAX_INDENT = 8  # levels; deeper ones are drawn at this one
 _TIP_DIGITS = 10
-
-
-def make_plain(text: str) -> str:
-    """Replace control characters except line breaks and tabs."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def format_time(ms: int) -> str:
@@ -37,18 +42,7 @@ def format_count(count: int, one: str, more: str = "") -> str:
 
 def format_saving(saving: float) -> str:
     """Format a saving with its sign and unit."""
-    return f"{saving:+.0f} tokens of uncached input"
-
-
-def format_cost(cost: Cost) -> str:
-    """Format a cost with its sign and unit: money where it is known."""
-    return format_saving(cost.tokens) if cost.money is None else f"{cost.money:+.4f} in money"
-
-
-def shorten(text: str, width: int) -> str:
-    """Put a text on one line of at most `width` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= width else line[: width - 1] + "…"
+    return f"{saving:+,.0f} tokens of uncached input"
 
 
 def format_table(headings: Sequence[str], rows: Iterable[Sequence[object] | str]) -> str:
@@ -56,7 +50,7 @@ def format_table(headings: Sequence[str], rows: Iterable[Sequence[object] | str]
     lines: list[list[str] | str] = [list(headings)]
     for row in rows:
         lines.append(_make_cell(row) if isinstance(row, str) else [_make_cell(str(cell)) for cell in row])
-    widths = [max(len(line[i]) for line in lines if not isinstance(line, str)) for i in range(len(headings))]
+    widths = [max(measure(line[i]) for line in lines if not isinstance(line, str)) for i in range(len(headings))]
     return "\n".join(line if isinstance(line, str) else _format_row(line, widths) for line in lines)
 
 
@@ -65,10 +59,10 @@ def _make_cell(text: str) -> str:
 
 
 def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = (
-        cell.rjust(width) if cell.replace(".", "", 1).isdigit() else cell.ljust(width)
-        for cell, width in zip(row, widths, strict=True)
-    )
+    cells = []
+    for cell, width in zip(row, widths, strict=True):
+        space = " " * (width - measure(cell))
+        cells.append(space + cell if cell.replace(".", "", 1).isdigit() else cell + space)
     return _GAP.join(cells).rstrip()
 
 
@@ -77,7 +71,8 @@ def format_plan(plan: Plan) -> Iterator[str]:
     epoch = f", epoch {plan.epoch}" if plan.epoch else ""
     yield f"sent as   {plan.rung}{epoch}; pressure {plan.pressure}"
     if plan.tokens_client is not None and plan.tokens_upstream is not None:
-        yield f"context   client {plan.tokens_client}, upstream {plan.tokens_upstream}, usable {plan.usable} tokens"
+        sizes = f"client {plan.tokens_client:,}, upstream {plan.tokens_upstream:,}"
+        yield f"context   {sizes}, usable {plan.usable:,} tokens"
     if plan.saving is not None:
         yield f"saved     {format_saving(plan.saving)} (estimated when it was sent)"
     if plan.reason:
@@ -116,10 +111,10 @@ def draw_forks(forks: Sequence[Fork], side: frozenset[int]) -> Iterator[tuple[st
         pending += [(child, level + 1, 0) for child in reversed(after.get(n, []))]
 
 
-def order_children(rows: Sequence[SessionRow]) -> Iterator[tuple[SessionRow, int]]:
+def order_children(rows: Sequence[Child]) -> Iterator[tuple[Child, int]]:
     """Yield sessions in their order, but each after the one that started it, with its level in that tree."""
     listed = {row.id for row in rows}
-    children: dict[str, list[SessionRow]] = {}
+    children: dict[str, list[Child]] = {}
     for row in rows:
         children.setdefault(row.parent if row.parent in listed else "", []).append(row)
     seen: set[str] = set()
@@ -128,9 +123,7 @@ def order_children(rows: Sequence[SessionRow]) -> Iterator[tuple[SessionRow, int
         yield from _descend(root, children, seen)
 
 
-def _descend(
-    root: SessionRow, children: Mapping[str, Sequence[SessionRow]], seen: set[str]
-) -> Iterator[tuple[SessionRow, int]]:
+def _descend(root: Child, children: Mapping[str, Sequence[Child]], seen: set[str]) -> Iterator[tuple[Child, int]]:
     pending = [(root, 0)]
     while pending:
         row, level = pending.pop()

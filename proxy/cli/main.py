@@ -1,70 +1,105 @@
 """The table of commands, and the error boundary: an expected error becomes one line on standard error.
 
-Exit codes: 0 no error; 1 a fault was found, or the command failed; 2 a wrong option or setting. No output has colour,
-so that NO_COLOR holds.
+A command is imported when it is called, so that each pays only for what it needs itself. Exit codes: 0 no error; 1 a
+fault was found, or the command failed; 2 a wrong option or setting.
 """
 
+import gc
 from collections.abc import Sequence
-from typing import Annotated
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from proxy import __version__
-from proxy.cli import demo, doctor, maintenance, memory, reports, search, serve, sessions
-from proxy.cli import run as client_run
-from proxy.cli.formatting import make_plain
-from proxy.cli.services import Services
-from proxy.config import ConfigError
+from proxy.cli.terminal import make_plain
 from proxy.model.errors import ProxyError
+
+if TYPE_CHECKING:
+    from proxy.cli.services import Services
 
 NAME = "palimpsest"
 
+COMMANDS = {
+    "demo": ("demo.demo", "Show a long session being shortened, without a key or a network."),
+    "serve": ("serve.serve", "Run the proxy in the foreground until SIGINT or SIGTERM."),
+    "run": ("run.run", "Start a client whose calls go through a proxy."),
+    "open": ("serve.open_page", "Open the server's page in a browser."),
+    "sessions": ("views.sessions.sessions", "List sessions, the newest call first."),
+    "show": ("views.show.show", "Show the calls of a session, or the request and answer of one."),
+    "export": ("maintenance.export", "Write a session with its requests and responses."),
+    "search": ("views.search.search", "Find what was said and done, in all sessions."),
+    "expand": ("views.reports.expand", "Write what a reference names."),
+    "diff": ("views.reports.diff", "Compare what was sent upstream with what the client sent."),
+    "handoff": ("views.reports.handoff", "Write a conversation for another client to continue."),
+    "summaries": ("views.reports.summaries", "List a session's summaries as a tree."),
+    "memory": ("views.memory.memory", "Show what is remembered of a session, or change that."),
+    "cache": ("views.costs.cache", "Tell why calls missed the provider's cache."),
+    "savings": ("views.costs.savings", "Tell what managing saved or lost."),
+    "statusline": ("views.costs.statusline", "Write one line for a client's status line."),
+    "epochs": ("views.epochs.epochs", "Tell when what is sent of a session was rewritten, and why."),
+    "revert": ("views.changes.revert", "Undo an epoch: send again what it replaced."),
+    "pin": ("views.changes.pin", "Keep a message word for word, or list those that are kept."),
+    "unpin": ("views.changes.unpin", "Keep a pinned message word for word no longer."),
+    "compact": ("views.changes.compact", "Summarise a session now, by the running server."),
+    "mcp": ("serve.mcp", "Serve MCP on stdin and stdout, from the log."),
+    "doctor": ("doctor.doctor", "Check whether calls are managed, and tell what to do where they are not."),
+    "verify": ("maintenance.verify", "Check every digest and link of the log."),
+    "index": ("views.search.index", "Bring the index for search up to date, or make it anew."),
+    "backup": ("maintenance.backup", "Copy the log to a file, also while the server runs."),
+    "config": ("maintenance.config", "Check, describe or create a settings file."),
+}
+"""For each command its module in this package, its function or group there, and the first line of its help."""
+
+_CONTEXTS: dict[str, dict[str, Any]] = {"run": {"allow_interspersed_args": False}}
 _EXIT_CODES = "Exit codes: 0 no error; 1 a fault was found, or the command failed; 2 a wrong option or setting."
 
 
+class ListedCommand(TyperCommand):
+    """A command of the table. It is listed without being imported."""
+
+    def load(self) -> Any:
+        """Return the command itself."""
+        name = str(self.name)
+        module, _, member = COMMANDS[name][0].rpartition(".")
+        found = getattr(import_module(f"proxy.cli.{module}"), member)
+        gc.enable()  # the entry point has turned it off
+        gc.freeze()
+        if isinstance(found, typer.Typer):
+            return get_command(found)
+        application = typer.Typer(rich_markup_mode=None, add_completion=False)
+        application.command(name, context_settings=_CONTEXTS.get(name))(found)
+        return get_command(application)
+
+
+class CommandGroup(TyperGroup):
+    """The commands of the table."""
+
+    def __init__(self, **attributes: Any) -> None:
+        listed = [ListedCommand(name, help=text, callback=None) for name, (_, text) in COMMANDS.items()]
+        super().__init__(**attributes | {"commands": {str(each.name): each for each in listed}})
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Return the command that is called, and its arguments."""
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, found.load() if isinstance(found, ListedCommand) else found, rest
+
+
 def build() -> typer.Typer:
-    """Return the command line. A command has the name of its function, unless Python has that name already."""
-    config = typer.Typer(rich_markup_mode=None, help="Check, describe or create a settings file.")
-    config.command()(maintenance.check)
-    config.command()(maintenance.schema)
-    config.command()(maintenance.init)
-    application = typer.Typer(rich_markup_mode=None, add_completion=False, epilog=_EXIT_CODES)
+    """Return the command line."""
+    application = typer.Typer(cls=CommandGroup, rich_markup_mode=None, epilog=_EXIT_CODES)
     application.callback(invoke_without_command=True)(_run_without_command)
-    application.command()(demo.demo)
-    application.command()(serve.serve)
-    application.command(context_settings={"allow_interspersed_args": False})(client_run.run)
-    application.command("open")(serve.open_page)
-    application.command()(sessions.sessions)
-    application.command()(sessions.show)
-    application.command()(maintenance.export)
-    application.command()(search.search)
-    application.command()(reports.expand)
-    application.command()(reports.diff)
-    application.command()(reports.handoff)
-    application.command()(reports.summaries)
-    application.command()(memory.memory)
-    application.command()(reports.cache)
-    application.command()(reports.savings)
-    application.command()(reports.statusline)
-    application.command()(serve.compact)
-    application.command()(serve.mcp)
-    application.command()(doctor.doctor)
-    application.command()(maintenance.verify)
-    application.command()(search.index)
-    application.command()(maintenance.backup)
-    application.add_typer(config, name="config")
     return application
 
 
-def run(services: Services, arguments: Sequence[str] | None = None) -> None:
+def run(services: "Services", arguments: Sequence[str] | None = None) -> None:
     """Run the command that the arguments name, those of the process by default. Always raises SystemExit."""
     try:
         get_command(build())(args=arguments, prog_name=NAME, obj=services)
-    except ConfigError as error:
-        _exit_with(str(error), 2)
     except ProxyError as error:
-        _exit_with(str(error), 1)
+        _exit_with(str(error), error.exit_code)
     except OSError as error:
         _exit_with(": ".join(str(part) for part in (error.filename, error.strerror or error) if part), 1)
 

@@ -11,6 +11,7 @@ import typer
 
 from proxy.cli.formatting import make_plain
 from proxy.cli.services import BranchOption, ConfigOption, DataOption, JsonOption, Services, SessionArgument
+from proxy.cli.views.naming import read_session
 from proxy.config import ConfigError, Settings, find_memory_folder, load_settings
 from proxy.config.reference import render_example
 from proxy.engine.memory.files import load_files
@@ -20,6 +21,10 @@ from proxy.engine.reports.sessions import write_json
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
 from proxy.store.memory_files import write_memory
+
+config = typer.Typer(
+    name="config", rich_markup_mode=None, add_completion=False, help="Check, describe or create a settings file."
+)
 
 _FILES: dict[Form, str] = {"json": "session.json", "jsonl": "exchanges.jsonl", "openai": "messages.json"}
 
@@ -80,12 +85,12 @@ def export(
     if as_json + as_jsonl + as_openai + as_memory > 1:
         raise typer.BadParameter("choose one of --json, --jsonl, --openai and --memory")
     if as_memory:
-        id, files = services.read(data, config, lambda log: load_files(log, session, branch))
+        id, files = read_session(services, data, config, session, lambda log, _, id: load_files(log, id, branch))
         typer.echo(f"wrote {write_memory(output or find_memory_folder(), id, files)}")
         return
     form: Form = "jsonl" if as_jsonl else "openai" if as_openai else "json"
 
-    async def query(log: LogReader) -> None:
+    async def query(log: LogReader, settings: Settings, session: str) -> None:
         opened = await open_export(log, session, form, branch)
         if output is None:
             async for piece in opened.pieces:
@@ -98,7 +103,7 @@ def export(
                 target.write(piece)
         await _write_bodies(log, opened.read(), output)
 
-    services.read(data, config, query)
+    read_session(services, data, config, session, query)
     if output is not None:
         typer.echo(f"wrote {output}")
 
@@ -125,6 +130,7 @@ def _create(path: Path, content: bytes = b"") -> None:
     path.write_bytes(content)
 
 
+@config.command()
 def check(file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Settings in YAML.")] = None) -> None:
     """Check a settings file together with the environment; list everything that is wrong and exit with 1."""
     try:
@@ -137,11 +143,13 @@ def check(file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Sett
     typer.echo("the settings are valid")
 
 
+@config.command()
 def schema() -> None:
     """Write the JSON Schema of the settings, for editors."""
     typer.echo(json.dumps(Settings.model_json_schema(), indent=2))
 
 
+@config.command()
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")] = Path("palimpsest.yaml"),
 ) -> None:

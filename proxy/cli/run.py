@@ -27,7 +27,7 @@ import typer
 
 from proxy.cli.clients import ClientPlan, find_client, plan_client, replace_own_address, start_client
 from proxy.cli.formatting import format_count, make_plain
-from proxy.cli.reports import format_net
+from proxy.cli.logs import Log
 from proxy.cli.serve import (
     AdminTokenOption,
     CeilingOption,
@@ -38,7 +38,8 @@ from proxy.cli.serve import (
     ModeOption,
     name_upstream,
 )
-from proxy.cli.services import ConfigOption, DataOption, Log, Services
+from proxy.cli.services import ConfigOption, DataOption, Services
+from proxy.cli.views.costs import format_net
 from proxy.config import ConfigError, Settings, load_settings, read_environment
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.lookup import list_matching, read_pages

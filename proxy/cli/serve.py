@@ -1,36 +1,23 @@
-"""`palimpsest serve`, the commands that talk to the running server (`open` and `compact`), and `mcp`.
-
-`compact` is done by the server because it alone writes the log. `mcp` reads the log itself, also beside a server.
-"""
+"""`palimpsest serve`, `open`, which leads to the server's page, and `mcp`, which reads the log itself."""
 
 import webbrowser
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-import msgspec
 import typer
 
-from proxy.cli.formatting import make_plain
 from proxy.cli.services import (
     ConfigOption,
     DataOption,
     HostOption,
-    JsonOption,
     PortOption,
     Services,
-    SessionArgument,
     TokenOption,
     load_server_settings,
 )
 from proxy.config import load_settings
 from proxy.context.budget import AUTO_CEILING
-from proxy.model.errors import ProxyError
 from proxy.model.exchange import Mode
-
-
-class CompactionRefused(ProxyError):
-    """The server did not compact the session; the message says why."""
-
 
 UpstreamOption = Annotated[
     str | None,
@@ -127,81 +114,6 @@ def open_page(
         typer.echo("no browser can be opened here; this is the link:", err=True)
         typer.echo(link)
         raise typer.Exit(1)
-
-
-def compact(
-    context: typer.Context,
-    session: SessionArgument,
-    model: Annotated[str, typer.Option(help="The model that writes the summary. [default: as in the settings]")] = "",
-    prompt: Annotated[
-        str, typer.Option(metavar="TEXT", help="The instruction to it. [default: as in the settings]")
-    ] = "",
-    level: Annotated[
-        int, typer.Option(min=1, max=3, help="1: a full report; 2: a short one; 3: one made without a model.")
-    ] = 1,
-    view: Annotated[
-        str, typer.Option(metavar="MODEL", help="The conversation with this model. [default: the newest]")
-    ] = "",
-    branch: Annotated[
-        str, typer.Option(metavar="TIP", help="The branch, by its tip or a prefix of it. [default: the newest]")
-    ] = "",
-    as_json: JsonOption = False,
-    host: HostOption = None,
-    port: PortOption = None,
-    admin_token: TokenOption = None,
-    data: DataOption = None,
-    config: ConfigOption = None,
-) -> None:
-    """Summarise a session now, by the running server."""
-    settings = load_server_settings(config, data, host, port, admin_token)
-    services: Services = context.obj
-    options = {"model": model, "prompt": prompt, "level": level, "view": view, "branch": branch}
-    status, content = services.ask_server(settings, f"/sessions/{session}/compact", msgspec.json.encode(options))
-    response = parse_object(content)
-    if "session" not in response:
-        raise CompactionRefused(find_reason(status, response))
-    if as_json:
-        typer.echo(content, nl=False)
-    else:
-        typer.echo(make_plain(format_compaction(response)))
-
-
-def format_compaction(found: dict[str, Any]) -> str:
-    """Format the result of a compaction, as the server's API describes it."""
-    if found["epoch"]:
-        sizes = f"{found['tokens_before']:,} to {found['tokens_after']:,} tokens"
-        lines = [f"compacted {sizes}, from the next call on (epoch {found['epoch']})"]
-    else:
-        lines = [f"kept      {found['tokens_before']:,} tokens: no epoch was opened"]
-    if found["summary"]:
-        covered = f"{found['messages_covered']} messages"
-        lines.append(f"summary   {found['summary']} of {covered}: level {found['level']}, {found['kind']}")
-    if found["calls"]:
-        lines.append(f"calls     {len(found['calls'])}, for {found['cost_tokens']:,} tokens of uncached input")
-    if found["reason"]:
-        lines.append(f"note      {found['reason']}")
-    return "\n".join([*lines, f"took      {found['ms'] / 1000:.1f} s"])
-
-
-def parse_object(content: bytes) -> dict[str, Any]:
-    """Return the JSON object that the server responded with, empty if it is none."""
-    try:
-        parsed = msgspec.json.decode(content)
-    except msgspec.DecodeError:
-        return {}
-    return parsed if isinstance(parsed, dict) else {}
-
-
-def find_reason(status: int, response: dict[str, Any]) -> str:
-    """Return why the server refused, or that it is probably another program."""
-    error = response.get("error")
-    message = error.get("message") if isinstance(error, dict) else None
-    if isinstance(message, str):
-        return message.removeprefix("palimpsest: ")
-    return (
-        f"the server at this address responded with status {status} and is not a palimpsest of this version;"
-        " choose --host and --port"
-    )
 
 
 def mcp(context: typer.Context, data: DataOption = None, config: ConfigOption = None) -> None:

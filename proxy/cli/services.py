@@ -1,22 +1,26 @@
 """The functions that commands call, given as values so that a test can replace them, and the options they share."""
 
+from __future__ import annotations
+
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import msgspec
 import typer
 
 from proxy.config import Settings, load_settings
-from proxy.engine.doctor.findings import Diagnosis
-from proxy.engine.memory.path import MemoryReader
-from proxy.engine.ports import Index
-from proxy.engine.reports.diff import Tally
-from proxy.engine.reports.savings import SavingsInputs
-from proxy.engine.reports.search import SearchLog
-from proxy.model.search import IndexHealth
+from proxy.model.errors import ProxyError
+
+if TYPE_CHECKING:  # what commands read with is imported by those that read
+    from proxy.cli.logs import CommandIndex, Log
+    from proxy.engine.doctor.findings import Diagnosis
+    from proxy.engine.reports.diff import Tally
+    from proxy.engine.reports.savings import SavingsInputs
+    from proxy.model.search import IndexHealth
 
 T = TypeVar("T")
 
@@ -36,31 +40,14 @@ TokenOption = Annotated[
     typer.Option("--admin-token", metavar="T", help="Admin token of the server. [default: in the data directory]"),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON.")]
-SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="A session's id, or a prefix of it.")]
+SessionArgument = Annotated[
+    str, typer.Argument(metavar="SESSION", help="A session: its id or a prefix of it, its name, or its client's.")
+]
 BranchOption = Annotated[
     str, typer.Option(metavar="TIP", help="Only this branch: its tip, as `show` writes it, or a prefix of it.")
 ]
 MAX_NUMBER = 2**63 - 1  # SQLite's largest integer
-
-
-class Log(SearchLog, MemoryReader, Protocol):
-    """The log as the commands read it, also beside a running server."""
-
-    async def backup(self, path: Path) -> None:
-        """Write a consistent copy of the log to a file that does not exist yet."""
-        ...
-
-
-class CommandIndex(Index, Protocol):
-    """The index as the commands read it."""
-
-    async def look(self) -> IndexHealth:
-        """Return how current it is, from its files."""
-        ...
-
-    async def close(self) -> None:
-        """Release it."""
-        ...
+_FAILED = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +60,11 @@ class Services:
     upstreams, or nothing. `open_log` opens the log for reading, `open_index` its index. `update_index` indexes what is
     new, or all of it anew, and tells of its progress; it raises StoreUnavailable while a server does so.
     `count_tokens` counts the tokens of messages. `load_savings_inputs` returns the prices and policy for `savings`.
-    `ask_server` sends a POST request, given an API path and a body, to the running server. It returns the response's
-    status and body, and raises ProxyError if no server runs. `find_link` returns the link to the server's page, with
-    the admin token. `serve_mcp` serves MCP on standard input and output until the input ends. `run_demo` runs the
-    demonstration, and returns the exit code. `diagnose` returns the findings of `palimpsest doctor`.
+    `ask_server` sends a request, given an API path and a body, to the running server: a POST without parameters, unless
+    `method` and `query` say otherwise. It returns the response's status and body, and raises ProxyError if no server
+    runs. `find_link` returns the link to the server's page, with the admin token. `serve_mcp` serves MCP on standard
+    input and output until the input ends. `run_demo` runs the demonstration, and returns the exit code. `diagnose`
+    returns the findings of `palimpsest doctor`.
     """
 
     serve: Callable[..., int]
@@ -85,7 +73,7 @@ class Services:
     update_index: Callable[..., IndexHealth]
     count_tokens: Tally
     load_savings_inputs: Callable[[Settings], Awaitable[SavingsInputs]]
-    ask_server: Callable[[Settings, str, bytes], tuple[int, bytes]]
+    ask_server: Callable[..., tuple[int, bytes]]
     find_link: Callable[[Settings], str]
     find_server: Callable[[Settings], tuple[str, ...]]
     use_data: Callable[[Path, float], AbstractContextManager[None]]
@@ -139,3 +127,48 @@ def load_server_settings(
     if host is not None and port is None:
         settings = load_settings(config, {**flags, "server.port": settings.server.port})
     return settings
+
+
+class ServerRefused(ProxyError):
+    """The server did not do it; the message says why."""
+
+
+def ask(
+    services: Services, settings: Settings, path: str, *, method: str = "GET", query: Mapping[str, str] | None = None
+) -> tuple[bytes, Any]:
+    """Return what the running server's API responds, as bytes and as a document. Raises ServerRefused."""
+    status, content = services.ask_server(settings, path, b"", method=method, query=query or {})
+    try:
+        document = msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        document = None
+    if status >= _FAILED or not isinstance(document, dict | list):
+        raise ServerRefused(find_reason(status, document if isinstance(document, dict) else {}))
+    return content, document
+
+
+def list_items(document: Any) -> Sequence[dict[str, Any]]:
+    """Return the items of a listing of the API."""
+    items: Sequence[dict[str, Any]] = document["items"] if isinstance(document, dict) else document
+    return items
+
+
+def parse_object(content: bytes) -> dict[str, Any]:
+    """Return the JSON object that the server responded with, empty if it is none."""
+    try:
+        parsed = msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def find_reason(status: int, response: dict[str, Any]) -> str:
+    """Return why the server refused, or that it is probably another program."""
+    error = response.get("error")
+    message = error.get("message") if isinstance(error, dict) else None
+    if isinstance(message, str):
+        return message.removeprefix("palimpsest: ")
+    return (
+        f"the server at this address responded with status {status} and is not a palimpsest of this version;"
+        " choose --host and --port"
+    )

@@ -9,6 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from proxy.model.errors import ProxyError
+
 Path = Sequence[str | int]
 # A tree of values from one source, and a function that names the place of a path in it.
 Source = tuple[Any, Callable[[Path], str]]
@@ -34,8 +36,10 @@ class Problem:
         return ": ".join(filter(None, (self.source, self.key, self.what)))
 
 
-class ConfigError(ValueError):
+class ConfigError(ProxyError):
     """The settings cannot be used; the text lists every problem, ready to print."""
+
+    exit_code = 2
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)

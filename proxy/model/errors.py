@@ -11,15 +11,20 @@ ProxyError
 ├── TooLarge              413
 ├── UpstreamUnreachable   502, or 504 after a timeout
 ├── StoreUnavailable      503
-└── WorkerLost            503
+├── WorkerLost            503
+└── ConfigError           of `config`: a command ends with 2
 """
 
 
 class ProxyError(Exception):
-    """Base class. `status` is the HTTP status, `code` a stable low-cardinality name; the text says what to do next."""
+    """Base class. `status` is the HTTP status, `code` a stable low-cardinality name; the text says what to do next.
+
+    `exit_code` is that of a command.
+    """
 
     status = 500
     code = "proxy_error"
+    exit_code = 1
 
 
 class BadRequest(ProxyError):

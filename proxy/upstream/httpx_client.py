@@ -186,20 +186,25 @@ class AdminClient:
         }
         self._max_bytes = max_bytes
 
-    async def post(self, target: str, body: bytes) -> tuple[int, bytes]:
+    async def post(self, target: str, body: bytes, method: str = "POST") -> tuple[int, bytes]:
         """Return status and body of the response. Raises TooLarge, and UpstreamUnreachable if no server responds."""
         client = self._open(_ADMIN_TIMEOUT)
         try:
-            async with client, client.stream("POST", target, content=body) as response:
+            async with client, client.stream(method, target, content=body) as response:
                 content = b""
                 async for piece in response.aiter_raw():
                     content += piece
                     if len(content) > self._max_bytes:
                         raise TooLarge(f"the response of the server has more than {self._max_bytes} bytes")
                 return response.status_code, content
+        except httpx.ConnectError as error:
+            what = f"no server answers at {self._address}"
+            raise UpstreamUnreachable(
+                f"{what}; start it by `palimpsest serve`, or say --data, or --host, --port"
+            ) from error
         except httpx.HTTPError as error:
-            what = f"the server at {self._address} does not answer: {error}"
-            raise UpstreamUnreachable(f"{what}; start it by `palimpsest serve`, or say --host, --port") from error
+            what = f"the server at {self._address} did not answer: {error or type(error).__name__}"
+            raise UpstreamUnreachable(f"{what}; try again, or look at what it logs") from error
 
     async def is_live(self) -> bool:
         """Return whether a server of ours answers, within a second."""

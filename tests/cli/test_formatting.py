@@ -14,7 +14,7 @@ from proxy.cli.formatting import (
     order_children,
     shorten,
 )
-from proxy.cli.reports import format_difference
+from proxy.cli.views.reports import format_difference
 from proxy.engine.reports.diff import Change, Difference, Side
 from proxy.engine.reports.sessions import Fork
 from proxy.model.epoch import Plan
@@ -102,14 +102,14 @@ PLAN = Plan("x1", 0, "m", "epoch", "e1", "soft", "why not", 900, 300, 1000, 4.5,
 def test_a_plan_is_told_as_far_as_it_is_known() -> None:
     assert list(format_plan(PLAN)) == [
         "sent as   epoch, epoch e1; pressure soft",
-        "context   client 900, upstream 300, usable 1000 tokens",
+        "context   client 900, upstream 300, usable 1,000 tokens",
         "saved     -2 tokens of uncached input (estimated when it was sent)",
         "because   why not",
     ]
     assert list(format_plan(Plan("x1", 0, "m", "original"))) == ["sent as   original; pressure none"]
 
 
-@pytest.mark.parametrize(("saving", "told"), [(1234.6, "+1235"), (-7.0, "-7"), (0.0, "+0")])
+@pytest.mark.parametrize(("saving", "told"), [(1234.6, "+1,235"), (-7.0, "-7"), (0.0, "+0")])
 def test_a_saving_has_a_sign(saving: float, told: str) -> None:
     assert format_saving(saving) == f"{told} tokens of uncached input"
 
@@ -133,7 +133,7 @@ def test_what_stands_for_what_is_told() -> None:
     lines = told.splitlines()
     assert lines[0] == "exchange 1 of session abc1, round 0: 9 of 30 messages sent unchanged"
     for line in (
-        "context   client 900, upstream 300, usable 1000 tokens",
+        "context   client 900, upstream 300, usable 1,000 tokens",
         "@@ max_tokens",
         "- 900",
         "+ 400",

@@ -1,12 +1,17 @@
 """The command line as a whole: help, exit codes, shared options, errors."""
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer import Context
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from proxy import __version__
 from proxy.__main__ import main
+from proxy.cli.main import COMMANDS, build
 from tests.cli.commands import call, call_without_log
 from tests.support.fake_log import FakeLog
 
@@ -23,6 +28,31 @@ def test_help_lists_every_command_and_the_exit_codes(capsys: pytest.CaptureFixtu
         assert f"\n  {command} " in told
     assert "Exit codes: 0 no error; 1 a fault was found" in told
     assert "..." not in told.split("Commands:")[1]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_table_of_commands_has_the_help_of_each(name: str) -> None:
+    group = get_command(build())
+    assert isinstance(group, TyperGroup)
+    _, command, _ = group.resolve_command(Context(group), [name])
+    assert command is not None
+    assert command.name == name
+    assert str(command.help).split("\n\n")[0] == COMMANDS[name][1]
+
+
+def test_a_command_imports_no_more_than_it_needs(tmp_path: Path) -> None:
+    """Together these are a third of what a server imports."""
+    program = "import sys, proxy.__main__ as p\ntry: p.main()\nfinally: print(*sorted(sys.modules))"
+    told = subprocess.run(
+        [sys.executable, "-c", program, "sessions", "--data", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "--data" in told.stderr
+    loaded = set(told.stdout.split())
+    assert loaded & {"proxy.cli.views.sessions", "proxy.reading"}
+    assert not loaded & {"proxy.assembly", "proxy.engine.exchange", "proxy.indexing", "snowballstemmer", "httpx"}
 
 
 def test_nothing_asked_is_answered_with_help_and_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,3 +111,26 @@ def test_the_log_is_closed_even_when_the_question_fails() -> None:
     log = FakeLog()
     assert call(log, "show", "x") == 1
     assert log.is_closed
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [("se", {"serve", "search"}), ("revert --d", {"--dry-run", "--data"}), ("config ", {"check", "schema", "init"})],
+)
+def test_a_shell_completes_commands_and_options(typed: str, found: set[str]) -> None:
+    words = f"palimpsest {typed}"
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "_PALIMPSEST_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }
+    told = subprocess.run([sys.executable, "-m", "proxy"], env=environment, capture_output=True, text=True, check=False)
+    assert found <= set(told.stdout.split())
+
+
+def test_the_collector_runs_again_once_a_command_is_there() -> None:
+    program = "import gc, proxy.__main__ as p\ntry: p.main()\nfinally: print(gc.isenabled())"
+    for arguments, is_on in ((["sessions", "--data", "/nowhere"], "True"), (["--version"], "False")):
+        told = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+        assert told.stdout.split()[-1] == is_on

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.model.errors import StoreUnavailable
+from proxy.engine.ports import ALL_SESSIONS
+from proxy.model.errors import NotFound, StoreUnavailable
+from proxy.model.log import Selection, SessionRow
 from proxy.model.search import IndexHealth, SearchAnswer
 from tests.cli.commands import call_on_disk, call_with
 from tests.server.test_search_api import ENTRY, HIT
@@ -113,3 +115,15 @@ def test_progress_is_shown_on_a_terminal_only(
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     assert run(FakeIndex(), "index", update_index=update) == 0
     assert "1200 records to index" in capsys.readouterr().err
+
+
+def test_without_a_log_nothing_is_searched(capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(settings: object, tell: object, **_: object) -> IndexHealth:
+        raise StoreUnavailable("there is no log; choose --data")
+
+    class Missing(FakeLog):
+        async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> list[SessionRow]:
+            raise NotFound("there is no log; choose --data")
+
+    assert call_with(["search", "x"], lambda settings: Missing(), update_index=refuse) == 1
+    assert capsys.readouterr().err == "palimpsest: there is no log; choose --data\n"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from proxy.app import serve_mcp
-from proxy.cli.serve import format_compaction
 from proxy.cli.services import load_server_settings
+from proxy.cli.views.changes import format_compaction
 from proxy.config import Settings
 from proxy.model.errors import UpstreamUnreachable
 from tests.cli.commands import call, call_with, call_without_log
@@ -144,7 +144,7 @@ def test_what_came_of_it_is_told_in_words(capsys: pytest.CaptureFixture[str]) ->
         "took      3.2 s",
     ]
     ((settings, path, body),) = server.asked
-    assert path == "/sessions/abc/compact"
+    assert path == "/sessions/abc1/compact"
     assert body == {"model": "", "prompt": "", "level": 1, "view": "", "branch": ""}
     assert (settings.server.host, settings.server.port) == ("127.0.0.1", 8484)
 

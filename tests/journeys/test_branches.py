@@ -99,17 +99,17 @@ def test_the_tree_is_the_same_by_command_and_by_api(told: tuple[Told, Talk]) -> 
 
 def test_a_person_sees_the_tree(told: tuple[Told, Talk]) -> None:
     log, _ = told
-    (heading, row, name) = log.run("sessions").splitlines()
-    assert row.split()[0] == log.session[:12]
-    assert row.split()[3:6] == ["6", "3", "1"]
-    assert name == "  talk; m at 127.0.0.1"
-    head, _, tree = log.run("show", log.session[:8]).partition("\n\n")
-    assert "calls     6, 3 branches, 1 side call" in head
-    lines = tree.splitlines()
-    assert [line.split("  ")[0] for line in lines if "tip" not in line] == [
-        *("CALL", "● 1", "├─● 4", "│ ● 5", "● 2", "● 3", "○ 6"),
-    ]
-    assert max(map(len, [heading, *head.splitlines(), *lines])) <= 80
+    sentence, heading, row = (line for line in log.run("sessions").splitlines() if line)
+    assert sentence.startswith("1 session")
+    assert row.split()[:2] == [log.session[:8], "one"]
+    for name in (log.session[:8], "talk"):
+        parts = log.run("show", name).split("\n\n")
+        assert "calls     6, 3 branches, 1 side call" in parts[1]
+        lines = parts[2].splitlines()
+        assert [line.split("  ")[0] for line in lines if "tip" not in line] == [
+            *("CALL", "● 1", "├─● 4", "│ ● 5", "● 2", "● 3", "○ 6"),
+        ]
+        assert max(map(len, [sentence, heading, *parts[1].splitlines(), *lines])) <= 80
 
 
 @pytest.mark.parametrize(("branch", "texts"), [(0, ["two"]), (1, ["two, edited", "three"])])

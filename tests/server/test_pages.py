@@ -154,7 +154,7 @@ def test_a_file_has_a_type_and_the_tag_of_its_content(tmp_path: Path) -> None:
 
 def test_a_twin_is_beside_its_page() -> None:
     assert [page.twin for page in PAGES[:2]] == ["/sessions.json", "/sessions/{id}.json"]
-    assert PageRoute("/x", "X", "/api/x").twin == "/x.json"
+    assert PageRoute("/x", "x", "X", "/api/x").twin == "/x.json"
 
 
 async def test_the_state_of_the_server_is_a_document(whole: WholeServer) -> None:

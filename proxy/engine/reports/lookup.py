@@ -15,6 +15,11 @@ _MAX_NAMED = 5
 _MIN_PREFIX = 3
 _MAX_QUOTED = 50
 _MAX_ID = 40
+# How a family is made of the name that a client sends (`engine/lineage/identity`).
+_FAMILIES = (
+    *("x-session-id:%s", "codex:%s", "claude-code:%s:main", "x-dynamo-session-id:%s", "helicone-session-id:%s"),
+    *("x-litellm-session-id:%s", "litellm_session_id:%s", "session_id:%s", "conversation:%s"),
+)
 
 
 async def list_matching(log: LogReader, limit: int, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
@@ -31,16 +36,33 @@ async def list_matching(log: LogReader, limit: int, selection: Selection = ALL_S
 
 
 async def find_session(log: LogReader, prefix: str) -> str:
-    """Return the id of the one session whose id has this prefix. Raises NotFound, naming candidates."""
+    """Return the id of the one session whose id has this prefix, or that has this name. Raises NotFound, naming some.
+
+    A prefix of one id takes precedence over names, which clients choose.
+    """
     ids = await log.list_ids(prefix, _MAX_NAMED + 1) if prefix else ()
     if prefix in ids or len(ids) == 1:
         return ids[0]
+    named = await list_named(log, prefix)
+    if len(named) == 1:
+        return named[0]
+    if named:
+        raise NotFound(f"{len(named)} sessions are called {_quote(prefix)}; name one by its id: {_join(named)}")
     if ids:
         count = len(ids) if len(ids) <= _MAX_NAMED else f"more than {_MAX_NAMED}"
         raise NotFound(f"{count} sessions begin with {_quote(prefix)} ({_join(ids)})")
     near = await _list_near(log, prefix)
     hint = f"near it: {_join(near)}" if near else "`palimpsest sessions` or GET /-/api/sessions lists them"
-    raise NotFound(f"no session begins with {_quote(prefix)}; {hint}")
+    raise NotFound(f"no session begins with {_quote(prefix)}, or is called so; {hint}")
+
+
+async def list_named(log: LogReader, name: str) -> list[str]:
+    """Return the ids of the sessions that their client gave this name, the newest first."""
+    found: list[SessionRow] = []
+    for family in (name, *(each % name for each in _FAMILIES)) if name else ():
+        rows = await log.list_sessions(_MAX_NAMED + 1, Selection(family=family))
+        found += [row for row in rows if row.family == family]
+    return [row.id for row in sorted(found, key=lambda row: -row.seq)]
 
 
 async def find_exchange(log: LogReader, prefix: str, n: int) -> ExchangeRow:
@@ -109,10 +131,7 @@ async def load_part(log: LogReader, row: ExchangeRow, part: Part, k: int | None 
 
 
 async def _list_near(log: LogReader, text: str) -> Sequence[str]:
-    """Return sessions of that family, else those whose ids share the longest prefix with the text."""
-    named = await log.list_sessions(_MAX_NAMED + 1, Selection(family=text)) if text else ()
-    if same := [row.id for row in named if row.family == text]:
-        return same
+    """Return sessions whose ids share the longest prefix with the text."""
     for size in range(min(len(text) - 1, _MAX_ID), _MIN_PREFIX - 1, -1):
         if near := await log.list_ids(text[:size], _MAX_NAMED + 1):
             return near

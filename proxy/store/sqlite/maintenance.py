@@ -29,7 +29,8 @@ def copy_log(path: Path, target: Path) -> None:
             target.unlink(missing_ok=True)
             raise
     except (*FILE_ERRORS, OSError) as error:
-        raise StoreUnavailable(f"the log could not be copied to {target}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise StoreUnavailable(f"the log could not be copied to {target}: {reason}; name another file") from error
     finally:
         connection.close()
 

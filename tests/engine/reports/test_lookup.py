@@ -62,13 +62,25 @@ async def test_no_candidate_says_where_to_look(asked: str) -> None:
 
 
 async def test_what_is_near_is_named() -> None:
-    with pytest.raises(NotFound, match=r"no session begins with '5f3b9'; near it: 5f3a, 5f3c$"):
+    with pytest.raises(NotFound, match=r"no session begins with '5f3b9', or is called so; near it: 5f3a, 5f3c$"):
         await find_session(log_of("5f3a", "abc", "5f3c", "5f4a"), "5f3b9")
 
 
-async def test_a_family_leads_to_its_session() -> None:
-    with pytest.raises(NotFound, match=r"near it: abc1$"):
-        await find_session(FakeLog(), "agent-7")
+@pytest.mark.parametrize("family", ["agent 7", "codex:agent 7", "claude-code:agent 7:main", "x-session-id:agent 7"])
+async def test_a_session_is_found_by_the_name_that_its_client_gave_it(family: str) -> None:
+    log = FakeLog(sessions=[replace(SESSION, id="other", family="agent 77"), replace(SESSION, family=family)])
+    assert await find_session(log, "agent 7") == "abc1"
+
+
+async def test_the_beginning_of_one_id_comes_before_a_name() -> None:
+    log = FakeLog(sessions=[SESSION, replace(SESSION, id="other", family="abc")])
+    assert await find_session(log, "abc") == "abc1"
+
+
+async def test_of_a_name_that_several_have_the_ids_are_listed_newest_first() -> None:
+    log = FakeLog(sessions=[replace(SESSION, id=id, seq=n) for n, id in enumerate(("a", "b"))])
+    with pytest.raises(NotFound, match=r"2 sessions are called 'agent-7'; name one by its id: b, a$"):
+        await find_session(log, "agent-7")
 
 
 async def test_an_endless_name_is_not_repeated_in_full() -> None:

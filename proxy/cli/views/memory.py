@@ -10,7 +10,6 @@ import msgspec
 import typer
 
 from proxy.cli.formatting import WIDTH, format_count, format_time, make_plain, shorten
-from proxy.cli.serve import find_reason, parse_object
 from proxy.cli.services import (
     BranchOption,
     ConfigOption,
@@ -21,8 +20,12 @@ from proxy.cli.services import (
     Services,
     SessionArgument,
     TokenOption,
+    find_reason,
     load_server_settings,
+    parse_object,
 )
+from proxy.cli.views.naming import find_for_server, read_session
+from proxy.config import Settings
 from proxy.context.memory.bundle import render_turns
 from proxy.engine.memory.path import MemoryReader
 from proxy.engine.memory.reports import (
@@ -91,19 +94,19 @@ def memory(
         raise typer.BadParameter("choose one of --compact, --pin, --unpin, --retract and --reset")
     for path, body in asked:
         settings = load_server_settings(config, data, host, port, admin_token)
-        status, content = services.ask_server(settings, f"/sessions/{session}/memory{path}", msgspec.json.encode(body))
+        id = find_for_server(services, data, config, host, session)
+        status, content = services.ask_server(settings, f"/sessions/{id}/memory{path}", msgspec.json.encode(body))
         response = parse_object(content)
         if "session" not in response:
             raise MemoryRefused(find_reason(status, response))
         typer.echo(content if as_json else make_plain(format_change(response)), nl=not as_json)
     if not asked:
-        chosen = _Chosen(session, view or "", turn, limit, branch)
-        typer.echo(
-            services.read_with_settings(
-                data, config, lambda log, settings: _render(log, chosen, settings.snapshot_policy(), as_json=as_json)
-            ),
-            nl=False,
-        )
+
+        async def query(log: MemoryReader, settings: Settings, session: str) -> bytes:
+            chosen = _Chosen(session, view or "", turn, limit, branch)
+            return await _render(log, chosen, settings.snapshot_policy(), as_json=as_json)
+
+        typer.echo(read_session(services, data, config, session, query), nl=False)
 
 
 class _Chosen(NamedTuple):

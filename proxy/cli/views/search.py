@@ -9,7 +9,9 @@ import msgspec
 import typer
 
 from proxy.cli.formatting import format_count, format_time, make_plain
+from proxy.cli.logs import CommandIndex, Log
 from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services, TokenOption, load_server_settings
+from proxy.cli.views.naming import find_named
 from proxy.config import Settings, load_settings
 from proxy.engine.reports.search import (
     DEFAULT_LIMIT,
@@ -33,7 +35,12 @@ _OK = 200
 def search(
     context: typer.Context,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="What to look for: any text.")],
-    session: Annotated[str, typer.Option(metavar="SESSION", help="Only in the session whose id has this prefix.")] = "",
+    session: Annotated[
+        str,
+        typer.Option(
+            metavar="SESSION", help="Only in this session: its id or a prefix of it, its name, or its client's."
+        ),
+    ] = "",
     kind: Annotated[str, typer.Option(metavar="KIND", help=f"Only {', '.join(KINDS)}; several with commas.")] = "",
     role: Annotated[str, typer.Option(metavar="ROLE", help=f"Only {', '.join(ROLES)}; several with commas.")] = "",
     tool: Annotated[str, typer.Option(metavar="NAME", help="Only calls of this tool and what they returned.")] = "",
@@ -57,11 +64,18 @@ def search(
 ) -> None:
     """Find what was said and done, in all sessions."""
     services: Services = context.obj
-    request = SearchRequest(query, session, kind, role, tool, since, until, branch, sender, limit, tokens)
+
+    async def find(log: Log, index: CommandIndex) -> SearchAnswer:
+        await log.list_sessions(
+            1
+        )  # without a log there is nothing to search, and an index of another one might be here
+        id = await find_named(log, session) if session else ""
+        request = SearchRequest(query, id, kind, role, tool, since, until, branch, sender, limit, tokens)
+        return await search_log(log, index, request, time.time_ns() // 1_000_000)
+
     with suppress(StoreUnavailable):  # a running server indexes by itself
         services.update_index(load_settings(config, {"data": data}), _show_progress)
-    now_ms = time.time_ns() // 1_000_000
-    answer = services.search(data, config, lambda log, index: search_log(log, index, request, now_ms))
+    answer = services.search(data, config, find)
     typer.echo(write_json(describe_answer(answer)) if as_json else make_plain(_format_answer(answer)), nl=False)
 
 

@@ -1,0 +1,286 @@
+"""`palimpsest cache`, `savings` and `statusline`: what caches and managing came to in money, also beside a server."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Annotated
+
+import typer
+
+from proxy.cli.formatting import format_count
+from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services, SessionArgument
+from proxy.cli.terminal import (
+    PLAIN,
+    Cell,
+    Column,
+    Screen,
+    Styled,
+    find_screen,
+    format_local,
+    format_money,
+    format_share,
+    format_tokens,
+    make_plain,
+    render_table,
+    shorten,
+    wrap,
+    write,
+)
+from proxy.cli.views.naming import read_session
+from proxy.cli.views.sessions import tell_saving
+from proxy.config import Settings
+from proxy.context.pricing import Cost
+from proxy.engine.ports import ALL_SESSIONS, LogReader
+from proxy.engine.reports.cache import CacheReport, describe_cache, explain_miss, load_cache
+from proxy.engine.reports.savings import (
+    Arm,
+    SavingEstimate,
+    Savings,
+    TotalEstimate,
+    describe_savings,
+    load_estimate,
+    load_savings,
+)
+from proxy.engine.reports.session_summary import Saving, load_saving
+from proxy.engine.reports.sessions import write_json
+from proxy.model.errors import ProxyError
+from proxy.model.log import ExchangeRow, Selection
+
+_STATUS_CALLS = 50
+_LONGEST_STATUS = 80
+_MILLION = 1e6
+_CALLS = (
+    Column("CALL", is_number=True),
+    Column("TIME", is_optional=True),
+    Column("INPUT", is_number=True),
+    Column("READ", is_number=True),
+    Column("WRITTEN", is_number=True, is_optional=True),
+    Column("EXPECTED", is_number=True),
+    Column("MISSED", is_number=True),
+    Column("COST", is_number=True),
+    Column("WHY", least=24),
+)
+_CAUSES = (
+    Column("CAUSE"),
+    Column("CALLS", is_number=True),
+    Column("MISSED", is_number=True),
+    Column("COST", is_number=True),
+)
+_ARMS = (Column(""), Column("SESSIONS", is_number=True), Column("COST", is_number=True))
+_UNITS = {
+    "money": "Cost is in money for a million tokens of the client's requests.",
+    "tokens": "Cost is in tokens of uncached input for a token of the client's requests.",
+}
+
+
+def cache(
+    context: typer.Context,
+    session: SessionArgument,
+    is_whole: Annotated[bool, typer.Option("--all", help="List the calls that missed nothing, too.")] = False,
+    as_json: JsonOption = False,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Tell why calls missed the provider's cache."""
+    services: Services = context.obj
+
+    async def query(log: LogReader, settings: Settings, id: str) -> tuple[CacheReport, Saving | None]:
+        inputs = await services.load_savings_inputs(settings)
+        return await load_cache(log, id, inputs), await load_saving(log, id, inputs)
+
+    found, saving = read_session(services, data, config, session, query)
+    screen = find_screen()
+    if as_json:
+        typer.echo(write_json(describe_cache(found) | {"saved": saving}), nl=False)
+    else:
+        write(format_cache(found, saving, screen, is_whole=is_whole), screen)
+
+
+def format_cache(
+    found: CacheReport, saving: Saving | None = None, screen: Screen = PLAIN, *, is_whole: bool = False
+) -> str:
+    """Format what calls read of the cache: in a sentence, then by cause, then the calls that missed some, or all."""
+    if not found.calls:
+        return "No call of this session has a usage that the provider reported."
+    parts = [wrap(_tell_cache(found, saving), screen.width)]
+    if found.totals:
+        rows = [(cause, each.calls, each.missed, _format_cost(each.cost)) for cause, each in found.totals.items()]
+        parts.append(render_table(_CAUSES, rows, screen))
+    listed = [call for call in found.calls if is_whole or call.use.cause]
+    lines: list[Sequence[Cell]] = []
+    for call in listed:
+        use = call.use
+        counts = (call.input, use.read, use.written, use.expected, use.missed)
+        why = Styled(explain_miss(call), "warn" if use.cause else "dim")
+        lines.append(
+            (call.n, format_local(call.opened_ms)[11:19], *counts, _format_cost(call.cost) if use.missed else "", why)
+        )
+    if lines:
+        parts.append(render_table(_CALLS, lines, screen))
+    if len(listed) < len(found.calls):
+        rest = format_count(len(found.calls) - len(listed), "call")
+        parts.append(f"{rest} missed nothing{', or not enough to count' if lines else ''}; --all lists them.")
+    return "\n\n".join(parts)
+
+
+def _tell_cache(found: CacheReport, saving: Saving | None) -> str:
+    told = [(call.use.read, call.input) for call in found.calls if call.use.read is not None and call.input is not None]
+    whole = sum(size for _, size in told)
+    if whole:
+        said = f"{format_share(sum(read for read, _ in told) / whole)} of the input was read from the cache"
+    else:
+        said = "The provider does not say what it read from its cache"
+    if missed := sum(each.missed for each in found.totals.values()):
+        cost = sum((each.cost for each in found.totals.values()), start=Cost())
+        calls = format_count(sum(each.calls for each in found.totals.values()), "call")
+        said += (
+            f"; {calls} missed {format_tokens(missed)} tokens that were expected there, which cost {_tell_cost(cost)}"
+        )
+    else:
+        said += "; nothing was missed"
+    return f"{said}." if saving is None else f"{said}. {tell_saving(saving)}"
+
+
+def _format_cost(cost: Cost) -> str:
+    return format_money(cost.money) if cost.money is not None else f"{format_tokens(cost.tokens)} tok"
+
+
+def _tell_cost(cost: Cost) -> str:
+    return (
+        format_money(cost.money) if cost.money is not None else f"{format_tokens(cost.tokens)} tokens of uncached input"
+    )
+
+
+def savings(
+    context: typer.Context, as_json: JsonOption = False, data: DataOption = None, config: ConfigOption = None
+) -> None:
+    """Tell what managing saved or lost."""
+    services: Services = context.obj
+
+    async def query(log: LogReader, settings: Settings) -> Savings:
+        return await load_savings(log, await services.load_savings_inputs(settings))
+
+    found = services.read_with_settings(data, config, query)
+    screen = find_screen()
+    if as_json:
+        typer.echo(write_json(describe_savings(found)), nl=False)
+    else:
+        write(format_savings(found, screen), screen)
+
+
+def format_savings(found: Savings, screen: Screen = PLAIN) -> str:
+    """Format the estimate for all sessions, then the comparison: both arms, and what was not counted."""
+    parts = [] if found.estimate is None else [wrap(_tell_total(found.estimate), screen.width)]
+    parts.append(wrap(_tell_comparison(found), screen.width))
+    if found.since_ms is not None:
+        arms = (("managed", found.managed), ("only observed", found.held_out))
+        rows = [(name, arm.sessions, _format_arm(arm, found)) for name, arm in arms]
+        parts += [render_table(_ARMS, rows, screen), "\n".join(wrap(each, screen.width) for each in _list_notes(found))]
+    return "\n\n".join(parts)
+
+
+def _tell_total(found: TotalEstimate) -> str:
+    saved = found.saved
+    lost = (saved.tokens if saved.money is None else saved.money) < 0
+    share = (
+        "" if found.share is None else f", {format_share(abs(found.share))} of what sending everything would have cost"
+    )
+    said = f"Managing {'lost' if lost else 'saved'} {_tell_cost(_make_positive(saved))}{share}"
+    said += f": an estimate over {format_count(found.sessions, 'session')}, by the usage that came back."
+    if found.losing:
+        said += f" {format_count(found.losing, 'session')} of them lost {_tell_cost(_make_positive(found.losses))}."
+    return said
+
+
+def _make_positive(cost: Cost) -> Cost:
+    return Cost(abs(cost.tokens), None if cost.money is None else abs(cost.money))
+
+
+def _tell_comparison(found: Savings) -> str:
+    known = found.comparison
+    if known is None:
+        return f"Not compared with sessions that are only observed: {found.reason}."
+    interval = f"95 % confidence interval: {format_share(known.low)} to {format_share(known.high)}"
+    return f"Compared with sessions that are only observed, {_tell_compared(known.saving)} ({interval})."
+
+
+def _tell_compared(saving: float) -> str:
+    verb = "costs" if saving < 0 else "saves"
+    return f"managing {verb} {format_share(abs(saving))}{' more' if saving < 0 else ''} of the cost of long sessions"
+
+
+def _format_arm(arm: Arm, found: Savings) -> str | None:
+    if arm.cost is None:
+        return None
+    return format_money(_MILLION * arm.cost) if found.unit == "money" else f"{arm.cost:.4f}"
+
+
+def _list_notes(found: Savings) -> Iterator[str]:
+    yield _UNITS[found.unit]
+    if found.since_ms is not None:
+        since = format_local(found.since_ms)
+        yield f"Sessions since {since}, without {found.short:,} that did not reach the soft mark."
+    if found.mixed:
+        yield f"Not counted: {found.mixed:,} that were managed for a part of their calls only."
+    if blind := found.managed.blind + found.held_out.blind:
+        yield f"Of {blind:,} no response reported cached tokens: all their input counts as uncached."
+
+
+def statusline(context: typer.Context, data: DataOption = None, config: ConfigOption = None) -> None:
+    """Write one line for a client's status line.
+
+    Claude Code names its session in JSON on standard input; else it is the one with the newest call.
+    """
+    services: Services = context.obj
+    name = "" if sys.stdin.isatty() else _read_session_name(sys.stdin.read())
+
+    async def query(log: LogReader, settings: Settings) -> str:
+        rows = await log.list_sessions(1, Selection(family=f"claude-code:{name}:main") if name else ALL_SESSIONS)
+        if not rows:
+            return "no call yet"
+        row = rows[0]
+        calls = await log.list_calls(row.id, max(0, row.recorded - _STATUS_CALLS), _STATUS_CALLS)
+        return format_status(calls, await load_estimate(log, row.id, await services.load_savings_inputs(settings)))
+
+    # A client shows what is written, and nothing of a command that fails.
+    try:
+        text = services.read_with_settings(data, config, query)
+    except ProxyError as error:
+        text = shorten(str(error), _LONGEST_STATUS)
+    typer.echo(make_plain(f"palimpsest: {text}"))
+
+
+def _read_session_name(text: str) -> str:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return ""
+    return str(found.get("session_id") or "") if isinstance(found, dict) else ""
+
+
+def format_status(calls: Sequence[ExchangeRow], estimate: SavingEstimate | None) -> str:
+    """Format the newest call that is part of the conversation: tokens sent, tokens held back, and what was saved."""
+    parts = []
+    for call in reversed(calls):
+        last = call.rounds[-1] if call.rounds and not call.is_side and call.kind != "auxiliary" else None
+        if last is None or last.usage is None or last.usage.input is None:
+            continue
+        # of an answer in which the model recalled, the first round has what the client's request would have had
+        plans = [each.plan for each in call.rounds if each.plan is not None and each.plan.tokens_client]
+        plan, sent = plans[-1] if plans else None, last.usage.input
+        parts.append(f"{sent:,} tokens")
+        held = (plan.tokens_client or 0) - (plan.tokens_upstream or 0) if plan is not None else 0
+        if held > 0:
+            parts.append(f"{held:,} held back")
+        break
+    if estimate is not None and estimate.net.tokens:
+        parts.append(format_net(estimate))
+    return ", ".join(parts) or "no call yet"
+
+
+def format_net(estimate: SavingEstimate) -> str:
+    """Format what was saved or lost in a few words."""
+    net, verb = _make_positive(estimate.net), "lost" if estimate.is_loss else "saved"
+    return (
+        f"{verb} {format_money(net.money)}" if net.money is not None else f"{verb} {format_tokens(net.tokens)} tokens"
+    )

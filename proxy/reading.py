@@ -1,0 +1,49 @@
+"""How commands read the log, beside a running server or without one, and with which prices.
+
+It imports little of the engine and nothing of the HTTP server, so that a command starts in half the time.
+"""
+
+from collections.abc import Sequence
+
+from proxy.config import Settings
+from proxy.engine.models import PriceList
+from proxy.engine.reports.diff import Tally
+from proxy.engine.reports.savings import SavingsInputs
+from proxy.engine.runtime import SystemClock
+from proxy.engine.token_counter import TokenCounter
+from proxy.model.card import LimitKey
+from proxy.store.sqlite.reader import SqliteReader
+from proxy.store.sqlite.recovery import recover_log
+from proxy.upstream.model_catalog import ModelCatalog
+from proxy.upstream.tokenizer import CountingTokenizer
+
+
+def build_tally() -> Tally:
+    """Return the function that counts tokens for commands. An encoder is loaded when it is first needed."""
+    return TokenCounter(CountingTokenizer()).count_messages
+
+
+async def count_tokens(model: str, raws: Sequence[bytes]) -> Sequence[int]:
+    """Return the tokens of each message, as a model counts them."""
+    return await build_tally()(model, raws)
+
+
+async def measure(settings: Settings) -> SavingsInputs:
+    """Return the models and the budget with which `palimpsest savings` prices sessions. Reads the model catalog."""
+    catalog = ModelCatalog(
+        settings.stated_windows(), settings.stated_prices(), SystemClock(), sized=settings.stated_sizes()
+    )
+    await catalog.open()
+    prices = PriceList(lambda upstream, model: catalog.find(LimitKey(upstream, model)), settings.providers())
+    return SavingsInputs(prices, settings.budget_policy())
+
+
+def open_log(settings: Settings) -> SqliteReader:
+    """Open the log for reading; a running server may write it at the same time.
+
+    Recovers first what a killed server left in its journal. Of a running server, the last few milliseconds may be
+    missing. Raises StoreUnavailable if the write-ahead log belongs to another file; the methods do if it is no log.
+    """
+    policy = settings.store_policy()
+    recover_log(policy)
+    return SqliteReader(policy.path)

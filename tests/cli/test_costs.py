@@ -1,0 +1,215 @@
+"""`palimpsest cache`, `savings` and `statusline`."""
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from proxy.cli.terminal import MINUS, UNKNOWN, Screen
+from proxy.cli.views.costs import format_cache, format_net, format_savings, format_status
+from proxy.context.cache_misses import CacheUse
+from proxy.context.pricing import Comparison, Cost
+from proxy.engine.ports import ALL_SESSIONS
+from proxy.engine.reports.cache import CacheReport, MissTotal
+from proxy.engine.reports.savings import Arm, SavingEstimate, Savings, TotalEstimate
+from proxy.engine.reports.session_summary import Saving
+from proxy.model.epoch import Plan
+from proxy.model.exchange import Usage
+from proxy.model.log import Bill, Selection, SessionRow
+from tests.cli.commands import call, call_without_log
+from tests.support.fake_log import EXCHANGE, ROUND, FakeLog, make_use
+
+WIDE = Screen(400)
+
+BILL = Bill(
+    1, "s1", "managed", 1_700_000_000_000, "openai", "m", Usage(input=8000), "original", "holdout", None, 10_000
+)
+FOUND = Savings(
+    "tokens", Arm(42, 0.1312, 2), Arm(21, 0.2211, 3), Comparison(0.406, 0.301, 0.497), "", 120, 1, 1_700_000_000_000
+)
+
+
+@dataclass
+class HeldOut(FakeLog):
+    """One session that was only observed."""
+
+    async def list_bills(self, after: int = 0, limit: int = 1000, session: str = "") -> Sequence[Bill]:
+        return () if after else (BILL,)
+
+
+def test_a_saving_is_told_with_how_sure_it_is() -> None:
+    assert format_savings(FOUND, WIDE).splitlines() == [
+        "Compared with sessions that are only observed, managing saves 40.6% of the cost of long sessions"
+        " (95 % confidence interval: 30.1% to 49.7%).",
+        "",
+        "               SESSIONS    COST",
+        "managed              42  0.1312",
+        "only observed        21  0.2211",
+        "",
+        "Cost is in tokens of uncached input for a token of the client's requests.",
+        "Sessions since 2023-11-14 22:13:20 UTC, without 120 that did not reach the soft mark.",
+        "Not counted: 1 that were managed for a part of their calls only.",
+        "Of 5 no response reported cached tokens: all their input counts as uncached.",
+    ]
+
+
+def test_that_managing_costs_more_is_told_alike() -> None:
+    told = format_savings(replace(FOUND, comparison=Comparison(-0.1, -0.2, 0.01)), WIDE)
+    assert "managing costs 10.0% more of the cost of long sessions" in told
+    assert f"interval: {MINUS}20.0% to 1.0%)" in told
+
+
+def test_money_is_told_by_the_million() -> None:
+    told = format_savings(replace(FOUND, unit="money", managed=Arm(42, 1.5e-6, 0), held_out=Arm(21, 2e-6, 0), mixed=0))
+    assert "managed              42  $1.50" in told
+    assert "money for a million tokens" in told
+    assert "Not counted" not in told and "no response" not in told
+
+
+def test_the_log_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(HeldOut(), "savings") == 0
+    told = capsys.readouterr().out.splitlines()
+    assert " ".join(told[:2]) == (
+        "Not compared with sessions that are only observed: too few sessions to tell: it takes 20 of each that came up"
+        " to the soft mark."
+    )
+    assert told[4:6] == [f"managed               0       {UNKNOWN}", "only observed         1  1.0000"]
+
+
+def test_savings_as_json_have_all_fields(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert call(HeldOut(), "savings", "--json") == 0
+    told = json.loads(capfdbinary.readouterr().out)
+    assert (told["saving"], told["held_out"]) == (None, {"sessions": 1, "cost": 1.0, "blind": 1})
+
+
+def test_what_calls_missed_of_the_cache_is_told_by_cause_and_by_call() -> None:
+    calls = [
+        make_use(1),
+        make_use(2, cause="message", read=10, place=7),
+        make_use(3, cause="epoch", read=0, why="hard"),
+    ]
+    totals: Any = {"epoch": MissTotal(1, 80, Cost(72.0, None)), "message": MissTotal(1, 70, Cost(63.0, None))}
+    loss = Saving(-40.0, None, None, True, "2 calls came after its last epoch")
+    told = format_cache(CacheReport("abc1", calls, totals), loss, WIDE)
+    assert told.splitlines() == [
+        "30.0% of the input was read from the cache; 2 calls missed 150 tokens that were expected there, which cost 135"
+        " tokens of uncached input. Managing lost 40 tokens of uncached input (no price is known): 2 calls came after"
+        " its last epoch.",
+        "",
+        "CAUSE    CALLS  MISSED    COST",
+        "epoch        1      80  72 tok",
+        "message      1      70  63 tok",
+        "",
+        "CALL  TIME      INPUT  READ  WRITTEN  EXPECTED  MISSED    COST  WHY",
+        f"   2  22:13:20    100    10        {UNKNOWN}        80      70  63 tok  the client changed message 7",
+        f"   3  22:13:20    100     0        {UNKNOWN}        80      80  72 tok  our epoch (hard)",
+        "",
+        "1 call missed nothing, or not enough to count; --all lists them.",
+    ]
+
+
+def test_a_miss_is_told_in_money_where_all_prices_are_known() -> None:
+    call_ = replace(make_use(1, cause="provider", read=0), cost=Cost(72.0, 0.25))
+    told = format_cache(CacheReport("abc1", [call_], {"provider": MissTotal(1, 80, call_.cost)}), screen=WIDE)
+    assert "which cost $0.25.\n" in told
+    assert "80  $0.25  the provider: nothing that was sent explains it" in told
+
+
+def test_what_a_provider_does_not_say_is_not_made_up() -> None:
+    silent = replace(make_use(1), use=CacheUse("unreported", None))
+    told = format_cache(CacheReport("abc1", [silent], {}), screen=WIDE)
+    assert told.startswith("The provider does not say what it read from its cache; nothing was missed.")
+
+
+def test_the_cache_of_a_session_is_told_and_written_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    usage = Usage(100, 3, 0)
+    log = FakeLog(exchanges=[replace(EXCHANGE, rounds=(replace(ROUND, usage=usage),))])
+    assert call(log, "cache", "abc1") == 0
+    told = capsys.readouterr().out
+    assert told.startswith("0.0% of the input was read from the cache; nothing was missed.\n")
+    assert told.endswith("\n1 call missed nothing; --all lists them.\n")
+    assert call(log, "cache", "abc1", "--all") == 0
+    assert capsys.readouterr().out.endswith("  nothing to be read\n")
+    assert call(log, "cache", "abc1", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["session"], document["totals"], document["saved"]) == ("abc1", {}, None)
+    assert [(each["n"], each["input"], each["read"], each["use"]) for each in document["calls"]] == [
+        (1, 100, 0, "first")
+    ]
+    unread = FakeLog(exchanges=[replace(EXCHANGE, rounds=(replace(ROUND, usage=None),))])
+    assert call(unread, "cache", "abc1") == 0
+    assert capsys.readouterr().out == "No call of this session has a usage that the provider reported.\n"
+
+
+def test_a_saving_of_all_sessions_is_told_with_its_losses() -> None:
+    total = TotalEstimate(12, Cost(9000.0, None), 0.41, 2, Cost(-300.0, None))
+    assert format_savings(replace(FOUND, estimate=total), WIDE).splitlines()[0] == (
+        "Managing saved 9,000 tokens of uncached input, 41.0% of what sending everything would have cost: an estimate"
+        " over 12 sessions, by the usage that came back. 2 sessions of them lost 300 tokens of uncached input."
+    )
+    lost = TotalEstimate(1, Cost(-9.0, -0.5), None, 1, Cost(-9.0, -0.5))
+    assert format_savings(replace(FOUND, estimate=lost), WIDE).splitlines()[0] == (
+        "Managing lost $0.50: an estimate over 1 session, by the usage that came back. 1 session of them lost $0.50."
+    )
+
+
+def test_without_a_holdout_it_says_what_to_set(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "savings") == 0
+    assert " ".join(capsys.readouterr().out.split()) == (
+        "Not compared with sessions that are only observed: no session was only observed so far;"
+        " compaction.holdout_fraction says how many of them are."
+    )
+
+
+PLAN = Plan("x1", 0, "m", "epoch", tokens_client=90_000, tokens_upstream=30_000, usable=100_000)
+
+
+@pytest.mark.parametrize(
+    ("given", "family"),
+    [
+        ('{"session_id": "s-1", "cwd": "/"}', "claude-code:s-1:main"),
+        ("", ""),
+        ("nonsense", ""),
+        ("[1]", ""),
+        ('{"session_id": null}', ""),
+    ],
+)
+def test_a_status_line_is_of_the_session_that_the_client_names(
+    given: str, family: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Selection] = []
+
+    class Log(FakeLog):
+        async def list_sessions(self, limit: int = 100, selection: Selection = ALL_SESSIONS) -> Sequence[SessionRow]:
+            asked.append(selection)
+            return await super().list_sessions(limit)
+
+    monkeypatch.setattr("sys.stdin", io.StringIO(given))
+    assert call(Log(), "statusline") == 0
+    assert capsys.readouterr().out == "palimpsest: 10 tokens\n"
+    assert asked == [Selection(family=family)]
+
+
+def test_a_status_line_tells_the_newest_call_of_the_conversation() -> None:
+    short = replace(EXCHANGE, rounds=(replace(ROUND, plan=PLAN, usage=Usage(input=30_500, output=3)),))
+    later = (replace(EXCHANGE, is_side=True), replace(EXCHANGE, kind="auxiliary"), replace(EXCHANGE, rounds=()))
+    saved = SavingEstimate(saved=Cost(1234.0, None), is_known=True)
+    assert format_status((EXCHANGE, short, *later), saved) == "30,500 tokens, 60,000 held back, saved 1,234 tokens"
+    assert format_status((short, EXCHANGE), None) == "10 tokens"
+    assert format_status((), None) == "no call yet"
+
+
+def test_a_status_line_without_a_log_says_so_and_does_not_fail(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert call_without_log("statusline") == 0
+    assert capsys.readouterr().out == "palimpsest: there is no log; choose --data\n"
+
+
+def test_a_saving_in_few_words_is_in_money_where_prices_are_known() -> None:
+    assert format_net(SavingEstimate(saved=Cost(5.0, 0.25), is_known=True)) == "saved $0.25"
+    assert format_net(SavingEstimate(saved=Cost(-5.0, -0.25), is_known=True)) == "lost $0.25"

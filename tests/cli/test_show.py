@@ -1,0 +1,358 @@
+"""`palimpsest show`: a session, or one call of it."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.cli.terminal import MINUS, UNKNOWN, Screen
+from proxy.cli.views.show import format_exchange, format_session
+from proxy.context.budget import BudgetPolicy
+from proxy.context.cache_misses import CacheUse
+from proxy.context.pricing import Cost
+from proxy.engine.reports.cache import CacheReport, MissTotal
+from proxy.engine.reports.sessions import Overview, load_overview
+from proxy.model.epoch import Epoch, Plan
+from proxy.model.log import ExchangeRow
+from tests.cli.commands import call
+from tests.cli.test_sessions import SUMMARY
+from tests.support.fake_log import (
+    ANSWER,
+    EXCHANGE,
+    REQUEST,
+    ROUND,
+    SESSION,
+    TREE,
+    FakeLog,
+    exchange,
+    make_use,
+    stand,
+    tip_of,
+    tree_log,
+)
+
+PLAN = Plan("x2", 0, "m", "plan", "e1", "soft", "", 1900, 300, 1000, 4.5, -2.5)
+EPOCH = Epoch("e1", "abc1", "m", "", b"", 3, "soft", "x2", 0, 1900, 300, b"[]", (), ())
+
+
+def tell(*rows: ExchangeRow) -> list[str]:
+    """The rows of a session whose calls have no place in a tree."""
+    return format_session(Overview(SESSION, (), ()), rows).splitlines()[:-2]
+
+
+async def test_a_session_is_told_with_its_tree() -> None:
+    told = format_session(await load_overview(tree_log(), "abc1"), TREE)
+    sentence, head, tree, legend = told.split("\n\n")
+    assert sentence == "8 calls; none was shortened."
+    assert "name      agent-7" in head
+    assert [line[:18].rstrip() for line in tree.splitlines()] == [
+        "CALL   TIME      S",
+        "● 1    22:13:20  2",
+        "├─● 4  22:13:20  2",
+        "│ ● 5  22:13:20  2",
+        "│ └ tip 6669766500",
+        "● 2    22:13:20  2",
+        "● 6    22:13:20  2",
+        "● 3    22:13:20  2",
+        "└ tip 7468726565,",
+        "○ 7    22:13:20  2",
+        "└ tip 736576656e,",
+        "- 8    22:13:20  2",
+    ]
+    assert "another branch" in tree.splitlines()[2]
+    assert "↻ the same again" in tree.splitlines()[6]
+    assert "side call" in tree.splitlines()[9]
+    assert max(map(len, told.splitlines())) <= 80
+    assert "↻" in legend
+
+
+def test_what_is_special_about_a_session_is_told() -> None:
+    child = replace(SESSION, id="child", family="agent-8")
+    row = replace(SESSION, family="", parent="p1", adopted="a1", branches=1, side=2, model="")
+    told = format_session(Overview(row, (), (child,)), ())
+    for line in (
+        f"name      {UNKNOWN} (its client sends none)",
+        f"model     {UNKNOWN} at openai",
+        "calls     1, 1 branch, 2 side calls",
+        "parent    p1",
+        "goes on   from session a1, under another credential",
+        "child     child  agent-8",
+    ):
+        assert f"{line}\n" in told
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({}, "200"),
+        ({"completeness": "truncated"}, "200 truncated"),
+        ({"completeness": "failed", "status": 0}, "failed"),
+        ({"completeness": "", "status": 0}, "open"),
+        ({"status": 429}, "429"),
+    ],
+)
+def test_the_status_says_how_a_call_ended(changes: dict[str, object], status: str) -> None:
+    rounds = (replace(ROUND, usage=None, timings=None, **changes),)  # type: ignore[arg-type]
+    assert tell(exchange(1, rounds=rounds))[-1].split("22:13:20  ")[1].startswith(f"{status}  ")
+
+
+def test_an_error_is_told_with_its_reason() -> None:
+    refused = replace(ROUND, status=429, error="rate limited, try later")
+    assert "✕ rate limited, try later" in tell(exchange(1, rounds=(refused,)))[-1]
+    assert "✕ refused by the upstream" in tell(exchange(1, rounds=(replace(refused, error=""),)))[-1]
+
+
+def test_a_call_without_a_round_is_open() -> None:
+    assert tell(exchange(1, rounds=(), model=""))[-1].split()[:5] == ["-", "1", "22:13:20", "open", UNKNOWN]
+
+
+def test_times_on_several_days_have_the_day() -> None:
+    lines = tell(exchange(1), exchange(2, opened_ms=EXCHANGE.opened_ms + 86_400_000))
+    assert ["11-14 22:13" in lines[-2], "11-15 22:13" in lines[-1]] == [True, True]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+async def test_no_line_is_longer_than_the_terminal(width: int) -> None:
+    log, wide = tree_log(), replace(ROUND, completeness="truncated", plan=PLAN, error="e" * 200)
+    log.exchanges = [replace(row, model="claude-sonnet-4-5-20250929", rounds=(wide,)) for row in log.exchanges]
+    told = format_session(await load_overview(log, "abc1"), log.exchanges, epochs=[EPOCH], screen=Screen(width))
+    tree = told.split("\n\n")[2].splitlines()
+    assert max(map(len, tree)) <= max(width, 56)  # what must be told takes 56
+    assert (width < 100) == ("MODEL" not in tree[0])
+
+
+def test_what_was_shortened_is_told_of_each_call_and_of_all() -> None:
+    use = replace(make_use(2, cause="epoch", why="soft", read=10), saved=Cost(-40.0, -0.0009))
+    report = CacheReport("abc1", [use, replace(make_use(3), saved=Cost(90.0, 1.5))], {})
+    rows = (exchange(1), exchange(2, rounds=(replace(ROUND, plan=PLAN),)), exchange(3))
+    told = format_session(Overview(SESSION, (), ()), rows, found=report, epochs=[EPOCH], screen=Screen(90))
+    assert told.startswith("3 calls, 1 of them shortened: the client sent 1,900 tokens, the model got 300.\n")
+    first, second, third = told.split("\n\n")[2].splitlines()[1:]
+    assert first.split()[4:] == ["10", "3", UNKNOWN, "1.2", "gpt-5"]
+    assert f"1,900 → 300       3  {MINUS}$0.0009  ▲ epoch 1 (soft)" in second
+    assert "$1.50" in third
+
+
+def test_without_a_price_a_saving_is_in_tokens() -> None:
+    report = CacheReport("abc1", [replace(make_use(1), saved=Cost(1234.0, None))], {})
+    assert "1,234 tok" in format_session(Overview(SESSION, (), ()), [exchange(1)], found=report)
+
+
+def test_what_else_happened_is_told_of_a_call() -> None:
+    plan = msgspec.structs.replace(PLAN, rung="minimal")
+    rounds = (ROUND, replace(ROUND, k=1, plan=plan))
+    report = CacheReport("abc1", [make_use(1, cause="system", read=10)], {})
+    wide = Screen(300)
+    row = format_session(
+        Overview(SESSION, (), ()), [exchange(1, rounds=rounds, relation="volatile")], found=report, screen=wide
+    ).splitlines()[-3]
+    assert (
+        "⚡ the client changed its system prompt; ↻ its end rewritten; only a digest and the last turn; 2 rounds" in row
+    )
+
+
+def test_what_went_wrong_is_told() -> None:
+    failed = replace(
+        ROUND, status=0, completeness="failed", timings=None, usage=None, finish="", answer=b"", error="refused"
+    )
+    told = format_exchange(replace(EXCHANGE, rounds=(failed,), is_capped=True, model="", wire=""))
+    assert f"status {UNKNOWN}, failed" in told
+    assert "error     refused" in told
+    assert "kept to the cap only" in told
+    assert "no known wire format" in told
+    assert "place" not in told
+
+
+def test_the_place_of_an_exchange_is_told() -> None:
+    told = format_exchange(stand(4, "four", 3, "branch", is_side=True, base=2))
+    assert f"place     branch, side; 2 of 3 messages known, tip {b'four'.hex()}" in told
+
+
+def test_a_client_cannot_move_the_cursor() -> None:
+    bad = "\x1b[2J\x9b"
+    told = format_exchange(replace(EXCHANGE, target=f"/{bad}", model="\x07"))
+    session = replace(SESSION, family=bad, model=bad, upstream=bad)
+    told += format_session(Overview(session, (), (session,)), [exchange(1, model=bad)])
+    assert not [c for c in told if not c.isprintable() and c != "\n"]
+
+
+def test_what_was_decided_is_told_of_a_call() -> None:
+    told = format_exchange(exchange(2, rounds=(replace(ROUND, plan=PLAN),)))
+    assert told.startswith("Call 2 sent 300 of its client's 1,900 tokens.\n")
+    assert "\nsent as   plan, epoch e1; pressure soft\n" in told
+    own = msgspec.structs.replace(PLAN, rung="original", tokens_upstream=1900)
+    assert format_exchange(exchange(2, rounds=(replace(ROUND, plan=own),))).startswith(
+        "Call 2 was sent as its client sent it, 1,900 tokens.\n"
+    )
+    rewritten = msgspec.structs.replace(PLAN, rung="epoch", tokens_client=None)
+    assert format_exchange(exchange(2, rounds=(replace(ROUND, plan=rewritten),))).startswith(
+        "Call 2 was sent in a rewritten form.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("saved", "words"),
+    [
+        (Cost(90.0, 0.25), "That saved $0.25."),
+        (Cost(90.0, None), "That saved 90 tokens of uncached input."),
+        (Cost(-90.0, -0.25), "That cost $0.25 more."),
+    ],
+)
+def test_what_a_call_saved_or_cost_is_told(saved: Cost, words: str) -> None:
+    report = CacheReport("abc1", [replace(make_use(1), saved=saved)], {})
+    assert format_exchange(exchange(1), found=report).splitlines()[0].endswith(words)
+
+
+def test_a_session_is_told_with_its_title_client_and_saving() -> None:
+    child = msgspec.structs.replace(SUMMARY, id="child", title="look for callers")
+    overview = Overview(SESSION, (), (replace(SESSION, id="child"),))
+    rows = [exchange(2, rounds=(replace(ROUND, plan=PLAN),))]
+    told = format_session(overview, rows, summaries=(SUMMARY, child), screen=Screen(400))
+    assert told.startswith(
+        "1 call, 1 of them shortened: the client sent 355,327 tokens, the model got 206,445."
+        " Managing saved $1.00, 25.0% of what sending everything would have cost.\n"
+    )
+    assert "\ntitle     Find the memory leak\nclient    claude-code 2.1, idle\n" in told
+    assert "\nchild     child  look for callers\n" in told
+
+
+def test_what_was_missed_of_the_cache_is_told_in_a_line() -> None:
+    report = CacheReport("abc1", [make_use(n=1), make_use(n=2, cause="epoch", why="soft", read=10)], {})
+    totals: Any = {"epoch": MissTotal(1, 70, Cost(63.0, None))}
+    told = format_session(Overview(SESSION, (), ()), (), found=replace(report, totals=totals))
+    assert "\ncache     45.0% of the input read; missed epoch 70\n" in told
+    clean = format_session(Overview(SESSION, (), ()), (), found=CacheReport("abc1", [make_use(n=1)], {}))
+    assert "\ncache     80.0% of the input read; missed nothing\n" in clean
+    unknown = replace(make_use(n=1), input=None)
+    assert "cache  " not in format_session(Overview(SESSION, (), ()), (), found=CacheReport("abc1", [unknown], {}))
+    lines = [
+        format_exchange(EXCHANGE, found=CacheReport("abc1", [call], {})).splitlines()[-1]
+        for call in (*report.calls, replace(make_use(n=3), use=CacheUse("first", 0)))
+    ]
+    assert lines == [
+        "cache     read 80 of 80 tokens expected",
+        "cache     read 10 of 80 tokens expected; 70 missed, which cost 63 tokens of uncached input: our epoch (soft)",
+        "cache     nothing to be read",
+    ]
+
+
+def test_what_was_not_counted_has_a_bound() -> None:
+    assert "context   at most 1,034 tokens, by its bytes: nothing was counted\n" in format_exchange(EXCHANGE, 1034)
+    assert "at most" not in format_exchange(EXCHANGE)
+
+
+def test_calls_of_our_own_are_told_apart() -> None:
+    row = replace(SESSION, auxiliary=2, auxiliary_input=70_000, auxiliary_output=1_000)
+    told = format_session(Overview(row, (), ()), [exchange(1), exchange(2, kind="auxiliary")])
+    assert told.startswith("1 call; none was shortened.")
+    assert "auxiliary 2 calls of our own beside these: input 70,000, output 1,000\n" in told
+    assert "tokens    input 10, output 3\n" in told
+    assert "our own call" in told.splitlines()[-3]
+    assert "auxiliary" not in format_session(Overview(SESSION, (), ()), ())
+    assert "(chat_completions; auxiliary, mode manage)" in format_exchange(exchange(2, kind="auxiliary"))
+
+
+def test_from_where_on_calls_are_shortened_is_told() -> None:
+    assert "strategy  epochs: shortened from 49,664 tokens on, or fewer" in format_exchange(exchange(1))
+    small = BudgetPolicy(ceiling_tokens=10_000)
+    assert "shortened from 5,820 tokens on, or fewer" in format_exchange(exchange(1), None, small)
+    plan = Plan("x1", 0, "m", "original", "", "none", "", 900, 900, 1000, 0.0, None)
+    planned = exchange(1, rounds=(replace(ROUND, plan=plan),))
+    assert "shortened from 600 tokens on\n" in format_exchange(planned)
+    assert "strategy  epochs: shortened from 600 tokens on\n" in format_session(
+        Overview(SESSION, (), ()), [exchange(1), planned]
+    )
+    turned = exchange(1, rounds=(replace(ROUND, plan=msgspec.structs.replace(plan, view="m (turns)")),))
+    assert "strategy  turns: shortened with each prompt, from 1,000 tokens on always\n" in format_exchange(turned)
+
+
+def test_of_calls_that_are_not_managed_no_soft_mark_is_told() -> None:
+    assert "shortened from 49,664" in format_session(Overview(SESSION, (), ()), [exchange(1)])
+    for untouched in (exchange(1, mode="observe"), exchange(1, kind="auxiliary"), exchange(1, kind="passthrough")):
+        assert "shortened from" not in format_exchange(untouched)
+
+
+@pytest.mark.parametrize("asked", ["ab", "abc1", "agent-7"])
+def test_a_session_is_found_by_how_its_id_begins_or_by_its_name(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "show", asked) == 0
+    told = capsys.readouterr().out
+    assert "\nsession   abc1\n" in told
+    assert told.splitlines()[-3].split() == ["-", "1", "22:13:20", "200", "10", "3", UNKNOWN, "1.2", "gpt-5"]
+
+
+def test_a_session_as_json_has_its_tree_and_no_bodies(capsys: pytest.CaptureFixture[str]) -> None:
+    log = tree_log()
+    log.sessions = (SESSION, replace(SESSION, id="child", parent="abc1"), replace(SESSION, id="x", parent="child"))
+    call(log, "show", "abc1", "--json")
+    shown = json.loads(capsys.readouterr().out)
+    assert set(shown) == {"session", "branches", "children", "exchanges"}
+    assert (shown["session"]["id"], [child["id"] for child in shown["children"]]) == ("abc1", ["child"])
+    assert shown["branches"][1] == {
+        "tip": tip_of("five").hex(),
+        "depth": 5,
+        "relation": "branch",
+        "is_side": False,
+        "left": tip_of("answer").hex(),
+        "after": 1,
+        "own": [4, 5],
+        "exchanges": [1, 4, 5],
+    }
+    assert [branch["after"] for branch in shown["branches"]] == [0, 1, 0]
+    row = shown["exchanges"][5]
+    assert (row["n"], row["relation"], row["tip"], row["depth"]) == (6, "retry", tip_of("two").hex(), 3)
+    assert not {"request", "headers", "answer"} & (set(row) | set(row["rounds"][0]))
+    assert (row["rounds"][0]["status"], row["rounds"][0]["finish"]) == (200, "stop")
+
+
+def test_one_call_is_told_with_its_request_and_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "show", "abc1", "1") == 0
+    told = capsys.readouterr().out
+    assert "exchange  x1, number 1 of session abc1" in told
+    assert "tokens    input 10, output 3" in told
+    assert "finish    stop" in told
+    assert "\n\nuser\n    12345678901234567890123 é\n\nanswer\n    hi \ufffd\n" in told
+
+
+def test_a_call_whose_request_was_erased_still_has_its_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(bodies={}), "show", "abc1", "1") == 0
+    told = capsys.readouterr().out
+    assert "The request cannot be shown: this content was erased.\n" in told
+    assert "\nanswer\n    hi" in told
+
+
+def test_one_exchange_as_json_has_the_answer_as_it_came(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    call(FakeLog(), "show", "abc1", "1", "--json")
+    written = capfdbinary.readouterr().out
+    assert b'"answer":' + ANSWER in written
+    assert b'"digest":"0102"' in written
+    assert REQUEST.replace(b"\r\n", b"  ").replace(b"\n", b" ") in written
+
+
+@pytest.mark.parametrize(
+    ("part", "content"),
+    [("request", REQUEST), ("sent", b"sent 0: " + REQUEST), ("received", b"received 0 \xff\n")],
+)
+def test_raw_bodies_are_written_byte_for_byte(
+    part: str, content: bytes, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert call(FakeLog(), "show", "abc1", "1", "--raw", part) == 0
+    assert capfdbinary.readouterr().out == content
+
+
+@pytest.mark.parametrize("option", [("--raw", "sent"), ("--all",)])
+def test_what_is_for_one_call_needs_its_number(option: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "show", "abc1", *option) == 2
+    assert "SESSION N" in capsys.readouterr().err
+
+
+def test_an_exchange_that_is_not_there_is_not_made_up(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "show", "abc1", "7") == 1
+    assert capsys.readouterr().err == "palimpsest: this session has no exchange 7; it has 1, counted from 1\n"
+
+
+@pytest.mark.parametrize("n", ["0", str(2**63)])
+def test_a_number_that_no_exchange_can_have_is_a_wrong_argument(n: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FakeLog(), "show", "abc1", n) == 2
+    assert "Invalid value for" in capsys.readouterr().err

@@ -29,6 +29,7 @@ from proxy.config.value_types import (
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.server.policy import ServerPolicy
 from proxy.store.policy import Durability, StorePolicy
+from proxy.telemetry.policy import Level, LogPolicy
 from proxy.upstream.policy import Auth, Kind, UpstreamPolicy
 
 _SERVER = ServerPolicy()
@@ -343,3 +344,19 @@ class StoreSettings(Section):
             what = "spool_bytes must be at least twice record_cap_bytes, or large records never fit"
             raise PydanticCustomError("room", what)
         return self
+
+
+_LOG = LogPolicy()
+
+
+class LogSettings(Section):
+    """What the server writes to standard error."""
+
+    level: Level = Field(_LOG.level, description="debug, info, warning or error: the least that is written.")
+    format: Literal["text", "json"] = Field(
+        _LOG.format, description="text, or json: one object a line, with the field names of OpenTelemetry's logs."
+    )
+    access: bool = Field(
+        _LOG.access,
+        description="Write a line for each request: method, path, status, seconds, session, tokens; never its content.",
+    )

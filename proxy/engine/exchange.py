@@ -143,12 +143,14 @@ class ExchangeService:
         options: RequestOptions,
         held: HeldExchange | None = None,
     ) -> None:
+        arrived = self._relay.clock.monotonic()
         # adds its session, its upstream, and which of its messages are new
         request, build = await self._resolver.resolve(incoming, form, options, held)
         if held is not None and self._histories is not None:
             self._histories.note_sent(held, request.exchange)
         _add_labels(client, request)
         exchange = self._open(request, form, client)
+        exchange.arrived = arrived
         if isinstance(request, ManagedRequest) and request.clearing is not None:
             add = partial(_add_cleared, self._controller.states, request, request.clearing, exchange.plans)
             exchange.client = EditingClient(client, add, form.clearing_sign)
@@ -365,7 +367,10 @@ class CapturedBody:
 
 
 def _note_uncounted(error: Exception) -> None:
-    _log.error("what is sent for a request could not be found, so the client's own is counted", exc_info=error)
+    _log.error(
+        "a request to count tokens could not be rewritten, so the client's own is counted. Please report this line",
+        exc_info=error,
+    )
 
 
 def _bind(

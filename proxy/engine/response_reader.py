@@ -261,10 +261,15 @@ class UnreadResponses:
             taken = await self.take_up()
             await self._reader.finish()
         except StoreUnavailable as error:
-            _log.warning("what earlier responses say is not read before the next start: %s", error)
+            _log.warning(
+                "what responses from before the start say could not be read; the next start tries again: %s", error
+            )
             return
         finally:
             self._bus.unsubscribe(failures.append)
         if failed := [failure for failure in failures if failure.exchange in taken]:
             first = (len(failed), failed[0].error)
-            _log.info("%d responses from before the start cannot be read and stay unread; the first: %s", *first)
+            _log.info(
+                "%d responses from before the start cannot be read and stay unread; the log has them. The first: %s",
+                *first,
+            )

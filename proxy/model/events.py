@@ -15,6 +15,7 @@ class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
 
     If it `is_readable`, a reading or ReadingFailed follows. If it is not `is_final`, another round of the exchange
     follows, and the client gets nothing of this one. If it `is_unreached`, no response came from the upstream.
+    `overhead_s` passed from the whole request of a client to sending it, the first time; None if that is unknown.
     """
 
     exchange: str
@@ -32,6 +33,7 @@ class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
     is_final: bool = True
     model: str = ""
     is_unreached: bool = False
+    overhead_s: float | None = None
 
 
 class AnswerRead(msgspec.Struct, frozen=True, gc=False):

@@ -8,7 +8,9 @@ import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 import uvicorn
@@ -53,6 +55,9 @@ from proxy.upstream.policy import UpstreamPolicy
 from proxy.upstream.tokenizer import has_encoder
 from proxy.wire import FORMATS
 from proxy.worker.outlines import has_grammars
+
+if TYPE_CHECKING:
+    from proxy.telemetry.tracing import Tracing
 
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
@@ -117,6 +122,7 @@ async def _run(settings: Settings, *, until_unused: bool) -> None:
             policy = replace(policy, hop_id=engine.hop_id)
             app, health = build_app(engine, settings, policy)
             access = _log_access(app, engine, settings)
+            tracing = _trace_calls(engine, settings)
             port = listener.getsockname()[1]
             _print_banner(settings, policy, port)
             trimmer = HeapTrimmer(engine.tasks.held, find_heap())
@@ -139,6 +145,8 @@ async def _run(settings: Settings, *, until_unused: bool) -> None:
             trimmer.stop()
             if access is not None:
                 access.close()
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
         finally:
             await engine.close(seconds_left)
         if lost := engine.archive.health.lost_at_stop:
@@ -154,6 +162,23 @@ def _log_access(app: ASGIApp, engine: Engine, settings: Settings) -> AccessLog |
     access = AccessLog(app, lambda scope: scope["extensions"][RESPONSE].status)
     access.subscribe(engine.bus)
     return access
+
+
+def _trace_calls(engine: Engine, settings: Settings) -> "Tracing | None":
+    """Make a span for each call, if the settings name a collector. Raises ConfigError without the extra."""
+    policy = settings.telemetry.policy()
+    if not policy.endpoint:
+        return None
+    if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter") is None:
+        what = "needs the extra telemetry; make run EXTRAS=telemetry, or pip install 'palimpsest[telemetry]'"
+        raise ConfigError([Problem("telemetry.endpoint", what)])
+    from proxy.telemetry.tracing import Tracing  # noqa: PLC0415 - its library takes 0.2 s, and few need it
+
+    servers = {upstream.name: upstream.base_url for upstream in settings.upstream_policies()}
+    tracing = Tracing(policy, servers)
+    tracing.subscribe(engine.bus)
+    engine.exchanges.mark = tracing.mark
+    return tracing
 
 
 async def _warm(engine: Engine, health: Health) -> None:

@@ -29,7 +29,7 @@ from proxy.config.value_types import (
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.server.policy import ServerPolicy
 from proxy.store.policy import Durability, StorePolicy
-from proxy.telemetry.policy import Level, LogPolicy
+from proxy.telemetry.policy import Level, LogPolicy, TelemetryPolicy
 from proxy.upstream.policy import Auth, Kind, UpstreamPolicy
 
 _SERVER = ServerPolicy()
@@ -360,3 +360,24 @@ class LogSettings(Section):
         _LOG.access,
         description="Write a line for each request: method, path, status, seconds, session, tokens; never its content.",
     )
+
+
+_TELEMETRY = TelemetryPolicy()
+
+
+class TelemetrySettings(Section):
+    """Traces by OpenTelemetry (docs/operations.md); needs the extra telemetry."""
+
+    endpoint: BaseUrl | Literal[""] = Field(
+        _TELEMETRY.endpoint,
+        description="Base URL of a collector that takes OTLP over HTTP, such as http://localhost:4318. Without: none.",
+    )
+    headers: dict[HeaderName, Secret] = Field({}, description="Headers for it, such as its API key.")
+    service_name: str = Field(
+        _TELEMETRY.service_name, min_length=1, description="The name under which it shows this server (service.name)."
+    )
+
+    def policy(self) -> TelemetryPolicy:
+        """Return where spans go."""
+        headers = {name: value.get_secret_value() for name, value in self.headers.items()}
+        return TelemetryPolicy(self.endpoint, headers, self.service_name)

@@ -21,7 +21,15 @@ from proxy.config.context_sections import (
     TurnsSettings,
 )
 from proxy.config.errors import ConfigError, Problem
-from proxy.config.sections import LogSettings, ServerSettings, SessionsSettings, StoreSettings, UpstreamSettings, reveal
+from proxy.config.sections import (
+    LogSettings,
+    ServerSettings,
+    SessionsSettings,
+    StoreSettings,
+    TelemetrySettings,
+    UpstreamSettings,
+    reveal,
+)
 from proxy.config.value_types import DirectoryPath, HeaderName, Secret, TenantName
 from proxy.context.budget import BudgetPolicy, MemoryMark
 from proxy.context.conversation import BuilderPolicy
@@ -62,6 +70,7 @@ class Settings(BaseSettings):
         Path("~/.palimpsest"), validate_default=True, description="Directory of the log and the generated admin token."
     )
     log: LogSettings = LogSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
     server: ServerSettings = ServerSettings()
     upstreams: tuple[UpstreamSettings, ...] = Field(
         (UpstreamSettings(),),

@@ -1,6 +1,7 @@
 """How the server logs, and where it sends traces."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -13,3 +14,12 @@ class LogPolicy:
     level: Level = "info"
     format: Literal["text", "json"] = "text"
     access: bool = False  # one line for each request
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryPolicy:
+    """Where spans go, by OpenTelemetry's protocol over HTTP. Without an endpoint none are made."""
+
+    endpoint: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    service_name: str = "palimpsest"

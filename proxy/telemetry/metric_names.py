@@ -116,10 +116,17 @@ METRICS: tuple[tuple[Kind, str, str, tuple[str, ...]], ...] = (
         (),
     ),
     (
-        "gauge",
+        "counter",
         "palimpsest_saved_money",
-        "Saving so far by the usage that came back, in the currency of the prices, of models whose prices are known;"
-        " negative for a loss.",
+        "What managing saved by the usage that came back, in the currency of the prices, of models whose prices are"
+        " known; palimpsest_lost_money_total is to be subtracted.",
+        (),
+    ),
+    (
+        "counter",
+        "palimpsest_lost_money",
+        "What managing cost more than it saved by the usage that came back, call by call, in the currency of the"
+        " prices, of models whose prices are known.",
         (),
     ),
     (

@@ -266,7 +266,8 @@ class Metrics(Collector):
 
     def _count_cache(self, event: CacheUsed) -> None:
         self._add("palimpsest_corrected_saved_tokens", count=event.saved or 0.0)
-        self._add("palimpsest_saved_money", count=event.saved_money or 0.0)
+        money = event.saved_money or 0.0  # two counters, since a gauge would fall to 0 with each restart
+        self._add("palimpsest_saved_money" if money >= 0 else "palimpsest_lost_money", count=abs(money))
         if event.cause:
             self._add("palimpsest_cache_misses", event.cause)
             self._add("palimpsest_cache_missed_tokens", event.cause, count=event.missed)

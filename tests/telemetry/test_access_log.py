@@ -1,6 +1,7 @@
 """The access log: a line for each request, written once its response was read, without anything private."""
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -41,15 +42,22 @@ class Serving:
 
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+def lines() -> Iterator[list[str]]:
     """What was written, without the time."""
-    caplog.set_level(logging.INFO, ACCESS)
-    caplog.handler.setFormatter(TextLines())
     written: list[str] = []
-    caplog.handler.emit = lambda record: written.append(  # type: ignore[method-assign]
-        caplog.handler.format(record).split(" request served ")[1]
-    )
-    return written
+
+    class Keeper(logging.Handler):
+        """Keeps what is logged."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            written.append(TextLines().format(record).split(" request served ")[1])
+
+    logger, keeper = logging.getLogger(ACCESS), Keeper()
+    logger.addHandler(keeper)
+    logger.setLevel(logging.INFO)
+    yield written
+    logger.removeHandler(keeper)
+    logger.setLevel(logging.NOTSET)
 
 
 async def test_a_request_that_is_no_call_is_written_at_once(lines: list[str]) -> None:

@@ -169,7 +169,8 @@ def test_misses_of_the_cache_are_counted_by_cause_and_losses_lower_the_saving() 
     assert told["palimpsest_cache_missed_money_total", (("cause", "epoch"),)] == 0.25
     assert ("palimpsest_cache_missed_money_total", (("cause", "provider"),)) not in told
     assert told["palimpsest_corrected_saved_tokens", ()] == -200
-    assert told["palimpsest_saved_money", ()] == -1
+    assert told["palimpsest_saved_money_total", ()] == 0.5
+    assert told["palimpsest_lost_money_total", ()] == 1.5
 
 
 def test_seconds_fall_into_buckets_that_add_up() -> None:

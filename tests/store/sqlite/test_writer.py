@@ -387,7 +387,7 @@ async def test_the_log_line_of_a_lost_record_has_no_content(
     archive = open_archive()
     await archive.append(make_opening("e1", model="secret"))
     assert not await archive.append(make_opening("e1", model="secret"))
-    assert "kinds Opening could not be stored: IntegrityError" in caplog.text
+    assert "kinds Opening could not be stored and are lost: IntegrityError" in caplog.text
     assert "secret" not in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""What `deploy/` holds: each file is checked by the program that reads it, where it is installed, and against our names."""
+"""What `deploy/` holds: each file is checked by the program that reads it, where there is one, and by our own names."""
 
 import json
 import re

@@ -4,11 +4,11 @@ It has no body, no header and no query: these may hold what is private, or a key
 """
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from time import monotonic
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -35,6 +35,7 @@ class _Request:
     began: float
     status: int = 0
     seconds: float | None = None  # once it has ended
+    ended: float = 0.0  # seconds since 1970: the time of its line, which is written later
     unread: int = 0  # responses that are recorded and not read yet
     facts: dict[str, str | int] = field(default_factory=dict)
 
@@ -55,7 +56,7 @@ class AccessLog:
     Responses are read behind calls. If too many wait, the oldest is written without the tokens of its response.
     """
 
-    def __init__(self, app: ASGIApp, read_status: ReadStatus, now: Callable[[], float] = monotonic) -> None:
+    def __init__(self, app: ASGIApp, read_status: ReadStatus, now: Callable[[], float] = time.monotonic) -> None:
         self._app = app
         self._read_status = read_status
         self._now = now
@@ -78,6 +79,7 @@ class AccessLog:
         finally:
             _current.reset(token)
             request.status, request.seconds = self._read_status(scope), self._now() - request.began
+            request.ended = time.time()
             self._write_if_complete(request)
 
     def note_plan(self, event: Planned) -> None:
@@ -128,9 +130,11 @@ class AccessLog:
             self._write_if_complete(request, exchange)
 
     def _write_if_complete(self, request: _Request, exchange: str = "") -> None:
-        if request.seconds is None or request.unread:
+        if request.seconds is None or request.unread or not _log.isEnabledFor(logging.INFO):
             return
         self._waiting.pop(exchange or str(request.facts.get("exchange", "")), None)
         named = {"method": request.method, "path": request.path, "status": request.status, "client": request.client}
         facts: dict[str, object] = {**named, "seconds": request.seconds, **request.facts}
-        _log.info("request served", extra=facts)
+        record = _log.makeRecord(ACCESS, logging.INFO, __file__, 0, "request served", (), None, extra=facts)
+        record.created = request.ended
+        _log.handle(record)

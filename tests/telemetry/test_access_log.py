@@ -78,6 +78,18 @@ async def test_a_call_is_written_once_its_response_was_read(lines: list[str]) ->
     ]
 
 
+async def test_a_line_has_the_time_at_which_the_request_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[logging.LogRecord] = []
+    monkeypatch.setattr(logging.getLogger(ACCESS), "handle", kept.append)
+    monkeypatch.setattr(logging.getLogger(ACCESS), "isEnabledFor", lambda level: True)
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    serving = Serving(RECORDED)
+    await serving.ask()
+    monkeypatch.setattr("time.time", lambda: 2000.0)
+    serving.bus.publish(AnswerRead("e1", 0, Usage()))
+    assert [record.created for record in kept] == [1000.0]
+
+
 async def test_a_response_that_was_read_before_the_request_ended_or_cannot_be_read_is_no_matter(
     lines: list[str],
 ) -> None:

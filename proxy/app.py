@@ -172,7 +172,7 @@ def _trace_calls(engine: Engine, settings: Settings) -> "Tracing | None":
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter") is None:
         what = "needs the extra telemetry; make run EXTRAS=telemetry, or pip install 'palimpsest[telemetry]'"
         raise ConfigError([Problem("telemetry.endpoint", what)])
-    from proxy.telemetry.tracing import Tracing  # noqa: PLC0415 - its library takes 0.2 s, and few need it
+    from proxy.telemetry.tracing import Tracing  # noqa: PLC0415 - its library takes 0.1 s, and few need it
 
     servers = {upstream.name: upstream.base_url for upstream in settings.upstream_policies()}
     tracing = Tracing(policy, servers)

@@ -377,7 +377,12 @@ class TelemetrySettings(Section):
         _TELEMETRY.service_name, min_length=1, description="The name under which it shows this server (service.name)."
     )
 
+    capture_content: bool = Field(
+        _TELEMETRY.capture_content,
+        description="Whether spans have the messages of requests and responses: these then leave this machine.",
+    )
+
     def policy(self) -> TelemetryPolicy:
         """Return where spans go."""
         headers = {name: value.get_secret_value() for name, value in self.headers.items()}
-        return TelemetryPolicy(self.endpoint, headers, self.service_name)
+        return TelemetryPolicy(self.endpoint, headers, self.service_name, self.capture_content)

@@ -36,8 +36,8 @@ from proxy.wire.headers import OWN_PREFIX, accept_identity_only, drop_beta, list
 
 _log = logging.getLogger("palimpsest.requests")
 
-MarkHeaders = Callable[[OpenExchange, Headers], Headers]
-"""Returns the headers of a request as they are sent, with its place in a trace."""
+MarkHeaders = Callable[[OpenExchange, Headers, bytes], Headers]
+"""Returns the headers of a request as they are sent, with its place in a trace. The body is empty if it streams."""
 
 _REFUSED_FORM = frozenset({400, 413, 422})
 
@@ -326,7 +326,7 @@ class ExchangeService:
             if form is not None and isinstance(body, bytes) and body is not request.body:
                 headers = form.add_needed_headers(own, body)
             if mark is not None:
-                headers = mark(exchange, headers)
+                headers = mark(exchange, headers, body if isinstance(body, bytes) else b"")
             return request.upstream.send(request.method, request.target, headers, body)
 
         return send

@@ -91,6 +91,17 @@ class ReadingFailed(msgspec.Struct, frozen=True, gc=False):
     error: str
 
 
+class ResponseRead(msgspec.Struct, frozen=True, gc=False):
+    """The response that a client got was read, and what it says is on its way to the log as `answer`, in JSON.
+
+    `AnswerRead` came before, if it says anything about its usage. In place of both there may be ReadingFailed.
+    """
+
+    exchange: str
+    answer: bytes
+    finish: str = ""
+
+
 class Planned(msgspec.Struct, frozen=True, gc=False):
     """It was decided what to send for a request."""
 
@@ -284,6 +295,7 @@ Event = (
     | PromptSent
     | CacheUsed
     | ReadingFailed
+    | ResponseRead
     | Planned
     | EpochOpened
     | CeilingUnreachable

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.engine.runtime import EventBus
-from proxy.model.events import AnswerRead, ExchangeRecorded, Planned, ReadingFailed
+from proxy.model.events import AnswerRead, ExchangeRecorded, Planned, ReadingFailed, ResponseRead
 from proxy.telemetry.log_lines import ACCESS
 
 _log = logging.getLogger(ACCESS)
@@ -36,7 +36,7 @@ class _Request:
     status: int = 0
     seconds: float | None = None  # once it has ended
     ended: float = 0.0  # seconds since 1970: the time of its line, which is written later
-    unread: int = 0  # responses that are recorded and not read yet
+    is_unread: bool = False  # its response is recorded and not read yet
     facts: dict[str, str | int] = field(default_factory=dict)
 
     def add(self, name: str, count: int | None) -> None:
@@ -67,7 +67,8 @@ class AccessLog:
         bus.subscribe(Planned, self.note_plan)
         bus.subscribe(ExchangeRecorded, self.note_round)
         bus.subscribe(AnswerRead, self.note_answer)
-        bus.subscribe(ReadingFailed, self.note_unread)
+        bus.subscribe(ResponseRead, self.note_read)
+        bus.subscribe(ReadingFailed, self.note_read)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, and write its line."""
@@ -96,12 +97,12 @@ class AccessLog:
             return
         named = {"upstream": event.upstream, "model": event.model, "completeness": event.completeness}
         request.facts |= {"session": event.session, "exchange": event.exchange, **named}
+        request.is_unread = event.is_readable and event.is_final
         if event.is_readable:
-            request.unread += 1
             self._waiting[event.exchange] = request
             if len(self._waiting) > _MOST_WAITING:
                 _, oldest = self._waiting.popitem(last=False)
-                oldest.unread = 0
+                oldest.is_unread = False
                 self._write_if_complete(oldest)
 
     def note_answer(self, event: AnswerRead) -> None:
@@ -110,29 +111,24 @@ class AccessLog:
             request.add("input_tokens", event.usage.input)
             request.add("cached_tokens", event.usage.cached)
             request.add("output_tokens", event.usage.output)
-            self._note_read(request, event.exchange)
 
-    def note_unread(self, event: ReadingFailed) -> None:
-        """Note that a response cannot be read."""
+    def note_read(self, event: ResponseRead | ReadingFailed) -> None:
+        """Write the line of a call whose response was read, or cannot be."""
         if request := self._waiting.get(event.exchange):
-            self._note_read(request, event.exchange)
+            request.is_unread = False
+            self._write_if_complete(request)
 
     def close(self) -> None:
         """Write the requests whose responses were not read."""
         while self._waiting:
             _, request = self._waiting.popitem(last=False)
-            request.unread = 0
+            request.is_unread = False
             self._write_if_complete(request)
 
-    def _note_read(self, request: _Request, exchange: str) -> None:
-        request.unread = max(0, request.unread - 1)
-        if not request.unread:
-            self._write_if_complete(request, exchange)
-
-    def _write_if_complete(self, request: _Request, exchange: str = "") -> None:
-        if request.seconds is None or request.unread or not _log.isEnabledFor(logging.INFO):
+    def _write_if_complete(self, request: _Request) -> None:
+        if request.seconds is None or request.is_unread or not _log.isEnabledFor(logging.INFO):
             return
-        self._waiting.pop(exchange or str(request.facts.get("exchange", "")), None)
+        self._waiting.pop(str(request.facts.get("exchange", "")), None)
         named = {"method": request.method, "path": request.path, "status": request.status, "client": request.client}
         facts: dict[str, object] = {**named, "seconds": request.seconds, **request.facts}
         record = _log.makeRecord(ACCESS, logging.INFO, __file__, 0, "request served", (), None, extra=facts)

@@ -23,3 +23,4 @@ class TelemetryPolicy:
     endpoint: str = ""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     service_name: str = "palimpsest"
+    capture_content: bool = False

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import subprocess
 import sys
 import threading
@@ -22,10 +23,11 @@ from opentelemetry.trace import StatusCode
 from proxy.engine.open_exchange import CappedBuffer, OpenExchange
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.epoch import Plan
-from proxy.model.events import AnswerRead, EpochOpened, ExchangeRecorded, Planned, ReadingFailed
+from proxy.model.events import AnswerRead, EpochOpened, ExchangeRecorded, Planned, ReadingFailed, ResponseRead
 from proxy.model.exchange import Headers, Usage
 from proxy.telemetry.policy import TelemetryPolicy
 from proxy.telemetry.tracing import ReportingExporter, Tracing
+from proxy.wire import FORMATS
 from tests.support.scripted import ScriptedUpstream, answer, request
 from tests.support.server_process import CHAT, running
 
@@ -42,19 +44,23 @@ RECORDED = ExchangeRecorded(
 class Traced:
     """Spans in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, capture_content: bool = False) -> None:
         self.exporter = InMemorySpanExporter()
-        self.bus = EventBus(TaskRunner())
+        self.tasks = TaskRunner()
+        self.bus = EventBus(self.tasks)
         servers = {"main": "https://api.openai.com/v1", "claude": "https://api.anthropic.com"}
-        self.tracing = Tracing(TelemetryPolicy("http://none"), servers, SimpleSpanProcessor(self.exporter))
+        self.tracing = Tracing(
+            TelemetryPolicy("http://none", capture_content=capture_content), servers, SimpleSpanProcessor(self.exporter)
+        )
         self.tracing.subscribe(self.bus)
 
-    def send(self, *headers: tuple[bytes, bytes], exchange: str = "e1") -> dict[bytes, bytes]:
+    def send(self, *headers: tuple[bytes, bytes], exchange: str = "e1", body: bytes = b"") -> dict[bytes, bytes]:
         """The headers of a request as they leave."""
         unused: Any = None
-        call = OpenExchange(exchange, unused, unused, unused, "main", unused, CappedBuffer(1), ())
+        form = FORMATS["chat_completions"]
+        call = OpenExchange(exchange, unused, unused, form, "main", unused, CappedBuffer(1), ())
         call.arrived = time.monotonic() - 0.5
-        return dict(self.tracing.mark(call, ((b"host", b"x"), *headers)))
+        return dict(self.tracing.mark(call, ((b"host", b"x"), *headers), body))
 
     @property
     def span(self) -> ReadableSpan:
@@ -74,9 +80,12 @@ def test_a_call_is_a_span_with_the_attributes_of_the_conventions(traced: Traced)
     traced.bus.publish(EpochOpened("ep1", "s1", "e1", "soft", 900, 300))
     plan = Plan("e1", 0, "gpt-5", "epoch", "ep1", tokens_client=900, tokens_upstream=300)
     traced.bus.publish(Planned("s1", plan))
+    traced.bus.publish(replace(RECORDED, is_final=False))
+    traced.bus.publish(AnswerRead("e1", 0, Usage(100, 2, 100)))
     traced.bus.publish(RECORDED)
-    assert traced.exporter.get_finished_spans() == (), "the usage is not known yet"
-    traced.bus.publish(AnswerRead("e1", 0, Usage(310, 7, 256, reasoning=3), finish="stop,length"))
+    assert traced.exporter.get_finished_spans() == (), "the usage of the last round is not known yet"
+    traced.bus.publish(AnswerRead("e1", 1, Usage(210, 5, 156, reasoning=3)))
+    traced.bus.publish(ResponseRead("e1", b"{}", "stop,length"))
     span = traced.span
     assert (span.name, span.kind.name, span.status.status_code) == ("chat gpt-5", "CLIENT", StatusCode.UNSET)
     assert span.attributes is not None
@@ -112,6 +121,56 @@ def test_a_call_is_a_span_with_the_attributes_of_the_conventions(traced: Traced)
     assert span.end_time is not None
     assert 0.5e9 <= span.end_time - span.start_time < 60e9, "it begins when the whole request was there"
     assert span.resource.attributes["service.name"] == "palimpsest"
+
+
+BODY = json.dumps(
+    {
+        "model": "gpt-5",
+        "messages": [
+            {"role": "user", "content": "x" * 100_000},
+            {"role": "user", "content": "read a"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "read", "arguments": "{}"}}],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "found"},
+        ],
+    }
+).encode()
+ANSWER = b'{"choices":[{"message":{"role":"assistant","content":"done"},"finish_reason":"stop"}]}'
+
+
+@pytest.mark.parametrize("is_wanted", [False, True])
+async def test_a_span_has_content_only_where_that_is_wanted(is_wanted: bool) -> None:
+    traced = Traced(capture_content=is_wanted)
+    traced.send(body=BODY)
+    traced.bus.publish(RECORDED)
+    traced.bus.publish(ResponseRead("e1", ANSWER, "stop"))
+    await traced.tasks.finish(10.0)
+    attributes = dict(traced.span.attributes or {})
+    content = {name: value for name, value in attributes.items() if "messages" in name}
+    if not is_wanted:
+        assert content == {}
+        return
+    assert json.loads(str(content.pop("gen_ai.input.messages"))) == [
+        {"role": "user", "parts": [{"type": "text", "content": "read a"}]},
+        {"role": "assistant", "parts": [{"type": "tool_call", "id": "c1", "name": "read", "arguments": "{}"}]},
+        {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": "found"}]},
+    ]
+    assert json.loads(str(content.pop("gen_ai.output.messages"))) == [
+        {"role": "assistant", "parts": [{"type": "text", "content": "done"}], "finish_reason": "stop"}
+    ]
+    assert content == {"palimpsest.input.messages_left_out": 1}
+
+
+async def test_content_that_cannot_be_described_leaves_the_span() -> None:
+    traced = Traced(capture_content=True)
+    traced.send(body=b"no JSON")
+    traced.bus.publish(RECORDED)
+    traced.bus.publish(ResponseRead("e1", b"no JSON"))
+    await traced.tasks.finish(10.0)
+    assert traced.span.name == "chat gpt-5"
 
 
 def test_the_trace_of_the_client_goes_on_to_the_upstream(traced: Traced) -> None:

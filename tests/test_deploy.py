@@ -15,7 +15,10 @@ import yaml
 
 from proxy.config import load_settings
 from proxy.config.reference import name_keys
+from proxy.model.events import CacheUsed, ExchangeRecorded, RungFailed
+from proxy.model.log import ArchiveHealth
 from proxy.telemetry.metric_names import METRICS
+from proxy.telemetry.metrics import Metrics
 from tests.support.scripted import LIMIT
 
 ROOT = Path(__file__).parents[1]
@@ -144,6 +147,17 @@ def test_prometheus_accepts_its_files(tmp_path: Path) -> None:
             check=False,
         )
         assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed (Debian's package prometheus)")
+def test_prometheus_has_no_complaint_about_the_metrics() -> None:
+    metrics = Metrics(lambda: ArchiveHealth("", 0, 0, 0, 0), lambda: 0, circuits=lambda: {"openai": False})
+    recorded = ExchangeRecorded("e", "s", "managed", "chat", "openai", 200, "complete", 1, 1, 0.1, 0.1, overhead_s=0.1)
+    for event in (recorded, RungFailed("e", "s", "plan", "why"), CacheUsed("e", "s", "epoch", 1, 1.0)):
+        metrics.count(event)
+    command = ["promtool", "check", "metrics"]
+    checked = subprocess.run(command, input=metrics.render(), capture_output=True, timeout=LIMIT, check=False)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
 def test_the_compose_file_names_files_settings_and_options_that_exist() -> None:

@@ -41,7 +41,7 @@ _QUEUE = 2048
 _BATCH = 256
 _DELAY_MS = 2000
 _EXPORT_SECONDS = 5
-_CLOSE_SECONDS = 2.0
+CLOSE_SECONDS = 2.0
 _PROPAGATED = frozenset({b"traceparent", b"tracestate"})
 _ERROR = 400
 _PROVIDERS = {
@@ -186,7 +186,7 @@ class Tracing:
             span.end(ended)
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
-        closing.join(_CLOSE_SECONDS)
+        closing.join(CLOSE_SECONDS)
 
     def _begin(self, exchange: str, start: int, parent: Context | None = None) -> Span:
         span = self._tracer.start_span("call", parent or Context(), SpanKind.CLIENT, start_time=start)

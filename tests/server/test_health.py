@@ -5,8 +5,9 @@ import json
 import pytest
 
 from proxy.engine.policy import EnginePolicy
+from proxy.model.events import ExchangeRecorded, ResponseRead
 from proxy.model.log import ArchiveHealth
-from tests.support.scripted import Message, ScriptedUpstream, request
+from tests.support.scripted import Message, ScriptedUpstream, answer, request
 from tests.support.serving import TOKEN, Plan, Served, serving
 
 FULL = ArchiveHealth("disk full", 3, 4096, 2, 1)
@@ -68,3 +69,21 @@ async def test_metrics_are_prometheus_text(served: Served) -> None:
     got = await served.ask(request("GET", "/-/metrics", f"Authorization: Bearer {TOKEN}"))
     assert got.find(b"content-type") == b"text/plain; version=0.0.4; charset=utf-8"
     assert b"\npalimpsest_log_degraded 1.0\n" in got.body
+
+
+@pytest.mark.parametrize("status", ["200 OK", "500 Internal Server Error"])
+async def test_what_operators_are_told_of_a_call_comes_with_its_events(
+    served: Served, upstream: ScriptedUpstream, status: str
+) -> None:
+    heard: list[ExchangeRecorded | ResponseRead] = []
+    served.bus.subscribe(ExchangeRecorded, heard.append)
+    served.bus.subscribe(ResponseRead, heard.append)
+    upstream.answer_with(answer(b'{"error":{"message":"no usage"}}', "Content-Type: application/json", status=status))
+    await served.ask(request("POST", "/v1/chat/completions", body=b'{"model":"m","messages":[]}'))
+    await served.read_answer(1)
+    recorded, read = heard
+    assert isinstance(recorded, ExchangeRecorded)
+    assert isinstance(read, ResponseRead)
+    assert recorded.overhead_s is not None
+    assert 0 < recorded.overhead_s < 60
+    assert (read.exchange, read.answer) == (recorded.exchange, b'{"error":{"message":"no usage"}}')

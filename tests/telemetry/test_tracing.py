@@ -337,3 +337,21 @@ def test_a_collector_that_takes_nothing_is_told_with_what_to_check(caplog: pytes
 def test_nothing_of_opentelemetry_is_imported_where_it_is_off() -> None:
     program = "import sys, proxy.app; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_the_end_waits_two_seconds_at_most_for_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck(SimpleSpanProcessor):
+        """A queue that cannot be emptied."""
+
+        def shutdown(self) -> None:
+            """Wait for a collector that never responds."""
+            released.wait(60)
+
+    released = threading.Event()
+    monkeypatch.setattr("proxy.telemetry.tracing.CLOSE_SECONDS", 0.01)
+    tracing = Tracing(TelemetryPolicy("http://none"), {}, Stuck(InMemorySpanExporter()))
+    closing = threading.Thread(target=tracing.close)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive()
+    released.set()

@@ -91,7 +91,7 @@ def list_api() -> list[str]:
     routes = (
         *SessionsApi(MemoryArchive(), unused).list_routes(),
         *ContextApi(MemoryArchive(), unused, unused, unused).list_routes(),
-        *MemoryApi(unused, unused).list_routes(),
+        *MemoryApi(unused, unused, unused).list_routes(),
     )
     paths = [f"/-{route.path}" for route in routes if isinstance(route, Route)]
     return [path for path in paths if not path.endswith("/received")]

@@ -1,4 +1,4 @@
-"""The access log: one line for each request, with what it was, how it ended and how many tokens it took.
+"""The access log: a line for each request but successful probes, with how it ended and how many tokens it took.
 
 It has no body, no header and no query: these may hold what is private, or a key.
 """
@@ -20,6 +20,9 @@ _log = logging.getLogger(ACCESS)
 
 _MOST_WAITING = 1000
 _PATH_CHARACTERS = 200
+# Asked every few seconds by whatever watches the server: no line is written of those that succeed.
+_PROBES = frozenset({"/-/live", "/-/ready", "/-/metrics"})
+_OK = 200
 
 ReadStatus = Callable[[Scope], int]
 """Returns the status of the response to a request, by its ASGI scope; 0 if there was none."""
@@ -127,6 +130,8 @@ class AccessLog:
 
     def _write_if_complete(self, request: _Request) -> None:
         if request.seconds is None or request.is_unread or not _log.isEnabledFor(logging.INFO):
+            return
+        if request.path in _PROBES and request.status == _OK:
             return
         self._waiting.pop(str(request.facts.get("exchange", "")), None)
         named = {"method": request.method, "path": request.path, "status": request.status, "client": request.client}

@@ -65,6 +65,12 @@ async def test_a_request_that_is_no_call_is_written_at_once(lines: list[str]) ->
     assert lines == ["method=POST path=/-/api/sessions status=401 seconds=2 client=10.0.0.1"]
 
 
+@pytest.mark.parametrize(("status", "count"), [(200, 0), (503, 1)])
+async def test_a_probe_is_written_only_if_it_fails(lines: list[str], status: int, count: int) -> None:
+    await Serving(status=status).ask("/-/ready")
+    assert len(lines) == count
+
+
 async def test_a_call_is_written_once_its_response_was_read(lines: list[str]) -> None:
     plan = Plan("e1", 0, "view", "epoch", tokens_client=900, tokens_upstream=300)
     serving = Serving(Planned("s1", plan), RECORDED)

@@ -5,10 +5,11 @@
 FROM python:3.11.14-slim-bookworm AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # "outlines": the grammars that outline source code, 190 MB more; "mcp": the MCP server, 26 MB more; "providers": litellm,
-# 105 MB more; or several of them.
+# 105 MB more; "telemetry": OpenTelemetry, 10 MB more; or several of them.
 ARG EXTRAS=""
 RUN python -m venv /venv
-COPY requirements.lock requirements-outlines.lock requirements-mcp.lock requirements-providers.lock /source/
+COPY requirements.lock requirements-outlines.lock requirements-mcp.lock requirements-providers.lock \
+     requirements-telemetry.lock /source/
 RUN set -e; for lock in requirements $(for extra in $EXTRAS; do echo "requirements-$extra"; done); do \
         /venv/bin/pip install --no-deps --require-hashes --requirement "/source/$lock.lock"; done
 COPY pyproject.toml README.md LICENSE /source/

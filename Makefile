@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: $(RUN) ## start the proxy; options in ARGS, such as ARGS="--port 9000"; EXTRAS="outlines mcp providers": with these
+run: $(RUN) ## start the proxy; options in ARGS, such as ARGS="--port 9000"; EXTRAS="outlines mcp providers telemetry": with these
 	@exec $(BIN)/palimpsest serve $(ARGS)
 
 install: $(RUN) ## install, and start nothing: then .venv/bin/palimpsest run -- CLIENT
@@ -61,13 +61,15 @@ format: $(VENV)/.dev ## bring the code into its form
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-lock: $(VENV)/.dev ## resolve pyproject.toml anew into the five locks; then make map
+lock: $(VENV)/.dev ## resolve pyproject.toml anew into the six locks; then make map
 	$(LOCK) --upgrade --output-file requirements.lock pyproject.toml
 	$(LOCK) --upgrade --output-file requirements-outlines.lock --extra outlines --constraint requirements.lock pyproject.toml
 	$(LOCK) --upgrade --output-file requirements-mcp.lock --extra mcp --constraint requirements.lock pyproject.toml
 	$(LOCK) --upgrade --output-file requirements-providers.lock --extra providers --constraint requirements-mcp.lock pyproject.toml
+	$(LOCK) --upgrade --output-file requirements-telemetry.lock --extra telemetry --constraint requirements-providers.lock pyproject.toml
 	$(LOCK) --upgrade --output-file requirements-dev.lock --all-extras --constraint requirements-outlines.lock \
-		--constraint requirements-mcp.lock --constraint requirements-providers.lock pyproject.toml
+		--constraint requirements-mcp.lock --constraint requirements-providers.lock \
+		--constraint requirements-telemetry.lock pyproject.toml
 
 map: $(VENV)/.dev ## make the map of models anew from the installed litellm
 	$(BIN)/python -m scripts.model_map
@@ -107,7 +109,11 @@ $(VENV)/.providers: requirements-providers.lock pyproject.toml | $(BIN)/python
 	$(call INSTALL,requirements-providers.lock,a minute)
 	@touch $@ $(VENV)/.run
 
-$(VENV)/.dev: requirements-dev.lock requirements-outlines.lock requirements-mcp.lock requirements-providers.lock requirements.lock \
-		pyproject.toml | $(BIN)/python
+$(VENV)/.telemetry: requirements-telemetry.lock pyproject.toml | $(BIN)/python
+	$(call INSTALL,requirements-telemetry.lock,half a minute)
+	@touch $@ $(VENV)/.run
+
+$(VENV)/.dev: requirements-dev.lock requirements-outlines.lock requirements-mcp.lock requirements-providers.lock requirements-telemetry.lock \
+		requirements.lock pyproject.toml | $(BIN)/python
 	$(call INSTALL,requirements-dev.lock,a few minutes)
-	@touch $@ $(VENV)/.outlines $(VENV)/.mcp $(VENV)/.providers $(VENV)/.run
+	@touch $@ $(VENV)/.outlines $(VENV)/.mcp $(VENV)/.providers $(VENV)/.telemetry $(VENV)/.run

@@ -1,18 +1,17 @@
 """The server's start: logging, wiring, and the banner that it prints. `proxy/shutdown` describes how it stops."""
 
 import asyncio
-import contextlib
 import functools
 import logging
 import math
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 import uvicorn
@@ -42,8 +41,8 @@ from proxy.server.api.messages import MessagesApi
 from proxy.server.context_api import ContextApi
 from proxy.server.doctor_api import DoctorApi
 from proxy.server.errors import Refused
-from proxy.server.health import Health, Metrics, UpstreamCircuits
-from proxy.server.http11 import Http11Protocol, close_idle
+from proxy.server.health import Health, UpstreamCircuits
+from proxy.server.http11 import RESPONSE, Http11Protocol, close_idle
 from proxy.server.mcp.endpoint import McpEndpoint, load_sdk
 from proxy.server.mcp.tools import McpTools
 from proxy.server.memory_api import MemoryApi
@@ -53,80 +52,23 @@ from proxy.server.search_api import SearchApi
 from proxy.server.sessions_api import SessionsApi
 from proxy.shutdown import DrainingServer, call_when_unused, cancel_start_on_sigterm
 from proxy.store.memory_files import write_memory
+from proxy.telemetry.access_log import AccessLog
+from proxy.telemetry.log_lines import configure_logging
+from proxy.telemetry.metrics import Metrics, measure_disk
 from proxy.upstream.origin import leads_back, name_address
 from proxy.upstream.policy import UpstreamPolicy
 from proxy.upstream.tokenizer import has_encoder
 from proxy.wire import FORMATS
 from proxy.worker.outlines import has_grammars
 
+if TYPE_CHECKING:
+    from proxy.telemetry.tracing import Tracing
+
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
 _UVICORN_SECONDS = 3  # uvicorn's own limit is this much later than ours, so that it is never reached
-_REPEATS_SECONDS = 60.0
 
 _log = logging.getLogger("palimpsest")
-
-
-class RepeatCountingStream(logging.StreamHandler[TextIO]):
-    """Writes the first of equal log lines and counts the others. A minute later or at exit one line gives the count."""
-
-    def __init__(self, stream: TextIO, now: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(stream)
-        self._now = now
-        self._written: dict[tuple[str, int, str, str], _Line] = {}  # the oldest first
-        self._timer: threading.Timer | None = None
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, or count it if it has been written before. Called with the handler's lock held."""
-        now = self._now()
-        self._write_counts_before(now - _REPEATS_SECONDS)
-        problem = repr(record.exc_info[1]) if record.exc_info else ""
-        key = (record.name, record.levelno, record.getMessage(), problem)
-        line = self._written.get(key)
-        if line is None:
-            self._written[key] = _Line(record, now)
-            super().emit(record)
-            return
-        line.count, line.last = line.count + 1, now
-        if self._timer is None:
-            self._timer = threading.Timer(_REPEATS_SECONDS, self._write_counts)
-            self._timer.daemon = True
-            self._timer.start()
-
-    def close(self) -> None:
-        """Write the counts that are still due. `logging` calls this when the process ends."""
-        with self.lock or contextlib.nullcontext():
-            if self._timer is not None:
-                self._timer.cancel()
-            self._write_counts_before(math.inf)
-        super().close()
-
-    def _write_counts(self) -> None:
-        with self.lock or contextlib.nullcontext():
-            self._timer = None
-            self._write_counts_before(math.inf)
-
-    def _write_counts_before(self, time: float) -> None:
-        """Forget the lines first written before `time`, and write how often each of them was repeated."""
-        while self._written and (line := next(iter(self._written.values()))).first <= time:
-            del self._written[next(iter(self._written))]
-            if line.count:
-                super().emit(line.sum_up())
-
-
-@dataclass
-class _Line:
-    """A line that was written, and how often it has been repeated since."""
-
-    record: logging.LogRecord
-    first: float
-    last: float = 0.0
-    count: int = 0
-
-    def sum_up(self) -> logging.LogRecord:
-        record, took = self.record, self.last - self.first
-        text = f"{record.getMessage()} (repeated {self.count} times in {took:.0f} s)"
-        return logging.LogRecord(record.name, record.levelno, record.pathname, record.lineno, text, (), None)
 
 
 class CannotListen(ProxyError):
@@ -142,13 +84,8 @@ def serve(settings: Settings, *, until_unused: bool = False, companion: Companio
 
     With a companion it says nothing of itself at the start. Return 0, or 1 if it could not start or has lost records.
     """
-    logging.basicConfig(
-        handlers=[RepeatCountingStream(sys.stderr)],
-        level=logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
-    _log.setLevel(logging.INFO if companion is None else logging.WARNING)
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # server/http11 logs bad requests itself
+    log = settings.log_policy()
+    configure_logging(log if companion is None else replace(log, level="warning"))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(settings, until_unused=until_unused, companion=companion))
@@ -194,6 +131,8 @@ async def _run(settings: Settings, *, until_unused: bool, companion: Companion |
         try:
             policy = replace(policy, hop_id=engine.hop_id)
             app, health = build_app(engine, settings, policy)
+            access = _log_access(app, engine, settings)
+            tracing = _trace_calls(engine, settings)
             port = listener.getsockname()[1]
             if companion is None:
                 _print_banner(settings, policy, port)
@@ -204,7 +143,8 @@ async def _run(settings: Settings, *, until_unused: bool, companion: Companion |
             health.is_starting = True
             engine.tasks.spawn(_warm(engine, health))
             _mirror_memory(engine, settings)
-            server = DrainingServer(configure(app, policy, engine), health, engine.tasks, policy.drain_seconds)
+            served = configure(access or app, policy, engine)
+            server = DrainingServer(served, health, engine.tasks, policy.drain_seconds)
             engine.descriptors.add_holder(lambda: close_idle(server.server_state.connections))
             stop = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, server.stop)
             if until_unused:
@@ -216,12 +156,42 @@ async def _run(settings: Settings, *, until_unused: bool, companion: Companion |
                 await server.serve([listener])
             seconds_left = server.seconds_left
             trimmer.stop()
+            if access is not None:
+                access.close()
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
         finally:
             await engine.close(seconds_left)
         if lost := engine.archive.health.lost_at_stop:
             raise StoreUnavailable(
                 f"{lost} records were lost, because the log could not be written; see the errors above"
             )
+
+
+def _log_access(app: ASGIApp, engine: Engine, settings: Settings) -> AccessLog | None:
+    """Return the application with a line for each request, or None if none is wanted: then it costs nothing."""
+    if not settings.log.access:
+        return None
+    access = AccessLog(app, lambda scope: scope["extensions"][RESPONSE].status)
+    access.subscribe(engine.bus)
+    return access
+
+
+def _trace_calls(engine: Engine, settings: Settings) -> "Tracing | None":
+    """Make a span for each call, if the settings name a collector. Raises ConfigError without the extra."""
+    policy = settings.telemetry.policy()
+    if not policy.endpoint:
+        return None
+    if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter") is None:
+        what = "needs the extra telemetry; make run EXTRAS=telemetry, or pip install 'palimpsest[telemetry]'"
+        raise ConfigError([Problem("telemetry.endpoint", what)])
+    from proxy.telemetry.tracing import Tracing  # noqa: PLC0415 - its library takes 0.1 s, and few need it
+
+    servers = {upstream.name: upstream.base_url for upstream in settings.upstream_policies()}
+    tracing = Tracing(policy, servers)
+    tracing.subscribe(engine.bus)
+    engine.exchanges.mark = tracing.mark
+    return tracing
 
 
 async def _warm(engine: Engine, health: Health) -> None:
@@ -250,18 +220,22 @@ def _mirror_memory(engine: Engine, settings: Settings) -> None:
 
 def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple[ASGIApp, Health]:
     """Return the ASGI application over an engine, and its health."""
+    circuits = UpstreamCircuits((upstream.name for upstream in engine.upstreams), engine.bus)
+    prices = PriceList(engine.models.card, settings.providers())
     metrics = Metrics(
         lambda: engine.archive.health,
         lambda: len(engine.tasks),
         lambda: engine.descriptors.shortages,
         lambda: engine.index.health,
+        price=prices.price,
+        disk=functools.partial(measure_disk, settings.store_policy().path),
+        circuits=lambda: circuits.states,
     )
     metrics.subscribe(engine.bus)
-    circuits = UpstreamCircuits((upstream.name for upstream in engine.upstreams), engine.bus)
     refuses = settings.store.on_failure == "refuse"
     health = Health(
         lambda: engine.relay.problem,
-        metrics,
+        metrics.render,
         refuses=refuses,
         upstreams=circuits.describe,
         index=lambda: asdict(describe_health(engine.index.health)),
@@ -269,9 +243,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     contexts = ContextApi(
         engine.archive, engine.epoch_admin, engine.manual_compaction, engine.models.counter.count_messages
     )
-    sessions = SessionsApi(
-        engine.archive, SavingsInputs(PriceList(engine.models.card, settings.providers()), settings.budget_policy())
-    )
+    sessions = SessionsApi(engine.archive, SavingsInputs(prices, settings.budget_policy()))
     find_tenant = functools.partial(engine.tenants.find_reader, is_open=policy.has_own_key)
     tools = McpTools(engine.archive, engine.recall, SystemClock(), settings.recall_policy())
     app = build_routes(
@@ -402,5 +374,9 @@ def _print_banner(settings: Settings, policy: ServerPolicy, port: int) -> None:
         ("base URL", f"{address}/v1"),
         ("page", page if is_seen else f"{page} (`palimpsest open --print` writes the link with the token)"),
     ]
+    if settings.log.format == "json":
+        told = "; ".join(f"{label}: {text}" for label, text in facts if label != "version")
+        _log.info("started. %s", told, extra={"version": __version__})
+        return
     sys.stderr.write("".join(f"{label:>10}  {text}\n" for label, text in facts))
     sys.stderr.flush()

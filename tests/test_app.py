@@ -1,17 +1,15 @@
 """The whole server as its own process: how it starts, what it prints, and what it logs."""
 
 import asyncio
-import io
 import json
-import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from proxy.app import RepeatCountingStream
+from proxy import __version__
 from proxy.running import find_address, find_link
 from tests.support.http_proxy import HttpProxy
 from tests.support.scripted import LAST_CHUNK, ScriptedUpstream, Wire, answer, chunk, dial, request
@@ -174,108 +172,6 @@ async def test_a_directory_that_cannot_be_used_is_told_with_the_way_out(tmp_path
     assert b"Traceback" not in said
 
 
-# --- log lines -------------------------------------------------------------------------------------------------------
-
-
-class Lines:
-    """What is written of what is logged, on a clock of the test's."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._stream = io.StringIO()
-        self.handler = RepeatCountingStream(self._stream, lambda: self.now)
-
-    def log(self, text: str, *values: object, after: float = 0.0, error: Exception | None = None) -> None:
-        """Log a line when some time has passed."""
-        self.now += after
-        kind = (type(error), error, None) if error is not None else None
-        self.handler.handle(logging.LogRecord("palimpsest", logging.WARNING, "app.py", 1, text, values, kind))
-
-    def read(self) -> list[str]:
-        """The lines."""
-        return self._stream.getvalue().splitlines()
-
-
-@pytest.fixture
-def lines() -> Iterator[Lines]:
-    """A log of its own."""
-    made = Lines()
-    yield made
-    made.handler.close()
-
-
-def test_equal_lines_are_counted_and_not_repeated(lines: Lines) -> None:
-    for _ in range(14):
-        lines.log("no room: %s", "disk full", after=0.5)
-    assert lines.read() == ["no room: disk full"]
-    lines.log("another", after=52.0)
-    assert lines.read() == ["no room: disk full", "another"]
-    lines.log("another", after=2.0)
-    assert lines.read()[2:] == ["no room: disk full (repeated 13 times in 6 s)"]
-    lines.log("no room: %s", "disk full")
-    assert lines.read()[3:] == ["no room: disk full"]
-
-
-def test_a_line_that_came_once_is_not_told_again(lines: Lines) -> None:
-    lines.log("once")
-    lines.log("later", after=61.0)
-    lines.handler.close()
-    assert lines.read() == ["once", "later"]
-
-
-def test_lines_that_differ_are_all_written(lines: Lines) -> None:
-    lines.log("no room: %s", "disk full")
-    lines.log("no room: %s", "quota")
-    lines.log("failed", error=ValueError("a"))
-    lines.log("failed", error=ValueError("b"))
-    assert lines.read() == [
-        "no room: disk full",
-        "no room: quota",
-        "failed",
-        "ValueError: a",
-        "failed",
-        "ValueError: b",
-    ]
-
-
-def test_what_was_counted_is_told_at_the_end(lines: Lines) -> None:
-    lines.log("failed", error=ValueError("a"))
-    lines.log("failed", after=3.0, error=ValueError("a"))
-    lines.handler.close()
-    assert lines.read() == ["failed", "ValueError: a", "failed (repeated 1 times in 3 s)"]
-
-
-def test_what_was_counted_is_told_though_nothing_else_is_logged(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[Callable[[], None]] = []
-
-    class Timer:
-        """A timer that the test lets go off."""
-
-        daemon = False
-
-        def __init__(self, seconds: float, call: Callable[[], None]) -> None:
-            assert seconds == 60.0
-            self._call = call
-
-        def start(self) -> None:
-            started.append(self._call)
-
-        def cancel(self) -> None:
-            started.clear()
-
-    monkeypatch.setattr("threading.Timer", Timer)
-    for _ in range(3):
-        lines.log("again", after=1.0)
-    (go_off,) = started
-    go_off()
-    assert lines.read() == ["again", "again (repeated 2 times in 2 s)"]
-    lines.log("again")
-    lines.log("again")
-    assert len(started) == 2
-    lines.handler.close()
-    assert not started
-
-
 async def test_why_a_call_failed_and_why_a_request_was_refused_is_said(
     upstream: ScriptedUpstream, tmp_path: Path
 ) -> None:
@@ -293,9 +189,34 @@ async def test_why_a_call_failed_and_why_a_request_was_refused_is_said(
         code, said = await server.end()
     assert code == 0
     failed, refused, repeated = said.splitlines()
-    assert failed.endswith("failed, status 0: the upstream closed the connection before it responded")
-    assert "a request from 127.0.0.1 was refused: this is not a valid HTTP/1.1 request: Invalid method" in refused
+    assert "a call failed, status 0: the upstream closed the connection before it responded session=" in failed
+    assert "a request was refused: this is not a valid HTTP/1.1 request: Invalid method" in refused
+    assert refused.endswith(" client=127.0.0.1")
     assert "(repeated 2 times in " in repeated
+
+
+async def test_a_log_of_json_is_json_from_its_first_line_and_tells_requests(
+    upstream: ScriptedUpstream, tmp_path: Path
+) -> None:
+    upstream.answer_with(answer(b'{"id":"x"}', "Content-Type: application/json"))
+    async with running(upstream, tmp_path, log__format="json", log__access=True) as server:
+        async with await server.connect() as client:
+            client.send(ASK)
+            assert (await client.read_answer()).status == 200
+            client.send(request("GET", "/-/api/sessions?key=secret"))
+            assert (await client.read_answer()).status == 401
+        server.tell()
+        code, said = await server.end()
+    lines = [json.loads(line) for line in (server.announced + said).splitlines()]
+    assert (code, "secret" in said) == (0, False)
+    assert lines[0]["attributes"] == {"service.version": __version__}
+    told = {line["attributes"]["url.path"]: line["attributes"] for line in lines if line["body"] == "request served"}
+    assert told["/-/api/sessions"]["http.response.status_code"] == 401
+    call = told["/v1/chat/completions"]
+    assert call["http.response.status_code"] == 200
+    assert call["gen_ai.conversation.id"]
+    assert call["palimpsest.completeness"] == "complete"
+    assert 0 < call["palimpsest.duration_seconds"] < 60
 
 
 async def refuse_to_start(flags: dict[str, object]) -> bytes:

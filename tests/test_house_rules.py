@@ -25,6 +25,7 @@ LONG_FUNCTIONS = {"proxy/assembly.py: build_engine": 75}
 MOST_MODULES = {"proxy/store/sqlite": 18, "proxy/context": 19}
 # Imports a function may hold, by file: what many runs do not need and what costs start-up time.
 LAZY_IMPORTS: dict[str, set[str]] = {
+    "proxy/app.py": {"proxy.telemetry.tracing"},
     "proxy/assembly.py": {"proxy.upstream.httpx_client", "proxy.upstream.litellm_client"},
     "proxy/running.py": {"proxy.upstream.httpx_client"},
     "proxy/upstream/tokenizer.py": {"splintr"},

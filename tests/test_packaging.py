@@ -25,7 +25,8 @@ from tests.support.scripted import LIMIT
 ROOT = Path(__file__).parents[1]
 CORE, DEVELOPERS = "requirements.lock", "requirements-dev.lock"
 OUTLINES, MCP, PROVIDERS = "requirements-outlines.lock", "requirements-mcp.lock", "requirements-providers.lock"
-LOCKS = (CORE, OUTLINES, MCP, PROVIDERS, DEVELOPERS)
+TELEMETRY = "requirements-telemetry.lock"
+LOCKS = (CORE, OUTLINES, MCP, PROVIDERS, TELEMETRY, DEVELOPERS)
 MEGABYTE = 1_000_000
 
 
@@ -88,7 +89,8 @@ def test_a_lock_names_no_place_to_download_from(lock: str) -> None:
         (OUTLINES, ("outlines",)),
         (MCP, ("mcp",)),
         (PROVIDERS, ("providers",)),
-        (DEVELOPERS, ("outlines", "mcp", "providers", "dev")),
+        (TELEMETRY, ("telemetry",)),
+        (DEVELOPERS, ("outlines", "mcp", "providers", "telemetry", "dev")),
     ],
 )
 def test_a_lock_is_what_pip_would_install_and_no_more(lock: str, extras: tuple[str, ...]) -> None:
@@ -105,17 +107,18 @@ def test_a_lock_is_what_pip_would_install_and_no_more(lock: str, extras: tuple[s
 
 def test_tests_run_with_the_versions_that_are_shipped() -> None:
     tested = locked(DEVELOPERS)
-    for lock in (CORE, OUTLINES, MCP, PROVIDERS):
+    for lock in (CORE, OUTLINES, MCP, PROVIDERS, TELEMETRY):
         assert {name: tested.get(name) for name in locked(lock)} == locked(lock)
     assert {name: distribution(name).version for name in tested} == tested
 
 
 def test_what_few_people_need_is_an_extra() -> None:
-    assert set(project()["optional-dependencies"]) == {"outlines", "mcp", "providers", "dev"}
-    heavy = {"litellm", "mcp", "tiktoken", "tree-sitter", "tree-sitter-language-pack"}
+    assert set(project()["optional-dependencies"]) == {"outlines", "mcp", "providers", "telemetry", "dev"}
+    heavy = {"litellm", "mcp", "opentelemetry-sdk", "tiktoken", "tree-sitter", "tree-sitter-language-pack"}
     assert heavy & set(locked(CORE)) == set()
     assert heavy & set(locked(OUTLINES)) == {"tree-sitter", "tree-sitter-language-pack"}
     assert heavy & set(locked(MCP)) == {"mcp"}
+    assert heavy & set(locked(TELEMETRY)) == {"opentelemetry-sdk"}
     assert heavy & set(locked(PROVIDERS)) == {"litellm", "mcp", "tiktoken"}
     assert locked(PROVIDERS)["litellm"] not in ("1.82.7", "1.82.8"), "these were tampered with"
     library, *_ = (Requirement(each) for each in project()["optional-dependencies"]["providers"])
@@ -138,7 +141,7 @@ def test_the_package_imports_nothing_that_a_core_install_lacks() -> None:
     outlines = {
         module for module, names in providers.items() if {"tree-sitter", "tree-sitter-language-pack"} & {*names}
     }
-    extra = {"outline_program.py": outlines, "sdk.py": {"mcp", "mcp_types"}}
+    extra = {"outline_program.py": outlines, "sdk.py": {"mcp", "mcp_types"}, "tracing.py": {"opentelemetry"}}
     for path in sorted((ROOT / "proxy").rglob("*.py")):
         imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import)]
         froms = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
@@ -209,6 +212,7 @@ def recipe_of(target: str) -> str:
         (("EXTRAS=outlines",), [OUTLINES]),
         (("EXTRAS=mcp",), [MCP]),
         (("EXTRAS=providers",), [PROVIDERS]),
+        (("EXTRAS=telemetry",), [TELEMETRY]),
         (("EXTRAS=outlines providers",), [OUTLINES, PROVIDERS]),
     ],
 )

@@ -7,6 +7,7 @@ a client with another upstream than the configured one gets a directory below, s
 
 import asyncio
 import contextlib
+import json
 import re
 import shutil
 import signal
@@ -410,6 +411,9 @@ def _find_reason(output: str) -> str:
     lines = [line for line in output.splitlines() if line.strip()]
     if not lines:
         return f"it did not start in {_START_SECONDS:.0f} s"
+    if lines[-1].startswith("{"):  # log.format: json
+        with contextlib.suppress(ValueError, LookupError):
+            return str(json.loads(lines[-1])["body"])
     return re.sub(r"^(?:[\d-]+ [\d:,]+ \w+ palimpsest[\w.]*|palimpsest:) ?", "", lines[-1])
 
 

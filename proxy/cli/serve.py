@@ -18,6 +18,7 @@ from proxy.cli.services import (
 from proxy.config import load_settings
 from proxy.context.budget import AUTO_CEILING
 from proxy.model.exchange import Mode
+from proxy.telemetry.policy import Level
 
 UpstreamOption = Annotated[
     str | None,
@@ -41,6 +42,11 @@ DrainOption = Annotated[
 DurabilityOption = Annotated[
     Literal["full", "normal"] | None, typer.Option(help="full: records survive a power loss too. [default: normal]")
 ]
+LogLevelOption = Annotated[Level | None, typer.Option(help="The least that is logged. [default: info]")]
+LogFormatOption = Annotated[
+    Literal["text", "json"] | None, typer.Option(help="json: one JSON object a line. [default: text]")
+]
+AccessLogOption = Annotated[bool | None, typer.Option("--access-log", help="Log each request, without its content.")]
 
 
 def serve(
@@ -56,6 +62,9 @@ def serve(
     idle_timeout: IdleTimeoutOption = None,
     drain: DrainOption = None,
     durability: DurabilityOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+    access_log: AccessLogOption = None,
     until_unused: Annotated[
         bool, typer.Option("--until-unused", help="End, too, when no `palimpsest run` uses the data directory.")
     ] = False,
@@ -68,6 +77,9 @@ def serve(
         "server.admin_token": admin_token,
         "server.drain_seconds": drain,
         "store.durability": durability,
+        "log.level": log_level,
+        "log.format": log_format,
+        "log.access": access_log,
         "budget.ceiling_tokens": ceiling,
         "data": data,
         "mode": mode,

@@ -29,6 +29,7 @@ from proxy.config.value_types import (
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.server.policy import ServerPolicy
 from proxy.store.policy import Durability, StorePolicy
+from proxy.telemetry.policy import Level, LogPolicy, TelemetryPolicy
 from proxy.upstream.policy import Auth, Kind, UpstreamPolicy
 
 _SERVER = ServerPolicy()
@@ -355,3 +356,45 @@ class StoreSettings(Section):
             what = "spool_bytes must be at least twice record_cap_bytes, or large records never fit"
             raise PydanticCustomError("room", what)
         return self
+
+
+_LOG = LogPolicy()
+
+
+class LogSettings(Section):
+    """What the server writes to standard error."""
+
+    level: Level = Field(_LOG.level, description="debug, info, warning or error: the least that is written.")
+    format: Literal["text", "json"] = Field(
+        _LOG.format, description="text, or json: one object a line, with the field names of OpenTelemetry's logs."
+    )
+    access: bool = Field(
+        _LOG.access,
+        description="Write a line for each request: method, path, status, seconds, session, tokens; never its content.",
+    )
+
+
+_TELEMETRY = TelemetryPolicy()
+
+
+class TelemetrySettings(Section):
+    """Traces by OpenTelemetry (docs/operations.md); needs the extra telemetry."""
+
+    endpoint: BaseUrl | Literal[""] = Field(
+        _TELEMETRY.endpoint,
+        description="Base URL of a collector that takes OTLP over HTTP, such as http://localhost:4318. Without: none.",
+    )
+    headers: dict[HeaderName, Secret] = Field({}, description="Headers for it, such as its API key.")
+    service_name: str = Field(
+        _TELEMETRY.service_name, min_length=1, description="The name under which it shows this server (service.name)."
+    )
+
+    capture_content: bool = Field(
+        _TELEMETRY.capture_content,
+        description="Whether spans have the messages of requests and responses: these then leave this machine.",
+    )
+
+    def policy(self) -> TelemetryPolicy:
+        """Return where spans go."""
+        headers = {name: value.get_secret_value() for name, value in self.headers.items()}
+        return TelemetryPolicy(self.endpoint, headers, self.service_name, self.capture_content)

@@ -21,7 +21,15 @@ from proxy.config.context_sections import (
     TurnsSettings,
 )
 from proxy.config.errors import ConfigError, Problem
-from proxy.config.sections import ServerSettings, SessionsSettings, StoreSettings, UpstreamSettings, reveal
+from proxy.config.sections import (
+    LogSettings,
+    ServerSettings,
+    SessionsSettings,
+    StoreSettings,
+    TelemetrySettings,
+    UpstreamSettings,
+    reveal,
+)
 from proxy.config.value_types import DirectoryPath, HeaderName, Secret, TenantName
 from proxy.context.budget import BudgetPolicy, MemoryMark
 from proxy.context.conversation import BuilderPolicy
@@ -34,6 +42,7 @@ from proxy.model.epoch import Strategy
 from proxy.model.exchange import Mode
 from proxy.server.policy import ServerPolicy
 from proxy.store.policy import StorePolicy
+from proxy.telemetry.policy import LogPolicy
 from proxy.upstream.policy import UpstreamPolicy
 from proxy.wire.headers import is_loopback
 
@@ -63,6 +72,8 @@ class Settings(BaseSettings):
     data: DirectoryPath = Field(
         Path("~/.palimpsest"), validate_default=True, description="Directory of the log and the generated admin token."
     )
+    log: LogSettings = LogSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
     server: ServerSettings = ServerSettings()
     upstreams: tuple[UpstreamSettings, ...] = Field(
         (UpstreamSettings(),),
@@ -182,6 +193,10 @@ class Settings(BaseSettings):
             has_own_key=self._has_own_key,
             tenant_keys=self._list_tenant_keys() if server.require_tenant else None,
         )
+
+    def log_policy(self) -> LogPolicy:
+        """Return what is logged, and how."""
+        return LogPolicy(**self.log.model_dump())
 
     def engine_policy(self) -> EnginePolicy:
         """Return the policy of the engine."""

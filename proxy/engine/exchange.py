@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,11 +36,17 @@ from proxy.wire.headers import OWN_PREFIX, accept_identity_only, drop_beta, list
 
 _log = logging.getLogger("palimpsest.requests")
 
+MarkHeaders = Callable[[OpenExchange, Headers, bytes], Headers]
+"""Returns the headers of a request as they are sent, with its place in a trace. The body is empty if it streams."""
+
 _REFUSED_FORM = frozenset({400, 413, 422})
 
 
 class ExchangeService:
-    """Carries client calls. A TaskRunner holds every call until its record is complete."""
+    """Carries client calls. A TaskRunner holds every call until its record is complete.
+
+    `mark` is None unless calls are traced.
+    """
 
     def __init__(
         self,
@@ -54,6 +60,7 @@ class ExchangeService:
         recall: RecallRounds | None = None,
         histories: HeldHistories | None = None,
     ) -> None:
+        self.mark: MarkHeaders | None = None
         self._histories = histories
         self._recall = recall
         self._policy = policy
@@ -143,12 +150,14 @@ class ExchangeService:
         options: RequestOptions,
         held: HeldExchange | None = None,
     ) -> None:
+        arrived = self._relay.clock.monotonic()
         # adds its session, its upstream, and which of its messages are new
         request, build = await self._resolver.resolve(incoming, form, options, held)
         if held is not None and self._histories is not None:
             self._histories.note_sent(held, request.exchange)
         _add_labels(client, request)
         exchange = self._open(request, form, client)
+        exchange.arrived = arrived
         if isinstance(request, ManagedRequest) and request.clearing is not None:
             add = partial(_add_cleared, self._controller.states, request, request.clearing, exchange.plans)
             exchange.client = EditingClient(client, add, form.clearing_sign)
@@ -160,7 +169,7 @@ class ExchangeService:
         exchange.is_urgent = request.is_stream
         self._prepare(request, exchange, outgoing)
         is_edited = isinstance(request, ManagedRequest) and request.clearing is not None
-        await self._relay.carry(exchange, _bind(request, exchange, form, is_edited=is_edited), outgoing.body)
+        await self._relay.carry(exchange, self._bind(request, exchange, form, is_edited=is_edited), outgoing.body)
         if held is None and self._histories is not None:
             self._histories.forget(request.session.id)  # its answer is the end of the newest path now
 
@@ -283,7 +292,7 @@ class ExchangeService:
         if body != own:
             unmanaged = Retry(own, Round(exchange.id, 1, exchange.upstream, keep_sent(own)))
             exchange.make_retries = partial(UnmanagedRetry, unmanaged)
-        await self._relay.carry(exchange, _bind(request, exchange, form, is_edited=is_edited), body)
+        await self._relay.carry(exchange, self._bind(request, exchange, form, is_edited=is_edited), body)
 
     async def _carry_stream(self, incoming: ClientRequest, body: RequestBody | None, client: Client) -> None:
         self._check_log()
@@ -297,7 +306,30 @@ class ExchangeService:
 
         exchange.make_records, exchange.has_body = make_records, body is None
         content = CapturedBody(body, passed, exchange) if body is not None else b""
-        await self._relay.carry(exchange, _bind(request, exchange), content)
+        await self._relay.carry(exchange, self._bind(request, exchange), content)
+
+    def _bind(
+        self, request: ResolvedRequest, exchange: OpenExchange, form: Format | None = None, *, is_edited: bool = False
+    ) -> Send:
+        """Return a function that sends a body with the method, target and headers of the client's request.
+
+        A response that may be held back must be readable, and so must one that `is_edited`: such requests ask for no
+        content-encoding. A body of ours may need a header that the client does not send.
+        """
+        is_read = exchange.is_guarded or exchange.rounds is not None or is_edited
+        own = accept_identity_only(request.headers) if is_read else request.headers
+        mark = self.mark
+        own = drop_beta(own, form.clearing_beta) if form is not None and is_edited else own
+
+        def send(body: bytes | RequestBody) -> Awaitable[UpstreamResponse]:
+            headers = own
+            if form is not None and isinstance(body, bytes) and body is not request.body:
+                headers = form.add_needed_headers(own, body)
+            if mark is not None:
+                headers = mark(exchange, headers, body if isinstance(body, bytes) else b"")
+            return request.upstream.send(request.method, request.target, headers, body)
+
+        return send
 
     def _read_unheld(self, headers: Headers) -> RequestOptions:
         """Return the options of a request that has no history. Raises BadRequest."""
@@ -365,28 +397,10 @@ class CapturedBody:
 
 
 def _note_uncounted(error: Exception) -> None:
-    _log.error("what is sent for a request could not be found, so the client's own is counted", exc_info=error)
-
-
-def _bind(
-    request: ResolvedRequest, exchange: OpenExchange, form: Format | None = None, *, is_edited: bool = False
-) -> Send:
-    """Return a function that sends a body with the method, target and headers of the client's request.
-
-    A response that may be held back must be readable, and so must one that `is_edited`: such requests ask for no
-    content-encoding. A body of ours may need a header that the client does not send.
-    """
-    is_read = exchange.is_guarded or exchange.rounds is not None or is_edited
-    own = accept_identity_only(request.headers) if is_read else request.headers
-    own = drop_beta(own, form.clearing_beta) if form is not None and is_edited else own
-
-    def send(body: bytes | RequestBody) -> Awaitable[UpstreamResponse]:
-        headers = own
-        if form is not None and isinstance(body, bytes) and body is not request.body:
-            headers = form.add_needed_headers(own, body)
-        return request.upstream.send(request.method, request.target, headers, body)
-
-    return send
+    _log.error(
+        "a request to count tokens could not be rewritten, so the client's own is counted. Please report this line",
+        exc_info=error,
+    )
 
 
 def _note_source(states: StateReader, request: ManagedRequest) -> list[Record]:

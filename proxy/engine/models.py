@@ -154,7 +154,7 @@ class Models:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 content = await _fetch(upstream, headers)
         except (ProxyError, ValueError, TimeoutError) as error:
-            _log.debug("the upstream %s does not list its models: %s", upstream.name, error)
+            _log.debug("the upstream does not list its models: %s", error, extra={"upstream": upstream.name})
             return
         await asyncio.to_thread(self._catalog.note_listing, upstream.name, content)
         self._forget()
@@ -234,8 +234,9 @@ class OverflowWatch:
         if signs <= _MOST_IN_A_ROW:
             self._due.put(view, True)
         _log.warning(
-            "exchange %s: %s accepted a request to %s that is too long for it (%s)",
-            *(event.exchange, sent.upstream, sent.model, found.kind),
+            "%s accepted a request to %s that is too long for it (%s); set upstreams.window to its real window",
+            *(sent.upstream, sent.model, found.kind),
+            extra={"exchange": event.exchange, "session": sent.session, "upstream": sent.upstream, "model": sent.model},
         )
         named = event.exchange, sent.session, sent.upstream, sent.model
         self._bus.publish(SilentOverflowSeen(*named, found.kind, found.window, most - 1))
@@ -381,8 +382,9 @@ class CacheCalibrator:
         if known.is_missing and not before.is_missing:
             upstream, model = key
             _log.warning(
-                "%s reports again and again that its cache reads hardly anything for %s; epochs are priced by that",
+                "the cache of %s reads hardly anything for %s; epochs are priced by that (upstreams.cache)",
                 *key,
+                extra={"upstream": upstream, "model": model},
             )
             self._bus.publish(CacheDiffers(exchange, upstream, model, known.read))
 

@@ -211,6 +211,8 @@ class OpenExchange:
     plans: list[Plan | None] = field(default_factory=list)  # what was decided for what is sent, the newest last
     is_guarded: bool = False  # hold the next response back until its content begins, even if its status says success
     after_send: list[Callable[[], None]] = field(default_factory=list)  # for `run_after_send`
+    arrived: float = 0.0  # when the whole request was there; 0 if its body streams through
+    overhead: float | None = None  # seconds from then until it was sent
     opening: Opening | None = None
     commit: "asyncio.Future[bool] | None" = None
     # The state of the current round, `k` being its number.

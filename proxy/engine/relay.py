@@ -37,6 +37,7 @@ Send = Callable[[bytes | RequestBody], Awaitable[UpstreamResponse]]
 # Seconds that a record waits to share its commit with others, and that deferred work waits for a quick response.
 _COMPANY_SECONDS = 0.003
 _OK, _ERROR, _TOO_MANY = 200, 400, 429
+_ENDINGS: dict[Completeness, str] = {"failed": "failed", "truncated": "broke off"}
 
 _log = logging.getLogger("palimpsest")
 
@@ -122,8 +123,10 @@ class RoundRecorder:
         assert opening is not None, "the opening is recorded with the outcome at the latest"
         if outcome.completeness not in ("complete", "aborted"):  # the line contains no body, query value or credential
             reason = outcome.error or "unknown reason"
-            told = (exchange.id, exchange.upstream, outcome.completeness, outcome.status, reason)
-            _log.warning("exchange %s (%s): %s, status %d: %s", *told)
+            named = {"exchange": exchange.id, "session": opening.session.id, "upstream": exchange.upstream}
+            _log.warning(
+                "a call %s, status %d: %s", _ENDINGS[outcome.completeness], outcome.status, reason, extra=named
+            )
         first_byte_s = outcome.timings.first_byte_ms / 1000
         is_readable = exchange.format is not None and outcome.size > 0
         self._bus.publish(
@@ -143,6 +146,7 @@ class RoundRecorder:
                 is_final=exchange.is_final,
                 model=opening.model,
                 is_unreached=exchange.is_unreached,
+                overhead_s=exchange.overhead,
             )
         )
         if outcome.status == _TOO_MANY or has_rate_limits(outcome.headers):
@@ -170,7 +174,7 @@ class Relay:
         self.archive = archive
         self.recorder = RoundRecorder(archive, reader, bus, clock)
         self._durability = durability
-        self._clock = clock
+        self.clock = clock
 
     @property
     def problem(self) -> str:
@@ -189,7 +193,7 @@ class Relay:
 
     def abandon(self, exchange: OpenExchange) -> None:
         """Record a round that was cancelled before anything was sent."""
-        exchange.began = self._clock.monotonic()
+        exchange.began = self.clock.monotonic()
         self.recorder.end_round(exchange, None, "aborted")
 
     async def carry(self, exchange: OpenExchange, send: Send, body: bytes | RequestBody) -> None:
@@ -223,7 +227,7 @@ class Relay:
             if exchange.retries is not None and status < _ERROR:
                 await exchange.retries.accept()
             if exchange.make_retries is not None and (status in REFUSED or (exchange.is_guarded and status in SUCCESS)):
-                hold = find_hold(exchange, exchange.make_retries, response, self._clock)
+                hold = find_hold(exchange, exchange.make_retries, response, self.clock)
                 if hold is not None:
                     if (retry := await self._find_retry(exchange, response, hold)) is not None:
                         return retry
@@ -242,7 +246,7 @@ class Relay:
             return await self._relay_round(exchange, response, rounds, b"")
         refusal = None
         if response.status in REFUSED:
-            hold = ResponseHold(exchange, exchange.retries, response, self._clock)
+            hold = ResponseHold(exchange, exchange.retries, response, self.clock)
             if (retry := await self._find_retry(exchange, response, hold, rounds)) is not None:
                 return retry
             refusal = Refusal(response.status, response.headers, hold.held)
@@ -264,7 +268,7 @@ class Relay:
                 is_ended = await self._pass_round(exchange, response, rounds, begun)
             except UpstreamUnreachable as error:
                 break_off = str(error)
-            completeness, ended_at = ("complete" if break_off is None else "truncated"), self._clock.monotonic()
+            completeness, ended_at = ("complete" if break_off is None else "truncated"), self.clock.monotonic()
             exchange.run_after_send()  # the plan of a further round needs that of the first
             retry = await rounds.find_next(exchange.k) if break_off is None else None
             kept = await self.recorder.redact(exchange, response)
@@ -295,7 +299,7 @@ class Relay:
             await self._wait_until_durable(exchange)
             exchange.client.start(response.status, set_length(forward_response(rounds.head), None))
             exchange.is_head_sent = True
-        stream = StreamRelay(exchange, response.headers, self._clock)
+        stream = StreamRelay(exchange, response.headers, self.clock)
         if begun:
             stream.pass_on(begun)
         while not stream.held and not response.is_ended:
@@ -339,7 +343,9 @@ class Relay:
             await self._pass_trailers(exchange, response)
 
     async def _await_head(self, exchange: OpenExchange, sending: Awaitable[UpstreamResponse]) -> UpstreamResponse:
-        exchange.began = self._clock.monotonic()
+        exchange.began = self.clock.monotonic()
+        if exchange.arrived and exchange.overhead is None:
+            exchange.overhead = exchange.began - exchange.arrived
         flushing: asyncio.TimerHandle | None = None
 
         def note_sent() -> None:
@@ -361,7 +367,7 @@ class Relay:
         finally:
             if flushing is not None:
                 flushing.cancel()
-        exchange.head_at = self._clock.monotonic()
+        exchange.head_at = self.clock.monotonic()
         return response
 
     def _flush_early(self, exchange: OpenExchange) -> None:
@@ -385,7 +391,7 @@ class Relay:
             refusal = await hold.hold()
             if refusal is None:
                 return None
-            completeness, ended_at = "complete", self._clock.monotonic()
+            completeness, ended_at = "complete", self.clock.monotonic()
             if rounds is not None:
                 retry = await rounds.find_retry(refusal, exchange.k)
             else:
@@ -446,7 +452,7 @@ class Relay:
             return begun + await self._read(exchange, response), True
         await self._wait_until_durable(exchange)
         exchange.client.start(response.status, forward_response(response.headers))
-        stream = StreamRelay(exchange, response.headers, self._clock)
+        stream = StreamRelay(exchange, response.headers, self.clock)
         if begun:
             stream.pass_on(begun)
         while not stream.held and not response.is_received:
@@ -458,7 +464,7 @@ class Relay:
 
     async def _read(self, exchange: OpenExchange, response: UpstreamResponse) -> bytes:
         content = await response.read()
-        exchange.keep_piece(content, self._clock)
+        exchange.keep_piece(content, self.clock)
         return content
 
     async def _embed(self, exchange: OpenExchange, response: UpstreamResponse) -> bytes:

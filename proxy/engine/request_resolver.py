@@ -131,7 +131,10 @@ class RequestResolver:
         try:
             resolved = await self._resolve(request, form, caller, exchange, options, held=held)
         except Exception:  # noqa: BLE001 - a boundary: a body that we cannot read is still a call to carry
-            _log.exception("exchange %s: its request was not understood; it is sent as it came", exchange)
+            _log.exception(
+                "a request was not understood and is sent as it came. Please report this line",
+                extra={"exchange": exchange},
+            )
             resolved = None
         if held is not None and (resolved is None or not isinstance(resolved[0], ManagedRequest)):
             self._lineage.close(exchange)
@@ -195,7 +198,8 @@ class RequestResolver:
             body = build()
         except Exception:  # noqa: BLE001 - a boundary: a body that cannot be related to earlier ones is kept whole
             _log.exception(
-                "exchange %s: its body could not be related to earlier ones; it is kept whole", request.exchange
+                "a body could not be related to earlier ones; it is kept whole, which takes more space",
+                extra={"exchange": request.exchange, "session": request.session.id},
             )
             body = self._keep_whole(request.body)
         return Opening(

@@ -16,7 +16,7 @@ from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.ports import Archive
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.errors import StoreUnavailable
-from proxy.model.events import AnswerRead, ReadingFailed
+from proxy.model.events import AnswerRead, ReadingFailed, ResponseRead
 from proxy.model.exchange import Answer, Headers, Reading, Usage
 from proxy.wire.body import decode_content
 from proxy.wire.credentials import redact
@@ -197,6 +197,8 @@ class ResponseReader:
             told, usage = read_diagnosis(answer.value), answer.usage or Usage()
             named = received.exchange, received.k
             self._bus.publish(AnswerRead(*named, usage, received.first_byte_s, answer.finish, told))
+        if received.kind != "hidden":
+            self._bus.publish(ResponseRead(received.exchange, reading.answer, answer.finish))
 
     def _make_reading(self, received: UnreadAnswer, answer: Answer, rendered: bytes) -> Reading:
         """Build the reading for the log, and redact it again: joined events of a stream may contain a credential."""
@@ -261,10 +263,15 @@ class UnreadResponses:
             taken = await self.take_up()
             await self._reader.finish()
         except StoreUnavailable as error:
-            _log.warning("what earlier responses say is not read before the next start: %s", error)
+            _log.warning(
+                "what responses from before the start say could not be read; the next start tries again: %s", error
+            )
             return
         finally:
             self._bus.unsubscribe(failures.append)
         if failed := [failure for failure in failures if failure.exchange in taken]:
             first = (len(failed), failed[0].error)
-            _log.info("%d responses from before the start cannot be read and stay unread; the first: %s", *first)
+            _log.info(
+                "%d responses from before the start cannot be read and stay unread; the log has them. The first: %s",
+                *first,
+            )

@@ -74,7 +74,9 @@ class TaskRunner:
     def _let_go(self, task: "asyncio.Task[None]") -> None:
         self.held.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a background task failed; calls go on", exc_info=error)
+            _log.error(
+                "a background task failed inside the proxy; calls go on. Please report this line", exc_info=error
+            )
 
 
 class EventBus:
@@ -99,7 +101,9 @@ class EventBus:
             try:
                 waiting = subscriber(event)
             except Exception:  # noqa: BLE001 - a boundary: a subscriber must not reach the publisher
-                _bus_log.exception("handling of the event %s failed; the call goes on", type(event).__name__)
+                _bus_log.exception(
+                    "handling the event %s failed; the call goes on. Please report this line", type(event).__name__
+                )
                 continue
             if waiting is not None:
                 self._tasks.spawn(_wait_for(waiting))
@@ -161,7 +165,7 @@ class Descriptors:
         self.shortages += 1
         count = sum([let_go() for let_go in self._holders])
         _descriptor_log.warning(
-            "nearly all of the %d file descriptors are taken (ulimit -n): %s",
+            "nearly all of the %d file descriptors are taken; raise the limit (ulimit -n, LimitNOFILE): %s",
             self._limit,
             "idle connections are closed" if count else "no connection is idle, so new ones are refused",
         )

@@ -15,6 +15,7 @@ class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
 
     If it `is_readable`, a reading or ReadingFailed follows. If it is not `is_final`, another round of the exchange
     follows, and the client gets nothing of this one. If it `is_unreached`, no response came from the upstream.
+    `overhead_s` passed from the whole request of a client to sending it, the first time; None if that is unknown.
     """
 
     exchange: str
@@ -32,6 +33,7 @@ class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
     is_final: bool = True
     model: str = ""
     is_unreached: bool = False
+    overhead_s: float | None = None
 
 
 class AnswerRead(msgspec.Struct, frozen=True, gc=False):
@@ -87,6 +89,17 @@ class ReadingFailed(msgspec.Struct, frozen=True, gc=False):
 
     exchange: str
     error: str
+
+
+class ResponseRead(msgspec.Struct, frozen=True, gc=False):
+    """The response that a client got was read, and what it says is on its way to the log as `answer`, in JSON.
+
+    `AnswerRead` came before, if it says anything about its usage. In place of both there may be ReadingFailed.
+    """
+
+    exchange: str
+    answer: bytes
+    finish: str = ""
 
 
 class Planned(msgspec.Struct, frozen=True, gc=False):
@@ -282,6 +295,7 @@ Event = (
     | PromptSent
     | CacheUsed
     | ReadingFailed
+    | ResponseRead
     | Planned
     | EpochOpened
     | CeilingUnreachable

@@ -273,7 +273,7 @@ class Http11Protocol(asyncio.Protocol):
         self.connection.closer.close()
 
     def _log_refusal(self, reason: str) -> None:
-        _log.warning("a request from %s was refused: %s", self._client[0], reason)
+        _log.warning("a request was refused: %s", reason, extra={"client": self._client[0]})
 
     def _refuse_head(self, status: int, code: str, message: str) -> None:
         self._refusal = status, code, message

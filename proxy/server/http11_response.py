@@ -247,6 +247,7 @@ class Http11Response:
         self.keep_alive = keep_alive
         self.has_more_body = True
         self.is_started = self.is_complete = self.is_disconnected = False
+        self.status = 0
         self.on_disconnect: Callable[[], object] | None = None
         self._is_head_request = method == "HEAD"
         self._is_http10 = is_http10
@@ -314,6 +315,7 @@ class Http11Response:
         if self.is_disconnected:
             return
         self.is_started = True
+        self.status = status
         self._expects_continue = False
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
         length = None
@@ -387,7 +389,10 @@ class Http11Response:
     def end_task(self, task: "asyncio.Task[None]") -> None:
         """Log the error of a task that has failed, and end a response that the task has left unfinished."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("serving a request failed", exc_info=error)
+            _log.error(
+                "serving a request failed inside the proxy; the client got a 500. Please report this line",
+                exc_info=error,
+            )
         if self.is_complete or self.is_disconnected:
             return
         if self.is_started or task.cancelled():

@@ -233,7 +233,10 @@ class WorkerProcess:
     async def _exchange(self, frame: bytes) -> Result:
         """Send the frame of a job and return its result. Start the process if it does not run."""
         if self._process is not None and self._process.returncode is not None:
-            _log.warning("the worker process has ended (code %d) and is started again", self._process.returncode)
+            _log.warning(
+                "the worker process has ended (code %d; -9: the system lacked memory) and is started again",
+                self._process.returncode,
+            )
             self._process = None
         process = self._process or await self._start()
         assert process.stdin is not None, "it was started with pipes"

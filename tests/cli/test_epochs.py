@@ -9,6 +9,7 @@ from msgspec import structs
 
 from proxy.cli.terminal import UNKNOWN, Screen
 from proxy.cli.views.epochs import format_epochs
+from proxy.engine.reports.context import EpochDocument, ReferenceDocument
 from proxy.model.epoch import Epoch, Original
 from tests.cli.commands import call
 from tests.support.fake_log import EXCHANGE, FakeLog
@@ -43,9 +44,9 @@ def test_epochs_are_told_with_their_reason_and_what_they_left(capsys: pytest.Cap
 
 
 def test_a_wide_terminal_has_references_and_the_model_too() -> None:
-    document = {"n": 1, "exchange": "x1", "why": "soft", "view": "gpt-5 (turns)", "references": [1, 2]}
-    document |= {"tokens_before": 1900, "tokens_after": 300, "opened_ms": 1_700_000_000_000}
-    row = format_epochs([document], {"x1": 24}, Screen(160)).splitlines()[3]
+    references = [ReferenceDocument(f"abcdefgh2{n}", n, n + 1, 0) for n in range(2)]
+    epoch = EpochDocument(1, "e1", "gpt-5 (turns)", "", "soft", "x1", 1_700_000_000_000, 3, 1900, 300, references)
+    row = format_epochs([epoch], {"x1": 24}, Screen(160)).splitlines()[3]
     assert row.endswith("it pays, above the soft mark  2023-11-14 22:13:20 UTC           2  gpt-5")
 
 

@@ -22,7 +22,7 @@ def test_all_who_hold_some_let_go(idle: tuple[int, int], said: str, caplog: pyte
     with caplog.at_level(logging.WARNING):
         assert descriptors.relieve() == sum(idle)
     (record,) = caplog.records
-    assert "nearly all of the 128 file descriptors are taken (ulimit -n)" in record.getMessage()
+    assert "nearly all of the 128 file descriptors are taken; raise the limit (ulimit -n" in record.getMessage()
     assert said in record.getMessage()
     assert descriptors.shortages == 1
 

@@ -45,7 +45,7 @@ async def test_a_subscriber_that_fails_is_logged_and_the_next_one_hears(caplog: 
     with caplog.at_level(logging.ERROR):
         bus.publish(EVENT)
     assert heard == [EVENT]
-    assert "handling of the event ReadingFailed failed" in caplog.text
+    assert "handling the event ReadingFailed failed" in caplog.text
 
 
 async def test_an_asynchronous_subscriber_gets_a_task_that_the_runner_holds() -> None:

@@ -546,7 +546,7 @@ async def test_a_session_that_is_not_found_in_time_keeps_its_ceiling_and_the_log
     assert (blind.plan.rung, len(again.epochs)) == ("plan", 2)
     assert blind.plan.tokens_upstream is not None
     assert blind.plan.tokens_upstream <= blind.plan.usable
-    assert f"exchange {blind.exchange}: the log did not say in time which session" in caplog.text
+    assert "the log did not say in time which session" in caplog.text
 
 
 async def test_while_the_log_cannot_be_read_the_ceiling_is_kept_and_below_it_nothing_is_opened() -> None:

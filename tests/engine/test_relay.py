@@ -6,7 +6,7 @@ import pytest
 
 from proxy.engine.policy import EnginePolicy
 from proxy.model.errors import UpstreamUnreachable
-from proxy.model.events import ExchangeRecorded, ReadingFailed
+from proxy.model.events import ExchangeRecorded, ReadingFailed, ResponseRead
 from proxy.model.exchange import ClientRequest, Headers, Opening, Outcome, Reading, Round, Trailer
 from proxy.model.lineage import Reply, Step
 from tests.support.engine import (
@@ -356,8 +356,9 @@ async def test_the_records_of_a_call_come_in_order_and_its_event_once() -> None:
     await call.finish()
     kinds = [type(record) for each in call.archive.appended for record in each.records]
     assert kinds == [Opening, Round, Step, Outcome, Reading, Reply]
-    (event,) = call.engine.events
+    event, read = call.engine.events
     assert isinstance(event, ExchangeRecorded)
+    assert (type(read), read.exchange) == (ResponseRead, "x1")
     assert (event.exchange, event.status, event.completeness, event.upstream) == ("x1", 200, "complete", "main")
     assert (event.request_size, event.received_size) == (len(REQUEST.body), len(STREAMED))
 

@@ -130,8 +130,8 @@ async def test_what_cannot_be_read_stays_unread_and_its_number_is_said_once(
     assert [reading.exchange for reading in setup.engine.archive.of(Reading)] == ["x4"]
     assert tell_failures(setup) == ["x3", "x2", "x1"]
     assert caplog.messages == [
-        "3 responses from before the start cannot be read and stay unread; the first: ValueError: the answer is not"
-        " a JSON object"
+        "3 responses from before the start cannot be read and stay unread; the log has them."
+        " The first: ValueError: the answer is not a JSON object"
     ]
     setup.assert_nothing_in_mind()
     caplog.clear()
@@ -204,8 +204,11 @@ async def test_where_the_log_does_not_say_what_goes_before_an_answer_stays_unrea
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (StoreUnavailable("no disk"), "what earlier responses say is not read before the next start: no disk"),
-        (IndexError("damaged"), "a background task failed; calls go on"),
+        (
+            StoreUnavailable("no disk"),
+            "what responses from before the start say could not be read; the next start tries again: no disk",
+        ),
+        (IndexError("damaged"), "a background task failed inside the proxy; calls go on. Please report this line"),
     ],
 )
 async def test_a_log_that_cannot_be_read_stops_no_start(

@@ -138,9 +138,12 @@ def test_a_client_that_is_not_there_is_named(provider: Provider, tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_no_proxy_can_start_the_client_runs_as_it_is(provider: Provider, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_where_no_proxy_can_start_the_client_runs_as_it_is(provider: Provider, tmp_path: Path, form: str) -> None:
     script = 'echo "$OPENAI_BASE_URL $PALIMPSEST_DATA"; exit 5'
-    code, out, trouble = end(start(tmp_path, provider, "run", "--host", "192.0.2.1", "--", "sh", "-c", script))
+    code, out, trouble = end(
+        start(tmp_path, provider, "run", "--host", "192.0.2.1", "--", "sh", "-c", script, PALIMPSEST_LOG__FORMAT=form)
+    )
     assert (code, out) == (5, f"{provider.base_url} \n")
     [line] = trouble.splitlines()
     assert line.startswith("palimpsest: sh runs without the proxy, directly: cannot listen on 192.0.2.1:0")

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from proxy.assembly import open_log
 from proxy.config import Settings, load_settings
 from tests.support.scripted import ScriptedUpstream, Wire, chunk, dial, request, stream_head
@@ -110,8 +112,9 @@ async def running(
     try:
         assert process.stderr is not None
         async with asyncio.timeout(STARTING):
-            announced = (await process.stderr.readuntil(b"      page  ")).decode()
-            announced += (await process.stderr.readline()).decode()
+            announced = ""
+            while "/-/" not in announced:  # the last line of the banner, or the only line of JSON
+                announced += (await process.stderr.readline()).decode() or pytest.fail(announced)
         port = re.search(r":(\d+)/-/", announced)
         assert port is not None, announced
         server = Process(process, int(port[1]), announced, load_settings(None, every))

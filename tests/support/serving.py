@@ -35,13 +35,14 @@ from proxy.server.access import FindTenant
 from proxy.server.api.messages import MessagesApi
 from proxy.server.context_api import ContextApi
 from proxy.server.doctor_api import DoctorApi
-from proxy.server.health import Health, Metrics
+from proxy.server.health import Health
 from proxy.server.http11 import Http11Protocol, close_idle
 from proxy.server.memory_api import MemoryApi
 from proxy.server.policy import ServerPolicy
 from proxy.server.routes import build_routes
 from proxy.server.search_api import SearchApi
 from proxy.server.sessions_api import SessionsApi
+from proxy.telemetry.metrics import Metrics
 from proxy.upstream.client import DirectClient
 from proxy.upstream.policy import UpstreamPolicy
 from proxy.wire.anthropic_messages import AnthropicMessages
@@ -154,7 +155,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     exchanges, readings = _build_exchanges(plan, archive, forwarder, bus, tasks, controller)
     metrics = Metrics(lambda: archive.health, lambda: len(tasks), lambda: descriptors.shortages)
     metrics.subscribe(bus)
-    health = Health(lambda: archive.health.problem, metrics, refuses=plan.engine.on_failure == "refuse")
+    health = Health(lambda: archive.health.problem, metrics.render, refuses=plan.engine.on_failure == "refuse")
     gate = DurabilityWaiter(archive, plan.engine.commit_wait_ms)
     care = EpochAdmin(controller.states, archive, gate, bus, SystemIds())
     contexts = ContextApi(archive, care, plan.compacting, controller.states.models.counter.count_messages)

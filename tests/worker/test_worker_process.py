@@ -146,7 +146,7 @@ async def test_one_that_ends_between_jobs_loses_none(worker: WorkerProcess, capl
     assert (await worker.plan(await make_job())).plan.references
     assert worker.pid not in (None, killed)
     assert [record.getMessage() for record in caplog.records] == [
-        "the worker process has ended (code -9) and is started again"
+        "the worker process has ended (code -9; -9: the system lacked memory) and is started again"
     ]
 
 

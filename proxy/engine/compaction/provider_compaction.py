@@ -81,7 +81,11 @@ class ProviderCompaction:
             why = "it answered the user"
         if is_refused:
             self._refused.put(names, self._clock.monotonic() + _REFUSED_SECONDS)
-            _log.warning("%s of %s gives no compaction of its own, and is not asked for one: %s", *names[::-1], why)
+            _log.warning(
+                "the provider gives no compaction of its own, and is not asked for one for now: %s",
+                why,
+                extra={"upstream": names[0], "model": names[1]},
+            )
 
 
 def has_unused_compaction(request: SentRequest, live: Sequence[Summary]) -> bool:

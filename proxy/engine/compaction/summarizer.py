@@ -162,7 +162,7 @@ class Summarizer:
             return None
         if not (attempts.calls or is_needed):
             why = attempts.reason or "there is no model to ask"
-            _log.info("session %s: no summary for now: %s", job.request.session, why)
+            _log.info("no summary for now: %s", why, extra={"session": job.request.session})
             return None
         return await asyncio.to_thread(self.write_without_model, job, attempts)
 
@@ -474,5 +474,5 @@ def _make_summary(
 
 
 def _note_fault(attempts: SummaryAttempts, error: Exception) -> None:
-    _log.error("an attempt at a summary failed", exc_info=error)
+    _log.error("an attempt at a summary failed inside the proxy; the next model is asked", exc_info=error)
     attempts.problems.append(f"{type(error).__name__}: {error}")

@@ -239,4 +239,4 @@ def build_trigger(
 
 
 def _log_unknown_spending(error: Exception) -> None:
-    _log.error("what was spent today could not be read; no summary is paid for until a restart", exc_info=error)
+    _log.error("the log did not say what was spent today; no summary is paid for until a restart", exc_info=error)

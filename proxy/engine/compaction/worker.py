@@ -65,6 +65,7 @@ _ASSUMED_WINDOW = 128_000
 _BUSY = "a summary of this conversation is being made; ask again when it is there"
 _LOST = "another process has taken over this conversation's summaries, or another branch is at the same"
 _NOT_KEPT = "the log did not take a summary in time"
+_FAILED = "a summary could not be made; calls go on without it"
 
 Remember = Callable[[SummaryJob, Summary], Awaitable[object]]
 """Adds a summary that is in the log to the memory of its session, given the job that it was made for."""
@@ -235,7 +236,7 @@ class SummaryWorker:
         """Write a summary to the log, and use it from then on. Return False if the log did not accept it."""
         context = job.request.state.context
         if not await self.gate.confirm(self.archive.append(summary)):
-            _log.warning("session %s: %s", summary.session, _NOT_KEPT)
+            _log.warning("%s; it is made again later. See /-/ready", _NOT_KEPT, extra={"session": summary.session})
             return False
         for id in (*summary.supersedes, *summary.parents):
             if not any(id.encode() in epoch.edits for epoch in context.epochs):
@@ -296,7 +297,7 @@ class SummaryWorker:
         """Work on a branch in the background. A failure is logged."""
 
         def note(problem: Exception) -> None:
-            _log.error("session %s: a summary could not be made", request.session, exc_info=problem)
+            _log.error(_FAILED, exc_info=problem, extra={"session": request.session})
             self._postpone(request)
 
         await attempt(self._run_leased(lease, work), note)
@@ -307,7 +308,7 @@ class SummaryWorker:
         """Work on a branch for a manual compaction. A failure is logged, and reported in the result."""
 
         def note(problem: Exception) -> None:
-            _log.error("session %s: a summary could not be made", request.session, exc_info=problem)
+            _log.error(_FAILED, exc_info=problem, extra={"session": request.session})
             result.add_problem(f"{type(problem).__name__}: {problem}")
 
         result.is_refused = await attempt(self._run_leased(lease, work), note) is False
@@ -426,7 +427,11 @@ class SummaryWorker:
 
 
 def _log_forgotten(summary: Summary, error: Exception) -> None:
-    _log.error("session %s: a summary could not be added to memory", summary.session, exc_info=error)
+    _log.error(
+        "a summary could not be added to the memory of its session; the log has it",
+        exc_info=error,
+        extra={"session": summary.session},
+    )
 
 
 def _is_in_vain(job: SummaryJob, summary: Summary) -> bool:

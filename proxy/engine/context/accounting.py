@@ -120,7 +120,8 @@ class UsageAccounting:
             return self._sent.keep(request, outgoing.body, depth)
         except Exception:  # noqa: BLE001 - a boundary: the body is on its way
             _log.exception(
-                "exchange %s: the body sent could not be related to earlier ones; it is kept whole", request.exchange
+                "a body that was sent could not be related to earlier ones; it is kept whole, which takes more space",
+                extra={"exchange": request.exchange, "session": request.session.id},
             )
             return self._sent.keep_apart(outgoing.body)
 

@@ -98,7 +98,8 @@ class ContextController:
             outgoing = self._decide_at_once(request)
         except Exception:  # noqa: BLE001 - a boundary: `decide` tries again
             _log.exception(
-                "exchange %s: the first decision about the request failed; a second one follows", request.exchange
+                "the first decision about a request failed; a second one follows. Please report this line",
+                extra={"exchange": request.exchange, "session": request.session.id},
             )
             return None
         if outgoing is None:
@@ -145,8 +146,8 @@ class ContextController:
             counted = tell_unserved(request, self._accounting.account(state, sent, decision))
         except Exception:  # noqa: BLE001 - a boundary: the request is on its way
             _log.exception(
-                "exchange %s: the request could not be counted; what it costs and saves is not recorded",
-                request.exchange,
+                "a request could not be counted; what it costs and saves is not recorded. Please report this line",
+                extra={"exchange": request.exchange, "session": request.session.id},
             )
             counted = replace(outgoing, labels=(), uncounted=None)
         assert counted.plan is not None, "what keeps an epoch has a plan"
@@ -290,7 +291,9 @@ class ContextController:
     def _give_up(self, request: ManagedRequest, error: Exception) -> OutgoingRequest:
         """Return the client's own request after an error of the proxy."""
         _log.error(
-            "exchange %s: the request could not be managed and is sent as it came", request.exchange, exc_info=error
+            "a request could not be managed and is sent as it came. Please report this line",
+            exc_info=error,
+            extra={"exchange": request.exchange, "session": request.session.id},
         )
         problem = f"{type(error).__name__}: {error}"
         self._bus.publish(RungFailed(request.exchange, request.session.id, "plan", problem))

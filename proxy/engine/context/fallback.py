@@ -40,7 +40,9 @@ from proxy.wire import FORMATS
 Commit = Callable[[Epoch], Awaitable[bool]]
 """Writes an epoch, and what it refers to, to the log. Returns whether that succeeded."""
 
-_UNCOMPACTED = "it goes on without the provider's own compaction, which the upstream refused, or is to have no more"
+_UNCOMPACTED = (
+    "a session goes on without the provider's own compaction, which the upstream refused, or is to have no more"
+)
 # Seconds that a call waits for a plan that it can do without, because it is below its ceiling.
 SOFT_WAIT = 0.25
 # The size of what is sent in place of a request that was too long, as a share of it, if the limit is not known.
@@ -221,7 +223,7 @@ class FallbackChain:
         tokens += state.count_recalled(parent.depth) if parent.tool else 0
         state = msgspec.structs.replace(state, tool=parent.tool)
         epoch = _make_epoch(state, draft, parent.originals, wanted, tokens=tokens, now_ms=self._clock.now_ms())
-        _log.warning("session %s: %s", epoch.session, _UNCOMPACTED)
+        _log.warning("%s", _UNCOMPACTED, extra={"session": epoch.session})
         removed = tuple(state.list_bound())
         outgoing = OutgoingRequest("epoch", b"", tokens, epoch, is_opened=True, removed=removed)
         begun, _ = await self._try(state, "epoch", self._begin_reduced(state, outgoing, epoch, commit))
@@ -422,17 +424,23 @@ def _report_unreachable(bus: EventBus, state: RequestState, protected: int) -> N
     state.context.reported.add(state.view)
     shown, named = state.to_model_tokens(protected), (state.request.exchange, state.request.session.id)
     _log.warning(
-        "session %s: %d of %d usable tokens should stay as they are; some of it is shortened to keep the ceiling",
-        state.request.session.id,
+        "%d of %d usable tokens should stay as they are; some of it is shortened to keep the ceiling. Raise"
+        " budget.ceiling_tokens, or unpin messages",
         shown,
         state.to_model_tokens(state.budget.usable),
+        extra={"session": state.request.session.id},
     )
     bus.publish(CeilingUnreachable(*named, state.view, shown, state.to_model_tokens(state.budget.usable)))
 
 
 def _note_failure(bus: EventBus, state: RequestState, rung: Rung, error: Exception) -> None:
     problem = f"{type(error).__name__}: {error}"
-    _log.warning("exchange %s: level %r failed: %s; trying the next one", state.request.exchange, rung, problem)
+    _log.warning(
+        "fallback level %r failed: %s; trying the next one",
+        rung,
+        problem,
+        extra={"exchange": state.request.exchange, "session": state.request.session.id},
+    )
     bus.publish(RungFailed(state.request.exchange, state.request.session.id, rung, problem))
 
 

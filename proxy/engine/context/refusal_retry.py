@@ -113,7 +113,10 @@ class RefusalRetry:
         try:
             retry = await work
         except Exception:  # noqa: BLE001 - a boundary: the refusal goes to the client as it came
-            _log.exception("exchange %s: the refused request could not be sent in another form", self._request.exchange)
+            _log.exception(
+                "a refused request could not be sent in another form; the refusal goes on. Please report this line",
+                extra={"exchange": self._request.exchange, "session": self._request.session.id},
+            )
             return None
         if retry is None or retry.body in self._sent:
             return None
@@ -128,7 +131,10 @@ class RefusalRetry:
         try:
             await self._learn_form(self._level)
         except Exception:  # noqa: BLE001 - a boundary: the response is on its way to the client
-            _log.exception("exchange %s: the refusal of its epoch was not recorded", self._request.exchange)
+            _log.exception(
+                "that an upstream refused an epoch was not recorded; it may be refused again. Please report this line",
+                extra={"exchange": self._request.exchange, "session": self._request.session.id},
+            )
 
     @property
     def _is_small(self) -> bool:
@@ -170,7 +176,11 @@ class RefusalRetry:
         self._refused = state.epoch.id if state.epoch is not None else ""
         said = f"the upstream refused the rewritten request with {refusal.status}"
         # The upstream's message is not logged: it may quote a credential or the conversation. The record has it.
-        _log.warning("exchange %s: %s; sending it in another form", self._request.exchange, said)
+        _log.warning(
+            "%s; sending it in another form",
+            said,
+            extra={"exchange": self._request.exchange, "session": self._request.session.id},
+        )
         is_about_block = mentions_compaction(refusal.headers, refusal.content)
         if self._level is None and is_about_block and (retry := await self._send_uncompacted(state, said)):
             return retry

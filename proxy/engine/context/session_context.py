@@ -476,8 +476,8 @@ class SessionContexts:
                 context.reasoning.absorb(await self._archive.list_uses(session))
         except (StoreUnavailable, TimeoutError):
             _log.warning(
-                "session %s: the log did not say which reasoning is bound to an epoch; signed reasoning is left out",
-                session,
+                "the log did not say which reasoning is bound to an epoch; signed reasoning is left out. See /-/ready",
+                extra={"session": session},
             )
 
     def _settle(self, session: str, context: SessionContext) -> None:

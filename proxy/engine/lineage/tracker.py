@@ -271,9 +271,9 @@ class LineageTracker:
             self._resolver.record_recall(query)
         else:
             _log.warning(
-                "exchange %s: the log did not say in time which session it belongs to; it is recorded in %s alone",
-                query.exchange,
-                query.session.id,
+                "the log did not say in time which session a call belongs to; it is recorded in a session of its own."
+                " The disk is slow, or busy",
+                extra={"exchange": query.exchange, "session": query.session.id},
             )
         return is_answered
 

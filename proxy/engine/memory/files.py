@@ -111,4 +111,6 @@ class MemoryMirror:
     def _note_fault(self, error: Exception) -> None:
         if str(error) != self._fault:
             self._fault = str(error)
-            _log.error("the memory of sessions cannot be mirrored (memory.mirror): %s", error)
+            _log.error(
+                "the memory of sessions cannot be written to files, the log has it; check memory.mirror: %s", error
+            )

@@ -124,7 +124,11 @@ class SessionMemory:
             reports, known = count_items(await self.load(summary.session))
             remembered = entry(number=reports + 1, first_fact=known + 1)
             await self._append(remembered)
-        _log.info("session %s: remembered %s and %d facts", summary.session, format_episode(reports + 1), len(facts))
+        _log.info(
+            "remembered %s and %d facts",
+            *(format_episode(reports + 1), len(facts)),
+            extra={"session": summary.session},
+        )
         return remembered
 
     async def order(self, session: str, kind: OrderKind, item: str = "") -> None:

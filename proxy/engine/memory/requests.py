@@ -55,7 +55,7 @@ class MemoryRequests:
         try:
             await self.compaction.compact(session, options=ManualOptions())
         except (Conflict, NotFound) as error:
-            _log.info("session %s: no memory was made, though it was asked for: %s", session, error)
+            _log.info("no memory was made, though it was asked for: %s", error, extra={"session": session})
         if await memory.is_requested(session):
             await memory.order(session, "clear")
 
@@ -70,7 +70,9 @@ def follow_requests(compaction: MemoryCompaction, tasks: TaskRunner, bus: EventB
 
 
 def _log_failure(session: str, error: Exception) -> None:
-    _log.error("session %s: memory could not be made, though it was asked for; ask again", session, exc_info=error)
+    _log.error(
+        "memory could not be made, though it was asked for; ask again", exc_info=error, extra={"session": session}
+    )
 
 
 def _log_unknown(error: Exception) -> None:

@@ -56,7 +56,10 @@ class SnapshotMemory:
             async with asyncio.timeout(seconds):
                 await self._cover(request, starts)
         except (StoreUnavailable, TimeoutError):
-            _log.warning("session %s: memory of turns that are to leave could not be made in time", request.session)
+            _log.warning(
+                "memory of turns that are to leave was not made in time; they leave without it, the log has them",
+                extra={"session": request.session},
+            )
         try:
             stored = await self.memory.load(request.session)
             text = await self._render(request)
@@ -89,7 +92,7 @@ class SnapshotMemory:
         if spans:
             await self.worker.work_on_turns(request, spans, options, result)
         for problem in result.problems:
-            _log.info("session %s: a report on turns is no better: %s", request.session, problem)
+            _log.info("a report on turns is no better: %s", problem, extra={"session": request.session})
 
     async def _choose_start(self, request: SentRequest, starts: Sequence[int]) -> int:
         """Choose the place from which on messages stay, as the plan does once it has what memory shows."""

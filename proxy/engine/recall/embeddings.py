@@ -175,7 +175,7 @@ class Embedder:
             batch = await self.store.list_passages(session, self.model)
             result = await self._embed(request, batch, is_single=is_single)
         except (WorkerLost, StoreUnavailable) as error:
-            _log.info("session %s: no vectors for now: %s", session, error)
+            _log.info("no vectors are made for now, a later call tries again: %s", error, extra={"session": session})
             result = "later"
         finally:
             if result == "later":
@@ -206,7 +206,8 @@ class Embedder:
             made = VectorBatch(mark=batch.mark, since=batch.since, until=until, numbers=numbers, codes=tuple(codes))
             if problem := await self.store.keep_vectors(session, self.model, made):
                 self._unserved.add(request.upstream.name)
-                _log.warning("what %s makes is not asked for again until a restart: %s", self.model, problem)
+                told = "vectors cannot be used and are not asked for until a restart: %s. Check recall.embedding_model"
+                _log.warning(told, problem, extra={"model": self.model})
                 return "done"
         if not (batch.left or until < batch.until or not batch.is_current):
             return "done"
@@ -216,10 +217,15 @@ class Embedder:
         if failure.status in _UNSERVED:
             if upstream not in self._unserved:
                 self._unserved.add(upstream)
-                told = "%s has no /v1/embeddings with the model %s (status %d); it is not asked again until a restart"
-                _log.warning(told, upstream, self.model, failure.status)
+                told = (
+                    "/v1/embeddings was refused with status %d, and is not asked again until a restart; "
+                    "search goes on by words. Check recall.embedding_model"
+                )
+                _log.warning(told, failure.status, extra={"upstream": upstream, "model": self.model})
         else:
-            _log.info("%s made no vectors: %s", upstream, failure.reason)
+            _log.info(
+                "no vectors were made, a later call tries again: %s", failure.reason, extra={"upstream": upstream}
+            )
 
 
 def build_embedding(model: str, trigger: CompactionTrigger, store: PassageStore) -> Embed | None:

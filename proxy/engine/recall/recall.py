@@ -83,7 +83,7 @@ class Recall:
         except ProxyError as error:
             return _clean(f"The log cannot be read now: {error}. Go on with what you have.")
         except Exception:  # noqa: BLE001 - the model has to get a result for its call, whatever is wrong here
-            _log.exception("recall failed")
+            _log.exception("a recall failed inside the proxy; the model was told so. Please report this line")
             return "Recalling failed inside the proxy. Go on with what you have, or run what you need again."
 
     def prepare(self, scope: Scope) -> None:

@@ -171,7 +171,11 @@ class AnswerRounds:
         except ValueError as error:
             upstream = self._request.upstream.name
             if self._parts.states.offers.note_unreadable(upstream):
-                _log.warning("upstream %s gets no tool to recall from the next epoch on: %s", upstream, error)
+                _log.warning(
+                    "models get no tool to recall from the next epoch on, for a response cannot be read: %s",
+                    error,
+                    extra={"upstream": upstream},
+                )
             return False
         return True
 
@@ -245,7 +249,10 @@ class AnswerRounds:
         (end, self._body, self._tokens), self._asked = self._asked, None
         results = tuple([OwnResult(each.id, _NO_ROOM) for each in end.own])
         self._played[-1] = HiddenRound(end.answer, tuple([(each.id, each.text) for each in results]))
-        _log.warning("exchange %s: what was recalled does not fit; it goes on without", self._request.exchange)
+        _log.warning(
+            "what a model recalled does not fit into its window; the call goes on without it",
+            extra={"exchange": self._request.exchange, "session": self._request.session.id},
+        )
         return await self._make_next(end, results, k)
 
     def is_overflow(self, refusal: Refusal) -> bool:

@@ -307,7 +307,7 @@ class Indexer:
         """Drop what was begun. An index that is damaged is made anew by the next run."""
         text = advise(error) if isinstance(error, sqlite3.Error) else str(error)
         if text != self._fault and not isinstance(error, StoreUnavailable):  # else it is another process that fails
-            _log.warning("the index for search cannot be written now: %s", text)
+            _log.warning("the index for search cannot be written now, calls go on; see /-/ready: %s", text)
         self._fault = text
         is_damaged = str(getattr(error, "sqlite_errorname", "")).startswith(_DAMAGED)
         self._disconnect()
@@ -363,7 +363,9 @@ class Indexer:
         except (*FILE_ERRORS, OSError):
             raise
         except Exception:  # noqa: BLE001 - a boundary: a message that cannot be read must not end the index
-            _log.exception("exchange %s: a message of it cannot be searched", message.call.id)
+            _log.exception(
+                "a message cannot be found by search. Please report this line", extra={"exchange": message.call.id}
+            )
             return part
 
     def _index_message(self, session: IndexedSession, message: NewMessage, part: int) -> int:

@@ -20,7 +20,7 @@ from proxy.store.sqlite.schema import read_salt
 from proxy.store.sqlite.write_queue import WriteQueue
 from proxy.store.sqlite.writer import Writer, WriterInbox
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("palimpsest.store")
 
 # How long a read waits for pending records: a commit takes milliseconds, or tens of them under load.
 _MOST_LAG_SECONDS = 2.0
@@ -85,7 +85,10 @@ class SqliteArchive(SqliteReader):
         exposed = self._queue.exposed
         self._reported_exposed = min(self._reported_exposed, max(1, exposed))
         if exposed >= 2 * self._reported_exposed:
-            _log.error("%d records are in memory only, and lost if the server stops before the log takes them", exposed)
+            _log.error(
+                "%d records are in memory only, and lost if the server stops before the log takes them; see /-/ready",
+                exposed,
+            )
             self._reported_exposed = exposed
 
     def queue_recovered(self, rest: UnwrittenEntries) -> None:
@@ -187,7 +190,7 @@ def _report_unwritten(policy: StorePolicy, rest: UnwrittenEntries) -> None:
     )
     if policy.must_write:
         raise StoreUnavailable(f"{told}; start again once that is repaired.")
-    _log.error("%s, and written once that is repaired.", told)
+    _log.error("%s, and written once that is repaired", told)
 
 
 def _open_journal(policy: StorePolicy, connection: sqlite3.Connection, rest: UnwrittenEntries | None) -> Journal | None:

@@ -111,7 +111,7 @@ class Checkpoint:
         self._connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
 
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("palimpsest.store")
 
 _EXPIRE = "DELETE FROM lease WHERE until_ms <= ?"
 _ACQUIRE = """

@@ -21,7 +21,7 @@ from proxy.store.sqlite.journal import JournalContent, JournalPosition, journal_
 from proxy.store.sqlite.write_queue import QueuedWrite
 from proxy.store.sqlite.writer import Writer, WriterInbox
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("palimpsest.store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,9 @@ def _list_entries(content: JournalContent, place: int) -> tuple[list[QueuedWrite
     for records, end in content.read(place):
         place = end
         if records is None:
-            _log.error("an entry of the journal could not be decoded; its records are lost")
+            _log.error(
+                "an entry of the journal is damaged; its records are lost. `palimpsest verify` shows what is missing"
+            )
         else:
             entries.append(QueuedWrite(records, weigh_records(records), None, end, True))
     return entries, place
@@ -140,4 +142,6 @@ def _write(connection: sqlite3.Connection, policy: StorePolicy, entries: list[Qu
 
 
 def _warn(path: Path, error: Exception | str) -> None:
-    _log.warning("the last records of a killed server are still in %s: %s", path, error)
+    _log.warning(
+        "the last records of a killed server are still in %s, and read again by the next start: %s", path, error
+    )

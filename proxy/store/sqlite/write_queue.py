@@ -15,7 +15,7 @@ from proxy.model.log import Record, drop_derived, weigh_records
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.journal import Journal
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("palimpsest.store")
 
 # The most pending records before responses wait; they wait until half of these are left. Measured with 64 clients that
 # never pause, for 128 / 512 / 1,024: 2,480 / 2,590 / 3,050 calls a second, 99th percentile 57 / 40 / 40 ms (2,800 and

@@ -23,7 +23,7 @@ from proxy.store.sqlite.maintenance import Checkpoint, WriterTask
 from proxy.store.sqlite.transaction import TransactionWriter
 from proxy.store.sqlite.write_queue import QueuedWrite
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("palimpsest.store")
 
 _MAX_ENTRIES = 256
 _MAX_BYTES = 8 * 1024 * 1024
@@ -181,7 +181,12 @@ class Writer:
         # without the error's text, which may quote the content
         names = ", ".join(type(record).__name__ for record in entry.records)
         code = getattr(error, "sqlite_errorname", "")
-        _log.error("records of the kinds %s could not be stored: %s %s", names, type(error).__name__, code)
+        _log.error(
+            "records of the kinds %s could not be stored and are lost: %s %s. Please report this line",
+            names,
+            type(error).__name__,
+            code,
+        )
         if not refused:
             self._finish(entries, False)
             return
@@ -212,4 +217,6 @@ class Writer:
         try:
             self._checkpoint.run()
         except sqlite3.Error as error:
-            _log.warning("no checkpoint of the write-ahead log could be made: %s", error)
+            _log.warning(
+                "no checkpoint of the write-ahead log could be made; log.db-wal grows until one can: %s", error
+            )

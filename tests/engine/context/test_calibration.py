@@ -195,7 +195,7 @@ def test_a_window_that_was_full_is_learned_and_the_next_request_is_to_be_shorten
     assert not world.overflows.is_due("s", "gpt-4o-mini") and not world.overflows.is_due("s2", MODEL)
     seen = SilentOverflowSeen("x1", "s", UPSTREAM, MODEL, "stopped", 190_000, 190_000)
     assert world.events == [seen]
-    assert "exchange x1: main accepted a request to gpt-4o that is too long for it (stopped)" in caplog.text
+    assert "main accepted a request to gpt-4o that is too long for it (stopped); set upstreams.window" in caplog.text
     world.overflows.settle("s", MODEL)
     assert not world.overflows.is_due("s", MODEL)
 
@@ -299,7 +299,7 @@ def test_a_cache_that_keeps_nothing_is_reported_once_and_its_epochs_cost_no_read
         world.answer(Usage(10_000, 10, cached=0), f"x{number}")
         assert len(world.events) == (number >= 3)
     assert world.events == [CacheDiffers("x3", UPSTREAM, MODEL, 0.0)]
-    assert "its cache reads hardly anything for gpt-4o" in caplog.text
+    assert "the cache of main reads hardly anything for gpt-4o" in caplog.text
     assert bust == pytest.approx(9_000)
     assert world.tariff().price_cache_bust(10_000) == 0.0
 

@@ -108,8 +108,8 @@ async def test_a_failure_is_logged_once_and_a_session_without_a_conversation_is_
     for _ in range(2):
         made.mirror.note_change(shop.session)
         await made.run()
-    assert [record.message for record in caplog.records if "mirror" in record.message] == [
-        "the memory of sessions cannot be mirrored (memory.mirror): no space left"
+    assert [record.message for record in caplog.records if "memory.mirror" in record.message] == [
+        "the memory of sessions cannot be written to files, the log has it; check memory.mirror: no space left"
     ]
     made.problem = None
     made.mirror.note_change(shop.session)

@@ -253,7 +253,8 @@ async def test_an_upstream_without_embeddings_is_asked_once(status: int, caplog:
         assert await world.embedder.embed_query(QUERY) is None
     assert world.caller.texts == [["a"]]
     assert [each.getMessage() for each in caplog.records] == [
-        f"main has no /v1/embeddings with the model e (status {status}); it is not asked again until a restart"
+        f"/v1/embeddings was refused with status {status}, and is not asked again until a restart; "
+        "search goes on by words. Check recall.embedding_model"
     ]
 
 
@@ -278,7 +279,7 @@ async def test_vectors_of_another_length_end_it(caplog: pytest.LogCaptureFixture
         await world.run()
     assert world.caller.texts == [["a"]]
     assert [each.getMessage() for each in caplog.records] == [
-        "what e makes is not asked for again until a restart: they are too long"
+        "vectors cannot be used and are not asked for until a restart: they are too long. Check recall.embedding_model"
     ]
 
 

@@ -159,7 +159,8 @@ async def test_an_upstream_whose_encoding_is_not_read_gets_no_tool_from_the_next
             turn = await engine.send(history, tools=TOOLS, stream=True)
             assert find_header(turn.client.headers, b"content-encoding") == b"compress"
     assert [each.getMessage() for each in caplog.records] == [
-        "upstream main gets no tool to recall from the next epoch on: content-encoding 'compress' is not read here"
+        "models get no tool to recall from the next epoch on, for a response cannot be read:"
+        " content-encoding 'compress' is not read here"
     ]
     turns = [await engine.send(until(steps), tools=TOOLS) for steps in range(24, 50)]
     assert len(engine.epochs) > 1 and engine.epochs[0].tool == tool

@@ -397,7 +397,7 @@ def test_a_directory_that_is_gone_is_noticed(tmp_path: Path, now: Now) -> None:
 async def test_records_wait_while_the_log_is_gone_and_are_written_once_it_is_back(
     open_archive: Opener, policy: StorePolicy, disk: Disk
 ) -> None:
-    ear, log = Ear(), logging.getLogger("proxy.store.sqlite.writer")
+    ear, log = Ear(), logging.getLogger("palimpsest.store")
     log.addHandler(ear)
     archive = open_archive(look_ms=0)
     assert await archive.append(make_opening("e1"))

@@ -1,0 +1,1 @@
+"""What a running server tells its operators: log lines, access lines, metrics and traces."""

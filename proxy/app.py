@@ -37,6 +37,7 @@ from proxy.running import find_admin_token, note_address
 from proxy.server.access import AccessRules
 from proxy.server.context_api import ContextApi
 from proxy.server.errors import Refused
+from proxy.server.events_api import EventsApi
 from proxy.server.health import Health, Metrics, UpstreamCircuits
 from proxy.server.http11 import Http11Protocol, close_idle
 from proxy.server.inspector import Inspector
@@ -196,6 +197,7 @@ async def _run(settings: Settings, *, until_unused: bool) -> None:
             engine.tasks.spawn(_warm(engine, health))
             _mirror_memory(engine, settings)
             server = DrainingServer(_configure(app, policy, engine), health, engine.tasks, policy.drain_seconds)
+            server.ended_with_drain.append(engine.events.close)
             engine.descriptors.add_holder(lambda: close_idle(server.server_state.connections))
             if until_unused:
                 stop = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, server.stop)
@@ -272,6 +274,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         contexts=contexts,
         searches=SearchApi(engine.archive, engine.index, SystemClock().now_ms, engine.worker.rebuild_index),
         memory=MemoryApi(engine.memory_compaction.memory, engine.memory_compaction),
+        events=EventsApi(engine.archive, engine.events),
         find_tenant=find_tenant,
         mcp=McpEndpoint(tools, AccessRules(policy), find_tenant, policy),
     )

@@ -29,6 +29,8 @@ from proxy.engine.context.rewriter import Rewriter
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.tool_offers import NO_OFFERS, ToolOffers
 from proxy.engine.durability import DurabilityWaiter
+from proxy.engine.events.publisher import EventPublisher
+from proxy.engine.events.stream import EventStream
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import build_histories
 from proxy.engine.lineage.identity import Tenants
@@ -113,6 +115,7 @@ class Engine:
     index: SearchIndex
     recall: Recall
     tenants: Tenants
+    events: EventStream
     hop_id: str
 
     def prepare(self) -> None:
@@ -201,7 +204,21 @@ async def build_engine(settings: Settings) -> Engine:
     memory_compaction = _build_memory(settings, archive, durability, trigger, controller, routes=routes)
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker, epoch_admin)
-    return Engine(*parts, memory_compaction.manual, memory_compaction, index, recall, lineage.tenants, hop_id)
+    events = _build_events(settings, archive, bus, tasks, models)
+    return Engine(*parts, memory_compaction.manual, memory_compaction, index, recall, lineage.tenants, events, hop_id)
+
+
+def _build_events(
+    settings: Settings, archive: SqliteArchive, bus: EventBus, tasks: TaskRunner, models: Models
+) -> EventStream:
+    """Build the stream of events. Its ids begin with the time of the start: they differ from those of earlier runs."""
+    clock, call_later = SystemClock(), asyncio.get_running_loop().call_later
+    stream = EventStream(f"{clock.now_ms():x}", call_later, clock.now_ms)
+    prices = PriceList(models.card, settings.providers())
+    EventPublisher(
+        bus, stream, prices, number=archive.number_calls, tasks=tasks, call_later=call_later, now_ms=clock.now_ms
+    )
+    return stream
 
 
 def _list_routes(

@@ -222,8 +222,10 @@ class ExchangeService:
         """List the first records of an exchange, without the round if `outgoing` is not decided yet."""
         opening = self._resolver.make_opening(request, build)
         records: list[Record] = self._list_round(request, outgoing) if outgoing is not None else []
-        if held is not None and isinstance(request, ManagedRequest):
-            records.append(held.make_record(request))
+        if isinstance(request, ManagedRequest):
+            self._controller.note_recorded(request)
+            if held is not None:
+                records.append(held.make_record(request))
         step = request.step
         if step is None:
             return (opening, *records)

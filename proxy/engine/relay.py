@@ -143,6 +143,9 @@ class RoundRecorder:
                 is_final=exchange.is_final,
                 model=opening.model,
                 is_unreached=exchange.is_unreached,
+                k=exchange.k,
+                plan=exchange.plans[-1] if exchange.plans else None,
+                error=outcome.error,
             )
         )
         if outcome.status == _TOO_MANY or has_rate_limits(outcome.headers):

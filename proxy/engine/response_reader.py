@@ -16,7 +16,7 @@ from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.ports import Archive
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.errors import StoreUnavailable
-from proxy.model.events import AnswerRead, ReadingFailed
+from proxy.model.events import AnswerRead, AnswerUninformative, ReadingFailed, ReplyRecorded
 from proxy.model.exchange import Answer, Headers, Reading, Usage
 from proxy.wire.body import decode_content
 from proxy.wire.credentials import redact
@@ -193,10 +193,14 @@ class ResponseReader:
         elif received.kind == "stitched":
             self._lineage.close(received.exchange)
         self._archive.append(reading, *([reply] if reply is not None else []), is_urgent=False)
+        if reply is not None and self._bus.has_subscriber(ReplyRecorded):
+            self._bus.publish(ReplyRecorded(received.exchange, [row.node for row in reply.nodes]))
         if answer.usage is not None or answer.finish:
             told, usage = read_diagnosis(answer.value), answer.usage or Usage()
             named = received.exchange, received.k
             self._bus.publish(AnswerRead(*named, usage, received.first_byte_s, answer.finish, told))
+        else:
+            self._bus.publish(AnswerUninformative(received.exchange, received.k))
 
     def _make_reading(self, received: UnreadAnswer, answer: Answer, rendered: bytes) -> Reading:
         """Build the reading for the log, and redact it again: joined events of a stream may contain a credential."""

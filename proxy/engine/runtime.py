@@ -93,6 +93,10 @@ class EventBus:
         for kind, subscribers in self._by_type.items():
             self._by_type[kind] = tuple([each for each in subscribers if each != subscriber])
 
+    def has_subscriber(self, kind: type[Event]) -> bool:
+        """Return whether anybody subscribes to events of this type, so that one that is costly need not be made."""
+        return bool(self._by_type.get(kind))
+
     def publish(self, event: Event) -> None:
         """Call the subscribers. An asynchronous one runs in its own task."""
         for subscriber in self._by_type.get(type(event), ()):

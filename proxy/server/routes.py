@@ -16,6 +16,7 @@ from proxy.server.access import START_PAGE, AccessMiddleware, AccessRules, FindT
 from proxy.server.client import BodyBudget, ServedClient, Share, read_request
 from proxy.server.context_api import ContextApi
 from proxy.server.errors import render_body
+from proxy.server.events_api import EventsApi
 from proxy.server.health import Health
 from proxy.server.inspector import BrowserClient, Inspector, is_browser_at_root
 from proxy.server.memory_api import MemoryApi
@@ -112,6 +113,7 @@ def build_routes(
     contexts: ContextApi,
     searches: SearchApi,
     memory: MemoryApi,
+    events: EventsApi,
     mcp: ASGIApp,
     find_tenant: FindTenant,
 ) -> ASGIApp:
@@ -135,6 +137,7 @@ def build_routes(
         *sessions.list_routes(),
         *contexts.list_routes(),
         *memory.list_routes(),
+        *events.list_routes(),
         *searches.list_own_routes(),
     ]
     table = [

@@ -19,6 +19,8 @@ from proxy.context.budget import BudgetPolicy
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.durability import DurabilityWaiter
+from proxy.engine.events.publisher import EventPublisher
+from proxy.engine.events.stream import EventStream
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.memory.memory import SessionMemory
 from proxy.engine.models import PriceList
@@ -32,6 +34,7 @@ from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import Opening, Outcome
 from proxy.server.access import FindTenant
 from proxy.server.context_api import ContextApi
+from proxy.server.events_api import EventsApi
 from proxy.server.health import Health, Metrics
 from proxy.server.http11 import Http11Protocol, close_idle
 from proxy.server.inspector import Inspector
@@ -67,6 +70,7 @@ class Served:
     forwarder: DirectClient
     bus: EventBus
     readings: ResponseReader
+    events: EventStream
 
     async def connect(self) -> Wire:
         """A client's connection."""
@@ -153,6 +157,16 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     contexts = ContextApi(archive, care, plan.compacting, controller.states.models.counter.count_messages)
     sessions = SessionsApi(archive, SavingsInputs(PriceList(controller.states.models.card), BudgetPolicy(plan.ceiling)))
     memory: Any = SessionMemory(archive=cast(Any, archive), gate=gate, clock=SystemClock())
+    events = EventStream("run", loop.call_later, SystemClock().now_ms)
+    EventPublisher(
+        bus,
+        events,
+        PriceList(controller.states.models.card),
+        number=archive.number_calls,
+        tasks=tasks,
+        call_later=loop.call_later,
+        now_ms=SystemClock().now_ms,
+    )
     policy = replace(plan.server, has_own_key=bool(plan.api_key))
     app = build_routes(
         policy,
@@ -162,6 +176,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
         sessions=sessions,
         contexts=contexts,
         memory=MemoryApi(memory, cast(Any, None)),
+        events=EventsApi(archive, events),
         mcp=Response(status_code=404),
         searches=SearchApi(archive, plan.index, SystemClock().now_ms, plan.index.look),
         find_tenant=plan.find_tenant,
@@ -185,11 +200,12 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = await loop.create_server(make, sock=listener)
-        served = Served(listener.getsockname()[1], archive, health, tasks, state, forwarder, bus, readings)
+        served = Served(listener.getsockname()[1], archive, health, tasks, state, forwarder, bus, readings, events)
         try:
             yield served
         finally:
             server.close()
+            events.close()
             await _stop(served)
 
 

@@ -36,6 +36,7 @@ from proxy.engine.compaction.job import (
     make_turns_job,
 )
 from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.compaction.progress import NO_BETTER, STOPPED, UNASKED, CompactionProgress
 from proxy.engine.compaction.provider_compaction import has_unused_compaction
 from proxy.engine.compaction.scheduling import JobSchedule, RunningJob, is_summary_due
 from proxy.engine.compaction.summarizer import Summarizer
@@ -47,7 +48,6 @@ from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus, TaskRunner, attempt
 from proxy.model.epoch import Summary
 from proxy.model.errors import Conflict
-from proxy.model.events import SummaryAdded
 
 # The tokens that a span must have for a manual summary: the summary of a shorter span would be no shorter.
 LEAST = 600
@@ -93,6 +93,9 @@ class SummaryWorker:
     owner: str
     remember: Remember | None = None
     schedule: JobSchedule = field(default_factory=JobSchedule, init=False)
+
+    def __post_init__(self) -> None:
+        self._progress = CompactionProgress(self.bus, self.summarizer.clock.monotonic)
 
     def start(self, request: SentRequest) -> None:
         """Start work on the branch of a request, unless it is running or there is nothing to do."""
@@ -229,13 +232,22 @@ class SummaryWorker:
             return None
         keeps_lease = partial(self.leases.renew, running.lease, self.owner, self._lease_seconds)
         credential = self.credentials.find(request.session, request.state.request.chain.tip)
-        return await self.summarizer.summarize(job, credential, keeps_lease, is_needed=is_needed)
+        self._progress.begin(job)
+        problem, summary = STOPPED, None
+        try:
+            summary = await self.summarizer.summarize(job, credential, keeps_lease, is_needed=is_needed)
+            problem = UNASKED
+        finally:
+            if summary is None:
+                self._progress.fail(job, problem)
+        return summary
 
     async def keep(self, job: SummaryJob, summary: Summary) -> bool:
         """Write a summary to the log, and use it from then on. Return False if the log did not accept it."""
         context = job.request.state.context
         if not await self.gate.confirm(self.archive.append(summary)):
             _log.warning("session %s: %s", summary.session, _NOT_KEPT)
+            self._progress.fail(job, _NOT_KEPT)
             return False
         for id in (*summary.supersedes, *summary.parents):
             if not any(id.encode() in epoch.edits for epoch in context.epochs):
@@ -244,11 +256,17 @@ class SummaryWorker:
                     self.summarizer.health.budget.record_waste(replaced.session, replaced.calls)
         context.add_summary(summary)
         self.memory.contexts.add_summary(summary)  # the cache may have a new context of the session by now
-        made = (summary.id, summary.session, summary.exchange, summary.kind, summary.level)
-        self.bus.publish(SummaryAdded(*made, summary.covered, summary.tokens))
+        self._progress.add(job, summary)
         if self.remember is not None and not (summary.parents or summary.block):
             await attempt(self.remember(job, summary), partial(_log_forgotten, summary))
         return True
+
+    def _is_in_vain(self, job: SummaryJob, summary: Summary) -> bool:
+        """Return whether a summary that should improve another one does not."""
+        is_in_vain = bool(job.supersedes) and summary.level == WITHOUT_MODEL
+        if is_in_vain:
+            self._progress.fail(job, NO_BETTER)
+        return is_in_vain
 
     @property
     def _lease_seconds(self) -> float:
@@ -325,7 +343,7 @@ class SummaryWorker:
         if job is None or summary is None:
             self._postpone(request, _GROWTH_UNASKED)
             return
-        if _is_in_vain(job, summary) or not await self.keep(job, summary):
+        if self._is_in_vain(job, summary) or not await self.keep(job, summary):
             self._postpone(request)
             return
         removed = self.choose_removed(request, index, context.list_summaries(request.nodes, request.state.view))
@@ -384,7 +402,7 @@ class SummaryWorker:
         if summary is None:
             result.add_problem(_LOST)
             return False
-        if _is_in_vain(job, summary):
+        if self._is_in_vain(job, summary):
             result.add(summary, is_kept=False)
             return False
         is_kept = await self.keep(job, summary)
@@ -413,7 +431,12 @@ class SummaryWorker:
                 break
             job = replace(make_merge_job(request, index, [known[node.id] for node in run]), options=options)
             summary = await self.summarize(job, is_needed=True)
-            if summary is None or not is_merge_smaller(run, summary.tokens) or not await self.keep(job, summary):
+            if summary is None:
+                break
+            if not is_merge_smaller(run, summary.tokens):
+                self._progress.fail(job, NO_BETTER)
+                break
+            if not await self.keep(job, summary):
                 break
             merged.append(summary)
         return merged
@@ -427,11 +450,6 @@ class SummaryWorker:
 
 def _log_forgotten(summary: Summary, error: Exception) -> None:
     _log.error("session %s: a summary could not be added to memory", summary.session, exc_info=error)
-
-
-def _is_in_vain(job: SummaryJob, summary: Summary) -> bool:
-    """Return whether a summary that should improve another one does not."""
-    return bool(job.supersedes) and summary.level == WITHOUT_MODEL
 
 
 def _is_unfinished(summary: Summary) -> bool:

@@ -33,6 +33,7 @@ from proxy.engine.context.accounting import (
     add_note,
     label_note,
     list_labels,
+    tell_recorded,
     tell_removed,
 )
 from proxy.engine.context.client_orders import refuse_pin, take_pin, tell_unserved
@@ -158,6 +159,10 @@ class ContextController:
         session, terms = request.session, FORMATS[request.wire].read_terms(request.split)
         named = request.exchange, session.id, session.upstream, request.model
         self._bus.publish(PromptSent(*named, request.chain.nodes, layers, request.opened_ms, terms))
+
+    def note_recorded(self, request: ManagedRequest) -> None:
+        """Tell of a request whose opening is handed to the log."""
+        tell_recorded(self._bus, request)
 
     def watch(self, request: ManagedRequest, outgoing: OutgoingRequest) -> None:
         """Watch the response to a request that was sent uncounted, and never will be counted."""

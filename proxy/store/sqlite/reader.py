@@ -128,6 +128,7 @@ class SqliteReader:
     list_unread = _make_method(exchange_queries.list_unread)
     sum_auxiliary = _make_method(exchange_queries.sum_auxiliary)
     list_bills = _make_method(exchange_queries.list_bills)
+    number_calls = _make_method(lineage_queries.number_calls)
     list_nodes = _make_method(lineage_queries.list_nodes)
     list_epochs = _make_method(context_queries.list_epochs)
     load_epoch = _make_method(context_queries.load_epoch)

@@ -1,0 +1,67 @@
+"""Telling when summaries are made, and what came of it: each one that was begun ends in the log, or with a reason."""
+
+from collections.abc import Callable
+
+from proxy.engine.compaction.job import SummaryJob
+from proxy.engine.runtime import EventBus
+from proxy.model.epoch import Summary
+from proxy.model.events import CompactionEnded, CompactionStarted, SummaryAdded
+
+STOPPED = "it was stopped: a call of the client came first, or the server stops"
+UNASKED = "no model may be asked now, or another process or branch is at the same"
+NO_BETTER = "it is no better, or no shorter, than what it would replace"
+
+
+class CompactionProgress:
+    """Publishes what happens to the jobs of a worker. `now` returns monotonic seconds.
+
+    A summary that was put together without asking anybody is added, but was never begun.
+    """
+
+    def __init__(self, bus: EventBus, now: Callable[[], float]) -> None:
+        self._bus = bus
+        self._now = now
+        self._began: dict[int, float] = {}  # by the identity of the job, which its caller holds until it has ended
+
+    def begin(self, job: SummaryJob) -> None:
+        """Tell that a summary is about to be made."""
+        self._began[id(job)] = self._now()
+        messages = job.span.stop - job.span.start
+        session, exchange, is_manual = _name(job)
+        self._bus.publish(CompactionStarted(session, exchange, messages, job.covered, is_manual))
+
+    def add(self, job: SummaryJob, summary: Summary) -> None:
+        """Tell of a summary that is in the log."""
+        made = (summary.id, summary.session, summary.exchange, summary.kind, summary.level)
+        self._bus.publish(SummaryAdded(*made, summary.covered, summary.tokens))
+        if (seconds := self._end(job)) is None:
+            return
+        session, exchange, is_manual = _name(job)
+        self._bus.publish(
+            CompactionEnded(
+                session,
+                exchange,
+                seconds,
+                is_manual,
+                summary=summary.id,
+                level=summary.level,
+                messages=summary.stop - summary.start,
+                covered=summary.covered,
+                tokens=summary.tokens,
+                reason=summary.reason,
+            )
+        )
+
+    def fail(self, job: SummaryJob, error: str) -> None:
+        """Tell why no summary came of a job. Do nothing if it has ended already."""
+        if (seconds := self._end(job)) is not None:
+            session, exchange, is_manual = _name(job)
+            self._bus.publish(CompactionEnded(session, exchange, seconds, is_manual, error))
+
+    def _end(self, job: SummaryJob) -> float | None:
+        began = self._began.pop(id(job), None)
+        return None if began is None else self._now() - began
+
+
+def _name(job: SummaryJob) -> tuple[str, str, bool]:
+    return job.request.session, job.request.state.request.exchange, job.options is not None

@@ -1,15 +1,16 @@
 """Telling when summaries are made, and what came of it: each one that was begun ends in the log, or with a reason."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
+from proxy.context.compaction.spans import WITHOUT_MODEL
 from proxy.engine.compaction.job import SummaryJob
 from proxy.engine.runtime import EventBus
 from proxy.model.epoch import Summary
 from proxy.model.events import CompactionEnded, CompactionStarted, SummaryAdded
 
-STOPPED = "it was stopped: a call of the client came first, or the server stops"
-UNASKED = "no model may be asked now, or another process or branch is at the same"
-NO_BETTER = "it is no better, or no shorter, than what it would replace"
+_STOPPED = "it was stopped: a call of the client came first, or the server stops"
+_UNASKED = "no model may be asked now, or another process or branch is at the same"
+_NO_BETTER = "it is no better, or no shorter, than what it would replace"
 
 
 class CompactionProgress:
@@ -23,8 +24,29 @@ class CompactionProgress:
         self._now = now
         self._began: dict[int, float] = {}  # by the identity of the job, which its caller holds until it has ended
 
-    def begin(self, job: SummaryJob) -> None:
-        """Tell that a summary is about to be made."""
+    async def watch(self, job: SummaryJob, making: Awaitable[Summary | None]) -> Summary | None:
+        """Tell that a summary is about to be made, and if none came of it. Return the summary."""
+        self._begin(job)
+        problem, summary = _STOPPED, None
+        try:
+            summary = await making
+            problem = _UNASKED
+        finally:
+            if summary is None:
+                self.fail(job, problem)
+        return summary
+
+    def is_in_vain(self, job: SummaryJob, summary: Summary) -> bool:
+        """Return whether a summary that should improve another one does not, and tell so."""
+        return not self.check(job, is_good=not job.supersedes or summary.level != WITHOUT_MODEL)
+
+    def check(self, job: SummaryJob, *, is_good: bool, problem: str = _NO_BETTER) -> bool:
+        """Return whether the summary of a job can be kept; tell why it is not."""
+        if not is_good:
+            self.fail(job, problem)
+        return is_good
+
+    def _begin(self, job: SummaryJob) -> None:
         self._began[id(job)] = self._now()
         messages = job.span.stop - job.span.start
         session, exchange, is_manual = _name(job)

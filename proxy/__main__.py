@@ -7,7 +7,7 @@ from typing import Any
 from proxy.assembly import build_tally, measure, open_index, open_log, update_index
 from proxy.cli.main import run
 from proxy.cli.services import Services
-from proxy.running import ask_server, find_link, find_server
+from proxy.running import ask_server, find_link, find_server, follow_events
 
 
 def main() -> None:
@@ -21,6 +21,7 @@ def main() -> None:
             count_tokens=build_tally(),
             load_savings_inputs=measure,
             ask_server=ask_server,
+            follow_events=follow_events,
             find_link=find_link,
             find_server=find_server,
             use_data=import_later("proxy.shutdown", "use_data"),

@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
-from urllib.parse import quote
+from collections.abc import Callable, Iterator, Sequence
+from urllib.parse import quote, urlencode
 
 from proxy.config import Settings
 from proxy.model.errors import NotFound, StoreUnavailable
@@ -95,6 +95,19 @@ def ask_server(settings: Settings, path: str, body: bytes) -> tuple[int, bytes]:
     from proxy.upstream.httpx_client import AdminClient  # noqa: PLC0415 - other commands do without httpx
 
     return asyncio.run(AdminClient(address, token).post(f"/-/api{quote(path)}", body))
+
+
+def follow_events(
+    settings: Settings, query: Sequence[tuple[str, str]], last_id: str, take: Callable[[bytes], object]
+) -> tuple[int, bytes]:
+    """Pass on the bytes of the running server's stream of events until it ends, those after the event `last_id`.
+
+    Return the status, and the body if it is not 200. Raises NotFound and UpstreamUnreachable as `ask_server` does.
+    """
+    address, token = find_address(settings), _read_token(settings)
+    from proxy.upstream.httpx_client import AdminClient  # noqa: PLC0415 - as above
+
+    return asyncio.run(AdminClient(address, token).follow(f"/-/api/events?{urlencode(query)}", last_id, take))
 
 
 def _read_token(settings: Settings) -> str:

@@ -1,7 +1,7 @@
 """The functions that commands call, given as values so that a test can replace them, and the options they share."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,8 +73,9 @@ class Services:
     new, or all of it anew, and tells of its progress; it raises StoreUnavailable while a server does so.
     `count_tokens` counts the tokens of messages. `load_savings_inputs` returns the prices and policy for `savings`.
     `ask_server` sends a POST request, given an API path and a body, to the running server. It returns the response's
-    status and body, and raises ProxyError if no server runs. `find_link` returns the link to the server's page, with
-    the admin token. `serve_mcp` serves MCP on standard input and output until the input ends.
+    status and body, and raises ProxyError if no server runs. `follow_events` passes on the bytes of its stream of
+    events, given parameters and the id of the last event that was seen, until it ends. `find_link` returns the link to
+    the server's page, with the admin token. `serve_mcp` serves MCP on standard input and output until the input ends.
     """
 
     serve: Callable[..., int]
@@ -84,6 +85,7 @@ class Services:
     count_tokens: Tally
     load_savings_inputs: Callable[[Settings], Awaitable[SavingsInputs]]
     ask_server: Callable[[Settings, str, bytes], tuple[int, bytes]]
+    follow_events: Callable[[Settings, Sequence[tuple[str, str]], str, Callable[[bytes], object]], tuple[int, bytes]]
     find_link: Callable[[Settings], str]
     find_server: Callable[[Settings], tuple[str, ...]]
     use_data: Callable[[Path, float], AbstractContextManager[None]]

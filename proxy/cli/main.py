@@ -1,7 +1,7 @@
 """The table of commands, and the error boundary: an expected error becomes one line on standard error.
 
-Exit codes: 0 no error; 1 a fault was found, or the command failed; 2 a wrong option or setting. No output has colour,
-so that NO_COLOR holds.
+Exit codes: 0 no error; 1 a fault was found, or the command failed; 2 a wrong option or setting. Only `tail` has
+colours, where standard output is a terminal and NO_COLOR is not set.
 """
 
 from collections.abc import Sequence

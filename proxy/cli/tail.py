@@ -122,7 +122,7 @@ def tail(
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Follow calls as they end, and what is done to their contexts, until Ctrl-C."""
+    """Follow calls and contexts live, until Ctrl-C."""
     settings = load_server_settings(config, data, host, port, admin_token)
     query = [("session", session)] if session else []
     if not is_all:

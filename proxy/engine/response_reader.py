@@ -193,7 +193,7 @@ class ResponseReader:
         elif received.kind == "stitched":
             self._lineage.close(received.exchange)
         self._archive.append(reading, *([reply] if reply is not None else []), is_urgent=False)
-        if reply is not None and self._bus.has_subscriber(ReplyRecorded):
+        if reply is not None and ReplyRecorded in self._bus.subscribers:
             self._bus.publish(ReplyRecorded(received.exchange, [row.node for row in reply.nodes]))
         if answer.usage is not None or answer.finish:
             told, usage = read_diagnosis(answer.value), answer.usage or Usage()

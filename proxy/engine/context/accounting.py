@@ -78,9 +78,7 @@ def tell_removed(
 
 
 def tell_recorded(bus: EventBus, request: ManagedRequest) -> None:
-    """Tell of a request whose opening is handed to the log, if anybody listens."""
-    if not bus.has_subscriber(RequestRecorded):
-        return
+    """Tell of a request whose opening is handed to the log."""
     step, decode = request.step, FORMATS[request.wire].decode_message
     place = min(step.base, len(request.nodes)) if step is not None else 0
 

@@ -273,7 +273,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         sessions=sessions,
         contexts=contexts,
         searches=SearchApi(engine.archive, engine.index, SystemClock().now_ms, engine.worker.rebuild_index),
-        memory=MemoryApi(engine.memory_compaction.memory, engine.memory_compaction),
+        memory=MemoryApi(engine.memory_compaction.memory, engine.memory_compaction, settings.snapshot_policy()),
         events=EventsApi(engine.archive, engine.events),
         find_tenant=find_tenant,
         mcp=McpEndpoint(tools, AccessRules(policy), find_tenant, policy),

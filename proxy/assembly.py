@@ -37,6 +37,7 @@ from proxy.engine.lineage.identity import Tenants
 from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.memory.compaction import MemoryCompaction, build_memory_compaction
 from proxy.engine.memory.memory import SessionMemory
+from proxy.engine.memory.requests import follow_requests
 from proxy.engine.memory.snapshots import SnapshotMemory
 from proxy.engine.models import CacheCalibrator, Models, OverflowWatch, PriceList
 from proxy.engine.policy import EnginePolicy, Provider, SnapshotPolicy
@@ -310,11 +311,13 @@ def _build_memory(
         states=controller.states,
         chain=controller.chain,
         routes=routes,
+        find_strategy=settings.engine_policy().find_strategy,
         clock=clock,
         ids=SystemIds(),
     )
     compaction = build_memory_compaction(archive, durability, clock, manual)
     attach_snapshots(trigger, controller, compaction.memory, settings.snapshot_policy())
+    controller.states.is_asked = follow_requests(compaction, trigger.worker.tasks, trigger.worker.bus).is_due
     return compaction
 
 

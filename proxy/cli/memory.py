@@ -4,7 +4,7 @@ What changes memory goes through the server that runs on the data directory.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Annotated, Any, NamedTuple, cast, get_args
 
 import msgspec
 import typer
@@ -24,16 +24,28 @@ from proxy.cli.services import (
     load_server_settings,
 )
 from proxy.context.memory.bundle import render_turns
-from proxy.engine.memory.memory import MOST_EPISODIC, MOST_SEMANTIC
 from proxy.engine.memory.path import MemoryReader
-from proxy.engine.memory.reports import DEFAULT_LIMIT, MemoryReport, load_bundle, load_report, load_tools
+from proxy.engine.memory.reports import (
+    DEFAULT_LIMIT,
+    MemoryReport,
+    build_snapshot,
+    load_bundle,
+    load_report,
+    load_tools,
+)
+from proxy.engine.policy import SnapshotPolicy
+from proxy.engine.reports.context import Document
+from proxy.engine.reports.export import render_messages
 from proxy.engine.reports.sessions import write_json
 from proxy.model.errors import ProxyError
 from proxy.model.memory import CLAIMED, ItemType, ToolInteraction
+from proxy.wire import FORMATS
+from proxy.wire.json_values import list_elements
 
 _MOST_LISTED = 10_000
 _KINDS: tuple[ItemType, ...] = get_args(ItemType)
-_VIEWS = (*_KINDS, "tools", "bundle")
+_VIEWS = (*_KINDS, "tools", "bundle", "snapshot")
+_WHEN = ("now", "later", "never")
 
 
 class MemoryRefused(ProxyError):
@@ -45,7 +57,7 @@ def memory(
     session: SessionArgument,
     view: Annotated[
         str | None,
-        typer.Option("--type", metavar="TYPE", help=f"Only this: {', '.join(_VIEWS)} (what a model is shown)."),
+        typer.Option("--type", metavar="TYPE", help=f"Only this: {', '.join(_VIEWS)}."),
     ] = None,
     turn: Annotated[str, typer.Option(metavar="TURN", help="Only this turn: 12, or turn_0012.")] = "",
     limit: Annotated[
@@ -53,6 +65,9 @@ def memory(
     ] = DEFAULT_LIMIT,
     branch: BranchOption = "",
     compact: Annotated[bool, typer.Option("--compact", help="Make reports and facts of whole turns now.")] = False,
+    when: Annotated[
+        str, typer.Option(metavar="|".join(_WHEN), help="When --compact is done: later is behind the next response.")
+    ] = _WHEN[0],
     pin: Annotated[str, typer.Option(metavar="ITEM", help="Have an item come first: ep_0001 or sem_0001.")] = "",
     unpin: Annotated[str, typer.Option(metavar="ITEM", help="Have it come first no longer.")] = "",
     retract: Annotated[str, typer.Option(metavar="ITEM", help="Have an item shown never again.")] = "",
@@ -68,7 +83,10 @@ def memory(
     services: Services = context.obj
     if view is not None and view not in _VIEWS:
         raise typer.BadParameter(f"is one of {', '.join(_VIEWS)}", param_hint="--type")
-    asked = _list_changes({"pin": pin, "unpin": unpin, "retract": retract}, branch if compact else None, reset=reset)
+    if when not in _WHEN:
+        raise typer.BadParameter(f"is one of {', '.join(_WHEN)}", param_hint="--when")
+    wanted = {"branch": branch, "when": when} if compact else None
+    asked = _list_changes({"pin": pin, "unpin": unpin, "retract": retract}, wanted, reset=reset)
     if len(asked) > 1:
         raise typer.BadParameter("choose one of --compact, --pin, --unpin, --retract and --reset")
     for path, body in asked:
@@ -80,7 +98,12 @@ def memory(
         typer.echo(content if as_json else make_plain(format_change(response)), nl=not as_json)
     if not asked:
         chosen = _Chosen(session, view or "", turn, limit, branch)
-        typer.echo(services.read(data, config, lambda log: _render(log, chosen, as_json=as_json)), nl=False)
+        typer.echo(
+            services.read_with_settings(
+                data, config, lambda log, settings: _render(log, chosen, settings.snapshot_policy(), as_json=as_json)
+            ),
+            nl=False,
+        )
 
 
 class _Chosen(NamedTuple):
@@ -93,21 +116,34 @@ class _Chosen(NamedTuple):
     branch: str
 
 
-def _list_changes(actions: dict[str, str], branch: str | None, *, reset: bool) -> list[tuple[str, dict[str, str]]]:
-    """Return the API's paths and bodies for what is asked for. `branch`: memory is to be made of it, not if None."""
+def _list_changes(
+    actions: dict[str, str], compaction: dict[str, str] | None, *, reset: bool
+) -> list[tuple[str, dict[str, str]]]:
+    """Return the API's paths and bodies for what is asked for. `compaction`: how memory is to be made, not if None."""
     asked = [(f"/{item}", {"action": action}) for action, item in actions.items() if item]
     asked += [("/reset", {})] if reset else []
-    return [*asked, ("/compact", {"branch": branch})] if branch is not None else asked
+    return [*asked, ("/compact", compaction)] if compaction is not None else asked
 
 
-async def _render(log: MemoryReader, chosen: _Chosen, *, as_json: bool) -> bytes:
+async def _render(log: MemoryReader, chosen: _Chosen, policy: SnapshotPolicy, *, as_json: bool) -> bytes:
     session, view, turn, limit, branch = chosen
     if view == "tools":
         found = (await load_tools(log, session, turn, branch))[-limit:]
         return write_json(found) if as_json else _join(_format_tools(found))
     if view == "bundle":
-        bundle, text = await load_bundle(log, session, MOST_EPISODIC, MOST_SEMANTIC, branch)
+        bundle, text = await load_bundle(log, session, policy.max_episodic_items, policy.max_semantic_items, branch)
         return write_json(bundle) if as_json else f"{make_plain(text)}\n".encode()
+    if view == "snapshot":
+        made = await build_snapshot(
+            log,
+            session,
+            max_episodic=policy.max_episodic_items,
+            max_semantic=policy.max_semantic_items,
+            raw_tail_turns=policy.raw_tail_turns,
+            is_text=policy.tail == "text",
+            branch=branch,
+        )
+        return write_json(made) if as_json else _join(_format_snapshot(made))
     kind = next((each for each in _KINDS if each == view), None)
     report = await load_report(log, session, kind=kind, turn=turn, limit=limit, branch=branch)
     return write_json(report) if as_json else _join(_format_report(report, kind))
@@ -117,6 +153,8 @@ def format_change(document: dict[str, Any]) -> str:
     """Format what the server's API says of a change."""
     if document.get("is_reset"):
         return "all items of this session are forgotten; the log keeps what was said"
+    if "is_requested" in document:
+        return f"{'memory' if document['is_requested'] else 'no memory'} will be made behind the next response"
     if "items" not in document:
         return f"{document['action']}: {document['item']}"
     items, turns = document["items"], document["turn_ids"]
@@ -133,6 +171,8 @@ def _format_report(report: MemoryReport, kind: ItemType | None) -> Iterator[str]
     counts = report.counts
     made = format_count(counts["episodic"], "report"), format_count(counts["semantic"], "fact")
     yield f"{format_count(report.turns, 'turn')}, {format_count(counts['raw'], 'trace')}, {made[0]}, {made[1]}"
+    if report.is_requested:
+        yield "memory will be made of its turns behind the next response"
     for item in report.episodic:
         yield ""
         turns = f"{item.turn_ids[0]} to {item.turn_ids[-1]}" if len(item.turn_ids) > 1 else "".join(item.turn_ids)
@@ -147,6 +187,12 @@ def _format_report(report: MemoryReport, kind: ItemType | None) -> Iterator[str]
     if kind == "raw":
         yield ""
         yield make_plain(render_turns(report.raw))
+
+
+def _format_snapshot(document: Document) -> Iterator[str]:
+    form = FORMATS[str(document["wire"])]
+    messages = [form.parse_message(raw) for raw in list_elements(bytes(cast(msgspec.Raw, document[form.items_key])))]
+    yield from map(make_plain, render_messages(messages))
 
 
 def _format_tools(found: Sequence[ToolInteraction]) -> Iterator[str]:

@@ -33,12 +33,12 @@ from proxy.engine.reports.savings import (
     Savings,
     TotalEstimate,
     Unit,
-    describe_estimate,
     describe_savings,
     load_estimate,
     load_savings,
 )
 from proxy.engine.reports.search import load_found_page
+from proxy.engine.reports.session_summary import load_saving
 from proxy.engine.reports.sessions import write_json
 from proxy.model.epoch import Summary
 from proxy.model.errors import ProxyError
@@ -132,9 +132,9 @@ def cache(
     async def query(log: LogReader, settings: Settings) -> bytes:
         inputs = await services.load_savings_inputs(settings)
         found = await load_cache(log, session, inputs)
-        estimate = await load_estimate(log, found.session, inputs)
         if as_json:
-            return write_json(describe_cache(found) | {"saved": describe_estimate(estimate)})
+            return write_json(describe_cache(found) | {"saved": await load_saving(log, found.session, inputs)})
+        estimate = await load_estimate(log, found.session, inputs)
         return format_cache(found, estimate).encode() + b"\n"
 
     typer.echo(services.read_with_settings(data, config, query), nl=False)

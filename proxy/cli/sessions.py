@@ -29,10 +29,10 @@ from proxy.engine.reports.cache import CacheCall, CacheReport, explain_miss, loa
 from proxy.engine.reports.export import describe_whole
 from proxy.engine.reports.lookup import Part, find_exchange, list_matching, load_part, read_pages
 from proxy.engine.reports.savings import SavingEstimate, SavingsInputs, load_estimates
+from proxy.engine.reports.session_summary import summarize_sessions
 from proxy.engine.reports.sessions import (
     Overview,
     describe_overview,
-    describe_sessions,
     list_calls,
     load_overview,
     write_json,
@@ -69,17 +69,15 @@ def sessions(
     services: Services = context.obj
     selection = Selection(family, parent)
 
-    async def query(log: LogReader, settings: Settings) -> tuple[Sequence[SessionRow], dict[str, SavingEstimate]]:
-        rows = await list_matching(log, limit, selection)
-        return rows, await load_estimates(log, rows, await services.load_savings_inputs(settings))
+    async def query(log: LogReader, settings: Settings) -> bytes:
+        rows, inputs = await list_matching(log, limit, selection), await services.load_savings_inputs(settings)
+        if as_json:
+            return write_json(await summarize_sessions(log, rows, inputs))
+        if not rows and (family or parent):
+            return b"No session matches; without --family and --parent all are listed.\n"
+        return f"{format_sessions(rows, await load_estimates(log, rows, inputs))}\n".encode()
 
-    rows, saved = services.read_with_settings(data, config, query)
-    if as_json:
-        typer.echo(write_json(describe_sessions(rows, saved)), nl=False)
-    elif not rows and (family or parent):
-        typer.echo("No session matches; without --family and --parent all are listed.")
-    else:
-        typer.echo(format_sessions(rows, saved))
+    typer.echo(services.read_with_settings(data, config, query), nl=False)
 
 
 def show(
@@ -119,9 +117,10 @@ async def _render_session(
 ) -> bytes:
     overview = await load_overview(log, session)
     exchanges = [row async for page in read_pages(log, overview.session.id) for row in page]
-    saved = await load_estimates(log, (overview.session, *overview.children), inputs)
     if as_json:
-        return write_json(describe_overview(overview, saved) | {"exchanges": list_calls(exchanges)})
+        summaries = await summarize_sessions(log, (overview.session, *overview.children), inputs)
+        return write_json(describe_overview(overview, summaries) | {"exchanges": list_calls(exchanges)})
+    saved = await load_estimates(log, (overview.session,), inputs)
     found, estimate = await load_cache(log, overview.session.id, inputs), saved.get(overview.session.id)
     return format_session(overview, exchanges, settings.budget_policy(), found, estimate).encode()
 

@@ -238,7 +238,7 @@ class Settings(BaseSettings):
 
     def snapshot_policy(self) -> SnapshotPolicy:
         """Return what the strategy snapshot shows."""
-        return SnapshotPolicy(**self.snapshot.model_dump(exclude={"tail"}))
+        return SnapshotPolicy(**self.snapshot.model_dump())
 
     def recall_policy(self) -> RecallPolicy:
         """Return whether models may recall, what, and how much at once."""

@@ -20,7 +20,7 @@ Use = Literal["first", "read", "missed", "unreported"]
 """`first`: nothing was to be read, since nothing like it was sent before, or too little to be cached."""
 
 # Providers' templates put a few tokens behind the last message that the next request does not repeat.
-_SLACK_TOKENS, _SLACK_SHARE = 128, 0.02
+SLACK_TOKENS, SLACK_SHARE = 128, 0.02
 _MOST_ENDS = 16
 # A longer history of which no message is known is a known one whose first message was changed.
 _LONG = 2
@@ -156,12 +156,12 @@ def can_have_missed(prompt: SentPrompt, precedent: Precedent | None) -> bool:
     usage = prompt.usage
     if precedent is None or usage.input is None or usage.cached is None:
         return False
-    return min(precedent.prompt.usage.input or 0, usage.input) - usage.cached > _SLACK_TOKENS
+    return min(precedent.prompt.usage.input or 0, usage.input) - usage.cached > SLACK_TOKENS
 
 
 def compute_slack(expected: float) -> float:
     """Return by how many tokens what is read may differ from what is expected without a reason."""
-    return max(_SLACK_TOKENS, _SLACK_SHARE * expected)
+    return max(SLACK_TOKENS, SLACK_SHARE * expected)
 
 
 def _count_held(before: SentPrompt, cache: CacheModel) -> int:

@@ -123,10 +123,19 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
 
 def price_usage(usage: Usage, card: Card, cache: CacheModel = UNKNOWN) -> Cost:
     """Return the cost of a call at a model's prices; where none is stated, at those of its `cache`."""
-    size = usage.input or 0
+    size, cached, written = usage.input or 0, usage.cached or 0, usage.written or 0
+    split = Usage(max(0, size - cached - written), usage.output, cached, written)
+    return price_split(split, size, card, cache)
+
+
+def price_split(split: Usage, size: int, card: Card, cache: CacheModel = UNKNOWN) -> Cost:
+    """Return the cost of tokens at the rates of calls with `size` input tokens: of one call, or of several together.
+
+    The `input` of `split` is what was neither read from the cache nor written to it.
+    """
     relative = _find_relative_prices(card.prices, cache).find_rates(size)
-    money = _price_tokens(usage, card.prices.find_rates(size)) if card.prices_source else None
-    return Cost(_price_tokens(usage, relative), money)
+    money = _price_tokens(split, card.prices.find_rates(size)) if card.prices_source else None
+    return Cost(_price_tokens(split, relative), money)
 
 
 @lru_cache(maxsize=256)
@@ -136,9 +145,12 @@ def _find_relative_prices(prices: Prices, cache: CacheModel) -> Prices:
 
 
 def _price_tokens(usage: Usage, rates: Rates) -> float:
-    cached, written = usage.cached or 0, usage.written or 0
-    fresh = max(0, (usage.input or 0) - cached - written)
-    return fresh * rates.input + cached * rates.cached + written * rates.written + (usage.output or 0) * rates.output
+    return (
+        (usage.input or 0) * rates.input
+        + (usage.cached or 0) * rates.cached
+        + (usage.written or 0) * rates.written
+        + (usage.output or 0) * rates.output
+    )
 
 
 def price_missed(use: CacheUse, usage: Usage, card: Card, cache: CacheModel = UNKNOWN) -> Cost:
@@ -148,33 +160,51 @@ def price_missed(use: CacheUse, usage: Usage, card: Card, cache: CacheModel = UN
     return price_usage(Usage(usage.input, 0, read, written), card, cache) - price_usage(ideal, card, cache)
 
 
-def price_saved(planned: Plan | Bill, usage: Usage, card: Card, cache: CacheModel = UNKNOWN) -> Cost | None:
-    """Return how much more the client's own request would have cost, by the usage that came back. Negative: less.
+class OwnUsage(msgspec.Struct, frozen=True, gc=False):
+    """What the client's own request would have used, and what was used; what was read is estimated if untold."""
+
+    own: Usage
+    paid: Usage
+
+
+def estimate_own(planned: Plan | Bill, usage: Usage) -> OwnUsage | None:
+    """Return what the client's own request would have used, by the usage that came back; None if it is unknown.
 
     The provider's counts scale the size of the client's own request. Of it as many tokens would have been missed as
     were of what was sent, if these are few, else the same share: a cache that is cold, or fails, would have done so
-    too. Where the sizes are unknown, the estimate of the saving is returned as it is. None where nothing is known.
+    too. (`store/sqlite/figures` has the same in SQL.)
     """
     sent, sent_read, client_read = planned.tokens_upstream, planned.sent_read, planned.client_read
     if not usage.input or not sent or planned.tokens_client is None or sent_read is None or client_read is None:
-        return _price_estimate(planned.saving, card)
+        return None
     scale = usage.input / sent
     expected = min(sent_read, sent) * scale
-    read = round(expected) if usage.cached is None else usage.cached
-    client = round(planned.tokens_client * scale)
+    read = int(expected + 0.5) if usage.cached is None else usage.cached
+    client = int(planned.tokens_client * scale + 0.5)
     own_read = client_read * scale
     if 2 * sent_read >= sent:  # else it is the first prompt of an epoch, most of which nobody expects to be read
         is_near = abs(read - expected) <= compute_slack(expected)
         own_read = own_read + read - expected if is_near else own_read * min(1.0, read / expected)
-    client_read = min(client, max(0, round(own_read)))
+    client_read = min(client, max(0, int(own_read + 0.5)))
     fresh = usage.input - read
     is_written = (usage.written or 0) / fresh if fresh > 0 else 0.0
-    own = Usage(client, usage.output, client_read, round((client - client_read) * min(1.0, is_written)))
-    sent_usage = Usage(usage.input, usage.output, read, usage.written)
-    return price_usage(own, card, cache) - price_usage(sent_usage, card, cache)
+    own = Usage(client, usage.output, client_read, int((client - client_read) * min(1.0, is_written) + 0.5))
+    return OwnUsage(own, Usage(usage.input, usage.output, read, usage.written))
 
 
-def _price_estimate(saving: float | None, card: Card) -> Cost | None:
+def price_saved(planned: Plan | Bill, usage: Usage, card: Card, cache: CacheModel = UNKNOWN) -> Cost | None:
+    """Return how much more the client's own request would have cost, by the usage that came back. Negative: less.
+
+    Where the sizes are unknown, the estimate of the saving is returned as it is. None where nothing is known.
+    """
+    found = estimate_own(planned, usage)
+    if found is None:
+        return price_estimate(planned.saving, card)
+    return price_usage(found.own, card, cache) - price_usage(found.paid, card, cache)
+
+
+def price_estimate(saving: float | None, card: Card) -> Cost | None:
+    """Return an estimated saving, in tokens of uncached input, as a cost; None for none."""
     if saving is None:
         return None
     return Cost(saving, saving * card.prices.rates.input if card.prices_source else None)

@@ -20,10 +20,15 @@ def read_options(headers: Headers, mode: Mode) -> RequestOptions:
         cast(Mode, _read_word(headers, _MODE, get_args(Mode))) or mode,
         read_ceiling(headers),
         find_header(headers, _PIN).strip().lower() == b"true",
-        strategy=cast(Strategy, _read_word(headers, _STRATEGY, STRATEGIES)) or None,
+        strategy=read_strategy(headers),
         history=cast(HistoryMode, _read_word(headers, _HISTORY, get_args(HistoryMode))) or None,
         source=_read_source(headers),
     )
+
+
+def read_strategy(headers: Headers) -> Strategy | None:
+    """Return the strategy that a request asks for, or None. Raises BadRequest."""
+    return cast(Strategy, _read_word(headers, _STRATEGY, STRATEGIES)) or None
 
 
 def read_ceiling(headers: Headers) -> int | None:

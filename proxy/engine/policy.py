@@ -72,3 +72,4 @@ class SnapshotPolicy:
     raw_tail_turns: int = 4
     max_episodic_items: int = 3
     max_semantic_items: int = 20
+    tail: Literal["messages", "text"] = "messages"  # in which form the raw tail is shown

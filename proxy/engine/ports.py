@@ -9,6 +9,7 @@ from proxy.model.card import Card, LimitKey
 from proxy.model.epoch import Epoch, EpochUse, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers, SessionKey
+from proxy.model.figures import Charge, RoundFigures, SessionFigures, SessionHead
 from proxy.model.lineage import NodeRow, StoredSession
 from proxy.model.log import (
     ArchiveHealth,
@@ -249,6 +250,25 @@ class LogReader(Protocol):
         With the id of a `session`, only its exchanges.
         Only exchanges count that have rounds, are in mode manage, and were not passed on unread. Empty at the end.
         """
+        ...
+
+    async def load_figures(self, sessions: Sequence[str]) -> Sequence[SessionFigures]:
+        """Return what the calls of these sessions come to, in any order. Sessions without a call are left out."""
+        ...
+
+    async def sum_charges(self, sessions: Sequence[str] | None = None, tiers: Sequence[int] = ()) -> Sequence[Charge]:
+        """Sum up what is charged alike in these sessions, None: in all of them, in any order.
+
+        `tiers` are numbers of input tokens above which the rates of any of the models change.
+        """
+        ...
+
+    async def load_rounds(self, session: str, after: int = 0, limit: int = 10_000) -> Sequence[RoundFigures]:
+        """Return the rounds of a session's exchanges after number `after`, oldest first. Raises NotFound."""
+        ...
+
+    async def load_heads(self, sessions: Sequence[str]) -> Sequence[SessionHead]:
+        """Return the call with which the conversation of each of these sessions begins, in any order."""
         ...
 
     async def list_epochs(self, session: str) -> Sequence[Epoch]:

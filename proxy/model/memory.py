@@ -30,9 +30,9 @@ TraceType = Literal["user", "assistant", "tool_call", "tool_result"]
 FactKind = Literal["preference", "decision", "constraint", "fact"]
 CallStatus = Literal["PENDING", "SUCCESS", "ERROR"]
 ItemType = Literal["raw", "episodic", "semantic"]
-OrderKind = Literal["pin", "unpin", "retract", "reset"]
+OrderKind = Literal["pin", "unpin", "retract", "reset", "request", "clear"]
 """What is ordered: of an item, that it comes first, no longer, or never again; of a session, that all items so far are
-forgotten."""
+forgotten, that memory is to be made of its turns behind the next response, and no longer."""
 
 
 class TraceMedia(msgspec.Struct, frozen=True, gc=False):

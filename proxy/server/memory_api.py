@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.memory.compaction import MemoryCompaction
-from proxy.engine.memory.memory import MOST_EPISODIC, MOST_SEMANTIC, SessionMemory
+from proxy.engine.memory.memory import SessionMemory
 from proxy.engine.memory.reports import (
     DEFAULT_LIMIT,
     build_snapshot,
@@ -21,6 +21,7 @@ from proxy.engine.memory.reports import (
     load_sendable,
     load_tools,
 )
+from proxy.engine.policy import SnapshotPolicy
 from proxy.engine.reports.context import Document
 from proxy.engine.reports.lookup import find_session
 from proxy.model.epoch import SummaryLevel
@@ -31,7 +32,7 @@ from proxy.server.endpoints import Endpoint, read_body, read_document, read_limi
 _MAX_BODY_BYTES = 64 * 1024
 _MOST_LISTED = 10_000
 _MOST_ITEMS = 1000
-_RAW_TAIL_TURNS, _MOST_TAIL_TURNS = 4, 1000
+_MOST_TAIL_TURNS = 1000
 _TAILS = ("messages", "text")
 
 
@@ -43,6 +44,8 @@ class MemoryCompactionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields
     prompt: str = ""  # the instruction for them
     level: SummaryLevel = 1
     branch: str = ""  # the tip of the branch
+    # later: behind the session's next response; never: no longer later
+    when: Literal["now", "later", "never"] = "now"
 
 
 class MemoryItemRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,10 +55,11 @@ class MemoryItemRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class MemoryApi:
-    """Endpoints that show and change the memory of sessions."""
+    """Endpoints that show and change the memory of sessions. `policy` says what is shown unless a request does."""
 
-    def __init__(self, memory: SessionMemory, compaction: MemoryCompaction) -> None:
+    def __init__(self, memory: SessionMemory, compaction: MemoryCompaction, policy: SnapshotPolicy) -> None:
         self._memory = memory
+        self._policy = policy
         self._compaction = compaction
 
     def list_routes(self) -> Sequence[BaseRoute]:
@@ -93,22 +97,22 @@ class MemoryApi:
         return await load_tools(self._memory.archive, id, query.get("turn", ""), query.get("branch", ""))
 
     async def _bundle(self, request: Request) -> Document:
-        counts, branch = _read_counts(request), request.query_params.get("branch", "")
+        counts, branch = self._read_counts(request), request.query_params.get("branch", "")
         bundle, text = await load_bundle(self._memory.archive, request.path_params["id"], *counts, branch)
         return {"episodic": bundle.episodic, "semantic": bundle.semantic, "text": text}
 
     async def _snapshot(self, request: Request) -> Document:
         query = request.query_params
-        tail = query.get("tail", _TAILS[0])
+        tail = query.get("tail", self._policy.tail)
         if tail not in _TAILS:
             raise BadRequest(f"tail is {' or '.join(_TAILS)}, not {tail[:40]!r}")
-        max_episodic, max_semantic = _read_counts(request)
+        max_episodic, max_semantic = self._read_counts(request)
         return await build_snapshot(
             self._memory.archive,
             request.path_params["id"],
             max_episodic=max_episodic,
             max_semantic=max_semantic,
-            raw_tail_turns=_read_count(request, "raw_tail_turns", _RAW_TAIL_TURNS, _MOST_TAIL_TURNS),
+            raw_tail_turns=_read_count(request, "raw_tail_turns", self._policy.raw_tail_turns, _MOST_TAIL_TURNS),
             is_text=tail == "text",
             wire=query.get("wire", ""),
             branch=query.get("branch", ""),
@@ -127,6 +131,10 @@ class MemoryApi:
     async def _compact(self, request: Request) -> object:
         session = await self._find_session(request)
         asked = read_document(await read_body(request, _MAX_BODY_BYTES), MemoryCompactionRequest)
+        if asked.when != "now":
+            is_requested = asked.when == "later"
+            await self._memory.order(session, "request" if is_requested else "clear")
+            return {"session": session, "is_requested": is_requested}
         options = ManualOptions(asked.model, asked.prompt, asked.level)
         return await self._compaction.compact(session, asked.turn_ids, options, asked.branch)
 
@@ -146,6 +154,12 @@ class MemoryApi:
         await self._memory.order(session, "retract", item)
         return {"session": session, "item": item, "action": "retract"}
 
+    def _read_counts(self, request: Request) -> tuple[int, int]:
+        return (
+            _read_count(request, "max_episodic", self._policy.max_episodic_items, _MOST_ITEMS),
+            _read_count(request, "max_semantic", self._policy.max_semantic_items, _MOST_ITEMS),
+        )
+
     async def _find_session(self, request: Request) -> str:
         return await find_session(self._memory.archive, request.path_params["id"])
 
@@ -156,13 +170,6 @@ def _read_type(text: str) -> ItemType:
             found: ItemType = kind
             return found
     raise BadRequest(f"type is {', '.join(get_args(ItemType))}, not {text[:40]!r}")
-
-
-def _read_counts(request: Request) -> tuple[int, int]:
-    return (
-        _read_count(request, "max_episodic", MOST_EPISODIC, _MOST_ITEMS),
-        _read_count(request, "max_semantic", MOST_SEMANTIC, _MOST_ITEMS),
-    )
 
 
 def _read_count(request: Request, name: str, default: int, most: int) -> int:

@@ -17,15 +17,9 @@ from proxy.engine.reports.cache import describe_cache, load_cache
 from proxy.engine.reports.context import Document
 from proxy.engine.reports.export import FORMS, Form, describe_whole, open_export
 from proxy.engine.reports.lookup import Part, find_exchange, find_session, list_matching, load_part, read_pages
-from proxy.engine.reports.savings import (
-    SavingsInputs,
-    describe_estimate,
-    describe_savings,
-    load_estimate,
-    load_estimates,
-    load_savings,
-)
-from proxy.engine.reports.sessions import describe_overview, describe_sessions, list_calls, load_overview
+from proxy.engine.reports.savings import SavingsInputs, describe_savings, load_savings
+from proxy.engine.reports.session_summary import SessionSummary, TitleCache, load_saving, summarize_sessions
+from proxy.engine.reports.sessions import describe_overview, list_calls, load_overview
 from proxy.model.errors import BadRequest
 from proxy.model.log import ExchangeRow, Selection
 from proxy.server.endpoints import GUARDS, JSON, Endpoint, read_limit, read_number
@@ -41,6 +35,7 @@ class SessionsApi:
     def __init__(self, log: LogReader, inputs: SavingsInputs) -> None:
         self._log = log
         self._inputs = inputs
+        self._titles = TitleCache()
 
     def list_routes(self) -> Sequence[BaseRoute]:
         """Return the routes, below `/-`."""
@@ -57,19 +52,19 @@ class SessionsApi:
             Route("/api/savings", Endpoint(self._show_savings)),
         ]
 
-    async def _list_sessions(self, request: Request) -> list[Document]:
+    async def _list_sessions(self, request: Request) -> list[SessionSummary]:
         limit = read_limit(request, _SESSIONS, _MOST_SESSIONS)
         query = request.query_params
         selection = Selection(query.get("family", ""), query.get("parent", ""))
         if "before" in query:
             selection = replace(selection, before=read_number(query["before"], "before"))
         rows = await list_matching(self._log, limit, selection)
-        return describe_sessions(rows, await load_estimates(self._log, rows, self._inputs))
+        return await summarize_sessions(self._log, rows, self._inputs, self._titles)
 
     async def _show_session(self, request: Request) -> Document:
         overview = await load_overview(self._log, request.path_params["id"])
         rows = (overview.session, *overview.children)
-        return describe_overview(overview, await load_estimates(self._log, rows, self._inputs))
+        return describe_overview(overview, await summarize_sessions(self._log, rows, self._inputs, self._titles))
 
     async def _list_exchanges(self, request: Request) -> list[Document]:
         after = read_number(request.query_params.get("after", "0"), "after")
@@ -98,9 +93,7 @@ class SessionsApi:
 
     async def _show_cache(self, request: Request) -> Document:
         found = await load_cache(self._log, request.path_params["id"], self._inputs)
-        return describe_cache(found) | {
-            "saved": describe_estimate(await load_estimate(self._log, found.session, self._inputs))
-        }
+        return describe_cache(found) | {"saved": await load_saving(self._log, found.session, self._inputs)}
 
     async def _show_savings(self, request: Request) -> Document:
         return describe_savings(await load_savings(self._log, self._inputs))

@@ -69,15 +69,27 @@ def test_each_kind_can_be_had_alone_and_as_json(shop: Workshop, capsys: pytest.C
     assert set(json.loads(capsys.readouterr().out)) == {"episodic", "semantic"}
 
 
-def test_a_report_on_one_turn_is_told(shop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_snapshot_is_written_as_it_would_be_sent(shop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+    run(shop, "memory", shop.session, "--type", "snapshot")
+    told = capsys.readouterr().out
+    assert told.startswith("\n### user\n\n[MEMORY:EPISODIC]\n1) (turns 1 to 2; ")
+    assert "### assistant\n\ncalls `bash` (call_3_1_And )" in told and "\n\nAnd the docs.\n" in told
+    run(shop, "memory", shop.session, "--type", "snapshot", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["episodic"] == ["ep_0001"] and found["messages"][0]["role"] == "user"
+
+
+def test_a_report_on_one_turn_and_a_request_are_told(shop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
     async def change() -> None:
         memory = make_memory(shop)
         shop.clock.advance(1)
         await memory.compact(shop.session, ["turn_0001"])
+        await memory.memory.order(shop.session, "request")
 
     asyncio.run(change())
     run(shop, "memory", shop.session, "--type", "episodic")
     lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "memory will be made of its turns behind the next response"
     assert any(line.startswith("ep_0002  2023-11-14 22:13  turn_0001  ref:") for line in lines)
 
 
@@ -89,12 +101,20 @@ def test_a_report_on_one_turn_is_told(shop: Workshop, capsys: pytest.CaptureFixt
         (("--retract", "x"), "/x", {"action": "retract"}, {"item": "x", "action": "retract"}, "retract: x"),
         (("--reset",), "/reset", {}, {"is_reset": True}, FORGOTTEN),
         (
-            ("--compact", "--branch", "ab"), "/compact", {"branch": "ab"},
+            ("--compact", "--branch", "ab"), "/compact", {"branch": "ab", "when": "now"},
             {"items": {"episodic": [1], "semantic": [1, 2]}, "turn_ids": ["a"], "reason": ""},
             "1 report and 2 facts were made of 1 turn",
         ),
         (
-            ("--compact",), "/compact", {"branch": ""},
+            ("--compact", "--when", "later"), "/compact", {"branch": "", "when": "later"}, {"is_requested": True},
+            "memory will be made behind the next response",
+        ),
+        (
+            ("--compact", "--when", "never"), "/compact", {"branch": "", "when": "never"}, {"is_requested": False},
+            "no memory will be made behind the next response",
+        ),
+        (
+            ("--compact",), "/compact", {"branch": "", "when": "now"},
             {"items": {"episodic": [], "semantic": []}, "turn_ids": ["a", "b"], "reason": "no model"},
             "0 reports and 0 facts were made of 2 turns\nno model",
         ),
@@ -123,7 +143,10 @@ def test_what_the_server_refuses_is_told(shop: Workshop, capsys: pytest.CaptureF
     assert capsys.readouterr().err == "palimpsest: there is no such item\n"
 
 
-@pytest.mark.parametrize("arguments", [("--type", "dreams"), ("--reset", "--compact"), ("--pin", "a", "--unpin", "b")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("--type", "dreams"), ("--reset", "--compact"), ("--pin", "a", "--unpin", "b"), ("--compact", "--when", "x")],
+)
 def test_what_makes_no_sense_is_refused(shop: Workshop, arguments: tuple[str, ...]) -> None:
     assert run(shop, "memory", shop.session, *arguments) == 2
 

@@ -52,7 +52,7 @@ async def test_the_log_is_read_while_it_is_written(tmp_path: Path, capfdbinary: 
     def check() -> None:
         assert call_on_disk(tmp_path, "sessions", "--json") == 0
         [session] = json.loads(capfdbinary.readouterr().out)
-        assert (session["id"], session["exchanges"], session["input_tokens"]) == (KEY.id, 1, 3)
+        assert (session["id"], session["calls"], session["sent_tokens"]) == (KEY.id, 1, 3)
         for part, content in (("request", REQUEST), ("sent", REQUEST), ("received", RECEIVED)):
             assert call_on_disk(tmp_path, "show", "5e", "1", "--raw", part) == 0
             assert capfdbinary.readouterr().out == content

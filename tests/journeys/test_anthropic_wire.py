@@ -23,7 +23,7 @@ def test_a_streamed_message_is_the_providers_and_is_understood(tmp_path: Path) -
     assert (direct.target, direct.body) == (through.target, through.body)
     assert through.target == "/v1/messages?beta=true"
     (session,) = json.loads(run_command("sessions", "--json", "--data", str(tmp_path)).stdout)
-    assert (session["family"], session["input_tokens"], session["output_tokens"]) == ("claude-code:c1:main", 7, 11)
+    assert (session["family"], session["sent_tokens"], session["output_tokens"]) == ("claude-code:c1:main", 7, 11)
     exported = json.loads(run_command("export", session["id"], "--openai", "--data", str(tmp_path)).stdout)
     assert exported == [*BODY["messages"], {"role": "assistant", "content": [{"type": "text", "text": "".join(WORDS)}]}]  # type: ignore[misc]
     assert not [p for p in tmp_path.rglob("*") if p.is_file() and HEADERS["x-api-key"].encode() in p.read_bytes()]

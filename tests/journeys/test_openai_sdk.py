@@ -161,7 +161,7 @@ def test_everything_said_is_in_the_log_and_no_credential_is(provider: Provider, 
             shown = run_command("show", session["id"], str(n), "--raw", "request", "--data", str(tmp_path))
             assert shown.stdout == body
     assert session["family"] == "journey"
-    assert session["exchanges"] == 2
+    assert session["calls"] == 2
     exported = json.loads(run_command("export", session["id"], "--openai", "--data", str(tmp_path)).stdout)
     assert exported[:-1] == sent[-1]["messages"]
     assert [call["function"]["name"] for call in exported[-1]["tool_calls"]] == ["read", "list"]

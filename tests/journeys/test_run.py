@@ -122,7 +122,7 @@ def test_a_program_with_the_sdk_is_recorded_and_nothing_is_left(provider: Provid
         "log.db.lock",
     }
     assert run_command("verify", "--data", str(log)).returncode == 0
-    assert b'"exchanges":1' in run_command("sessions", "--json", "--data", str(log)).stdout
+    assert b'"calls":1' in run_command("sessions", "--json", "--data", str(log)).stdout
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143)])

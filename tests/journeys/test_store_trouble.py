@@ -45,7 +45,7 @@ async def wait_for_state(proxy: Running, state: str) -> None:
 
 def list_families(data: Path) -> dict[str, int]:
     rows = json.loads(run_command("sessions", "--json", "--data", str(data)).stdout)
-    return {row["family"]: row["exchanges"] for row in rows}
+    return {row["family"]: row["calls"] for row in rows}
 
 
 async def test_calls_flow_while_the_log_is_locked_and_are_in_it_afterwards(provider: Provider, tmp_path: Path) -> None:

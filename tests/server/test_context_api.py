@@ -114,7 +114,7 @@ async def test_summaries_are_listed_and_shown_and_lead_to_what_they_cover(manage
     original = await managed.call("/refs/abcdefgh23")
     assert HISTORY[2]["content"] in original.body.decode()
     row = (await managed.load(f"/sessions/{session}"))["session"]
-    assert (row["exchanges"], row["auxiliary"]) == (0, 1)
+    assert (row["calls"], row["auxiliary"]["calls"]) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -230,8 +230,9 @@ async def test_an_exchange_says_what_was_decided(managed: Managed) -> None:
     assert (plan["rung"], plan["pressure"], shown["bound"]) == ("epoch", "none", None)
     assert plan["tokens_client"] > plan["tokens_upstream"] > 0
     (row,) = await managed.load("/sessions")
-    assert row["counted"] > row["sent"] > 0
-    assert row["saving"] != 0
+    assert row["window_tokens"]["client"] > row["window_tokens"]["sent"] > 0
+    assert row["client_tokens"] > row["sent_tokens"] > 0
+    assert (row["strategy"], row["epochs"], row["saved"]) == ("epochs", 1, None)  # no usage came back
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from starlette.routing import Router
 
+from proxy.engine.policy import SnapshotPolicy
 from proxy.server.memory_api import MemoryApi
 from tests.support.compacting import Workshop
 from tests.support.managing import Message
@@ -28,7 +29,7 @@ class Asked:
     def __init__(self, shop: Workshop) -> None:
         self.shop = shop
         memory = make_memory(shop)
-        app = Router(list(MemoryApi(memory.memory, memory).list_routes()))
+        app = Router(list(MemoryApi(memory.memory, memory, SnapshotPolicy()).list_routes()))
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://x/api/sessions")
 
     async def ask(self, path: str, method: str = "GET", body: Any = None) -> Any:
@@ -151,6 +152,13 @@ async def test_instructions_stay_beside_the_messages_and_go_along_into_another_f
     await api.client.aclose()
 
 
+async def test_memory_is_asked_for_and_that_is_taken_back(asked: Asked) -> None:
+    assert (await asked.ask("/memory/compact", "POST", {"when": "later"}))["is_requested"]
+    assert (await asked.ask("/memory"))["is_requested"]
+    assert not (await asked.ask("/memory/compact", "POST", {"when": "never"}))["is_requested"]
+    assert not (await asked.ask("/memory"))["is_requested"]
+
+
 async def test_items_are_pinned_retracted_and_forgotten(asked: Asked) -> None:
     await asked.ask("/memory/compact", "POST")
     assert await asked.ask("/memory/sem_0004", "POST") | {"session": ""} == {
@@ -181,7 +189,8 @@ async def test_items_are_pinned_retracted_and_forgotten(asked: Asked) -> None:
         ("/tools?turn=x", "GET", None, 400, "turn is 1 to 4"),
         ("/memory/compact", "POST", {"turn_ids": ["turn_0099"]}, 400, "there is no turn"),
         ("/memory/compact", "POST", {"turns": []}, 400, "the body is not valid"),
-        ("/memory/compact?later=yes", "POST", None, 400, "'later' is not known here"),
+        ("/memory/compact", "POST", {"when": "tomorrow"}, 400, "the body is not valid"),
+        ("/memory/compact", "DELETE", None, 405, "DELETE is not allowed"),
         ("/memory/sem_0001", "POST", None, 404, "no item"),
         ("/memory/rt_0001", "DELETE", None, 400, "can be pinned and retracted"),
         ("/memory/sem_0001", "POST", {"action": "praise"}, 400, "the body is not valid"),

@@ -147,13 +147,9 @@ async def test_sessions_are_listed(talk: Served, archive: ReadableArchive) -> No
     (row,) = await load(talk)
     expected = {"id": id_of(archive), "family": "talk", "upstream": "scripted", "parent": "", "adopted": ""}
     assert expected.items() <= row.items()
-    assert (row["exchanges"], row["branches"], row["side"], row["input_tokens"], row["output_tokens"]) == (
-        5,
-        2,
-        0,
-        28,
-        8,
-    )
+    told = tuple(row[name] for name in ("calls", "branches", "side", "sent_tokens", "output_tokens", "errors"))
+    assert told == (5, 2, 0, 28, 8, 0)
+    assert (row["title"], row["name"], row["client"], row["status"]) == ("hé <script>", "talk", "", "live")
     assert row["created_ms"] <= row["last_ms"]
 
 

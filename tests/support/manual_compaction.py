@@ -6,6 +6,7 @@ from typing import Any
 
 from proxy.engine.compaction.job import ManualOptions, SentRequest
 from proxy.engine.compaction.manual import ManualCompaction
+from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Archive
 from proxy.engine.reports.context import Compaction
 from proxy.engine.request_resolver import Route
@@ -25,6 +26,7 @@ def make_manual_compaction(shop: Workshop, archive: Any = None, gate: Any = None
         states=shop.controller.states,
         chain=shop.controller.chain,
         routes=[Route(shop.model, edits_context=shop.edits_context)],
+        find_strategy=EnginePolicy().find_strategy,
         clock=shop.clock,
         ids=shop.ids,
     )

@@ -24,7 +24,7 @@ from proxy.engine.events.stream import EventStream
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.memory.memory import SessionMemory
 from proxy.engine.models import PriceList
-from proxy.engine.policy import EnginePolicy
+from proxy.engine.policy import EnginePolicy, SnapshotPolicy
 from proxy.engine.relay import Relay
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.request_resolver import RequestResolver, Route
@@ -175,7 +175,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
         inspector=inspector,
         sessions=sessions,
         contexts=contexts,
-        memory=MemoryApi(memory, cast(Any, None)),
+        memory=MemoryApi(memory, cast(Any, None), SnapshotPolicy()),
         events=EventsApi(archive, events),
         mcp=Response(status_code=404),
         searches=SearchApi(archive, plan.index, SystemClock().now_ms, plan.index.look),

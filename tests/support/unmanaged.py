@@ -7,9 +7,10 @@ from proxy.model.errors import NotFound
 from proxy.model.exchange import SessionKey
 from proxy.model.lineage import NodeRow
 from proxy.model.log import AuxiliaryUsage, Bill
+from tests.support.figures import DerivedFigures
 
 
-class UnmanagedLog:
+class UnmanagedLog(DerivedFigures):
     """What the port says of epochs, plans, pins and summaries where there are none."""
 
     async def find_key(self, session: str) -> SessionKey:

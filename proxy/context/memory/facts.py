@@ -77,6 +77,12 @@ def choose_items(items: MemoryBundle, max_episodic: int, max_semantic: int) -> M
     return MemoryBundle(tuple(each for each in items.episodic if each.id in ids), tuple(ranked[: max(0, max_semantic)]))
 
 
+def find_request(memory: StoredMemory) -> bool:
+    """Return whether memory is to be made of the session behind its next response."""
+    asked = [order.kind for _, order in memory.orders if order.kind in ("request", "clear", "reset")]
+    return bool(asked) and asked[-1] == "request"
+
+
 def count_items(memory: StoredMemory) -> tuple[int, int]:
     """Return the highest numbers of reports and of facts so far, whatever path they are of."""
     reports = max((entry.number for _, entry in memory.entries), default=0)

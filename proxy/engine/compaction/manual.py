@@ -4,26 +4,26 @@ It needs no client call and no credential: if no model can be asked, the summary
 Summary and epoch are in the log before they are used.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from proxy.engine.compaction.job import ManualOptions, SentRequest
+from proxy.engine.compaction.job import JobResult, ManualOptions, SentRequest
 from proxy.engine.compaction.worker import SummaryWorker
 from proxy.engine.context.epoch_scope import make_own_body
 from proxy.engine.context.fallback import FallbackChain
 from proxy.engine.context.request_state import RequestState, StateReader
 from proxy.engine.context.rewriter import Invalid
 from proxy.engine.durability import DurabilityWaiter
-from proxy.engine.options import read_ceiling
+from proxy.engine.options import read_ceiling, read_strategy
 from proxy.engine.ports import Archive, Clock, Ids
 from proxy.engine.reports.context import Compaction
 from proxy.engine.reports.conversation import find_format, load_chain
 from proxy.engine.reports.lookup import pick_branch, read_back, read_branch_back
 from proxy.engine.request import ManagedRequest
 from proxy.engine.request_resolver import Route, read_clearing, read_output_limit
-from proxy.model.epoch import Epoch
+from proxy.model.epoch import Epoch, Strategy
 from proxy.model.errors import Conflict
 from proxy.model.lineage import Step
 from proxy.model.log import ExchangeRow
@@ -53,6 +53,7 @@ class ManualCompaction:
     states: StateReader
     chain: FallbackChain
     routes: Sequence[Route]
+    find_strategy: Callable[[str], Strategy]  # of a model's requests that ask for none
     clock: Clock
     ids: Ids
 
@@ -72,7 +73,7 @@ class ManualCompaction:
             request = await self._load(row)
         state = await self._compute_state(request)
         _check_unmanaged_by_client(state)
-        result = await self.worker.compact(self._make_request(state), options)
+        result = await self._summarize(state, options)
         if has_waited:
             result.add_problem(_WAITED)
         state = await self._compute_state(request)  # epochs may have been opened meanwhile
@@ -93,6 +94,11 @@ class ManualCompaction:
             cost=result.cost.tokens,
             reason="; ".join(result.problems),
         )
+
+    async def _summarize(self, state: RequestState, options: ManualOptions) -> JobResult:
+        if state.request.strategy == "turns":  # its epochs show no summary
+            return JobResult()
+        return await self.worker.compact(self._make_request(state), options)
 
     async def find_newest(self, session: str, view: str = "", branch: str = "") -> ExchangeRow:
         """Return the newest answered call of a conversation that is no side call. Raises Conflict."""
@@ -133,6 +139,7 @@ class ManualCompaction:
             opened_ms=row.opened_ms,
             model=row.model,
             ceiling=read_ceiling(row.headers),
+            strategy=read_strategy(row.headers) or self.find_strategy(row.model),
             step=Step("", row.relation or "append", row.is_side, row.tip, row.depth, row.base, (), ()),
             items_key=form.items_key,
             split=split if clearing is None else remove_member(split, form.clearing_key),

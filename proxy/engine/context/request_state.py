@@ -1,7 +1,7 @@
 """The state of a request that the decision what to send is made from: epoch, history, tokens and budget."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -294,6 +294,8 @@ class StateReader:
         self._calibrator = calibrator
         self._scan = scan_messages
         self.clock = clock
+        # whether somebody asked that a session of the strategy `snapshot` begins anew
+        self.is_asked: Callable[[str], bool] = lambda session: False
 
     def find_ratio(self, request: ManagedRequest) -> TokenRatio:
         """Return how many tokens the model counts for each token that the proxy counts."""
@@ -343,6 +345,8 @@ class StateReader:
             return self._is_turn_due(request, epoch)
         if request.strategy == "epochs":
             return None
+        if self.is_asked(request.session.id):
+            return True
         tokens = self.caches.prompts.find(request, epoch.id if epoch is not None else "")
         if tokens is not None:
             return tokens > self.find_ratio(request).apply(budget.soft)

@@ -67,6 +67,8 @@ class MemoryCompaction:
         most, count = self.worker.count_most(request), request.state.history.count
         spans = list(_join_turns(chosen, most, count))
         result: JobResult = await self.worker.summarize_turns(request, spans, options)
+        if await self.memory.is_requested(session):
+            await self.memory.order(session, "clear")
         known = {each.id for each in before.episodic} | {each.id for each in before.semantic}
         after = await self.memory.list_items(session, nodes)
         return MemoryResult(

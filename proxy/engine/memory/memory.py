@@ -12,6 +12,7 @@ from proxy.context.compaction.summary_text import strip_frame
 from proxy.context.memory.facts import (
     choose_items,
     count_items,
+    find_request,
     format_episode,
     format_fact,
     is_on_path,
@@ -34,9 +35,6 @@ from proxy.model.memory import (
     Remembered,
     StoredMemory,
 )
-
-MOST_EPISODIC, MOST_SEMANTIC = 3, 20
-"""The most reports and facts that a model is shown, unless the settings say otherwise."""
 
 DIGEST_TAG = "digest"
 """The tag of a report that was put together without a model."""
@@ -63,14 +61,15 @@ class SessionMemory:
     _cache: LruCache[str, StoredMemory] = field(default_factory=lambda: LruCache(_MOST_SESSIONS), init=False)
     _locks: LruCache[str, asyncio.Lock] = field(default_factory=lambda: LruCache(_MOST_LOCKS), init=False)
     _generation: int = field(default=0, init=False)
+    asked: set[str] = field(default_factory=set, init=False)  # sessions of which memory is to be made
 
     async def retrieve(
         self,
         session: str,
         nodes: Sequence[bytes],
         *,
-        max_episodic: int = MOST_EPISODIC,
-        max_semantic: int = MOST_SEMANTIC,
+        max_episodic: int,
+        max_semantic: int,
     ) -> MemoryBundle:
         """Return the items that a path is shown: its newest reports, and its most important facts."""
         return choose_items(await self.list_items(session, nodes), max_episodic, max_semantic)
@@ -138,6 +137,18 @@ class SessionMemory:
             if item:
                 _expect_item(await self.load(session), item)
             await self._append(MemoryOrder(session, kind, item, self.clock.now_ms()))
+        if kind == "request":
+            self.asked.add(session)
+        elif kind in ("clear", "reset"):
+            self.asked.discard(session)
+
+    async def is_requested(self, session: str) -> bool:
+        """Return whether memory is to be made of the turns of a session behind its next response."""
+        return find_request(await self.load(session))
+
+    async def load_requests(self) -> None:
+        """Load the sessions of which memory is to be made, as the log has them."""
+        self.asked.update(await self.archive.list_memory_requests())
 
     async def _append(self, record: Remembered | MemoryOrder) -> None:
         is_stored = await self.gate.confirm(self.archive.append(record), _COMMIT_SECONDS)

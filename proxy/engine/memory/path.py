@@ -26,6 +26,10 @@ class MemoryReader(LogReader, Protocol):
         """Return the memory records of a session and of those that it continues. Empty if nothing is known."""
         ...
 
+    async def list_memory_requests(self) -> Sequence[str]:
+        """Return the ids of the sessions whose newest order says that memory is to be made of them."""
+        ...
+
 
 _MOST_LOOKED_AT = 200
 _NOTHING = "this session has no conversation that can be read, so that nothing is remembered of it"

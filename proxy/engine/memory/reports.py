@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from proxy.context.memory.bundle import render_bundle, render_turns
-from proxy.context.memory.facts import choose_items, list_items
+from proxy.context.memory.facts import choose_items, find_request, list_items
 from proxy.context.memory.traces import pair_calls, read_turn_number
 from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.memory.path import MemoryPath, MemoryReader, load_path
@@ -32,6 +32,7 @@ class MemoryReport(msgspec.Struct, frozen=True):
     session: str
     exchange: str  # the newest one of the path
     turns: int
+    is_requested: bool  # memory will be made of its turns behind the next response
     raw: tuple[RawTrace, ...]
     episodic: tuple[Episodic, ...]
     semantic: tuple[Semantic, ...]
@@ -65,6 +66,7 @@ async def load_report(
         session=session,
         exchange=path.row.id,
         turns=len(path.turns),
+        is_requested=find_request(stored),
         raw=tuple(raw[-limit:]) if kind in (None, "raw") else (),
         episodic=tuple(episodic[-limit:]) if kind in (None, "episodic") else (),
         semantic=tuple(semantic[-limit:]) if kind in (None, "semantic") else (),

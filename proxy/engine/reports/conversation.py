@@ -11,6 +11,7 @@ from proxy.engine.lineage.identity import parse_json_string
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.lookup import read_back, read_exchanges
 from proxy.model.errors import NotFound
+from proxy.model.figures import SessionHead
 from proxy.model.lineage import compute_chain_root, extend_chain
 from proxy.model.log import BranchRow, ExchangeRow
 from proxy.wire import FORMATS
@@ -162,7 +163,7 @@ def _pop_previous(row: ExchangeRow, body: bytes, stored: dict[str, int]) -> int:
     return stored.pop(name)
 
 
-def read_request(row: ExchangeRow, request: bytes) -> bytes:
+def read_request(row: ExchangeRow | SessionHead, request: bytes) -> bytes:
     """Return a request's body, decompressed. Raises NotFound where it cannot be read."""
     encoding = find_header(row.headers, b"content-encoding").decode("latin-1")
     if row.is_capped:

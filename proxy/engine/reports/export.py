@@ -141,10 +141,10 @@ def _render_handoff(handoff: Handoff) -> Iterator[str]:
     if epoch is not None:
         yield ""
         yield f"## The first {epoch.depth} messages, in short"
-        yield from _render_messages(handoff.ledger)
+        yield from render_messages(handoff.ledger)
     yield ""
     yield "## Word for word"
-    yield from _render_messages(handoff.messages)
+    yield from render_messages(handoff.messages)
     if epoch is not None and epoch.originals:
         yield ""
         yield "## References"
@@ -156,7 +156,8 @@ def _render_handoff(handoff: Handoff) -> Iterator[str]:
             yield f"- `palimpsest expand {each.id}`: {what}{where}"
 
 
-def _render_messages(messages: Sequence[Message]) -> Iterator[str]:
+def render_messages(messages: Sequence[Message]) -> Iterator[str]:
+    """Yield messages as lines of Markdown."""
     for message in messages:
         answers = f" (answers {', '.join(message.results)})" if message.results else ""
         yield ""

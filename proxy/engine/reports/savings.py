@@ -9,7 +9,7 @@ has no influence on which sessions count. A session's cost is that of all its ca
 included, for each token of the client's own requests.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
@@ -21,6 +21,7 @@ from proxy.context.pricing import MIN_SESSIONS, Comparison, Cost, compare, price
 from proxy.engine.models import PriceList
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.context import Document
+from proxy.engine.runtime import SystemClock
 from proxy.model.log import Bill, SessionRow
 
 Unit = Literal["money", "tokens"]
@@ -34,10 +35,11 @@ _NO_COST = "what these sessions cost is not known"
 
 @dataclass(frozen=True, slots=True)
 class SavingsInputs:
-    """What pricing sessions needs: the prices of calls, and the policy that sets the soft mark."""
+    """What reports need beside the log: the prices of calls, the policy that sets the marks, and the time."""
 
     prices: PriceList
     policy: BudgetPolicy
+    now_ms: Callable[[], int] = SystemClock().now_ms
 
 
 @dataclass(slots=True)

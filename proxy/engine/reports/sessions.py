@@ -6,7 +6,7 @@ lone surrogates that Python's types do not hold.
 
 import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NoReturn
@@ -16,7 +16,7 @@ import msgspec
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.context import Document, describe_plan
 from proxy.engine.reports.lookup import find_session
-from proxy.engine.reports.savings import SavingEstimate, describe_estimate
+from proxy.engine.reports.session_summary import SessionSummary
 from proxy.model.exchange import Headers
 from proxy.model.log import BranchRow, Call, ExchangeRow, RoundRow, Selection, SessionRow
 
@@ -84,16 +84,8 @@ def write_json(document: object) -> bytes:
     return msgspec.json.encode(document).translate(_LINE_BREAKS) + b"\n"
 
 
-def describe_sessions(rows: Iterable[SessionRow], saved: Mapping[str, SavingEstimate] | None = None) -> list[Document]:
-    """Return sessions as documents of a listing; with what managing saved by the usage that came back, where given."""
-    documents = [_describe_session(row) for row in rows]
-    if saved is None:
-        return documents
-    return [document | {"saved": describe_estimate(saved.get(document["id"]))} for document in documents]
-
-
-def describe_overview(overview: Overview, saved: Mapping[str, SavingEstimate] | None = None) -> Document:
-    """Return a session with its branches and child sessions as a document. `saved` as in `describe_sessions`.
+def describe_overview(overview: Overview, summaries: Sequence[SessionSummary]) -> Document:
+    """Return a session with its branches and child sessions as a document; `summaries` are those of it and of these.
 
     Branches list all their exchanges, until these are too many in sum; later branches then list only their own.
     """
@@ -114,7 +106,7 @@ def describe_overview(overview: Overview, saved: Mapping[str, SavingEstimate] | 
                 "exchanges": numbers,
             }
         )
-    session, *children = describe_sessions((overview.session, *overview.children), saved)
+    session, *children = summaries
     return {"session": session, "branches": branches, "children": children}
 
 
@@ -161,10 +153,6 @@ def is_json(content: bytes) -> bool:
 
 def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
-
-
-def _describe_session(row: SessionRow) -> Document:
-    return {name: getattr(row, name) for name in SessionRow.__slots__}
 
 
 def _describe_call(row: ExchangeRow, rounds: list[Document]) -> Document:

@@ -256,6 +256,7 @@ def connect_writer(policy: StorePolicy, connect: Connect = sqlite3.connect) -> s
             read_applied(connection)  # a file that is not ours is refused before anything in it changes
             _check_small(connection, policy.path)
             _set_up(connection, policy)
+            connection.create_function("unpack", 2, _unpack_or_none, deterministic=True)
             migrate(connection)
         except BaseException:
             connection.close()

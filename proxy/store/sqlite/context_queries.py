@@ -209,6 +209,14 @@ def load_memory(connection: sqlite3.Connection, session: str) -> StoredMemory:
     return StoredMemory(tuple(entries), tuple(orders))
 
 
+def list_memory_requests(connection: sqlite3.Connection) -> list[str]:
+    """Return what `MemoryReader.list_memory_requests` does."""
+    # a bare column beside max() is that of the row with the maximum
+    newest = """SELECT s.key, x.kind, max(x.seq) FROM memory x JOIN session s ON s.id = x.session
+        WHERE x.kind IN ('request', 'clear', 'reset') GROUP BY x.session"""
+    return [session for session, kind, _ in connection.execute(newest) if kind == "request"]
+
+
 def list_uses(connection: sqlite3.Connection, session: str) -> list[EpochUse]:
     """Return what `LogReader.list_uses` does."""
     line = encode_ids(row for (row,) in connection.execute(_LINE, (fit_text(session),)))

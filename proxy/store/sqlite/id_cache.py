@@ -23,6 +23,7 @@ from proxy.model.manifest import (
 )
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite.codec import SMALL, drop_unset, pack, seal_after, split_recipe
+from proxy.store.sqlite.figures.bills import read_filled
 from proxy.store.sqlite.schema import ADDED, TALLIED, note_seal_head, note_tally, read_tally, weigh_row
 
 K = TypeVar("K")
@@ -203,6 +204,8 @@ class RowIdCache:
         self.tallies: dict[str, int] = {}  # by table of `TALLIED`, the sum over its rows
         self._noted_heads: dict[str, int] = {}
         self._noted_tallies: dict[str, int] = {}
+        self.filled = 0  # the last exchange of which reports have rows (`figures/bills`)
+        self.late: set[int] = set()  # exchanges up to there to whose record this transaction adds
 
     def load(self) -> None:
         """Read the counters, the last seals and the tallies, unless they are known."""
@@ -215,6 +218,7 @@ class RowIdCache:
             self.heads[table] = SealHead(*row) if row else SealHead(0, NO_SEAL)
         self.tallies = {table: read_tally(self._connection, table) or 0 for table in TALLIED}
         self._noted_tallies = dict(self.tallies)
+        self.filled = read_filled(self._connection)
         self._is_loaded = True
 
     def note_growth(self) -> None:
@@ -232,6 +236,7 @@ class RowIdCache:
         """Drop everything, because some entries may not have been committed."""
         self._is_loaded = False
         self._noted_heads.clear()
+        self.late.clear()
         for cache in self._caches:
             cache.clear()
 
@@ -317,6 +322,8 @@ class RowIdCache:
             tenant = self._tenants.get(row[2]) or self.put_tenant(row[2], row[1])
             found = Exchange(row[0], tenant, row[3], row[4])
             self.exchanges.put(exchange, found)
+        if found.seq <= self.filled:
+            self.late.add(found.seq)
         return found
 
 

@@ -13,6 +13,7 @@ from proxy.model.log import BranchRow, ExchangeRow, Selection, SessionRow, Verif
 from proxy.store.sqlite import context_queries, exchange_queries, lineage_queries
 from proxy.store.sqlite.connection import FILE_ERRORS, connect_reader
 from proxy.store.sqlite.exchange_queries import FEW_SESSIONS
+from proxy.store.sqlite.figures import queries as figure_queries
 from proxy.store.sqlite.maintenance import copy_log
 from proxy.store.sqlite.verify import verify_log
 
@@ -129,6 +130,10 @@ class SqliteReader:
     sum_auxiliary = _make_method(exchange_queries.sum_auxiliary)
     list_bills = _make_method(exchange_queries.list_bills)
     number_calls = _make_method(lineage_queries.number_calls)
+    load_figures = _make_method(figure_queries.load_figures)
+    sum_charges = _make_method(figure_queries.sum_charges)
+    load_rounds = _make_method(figure_queries.load_rounds)
+    load_heads = _make_method(figure_queries.load_heads)
     list_nodes = _make_method(lineage_queries.list_nodes)
     list_epochs = _make_method(context_queries.list_epochs)
     load_epoch = _make_method(context_queries.load_epoch)
@@ -141,6 +146,7 @@ class SqliteReader:
     load_context = _make_method(context_queries.load_context, is_call=True)
     list_uses = _make_method(context_queries.list_uses, is_call=True)
     load_memory = _make_method(context_queries.load_memory, is_call=True)
+    list_memory_requests = _make_method(context_queries.list_memory_requests)
     load_original = _make_method(context_queries.load_original, is_call=True)
 
     async def verify(self) -> Verification:

@@ -21,10 +21,10 @@
 - `session`, `step`, `mark` and `adoption` have no seals. `meta` has a tally for each of these tables.
 
 Triggers abort UPDATE, DELETE, and an INSERT whose key exists, since REPLACE deletes without firing delete triggers on
-connections that did not set `recursive_triggers`. Mutable are `meta`, `permit` and `lease`; a payload may be deleted
-while `permit` has a row. Foreign keys exist among record tables only, so that SQLite refuses an outcome whose round was
-lost. References to content have no foreign keys, each of which would cost a look-up: the writer makes them in the same
-transaction, and `verify` checks them.
+connections that did not set `recursive_triggers`. Mutable are `meta`, `permit`, `lease` and `bill`, which is derived
+from the record (`store/sqlite/figures`); a payload may be deleted while `permit` has a row. Foreign keys exist among
+record tables only, so that SQLite refuses an outcome whose round was lost. References to content have no foreign keys,
+each of which would cost a look-up: the writer makes them in the same transaction, and `verify` checks them.
 """
 
 import os
@@ -376,6 +376,24 @@ def m009_held(connection: sqlite3.Connection) -> None:
         _guard(connection, table, ("seq = NEW.seq", "exchange = NEW.exchange"))
 
 
+# derived from the record (`store/sqlite/figures`), and so without guards and seals
+_BILLS = """
+    CREATE TABLE bill(
+        session INTEGER NOT NULL, n INTEGER NOT NULL, k INTEGER NOT NULL, exchange INTEGER NOT NULL,
+        at_ms INTEGER NOT NULL, kind TEXT NOT NULL, mode TEXT NOT NULL, upstream TEXT NOT NULL, model TEXT NOT NULL,
+        view TEXT NOT NULL, rung TEXT NOT NULL, is_held INTEGER NOT NULL, epoch INTEGER, status INTEGER,
+        completeness TEXT NOT NULL, is_side INTEGER NOT NULL, is_last INTEGER NOT NULL, is_end INTEGER NOT NULL,
+        input INTEGER, output INTEGER, read INTEGER, written INTEGER, client INTEGER, sent INTEGER,
+        usable INTEGER NOT NULL, saving REAL, own_input INTEGER, own_read INTEGER, own_written INTEGER,
+        paid_read INTEGER, first_byte_ms REAL, total_ms REAL,
+        PRIMARY KEY(session, n, k)) STRICT, WITHOUT ROWID"""
+
+
+def m010_bills(connection: sqlite3.Connection) -> None:
+    """Create the table of what reports sum up. The writer fills it, also from calls that are recorded already."""
+    connection.execute(_BILLS)
+
+
 Migration = Callable[[sqlite3.Connection], None]
 
 MIGRATIONS: tuple[Migration, ...] = (
@@ -388,6 +406,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     m007_recalled,
     m008_memory,
     m009_held,
+    m010_bills,
 )
 
 

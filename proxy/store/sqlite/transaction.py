@@ -19,6 +19,7 @@ from proxy.model.memory import MemoryOrder, Remembered
 from proxy.store.constraints import fit_text, fit_usage
 from proxy.store.sqlite import insert_context, insert_lineage
 from proxy.store.sqlite.codec import TINY, encode_changes, encode_headers
+from proxy.store.sqlite.figures.bills import derive_late, fill
 from proxy.store.sqlite.id_cache import (
     DanglingReference,
     Exchange,
@@ -107,6 +108,9 @@ class TransactionWriter:
                 for record in records:
                     adders[type(record)](record)
             count = self._rows.write(connection)
+            if self._ids.late:
+                derive_late(connection, self._ids.late)
+                self._ids.late.clear()
             self._ids.note_growth()
             if journal_end:
                 advance_journal_position(connection, journal_end)
@@ -120,6 +124,16 @@ class TransactionWriter:
         self._lineage.age()
         self._context.age()
         return count
+
+    @property
+    def unfilled(self) -> int:
+        """Return of how many of the newest exchanges reports have no rows yet."""
+        head = self._ids.heads.get("exchange")
+        return head.seq - self._ids.filled if head is not None else 0
+
+    def fill(self) -> None:
+        """Store the rows of the next exchanges for reports. Raises sqlite3.Error."""
+        self._ids.filled = fill(self._connection, self._ids.heads["exchange"].seq)
 
     def forget(self) -> None:
         """Clear all caches, so that everything is looked up in the log again."""

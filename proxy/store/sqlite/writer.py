@@ -18,6 +18,7 @@ from itertools import islice
 from proxy.model.log import drop_derived
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import FileIdentity, describe_problem, is_store_failing
+from proxy.store.sqlite.figures.bills import CHUNK
 from proxy.store.sqlite.maintenance import Checkpoint, WriterTask
 from proxy.store.sqlite.transaction import TransactionWriter
 from proxy.store.sqlite.write_queue import QueuedWrite
@@ -29,6 +30,7 @@ _MAX_BYTES = 8 * 1024 * 1024
 _FIRST_RETRY_S = 0.05
 _LAST_RETRY_S = 2.0
 _CLOSING_RETRY_S = 0.02
+_OVERDUE = 8 * CHUNK
 
 
 WriterInbox = queue.SimpleQueue[list[QueuedWrite] | WriterTask | None]
@@ -95,6 +97,7 @@ class Writer:
                 self._write_some()
             while self._tasks:
                 self._tasks.popleft()(self._connection)
+            self._fill()
         try:
             self._checkpoint.finish()
         except sqlite3.Error as error:
@@ -135,6 +138,19 @@ class Writer:
         self._finish(entries, True)
         if self._checkpoint.is_overdue:
             self._run_checkpoint()
+
+    def _fill(self) -> None:
+        """Derive what reports sum up, in idle moments; under load only where readers would have to derive too much."""
+        while (unfilled := self._transactions.unfilled) >= CHUNK and not self._is_stopping.is_set():
+            if unfilled < _OVERDUE and (self._pending or self._tasks or not self._queue.empty()):
+                return
+            try:
+                self._transactions.fill()
+            except sqlite3.Error as error:
+                _log.warning("what reports sum up could not be stored; they derive it: %s", error)
+                return
+            if unfilled >= _OVERDUE:
+                return
 
     def _choose(self) -> list[QueuedWrite]:
         """Return the longest prefix of the pending entries that fits into one transaction."""

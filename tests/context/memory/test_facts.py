@@ -9,6 +9,7 @@ from proxy.context.memory.facts import (
     PINNED,
     choose_items,
     count_items,
+    find_request,
     format_turn,
     is_on_path,
     list_items,
@@ -185,6 +186,20 @@ def test_a_reset_forgets_what_was_before_it() -> None:
     stored = remember(report(1, 4, fact("one")), order("reset"), report(2, 6, fact("two")))
     assert [each.id for each in list_items(stored, PATH).semantic] == ["sem_0020"]
     assert [each.id for each in list_items(stored, PATH).episodic] == ["ep_0002"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "is_requested"),
+    [
+        ((), False),
+        (("request",), True),
+        (("request", "clear"), False),
+        (("clear", "request", "pin"), True),
+        (("request", "reset"), False),
+    ],
+)
+def test_the_newest_order_says_whether_memory_is_asked_for(kinds: tuple[OrderKind, ...], is_requested: bool) -> None:
+    assert find_request(remember(*map(order, kinds))) is is_requested
 
 
 def test_numbers_go_on_through_the_whole_session() -> None:

@@ -178,10 +178,10 @@ async def test_items_are_pinned_and_retracted_by_their_ids(shop: Workshop) -> No
     path = await load_path(shop.log, shop.session)
     await memory.memory.order(shop.session, "pin", "sem_0004")
     await memory.memory.order(shop.session, "retract", "sem_0001")
-    shown = await memory.memory.retrieve(shop.session, path.nodes, max_semantic=2)
+    shown = await memory.memory.retrieve(shop.session, path.nodes, max_episodic=3, max_semantic=2)
     assert [each.id for each in shown.semantic] == ["sem_0004", "sem_0002"]
     await memory.memory.order(shop.session, "reset")
-    assert await memory.memory.retrieve(shop.session, path.nodes) == MemoryBundle()
+    assert await memory.memory.retrieve(shop.session, path.nodes, max_episodic=3, max_semantic=20) == MemoryBundle()
     assert (await memory.compact(shop.session)).items.episodic[0].id == "ep_0002"
 
 
@@ -195,6 +195,17 @@ async def test_an_order_about_what_was_never_made_is_refused(shop: Workshop, ite
     await memory.compact(shop.session)
     with pytest.raises(error):
         await memory.memory.order(shop.session, "pin", item)
+
+
+async def test_memory_may_be_asked_for_and_is_then_made_once(shop: Workshop) -> None:
+    await talk(shop, TEXTS)
+    memory = make_memory(shop)
+    assert not await memory.memory.is_requested(shop.session)
+    await memory.memory.order(shop.session, "request")
+    assert await memory.memory.is_requested(shop.session)
+    await memory.compact(shop.session)
+    assert not await memory.memory.is_requested(shop.session)
+    assert [order.kind for _, order in (await memory.memory.load(shop.session)).orders] == ["request", "clear"]
 
 
 async def test_two_at_once_give_no_number_twice(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,6 @@ async def test_twenty_rules_over_a_long_session_are_facts_with_their_source(has_
         assert (cited.role, rule in cited.text) == ("user", True), rule
         assert found.kind == ("preference" if "prefer" in rule.lower() else "constraint")
         assert (found.confidence, found.tags) == (1.0, ())
-    shown = await memory.memory.retrieve(shop.session, path.nodes)
+    shown = await memory.memory.retrieve(shop.session, path.nodes, max_episodic=3, max_semantic=20)
     assert {rule for rule in RULES for item in shown.semantic if rule in item.fact} == set(RULES)
     assert len(shown.episodic) == 3

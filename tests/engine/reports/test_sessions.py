@@ -7,6 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.context.budget import BudgetPolicy
+from proxy.engine.models import PriceList
+from proxy.engine.reports.savings import SavingsInputs
+from proxy.engine.reports.session_summary import summarize_sessions
 from proxy.engine.reports.sessions import (
     Overview,
     describe_body,
@@ -16,10 +20,13 @@ from proxy.engine.reports.sessions import (
     load_overview,
     write_json,
 )
+from proxy.model.card import Card
 from proxy.model.errors import NotFound
 from proxy.model.log import Call
 from proxy.store.sqlite.lineage_queries import ExchangePosition, find_branches
 from tests.support.fake_log import BRANCHES, SESSION, FakeLog, branch, tree_log
+
+INPUTS = SavingsInputs(PriceList(lambda upstream, model: Card()), BudgetPolicy())
 
 
 def test_a_branch_goes_on_from_the_deepest_call_that_it_shares() -> None:
@@ -85,11 +92,12 @@ def test_a_document_is_one_line_whatever_its_parts_look_like() -> None:
     assert json.loads(written) == {"request": {"a": 1}}
 
 
-def test_of_very_many_exchanges_the_later_branches_have_only_their_own() -> None:
+async def test_of_very_many_exchanges_the_later_branches_have_only_their_own() -> None:
     """Of a thousand turns with as many edits at their end, each has all that is before."""
     trunk = branch("a", 1, range(1, 1001), depths=range(1, 1001))
     edits = [branch(str(n), 1, (n,), trunk=trunk, shared=999) for n in range(1001, 2001)]
-    described = describe_overview(Overview(SESSION, find_forks([trunk, *edits]), ()))["branches"]
+    summaries = await summarize_sessions(FakeLog(), (SESSION,), INPUTS)
+    described = describe_overview(Overview(SESSION, find_forks([trunk, *edits]), ()), summaries)["branches"]
     assert [each["own"] for each in described[1:]] == [(n,) for n in range(1001, 2001)]
     whole = [each["exchanges"] for each in described if each["exchanges"] is not None]
     assert (len(whole), {len(numbers) for numbers in whole}) == (100, {1000})

@@ -39,9 +39,10 @@ from proxy.model.manifest import (
     compute_root_link,
     decode_recipe,
 )
-from proxy.model.memory import StoredMemory
+from proxy.model.memory import MemoryOrder, StoredMemory
 from proxy.store.constraints import fit_text, fit_usage
 from proxy.store.sqlite.lineage_queries import choose_recalled
+from tests.support.figures import DerivedFigures
 from tests.support.memory_store.checks import verify_tables
 from tests.support.memory_store.contexts import (
     list_epochs,
@@ -59,7 +60,7 @@ from tests.support.memory_store.tree import Tree
 _SALT_SIZE = 32
 
 
-class MemoryArchive:
+class MemoryArchive(DerivedFigures):
     """The `Archive` port over dictionaries, one for each table."""
 
     def __init__(self) -> None:
@@ -200,6 +201,14 @@ class MemoryArchive:
     async def load_memory(self, session: str) -> StoredMemory:
         """The memory of a session (see `MemoryLog`)."""
         return load_memory(self.tables, session)
+
+    async def list_memory_requests(self) -> Sequence[str]:
+        """The sessions of which memory is to be made (see `MemoryReader`)."""
+        asked: dict[str, str] = {}
+        for each in self.tables.memory.values():
+            if isinstance(each, MemoryOrder) and each.kind in ("request", "clear", "reset"):
+                asked[each.session] = each.kind
+        return [session for session, kind in asked.items() if kind == "request"]
 
     async def load_original(self, reference: str) -> StoredOriginal:
         """What a reference stands for. Raises NotFound."""

@@ -1,0 +1,77 @@
+"""Memory that somebody asked for: made behind the next response of its session, once.
+
+Sessions of the strategy `snapshot` begin anew from it with the request after that. An order stays in the log until it
+was carried out, so that it outlives a restart.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+
+from proxy.context.epoch_decision import LATE, SIDE
+from proxy.engine.compaction.job import ManualOptions
+from proxy.engine.memory.compaction import MemoryCompaction
+from proxy.engine.runtime import EventBus, TaskRunner, attempt
+from proxy.model.epoch import read_view
+from proxy.model.errors import Conflict, NotFound
+from proxy.model.events import ExchangeRecorded, Planned
+
+_ANSWERED = range(200, 300)
+_UNASKED = (SIDE, LATE)  # calls that could open no epoch, whatever was asked for
+
+_log = logging.getLogger("palimpsest.memory")
+
+
+@dataclass(kw_only=True, eq=False)
+class MemoryRequests:
+    """Follows the calls of sessions of which somebody asked that memory is made."""
+
+    compaction: MemoryCompaction
+    tasks: TaskRunner
+    _due: set[str] = field(default_factory=set, init=False)  # answered since; the next request begins anew
+
+    def is_due(self, session: str) -> bool:
+        """Return whether the next request of a session is to begin anew."""
+        return session in self._due
+
+    def note_exchange(self, event: ExchangeRecorded) -> None:
+        """Make memory behind a response, if it was asked for. Subscribed to the bus."""
+        memory, session = self.compaction.memory, event.session
+        if session not in memory.asked or event.kind != "managed":
+            return
+        if event.is_final and event.status in _ANSWERED and event.completeness == "complete":
+            memory.asked.discard(session)
+            self._due.add(session)
+            self.tasks.spawn(attempt(self._make(session), partial(_log_failure, session)))
+
+    def note_plan(self, event: Planned) -> None:
+        """Have a session of the strategy `snapshot` begin anew once only. Subscribed to the bus."""
+        plan = event.plan
+        if event.session in self._due and read_view(plan.view)[1] == "snapshot" and plan.reason not in _UNASKED:
+            self._due.discard(event.session)
+
+    async def _make(self, session: str) -> None:
+        memory = self.compaction.memory
+        try:
+            await self.compaction.compact(session, options=ManualOptions())
+        except (Conflict, NotFound) as error:
+            _log.info("session %s: no memory was made, though it was asked for: %s", session, error)
+        if await memory.is_requested(session):
+            await memory.order(session, "clear")
+
+
+def follow_requests(compaction: MemoryCompaction, tasks: TaskRunner, bus: EventBus) -> MemoryRequests:
+    """Return what carries out orders from now on. Those of before are loaded in the background."""
+    requests = MemoryRequests(compaction=compaction, tasks=tasks)
+    bus.subscribe(ExchangeRecorded, requests.note_exchange)
+    bus.subscribe(Planned, requests.note_plan)
+    tasks.spawn(attempt(compaction.memory.load_requests(), _log_unknown))
+    return requests
+
+
+def _log_failure(session: str, error: Exception) -> None:
+    _log.error("session %s: memory could not be made, though it was asked for; ask again", session, exc_info=error)
+
+
+def _log_unknown(error: Exception) -> None:
+    _log.error("which sessions were asked to make memory is unknown; ask again", exc_info=error)

@@ -317,7 +317,7 @@ def _build_memory(
     )
     compaction = build_memory_compaction(archive, durability, clock, manual)
     attach_snapshots(trigger, controller, compaction.memory, settings.snapshot_policy())
-    controller.states.is_asked = follow_requests(compaction, trigger.worker.tasks, trigger.worker.bus).is_due
+    controller.states.is_asked = follow_requests(compaction, trigger.worker.tasks, trigger.worker.progress.bus).is_due
     return compaction
 
 

@@ -20,7 +20,7 @@ class CompactionProgress:
     """
 
     def __init__(self, bus: EventBus, now: Callable[[], float]) -> None:
-        self._bus = bus
+        self.bus = bus
         self._now = now
         self._began: dict[int, float] = {}  # by the identity of the job, which its caller holds until it has ended
 
@@ -50,16 +50,16 @@ class CompactionProgress:
         self._began[id(job)] = self._now()
         messages = job.span.stop - job.span.start
         session, exchange, is_manual = _name(job)
-        self._bus.publish(CompactionStarted(session, exchange, messages, job.covered, is_manual))
+        self.bus.publish(CompactionStarted(session, exchange, messages, job.covered, is_manual))
 
     def add(self, job: SummaryJob, summary: Summary) -> None:
         """Tell of a summary that is in the log."""
         made = (summary.id, summary.session, summary.exchange, summary.kind, summary.level)
-        self._bus.publish(SummaryAdded(*made, summary.covered, summary.tokens))
+        self.bus.publish(SummaryAdded(*made, summary.covered, summary.tokens))
         if (seconds := self._end(job)) is None:
             return
         session, exchange, is_manual = _name(job)
-        self._bus.publish(
+        self.bus.publish(
             CompactionEnded(
                 session,
                 exchange,
@@ -78,7 +78,7 @@ class CompactionProgress:
         """Tell why no summary came of a job. Do nothing if it has ended already."""
         if (seconds := self._end(job)) is not None:
             session, exchange, is_manual = _name(job)
-            self._bus.publish(CompactionEnded(session, exchange, seconds, is_manual, error))
+            self.bus.publish(CompactionEnded(session, exchange, seconds, is_manual, error))
 
     def _end(self, job: SummaryJob) -> float | None:
         began = self._began.pop(id(job), None)

@@ -24,6 +24,7 @@ from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.context.epoch_planner import EpochPlanner, FeatureCache
 from proxy.engine.context.fallback import FallbackChain
+from proxy.engine.context.loop_watch import LoopWatch
 from proxy.engine.context.request_state import StateReader
 from proxy.engine.context.rewriter import Rewriter
 from proxy.engine.context.session_caches import ContextCaches
@@ -201,6 +202,7 @@ async def build_engine(settings: Settings) -> Engine:
         controller=controller,
         recall=rounds,
         histories=held,
+        loops=LoopWatch(bus, policy.loop_threshold) if policy.loop_threshold else None,
     )
     memory_compaction = _build_memory(settings, archive, durability, trigger, controller, routes=routes)
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())

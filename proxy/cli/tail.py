@@ -37,6 +37,7 @@ from proxy.model.stream_events import (
     CompactionCompletedEvent,
     CompactionFailedEvent,
     CompactionTriggeredEvent,
+    DoomLoopDetectedEvent,
     EpochOpenedEvent,
     EpochRevertedEvent,
     MessageCreatedEvent,
@@ -70,12 +71,13 @@ _DEFAULT: tuple[type[StreamedEvent], ...] = (
     CompactionTriggeredEvent,
     CompactionCompletedEvent,
     CompactionFailedEvent,
+    DoomLoopDetectedEvent,
     AgentNudgedEvent,
     SessionIdleEvent,
 )
 # Signs as on the page: first the sign, then the word, then the colour.
-_EPOCH, _MISS, _FAULT, _NOTE = "▲", "⚡", "✕", "·"
-_COLOURS = {_EPOCH: "cyan", _MISS: "yellow", _FAULT: "red", _NOTE: ""}
+_EPOCH, _MISS, _FAULT, _LOOP, _NOTE = "▲", "⚡", "✕", "↻", "·"
+_COLOURS = {_EPOCH: "cyan", _MISS: "yellow", _FAULT: "red", _LOOP: "magenta", _NOTE: ""}
 
 _decoder = msgspec.json.Decoder(StreamEvent)
 
@@ -275,6 +277,11 @@ def _describe_pruned(event: PruneCompletedEvent) -> str:
     return f"held back: {', '.join(text for count, text in counts if count)}"
 
 
+def _describe_loop(event: DoomLoopDetectedEvent) -> str:
+    output = "the same output" if event.has_same_output else "other outputs"
+    return f"loop: {event.tool} was called {event.count} times in a row with the same arguments, with {output}"
+
+
 def _describe_trigger(event: CompactionTriggeredEvent) -> str:
     return f"a summary of {format_count(event.messages, 'message')} ({event.tokens:,} tokens) is being made"
 
@@ -318,6 +325,7 @@ _DESCRIPTIONS: Mapping[type[StreamEvent], tuple[str, Callable[[Any], str]]] = {
         _NOTE,
         lambda event: f"summary {event.summary} of {event.covered:,} tokens, in {event.tokens:,}",
     ),
+    DoomLoopDetectedEvent: (_LOOP, _describe_loop),
     AgentNudgedEvent: (_NOTE, lambda event: f"nudged, attempt {event.attempt}"),
     SessionIdleEvent: (_NOTE, lambda event: f"idle: {format_count(event.attempts, 'nudge')} had no effect"),
     ResetEvent: (_NOTE, _describe_reset),

@@ -119,6 +119,23 @@ class CacheUsed(msgspec.Struct, frozen=True, gc=False):
     saved_money: float | None = None
 
 
+class ToolsCalled(msgspec.Struct, frozen=True, gc=False):
+    """A response was read that may call tools: `answer` is it as JSON. Published only if somebody listens."""
+
+    exchange: str
+    answer: bytes
+
+
+class DoomLoopDetected(msgspec.Struct, frozen=True, gc=False):
+    """A model has made the same call of a tool, with the same arguments, `count` times in a row (`context/loops`)."""
+
+    exchange: str
+    session: str
+    tool: str
+    count: int
+    has_same_output: bool
+
+
 class ReadingFailed(msgspec.Struct, frozen=True, gc=False):
     """The bytes of a response could not be interpreted. The log has them anyway."""
 
@@ -359,6 +376,8 @@ Event = (
     | ReplyRecorded
     | AnswerRead
     | AnswerUninformative
+    | ToolsCalled
+    | DoomLoopDetected
     | PromptSent
     | CacheUsed
     | ReadingFailed

@@ -191,6 +191,14 @@ class SummaryAddedEvent(StreamedEvent, frozen=True, gc=False, kw_only=True, tag=
     tokens: int
 
 
+class DoomLoopDetectedEvent(CallEvent, frozen=True, gc=False, kw_only=True, tag="DOOM_LOOP_DETECTED"):
+    """A model has called a tool with the same arguments `count` times in a row; perhaps it waits for another output."""
+
+    tool: str
+    count: int
+    has_same_output: bool
+
+
 class AgentNudgedEvent(CallEvent, frozen=True, gc=False, kw_only=True, tag="AGENT_NUDGED"):
     """An agent that nobody prompted was nudged, the `attempt`-th time in a row."""
 
@@ -237,6 +245,7 @@ StreamEvent = (
     | CompactionCompletedEvent
     | CompactionFailedEvent
     | SummaryAddedEvent
+    | DoomLoopDetectedEvent
     | AgentNudgedEvent
     | SessionIdleEvent
     | ResetEvent

@@ -21,6 +21,7 @@ from proxy.model.events import (
     CacheUsed,
     CeilingExceeded,
     CeilingUnreachable,
+    DoomLoopDetected,
     EmbeddingEnded,
     EpochOpened,
     EpochRefused,
@@ -126,6 +127,12 @@ _METRICS: tuple[tuple[_Kind, str, str, tuple[str, ...]], ...] = (
     ),
     ("counter", "palimpsest_auxiliary_tokens", "What they cost, in tokens of uncached input.", ()),
     ("counter", "palimpsest_wasted_tokens", "The part of it that went into summaries never used.", ()),
+    (
+        "counter",
+        "palimpsest_doom_loops",
+        "Models found to call a tool again and again with the same arguments, by whether its output was the same.",
+        ("output",),
+    ),
     ("counter", "palimpsest_nudges", "Nudges of agents that nobody prompted, by how many in a row.", ("attempt",)),
     ("counter", "palimpsest_idle_sessions", "Sessions that went idle because no nudge was answered.", ()),
     ("seconds", "palimpsest_auxiliary_seconds", "From the request to the end of its response.", ()),
@@ -186,6 +193,9 @@ class Metrics(Collector):
             AuxiliaryEnded: self._count_auxiliary,
             EmbeddingEnded: self._count_embedding,
             SummaryAdded: lambda event: self._add("palimpsest_summaries", event.kind, str(event.level)),
+            DoomLoopDetected: lambda event: self._add(
+                "palimpsest_doom_loops", "same" if event.has_same_output else "other"
+            ),
             Nudged: lambda event: self._add("palimpsest_nudges", str(event.attempt)),
             SessionWentIdle: lambda event: self._add("palimpsest_idle_sessions"),
             SummaryWasted: lambda event: self._add("palimpsest_wasted_tokens", count=event.cost),

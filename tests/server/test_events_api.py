@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.model.events import EpochOpened, EpochRefused, Nudged, RungFailed, SessionWentIdle
+from proxy.model.events import DoomLoopDetected, EpochOpened, EpochRefused, Nudged, RungFailed, SessionWentIdle
 from proxy.model.exchange import Opening
 from tests.server.test_sessions_api import BEARER, ReadableArchive, say, turn
 from tests.support.loops import put_forward
@@ -170,10 +170,13 @@ async def test_what_is_managed_is_told(served: Served) -> None:
         served.bus.publish(EpochOpened("e2", "s1", "", "revert", 300, 900, "e1", b"[]"))
         served.bus.publish(EpochRefused("e3", "s1", "x2", "m"))
         served.bus.publish(RungFailed("x3", "s1", "plan", "y" * 9000))
+        served.bus.publish(DoomLoopDetected("x3", "s1", "bash", 3, has_same_output=True))
         served.bus.publish(Nudged("x4", "s1", 2))
         served.bus.publish(SessionWentIdle("x4", "s1", 3))
-        types = ("EPOCH_OPENED", "PRUNE_COMPLETED", "EPOCH_REVERTED", "EPOCH_REVERTED", "RUNG_FAILED")
-        opened, pruned, undone, refused, failed, _, idle = await follower.read(*types, "AGENT_NUDGED", "SESSION_IDLE")
+        types: tuple[str, ...] = ("EPOCH_OPENED", "PRUNE_COMPLETED", "EPOCH_REVERTED", "EPOCH_REVERTED", "RUNG_FAILED")
+        types += ("DOOM_LOOP_DETECTED", "AGENT_NUDGED", "SESSION_IDLE")
+        opened, pruned, undone, refused, failed, loop, _, idle = await follower.read(*types)
+        assert (loop["tool"], loop["count"], loop["has_same_output"]) == ("bash", 3, True)
         assert (opened["epoch"], opened["why"], opened["tokens_before"], opened["tokens_after"]) == (
             *("e1", "hard", 900, 300),
         )

@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 from proxy.context.budget import BudgetPolicy
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_admin import EpochAdmin
+from proxy.engine.context.loop_watch import LoopWatch
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.events.publisher import EventPublisher
 from proxy.engine.events.stream import EventStream
@@ -228,9 +229,9 @@ def _build_exchanges(
     )
     formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
     policy = replace(plan.engine, own_keys=(plan.api_key.encode(),) if plan.api_key else ())
-    return ExchangeService(
-        policy, formats, resolver=reception, relay=relay, tasks=tasks, controller=controller
-    ), readings
+    loops = LoopWatch(bus, plan.engine.loop_threshold) if plan.engine.loop_threshold else None
+    parts_of_calls: dict[str, Any] = {"resolver": reception, "relay": relay, "tasks": tasks, "controller": controller}
+    return ExchangeService(policy, formats, **parts_of_calls, loops=loops), readings
 
 
 async def _stop(served: Served) -> None:

@@ -24,6 +24,7 @@ from proxy.model.events import (
     CeilingExceeded,
     CompactionEnded,
     CompactionStarted,
+    DoomLoopDetected,
     EpochOpened,
     EpochRefused,
     Event,
@@ -46,6 +47,7 @@ from proxy.model.stream_events import (
     CompactionCompletedEvent,
     CompactionFailedEvent,
     CompactionTriggeredEvent,
+    DoomLoopDetectedEvent,
     EpochOpenedEvent,
     EpochRevertedEvent,
     MessageCreatedEvent,
@@ -114,6 +116,7 @@ class EventPublisher:
             CompactionStarted: self._note_compaction,
             CompactionEnded: self._note_compacted,
             SummaryAdded: self._note_summary,
+            DoomLoopDetected: self._note_loop,
             Nudged: self._note_nudge,
             SessionWentIdle: self._note_idle,
         }
@@ -267,6 +270,10 @@ class EventPublisher:
             tokens=event.tokens,
         )
         self._put("", lambda n: (told,))
+
+    def _note_loop(self, event: DoomLoopDetected) -> None:
+        told = {"tool": event.tool[:_LONGEST], "count": event.count, "has_same_output": event.has_same_output}
+        self._tell(event.exchange, self._make(DoomLoopDetectedEvent, event, **told))
 
     def _note_nudge(self, event: Nudged) -> None:
         self._tell(event.exchange, self._make(AgentNudgedEvent, event, attempt=event.attempt))

@@ -63,8 +63,8 @@ class CallUnderWay:
             saved_money=None if saved is None else saved.money,
             epoch=plan.epoch if plan is not None else "",
             rung=plan.rung if plan is not None else "",
-            seconds=round(self.seconds, 3),
-            first_byte_seconds=round(self.first_byte_s, 3) or None,
+            seconds=round(self.seconds, 4),
+            first_byte_seconds=round(self.first_byte_s, 4) or None,
         )
         return (event,)
 

@@ -22,6 +22,7 @@ def main() -> None:
             count_tokens=import_later("proxy.reading", "count_tokens"),
             load_savings_inputs=import_later("proxy.reading", "measure"),
             ask_server=import_later("proxy.running", "ask_server"),
+            follow_events=import_later("proxy.running", "follow_events"),
             find_link=import_later("proxy.running", "find_link"),
             find_server=import_later("proxy.running", "find_server"),
             use_data=import_later("proxy.shutdown", "use_data"),

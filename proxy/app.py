@@ -41,6 +41,7 @@ from proxy.server.api.messages import MessagesApi
 from proxy.server.context_api import ContextApi
 from proxy.server.doctor_api import DoctorApi
 from proxy.server.errors import Refused
+from proxy.server.events_api import EventsApi
 from proxy.server.health import Health, UpstreamCircuits
 from proxy.server.http11 import RESPONSE, Http11Protocol, close_idle
 from proxy.server.mcp.endpoint import McpEndpoint, load_sdk
@@ -145,6 +146,7 @@ async def _run(settings: Settings, *, until_unused: bool, companion: Companion |
             _mirror_memory(engine, settings)
             served = configure(access or app, policy, engine)
             server = DrainingServer(served, health, engine.tasks, policy.drain_seconds)
+            server.ended_with_drain.append(engine.events.close)
             engine.descriptors.add_holder(lambda: close_idle(server.server_state.connections))
             stop = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, server.stop)
             if until_unused:
@@ -258,6 +260,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         messages=MessagesApi(engine.memory_compaction.memory.archive),
         doctor=DoctorApi(functools.partial(_diagnose, settings)),
         memory=MemoryApi(engine.memory_compaction.memory, engine.memory_compaction, settings.snapshot_policy()),
+        events=EventsApi(engine.archive, engine.events),
         find_tenant=find_tenant,
         mcp=McpEndpoint(tools, AccessRules(policy), find_tenant, policy),
     )

@@ -24,11 +24,14 @@ from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.context.epoch_planner import EpochPlanner, FeatureCache
 from proxy.engine.context.fallback import FallbackChain
+from proxy.engine.context.loop_watch import LoopWatch
 from proxy.engine.context.request_state import StateReader
 from proxy.engine.context.rewriter import Rewriter
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.tool_offers import NO_OFFERS, ToolOffers
 from proxy.engine.durability import DurabilityWaiter
+from proxy.engine.events.publisher import EventPublisher
+from proxy.engine.events.stream import EventStream
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import build_histories
 from proxy.engine.lineage.identity import Tenants
@@ -37,7 +40,7 @@ from proxy.engine.memory.compaction import MemoryCompaction, build_memory_compac
 from proxy.engine.memory.memory import SessionMemory
 from proxy.engine.memory.requests import follow_requests
 from proxy.engine.memory.snapshots import SnapshotMemory
-from proxy.engine.models import CacheCalibrator, Models, OverflowWatch
+from proxy.engine.models import CacheCalibrator, Models, OverflowWatch, PriceList
 from proxy.engine.policy import EnginePolicy, Provider, SnapshotPolicy
 from proxy.engine.ports import Archive, Clock
 from proxy.engine.recall.embeddings import build_embedding
@@ -112,6 +115,7 @@ class Engine:
     index: SearchIndex
     recall: Recall
     tenants: Tenants
+    events: EventStream
     hop_id: str
 
     def prepare(self) -> None:
@@ -200,11 +204,26 @@ async def build_engine(settings: Settings, upstreams: "tuple[AnyClient, ...] | N
         controller=controller,
         recall=rounds,
         histories=held,
+        loops=LoopWatch(bus, policy.loop_threshold) if policy.loop_threshold else None,
     )
     memory_compaction = _build_memory(settings, archive, durability, trigger, controller, routes=routes)
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker, epoch_admin)
-    return Engine(*parts, memory_compaction.manual, memory_compaction, index, recall, lineage.tenants, hop_id)
+    events = _build_events(settings, archive, bus, tasks, models)
+    return Engine(*parts, memory_compaction.manual, memory_compaction, index, recall, lineage.tenants, events, hop_id)
+
+
+def _build_events(
+    settings: Settings, archive: SqliteArchive, bus: EventBus, tasks: TaskRunner, models: Models
+) -> EventStream:
+    """Build the stream of events. Its ids begin with the time of the start: they differ from those of earlier runs."""
+    clock, call_later = SystemClock(), asyncio.get_running_loop().call_later
+    stream = EventStream(f"{clock.now_ms():x}", call_later, clock.now_ms)
+    prices = PriceList(models.card, settings.providers())
+    EventPublisher(
+        bus, stream, prices, number=archive.number_calls, tasks=tasks, call_later=call_later, now_ms=clock.now_ms
+    )
+    return stream
 
 
 def _list_routes(
@@ -302,7 +321,7 @@ def _build_memory(
     )
     compaction = build_memory_compaction(archive, durability, clock, manual)
     attach_snapshots(trigger, controller, compaction.memory, settings.snapshot_policy())
-    controller.states.is_asked = follow_requests(compaction, trigger.worker.tasks, trigger.worker.bus).is_due
+    controller.states.is_asked = follow_requests(compaction, trigger.worker.tasks, trigger.worker.progress.bus).is_due
     return compaction
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from urllib.parse import quote, urlencode
 
@@ -100,6 +100,19 @@ def ask_server(
 
     target = f"/-/api{quote(path)}{'?' if query else ''}{urlencode(query)}"
     return asyncio.run(AdminClient(address, token).post(target, body, method))
+
+
+def follow_events(
+    settings: Settings, query: Sequence[tuple[str, str]], last_id: str, take: Callable[[bytes], object]
+) -> tuple[int, bytes]:
+    """Pass on the bytes of the running server's stream of events until it ends, those after the event `last_id`.
+
+    Return the status, and the body if it is not 200. Raises NotFound and UpstreamUnreachable as `ask_server` does.
+    """
+    address, token = find_address(settings), _read_token(settings)
+    from proxy.upstream.httpx_client import AdminClient  # noqa: PLC0415 - as above
+
+    return asyncio.run(AdminClient(address, token).follow(f"/-/api/events?{urlencode(query)}", last_id, take))
 
 
 def _read_token(settings: Settings) -> str:

@@ -2,7 +2,7 @@
 
 1. Before the server listens, SIGTERM cancels the start; the exit code is 0.
 2. The first signal begins the drain. `/-/ready` responds 503, no connection is accepted, idle connections are closed,
-   and a connection with a request under way is closed after its response.
+   and a connection with a request under way is closed after its response. Streams of events end at once.
 3. Shortly before `server.drain_seconds` are over, the remaining calls are cancelled. Each is recorded as aborted. Its
    client gets 503 `shutting_down` if nothing has been sent to it, else its connection is broken off.
 4. At the limit, connections whose clients do not read the rest of their responses are aborted.
@@ -109,6 +109,7 @@ class DrainingServer(uvicorn.Server):
         self._ends_at = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._is_told_to_stop = asyncio.Event()
+        self.ended_with_drain: list[Callable[[], object]] = []  # ends what would go on as long as its client reads it
 
     @property
     def seconds_left(self) -> float:
@@ -137,6 +138,8 @@ class DrainingServer(uvicorn.Server):
         """Begin the drain."""
         self.should_exit = self._health.is_draining = True
         self._is_told_to_stop.set()
+        for end in self.ended_with_drain:
+            end()
 
     async def main_loop(self) -> None:
         """Wait for a signal. uvicorn's loop wakes up ten times a second for a date header that we do not send."""

@@ -12,7 +12,9 @@ from typer.main import get_command
 from proxy import __version__
 from proxy.cli.main import build
 from proxy.config.reference import format_default, list_keys
+from proxy.model.stream_events import EVENT_TYPES
 from proxy.server.context_api import ContextApi
+from proxy.server.events_api import EventsApi
 from proxy.server.memory_api import MemoryApi
 from proxy.server.sessions_api import SessionsApi
 from proxy.wire.headers import OWN_PREFIX
@@ -85,6 +87,10 @@ def test_every_path_of_our_own_or_read_by_us_is_told() -> None:
         assert f"`{path}`" in PAGES["api"]
 
 
+def test_every_type_of_event_is_told() -> None:
+    assert [name for name in EVENT_TYPES if f"| `{name}` |" not in PAGES["api"]] == []
+
+
 def list_api() -> list[str]:
     """The paths of the API; what is received stands beside what is sent."""
     unused: Any = None
@@ -92,6 +98,7 @@ def list_api() -> list[str]:
         *SessionsApi(MemoryArchive(), unused).list_routes(),
         *ContextApi(MemoryArchive(), unused, unused, unused).list_routes(),
         *MemoryApi(unused, unused, unused).list_routes(),
+        *EventsApi(MemoryArchive(), unused).list_routes(),
     )
     paths = [f"/-{route.path}" for route in routes if isinstance(route, Route)]
     return [path for path in paths if not path.endswith("/received")]

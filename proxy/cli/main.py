@@ -29,6 +29,7 @@ COMMANDS = {
     "open": ("serve.open_page", "Open the server's page in a browser."),
     "sessions": ("views.sessions.sessions", "List sessions, the newest call first."),
     "show": ("views.show.show", "Show the calls of a session, or the request and answer of one."),
+    "tail": ("tail.tail", "Follow the calls of the running server."),
     "export": ("maintenance.export", "Write a session with its requests and responses."),
     "search": ("views.search.search", "Find what was said and done, in all sessions."),
     "expand": ("views.reports.expand", "Write what a reference names."),

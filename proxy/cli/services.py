@@ -62,9 +62,10 @@ class Services:
     `count_tokens` counts the tokens of messages. `load_savings_inputs` returns the prices and policy for `savings`.
     `ask_server` sends a request, given an API path and a body, to the running server: a POST without parameters, unless
     `method` and `query` say otherwise. It returns the response's status and body, and raises ProxyError if no server
-    runs. `find_link` returns the link to the server's page, with the admin token. `serve_mcp` serves MCP on standard
-    input and output until the input ends. `run_demo` runs the demonstration, and returns the exit code. `diagnose`
-    returns the findings of `palimpsest doctor`.
+    runs. `follow_events` passes on the bytes of its stream of events, given parameters and the id of the last event
+    that was seen, until it ends. `find_link` returns the link to the server's page, with the admin token. `serve_mcp`
+    serves MCP on standard input and output until the input ends. `run_demo` runs the demonstration, and returns the
+    exit code. `diagnose` returns the findings of `palimpsest doctor`.
     """
 
     serve: Callable[..., int]
@@ -74,6 +75,7 @@ class Services:
     count_tokens: Tally
     load_savings_inputs: Callable[[Settings], Awaitable[SavingsInputs]]
     ask_server: Callable[..., tuple[int, bytes]]
+    follow_events: Callable[[Settings, Sequence[tuple[str, str]], str, Callable[[bytes], object]], tuple[int, bytes]]
     find_link: Callable[[Settings], str]
     find_server: Callable[[Settings], tuple[str, ...]]
     use_data: Callable[[Path, float], AbstractContextManager[None]]

@@ -20,9 +20,10 @@ from proxy.config.value_types import (
 )
 from proxy.context.budget import AUTO_CEILING, BudgetPolicy, MemoryMark
 from proxy.context.conversation import BuilderPolicy
+from proxy.context.loops.detection import MOST_COUNTED
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.history.policy import NudgePolicy
-from proxy.engine.policy import SnapshotPolicy
+from proxy.engine.policy import EnginePolicy, SnapshotPolicy
 from proxy.engine.recall.policy import RecallPolicy, RecallScope
 from proxy.model.card import Offer, Prices, Rates
 from proxy.model.epoch import Strategy
@@ -169,6 +170,20 @@ class ModelSettings(Section):
     )
     safety_margin_tokens: AutoMargin = Field(
         _MARK.margin_tokens, description="Strategy snapshot: tokens left of these for errors of counting. auto: 3 %."
+    )
+
+
+class DoomLoopSettings(Section):
+    """Agents that go round in circles."""
+
+    threshold: int = Field(
+        EnginePolicy().loop_threshold,
+        ge=0,
+        le=MOST_COUNTED,
+        description=(
+            "How often in a row the same call of a tool, with the same arguments, is told as a loop: in the log, the "
+            "events and the response header x-palimpsest-doom-loop; the calls go on. 0: no loop is looked for."
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from proxy.config.context_sections import (
     BudgetSettings,
     CompactionSettings,
+    DoomLoopSettings,
     FilesSettings,
     MemorySettings,
     ModelSettings,
@@ -106,6 +107,7 @@ class Settings(BaseSettings):
     compaction: CompactionSettings = CompactionSettings()
     memory: MemorySettings = MemorySettings()
     nudge: NudgeSettings = NudgeSettings()
+    doom_loop: DoomLoopSettings = DoomLoopSettings()
     pricing: dict[str, PriceSettings] = Field(
         {},
         description=(
@@ -211,6 +213,7 @@ class Settings(BaseSettings):
             cache_bytes=self.sessions.cache_bytes,
             principals={name: _read_principal(known_by) for name, known_by in self.tenants.items()},
             own_keys=tuple(each.api_key.encode("latin-1") for each in self.upstream_policies() if each.api_key),
+            loop_threshold=self.doom_loop.threshold,
             strategy=self.strategy,
             strategies=tuple((name, each.strategy) for name, each in self.models.items() if each.strategy),
         )

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from proxy.context.strategies.sources import is_nudge
 from proxy.engine.context.client_orders import find_cleared
 from proxy.engine.context.controller import ContextController, write_counted
+from proxy.engine.context.loop_watch import LoopWatch
 from proxy.engine.context.request_state import OutgoingRequest, StateReader
 from proxy.engine.history.held import HeldExchange, HeldHistories
 from proxy.engine.history.path import expect_messages
@@ -59,9 +60,11 @@ class ExchangeService:
         controller: ContextController,
         recall: RecallRounds | None = None,
         histories: HeldHistories | None = None,
+        loops: LoopWatch | None = None,
     ) -> None:
         self.mark: MarkHeaders | None = None
         self._histories = histories
+        self._loops = loops
         self._recall = recall
         self._policy = policy
         self._formats = formats
@@ -155,6 +158,9 @@ class ExchangeService:
         request, build = await self._resolver.resolve(incoming, form, options, held)
         if held is not None and self._histories is not None:
             self._histories.note_sent(held, request.exchange)
+        loops = self._loops  # most calls are too short to be looked at
+        if loops is not None and isinstance(request, ManagedRequest) and len(request.split.items) > loops.least:
+            client = loops.watch(request, client)
         _add_labels(client, request)
         exchange = self._open(request, form, client)
         exchange.arrived = arrived
@@ -231,8 +237,10 @@ class ExchangeService:
         """List the first records of an exchange, without the round if `outgoing` is not decided yet."""
         opening = self._resolver.make_opening(request, build)
         records: list[Record] = self._list_round(request, outgoing) if outgoing is not None else []
-        if held is not None and isinstance(request, ManagedRequest):
-            records.append(held.make_record(request))
+        if isinstance(request, ManagedRequest):
+            self._controller.note_recorded(request)
+            if held is not None:
+                records.append(held.make_record(request))
         step = request.step
         if step is None:
             return (opening, *records)

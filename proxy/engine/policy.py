@@ -55,6 +55,7 @@ class EnginePolicy:
     principals: Mapping[str, Principal] = field(default_factory=dict)  # tenants by name
     own_keys: tuple[bytes, ...] = field(default=(), repr=False)  # keys for upstreams, which are never recorded
     strategy: Strategy = "epochs"
+    loop_threshold: int = 3  # how often in a row the same call of a tool is a loop; 0: none is looked for
     strategies: tuple[tuple[str, Strategy], ...] = ()  # by shell patterns of models; the first that matches counts
     # Bounds each of three waits of a call: for its session in the log, for a running summary and the plan together, and
     # until its epoch is in the log.

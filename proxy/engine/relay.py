@@ -147,6 +147,9 @@ class RoundRecorder:
                 model=opening.model,
                 is_unreached=exchange.is_unreached,
                 overhead_s=exchange.overhead,
+                k=exchange.k,
+                plan=exchange.plans[-1] if exchange.plans else None,
+                error=outcome.error,
             )
         )
         if outcome.status == _TOO_MANY or has_rate_limits(outcome.headers):

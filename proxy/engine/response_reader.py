@@ -6,6 +6,7 @@ All of it is derived from recorded bytes. After a failure only the reading is mi
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Mapping
 from itertools import islice
 from typing import Literal
@@ -16,7 +17,14 @@ from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.ports import Archive
 from proxy.engine.runtime import EventBus, TaskRunner
 from proxy.model.errors import StoreUnavailable
-from proxy.model.events import AnswerRead, ReadingFailed, ResponseRead
+from proxy.model.events import (
+    AnswerRead,
+    AnswerUninformative,
+    ReadingFailed,
+    ReplyRecorded,
+    ResponseRead,
+    ToolsCalled,
+)
 from proxy.model.exchange import Answer, Headers, Reading, Usage
 from proxy.wire.body import decode_content
 from proxy.wire.credentials import redact
@@ -34,6 +42,8 @@ GATHER_SECONDS = 0.05
 _MOST_AT_ONCE = 64
 
 _MOST_SECONDS = 0.5
+# What a response has in any format if it calls a tool. Most have not, and need not be looked at again.
+_TOOL_CALL = re.compile(rb"tool_calls|tool_use|function_call|custom_tool_call|_shell_call")
 
 _log = logging.getLogger("palimpsest.responses")
 
@@ -193,12 +203,18 @@ class ResponseReader:
         elif received.kind == "stitched":
             self._lineage.close(received.exchange)
         self._archive.append(reading, *([reply] if reply is not None else []), is_urgent=False)
+        if reply is not None and ReplyRecorded in self._bus.subscribers:
+            self._bus.publish(ReplyRecorded(received.exchange, [row.node for row in reply.nodes]))
         if answer.usage is not None or answer.finish:
             told, usage = read_diagnosis(answer.value), answer.usage or Usage()
             named = received.exchange, received.k
             self._bus.publish(AnswerRead(*named, usage, received.first_byte_s, answer.finish, told))
+        else:
+            self._bus.publish(AnswerUninformative(received.exchange, received.k))
         if received.kind != "hidden":
             self._bus.publish(ResponseRead(received.exchange, reading.answer, answer.finish))
+            if ToolsCalled in self._bus.subscribers and _TOOL_CALL.search(outcome[1]):
+                self._bus.publish(ToolsCalled(received.exchange, outcome[1]))
 
     def _make_reading(self, received: UnreadAnswer, answer: Answer, rendered: bytes) -> Reading:
         """Build the reading for the log, and redact it again: joined events of a stream may contain a credential."""

@@ -80,24 +80,30 @@ class TaskRunner:
 
 
 class EventBus:
-    """Passes each event to the subscribers of its type, in order of subscription."""
+    """Passes each event to the subscribers of its type, in order of subscription.
+
+    `subscribers` has the types that anybody subscribes to: an event that is costly to make need not be made for nobody.
+    """
 
     def __init__(self, tasks: TaskRunner) -> None:
         self._tasks = tasks
-        self._by_type: dict[type[object], tuple[Subscriber[Any], ...]] = {}
+        self.subscribers: dict[type[object], tuple[Subscriber[Any], ...]] = {}
 
     def subscribe(self, kind: type[E], subscriber: Subscriber[E]) -> None:
         """Call `subscriber` with every event of exactly this type."""
-        self._by_type[kind] = (*self._by_type.get(kind, ()), subscriber)
+        self.subscribers[kind] = (*self.subscribers.get(kind, ()), subscriber)
 
     def unsubscribe(self, subscriber: Subscriber[Any]) -> None:
         """Forget a subscriber, wherever it subscribed."""
-        for kind, subscribers in self._by_type.items():
-            self._by_type[kind] = tuple([each for each in subscribers if each != subscriber])
+        for kind, subscribers in tuple(self.subscribers.items()):
+            if left := tuple([each for each in subscribers if each != subscriber]):
+                self.subscribers[kind] = left
+            else:
+                del self.subscribers[kind]
 
     def publish(self, event: Event) -> None:
         """Call the subscribers. An asynchronous one runs in its own task."""
-        for subscriber in self._by_type.get(type(event), ()):
+        for subscriber in self.subscribers.get(type(event), ()):
             try:
                 waiting = subscriber(event)
             except Exception:  # noqa: BLE001 - a boundary: a subscriber must not reach the publisher

@@ -1,13 +1,13 @@
 """Events that the engine publishes: one frozen class per kind of event, named in the past tense."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
 
 from proxy.model.card import CacheTerms, OverflowKind
-from proxy.model.epoch import EpochReason, Plan, Rung, SummaryKind, SummaryLevel
-from proxy.model.exchange import Completeness, Headers, Kind, MissCause, Usage
+from proxy.model.epoch import Epoch, EpochReason, Plan, Rung, SummaryKind, SummaryLevel
+from proxy.model.exchange import Completeness, Headers, Kind, MissCause, SessionKey, Usage
 
 
 class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
@@ -15,7 +15,8 @@ class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
 
     If it `is_readable`, a reading or ReadingFailed follows. If it is not `is_final`, another round of the exchange
     follows, and the client gets nothing of this one. If it `is_unreached`, no response came from the upstream.
-    `overhead_s` passed from the whole request of a client to sending it, the first time; None if that is unknown.
+    `plan` is that of the round `k`, `error` says why it did not end well. `overhead_s` passed from the whole request of
+    a client to sending it, the first time; None if that is unknown.
     """
 
     exchange: str
@@ -34,6 +35,35 @@ class ExchangeRecorded(msgspec.Struct, frozen=True, gc=False):
     model: str = ""
     is_unreached: bool = False
     overhead_s: float | None = None
+    k: int = 0
+    plan: Plan | None = None
+    error: str = ""
+
+
+class RequestRecorded(msgspec.Struct, frozen=True, gc=False):
+    """A client's request that is read was sent, and its opening handed to the log. Published only if somebody listens.
+
+    `nodes` are those of its messages that its session did not have, the first of which is at `place`, and `list_roles`
+    returns the roles of as many of the newest as are asked for. Until `is_accepted`, they are no part of the session.
+    """
+
+    exchange: str
+    session: SessionKey
+    upstream: str
+    model: str
+    wire: str
+    nodes: Sequence[bytes]
+    place: int
+    list_roles: Callable[[int], Sequence[str]]
+    is_side: bool = False
+    is_accepted: bool = True
+
+
+class ReplyRecorded(msgspec.Struct, frozen=True, gc=False):
+    """The messages of a response were handed to the log. Published only if somebody listens."""
+
+    exchange: str
+    nodes: Sequence[bytes]
 
 
 class AnswerRead(msgspec.Struct, frozen=True, gc=False):
@@ -48,6 +78,13 @@ class AnswerRead(msgspec.Struct, frozen=True, gc=False):
     first_byte_s: float = 0.0
     finish: str = ""
     told: MissCause | Literal[""] = ""
+
+
+class AnswerUninformative(msgspec.Struct, frozen=True, gc=False):
+    """A response was read. It states neither usage nor why it ended, as that of an error."""
+
+    exchange: str
+    k: int
 
 
 class PromptSent(msgspec.Struct, frozen=True, gc=False):
@@ -84,6 +121,23 @@ class CacheUsed(msgspec.Struct, frozen=True, gc=False):
     saved_money: float | None = None
 
 
+class ToolsCalled(msgspec.Struct, frozen=True, gc=False):
+    """A response was read that may call tools: `answer` is it as JSON. Published only if somebody listens."""
+
+    exchange: str
+    answer: bytes
+
+
+class DoomLoopDetected(msgspec.Struct, frozen=True, gc=False):
+    """A model has made the same call of a tool, with the same arguments, `count` times in a row (`context/loops`)."""
+
+    exchange: str
+    session: str
+    tool: str
+    count: int
+    has_same_output: bool
+
+
 class ReadingFailed(msgspec.Struct, frozen=True, gc=False):
     """The bytes of a response could not be interpreted. The log has them anyway."""
 
@@ -117,7 +171,7 @@ class Planned(msgspec.Struct, frozen=True, gc=False):
 class EpochOpened(msgspec.Struct, frozen=True, gc=False):
     """An epoch was opened, for the call `exchange`, or because a person asked for it (`exchange` is then empty).
 
-    Tokens are those of the whole request, as the model counts them.
+    Tokens are those of the whole request, as the model counts them. `parent` and `edits` are as in `Epoch`.
     """
 
     epoch: str
@@ -126,6 +180,14 @@ class EpochOpened(msgspec.Struct, frozen=True, gc=False):
     why: EpochReason
     tokens_before: int
     tokens_after: int
+    parent: str = ""
+    edits: bytes = b""
+
+    @classmethod
+    def of(cls, epoch: Epoch) -> "EpochOpened":
+        """Return the event that tells of an epoch."""
+        told = (epoch.id, epoch.session, epoch.exchange, epoch.why, epoch.tokens_before, epoch.tokens_after)
+        return cls(*told, epoch.parent, epoch.edits)
 
 
 class CeilingUnreachable(msgspec.Struct, frozen=True, gc=False):
@@ -247,6 +309,38 @@ class EmbeddingEnded(msgspec.Struct, frozen=True, gc=False):
     seconds: float
 
 
+class CompactionStarted(msgspec.Struct, frozen=True, gc=False):
+    """A summary is about to be made of so many `messages`, which have `tokens` by our own count.
+
+    `exchange` is the client's call after which it is made, empty if a person asked for it (`is_manual`).
+    """
+
+    session: str
+    exchange: str
+    messages: int
+    tokens: int
+    is_manual: bool
+
+
+class CompactionEnded(msgspec.Struct, frozen=True, gc=False):
+    """A summary that was about to be made is in the log, or `error` says why it is not.
+
+    `covered` are the tokens of what it replaces, `tokens` its own. `reason` is as in `Summary`.
+    """
+
+    session: str
+    exchange: str
+    seconds: float
+    is_manual: bool
+    error: str = ""
+    summary: str = ""
+    level: SummaryLevel = 1
+    messages: int = 0
+    covered: int = 0
+    tokens: int = 0
+    reason: str = ""
+
+
 class SummaryAdded(msgspec.Struct, frozen=True, gc=False):
     """A summary is in the log. `exchange` is the client's call after which it was made, empty if a person asked for it.
 
@@ -291,7 +385,12 @@ class SessionWentIdle(msgspec.Struct, frozen=True, gc=False):
 
 Event = (
     ExchangeRecorded
+    | RequestRecorded
+    | ReplyRecorded
     | AnswerRead
+    | AnswerUninformative
+    | ToolsCalled
+    | DoomLoopDetected
     | PromptSent
     | CacheUsed
     | ReadingFailed
@@ -308,6 +407,8 @@ Event = (
     | LimitsTold
     | AuxiliaryEnded
     | EmbeddingEnded
+    | CompactionStarted
+    | CompactionEnded
     | SummaryAdded
     | SummaryWasted
     | Nudged

@@ -22,6 +22,7 @@ from proxy.server.context_api import ContextApi
 from proxy.server.doctor_api import DoctorApi
 from proxy.server.endpoints import ANY, Endpoint, respond_json
 from proxy.server.errors import render_body
+from proxy.server.events_api import EventsApi
 from proxy.server.health import Health
 from proxy.server.inspector import choose_client
 from proxy.server.memory_api import MemoryApi
@@ -123,6 +124,7 @@ def build_routes(
     memory: MemoryApi,
     messages: MessagesApi,
     doctor: DoctorApi,
+    events: EventsApi,
     mcp: ASGIApp,
     find_tenant: FindTenant,
 ) -> ASGIApp:
@@ -145,6 +147,7 @@ def build_routes(
         *memory.list_routes(),
         *messages.list_routes(),
         *doctor.list_routes(),
+        *events.list_routes(),
         *searches.list_own_routes(),
         *HealthApi(health, find_log_health, facts).list_routes(),
     ]

@@ -188,6 +188,12 @@ METRICS: tuple[tuple[Kind, str, str, tuple[str, ...]], ...] = (
         (),
     ),
     ("counter", "palimpsest_nudges", "Nudges of agents that nobody prompted, by how many in a row.", ("attempt",)),
+    (
+        "counter",
+        "palimpsest_doom_loops",
+        "Models found to call a tool again and again with the same arguments, by whether its output was the same.",
+        ("output",),
+    ),
     ("counter", "palimpsest_idle_sessions", "Sessions that went idle because no nudge was answered.", ()),
     (
         "seconds",

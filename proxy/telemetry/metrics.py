@@ -27,6 +27,7 @@ from proxy.model.events import (
     CacheUsed,
     CeilingExceeded,
     CeilingUnreachable,
+    DoomLoopDetected,
     EmbeddingEnded,
     EpochOpened,
     EpochRefused,
@@ -153,6 +154,9 @@ class Metrics(Collector):
             AuxiliaryEnded: self._count_auxiliary,
             EmbeddingEnded: self._count_embedding,
             SummaryAdded: lambda event: self._add("palimpsest_summaries", event.kind, str(event.level)),
+            DoomLoopDetected: lambda event: self._add(
+                "palimpsest_doom_loops", "same" if event.has_same_output else "other"
+            ),
             Nudged: lambda event: self._add("palimpsest_nudges", str(event.attempt)),
             SessionWentIdle: lambda event: self._add("palimpsest_idle_sessions"),
             SummaryWasted: lambda event: self._add("palimpsest_wasted_tokens", count=event.cost),

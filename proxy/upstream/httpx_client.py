@@ -23,9 +23,12 @@ from proxy.wire.headers import HOP, find_header, list_hops
 # So tunnels are kept for as long as an agent's tools run, not for the pauses of its user.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0)
 _MAX_ADMIN_BYTES = 16 * 1024 * 1024
+_MAX_REFUSED_BYTES = 64 * 1024
 # For one request our own server may call models several times, for a minute each.
 _ADMIN_TIMEOUT = httpx.Timeout(1800.0, connect=10.0)
 _LIVE_TIMEOUT = httpx.Timeout(1.0)
+# A stream of events has a heartbeat every 15 seconds.
+_STREAM_TIMEOUT = httpx.Timeout(50.0, connect=10.0)
 _LIVE = b'{"status":"live"}'
 
 
@@ -205,6 +208,25 @@ class AdminClient:
         except httpx.HTTPError as error:
             what = f"the server at {self._address} did not answer: {error or type(error).__name__}"
             raise UpstreamUnreachable(f"{what}; try again, or look at what it logs") from error
+
+    async def follow(self, target: str, last_id: str, take: Callable[[bytes], object]) -> tuple[int, bytes]:
+        """Pass on the pieces of a stream of events until it ends. Return its status, and the body of any but 200.
+
+        Raises UpstreamUnreachable if the server does not respond, or the stream breaks off.
+        """
+        headers, refused = ({"last-event-id": last_id} if last_id else {}), b""
+        try:
+            client = self._open(_STREAM_TIMEOUT)
+            async with client, client.stream("GET", target, headers=headers) as response:
+                async for piece in response.aiter_raw():
+                    if response.status_code == httpx.codes.OK:
+                        take(piece)
+                    elif len(refused) < _MAX_REFUSED_BYTES:
+                        refused += piece
+                return response.status_code, refused
+        except httpx.HTTPError as error:
+            what = f"the server at {self._address} does not answer: {error or 'the connection broke off'}"
+            raise UpstreamUnreachable(f"{what}; start it by `palimpsest serve`, or say --host, --port") from error
 
     async def is_live(self) -> bool:
         """Return whether a server of ours answers, within a second."""

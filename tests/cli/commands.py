@@ -34,6 +34,11 @@ def refuse_to_ask(settings: Settings, path: str, body: bytes) -> tuple[int, byte
     raise AssertionError(f"{path} was asked for")
 
 
+def refuse_to_follow(settings: Settings, query: Any, last_id: str, take: Any) -> tuple[int, bytes]:
+    """Only `tail` follows events."""
+    raise AssertionError("events were followed")
+
+
 def refuse_to_serve(settings: Settings) -> None:
     """Only `mcp` serves MCP."""
     raise AssertionError("MCP was served")
@@ -52,6 +57,7 @@ def call_with(arguments: Sequence[str], open_log: Callable[[Settings], Any], **c
         "count_tokens": tally,
         "load_savings_inputs": load_savings_inputs,
         "ask_server": refuse_to_ask,
+        "follow_events": refuse_to_follow,
         "find_link": find_link,
         "find_server": lambda settings: (),
         "open_index": lambda settings: FakeIndex(),

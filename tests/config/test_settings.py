@@ -79,6 +79,7 @@ def test_every_key_reaches_a_policy() -> None:
         },
         snapshot={"raw_tail_turns": 2, "max_episodic_items": 4, "max_semantic_items": 5, "tail": "text"},
         turns={"user_turns": 3, "scan_messages": 30},
+        doom_loop={"threshold": 4},
         sessions={"headers": ["X-Conversation"], "infer": False, "cache_bytes": 6},
         tenants={"team": ["sk-1", "sk-2"], "user": "X-User"},
         store={
@@ -106,6 +107,7 @@ def test_every_key_reaches_a_policy() -> None:
         cache_bytes=6,
         principals={"team": Principal(keys=("sk-1", "sk-2")), "user": Principal(header="x-user")},
         own_keys=(b"sk-1",),
+        loop_threshold=4,
         strategy="turns",
         strategies=(("m-*", "epochs"),),
     )

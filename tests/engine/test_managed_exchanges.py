@@ -132,9 +132,8 @@ async def test_the_client_is_told_which_epoch_holds_and_when_one_opened() -> Non
     assert later.labels["x-palimpsest-epoch"] == epoch.id
     assert "x-palimpsest-notice" not in later.labels
     opened = [event for event in engine.events if isinstance(event, EpochOpened)]
-    assert opened == [
-        EpochOpened(epoch.id, epoch.session, turn.exchange, "hard", epoch.tokens_before, epoch.tokens_after)
-    ]
+    assert opened == [EpochOpened.of(epoch)]
+    assert (opened[0].exchange, opened[0].why, opened[0].edits) == (turn.exchange, "hard", epoch.edits)
 
 
 async def test_an_epoch_is_in_the_log_before_anything_is_sent_under_it() -> None:

@@ -1,5 +1,6 @@
 """What every archive does with trees, and what it recalls of them."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import pytest
@@ -36,7 +37,9 @@ NEW_OF_OTHER = make_key("new", OTHER_TENANT)
 
 
 class TreeArchive(Archive, Ancestry, Protocol):
-    """Both ports."""
+    """Both ports, and what events are told by."""
+
+    async def number_calls(self, exchanges: Sequence[str]) -> dict[str, int]: ...
 
 
 async def add_turns(archive: TreeArchive, name: str = "agent-7", tenant: bytes | None = None) -> str:
@@ -318,6 +321,13 @@ class TreeContract:
         await archive.append(make_opening("e1"), make_step("e1", chain))
         await archive.append(make_opening("x1", key=make_key("other")), make_step("x1", chain[:1]))
         assert tuple(await archive.list_nodes(make_key().id)) == chain
+
+    async def test_calls_have_the_numbers_that_their_session_lists(self, archive: TreeArchive) -> None:
+        await archive.append(make_opening("a1"))
+        await archive.append(make_opening("b1", key=make_key("other")))
+        await archive.append(make_opening("a2"))
+        assert await archive.number_calls(("a2", "a1", "nobody", "b1")) == {"a1": 1, "a2": 2, "b1": 1}
+        assert [row.n for row in await archive.list_exchanges(make_key().id)] == [1, 2]
 
     async def test_an_edit_begins_a_branch_where_it_left(self, archive: TreeArchive) -> None:
         session = await add_turns(archive)

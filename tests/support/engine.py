@@ -118,6 +118,14 @@ class FakeArchive(UnmanagedLog):
         (only,) = self.of(Opening)
         return only
 
+    async def number_calls(self, exchanges: Sequence[str]) -> dict[str, int]:
+        """Number the exchanges of each session in the order in which they were opened."""
+        counts: dict[str, int] = {}
+        numbers: dict[str, int] = {}
+        for opening in self.of(Opening):
+            counts[opening.session.id] = numbers[opening.exchange] = counts.get(opening.session.id, 0) + 1
+        return {each: numbers[each] for each in exchanges if each in numbers}
+
     def commit_of(self, kind: type[Record]) -> Commit:
         """The commit of the first record of this kind."""
         return next(each.commit for each in self.appended if any(isinstance(r, kind) for r in each.records))

@@ -18,8 +18,11 @@ from uvicorn.server import ServerState
 from proxy.context.budget import BudgetPolicy
 from proxy.engine.context.controller import ContextController
 from proxy.engine.context.epoch_admin import EpochAdmin
+from proxy.engine.context.loop_watch import LoopWatch
 from proxy.engine.doctor.findings import Diagnosis, conclude
 from proxy.engine.durability import DurabilityWaiter
+from proxy.engine.events.publisher import EventPublisher
+from proxy.engine.events.stream import EventStream
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.memory.memory import SessionMemory
 from proxy.engine.models import PriceList
@@ -35,6 +38,7 @@ from proxy.server.access import FindTenant
 from proxy.server.api.messages import MessagesApi
 from proxy.server.context_api import ContextApi
 from proxy.server.doctor_api import DoctorApi
+from proxy.server.events_api import EventsApi
 from proxy.server.health import Health
 from proxy.server.http11 import Http11Protocol, close_idle
 from proxy.server.memory_api import MemoryApi
@@ -70,6 +74,7 @@ class Served:
     forwarder: DirectClient
     bus: EventBus
     readings: ResponseReader
+    events: EventStream
 
     async def connect(self) -> Wire:
         """A client's connection."""
@@ -161,6 +166,16 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     contexts = ContextApi(archive, care, plan.compacting, controller.states.models.counter.count_messages)
     sessions = SessionsApi(archive, SavingsInputs(PriceList(controller.states.models.card), BudgetPolicy(plan.ceiling)))
     memory: Any = SessionMemory(archive=cast(Any, archive), gate=gate, clock=SystemClock())
+    events = EventStream("run", loop.call_later, SystemClock().now_ms)
+    EventPublisher(
+        bus,
+        events,
+        PriceList(controller.states.models.card),
+        number=archive.number_calls,
+        tasks=tasks,
+        call_later=loop.call_later,
+        now_ms=SystemClock().now_ms,
+    )
     policy = replace(plan.server, has_own_key=bool(plan.api_key))
     app = build_routes(
         policy,
@@ -173,6 +188,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
         messages=MessagesApi(cast(Any, archive)),
         doctor=DoctorApi(plan.diagnose),
         memory=MemoryApi(memory, cast(Any, None), SnapshotPolicy()),
+        events=EventsApi(archive, events),
         mcp=Response(status_code=404),
         searches=SearchApi(archive, plan.index, SystemClock().now_ms, plan.index.look),
         find_tenant=plan.find_tenant,
@@ -196,11 +212,12 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = await loop.create_server(make, sock=listener)
-        served = Served(listener.getsockname()[1], archive, health, tasks, state, forwarder, bus, readings)
+        served = Served(listener.getsockname()[1], archive, health, tasks, state, forwarder, bus, readings, events)
         try:
             yield served
         finally:
             server.close()
+            events.close()
             await _stop(served)
 
 
@@ -223,9 +240,9 @@ def _build_exchanges(
     )
     formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
     policy = replace(plan.engine, own_keys=(plan.api_key.encode(),) if plan.api_key else ())
-    return ExchangeService(
-        policy, formats, resolver=reception, relay=relay, tasks=tasks, controller=controller
-    ), readings
+    loops = LoopWatch(bus, plan.engine.loop_threshold) if plan.engine.loop_threshold else None
+    parts_of_calls: dict[str, Any] = {"resolver": reception, "relay": relay, "tasks": tasks, "controller": controller}
+    return ExchangeService(policy, formats, **parts_of_calls, loops=loops), readings
 
 
 async def _stop(served: Served) -> None:

@@ -16,6 +16,7 @@ from proxy.context.message_features import FeatureExtractor
 from proxy.engine.compaction.credentials import CallCredential, CallLater, CredentialCache
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.compaction.progress import CompactionProgress
 from proxy.engine.compaction.spending import SpendBudget
 from proxy.engine.compaction.summarizer import Summarizer
 from proxy.engine.compaction.worker import SummaryWorker
@@ -217,7 +218,7 @@ def build_trigger(
         leases=leases,
         memory=memory,
         tasks=tasks,
-        bus=bus,
+        progress=CompactionProgress(bus, summarizer.clock.monotonic),
         credentials=credentials,
         index_request=index_request,
         owner=owner,

@@ -6,7 +6,7 @@ summary is in the log before it is used.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -36,18 +36,19 @@ from proxy.engine.compaction.job import (
     make_turns_job,
 )
 from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.compaction.progress import CompactionProgress
 from proxy.engine.compaction.provider_compaction import has_unused_compaction
 from proxy.engine.compaction.scheduling import JobSchedule, RunningJob, is_summary_due
 from proxy.engine.compaction.summarizer import Summarizer
 from proxy.engine.context.epoch_planner import PlanInputs
 from proxy.engine.context.session_caches import ContextCaches
+from proxy.engine.context.session_context import SessionContext
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.ports import Archive, Leases
 from proxy.engine.request import ManagedRequest
-from proxy.engine.runtime import EventBus, TaskRunner, attempt
+from proxy.engine.runtime import TaskRunner, attempt
 from proxy.model.epoch import Summary
 from proxy.model.errors import Conflict
-from proxy.model.events import SummaryAdded
 
 # The tokens that a span must have for a manual summary: the summary of a shorter span would be no shorter.
 LEAST = 600
@@ -88,7 +89,7 @@ class SummaryWorker:
     leases: Leases
     memory: ContextCaches
     tasks: TaskRunner
-    bus: EventBus
+    progress: CompactionProgress
     credentials: CredentialCache
     index_request: Callable[[SentRequest, PlanInputs], ConversationIndex]
     owner: str
@@ -230,23 +231,20 @@ class SummaryWorker:
             return None
         keeps_lease = partial(self.leases.renew, running.lease, self.owner, self._lease_seconds)
         credential = self.credentials.find(request.session, request.state.request.chain.tip)
-        return await self.summarizer.summarize(job, credential, keeps_lease, is_needed=is_needed)
+        making = self.summarizer.summarize(job, credential, keeps_lease, is_needed=is_needed)
+        return await self.progress.watch(job, making)
 
     async def keep(self, job: SummaryJob, summary: Summary) -> bool:
         """Write a summary to the log, and use it from then on. Return False if the log did not accept it."""
         context = job.request.state.context
         if not await self.gate.confirm(self.archive.append(summary)):
             _log.warning("%s; it is made again later. See /-/ready", _NOT_KEPT, extra={"session": summary.session})
-            return False
-        for id in (*summary.supersedes, *summary.parents):
-            if not any(id.encode() in epoch.edits for epoch in context.epochs):
-                replaced = context.get_summary(id)
-                if replaced is not None and replaced.calls:  # paid for, and nothing was ever sent under it
-                    self.summarizer.health.budget.record_waste(replaced.session, replaced.calls)
+            return self.progress.check(job, is_good=False, problem=_NOT_KEPT)
+        for replaced in _list_unused(context, (*summary.supersedes, *summary.parents)):
+            self.summarizer.health.budget.record_waste(replaced.session, replaced.calls)
         context.add_summary(summary)
         self.memory.contexts.add_summary(summary)  # the cache may have a new context of the session by now
-        made = (summary.id, summary.session, summary.exchange, summary.kind, summary.level)
-        self.bus.publish(SummaryAdded(*made, summary.covered, summary.tokens))
+        self.progress.add(job, summary)
         if self.remember is not None and not (summary.parents or summary.block):
             await attempt(self.remember(job, summary), partial(_log_forgotten, summary))
         return True
@@ -326,7 +324,7 @@ class SummaryWorker:
         if job is None or summary is None:
             self._postpone(request, _GROWTH_UNASKED)
             return
-        if _is_in_vain(job, summary) or not await self.keep(job, summary):
+        if self.progress.is_in_vain(job, summary) or not await self.keep(job, summary):
             self._postpone(request)
             return
         removed = self.choose_removed(request, index, context.list_summaries(request.nodes, request.state.view))
@@ -385,7 +383,7 @@ class SummaryWorker:
         if summary is None:
             result.add_problem(_LOST)
             return False
-        if _is_in_vain(job, summary):
+        if self.progress.is_in_vain(job, summary):
             result.add(summary, is_kept=False)
             return False
         is_kept = await self.keep(job, summary)
@@ -414,7 +412,9 @@ class SummaryWorker:
                 break
             job = replace(make_merge_job(request, index, [known[node.id] for node in run]), options=options)
             summary = await self.summarize(job, is_needed=True)
-            if summary is None or not is_merge_smaller(run, summary.tokens) or not await self.keep(job, summary):
+            if summary is None or not self.progress.check(job, is_good=is_merge_smaller(run, summary.tokens)):
+                break
+            if not await self.keep(job, summary):
                 break
             merged.append(summary)
         return merged
@@ -426,17 +426,18 @@ class SummaryWorker:
         return {each.id: each for each in sorted((*stored, *live), key=lambda each: each.made_ms)}
 
 
+def _list_unused(context: SessionContext, ids: Iterable[str]) -> list[Summary]:
+    """Return those of the summaries that were paid for, and that no epoch has ever shown."""
+    unseen = [id for id in ids if not any(id.encode() in epoch.edits for epoch in context.epochs)]
+    return [found for id in unseen if (found := context.get_summary(id)) is not None and found.calls]
+
+
 def _log_forgotten(summary: Summary, error: Exception) -> None:
     _log.error(
         "a summary could not be added to the memory of its session; the log has it",
         exc_info=error,
         extra={"session": summary.session},
     )
-
-
-def _is_in_vain(job: SummaryJob, summary: Summary) -> bool:
-    """Return whether a summary that should improve another one does not."""
-    return bool(job.supersedes) and summary.level == WITHOUT_MODEL
 
 
 def _is_unfinished(summary: Summary) -> bool:

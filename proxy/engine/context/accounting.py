@@ -21,10 +21,19 @@ from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus
 from proxy.model.card import CacheTerms, Card
 from proxy.model.epoch import Epoch, Plan
-from proxy.model.events import AnswerRead, CacheUsed, EpochOpened, Planned, PromptSent, ReasoningRemoved
+from proxy.model.events import (
+    AnswerRead,
+    CacheUsed,
+    EpochOpened,
+    Planned,
+    PromptSent,
+    ReasoningRemoved,
+    RequestRecorded,
+)
 from proxy.model.exchange import Headers
 from proxy.model.lineage import count_shared_nodes
 from proxy.model.manifest import Manifest
+from proxy.wire import FORMATS
 
 _log = logging.getLogger("palimpsest.context")
 
@@ -66,6 +75,18 @@ def tell_removed(
     if not fresh and request.mode == "manage":
         return outgoing
     return replace(outgoing, note=format_removed(len(outgoing.removed)))
+
+
+def tell_recorded(bus: EventBus, request: ManagedRequest) -> None:
+    """Tell of a request whose opening is handed to the log."""
+    step, decode = request.step, FORMATS[request.wire].decode_message
+    place = min(step.base, len(request.nodes)) if step is not None else 0
+
+    def list_roles(most: int) -> list[str]:
+        return [decode(raw).structure.role for raw in request.list_raws(max(place, len(request.nodes) - most))]
+
+    told = (request.upstream.name, request.model, request.wire, request.nodes[place:], place, list_roles)
+    bus.publish(RequestRecorded(request.exchange, request.session, *told, request.is_side, step is not None))
 
 
 def add_note(request: ManagedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:

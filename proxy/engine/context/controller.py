@@ -33,6 +33,7 @@ from proxy.engine.context.accounting import (
     add_note,
     label_note,
     list_labels,
+    tell_recorded,
     tell_removed,
 )
 from proxy.engine.context.client_orders import refuse_pin, take_pin, tell_unserved
@@ -45,7 +46,7 @@ from proxy.engine.open_exchange import RetrySource
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EventBus
 from proxy.model.epoch import Epoch, EpochUse, Pin, Plan
-from proxy.model.events import CeilingExceeded, Planned, PromptSent, RungFailed
+from proxy.model.events import CeilingExceeded, Planned, PromptSent, RequestRecorded, RungFailed
 from proxy.model.exchange import Headers
 from proxy.model.manifest import Manifest
 from proxy.wire import FORMATS
@@ -157,8 +158,13 @@ class ContextController:
     def note_prompt(self, request: ManagedRequest, layers: bytes) -> None:
         """Note a request that was sent, whatever was made of it."""
         session, terms = request.session, FORMATS[request.wire].read_terms(request.split)
-        named = request.exchange, session.id, session.upstream, request.model
-        self._bus.publish(PromptSent(*named, request.chain.nodes, layers, request.opened_ms, terms))
+        named = request.exchange, session.id, session.upstream, request.model, request.chain.nodes
+        self._bus.publish(PromptSent(*named, layers, request.opened_ms, terms))
+
+    def note_recorded(self, request: ManagedRequest) -> None:
+        """Tell of a request whose opening is handed to the log, if anybody listens."""
+        if RequestRecorded in self._bus.subscribers:
+            tell_recorded(self._bus, request)
 
     def watch(self, request: ManagedRequest, outgoing: OutgoingRequest) -> None:
         """Watch the response to a request that was sent uncounted, and never will be counted."""
@@ -408,9 +414,8 @@ class ContextController:
         tariff = self.states.find_tariff(request, known, is_rewritten=epoch.depth > 0)
         saving = tariff.price_repeated(account.sent) - tariff.price_rewritten(known.tokens, known.head.tokens)
         tokens = self.states.find_ratio(request).apply(known.tokens)
-        plan = Plan(
-            request.exchange, 0, request.view, "original", "", "none", reason, tokens, tokens, 0, account.owed, saving
-        )
+        counted = (tokens, tokens, 0, account.owed, saving)
+        plan = Plan(request.exchange, 0, request.view, "original", "", "none", reason, *counted)
         return OutgoingRequest("original", content, plan=plan, labels=labels)
 
 

@@ -50,7 +50,7 @@ class EpochAdmin:
             epoch = reversion.epoch
             await self._keep(epoch)
             self._states.caches.contexts.add(session, epoch)
-        self._bus.publish(EpochOpened(epoch.id, session, "", "revert", epoch.tokens_before, epoch.tokens_after))
+        self._bus.publish(EpochOpened.of(epoch))
         return reversion
 
     async def pin(self, row: ExchangeRow, place: int | None) -> Pinned:

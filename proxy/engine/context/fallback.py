@@ -240,9 +240,7 @@ class FallbackChain:
             raise StoreUnavailable("the log did not take the epoch in time")
         self._contexts.add(epoch.session, epoch, len(request.nodes))
         state.find_account(epoch).account = state.account
-        self._bus.publish(
-            EpochOpened(epoch.id, epoch.session, epoch.exchange, epoch.why, epoch.tokens_before, epoch.tokens_after)
-        )
+        self._bus.publish(EpochOpened.of(epoch))
         return msgspec.structs.replace(outgoing, body=body)
 
     async def _open(self, state: RequestState, wanted: _EpochRequest) -> OutgoingRequest | None:
@@ -409,9 +407,7 @@ class FallbackChain:
         context.sizes[epoch.id] = frozen
         account = record_epoch(state.account, state.tokens, tokens, protected, state.budget)
         state.find_account(epoch).account = account
-        self._bus.publish(
-            EpochOpened(epoch.id, epoch.session, epoch.exchange, wanted.why, epoch.tokens_before, epoch.tokens_after)
-        )
+        self._bus.publish(EpochOpened.of(epoch))
         return OutgoingRequest(rung, body, tokens, epoch, is_opened=True, removed=(*state.list_bound(), *state.changed))
 
 

@@ -57,6 +57,7 @@ _PARTS = 4  # one look-up of a node may take this fraction (a fourth) of the rem
 _KEY = """
     SELECT s.key, t.fingerprint, s.upstream, s.family, s.parent
     FROM session s JOIN tenant t ON t.id = s.tenant WHERE s.id = ?"""
+_NUMBER = "SELECT n FROM exchange WHERE id = ?"
 _NODES = "SELECT hash, parent, outer, is_answer FROM node WHERE session = ? ORDER BY n"
 _TIPS = "SELECT tip, outer, relation = ?2, is_side FROM step WHERE session = ?1 ORDER BY n"
 _MARKS = "SELECT name, node, form FROM mark WHERE session = ? ORDER BY n"
@@ -238,6 +239,12 @@ def load_positions(connection: sqlite3.Connection, session: str) -> tuple[dict[b
         for n, exchange, tip, outer, depth, relation, is_side in connection.execute(_POSITIONS, (found,))
     ]
     return parents, positions
+
+
+def number_calls(connection: sqlite3.Connection, exchanges: Sequence[str]) -> dict[str, int]:
+    """Return the numbers of exchanges in their sessions by their ids, without those that the log does not have."""
+    found = {each: connection.execute(_NUMBER, (fit_text(each),)).fetchone() for each in exchanges}
+    return {each: row[0] for each, row in found.items() if row is not None}
 
 
 def list_nodes(connection: sqlite3.Connection, session: str) -> list[NodeRow]:

@@ -129,6 +129,7 @@ class SqliteReader:
     list_unread = _make_method(exchange_queries.list_unread)
     sum_auxiliary = _make_method(exchange_queries.sum_auxiliary)
     list_bills = _make_method(exchange_queries.list_bills)
+    number_calls = _make_method(lineage_queries.number_calls)
     load_figures = _make_method(figure_queries.load_figures)
     sum_charges = _make_method(figure_queries.sum_charges)
     load_rounds = _make_method(figure_queries.load_rounds)

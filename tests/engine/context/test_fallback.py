@@ -57,9 +57,7 @@ async def test_an_epoch_that_opens_is_committed_and_holds() -> None:
     assert (again.epoch, again.tokens, again.epoch_tokens) == (epoch, outgoing.tokens, case.context.sizes[epoch.id])
     kept = setup.chain.keep(again)
     assert kept == OutgoingRequest("epoch", outgoing.body, outgoing.tokens, epoch)
-    assert setup.list_events(EpochOpened) == [
-        EpochOpened("x1", "s1", "x1", "hard", epoch.tokens_before, epoch.tokens_after)
-    ]
+    assert setup.list_events(EpochOpened) == [EpochOpened.of(epoch)]
 
 
 async def test_without_a_reason_none_opens() -> None:

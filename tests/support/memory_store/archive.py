@@ -108,6 +108,10 @@ class MemoryArchive(DerivedFigures):
         """The ids of sessions that begin so, in order."""
         return sorted(key for key in self.tables.sessions if key.startswith(fit_text(prefix)))[:limit]
 
+    async def number_calls(self, exchanges: Sequence[str]) -> dict[str, int]:
+        """The numbers of exchanges in their sessions, by their ids, without those that are unknown."""
+        return {each: self.tables.exchanges[each].n for each in exchanges if each in self.tables.exchanges}
+
     async def list_exchanges(self, session: str, after: int = 0, limit: int = 100) -> Sequence[ExchangeRow]:
         """The exchanges of a session behind number `after`, oldest first. Raises NotFound for an unknown session."""
         names = list(self.tables.sessions[self._expect(session)].values())

@@ -1,0 +1,1 @@
+"""Signs that an agent goes round in circles."""

@@ -1,0 +1,1 @@
+"""Telling people and programs what happens while it happens."""

@@ -1,0 +1,152 @@
+"""Agents that go round in circles, on every wire: who is told, when, and that the calls go on."""
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from proxy.engine.context.loop_watch import LabellingClient
+from proxy.model.events import DoomLoopDetected
+from tests.support.scripted import Message, ScriptedUpstream, answer, request
+from tests.support.serving import Plan, Served, serving
+
+COMMAND = '{"cmd": "make", "n": 1}'
+Step = tuple[str, str, str]  # the name of a tool, its arguments, its output
+
+
+@dataclass(frozen=True)
+class Tongue:
+    """How a wire spells a conversation in which tools are called."""
+
+    path: str
+
+    def spell(self, steps: Sequence[Step]) -> dict[str, Any]:
+        """The body of a request after these steps."""
+        items: list[dict[str, Any]] = [{"role": "user", "content": "build it"}]
+        for n, (name, arguments, output) in enumerate(steps):
+            items += [*self.call(n, name, arguments), self.give(n, output)]
+        key = "input" if "responses" in self.path else "messages"
+        return {"model": "m", "max_tokens": 9, key: items}
+
+    def call(self, n: int, name: str, arguments: str) -> list[dict[str, Any]]:
+        """The elements of a conversation that call a tool."""
+        if "chat" in self.path:
+            made = {"id": f"c{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            return [{"role": "assistant", "content": None, "tool_calls": [made]}]
+        if "responses" in self.path:
+            return [{"type": "function_call", "call_id": f"c{n}", "name": name, "arguments": arguments}]
+        block = {"type": "tool_use", "id": f"c{n}", "name": name, "input": json.loads(arguments)}
+        return [{"role": "assistant", "content": [block]}]
+
+    def give(self, n: int, output: str) -> dict[str, Any]:
+        """The element that has the output."""
+        if "chat" in self.path:
+            return {"role": "tool", "tool_call_id": f"c{n}", "content": output}
+        if "responses" in self.path:
+            return {"type": "function_call_output", "call_id": f"c{n}", "output": output}
+        return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": f"c{n}", "content": output}]}
+
+    def answer(self, n: int, name: str, arguments: str) -> dict[str, Any]:
+        """A response that calls a tool."""
+        made = self.call(n, name, arguments)
+        if "chat" in self.path:
+            return {"choices": [{"message": made[0], "finish_reason": "tool_calls"}]}
+        if "responses" in self.path:
+            return {"id": f"r{n}", "object": "response", "status": "completed", "output": made}
+        return {"type": "message", "role": "assistant", "content": made[0]["content"], "stop_reason": "tool_use"}
+
+
+TONGUES = [Tongue("/v1/chat/completions"), Tongue("/v1/responses"), Tongue("/v1/messages")]
+
+
+class Agent:
+    """One that does what the model says, and the model that says it."""
+
+    def __init__(self, served: Served, upstream: ScriptedUpstream, tongue: Tongue) -> None:
+        self.served = served
+        self.upstream = upstream
+        self.tongue = tongue
+        self.steps: list[Step] = []
+        self.told: list[DoomLoopDetected] = []
+        self.calls = 0
+        served.bus.subscribe(DoomLoopDetected, self.told.append)
+
+    async def step(self, output: str = "failed", arguments: str = COMMAND, name: str = "bash") -> Message:
+        """One call, in whose answer the model calls a tool; the tool gives this output."""
+        said = json.dumps(self.tongue.answer(len(self.steps), name, arguments)).encode()
+        self.upstream.close_after(answer(said, "Content-Type: application/json", "Connection: close"))
+        content = json.dumps(self.tongue.spell(self.steps)).encode()
+        got = await self.served.ask(request("POST", self.tongue.path, "authorization: Bearer k", body=content))
+        assert (got.status, got.body) == (200, said), "the response passes as it came"
+        self.calls += 1
+        await self.served.read_answer(self.calls)
+        self.steps.append((name, arguments, output))
+        return got
+
+
+def is_labelled(got: Message) -> bool:
+    return got.find(b"x-palimpsest-doom-loop") == b"true"
+
+
+@pytest.mark.parametrize("tongue", TONGUES)
+async def test_the_third_call_in_a_row_is_told_at_once_and_the_next_response_says_so(
+    plan: Plan, upstream: ScriptedUpstream, tongue: Tongue, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(plan) as served:
+        agent = Agent(served, upstream, tongue)
+        with caplog.at_level(logging.WARNING):
+            got = [await agent.step(arguments=each) for each in (COMMAND, '{"n":1,"cmd":"make"}', COMMAND)]
+        assert [(each.tool, each.count, each.has_same_output) for each in agent.told] == [("bash", 3, True)]
+        assert "the model has called bash 3 times in a row with the same arguments, with the same output" in caplog.text
+        assert not any(map(is_labelled, got)), "their heads had left"
+        labelled = await agent.step()
+        assert is_labelled(labelled) and labelled.find(b"x-palimpsest-session")
+        assert is_labelled(await agent.step(arguments='{"cmd": "ls"}')), "it was still in the loop when it was asked"
+        assert not is_labelled(await agent.step())
+        assert len(agent.told) == 1
+
+
+async def test_a_long_loop_is_told_again_whenever_it_has_doubled(plan: Plan, upstream: ScriptedUpstream) -> None:
+    async with serving(plan) as served:
+        agent = Agent(served, upstream, TONGUES[0])
+        for _ in range(12):
+            await agent.step()
+        assert [each.count for each in agent.told] == [3, 6, 12]
+        await agent.step(name="other")
+        for n in range(3):
+            await agent.step(output=str(n))
+        assert [(each.count, each.has_same_output) for each in agent.told[3:]] == [(3, False)]
+
+
+async def test_another_branch_is_not_labelled(plan: Plan, upstream: ScriptedUpstream) -> None:
+    async with serving(plan) as served:
+        agent = Agent(served, upstream, TONGUES[0])
+        for _ in range(3):
+            await agent.step()
+        assert len(agent.told) == 1
+        agent.steps = [("bash", '{"cmd": "other"}', "x")] * 4
+        assert not is_labelled(await agent.step())
+
+
+@pytest.mark.parametrize("threshold", [0, 5])
+async def test_the_threshold_can_be_set(plan: Plan, upstream: ScriptedUpstream, threshold: int) -> None:
+    async with serving(replace(plan, engine=replace(plan.engine, loop_threshold=threshold))) as served:
+        agent = Agent(served, upstream, TONGUES[0])
+        for _ in range(6):
+            await agent.step()
+        assert [each.count for each in agent.told] == ([5] if threshold else [])
+
+
+def test_a_label_stands_beside_those_of_the_call() -> None:
+    class Client:
+        fields: Any = ()
+
+        def label(self, fields: Any) -> None:
+            self.fields = fields
+
+    client: Any = Client()
+    LabellingClient(client, ((b"a", b"1"),)).label(((b"b", b"2"),))
+    assert client.fields == ((b"b", b"2"), (b"a", b"1"))

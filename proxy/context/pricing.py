@@ -164,14 +164,20 @@ def price_saved(planned: Plan | Bill, usage: Usage, card: Card, cache: CacheMode
     client = round(planned.tokens_client * scale)
     own_read = client_read * scale
     if 2 * sent_read >= sent:  # else it is the first prompt of an epoch, most of which nobody expects to be read
-        is_near = abs(read - expected) <= compute_slack(expected)
-        own_read = own_read + read - expected if is_near else own_read * min(1.0, read / expected)
+        own_read = transfer_read(read, expected, own_read)
     client_read = min(client, max(0, round(own_read)))
     fresh = usage.input - read
     is_written = (usage.written or 0) / fresh if fresh > 0 else 0.0
     own = Usage(client, usage.output, client_read, round((client - client_read) * min(1.0, is_written)))
     sent_usage = Usage(usage.input, usage.output, read, usage.written)
     return price_usage(own, card, cache) - price_usage(sent_usage, card, cache)
+
+
+def transfer_read(read: int, expected: float, other: float) -> float:
+    """Return what is read of a prompt of which `other` tokens should be, where `read` were of `expected` of another."""
+    if abs(read - expected) <= compute_slack(expected):
+        return other + read - expected
+    return other * min(1.0, read / expected)
 
 
 def _price_estimate(saving: float | None, card: Card) -> Cost | None:

@@ -25,6 +25,7 @@ def main() -> None:
             find_server=find_server,
             use_data=import_later("proxy.shutdown", "use_data"),
             serve_mcp=import_later("proxy.app", "serve_mcp"),
+            run_trial=import_later("proxy.trial.trial", "run_trial"),
         )
     )
 

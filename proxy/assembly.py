@@ -76,7 +76,6 @@ from proxy.worker.process import WorkerProcess
 from proxy.worker.program import COUNTED_IN, WorkerSettings, count_text
 
 
-
 class ClosableUpstream(Upstream, Protocol):
     """An upstream with connections to close."""
 
@@ -372,7 +371,9 @@ def _build_compaction(
     )
 
 
-def build_upstream(policy: UpstreamPolicy, tasks: TaskRunner, descriptors: Descriptors, hop_id: str) -> ClosableUpstream:
+def build_upstream(
+    policy: UpstreamPolicy, tasks: TaskRunner, descriptors: Descriptors, hop_id: str
+) -> ClosableUpstream:
     """Return the client of an upstream. Raises ConfigError if litellm is needed and not installed.
 
     Only one behind a proxy needs httpx, whose import costs 60 ms and 6 MB, and only one of kind litellm needs that,

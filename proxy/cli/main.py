@@ -11,7 +11,7 @@ import typer
 from typer.main import get_command
 
 from proxy import __version__
-from proxy.cli import maintenance, memory, reports, search, serve, sessions
+from proxy.cli import maintenance, memory, reports, search, serve, sessions, try_
 from proxy.cli import run as client_run
 from proxy.cli.formatting import make_plain
 from proxy.cli.services import Services
@@ -46,6 +46,7 @@ def build() -> typer.Typer:
     application.command()(reports.cache)
     application.command()(reports.savings)
     application.command()(reports.statusline)
+    application.command("try")(try_.try_)
     application.command()(serve.compact)
     application.command()(serve.mcp)
     application.command()(maintenance.verify)

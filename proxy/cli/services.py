@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import typer
 
@@ -74,7 +74,8 @@ class Services:
     `count_tokens` counts the tokens of messages. `load_savings_inputs` returns the prices and policy for `savings`.
     `ask_server` sends a POST request, given an API path and a body, to the running server. It returns the response's
     status and body, and raises ProxyError if no server runs. `find_link` returns the link to the server's page, with
-    the admin token. `serve_mcp` serves MCP on standard input and output until the input ends.
+    the admin token. `serve_mcp` serves MCP on standard input and output until the input ends. `run_trial` estimates the
+    newest sessions of transcripts, given their paths, how many, and where to keep the logs; it tells of its progress.
     """
 
     serve: Callable[..., int]
@@ -88,6 +89,7 @@ class Services:
     find_server: Callable[[Settings], tuple[str, ...]]
     use_data: Callable[[Path, float], AbstractContextManager[None]]
     serve_mcp: Callable[[Settings], None]
+    run_trial: Callable[..., Any]
 
     def read(self, data: Path | None, config: Path | None, query: Callable[[Log], Awaitable[T]]) -> T:
         """Return what `query` finds in the log that the options and settings name."""

@@ -16,8 +16,9 @@ _ANSWER = re.compile(r"^LLM RESPONSE (\S+)$", re.MULTILINE)
 _SEPARATOR = "-------"
 _ROLES = ("SYSTEM", "USER", "ASSISTANT", "TOOL")
 _STARTED = re.compile(r"^# aider chat started at (.+)$", re.MULTILINE)
+_COUNT = r"([\d.,]+[kM]?)"
 _TOKENS = re.compile(
-    r"^> Tokens: ([\d.,]+[kM]?) sent,(?: ([\d.,]+[kM]?) cache write,)?(?: ([\d.,]+[kM]?) cache hit,)? ([\d.,]+[kM]?) received"
+    rf"^> Tokens: {_COUNT} sent,(?: {_COUNT} cache write,)?(?: {_COUNT} cache hit,)? {_COUNT} received"
 )
 _MODEL = re.compile(r"^> (?:Main model|Model): (\S+) with ")
 _VERSION = re.compile(r"^> Aider v(\S+)")

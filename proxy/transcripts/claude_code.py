@@ -148,7 +148,7 @@ def _read_requests(lines: Iterable[Value]) -> _Requests:
 
 
 def _merge_answers(lines: Iterable[Value]) -> Iterator["_Answer | _Message | Value"]:
-    """Yield the events of a chain in order, each answer once with all of its blocks. Other lines are yielded as read."""
+    """Yield the events of a chain in order, each answer once with all of its blocks, other lines as they are."""
     events: list[_Answer | _Message | Value] = []
     newest: _Answer | None = None
     for line in lines:

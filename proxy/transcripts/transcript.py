@@ -25,7 +25,7 @@ encode = msgspec.json.Encoder().encode
 
 
 class TranscriptCall(msgspec.Struct, frozen=True, gc=False):
-    """A call: its request has the first `depth` messages of a trail, and `answer` is what came back, message by message.
+    """A call: its request has the first `depth` messages of a trail, and `answer` are the messages that came back.
 
     `usage` is None where the transcript has none, `at_ms` is 0 where it has no time.
     """

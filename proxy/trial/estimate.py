@@ -11,7 +11,7 @@ Document = dict[str, Any]
 
 
 class EpochEstimate(msgspec.Struct, frozen=True):
-    """An epoch that would have been opened for call `call`, counted from 1, and why. Tokens are of the whole request."""
+    """An epoch that would have been opened for a call, counted from 1, and why. Tokens are of the whole request."""
 
     n: int
     call: int

@@ -14,8 +14,12 @@ from proxy.engine.reports.savings import SavingsInputs
 from proxy.model.card import Card
 from proxy.model.errors import NotFound
 from proxy.model.search import IndexHealth
+from proxy.trial.estimate import Trial
 from tests.support.fake_log import FakeLog
 from tests.support.searching import FakeIndex
+
+
+EMPTY_TRIAL = Trial((), 0, (), 0, 0, "epochs")
 
 
 async def tally(model: str, raws: Sequence[bytes]) -> Sequence[int]:
@@ -57,6 +61,7 @@ def call_with(arguments: Sequence[str], open_log: Callable[[Settings], Any], **c
         "update_index": lambda settings, tell, is_rebuilt=False: IndexHealth(),
         "use_data": lambda folder, seconds: nullcontext(),
         "serve_mcp": refuse_to_serve,
+        "run_trial": lambda settings, paths, limit, keep, tell: EMPTY_TRIAL,
     }
     try:
         run(Services(open_log=open_log, **functions | changes), arguments)

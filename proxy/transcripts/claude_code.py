@@ -42,6 +42,7 @@ _OTHER = frozenset(
 _NO_MODEL = "<synthetic>"  # what the client says itself, for example of an error
 _MISSING = ("its system prompt", "its tools", "what the client adds to messages")
 _USUAL = "5m"
+_OF_USER = b'{"role":"user"'
 
 
 @dataclass(slots=True)
@@ -188,6 +189,8 @@ class _Builder:
         self._request: Value | None = None
         self._depths: dict[str, int] = {}  # of the conversation, by the id of a line
         self._unstated = 0  # answers whose request no line states
+        self._stated = 0  # messages of the conversation that the last request had
+        self._known: dict[str, bytes] = {}  # the messages of requests by their digests
         self.conversation = Conversation()
         self.head: Mapping[str, object] = {}
         self.lifetime = ""
@@ -235,19 +238,23 @@ class _Builder:
         shape = self._requests.shapes.get(read_text(request.get("shapeHash")))
         if keep is None or shape is None:
             return False
-        trail = self.conversation.trail
-        own = list(trail[keep:])  # the answers among them, which the request gives by a digest only
+        own = list(self.conversation.trail[self._stated :])  # what no request has stated yet
         if self._pending:
             own.append(encode({"role": "user", "content": self._pending}))
         found: list[bytes] = []
         for digest in tail:
-            blob = self._requests.blobs.get(digest)
-            if blob is None and not own:
-                return False
-            if blob is None or (own and own[0].startswith(b'{"role":"user"') and blob.startswith(b'{"role":"user"')):
-                spoken = own.pop(0)
-            found.append(blob if blob is not None else spoken)
+            raw = self._known.get(digest)
+            if raw is None:
+                raw = self._requests.blobs.get(digest)
+                if raw is None and not own:
+                    return False
+                if raw is None or (own and own[0].startswith(_OF_USER) and raw.startswith(_OF_USER)):
+                    spoken = own.pop(0)
+                    raw = spoken if raw is None else raw
+                self._known[digest] = raw
+            found.append(raw)
         self.conversation.continue_from(keep, found)
+        self._stated = len(self.conversation.trail)
         self._note_head(request, shape)
         return True
 

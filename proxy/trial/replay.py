@@ -7,9 +7,7 @@ in a directory of its own; no model is called, so that no summary is written by 
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import accumulate, groupby
+from itertools import groupby
 from pathlib import Path
 
 import msgspec
@@ -19,13 +17,13 @@ from proxy.config import Settings
 from proxy.config.sections import UpstreamSettings
 from proxy.engine.models import PriceList
 from proxy.model.epoch import Edit, Epoch, Replaced, Written
-from proxy.model.events import Planned
-from proxy.model.exchange import ClientRequest, Usage
+from proxy.model.exchange import ClientRequest
 from proxy.model.log import Bill, ExchangeRow
 from proxy.transcripts.transcript import Transcript, TranscriptCall
 from proxy.trial.estimate import Cut, EpochEstimate, SessionEstimate, sum_costs
-from proxy.trial.requests import PATHS, Requests, list_pieces, make_response
+from proxy.trial.requests import PATHS, Requests, make_response
 from proxy.trial.upstream import ReplayClock, ReplayUpstream, SilentClient
+from proxy.trial.usage import UsageEstimator
 
 Tell = Callable[[int, int], None]
 """Is told how many calls of how many are done."""
@@ -33,7 +31,6 @@ Tell = Callable[[int, int], None]
 _IDLE_SECONDS = 5.0
 _PAGE = 256
 _MOST_TITLE = 200
-_LEAST_FILLER = 64  # fewer tokens are not worth a text of their own
 _HOSTS = {
     "anthropic": "https://api.anthropic.com/v1",
     "openai": "https://api.openai.com/v1",
@@ -86,8 +83,6 @@ async def replay(settings: Settings, transcripts: Sequence[Transcript], tell: Te
     try:
         engine.prepare()
         await engine.warm()
-        for upstream in upstreams:
-            engine.bus.subscribe(Planned, upstream.note_plan)
         done, whole = 0, sum(len(each.calls) for each in transcripts)
         found = []
         for transcript in transcripts:
@@ -97,15 +92,6 @@ async def replay(settings: Settings, transcripts: Sequence[Transcript], tell: Te
         return found
     finally:
         await engine.close(_IDLE_SECONDS)
-
-
-@dataclass(slots=True)
-class _Baseline:
-    """What the calls of a transcript used, and the tokens that its requests lack before their messages."""
-
-    usages: list[Usage] = field(default_factory=list)
-    counted: int = 0
-    filler: int = 0
 
 
 class _Replay:
@@ -123,30 +109,40 @@ class _Replay:
         self._clock = clock
         self._upstreams = upstreams
         self._transcript = transcript
-        self._upstream = next(iter(upstreams)).name
+        self._upstream = upstreams[0].name
         self._prices = PriceList(engine.models.card, settings.providers())
+        self._usage = UsageEstimator(engine.models, self._prices, self._upstream, transcript)
         self._errors = 0
         self._sessions: dict[str, None] = {}  # where the log has its calls, in their order
 
     async def run(self, tell: Callable[[int], None]) -> SessionEstimate:
         """Replay all calls, and return the estimate."""
         transcript = self._transcript
-        baseline = await self._measure()
-        requests = Requests(transcript, baseline.filler)
+        await self._usage.measure()
+        requests = self._usage.requests
         self._clock.begin(transcript.began_ms)
-        for number, (call, usage) in enumerate(zip(transcript.calls, baseline.usages, strict=True)):
-            await self._make_call(requests, number, call, usage)
+        for number, call in enumerate(transcript.calls):
+            await self._make_call(requests, number, call)
             tell(number + 1)
         await self._settle()
-        return await self._estimate(baseline)
+        return await self._estimate()
 
-    async def _make_call(self, requests: Requests, number: int, call: TranscriptCall, usage: Usage) -> None:
+    async def _make_call(self, requests: Requests, number: int, call: TranscriptCall) -> None:
         await self._settle()
         self._clock.wait_until(call.at_ms)
-        answer = partial(_answer, self._transcript, call)
-        for upstream in self._upstreams:
-            upstream.expect(number, usage, answer)
         body, client = requests.make_body(call), SilentClient()
+        own = await self._usage.find_own(call)
+
+        async def answer(sent: bytes) -> bytes:
+            usage = own
+            if sent == body:
+                self._usage.note_unchanged()
+            else:
+                usage = await self._usage.estimate(sent, own)
+            return make_response(self._transcript.wire, call, number, usage)
+
+        for upstream in self._upstreams:
+            upstream.expect(number, answer)
         request = ClientRequest("POST", PATHS[self._transcript.wire], requests.make_headers(number), body)
         await self._engine.exchanges.carry(request, self._transcript.wire, client)
         self._errors += bool(client.error)
@@ -160,65 +156,14 @@ class _Replay:
                 while waiting := [task for task in self._engine.tasks.held if task is not own]:
                     await asyncio.wait(waiting)
 
-    async def _measure(self) -> _Baseline:
-        """Return what each call used: as the transcript says, else as counted, with what its cache should hold."""
-        transcript, found = self._transcript, _Baseline()
-        model = transcript.model
-        ratio = self._engine.models.counter.find_ratio(self._upstream, model)
-        sizes = [await self._count(model, trail) for trail in transcript.trails]
-        head = sum(await self._count_head(model))
-        first = transcript.calls[0]
-        if transcript.missing and first.usage is not None and first.usage.input:
-            own = ratio.apply(head + sizes[first.trail][first.depth])
-            lacking = round((first.usage.input - own) * (head + sizes[first.trail][first.depth]) / max(1, own))
-            found.filler = lacking if lacking >= _LEAST_FILLER else 0
-        before: TranscriptCall | None = None
-        for call in transcript.calls:
-            usage = call.usage
-            if usage is None:
-                found.counted += 1
-                known = head + found.filler
-                whole = ratio.apply(known + sizes[call.trail][call.depth])
-                matching = 0 if before is None else self._find_shared(before, call)
-                usage = await self._count_usage(call, before, whole, ratio.apply(known + sizes[call.trail][matching]))
-            found.usages.append(usage)
-            before = call
-        return found
-
-    async def _count(self, model: str, trail: Sequence[bytes]) -> Sequence[int]:
-        tokens = await self._engine.models.counter.count_messages(model, trail)
-        return [0, *accumulate(tokens)]
-
-    async def _count_head(self, model: str) -> Sequence[int]:
-        pieces = list_pieces(self._transcript.head)
-        return await self._engine.models.counter.count_messages(model, [raw for raw, _ in pieces])
-
-    def _find_shared(self, before: TranscriptCall, call: TranscriptCall) -> int:
-        """Return how many messages of a request the one before it had, too."""
-        if before.trail == call.trail:
-            return min(before.depth, call.depth)
-        one, other = (self._transcript.trails[each.trail][: each.depth] for each in (before, call))
-        return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-    async def _count_usage(
-        self, call: TranscriptCall, before: TranscriptCall | None, whole: int, matching: int
-    ) -> Usage:
-        """Return the usage of a call by our count: what its last request had is read, if the cache still holds it."""
-        counts = await self._engine.models.counter.count_messages(call.model, call.answer)
-        card = self._engine.models.card(self._upstream, call.model)
-        cache = self._prices.find_cache(self._upstream, card)
-        idle = (call.at_ms - before.at_ms) / 1000 if before is not None and call.at_ms and before.at_ms else None
-        read = 0 if before is None or cache.is_cold(idle) else min(whole, cache.find_read(matching))
-        written = whole - read if cache.has_breakpoints else None
-        return Usage(whole, sum(counts), read, written)
-
-    async def _estimate(self, baseline: _Baseline) -> SessionEstimate:
-        transcript, client = self._transcript, [usage.input or 0 for usage in baseline.usages]
+    async def _estimate(self) -> SessionEstimate:
+        transcript, usages = self._transcript, self._usage.usages
+        client = [usage.input or 0 for usage in usages]
         exchanges = [each for session in self._sessions for each in await self._list_bills(session)]
         sent = [rounds[-1].usage.input or 0 for rounds in exchanges]
         upstream = exchanges[0][0].upstream if exchanges else self._upstream
         bills = [bill for rounds in exchanges for bill in rounds if bill.usage.input is not None]
-        calls = zip(transcript.calls, baseline.usages, strict=True)
+        calls = zip(transcript.calls, usages, strict=True)
         epochs, cut = await self._list_epochs()
         return SessionEstimate(
             transcript.id,
@@ -233,11 +178,11 @@ class _Replay:
             sum_costs([self._prices.price(bill.upstream, bill.model, bill.usage) for bill in bills]),
             tuple(client),
             tuple(sent + client[len(sent) :]),
-            sum(usage.output or 0 for usage in baseline.usages),
+            sum(usage.output or 0 for usage in usages),
             epochs,
             cut,
             self._errors,
-            tuple(_list_reasons(transcript, baseline)),
+            tuple(_list_reasons(transcript, self._usage)),
         )
 
     async def _list_bills(self, session: str) -> list[list[Bill]]:
@@ -269,10 +214,6 @@ class _Replay:
         return found
 
 
-def _answer(transcript: Transcript, call: TranscriptCall, number: int, usage: Usage) -> bytes:
-    return make_response(transcript.wire, call, number, usage)
-
-
 def count_cut(epoch: Epoch) -> Cut:
     """Return what an epoch shortens."""
     edits = _edits.decode(epoch.edits) if epoch.edits else ()
@@ -281,7 +222,7 @@ def count_cut(epoch: Epoch) -> Cut:
     return Cut(kinds.count("tombstone"), kinds.count("file"), kinds.count("shortened"), len(told))
 
 
-def _list_reasons(transcript: Transcript, baseline: _Baseline) -> Iterator[str]:
+def _list_reasons(transcript: Transcript, baseline: UsageEstimator) -> Iterator[str]:
     """Yield why the estimate for a session is only one."""
     if transcript.missing:
         *others, last = transcript.missing

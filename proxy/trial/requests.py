@@ -34,14 +34,20 @@ class Requests:
         if transcript.lifetime and not _is_marked(head):
             _mark_head(head, self._marker)
         self._head = b"".join(b",%b:%b" % (encode(name), encode(value)) for name, value in head.items())
-        self.head = head
 
     def make_body(self, call: TranscriptCall) -> bytes:
         """Return the body of a call's request."""
         items = [*self._leading, *self._transcript.trails[call.trail][: call.depth]]
         if self._transcript.lifetime and items:
             items[-1] = _mark(items[-1], self._marker)
-        model, name = encode(call.model), encode(_ITEMS[self._wire])
+        return self._make(call.model, items)
+
+    def make_head(self, model: str) -> bytes:
+        """Return the body of a request without a message of the transcript."""
+        return self._make(model, self._leading)
+
+    def _make(self, model_name: str, items: Sequence[bytes]) -> bytes:
+        model, name = encode(model_name), encode(_ITEMS[self._wire])
         return b'{"model":%b%b,%b:[%b]}' % (model, self._head, name, b",".join(items))
 
     def make_headers(self, number: int) -> Headers:
@@ -138,13 +144,3 @@ def _write_usage(wire: Wire, usage: Usage) -> dict[str, Any]:
         "total_tokens": whole + output,
         "prompt_tokens_details": counts,
     }
-
-
-def list_pieces(head: Mapping[str, Any]) -> Sequence[tuple[bytes, bool]]:
-    """Return what of the head of a request is counted: its instructions, and its tools, which are marked as such."""
-    pieces: list[tuple[bytes, bool]] = []
-    if text := head.get("system") or head.get("instructions"):
-        pieces.append((encode({"role": "system", "content": text}), False))
-    if tools := head.get("tools"):
-        pieces.append((encode(tools), True))
-    return pieces

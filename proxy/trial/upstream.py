@@ -1,19 +1,11 @@
-"""A provider that answers as a transcript says, and a client that takes the answers; nothing leaves the process.
+"""A provider that answers as a transcript says, and a client that takes the answers; nothing leaves the process."""
 
-What a rewritten request would have used follows from what the client's own used: its size in the proportion of both as
-they were planned, and of the cache what should be read of it, less what the client's own missed.
-"""
-
-import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
-from proxy.context.pricing import transfer_read
 from proxy.engine.ports import RequestBody
-from proxy.model.epoch import Plan
 from proxy.model.errors import ProxyError, UpstreamUnreachable
-from proxy.model.events import Planned
-from proxy.model.exchange import Headers, Usage
+from proxy.model.exchange import Headers
 from proxy.trial.requests import CALL
 from proxy.wire.headers import find_header
 
@@ -55,7 +47,7 @@ class ReplayedResponse:
 
     def __init__(self, status: int, content: bytes) -> None:
         self.status = status
-        self.headers: Headers = (*_JSON, (b"content-length", b"%d" % len(content)))
+        self.headers: Headers = _JSON
         self._content = content
 
     @property
@@ -75,7 +67,8 @@ class ReplayedResponse:
         """Do nothing: there is no connection."""
 
 
-Answer = Callable[[int, Usage], bytes]
+Answer = Callable[[bytes], Awaitable[bytes]]
+"""Returns the body of the response to a request with this body."""
 
 
 class ReplayUpstream:
@@ -85,50 +78,22 @@ class ReplayUpstream:
         self.name = name
         self.refused = 0
         self._number = -1
-        self._usage = Usage()
         self._answer: Answer | None = None
-        self._plan: Plan | None = None
 
-    def expect(self, number: int, usage: Usage, answer: Answer) -> None:
-        """Answer the call with this number. `usage` is that of the client's own request."""
-        self._number, self._usage, self._answer, self._plan = number, usage, answer, None
-
-    def note_plan(self, event: Planned) -> None:
-        """Note what is sent for a call. Subscribed to the bus."""
-        self._plan = event.plan
+    def expect(self, number: int, answer: Answer) -> None:
+        """Answer the call with this number."""
+        self._number, self._answer = number, answer
 
     async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> ReplayedResponse:
         """Return the answer to the expected call."""
-        await asyncio.sleep(0)  # what is planned for a call is told once its request is on its way
-        if self._answer is None or find_header(headers, CALL) != b"%d" % self._number:
+        is_expected = find_header(headers, CALL) == b"%d" % self._number
+        if self._answer is None or not is_expected or not isinstance(body, bytes):
             self.refused += method == "POST"
             return ReplayedResponse(_STATUS_MISSING, _REFUSAL)
-        return ReplayedResponse(_STATUS_OK, self._answer(self._number, estimate_usage(self._usage, self._plan)))
+        return ReplayedResponse(_STATUS_OK, await self._answer(body))
 
     async def aclose(self) -> None:
         """Do nothing: there are no connections."""
-
-
-def estimate_usage(own: Usage, plan: Plan | None) -> Usage:
-    """Return the usage of what was sent, from that of the client's own request."""
-    if plan is None or not plan.tokens_client or not plan.tokens_upstream or not own.input:
-        return own
-    if plan.rung == "original" and plan.tokens_client == plan.tokens_upstream:
-        return own
-    scale = own.input / plan.tokens_client
-    sent = round(plan.tokens_upstream * scale)
-    if own.cached is None:
-        return Usage(sent, own.output, None, own.written, own.reasoning)
-    read = own.cached * min(1.0, sent / own.input)
-    if plan.client_read is not None and plan.sent_read is not None:
-        read, expected = plan.sent_read * scale, plan.client_read * scale
-        if 2 * plan.client_read >= plan.tokens_client:
-            read = transfer_read(own.cached, expected, read)
-    cached = min(sent, max(0, round(read)))
-    fresh = own.input - own.cached
-    share = (own.written or 0) / fresh if fresh > 0 else 0.0
-    written = None if own.written is None else round((sent - cached) * min(1.0, share))
-    return Usage(sent, own.output, cached, written, own.reasoning)
 
 
 class SilentClient:

@@ -18,7 +18,6 @@ from proxy.trial.estimate import Trial
 from tests.support.fake_log import FakeLog
 from tests.support.searching import FakeIndex
 
-
 EMPTY_TRIAL = Trial((), 0, (), 0, 0, "epochs")
 
 

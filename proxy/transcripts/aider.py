@@ -9,7 +9,15 @@ from collections.abc import Iterable, Iterator
 
 from proxy.model.exchange import Usage
 from proxy.transcripts.chat_messages import write_text
-from proxy.transcripts.transcript import Conversation, Transcript, TranscriptFile, read_time
+from proxy.transcripts.transcript import (
+    Conversation,
+    Transcript,
+    TranscriptFile,
+    join_text,
+    read_json,
+    read_map,
+    read_time,
+)
 
 _TO_MODEL = re.compile(r"^TO LLM (\S+)$", re.MULTILINE)
 _ANSWER = re.compile(r"^LLM RESPONSE (\S+)$", re.MULTILINE)
@@ -44,7 +52,7 @@ def _read_requests(file: TranscriptFile) -> Iterator[Transcript]:
     pieces = _TO_MODEL.split(file.text)
     for at, piece in zip(pieces[1::2], pieces[2::2], strict=True):
         asked, _, rest = _cut_answer(piece)
-        messages = [*_list_messages(asked.split("\n"))]
+        messages = [*_list_messages(asked.rstrip("\n").split("\n"))]
         answer = "\n".join(_strip_role(line) for line in rest.strip("\n").split("\n"))
         if not messages or not rest:
             broken += 1
@@ -58,7 +66,7 @@ def _read_requests(file: TranscriptFile) -> Iterator[Transcript]:
             "chat_completions",
             conversation.freeze(),
             tuple(conversation.calls),
-            title=_find_title(conversation.trails[0]),
+            title=_find_title(conversation.trails[0][: conversation.calls[0].depth]),
             missing=("its model",),
             source=file.path,
             broken=broken,
@@ -91,8 +99,8 @@ def _strip_role(line: str) -> str:
 
 
 def _find_title(messages: Iterable[bytes]) -> str:
-    users = [raw for raw in messages if raw.startswith(b'{"role":"user"')]
-    return users[-1].decode(errors="replace")[27:].rstrip('"}') if users else ""
+    users = [message for raw in messages if (message := read_map(read_json(raw))).get("role") == "user"]
+    return join_text(users[-1].get("content")) if users else ""
 
 
 def _read_chat(file: TranscriptFile) -> Iterator[Transcript]:

@@ -32,7 +32,7 @@ _INPUT = ('<user_input mode="act">', '<user_input mode="plan">', "<task>", "</us
 def is_cline(value: object) -> bool:
     """Return whether this is the content of such a transcript."""
     messages = read_map(value).get("messages") if isinstance(value, dict) else value
-    found = [read_map(message) for message in read_list(messages)]
+    found = [message for message in read_list(messages) if isinstance(message, dict)]
     return any(message.get("role") == "assistant" for message in found) and all("content" in each for each in found)
 
 

@@ -204,8 +204,3 @@ def read_parts(content: object) -> list[Value]:
 def join_text(content: object) -> str:
     """Return the text of a message's content."""
     return "\n".join(read_text(part.get("text")) for part in read_parts(content) if part.get("text"))
-
-
-def is_zero(usage: Usage) -> bool:
-    """Return whether a usage says nothing: a client writes zeros where its provider reported none."""
-    return not usage.input

@@ -53,7 +53,9 @@ class Talk:
                 request = self.ask()
                 response = client.post(self.path, json=request)
                 assert response.status_code == httpx.codes.OK, response.text
-                self.calls.append({"request": json.loads(json.dumps(request)), "response": response.json(), "time": 1000.0 + 20 * n})
+                self.calls.append(
+                    {"request": json.loads(json.dumps(request)), "response": response.json(), "time": 1000.0 + 20 * n}
+                )
                 self.messages += self.go_on(response.json(), write_output(n + 1))
 
     def begin(self) -> Iterator[Json]:
@@ -87,7 +89,10 @@ class MessagesTalk(Talk):
     """Anthropic's messages, with a cache marker that hops to the newest one."""
 
     def begin(self) -> Iterator[Json]:
-        yield {"role": "user", "content": [{"type": "text", "text": "Repair the importer, beginning with step 1 of it"}]}
+        yield {
+            "role": "user",
+            "content": [{"type": "text", "text": "Repair the importer, beginning with step 1 of it"}],
+        }
 
     def ask(self) -> Json:
         marker = {"cache_control": {"type": "ephemeral"}}

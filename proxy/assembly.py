@@ -141,12 +141,11 @@ class Engine:
         await self.archive.close()
 
 
-async def build_engine(
-    settings: Settings, *, clock: Clock | None = None, connect: "Connect | None" = None, is_indexed: bool = True
-) -> Engine:
+async def build_engine(settings: Settings, *, clock: Clock | None = None, connect: "Connect | None" = None) -> Engine:
     """Open the store and wire the engine to it. Raises StoreUnavailable or Conflict.
 
-    Without a `clock` it has the machine's, without `connect` it calls the upstreams of the settings.
+    With `connect`, which returns other upstreams, it is for a replay: its calls wait for plans, nothing is indexed, and
+    `clock` is not the machine's.
     """
     archive = open_sqlite(settings.store_policy(), asyncio.get_running_loop())
     policies, clock, tasks = settings.upstream_policies(), clock or SystemClock(), TaskRunner()
@@ -162,7 +161,7 @@ async def build_engine(
     if not lineage.index.is_complete:
         await UnreadResponses(archive, bus, tasks, lineage, reader, formats=FORMATS).read()
     tokenizer, features = CountingTokenizer(), FeatureCache(policy.cache_bytes // 8)
-    worker, count = _build_worker(settings, policy, is_indexed=is_indexed), partial(count_text, tokenizer)
+    worker, count = _build_worker(settings, policy, is_indexed=connect is None), partial(count_text, tokenizer)
     models = build_models(settings, tokenizer, tasks, worker, clock)
     builder = ContextBuilder(settings.builder_policy(), count, features.find)
     planner = EpochPlanner(worker, builder, archive.salt, settings.providers())
@@ -192,6 +191,7 @@ async def build_engine(
         observer=trigger,
         holdout=Holdout(settings.compaction.holdout_fraction, archive.salt),
         hard_wait_seconds=policy.hard_wait_seconds,
+        is_patient=connect is not None,
         offers=build_offers(is_on=settings.recall_policy().inject),
         scan_messages=settings.turns.scan_messages,
     )
@@ -255,6 +255,7 @@ def build_controller(
     observer: SentObserver,
     holdout: Holdout,
     hard_wait_seconds: float,
+    is_patient: bool = False,
     offers: ToolOffers = NO_OFFERS,
     scan_messages: int = 20,
 ) -> ContextController:
@@ -283,6 +284,7 @@ def build_controller(
         bus=bus,
         clock=clock,
         hard_wait_seconds=hard_wait_seconds,
+        is_patient=is_patient,
     )
     return ContextController(states, chain, UsageAccounting(caches.sent, calibrator, observer), bus, observer)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from proxy.model.exchange import Usage
 from proxy.transcripts.chat_messages import write_text
 from proxy.transcripts.transcript import (
-    Conversation,
+    CallHistory,
     Transcript,
     TranscriptFile,
     join_text,
@@ -48,7 +48,7 @@ def read_aider(file: TranscriptFile) -> Iterator[Transcript]:
 
 
 def _read_requests(file: TranscriptFile) -> Iterator[Transcript]:
-    conversation, broken = Conversation(), 0
+    conversation, broken = CallHistory(), 0
     pieces = _TO_MODEL.split(file.text)
     for at, piece in zip(pieces[1::2], pieces[2::2], strict=True):
         asked, _, rest = _cut_answer(piece)
@@ -127,7 +127,7 @@ class _ChatBuilder:
     """Makes a conversation of the lines of one chat: `#### ` is the user, `> ` the client, all else the model."""
 
     def __init__(self, at_ms: int) -> None:
-        self.conversation = Conversation()
+        self.conversation = CallHistory()
         self.title = self.version = ""
         self._model = ""
         self._at_ms = at_ms

@@ -7,7 +7,7 @@ milliseconds or ISO 8601.
 from collections.abc import Iterable, Iterator, Sequence
 
 from proxy.transcripts.transcript import (
-    Conversation,
+    CallHistory,
     Transcript,
     TranscriptFile,
     Value,
@@ -57,7 +57,7 @@ def _find_wire(line: Value) -> Wire:
 
 
 def _read_session(lines: Sequence[Value], name: str, path: str, *, broken: int, unknown: int) -> Transcript:
-    wire, conversation = _find_wire(lines[0]), Conversation()
+    wire, conversation = _find_wire(lines[0]), CallHistory()
     form, head = FORMATS[wire], read_map(lines[0].get("request"))
     for line in lines:
         request, response = read_map(line.get("request")), read_map(line.get("response"))

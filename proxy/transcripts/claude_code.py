@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from proxy.model.exchange import Usage
 from proxy.transcripts.transcript import (
-    Conversation,
+    CallHistory,
     Transcript,
     TranscriptFile,
     Value,
@@ -108,7 +108,7 @@ def _name_chain(line: Value, roots: dict[str, str]) -> str:
 
 
 def _read_chain(lines: list[Value], agent: str, path: str, *, broken: int, unknown: int) -> Transcript | None:
-    builder = _Builder(_read_requests(lines))
+    builder = _ClaudeCodeBuilder(_read_requests(lines))
     for event in _merge_answers(lines):
         builder.add(event)
     conversation = builder.conversation
@@ -180,7 +180,7 @@ def _read_usage(usage: Value) -> Usage | None:
     return Usage(whole, output, read, written) if whole else None
 
 
-class _Builder:
+class _ClaudeCodeBuilder:
     """Makes a conversation of the events of a chain."""
 
     def __init__(self, requests: _Requests) -> None:
@@ -191,7 +191,7 @@ class _Builder:
         self._unstated = 0  # answers whose request no line states
         self._stated = 0  # messages of the conversation that the last request had
         self._known: dict[str, bytes] = {}  # the messages of requests by their digests
-        self.conversation = Conversation()
+        self.conversation = CallHistory()
         self.head: Mapping[str, object] = {}
         self.lifetime = ""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from proxy.model.exchange import Usage
 from proxy.transcripts.chat_messages import write_answer, write_result, write_text
 from proxy.transcripts.transcript import (
-    Conversation,
+    CallHistory,
     Transcript,
     TranscriptFile,
     Value,
@@ -44,7 +44,7 @@ def read_cline(file: TranscriptFile) -> Iterator[Transcript]:
     known = [message for message in messages if isinstance(message, dict) and "role" in message]
     info = next((read_map(each.get("modelInfo")) for each in known if each.get("modelInfo")), {})
     is_anthropic = read_text(info.get("provider")) == _ANTHROPIC
-    conversation = Conversation()
+    conversation = CallHistory()
     for message in known:
         _add(conversation, message, is_anthropic=is_anthropic)
     if not conversation.calls:
@@ -67,7 +67,7 @@ def read_cline(file: TranscriptFile) -> Iterator[Transcript]:
     )
 
 
-def _add(conversation: Conversation, message: Value, *, is_anthropic: bool) -> None:
+def _add(conversation: CallHistory, message: Value, *, is_anthropic: bool) -> None:
     blocks = read_parts(message.get("content"))
     if message.get("role") == "assistant":
         raw = encode({"role": "assistant", "content": blocks}) if is_anthropic else _write_answer(blocks)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from proxy.model.exchange import Usage
 from proxy.transcripts.transcript import (
-    Conversation,
+    CallHistory,
     Transcript,
     TranscriptFile,
     Value,
@@ -38,7 +38,7 @@ def is_codex(lines: Iterable[Value]) -> bool:
 def read_codex(file: TranscriptFile) -> Iterator[Transcript]:
     """Yield the session of a file, if it has a call."""
     lines = read_lines(file.text)
-    builder, unknown = _Builder(), 0
+    builder, unknown = _CodexBuilder(), 0
     for line in lines.values:
         unknown += not builder.add(read_text(line.get("type")), read_map(line.get("payload")), line)
     builder.end_answer()
@@ -64,11 +64,11 @@ def read_codex(file: TranscriptFile) -> Iterator[Transcript]:
     )
 
 
-class _Builder:
+class _CodexBuilder:
     """Makes a conversation of lines."""
 
     def __init__(self) -> None:
-        self.conversation = Conversation()
+        self.conversation = CallHistory()
         self.meta: Value = {}
         self.title = ""
         self._model = ""

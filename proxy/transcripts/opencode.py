@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from proxy.model.exchange import Usage
 from proxy.transcripts.chat_messages import write_answer, write_result, write_text
 from proxy.transcripts.transcript import (
-    Conversation,
+    CallHistory,
     Transcript,
     TranscriptFile,
     Value,
@@ -39,7 +39,7 @@ def read_opencode(file: TranscriptFile) -> Iterator[Transcript]:
         _group(file.tables.get("part", ()), "message_id"),
     )
     for session in file.tables.get("session", ()):
-        builder = _Builder(parts)
+        builder = _OpencodeBuilder(parts)
         for row in messages.get(read_text(session.get("id")), ()):
             builder.add(row)
         if builder.conversation.calls:
@@ -68,14 +68,14 @@ def _group(rows: Sequence[Value], name: str) -> dict[str, list[Value]]:
     return {key: sorted(group, key=lambda row: read_text(row.get("id"))) for key, group in groups.items()}
 
 
-class _Builder:
+class _OpencodeBuilder:
     """Makes a conversation of messages with their parts."""
 
     _SILENT = frozenset({"step-start", "reasoning", "snapshot", "patch", "agent", "retry", "compaction", "subtask"})
 
     def __init__(self, parts: Mapping[str, Sequence[Value]]) -> None:
         self._parts = parts
-        self.conversation = Conversation()
+        self.conversation = CallHistory()
         self.title = self.provider = ""
         self.broken = self.unknown = 0
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from proxy.model.exchange import Usage
 from proxy.transcripts.chat_messages import write_answer, write_result, write_text
 from proxy.transcripts.transcript import (
-    Conversation,
+    CallHistory,
     Transcript,
     TranscriptFile,
     Value,
@@ -34,7 +34,7 @@ def is_qwen_code(lines: Iterable[Value]) -> bool:
 def read_qwen_code(file: TranscriptFile) -> Iterator[Transcript]:
     """Yield the session of a file, if it has a call."""
     lines = read_lines(file.text)
-    conversation, title, version, session, unknown = Conversation(), "", "", "", 0
+    conversation, title, version, session, unknown = CallHistory(), "", "", "", 0
     depths: dict[str, int] = {}
     for line in lines.values:
         kind, parts = read_text(line.get("type")), read_list(read_map(line.get("message")).get("parts"))

@@ -83,7 +83,7 @@ class TranscriptFile(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Conversation:
+class CallHistory:
     """Collects the messages and calls of one session, in their order.
 
     A `frozen` trail has a call and is only extended; `truncate` begins another one.

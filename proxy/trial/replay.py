@@ -30,6 +30,7 @@ Tell = Callable[[int, int], None]
 
 _IDLE_SECONDS = 5.0
 _PAGE = 256
+_PATIENCE_SECONDS, _COMMIT_MS = 30.0, 30_000  # what is planned must not depend on how busy the machine is
 _MOST_TITLE = 200
 _HOSTS = {
     "anthropic": "https://api.anthropic.com/v1",
@@ -59,13 +60,16 @@ def group_by_upstream(transcripts: Iterable[Transcript], settings: Settings) -> 
 
 def make_settings(settings: Settings, provider: str, folder: Path) -> Settings:
     """Return the settings of a replay: the user's, but that all is managed, and that nothing is written elsewhere."""
-    compaction = settings.compaction.model_copy(update={"auto": False, "holdout_fraction": 0.0})
+    changed = {"auto": False, "holdout_fraction": 0.0, "hard_wait_seconds": _PATIENCE_SECONDS}
+    compaction = settings.compaction.model_copy(update=changed)
     changes = {"mode": "manage", "data": folder, "compaction": compaction}
     if provider:
         changes["upstreams"] = (UpstreamSettings(name=provider, base_url=_HOSTS[provider]),)
     else:
         changes["upstreams"] = tuple(each.model_copy(update={"kind": "openai"}) for each in settings.upstreams)
-    changes["store"] = settings.store.model_copy(update={"on_failure": "forward", "max_bytes": None})
+    changes["store"] = settings.store.model_copy(
+        update={"on_failure": "forward", "max_bytes": None, "commit_wait_ms": _COMMIT_MS}
+    )
     changes["memory"] = settings.memory.model_copy(update={"mirror": None})
     return settings.model_copy(update=changes)
 
@@ -79,7 +83,7 @@ async def replay(settings: Settings, transcripts: Sequence[Transcript], tell: Te
         upstreams.append(ReplayUpstream(getattr(policy, "name", "")))
         return upstreams[-1]
 
-    engine = await build_engine(settings, clock=clock, connect=connect, is_indexed=False)
+    engine = await build_engine(settings, clock=clock, connect=connect)
     try:
         engine.prepare()
         await engine.warm()

@@ -62,7 +62,7 @@ def use(id: str) -> Any:
 
 def load(transcript: Transcript, n: int) -> list[Any]:
     """The messages of the n-th request, without cache markers."""
-    messages = json.loads(Requests(transcript).make_body(transcript.calls[n]))["messages"]
+    messages: list[Any] = json.loads(Requests(transcript).make_body(transcript.calls[n]))["messages"]
     for message in messages:
         for block in message["content"] if isinstance(message["content"], list) else ():
             block.pop("cache_control", None)

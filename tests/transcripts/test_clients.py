@@ -218,7 +218,11 @@ def test_opencode_has_messages_with_parts() -> None:
 
 
 def test_opencode_tells_what_of_it_is_broken() -> None:
-    tables = {"session": [{"id": "o1"}], "message": [{"id": "m", "session_id": "o1", "data": "{"}], "part": [{}]}
+    tables: dict[str, list[Any]] = {
+        "session": [{"id": "o1"}],
+        "message": [{"id": "m", "session_id": "o1", "data": "{"}],
+        "part": [{}],
+    }
     assert read_transcripts(TranscriptFile("opencode.db", tables=tables)) == []
     assert recognise(TranscriptFile("other.db", tables={"session": []})) is None
 

@@ -2,14 +2,13 @@
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import httpx
 
-from tests.clients.counting import Meter
 from tests.clients.script import Call, Json, Turn, list_items
+from tests.clients.upstream import Exchange
 
 WORDS = ("billing", "ledger", "refund", "invoice", "gateway", "webhook", "importer", "scheduler", "archive", "worker")
 MODEL = "scripted"
@@ -112,12 +111,9 @@ class MessagesTalk(Talk):
         yield {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use["id"], "content": output}]}
 
 
-def price(exchanges: list[Any]) -> float:
+def price(exchanges: Sequence[Exchange]) -> float:
     """What these calls cost in tokens of uncached input, as the provider counted them."""
     tokens = [each.tokens for each in exchanges if each.tokens is not None and not each.is_refused]
     fresh = sum(each.prompt - each.cached for each in tokens)
     cached, output = sum(each.cached for each in tokens), sum(each.answer for each in tokens)
     return fresh * RATES["input"] + cached * RATES["cached"] + output * RATES["output"]
-
-
-MakeMeter = Callable[[], Meter]

@@ -44,7 +44,7 @@ def test_the_prediction_is_within_three_percent_of_a_live_replay(wire: str, tmp_
     trial = run_trial(load_settings(None, flags), [transcript], 10, tmp_path / "kept", lambda done, whole: None)
 
     [session] = trial.sessions
-    print(session.before.tokens, price(direct.recording), session.after.tokens, real, [e.call for e in session.epochs])
+
     assert session.reasons == () and session.errors == 0 and session.epochs
     assert session.before.tokens == pytest.approx(price(direct.recording), rel=0.001)
     assert real < 0.8 * session.before.tokens, "the session is long enough to be managed"

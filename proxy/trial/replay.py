@@ -132,7 +132,6 @@ class _Replay:
         return await self._estimate()
 
     async def _make_call(self, requests: Requests, number: int, call: TranscriptCall) -> None:
-        await self._settle()
         self._clock.wait_until(call.at_ms)
         body, client = requests.make_body(call), SilentClient()
         own = await self._usage.find_own(call)
@@ -149,11 +148,14 @@ class _Replay:
             upstream.expect(number, answer)
         request = ClientRequest("POST", PATHS[self._transcript.wire], requests.make_headers(number), body)
         await self._engine.exchanges.carry(request, self._transcript.wire, client)
+        # When the next call comes, what is planned ahead for it has long been planned.
+        await asyncio.sleep(0)
+        await self._engine.worker.finish()
         self._errors += bool(client.error)
         self._sessions[client.session] = None
 
     async def _settle(self) -> None:
-        """Wait until what the engine does behind a call is done, as it would be when the next one comes."""
+        """Wait until what the engine does behind calls is done, so that its log has all of them."""
         own = asyncio.current_task()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_IDLE_SECONDS):

@@ -25,9 +25,6 @@ from proxy.trial.requests import PATHS, Requests, make_response
 from proxy.trial.upstream import ReplayClock, ReplayUpstream, SilentClient
 from proxy.trial.usage import UsageEstimator
 
-Tell = Callable[[int, int], None]
-"""Is told how many calls of how many are done."""
-
 _IDLE_SECONDS = 5.0
 _PAGE = 256
 _PATIENCE_SECONDS, _COMMIT_MS = 30.0, 30_000  # what is planned must not depend on how busy the machine is
@@ -74,8 +71,13 @@ def make_settings(settings: Settings, provider: str, folder: Path) -> Settings:
     return settings.model_copy(update=changes)
 
 
-async def replay(settings: Settings, transcripts: Sequence[Transcript], tell: Tell) -> list[SessionEstimate]:
-    """Return the estimates of transcripts, replayed one after another. Raises StoreUnavailable."""
+async def replay(
+    settings: Settings, transcripts: Sequence[Transcript], note_call: Callable[[], None]
+) -> list[SessionEstimate]:
+    """Return the estimates of transcripts, replayed one after another. Raises StoreUnavailable.
+
+    `note_call` is called after each call.
+    """
     upstreams: list[ReplayUpstream] = []
     clock = ReplayClock()
 
@@ -87,13 +89,9 @@ async def replay(settings: Settings, transcripts: Sequence[Transcript], tell: Te
     try:
         engine.prepare()
         await engine.warm()
-        done, whole = 0, sum(len(each.calls) for each in transcripts)
-        found = []
-        for transcript in transcripts:
-            session = _Replay(engine, clock, upstreams, settings, transcript)
-            found.append(await session.run(lambda n, before=done: tell(before + n, whole)))  # type: ignore[misc]
-            done += len(transcript.calls)
-        return found
+        return [
+            await _Replay(engine, clock, upstreams, settings, transcript).run(note_call) for transcript in transcripts
+        ]
     finally:
         await engine.close(_IDLE_SECONDS)
 
@@ -119,7 +117,7 @@ class _Replay:
         self._errors = 0
         self._sessions: dict[str, None] = {}  # where the log has its calls, in their order
 
-    async def run(self, tell: Callable[[int], None]) -> SessionEstimate:
+    async def run(self, note_call: Callable[[], None]) -> SessionEstimate:
         """Replay all calls, and return the estimate."""
         transcript = self._transcript
         await self._usage.measure()
@@ -127,7 +125,7 @@ class _Replay:
         self._clock.begin(transcript.began_ms)
         for number, call in enumerate(transcript.calls):
             await self._make_call(requests, number, call)
-            tell(number + 1)
+            note_call()
         await self._settle()
         return await self._estimate()
 

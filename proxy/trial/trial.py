@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import logging
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from proxy.config import Settings
 from proxy.model.errors import NotFound
+from proxy.transcripts.transcript import Transcript
 from proxy.trial.estimate import SessionEstimate, Trial
 from proxy.trial.files import find_transcripts, list_places
 from proxy.trial.replay import group_by_upstream, make_settings, replay
@@ -34,17 +36,15 @@ def run_trial(
         where = found.skipped or [*list_places(home, here)]
         raise NotFound("no transcript of a known client is at " + ", ".join(where) + "; name a file or a directory")
     chosen = found.transcripts[:limit]
+    whole, done = sum(len(each.calls) for each in chosen), 0
+
+    def note_call() -> None:
+        nonlocal done
+        done += 1
+        tell(done, whole)
+
     with _open_folder(keep) as folder, _quiet():
-        estimates: list[SessionEstimate] = []
-        done, whole = 0, sum(len(each.calls) for each in chosen)
-        for name, group in group_by_upstream(chosen, settings).items():
-            own = make_settings(settings, name, folder / (name or "upstreams"))
-
-            def tell_all(n: int, _: int, before: int = done) -> None:
-                tell(before + n, whole)
-
-            estimates += asyncio.run(replay(own, group, tell_all))
-            done += sum(len(each.calls) for each in group)
+        estimates = asyncio.run(_replay_all(settings, chosen, folder, note_call))
     estimates.sort(key=lambda each: each.began_ms, reverse=True)
     return Trial(
         tuple(estimates),
@@ -55,6 +55,34 @@ def run_trial(
         settings.strategy,
         tuple(_list_notes(settings, len(found.transcripts) - len(chosen))),
     )
+
+
+async def _replay_all(
+    settings: Settings, transcripts: Sequence[Transcript], folder: Path, note_call: Callable[[], None]
+) -> list[SessionEstimate]:
+    """Replay transcripts at the provider of each, in as many engines at a time as there are processors."""
+    engines = asyncio.Semaphore(os.cpu_count() or 1)
+
+    async def run(name: str, n: int, part: Sequence[Transcript]) -> list[SessionEstimate]:
+        async with engines:
+            place = folder / (f"{name or 'upstreams'}-{n}" if n else name or "upstreams")
+            return await replay(make_settings(settings, name, place), part, note_call)
+
+    parts = [
+        (name, n, part)
+        for name, group in group_by_upstream(transcripts, settings).items()
+        for n, part in enumerate(_divide(group, os.cpu_count() or 1))
+    ]
+    found = await asyncio.gather(*(run(*each) for each in parts))
+    return [estimate for part in found for estimate in part]
+
+
+def _divide(transcripts: Sequence[Transcript], most: int) -> list[list[Transcript]]:
+    """Return transcripts in at most so many parts, each with about as many calls."""
+    parts: list[list[Transcript]] = [[] for _ in range(min(most, len(transcripts)))]
+    for transcript in sorted(transcripts, key=lambda each: len(each.calls), reverse=True):
+        min(parts, key=lambda part: sum(len(each.calls) for each in part)).append(transcript)
+    return parts
 
 
 def _list_notes(settings: Settings, left: int) -> Iterator[str]:

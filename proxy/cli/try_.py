@@ -34,9 +34,9 @@ def try_(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Estimate from your clients' transcripts what managing would save, offline.
+    """Estimate what managing would have saved.
 
-    Without a PATH those of Claude Code, codex, opencode, qwen-code, cline and aider are sought where they keep them.
+    Reads the transcripts of clients, offline. Without a PATH those of Claude Code, codex, opencode, qwen-code, cline and aider are sought where they keep them.
     """
     services: Services = context.obj
     settings = load_settings(config, {"budget.ceiling_tokens": ceiling})

@@ -36,7 +36,8 @@ def try_(
 ) -> None:
     """Estimate what managing would have saved.
 
-    Reads the transcripts of clients, offline. Without a PATH those of Claude Code, codex, opencode, qwen-code, cline and aider are sought where they keep them.
+    Reads the transcripts of clients, offline. Without a PATH those of Claude Code, codex, opencode, qwen-code, cline
+    and aider are sought where they keep them.
     """
     services: Services = context.obj
     settings = load_settings(config, {"budget.ceiling_tokens": ceiling})

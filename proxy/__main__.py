@@ -29,6 +29,7 @@ def main() -> None:
             serve_mcp=import_later("proxy.app", "serve_mcp"),
             diagnose=import_later("proxy.doctor.examination", "diagnose"),
             run_demo=import_later("proxy.demo.runner", "run_demo"),
+            run_trial=import_later("proxy.trial.trial", "run_trial"),
         )
     )
 

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from proxy.config import ConfigError, Settings
 from proxy.config.errors import Problem
@@ -42,7 +42,7 @@ from proxy.engine.memory.requests import follow_requests
 from proxy.engine.memory.snapshots import SnapshotMemory
 from proxy.engine.models import CacheCalibrator, Models, OverflowWatch, PriceList
 from proxy.engine.policy import EnginePolicy, Provider, SnapshotPolicy
-from proxy.engine.ports import Archive, Clock
+from proxy.engine.ports import Archive, Clock, Upstream
 from proxy.engine.recall.embeddings import build_embedding
 from proxy.engine.recall.recall import Recall
 from proxy.engine.recall.rounds import build_offers, build_rounds
@@ -77,12 +77,17 @@ from proxy.wire import FORMATS
 from proxy.worker.process import WorkerProcess
 from proxy.worker.program import COUNTED_IN, WorkerSettings, count_text
 
-if TYPE_CHECKING:
-    from proxy.engine.doctor.rehearsal import RehearsalUpstream
-    from proxy.upstream.httpx_client import ProxiedClient
-    from proxy.upstream.litellm_client import LitellmClient
 
-    AnyClient = DirectClient | ProxiedClient | LitellmClient | RehearsalUpstream
+class ClosableUpstream(Upstream, Protocol):
+    """An upstream with connections to close."""
+
+    async def aclose(self) -> None:
+        """Close them."""
+        ...
+
+
+Connect = Callable[[UpstreamPolicy, TaskRunner, Descriptors, str], ClosableUpstream]
+"""Returns the client of an upstream, as `build_upstream` does."""
 
 # One token count is kept per this many bytes of the cache's size, in addition to it: by default 65,536 counts, 11 MB.
 _CACHE_FOR_A_WEIGHT = 1024
@@ -105,7 +110,7 @@ class Engine:
     bus: EventBus
     tasks: TaskRunner
     descriptors: Descriptors
-    upstreams: "tuple[AnyClient, ...]"
+    upstreams: tuple[ClosableUpstream, ...]
     models: Models
     tokenizer: CountingTokenizer
     worker: WorkerProcess
@@ -138,17 +143,17 @@ class Engine:
         await self.archive.close()
 
 
-async def build_engine(settings: Settings, upstreams: "tuple[AnyClient, ...] | None" = None) -> Engine:
+async def build_engine(settings: Settings, *, clock: Clock | None = None, connect: "Connect | None" = None) -> Engine:
     """Open the store and wire the engine to it. Raises StoreUnavailable or Conflict.
 
-    Calls go to `upstreams` in place of clients of those in the settings, one for each, if they are given.
+    With `connect`, which returns other upstreams, it is for a replay: its calls wait for plans, nothing is indexed, and
+    `clock` is not the machine's.
     """
     archive = open_sqlite(settings.store_policy(), asyncio.get_running_loop())
-    policies, clock, tasks = settings.upstream_policies(), SystemClock(), TaskRunner()
+    policies, clock, tasks = settings.upstream_policies(), clock or SystemClock(), TaskRunner()
     policy, bus = settings.engine_policy(), EventBus(tasks)
     descriptors, hop_id = Descriptors(read_descriptor_limit()), secrets.token_hex(8)
-    if upstreams is None:
-        upstreams = tuple([build_upstream(each, tasks, descriptors, hop_id) for each in policies])
+    upstreams = tuple([(connect or build_upstream)(each, tasks, descriptors, hop_id) for each in policies])
     routes = _list_routes(settings, policies, upstreams)
     durability = DurabilityWaiter(archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")
     lineage = _build_lineage(policy, archive, bus, clock, is_fresh=not await archive.has_sessions())
@@ -158,8 +163,8 @@ async def build_engine(settings: Settings, upstreams: "tuple[AnyClient, ...] | N
     if not lineage.index.is_complete:
         await UnreadResponses(archive, bus, tasks, lineage, reader, formats=FORMATS).read()
     tokenizer, features = CountingTokenizer(), FeatureCache(policy.cache_bytes // 8)
-    worker, count = _build_worker(settings, policy), partial(count_text, tokenizer)
-    models = build_models(settings, tokenizer, tasks, worker)
+    worker, count = _build_worker(settings, policy, is_indexed=connect is None), partial(count_text, tokenizer)
+    models = build_models(settings, tokenizer, tasks, worker, clock)
     builder = ContextBuilder(settings.builder_policy(), count, features.find)
     planner = EpochPlanner(worker, builder, archive.salt, settings.providers())
     caches = ContextCaches(archive, models.counter, policy.cache_bytes // 4, policy.record_cap_bytes)
@@ -176,6 +181,7 @@ async def build_engine(settings: Settings, upstreams: "tuple[AnyClient, ...] | N
         planner=planner,
         extract=features.find,
         count=count,
+        clock=clock,
     )
     controller = build_controller(
         models=models,
@@ -187,6 +193,7 @@ async def build_engine(settings: Settings, upstreams: "tuple[AnyClient, ...] | N
         observer=trigger,
         holdout=Holdout(settings.compaction.holdout_fraction, archive.salt),
         hard_wait_seconds=policy.hard_wait_seconds,
+        is_patient=connect is not None,
         offers=build_offers(is_on=settings.recall_policy().inject),
         scan_messages=settings.turns.scan_messages,
     )
@@ -206,7 +213,7 @@ async def build_engine(settings: Settings, upstreams: "tuple[AnyClient, ...] | N
         histories=held,
         loops=LoopWatch(bus, policy.loop_threshold) if policy.loop_threshold else None,
     )
-    memory_compaction = _build_memory(settings, archive, durability, trigger, controller, routes=routes)
+    memory_compaction = _build_memory(settings, archive, durability, trigger, controller, routes=routes, clock=clock)
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker, epoch_admin)
     events = _build_events(settings, archive, bus, tasks, models)
@@ -227,14 +234,14 @@ def _build_events(
 
 
 def _list_routes(
-    settings: Settings, policies: Sequence[UpstreamPolicy], upstreams: Sequence["AnyClient"]
+    settings: Settings, policies: Sequence[UpstreamPolicy], upstreams: Sequence[ClosableUpstream]
 ) -> tuple[Route, ...]:
     editing = {name: provider.edits_context for name, provider in settings.providers().items()}
     return tuple([Route(each, p.models, editing[p.name]) for each, p in zip(upstreams, policies, strict=True)])
 
 
-def _build_worker(settings: Settings, policy: EnginePolicy) -> WorkerProcess:
-    log = str(settings.store_policy().path.absolute())
+def _build_worker(settings: Settings, policy: EnginePolicy, *, is_indexed: bool) -> WorkerProcess:
+    log = str(settings.store_policy().path.absolute()) if is_indexed else ""
     worker_settings = WorkerSettings(settings.builder_policy(), policy.cache_bytes // 8, log)
     return WorkerProcess(worker_settings, most_bytes=policy.cache_bytes // 2)
 
@@ -265,6 +272,7 @@ def build_controller(
     observer: SentObserver,
     holdout: Holdout,
     hard_wait_seconds: float,
+    is_patient: bool = False,
     offers: ToolOffers = NO_OFFERS,
     scan_messages: int = 20,
 ) -> ContextController:
@@ -293,6 +301,7 @@ def build_controller(
         bus=bus,
         clock=clock,
         hard_wait_seconds=hard_wait_seconds,
+        is_patient=is_patient,
     )
     return ContextController(states, chain, UsageAccounting(caches.sent, calibrator, observer), bus, observer)
 
@@ -305,9 +314,9 @@ def _build_memory(
     controller: ContextController,
     *,
     routes: Sequence[Route],
+    clock: Clock,
 ) -> MemoryCompaction:
     """Build manual compaction, and memory, which is made by it and by the strategy `snapshot`."""
-    clock = SystemClock()
     manual = ManualCompaction(
         archive=archive,
         gate=durability,
@@ -348,8 +357,8 @@ def _build_compaction(
     planner: EpochPlanner,
     extract: FeatureExtractor,
     count: Callable[[str], int],
+    clock: Clock,
 ) -> CompactionTrigger:
-    clock = SystemClock()
     summarizer = build_summarizer(
         settings.compaction_policy(),
         policy,
@@ -383,7 +392,9 @@ def _build_compaction(
     )
 
 
-def build_upstream(policy: UpstreamPolicy, tasks: TaskRunner, descriptors: Descriptors, hop_id: str) -> "AnyClient":
+def build_upstream(
+    policy: UpstreamPolicy, tasks: TaskRunner, descriptors: Descriptors, hop_id: str
+) -> ClosableUpstream:
     """Return the client of an upstream. Raises ConfigError if litellm is needed and not installed.
 
     Only one behind a proxy needs httpx, whose import costs 60 ms and 6 MB, and only one of kind litellm needs that,
@@ -404,10 +415,14 @@ def build_upstream(policy: UpstreamPolicy, tasks: TaskRunner, descriptors: Descr
 
 
 def build_models(
-    settings: Settings, tokenizer: CountingTokenizer, tasks: TaskRunner, worker: WorkerProcess | None = None
+    settings: Settings,
+    tokenizer: CountingTokenizer,
+    tasks: TaskRunner,
+    worker: WorkerProcess | None = None,
+    clock: Clock | None = None,
 ) -> Models:
     """Build the catalog of models and the token counter. Their files are read when they are first needed."""
-    clock = SystemClock()
+    clock = clock or SystemClock()
     catalog = ModelCatalog(settings.stated_windows(), settings.stated_prices(), clock, sized=settings.stated_sizes())
     counting = TokenCounter(tokenizer, settings.engine_policy().cache_bytes // _CACHE_FOR_A_WEIGHT, worker)
     return Models(catalog, counting, settings.budget_policy(), clock, tasks.spawn)

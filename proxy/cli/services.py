@@ -65,7 +65,8 @@ class Services:
     runs. `follow_events` passes on the bytes of its stream of events, given parameters and the id of the last event
     that was seen, until it ends. `find_link` returns the link to the server's page, with the admin token. `serve_mcp`
     serves MCP on standard input and output until the input ends. `run_demo` runs the demonstration, and returns the
-    exit code. `diagnose` returns the findings of `palimpsest doctor`.
+    exit code. `diagnose` returns the findings of `palimpsest doctor`. `run_trial` estimates the newest sessions of
+    transcripts, given their paths, how many, and where to keep the logs; it tells of its progress.
     """
 
     serve: Callable[..., int]
@@ -82,6 +83,7 @@ class Services:
     serve_mcp: Callable[[Settings], None]
     run_demo: Callable[..., int]
     diagnose: Callable[..., Diagnosis]
+    run_trial: Callable[..., Any]
 
     def read(self, data: Path | None, config: Path | None, query: Callable[[Log], Awaitable[T]]) -> T:
         """Return what `query` finds in the log that the options and settings name."""

@@ -183,13 +183,19 @@ def estimate_own(planned: Plan | Bill, usage: Usage) -> OwnUsage | None:
     client = int(planned.tokens_client * scale + 0.5)
     own_read = client_read * scale
     if 2 * sent_read >= sent:  # else it is the first prompt of an epoch, most of which nobody expects to be read
-        is_near = abs(read - expected) <= compute_slack(expected)
-        own_read = own_read + read - expected if is_near else own_read * min(1.0, read / expected)
+        own_read = transfer_read(read, expected, own_read)
     client_read = min(client, max(0, int(own_read + 0.5)))
     fresh = usage.input - read
     is_written = (usage.written or 0) / fresh if fresh > 0 else 0.0
     own = Usage(client, usage.output, client_read, int((client - client_read) * min(1.0, is_written) + 0.5))
     return OwnUsage(own, Usage(usage.input, usage.output, read, usage.written))
+
+
+def transfer_read(read: int, expected: float, other: float) -> float:
+    """Return what is read of a prompt of which `other` tokens should be, where `read` were of `expected` of another."""
+    if abs(read - expected) <= compute_slack(expected):
+        return other + read - expected
+    return other * min(1.0, read / expected)
 
 
 def price_saved(planned: Plan | Bill, usage: Usage, card: Card, cache: CacheModel = UNKNOWN) -> Cost | None:

@@ -188,16 +188,17 @@ async def rehearse(settings: Settings) -> list[Finding]:
         changes = {"auto": False, "holdout_fraction": 0.0, "hard_wait_seconds": _PATIENCE_SECONDS}
         quiet = settings.compaction.model_copy(update=changes)
         own = settings.model_copy(update={"data": Path(folder), "compaction": quiet})
-        upstreams = tuple(RehearsalUpstream(policy.name) for policy in settings.upstream_policies())
+        upstreams = {policy.name: RehearsalUpstream(policy.name) for policy in settings.upstream_policies()}
         try:
-            engine = await build_engine(own, upstreams)
+            engine = await build_engine(own, connect=lambda policy, *_: upstreams[policy.name])
         except ProxyError as error:
             what = f"No session could be rehearsed: {error}."
             return [Finding(name="rehearsal", state="fault", sentence=what, advice="Make room for temporary files.")]
         try:
             engine.prepare()
             await engine.warm()
-            for upstream, policy in zip(upstreams, settings.upstream_policies(), strict=True):
+            for policy in settings.upstream_policies():
+                upstream = upstreams[policy.name]
                 model = names[policy.name]
                 strategy = settings.engine_policy().find_strategy(model)
                 budget = engine.models.budget(LimitKey(policy.name, model), strategy=strategy)

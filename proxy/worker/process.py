@@ -148,6 +148,11 @@ class WorkerProcess:
         except RuntimeError as error:
             raise StoreUnavailable(f"the index has failed: {error}") from error
 
+    async def finish(self) -> None:
+        """Return when no job waits, and none is under way."""
+        while self._serving is not None and not self._serving.done():
+            await asyncio.wait((self._serving,))
+
     async def close(self) -> None:
         """End the process. Jobs that wait raise WorkerLost."""
         self._is_closed = True

@@ -15,8 +15,11 @@ from proxy.engine.reports.savings import SavingsInputs
 from proxy.model.card import Card
 from proxy.model.errors import NotFound
 from proxy.model.search import IndexHealth
+from proxy.trial.estimate import Trial
 from tests.support.fake_log import FakeLog
 from tests.support.searching import FakeIndex
+
+EMPTY_TRIAL = Trial((), 0, (), 0, 0, "epochs")
 
 
 async def tally(model: str, raws: Sequence[bytes]) -> Sequence[int]:
@@ -66,6 +69,7 @@ def call_with(arguments: Sequence[str], open_log: Callable[[Settings], Any], **c
         "serve_mcp": refuse_to_serve,
         "diagnose": lambda settings, is_live: conclude("1", ()),
         "run_demo": lambda **options: 0,
+        "run_trial": lambda settings, paths, limit, keep, tell: EMPTY_TRIAL,
     }
     try:
         run(Services(open_log=open_log, **functions | changes), arguments)

@@ -73,7 +73,10 @@ class _EpochRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class FallbackChain:
-    """Finds the first level that works. `context/epoch_decision` has decided before whether an epoch should open."""
+    """Finds the first level that works. `context/epoch_decision` has decided before whether an epoch should open.
+
+    If it `is_patient`, every plan is awaited as long as that of an epoch which the ceiling needs.
+    """
 
     def __init__(
         self,
@@ -84,6 +87,7 @@ class FallbackChain:
         bus: EventBus,
         clock: Clock,
         hard_wait_seconds: float,
+        is_patient: bool = False,
     ) -> None:
         self._contexts = caches.contexts
         self._histories = caches.histories
@@ -93,6 +97,7 @@ class FallbackChain:
         self._bus = bus
         self._clock = clock
         self.seconds = hard_wait_seconds  # how long a request waits at most for a summary and then its plan, together
+        self._is_patient = is_patient
         self.memory: MemorySource = NO_MEMORY  # what plans of the strategy `snapshot` show
 
     async def run(
@@ -111,7 +116,8 @@ class FallbackChain:
         opened = None
         if why is not None:
             if seconds is None:
-                seconds = self.seconds if why in AWAITED else min(SOFT_WAIT, self.seconds)
+                is_awaited = self._is_patient or why in AWAITED
+                seconds = self.seconds if is_awaited else min(SOFT_WAIT, self.seconds)
             wanted = _EpochRequest(why, commit, name or state.request.exchange, seconds)
             opened = await self._open(state, wanted)
         if opened is None and not self._takes(state):

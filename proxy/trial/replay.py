@@ -1,0 +1,237 @@
+"""Replays transcripts through an engine of their own, and reads what it would have sent from its log.
+
+The engine is the proxy's, with a clock that goes by the transcript and a provider that answers as it says. Its log is
+in a directory of its own; no model is called, so that no summary is written by one.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import msgspec
+
+from proxy.assembly import Engine, build_engine
+from proxy.config import Settings
+from proxy.config.sections import UpstreamSettings
+from proxy.engine.models import PriceList
+from proxy.model.epoch import Edit, Epoch, Replaced, Written
+from proxy.model.exchange import ClientRequest
+from proxy.model.log import Bill, ExchangeRow
+from proxy.transcripts.transcript import Transcript, TranscriptCall
+from proxy.trial.estimate import Cut, EpochEstimate, SessionEstimate, sum_costs
+from proxy.trial.requests import PATHS, Requests, make_response
+from proxy.trial.upstream import ReplayClock, ReplayUpstream, SilentClient
+from proxy.trial.usage import UsageEstimator
+
+_IDLE_SECONDS = 5.0
+_PAGE = 256
+_PATIENCE_SECONDS, _COMMIT_MS = 30.0, 30_000  # what is planned must not depend on how busy the machine is
+_MOST_TITLE = 200
+_HOSTS = {
+    "anthropic": "https://api.anthropic.com/v1",
+    "openai": "https://api.openai.com/v1",
+    "openrouter": "https://openrouter.ai/api/v1",
+    "deepseek": "https://api.deepseek.com/v1",
+}
+_USUAL = {"anthropic_messages": "anthropic", "chat_completions": "openai", "responses": "openai"}
+_NO_USAGE = "its transcript has no usage of {0}: counted, with what the provider's cache should hold"
+_MISSING = "its transcript is without {0}"
+_SIZED = "{0}: their size is taken from the usage of the first call"
+_edits = msgspec.json.Decoder(tuple[Edit, ...])
+
+
+def group_by_upstream(transcripts: Iterable[Transcript], settings: Settings) -> dict[str, list[Transcript]]:
+    """Return transcripts by the provider that they are replayed at: an empty name for the user's own upstreams.
+
+    Where the settings name none, it is the one that the client calls.
+    """
+    groups: dict[str, list[Transcript]] = {}
+    own = "upstreams" in settings.model_fields_set
+    for transcript in transcripts:
+        name = "" if own else transcript.provider if transcript.provider in _HOSTS else _USUAL[transcript.wire]
+        groups.setdefault(name, []).append(transcript)
+    return groups
+
+
+def make_settings(settings: Settings, provider: str, folder: Path) -> Settings:
+    """Return the settings of a replay: the user's, but that all is managed, and that nothing is written elsewhere."""
+    changed = {"auto": False, "holdout_fraction": 0.0, "hard_wait_seconds": _PATIENCE_SECONDS}
+    compaction = settings.compaction.model_copy(update=changed)
+    changes = {"mode": "manage", "data": folder, "compaction": compaction}
+    if provider:
+        changes["upstreams"] = (UpstreamSettings(name=provider, base_url=_HOSTS[provider]),)
+    else:
+        changes["upstreams"] = tuple(each.model_copy(update={"kind": "openai"}) for each in settings.upstreams)
+    changes["store"] = settings.store.model_copy(
+        update={"on_failure": "forward", "max_bytes": None, "commit_wait_ms": _COMMIT_MS}
+    )
+    changes["memory"] = settings.memory.model_copy(update={"mirror": None})
+    return settings.model_copy(update=changes)
+
+
+async def replay(
+    settings: Settings, transcripts: Sequence[Transcript], note_call: Callable[[], None]
+) -> list[SessionEstimate]:
+    """Return the estimates of transcripts, replayed one after another. Raises StoreUnavailable.
+
+    `note_call` is called after each call.
+    """
+    upstreams: list[ReplayUpstream] = []
+    clock = ReplayClock()
+
+    def connect(policy: object, *_: object) -> ReplayUpstream:
+        upstreams.append(ReplayUpstream(getattr(policy, "name", "")))
+        return upstreams[-1]
+
+    engine = await build_engine(settings, clock=clock, connect=connect)
+    try:
+        engine.prepare()
+        await engine.warm()
+        return [
+            await _Replay(engine, clock, upstreams, settings, transcript).run(note_call) for transcript in transcripts
+        ]
+    finally:
+        await engine.close(_IDLE_SECONDS)
+
+
+class _Replay:
+    """One transcript at an engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: ReplayClock,
+        upstreams: Sequence[ReplayUpstream],
+        settings: Settings,
+        transcript: Transcript,
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._upstreams = upstreams
+        self._transcript = transcript
+        self._upstream = upstreams[0].name
+        self._prices = PriceList(engine.models.card, settings.providers())
+        self._usage = UsageEstimator(engine.models, self._prices, self._upstream, transcript)
+        self._errors = 0
+        self._sessions: dict[str, None] = {}  # where the log has its calls, in their order
+
+    async def run(self, note_call: Callable[[], None]) -> SessionEstimate:
+        """Replay all calls, and return the estimate."""
+        transcript = self._transcript
+        await self._usage.measure()
+        requests = self._usage.requests
+        self._clock.begin(transcript.began_ms)
+        for number, call in enumerate(transcript.calls):
+            await self._make_call(requests, number, call)
+            note_call()
+        await self._settle()
+        return await self._estimate()
+
+    async def _make_call(self, requests: Requests, number: int, call: TranscriptCall) -> None:
+        self._clock.wait_until(call.at_ms)
+        body, client = requests.make_body(call), SilentClient()
+        own = await self._usage.find_own(call)
+
+        async def answer(sent: bytes) -> bytes:
+            usage = own
+            if sent == body:
+                self._usage.note_unchanged()
+            else:
+                usage = await self._usage.estimate(sent, own)
+            return make_response(self._transcript.wire, call, number, usage)
+
+        for upstream in self._upstreams:
+            upstream.expect(number, answer)
+        request = ClientRequest("POST", PATHS[self._transcript.wire], requests.make_headers(number), body)
+        await self._engine.exchanges.carry(request, self._transcript.wire, client)
+        # When the next call comes, what is planned ahead for it has long been planned.
+        await asyncio.sleep(0)
+        await self._engine.worker.finish()
+        self._errors += bool(client.error)
+        self._sessions[client.session] = None
+
+    async def _settle(self) -> None:
+        """Wait until what the engine does behind calls is done, so that its log has all of them."""
+        own = asyncio.current_task()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_IDLE_SECONDS):
+                while waiting := [task for task in self._engine.tasks.held if task is not own]:
+                    await asyncio.wait(waiting)
+
+    async def _estimate(self) -> SessionEstimate:
+        transcript, usages = self._transcript, self._usage.usages
+        client = [usage.input or 0 for usage in usages]
+        exchanges = [each for session in self._sessions for each in await self._list_bills(session)]
+        sent = [rounds[-1].usage.input or 0 for rounds in exchanges]
+        upstream = exchanges[0][0].upstream if exchanges else self._upstream
+        bills = [bill for rounds in exchanges for bill in rounds if bill.usage.input is not None]
+        calls = zip(transcript.calls, usages, strict=True)
+        epochs, cut = await self._list_epochs()
+        return SessionEstimate(
+            transcript.id,
+            transcript.client,
+            transcript.version,
+            transcript.model,
+            upstream,
+            " ".join(transcript.title.split())[:_MOST_TITLE],
+            transcript.source,
+            transcript.began_ms,
+            sum_costs([self._prices.price(upstream, call.model, usage) for call, usage in calls]),
+            sum_costs([self._prices.price(bill.upstream, bill.model, bill.usage) for bill in bills]),
+            tuple(client),
+            tuple(sent + client[len(sent) :]),
+            sum(usage.output or 0 for usage in usages),
+            epochs,
+            cut,
+            self._errors,
+            tuple(_list_reasons(transcript, self._usage)),
+        )
+
+    async def _list_bills(self, session: str) -> list[list[Bill]]:
+        """Return the rounds of each exchange of a session."""
+        archive, found = self._engine.archive, list[list[Bill]]()
+        page = await archive.list_bills(0, _PAGE, session)
+        while page:
+            found += [list(rounds) for _, rounds in groupby(page, key=lambda bill: bill.seq)]
+            page = await archive.list_bills(page[-1].seq, _PAGE, session)
+        return found
+
+    async def _list_epochs(self) -> tuple[tuple[EpochEstimate, ...], Cut]:
+        """Return the epochs that were opened, and what the last one of each session shortens."""
+        archive, found, cut = self._engine.archive, list[EpochEstimate](), Cut()
+        for session in self._sessions:
+            numbers = {row.id: row.n for row in await self._list_calls(session)}
+            epochs = await archive.list_epochs(session)
+            for epoch in epochs:
+                named = epoch.why, epoch.tokens_before, epoch.tokens_after
+                found.append(EpochEstimate(len(found) + 1, numbers.get(epoch.exchange, 0), *named))
+            if epochs:
+                cut += count_cut(await archive.load_epoch(session, len(epochs)))
+        return tuple(found), cut
+
+    async def _list_calls(self, session: str) -> list[ExchangeRow]:
+        archive, found = self._engine.archive, list[ExchangeRow]()
+        while page := await archive.list_calls(session, found[-1].n if found else 0, _PAGE):
+            found += page
+        return found
+
+
+def count_cut(epoch: Epoch) -> Cut:
+    """Return what an epoch shortens."""
+    edits = _edits.decode(epoch.edits) if epoch.edits else ()
+    kinds = [edit.kind for edit in edits if isinstance(edit, Replaced)]
+    told = {place for edit in edits if isinstance(edit, Written) for place in range(edit.start, edit.stop)}
+    return Cut(kinds.count("tombstone"), kinds.count("file"), kinds.count("shortened"), len(told))
+
+
+def _list_reasons(transcript: Transcript, baseline: UsageEstimator) -> Iterator[str]:
+    """Yield why the estimate for a session is only one."""
+    if transcript.missing:
+        *others, last = transcript.missing
+        what = f"{', '.join(others)} and {last}" if others else last
+        yield (_SIZED if baseline.filler else _MISSING).format(_MISSING.format(what) if baseline.filler else what)
+    if baseline.counted:
+        whole = len(transcript.calls)
+        yield _NO_USAGE.format("any call" if baseline.counted == whole else f"{baseline.counted} of {whole} calls")

@@ -1,0 +1,146 @@
+"""The requests of a transcript as bytes, and its answers as responses of a provider."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from proxy.model.exchange import Headers, Usage
+from proxy.transcripts.transcript import Transcript, TranscriptCall, Wire, encode, read_json, read_list, read_map
+
+PATHS: Mapping[Wire, bytes] = {
+    "anthropic_messages": b"/v1/messages",
+    "chat_completions": b"/v1/chat/completions",
+    "responses": b"/v1/responses",
+}
+CALL = b"x-transcript-call"
+"""The header by which the replayed upstream knows a call of the transcript."""
+
+_ITEMS: Mapping[Wire, str] = {"anthropic_messages": "messages", "chat_completions": "messages", "responses": "input"}
+_KEY = b"Bearer transcript"
+_FILLER = " the"  # one token in every encoding of ours
+
+
+class Requests:
+    """The requests of one transcript. What the transcript lacks before its messages is `filler` tokens of text."""
+
+    def __init__(self, transcript: Transcript, filler: int = 0) -> None:
+        self._transcript = transcript
+        self._wire = transcript.wire
+        self._leading: tuple[bytes, ...] = ()
+        head = {name: value for name, value in transcript.head.items() if name != "model"}
+        if filler > 0:
+            self._fill(head, _FILLER * filler)
+        if transcript.lifetime and not _is_marked(head):
+            _mark_head(head, self._marker)
+        self._head = b"".join(b",%b:%b" % (encode(name), encode(value)) for name, value in head.items())
+
+    def make_body(self, call: TranscriptCall) -> bytes:
+        """Return the body of a call's request."""
+        items = [*self._leading, *self._transcript.trails[call.trail][: call.depth]]
+        if self._transcript.lifetime and items:
+            items[-1] = _mark(items[-1], self._marker)
+        return self._make(call.model, items)
+
+    def make_head(self, model: str) -> bytes:
+        """Return the body of a request without a message of the transcript."""
+        return self._make(model, self._leading)
+
+    def _make(self, model_name: str, items: Sequence[bytes]) -> bytes:
+        model, name = encode(model_name), encode(_ITEMS[self._wire])
+        return b'{"model":%b%b,%b:[%b]}' % (model, self._head, name, b",".join(items))
+
+    def make_headers(self, number: int) -> Headers:
+        """Return the headers of the request with this number."""
+        client, version = self._transcript.client, self._transcript.version
+        agent = f"{client}/{version}" if version else client
+        return (
+            (b"content-type", b"application/json"),
+            (b"authorization", _KEY),
+            (b"user-agent", agent.encode("ascii", "replace")),
+            (b"x-palimpsest-session", self._transcript.id.encode("ascii", "replace")[:200]),
+            (CALL, b"%d" % number),
+        )
+
+    @property
+    def _marker(self) -> dict[str, str]:
+        return {"type": "ephemeral", **({"ttl": "1h"} if self._transcript.lifetime == "1h" else {})}
+
+    def _fill(self, head: dict[str, Any], text: str) -> None:
+        if self._wire == "responses":
+            head["instructions"] = f"{head.get('instructions', '')}{text}"
+        elif self._wire == "anthropic_messages":
+            head["system"] = [{"type": "text", "text": text}]
+        else:
+            self._leading = (encode({"role": "system", "content": text}),)
+
+
+def _is_marked(head: Mapping[str, Any]) -> bool:
+    return any("cache_control" in read_map(block) for block in read_list(head.get("system")))
+
+
+def _mark_head(head: dict[str, Any], marker: Mapping[str, str]) -> None:
+    blocks = [dict(read_map(block)) for block in read_list(head.get("system"))]
+    if blocks:
+        blocks[-1]["cache_control"] = marker
+        head["system"] = blocks
+
+
+def _mark(raw: bytes, marker: Mapping[str, str]) -> bytes:
+    """Return a message whose last block has a cache marker, as clients set it with each request anew."""
+    message = read_map(read_json(raw))
+    content = message.get("content")
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else [*read_list(content)]
+    if not blocks or not isinstance(blocks[-1], dict):
+        return raw
+    return encode(message | {"content": [*blocks[:-1], blocks[-1] | {"cache_control": marker}]})
+
+
+def make_response(wire: Wire, call: TranscriptCall, number: int, usage: Usage) -> bytes:
+    """Return the body of a response with the answer of a call, and this usage."""
+    messages = [msgspec.Raw(raw) for raw in call.answer]
+    if wire == "responses":
+        value: dict[str, Any] = {
+            "id": f"resp_{number}",
+            "object": "response",
+            "status": "completed",
+            "output": messages,
+        }
+    elif wire == "anthropic_messages":
+        content = [block for raw in call.answer for block in read_list(read_map(read_json(raw)).get("content"))]
+        value = {"id": f"msg_{number}", "type": "message", "role": "assistant", "content": content}
+        value["stop_reason"] = (
+            "tool_use" if any(read_map(each).get("type") == "tool_use" for each in content) else "end_turn"
+        )
+    else:
+        calls = any(read_map(read_json(raw)).get("tool_calls") for raw in call.answer)
+        choice = {
+            "index": 0,
+            "message": messages[0] if messages else {},
+            "finish_reason": "tool_calls" if calls else "stop",
+        }
+        value = {"id": f"chatcmpl-{number}", "object": "chat.completion", "choices": [choice]}
+    return encode(value | {"model": call.model, "usage": _write_usage(wire, usage)})
+
+
+def _write_usage(wire: Wire, usage: Usage) -> dict[str, Any]:
+    whole, output, read, written = usage.input or 0, usage.output or 0, usage.cached, usage.written
+    if wire == "anthropic_messages":
+        parts = {"cache_read_input_tokens": read or 0, "cache_creation_input_tokens": written or 0}
+        return {"input_tokens": whole - sum(parts.values()), "output_tokens": output, **parts}
+    counts = {"cached_tokens": read} if read is not None else {}
+    if wire == "responses":
+        counts |= {"cache_write_tokens": written} if written else {}
+        return {
+            "input_tokens": whole,
+            "output_tokens": output,
+            "total_tokens": whole + output,
+            "input_tokens_details": counts,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning or 0},
+        }
+    return {
+        "prompt_tokens": whole,
+        "completion_tokens": output,
+        "total_tokens": whole + output,
+        "prompt_tokens_details": counts,
+    }

@@ -10,7 +10,6 @@ from proxy.engine.memory.messages import MessageDocument, load_messages
 from proxy.engine.memory.path import load_path
 from proxy.engine.recall.files import list_files
 from proxy.engine.recall.history import History
-from proxy.engine.reports.listing import cut_listing, make_cursor, read_cursor
 from tests.support.compacting import Workshop
 from tests.support.managing import Message
 from tests.support.remembering import make_memory, report_with_facts, talk
@@ -135,12 +134,3 @@ async def test_files_are_listed_with_who_read_and_wrote_them() -> None:
     assert (parser.path, parser.reads, parser.writes, parser.characters) == ("src/parser.py", 0, 1, 6)
     assert lexer.first_step is not None and lexer.first_step < (lexer.last_step or 0)
     assert list_files(History(path.row.wire, path.nodes, path.raws), 1, 2)[0] == [parser]
-
-
-def test_a_listing_is_cut_at_its_cursor() -> None:
-    items = list(range(5))
-    first = cut_listing("x", items, "", 2)
-    assert (first.items, first.next) == ([0, 1], make_cursor("x", 2))
-    assert cut_listing("x", items, first.next or "", 3).next is None
-    assert cut_listing("x", items, make_cursor("x", 9), 3).items == []
-    assert read_cursor("x", "", 7) == 7

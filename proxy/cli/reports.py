@@ -33,10 +33,9 @@ from proxy.engine.reports.savings import (
     Savings,
     TotalEstimate,
     Unit,
-    describe_savings,
     load_estimate,
-    load_savings,
 )
+from proxy.engine.reports.savings_report import load_report, load_savings
 from proxy.engine.reports.search import load_found_page
 from proxy.engine.reports.session_summary import load_saving
 from proxy.engine.reports.sessions import write_json
@@ -146,11 +145,13 @@ def savings(
     """Tell what managing saved or lost."""
     services: Services = context.obj
 
-    async def query(log: LogReader, settings: Settings) -> Savings:
-        return await load_savings(log, await services.load_savings_inputs(settings))
+    async def query(log: LogReader, settings: Settings) -> bytes:
+        inputs = await services.load_savings_inputs(settings)
+        if as_json:
+            return write_json(await load_report(log, inputs))
+        return f"{format_savings(await load_savings(log, inputs))}\n".encode()
 
-    found = services.read_with_settings(data, config, query)
-    typer.echo(write_json(describe_savings(found)) if as_json else format_savings(found), nl=not as_json)
+    typer.echo(services.read_with_settings(data, config, query), nl=False)
 
 
 def _format_total(found: TotalEstimate) -> list[str]:

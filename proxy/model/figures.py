@@ -38,7 +38,7 @@ class Tally(msgspec.Struct, frozen=True, gc=False):
     rounds of which only that is known. `day` counts from 1970, in UTC. None of the others includes our own calls:
     `client` and `sent` are tokens of the client's requests and of what was sent, of `counted` rounds whose size is
     known. Of `told` tokens that were sent it is known how many were read: `read`. `ends` are answers of the
-    conversation that call no tool, `plans` are rounds that opened an epoch.
+    conversation that call no tool, `plans` are rounds that opened an epoch, `held` are those that were only observed.
     """
 
     session: str
@@ -52,10 +52,12 @@ class Tally(msgspec.Struct, frozen=True, gc=False):
     paid: Usage | None = None
     largest_own: int = 0
     saving: float | None = None
+    is_known: bool = True  # a usage came back
     rounds: int = 0
     errors: int = 0
     ends: int = 0
     plans: int = 0
+    held: int = 0
     counted: int = 0
     client: int = 0
     sent: int = 0

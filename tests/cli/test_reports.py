@@ -16,10 +16,12 @@ from proxy.engine.reports.cache import CacheReport, MissTotal
 from proxy.engine.reports.savings import Arm, SavingEstimate, Savings, TotalEstimate
 from proxy.model.epoch import Original, Plan, StoredOriginal
 from proxy.model.exchange import Usage
+from proxy.model.figures import Tally
 from proxy.model.log import Bill, Selection, SessionRow
 from tests.cli.commands import call, call_without_log
 from tests.store.samples import make_condensed, make_leaf
 from tests.support.fake_log import EXCHANGE, ROUND, FakeLog, make_use, tree_log
+from tests.support.figures import tally_bills
 
 
 class OriginalLog(FakeLog):
@@ -143,6 +145,9 @@ class HeldOut(FakeLog):
 
     async def list_bills(self, after: int = 0, limit: int = 1000, session: str = "") -> Sequence[Bill]:
         return () if after else (BILL,)
+
+    async def load_tallies(self, sessions: Sequence[str] | None = None, tiers: Sequence[int] = ()) -> Sequence[Tally]:
+        return tally_bills((BILL,))
 
 
 def test_a_saving_is_told_with_how_sure_it_is() -> None:

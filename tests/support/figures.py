@@ -12,7 +12,7 @@ from proxy.context.pricing import estimate_own
 from proxy.model.epoch import Plan
 from proxy.model.exchange import Usage
 from proxy.model.figures import TIERS, Newest, RoundFigures, SessionHead, Tally
-from proxy.model.log import ExchangeRow, RoundRow
+from proxy.model.log import Bill, ExchangeRow, RoundRow
 
 _TOOLS = {"tool_calls", "function_call", "tool_use", ""}
 _CALLS = (b'"function_call"', b'"custom_tool_call"', b'"local_shell_call"', b'"shell_call"', b'"computer_call"')
@@ -207,10 +207,12 @@ def _add_up(session: str, name: tuple[Any, ...], found: Sequence[Worked]) -> Tal
         paid=Usage(paid_fresh, output, sum(row.paid_read or 0 for row in rows), written) if is_own else None,
         largest_own=max(row.own_input or 0 for row in rows) if is_own else 0,
         saving=sum(row.saving or 0.0 for row in rows) if is_estimate else None,
+        is_known=rows[0].input is not None,
         rounds=len(rows),
         errors=sum(map(_is_failed, rows)),
         ends=sum(each.is_end and each.figures.is_last and _is_main(each.figures) for each in found),
         plans=sum(row.rung == "plan" and _is_managed(row) for row in rows),
+        held=sum(each.is_held for each in found),
         counted=len(sizes),
         client=sum(size if row.client is None else row.client for row, size in sizes),
         sent=sum(size for _, size in sizes),
@@ -219,3 +221,47 @@ def _add_up(session: str, name: tuple[Any, ...], found: Sequence[Worked]) -> Tal
         output=0 if is_ours else output,
         ended_ms=max(int(row.at_ms + row.total_ms) if row.total_ms is not None else 0 for row in rows),
     )
+
+
+def tally_bills(bills: Iterable[Bill], sessions: Sequence[str] | None = None) -> list[Tally]:
+    """The sums over bills, as if each call had one round."""
+    found: dict[str, list[Worked]] = {}
+    for bill in bills:
+        if sessions is None or bill.session in sessions:
+            found.setdefault(bill.session, []).append(_work_out_bill(bill))
+    return [tally for session, worked in found.items() for tally in _tally(session, worked, TIERS)]
+
+
+def _work_out_bill(bill: Bill) -> Worked:
+    own = estimate_own(bill, bill.usage)
+    figures = RoundFigures(
+        n=bill.seq,
+        k=0,
+        at_ms=bill.opened_ms,
+        kind=bill.kind,
+        mode="manage",
+        upstream=bill.upstream,
+        model=bill.model,
+        view=bill.model,
+        rung=bill.rung,
+        epoch=0,
+        status=200,
+        completeness="complete",
+        is_side=False,
+        is_last=True,
+        input=bill.usage.input,
+        output=bill.usage.output,
+        read=bill.usage.cached,
+        written=bill.usage.written,
+        client=bill.tokens_client,
+        sent=bill.tokens_upstream,
+        usable=bill.usable,
+        saving=bill.saving if own is None else None,
+        own_input=own.own.input if own else None,
+        own_read=own.own.cached if own else None,
+        own_written=own.own.written if own else None,
+        paid_read=own.paid.cached if own else None,
+        first_byte_ms=None,
+        total_ms=None,
+    )
+    return Worked(figures, False, bill.reason == HELD_OUT)

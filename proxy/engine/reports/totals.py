@@ -9,7 +9,7 @@ from proxy.engine.ports import LogReader
 from proxy.engine.reports.savings import SavingsInputs, remember_cards
 from proxy.model.figures import TIERS, Tally
 
-_COUNTS = ("errors", "ends", "plans", "counted", "client", "sent", "told", "read", "output")
+_COUNTS = ("errors", "ends", "plans", "held", "counted", "client", "sent", "told", "read", "output")
 
 
 @dataclass(slots=True)
@@ -26,6 +26,7 @@ class SessionTotal:
     errors: int = 0
     ends: int = 0
     plans: int = 0
+    held: int = 0
     counted: int = 0
     client: int = 0
     sent: int = 0
@@ -56,8 +57,8 @@ class SessionTotal:
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(tally, name))
         self.ended_ms = max(self.ended_ms, tally.ended_ms)
-        if not tally.largest:
-            return  # none of its rounds has a usage
+        if not tally.is_known:
+            return
         self.is_charged = True
         card = prices.find_card(tally.upstream, tally.model)
         cache = prices.find_cache(tally.upstream, card)

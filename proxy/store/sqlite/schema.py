@@ -388,14 +388,14 @@ _BILLS = (
         paid_read INTEGER, first_byte_ms REAL, total_ms REAL,
         PRIMARY KEY(session, n, k)) STRICT, WITHOUT ROWID""",
     """CREATE TABLE tally(
-        session INTEGER NOT NULL, day INTEGER NOT NULL, upstream TEXT NOT NULL, model TEXT NOT NULL,
-        share INTEGER NOT NULL, tier INTEGER NOT NULL, own_tier INTEGER NOT NULL, rounds INTEGER NOT NULL,
-        errors INTEGER NOT NULL, ends INTEGER NOT NULL, plans INTEGER NOT NULL, counted INTEGER NOT NULL,
-        client INTEGER NOT NULL, sent INTEGER NOT NULL, told INTEGER NOT NULL, fresh INTEGER NOT NULL,
+        session INTEGER NOT NULL, day INTEGER NOT NULL, upstream TEXT NOT NULL, model TEXT NOT NULL, share
+        INTEGER NOT NULL, tier INTEGER NOT NULL, own_tier INTEGER NOT NULL, rounds INTEGER NOT NULL, errors
+        INTEGER NOT NULL, ends INTEGER NOT NULL, plans INTEGER NOT NULL, held INTEGER NOT NULL, counted INTEGER
+        NOT NULL, client INTEGER NOT NULL, sent INTEGER NOT NULL, told INTEGER NOT NULL, fresh INTEGER NOT NULL,
         output INTEGER NOT NULL, read INTEGER NOT NULL, written INTEGER NOT NULL, own_fresh INTEGER NOT NULL,
-        own_read INTEGER NOT NULL, own_written INTEGER NOT NULL, paid_fresh INTEGER NOT NULL,
-        paid_read INTEGER NOT NULL, saving REAL NOT NULL, largest INTEGER NOT NULL, largest_own INTEGER NOT NULL,
-        ended_ms INTEGER NOT NULL,
+        own_read INTEGER NOT NULL, own_written INTEGER NOT NULL, paid_fresh INTEGER NOT NULL, paid_read INTEGER
+        NOT NULL, saving REAL NOT NULL, largest INTEGER NOT NULL, largest_own INTEGER NOT NULL, ended_ms INTEGER
+        NOT NULL,
         PRIMARY KEY(session, day, upstream, model, share, tier, own_tier)) STRICT, WITHOUT ROWID""",
 )
 

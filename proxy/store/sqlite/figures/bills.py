@@ -115,6 +115,7 @@ _SUMS = {
     "errors": f"ifnull(kind <> 'auxiliary' AND {_FAILED}, 0)",
     "ends": f"is_last AND is_end AND {MAIN}",
     "plans": f"rung = 'plan' AND {MANAGED}",
+    "held": "is_held",
     "counted": _IS_COUNTED,
     "client": f"iif({_IS_COUNTED}, ifnull(client, {_SIZE}), 0)",
     "sent": f"iif({_IS_COUNTED}, {_SIZE}, 0)",

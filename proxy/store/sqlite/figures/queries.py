@@ -25,12 +25,13 @@ from proxy.store.sqlite.figures.bills import (
     OWN,
     TALLY_COLUMNS,
     TALLY_KEY,
+    UNKNOWN,
     read_filled,
     select_rows,
     select_tallies,
 )
 
-_PLAIN_SUMS = ("rounds", "errors", "ends", "plans", "counted", "client", "sent", "told", "ended_ms")
+_PLAIN_SUMS = ("rounds", "errors", "ends", "plans", "held", "counted", "client", "sent", "told", "ended_ms")
 _FEW = 4096  # newer calls than these are found by their sessions
 
 _NAMED_IDS = "SELECT key, id FROM session WHERE key IN (SELECT value FROM json_each(?))"
@@ -205,6 +206,7 @@ def _make_tally(row: Sequence[Any]) -> Tally:
         paid=Usage(found["paid_fresh"], output, found["paid_read"], written) if is_own else None,
         largest_own=found["largest_own"] if is_own else 0,
         saving=found["saving"] if share == ESTIMATE else None,
+        is_known=share != UNKNOWN,
         read=0 if is_ours else found["read"],
         output=0 if is_ours else output,
         **{name: found[name] for name in _PLAIN_SUMS},

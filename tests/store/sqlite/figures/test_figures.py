@@ -138,7 +138,9 @@ def writing() -> Iterator[tuple[sqlite3.Connection, TransactionWriter]]:
 def in_order(tallies: Sequence[Tally]) -> list[Tally]:
     """Without what only grows, and may be that of a round which is in another sum by now."""
     rounded = [
-        replace(each, saving=None if each.saving is None else round(each.saving, 6), ended_ms=0, largest=0, largest_own=0)
+        replace(
+            each, saving=None if each.saving is None else round(each.saving, 6), ended_ms=0, largest=0, largest_own=0
+        )
         for each in tallies
     ]
     return sorted(rounded, key=repr)

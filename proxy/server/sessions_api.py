@@ -22,7 +22,7 @@ from proxy.engine.reports.savings_report import SavingsReport, load_report
 from proxy.engine.reports.session_reports import SessionReports
 from proxy.engine.reports.session_summary import SessionSummary, TitleCache, load_saving, summarize_sessions
 from proxy.engine.reports.sessions import describe_overview, list_calls, load_overview
-from proxy.engine.reports.timeline import MOST_CALLS, Timeline
+from proxy.engine.reports.timeline import MOST_CALLS, EpochSummary, Timeline
 from proxy.model.errors import BadRequest
 from proxy.model.log import ExchangeRow, Selection
 from proxy.server.endpoints import GUARDS, JSON, Endpoint, read_limit, read_number
@@ -48,6 +48,7 @@ class SessionsApi:
             Route("/api/sessions", Endpoint(self._list_sessions, "limit", "family", "parent", "before")),
             Route("/api/sessions/{id}", Endpoint(self._show_session)),
             Route("/api/sessions/{id}/cache", Endpoint(self._show_cache)),
+            Route("/api/sessions/{id}/epochs", Endpoint(self._list_epochs)),
             Route("/api/sessions/{id}/timeline", Endpoint(self._show_timeline, "after", "limit")),
             Route("/api/sessions/{id}/export", Endpoint(self._export, "form", "branch")),
             Route("/api/sessions/{id}/exchanges", Endpoint(self._list_exchanges, "after", "limit")),
@@ -104,6 +105,9 @@ class SessionsApi:
         after = read_number(request.query_params.get("after", "0"), "after")
         limit = read_limit(request, MOST_CALLS, MOST_CALLS)
         return await self._reports.load_timeline(request.path_params["id"], after, limit)
+
+    async def _list_epochs(self, request: Request) -> list[EpochSummary]:
+        return await self._reports.load_epochs(request.path_params["id"])
 
     async def _show_savings(self, request: Request) -> SavingsReport:
         return await load_report(self._log, self._inputs)

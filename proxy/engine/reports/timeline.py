@@ -84,6 +84,15 @@ class PaidBack(msgspec.Struct, frozen=True):
     calls: int
 
 
+class EpochReference(msgspec.Struct, frozen=True):
+    """A reference to the messages from `start` up to `stop`, from the character `offset` of their text on."""
+
+    id: str
+    start: int
+    stop: int
+    offset: int
+
+
 class EpochSummary(msgspec.Struct, frozen=True):
     """An epoch: why it was opened, what that cost, and what it has paid back so far. Both are null where unknown.
 
@@ -98,6 +107,7 @@ class EpochSummary(msgspec.Struct, frozen=True):
     why: EpochReason
     explanation: str
     call: int | None
+    exchange: str
     parent: str
     depth: int
     tokens_before: int
@@ -105,7 +115,7 @@ class EpochSummary(msgspec.Struct, frozen=True):
     cost: EpochAmount | None
     paid_back: PaidBack
     state: EpochState
-    references: int
+    references: list[EpochReference]
 
 
 _REASONS: Mapping[EpochReason, str] = {
@@ -265,6 +275,7 @@ def _summarize(
         why=epoch.why,
         explanation=explain_epoch(epoch),
         call=rows[0].n if rows else None,
+        exchange=epoch.exchange,
         parent=epoch.parent,
         depth=epoch.depth,
         tokens_before=epoch.tokens_before,
@@ -272,7 +283,9 @@ def _summarize(
         cost=None if cost is None else EpochAmount(cost.tokens, cost.money),
         paid_back=PaidBack(paid.tokens, paid.money, len({row.n for row in rows})),
         state=state,
-        references=len(epoch.originals),
+        references=[
+            EpochReference(each.id, each.place, each.place + len(each.digests), each.offset) for each in epoch.originals
+        ],
     )
 
 

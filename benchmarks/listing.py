@@ -21,9 +21,11 @@ from pathlib import Path
 from benchmarks.report import render_number, render_table
 from proxy.assembly import measure
 from proxy.config import load_settings
+from proxy.engine.reports.savings_report import load_report
+from proxy.engine.reports.session_reports import SessionReports
 from proxy.engine.reports.session_summary import TitleCache, summarize_sessions
 from proxy.engine.reports.sessions import write_json
-from proxy.model.epoch import Epoch, Plan
+from proxy.model.epoch import Epoch, Plan, Rung
 from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Timings, Usage
 from proxy.model.lineage import NodeRow, Reply, Step, compute_chain_root, extend_chain
 from proxy.model.log import Record
@@ -51,7 +53,7 @@ def make_calls(number: int, count: int) -> Iterator[list[tuple[Record, ...]]]:
     for n in range(1, count + 1):
         name, at_ms = f"e{number}-{n}", _STARTED_MS + number * 60_000 + n * 30_000
         own = [
-            (b"," if n > 1 else b"", b'{"role":"user","content":"Task %d of session %d: %s"}' % (n, number, b"x" * 200)),
+            (b"," if n > 1 else b"", b'{"role":"user","content":"Task %d of %d: %s"}' % (n, number, b"x" * 200)),
             (b",", b'{"role":"assistant","content":"Answer %d of %d"}' % (n, number)),
         ]
         slices = tuple(chain_slices(link, own[:1] if n == 1 else own))
@@ -63,7 +65,7 @@ def make_calls(number: int, count: int) -> Iterator[list[tuple[Record, ...]]]:
             before, epoch = epoch, f"p{number}-{n}"
             yield [(Epoch(epoch, key.id, _VIEW, before, asked, n, "soft", "", at_ms, client, 30_000, b"[]", ()),)]
         sent = client if not epoch else 30_000 + 900 * (n % _EACH_EPOCH)
-        rung = "original" if not epoch else "plan" if n % _EACH_EPOCH == 0 else "epoch"
+        rung: Rung = "original" if not epoch else "plan" if n % _EACH_EPOCH == 0 else "epoch"
         plan = Plan(name, 0, _VIEW, rung, epoch, "none", "", client, sent, 150_000, 0.0, 9.0, client - 900, sent - 900)
         usage = Usage(sent, 200, sent - 900, 900)
         yield [
@@ -130,7 +132,14 @@ async def measure_reports(data: Path) -> list[tuple[str, str, str]]:
     async def show_one() -> object:
         return await summarize_sessions(reader, [await reader.find_session(long)], inputs, titles)
 
-    reports: dict[str, Callable[[], Awaitable[object]]] = {"50 sessions": list_some, "a session": show_one}
+    kept = SessionReports(reader, inputs)
+    reports: dict[str, Callable[[], Awaitable[object]]] = {
+        "50 sessions": list_some,
+        "session of 10,000 calls": show_one,
+        "its timeline": lambda: kept.load_timeline(long),
+        "its epochs": lambda: kept.load_epochs(long),
+        "savings of all": lambda: load_report(reader, inputs),
+    }
     rows = []
     for name, report in reports.items():
         samples: list[float] = []

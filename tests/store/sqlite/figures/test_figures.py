@@ -24,6 +24,7 @@ from proxy.store.sqlite.connection import connect_writer
 from proxy.store.sqlite.figures import queries
 from proxy.store.sqlite.figures.bills import find_difference, read_filled
 from proxy.store.sqlite.transaction import TransactionWriter
+from proxy.store.sqlite.verify import verify_log
 from tests.store.samples import (
     OPENED_MS,
     make_epoch,
@@ -234,3 +235,19 @@ def test_rows_of_another_version_are_derived_anew() -> None:
 def test_a_session_that_is_not_there_has_no_rounds() -> None:
     with writing() as (connection, _), pytest.raises(NotFound):
         queries.load_rounds(connection, "nobody")
+
+
+def test_verify_finds_figures_that_differ_from_the_record(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    connection = connect_writer(StorePolicy(path, durability="full"))
+    writer = TransactionWriter(connection)
+    writer.commit([[make_opening("e1", key=make_key("a")), make_round("e1")]])
+    writer.fill()
+    assert verify_log(path).faults == ()
+    connection.execute("UPDATE bill SET input = 7")
+    connection.close()
+    (fault,) = verify_log(path).faults
+    assert (fault.where, fault.what) == (
+        "figures of session 1, call 1, round 0",
+        "differ from the record; they are only read by reports",
+    )

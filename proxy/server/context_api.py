@@ -17,7 +17,6 @@ from proxy.engine.context.epoch_admin import EpochAdmin
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.context import (
     CompactionDocument,
-    EpochDocument,
     PinDocument,
     ReversionDocument,
     SummaryDocument,
@@ -26,7 +25,6 @@ from proxy.engine.reports.context import (
     describe_pinned,
     describe_reversion,
     describe_summaries,
-    list_epochs,
     load_epoch,
     load_summaries,
     load_summary,
@@ -97,7 +95,6 @@ class ContextApi:
         session = "/api/sessions/{id}"
         pins = Endpoint(self._list_pins).on("POST", self._pin).on("DELETE", self._unpin)
         return [
-            Route(session + "/epochs", Endpoint(self._list_epochs)),
             Route(session + "/epochs/{n}", Endpoint(self._show_epoch)),
             Route(session + "/epochs/{n}/revert", Endpoint().on("POST", self._revert)),
             Route(session + "/compact", Endpoint().on("POST", self._compact)),
@@ -107,10 +104,6 @@ class ContextApi:
             Route(session + "/handoff", Endpoint(self._hand_off)),
             Route(session + "/pins", pins),
         ]
-
-    async def _list_epochs(self, path: SessionPath, query: ListingQuery) -> Listing[EpochDocument]:
-        """List the epochs of a session, the oldest first."""
-        return cut_listing("epochs", await list_epochs(self._log, path.id), query.cursor, query.limit)
 
     async def _show_epoch(self, path: NumberedPath) -> WholeEpoch:
         """Show an epoch with its edits and the messages that it sends."""

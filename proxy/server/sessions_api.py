@@ -15,13 +15,15 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from proxy.engine.ports import ALL_SESSIONS, LogReader
-from proxy.engine.reports.cache import describe_cache, load_cache
+from proxy.engine.reports.cache import describe_cache
 from proxy.engine.reports.calls import CallDocument, WholeCall, describe_whole, list_calls
 from proxy.engine.reports.context import Document
 from proxy.engine.reports.export import Form, open_export
-from proxy.engine.reports.listing import Listing, make_cursor, read_cursor
+from proxy.engine.reports.listing import Listing, cut_listing, make_cursor, read_cursor
 from proxy.engine.reports.lookup import Part, find_exchange, find_session, list_matching, load_part, read_pages
-from proxy.engine.reports.savings import SavingsInputs, describe_savings, load_savings
+from proxy.engine.reports.savings import SavingsInputs
+from proxy.engine.reports.savings_report import SavingsReport, load_report
+from proxy.engine.reports.session_reports import SessionReports
 from proxy.engine.reports.session_summary import (
     SessionStatus,
     SessionSummary,
@@ -30,7 +32,8 @@ from proxy.engine.reports.session_summary import (
     summarize_sessions,
 )
 from proxy.engine.reports.sessions import OverviewDocument, describe_overview, load_overview
-from proxy.server.api.parameters import Branch, Cursor, Limit, NumberedPath, RoundQuery, SessionPath
+from proxy.engine.reports.timeline import MOST_CALLS, EpochSummary, Timeline
+from proxy.server.api.parameters import Branch, Cursor, Limit, ListingQuery, NumberedPath, RoundQuery, SessionPath
 from proxy.server.endpoints import GUARDS, JSON, Endpoint, Media
 
 # Of a search among sessions, pages of the log that are read for one page of the listing.
@@ -71,6 +74,13 @@ class CallsQuery(msgspec.Struct, frozen=True):
     limit: Limit = 100
 
 
+class TimelineQuery(msgspec.Struct, frozen=True):
+    """Which calls, the oldest first."""
+
+    after: Annotated[int, Meta(ge=0, le=999_999_999, description="begin after the call of this number")] = 0
+    limit: Annotated[int, Meta(ge=1, le=MOST_CALLS, description="how many calls at most")] = MOST_CALLS
+
+
 class ExportQuery(msgspec.Struct, frozen=True):
     """What is exported, and how."""
 
@@ -85,6 +95,7 @@ class SessionsApi:
         self._log = log
         self._inputs = inputs
         self._titles = TitleCache()
+        self._reports = SessionReports(log, inputs)
 
     def list_routes(self) -> Sequence[Route]:
         """Return the routes, below `/-`."""
@@ -93,6 +104,8 @@ class SessionsApi:
             Route("/api/sessions", Endpoint(self._list_sessions)),
             Route("/api/sessions/{id}", Endpoint(self._show_session)),
             Route("/api/sessions/{id}/cache", Endpoint(self._show_cache)),
+            Route("/api/sessions/{id}/epochs", Endpoint(self._list_epochs)),
+            Route("/api/sessions/{id}/timeline", Endpoint(self._show_timeline)),
             Route("/api/sessions/{id}/export", Endpoint(self._export)),
             Route("/api/sessions/{id}/exchanges", Endpoint(self._list_exchanges)),
             Route(exchange, Endpoint(self._show_exchange)),
@@ -164,12 +177,20 @@ class SessionsApi:
 
     async def _show_cache(self, path: SessionPath) -> Document:
         """Show why the calls of a session missed the provider's cache."""
-        found = await load_cache(self._log, path.id, self._inputs)
+        found = await self._reports.load_cache(path.id)
         return describe_cache(found) | {"saved": await load_saving(self._log, found.session, self._inputs)}
 
-    async def _show_savings(self) -> Document:
-        """Show what managing saves, estimated and compared."""
-        return describe_savings(await load_savings(self._log, self._inputs))
+    async def _show_timeline(self, path: SessionPath, query: TimelineQuery) -> Timeline:
+        """Show the calls of a session as columns, with what happened at them."""
+        return await self._reports.load_timeline(path.id, query.after, query.limit)
+
+    async def _list_epochs(self, path: SessionPath, query: ListingQuery) -> Listing[EpochSummary]:
+        """List the epochs of a session, the oldest first: why, at what cost, and what each has paid back."""
+        return cut_listing("epochs", await self._reports.load_epochs(path.id), query.cursor, query.limit)
+
+    async def _show_savings(self) -> SavingsReport:
+        """Show what managing saves, by model and day, and compared with sessions that were only observed."""
+        return await load_report(self._log, self._inputs)
 
 
 async def _write_nothing() -> AsyncIterator[bytes]:

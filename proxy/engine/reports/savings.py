@@ -10,18 +10,26 @@ included, for each token of the client's own requests.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import Literal
 
 from proxy.context.budget import BudgetPolicy, compute_soft_mark
 from proxy.context.epoch_decision import HELD_OUT
-from proxy.context.pricing import MIN_SESSIONS, Comparison, Cost, compare, price_saved
+from proxy.context.pricing import (
+    MIN_SESSIONS,
+    Comparison,
+    Cost,
+    compare,
+    price_estimate,
+    price_saved,
+    price_split,
+)
 from proxy.engine.models import PriceList
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.context import Document
 from proxy.engine.runtime import SystemClock
+from proxy.model.figures import TIERS, Tally
 from proxy.model.log import Bill, SessionRow
 
 Unit = Literal["money", "tokens"]
@@ -155,24 +163,22 @@ class _Session:
     is_held: bool = False
     is_cut: bool = False
     is_blind: bool = True
-    estimate: SavingEstimate = field(default_factory=SavingEstimate)
 
     def compute_price(self, unit: Unit) -> float:
         """Return its cost for each token of the client's requests."""
         return ((self.cost.money or 0.0) if unit == "money" else self.cost.tokens) / self.tokens
 
 
-async def load_savings(log: LogReader, inputs: SavingsInputs) -> Savings:
-    """Compare the sessions of the log, reading it a page at a time. Raises StoreUnavailable."""
+async def load_comparison(log: LogReader, inputs: SavingsInputs, *, is_held: bool = True) -> Savings:
+    """Compare the sessions of the log, reading it a page at a time, if one `is_held` out. Raises StoreUnavailable."""
     known = remember_cards(inputs)
     sessions: dict[str, _Session] = {}
-    page = await log.list_bills(0, _PAGE)
+    page = await log.list_bills(0, _PAGE) if is_held else ()
     while page:
         for _, rounds in groupby(page, key=lambda bill: bill.seq):
             _add_exchange(sessions, list(rounds), known)
         page = await log.list_bills(page[-1].seq, _PAGE)
-    estimates = [session.estimate for session in sessions.values() if session.estimate.is_known]
-    return replace(_compare_arms(sessions.values()), estimate=_sum_estimates(estimates))
+    return _compare_arms(sessions.values())
 
 
 async def load_estimate(log: LogReader, session: str, inputs: SavingsInputs) -> SavingEstimate | None:
@@ -200,64 +206,10 @@ def remember_cards(inputs: SavingsInputs) -> SavingsInputs:
     return replace(inputs, prices=replace(inputs.prices, find_card=lru_cache(_MAX_CARDS)(inputs.prices.find_card)))
 
 
-def describe_estimate(estimate: SavingEstimate | None) -> Document | None:
-    """Return the estimate of a session as a document. Tokens are of uncached input."""
-    if estimate is None:
-        return None
-    net = estimate.net
-    return {
-        "tokens": net.tokens,
-        "money": net.money,
-        "auxiliary_tokens": estimate.auxiliary.tokens,
-        "is_loss": estimate.is_loss,
-        "reason": estimate.reason,
-    }
-
-
-def _sum_estimates(estimates: Sequence[SavingEstimate]) -> TotalEstimate | None:
-    if not estimates:
-        return None
-    saved = sum((each.net for each in estimates), start=Cost())
-    cost = sum((each.cost + each.auxiliary for each in estimates), start=Cost())
-    losing = [each.net for each in estimates if each.is_loss]
-    whole = cost + saved
-    share: float | None = None
-    if whole.money is not None and saved.money is not None and whole.money > 0:
-        share = saved.money / whole.money
-    elif whole.tokens > 0:
-        share = saved.tokens / whole.tokens
-    return TotalEstimate(len(estimates), saved, share, len(losing), sum(losing, start=Cost()))
-
-
-def describe_savings(savings: Savings) -> Document:
-    """Return the result as a document. `saving` is a share; `low` and `high` bound its 95 % confidence interval."""
-    return {
-        "saving": None,
-        "low": None,
-        "high": None,
-        **(asdict(savings.comparison) if savings.comparison is not None else {}),
-        **{name: value for name, value in asdict(savings).items() if name not in ("comparison", "estimate")},
-        "estimate": None if savings.estimate is None else _describe_total(savings.estimate),
-    }
-
-
-def _describe_total(estimate: TotalEstimate) -> Document:
-    return {
-        "sessions": estimate.sessions,
-        "saved_tokens": estimate.saved.tokens,
-        "saved_money": estimate.saved.money,
-        "share": estimate.share,
-        "losing": estimate.losing,
-        "lost_tokens": estimate.losses.tokens,
-        "lost_money": estimate.losses.money,
-    }
-
-
 def _add_exchange(sessions: dict[str, _Session], rounds: Sequence[Bill], inputs: SavingsInputs) -> None:
     """Add the rounds of one exchange to its session. What was not counted is left out on both sides."""
     first = rounds[0]
     session = sessions.setdefault(first.session, _Session(first.opened_ms))
-    session.estimate.add(rounds, inputs)
     session.is_held = session.is_held or any(bill.reason == HELD_OUT for bill in rounds)
     session.is_cut = session.is_cut or any(bill.rung not in ("", "original") for bill in rounds)
     counted = [bill for bill in rounds if bill.usage.input is not None]
@@ -307,3 +259,105 @@ def _compare_arms(sessions: Collection[_Session]) -> Savings:
 def _make_arm(sessions: Sequence[_Session], unit: Unit) -> Arm:
     mean = sum(each.compute_price(unit) for each in sessions) / len(sessions) if sessions else None
     return Arm(len(sessions), mean, sum(each.is_blind for each in sessions))
+
+
+_COUNTS = ("errors", "ends", "plans", "held", "counted", "client", "sent", "told", "read", "output")
+
+
+@dataclass(slots=True)
+class SessionTotal:
+    """What a session, or a part of one, came to: the cost of the client's calls, of ours, what managing saved, counts.
+
+    `saved` is None where nothing is known of it. The counts are as in `Tally`.
+    """
+
+    cost: Cost = field(default_factory=Cost)
+    auxiliary: Cost = field(default_factory=Cost)
+    saved: Cost | None = None
+    is_charged: bool = False
+    errors: int = 0
+    ends: int = 0
+    plans: int = 0
+    held: int = 0
+    counted: int = 0
+    client: int = 0
+    sent: int = 0
+    told: int = 0
+    read: int = 0
+    output: int = 0
+    ended_ms: int = 0
+
+    @property
+    def spent(self) -> Cost:
+        """All that was spent."""
+        return self.cost + self.auxiliary
+
+    @property
+    def net(self) -> Cost:
+        """What is left of the saving after our own calls; negative for a loss."""
+        return (self.saved or Cost()) - self.auxiliary
+
+    @property
+    def share(self) -> float | None:
+        """The saving as a share of what sending everything would have cost; None if that is unknown, or nothing."""
+        if self.saved is None:
+            return None
+        return compute_share(self.net, self.spent)
+
+    def add(self, tally: Tally, prices: PriceList) -> None:
+        """Add what a tally comes to, at the prices of its model."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(tally, name))
+        self.ended_ms = max(self.ended_ms, tally.ended_ms)
+        if not tally.is_known:
+            return
+        self.is_charged = True
+        card = prices.find_card(tally.upstream, tally.model)
+        cache = prices.find_cache(tally.upstream, card)
+        cost = price_split(tally.usage, tally.largest, card, cache)
+        if tally.is_auxiliary:
+            self.auxiliary += cost
+            return
+        self.cost += cost
+        saved = price_estimate(tally.saving, card)
+        if tally.own is not None and tally.paid is not None:
+            own = price_split(tally.own, tally.largest_own, card, cache)
+            saved = own - price_split(tally.paid, tally.largest, card, cache)
+        if saved is not None:
+            self.saved = saved if self.saved is None else self.saved + saved
+
+
+def compute_share(net: Cost, spent: Cost) -> float | None:
+    """Return a saving as a share of what sending everything would have cost: of money where that is known."""
+    whole = spent + net
+    if whole.money is not None and net.money is not None and whole.money > 0:
+        return net.money / whole.money
+    return net.tokens / whole.tokens if whole.tokens > 0 else None
+
+
+async def load_tallies(log: LogReader, sessions: Sequence[str] | None, prices: PriceList) -> Sequence[Tally]:
+    """Load what is charged alike in sessions, None: in all of them, apart for each tier of the models' prices."""
+    tallies = await log.load_tallies(sessions)
+    tiers = {
+        tier.above
+        for upstream, model in {(tally.upstream, tally.model) for tally in tallies}
+        for tier in prices.find_card(upstream, model).prices.tiers
+    }
+    largest = max((max(each.largest, each.largest_own) for each in tallies), default=0)
+    if {tier for tier in tiers if tier < largest} <= set(TIERS):
+        return tallies
+    return await log.load_tallies(sessions, sorted(tiers))
+
+
+async def load_totals(log: LogReader, sessions: Sequence[str], inputs: SavingsInputs) -> dict[str, SessionTotal]:
+    """Load what sessions came to, by their ids."""
+    prices = remember_cards(inputs).prices
+    return sum_totals(await load_tallies(log, sessions, prices), prices)
+
+
+def sum_totals(tallies: Iterable[Tally], prices: PriceList) -> dict[str, SessionTotal]:
+    """Sum up tallies by session."""
+    totals: dict[str, SessionTotal] = {}
+    for tally in tallies:
+        totals.setdefault(tally.session, SessionTotal()).add(tally, prices)
+    return totals

@@ -38,6 +38,7 @@ COMMANDS = {
     "cache": ("views.costs.cache", "Tell why calls missed the provider's cache."),
     "savings": ("views.costs.savings", "Tell what managing saved or lost."),
     "statusline": ("views.costs.statusline", "Write one line for a client's status line."),
+    "context": ("views.window.show_window", "Show what fills the context window of a session."),
     "epochs": ("views.epochs.epochs", "Tell when what is sent of a session was rewritten, and why."),
     "revert": ("views.changes.revert", "Undo an epoch: send again what it replaced."),
     "pin": ("views.changes.pin", "Keep a message word for word, or list those that are kept."),

@@ -9,7 +9,7 @@ from proxy.model.card import Card, LimitKey
 from proxy.model.epoch import Epoch, EpochUse, StoredContext, StoredOriginal, Summary
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers, SessionKey
-from proxy.model.figures import Charge, RoundFigures, SessionFigures, SessionHead
+from proxy.model.figures import TIERS, Newest, RoundFigures, SessionHead, Tally
 from proxy.model.lineage import NodeRow, StoredSession
 from proxy.model.log import (
     ArchiveHealth,
@@ -252,15 +252,22 @@ class LogReader(Protocol):
         """
         ...
 
-    async def load_figures(self, sessions: Sequence[str]) -> Sequence[SessionFigures]:
-        """Return what the calls of these sessions come to, in any order. Sessions without a call are left out."""
+    async def load_newest(self, sessions: Sequence[str]) -> Sequence[Newest]:
+        """Return what is known of the newest calls of these sessions, in any order; nothing of those without a call."""
         ...
 
-    async def sum_charges(self, sessions: Sequence[str] | None = None, tiers: Sequence[int] = ()) -> Sequence[Charge]:
-        """Sum up what is charged alike in these sessions, None: in all of them, in any order.
+    async def load_tallies(
+        self, sessions: Sequence[str] | None = None, tiers: Sequence[int] = TIERS
+    ) -> Sequence[Tally]:
+        """Sum up the rounds of these sessions that are charged alike, None: of all sessions, in any order.
 
-        `tiers` are numbers of input tokens above which the rates of any of the models change.
+        `tiers` are the numbers of input tokens above which the rates of a model may change. Others than `TIERS` take
+        much more time.
         """
+        ...
+
+    async def count_later(self, session: str) -> int:
+        """Return how many of the client's calls came after the last call that opened an epoch, 0 if none did."""
         ...
 
     async def load_rounds(self, session: str, after: int = 0, limit: int = 10_000) -> Sequence[RoundFigures]:

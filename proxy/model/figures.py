@@ -4,47 +4,41 @@ import msgspec
 
 from proxy.model.exchange import Headers, Usage
 
+TIERS = (128_000, 200_000, 256_000, 272_000)
+"""The numbers of input tokens above which providers take other rates: `Tally` is kept by these."""
 
-class SessionFigures(msgspec.Struct, frozen=True, gc=False):
-    """What the calls of a session come to. Our own calls are in none of the figures, unless they are named.
 
-    `client`, `sent` and `output` are tokens over calls whose usage is known, or that were answered and counted by us:
-    of the client's own requests, of what was sent, of the responses; None where none is known. Of `told` tokens that
-    were sent it is known how many were read from a cache: `read`. `ends` are the answers of the conversation that call
-    no tool. `view` is that of its newest call, `window_client` and `window_sent` are of the newest whose size is known,
-    `usable` is its budget. `opened_ms` is when the newest call began that is not over, and `ended_ms` when the last one
-    ended; None without one. `plans` are the calls that opened an epoch, `later` are the calls after the last of these.
+class Newest(msgspec.Struct, frozen=True, gc=False):
+    """The newest calls of a session. A call of the conversation is one that is neither ours nor a side call.
+
+    `mode` is that of the newest call that is not ours, `view` that of the newest of the conversation that has one.
+    `client` and `sent` are the tokens of the newest of the conversation whose size is known, and `usable` is the budget
+    of the newest that has one. `is_ended`: the newest of the conversation was answered without calling a tool.
+    `opened_ms` is when the newest call began that is not over, None without one.
     """
 
     session: str
     mode: str = ""
-    errors: int = 0
-    ends: int = 0
-    is_ended: bool = True  # the newest call of the conversation is an answer that calls no tool
-    opened_ms: int | None = None
-    ended_ms: int | None = None
+    view: str = ""
     client: int | None = None
     sent: int | None = None
-    output: int | None = None
-    read: int = 0
-    told: int = 0
-    view: str = ""
-    window_client: int | None = None
-    window_sent: int | None = None
     usable: int = 0
+    is_ended: bool = True
+    opened_ms: int | None = None
     epochs: int = 0
     summaries: int = 0
-    plans: int = 0
-    later: int = 0
 
 
-class Charge(msgspec.Struct, frozen=True, gc=False):
-    """Rounds of a session that are charged alike: on one day, by one model of one upstream, at the same rates.
+class Tally(msgspec.Struct, frozen=True, gc=False):
+    """The sum over rounds of a session that are charged alike: on a day, by a model of an upstream, at equal rates.
 
-    `usage` is the sum of what they used, in which `input` is what was neither read nor written. `largest` is the
-    input tokens of the largest. `own` is what the client's own requests would have used, and `paid` what was used
-    instead, over those of which both are known; `largest_own` is the largest of the client's own. `saving` is the sum
-    of the estimates of the others, None without one. `day` counts from 1970, in UTC.
+    `usage` is what they used, in which `input` is what was neither read from the cache nor written to it. `largest` is
+    the input of the largest. `own` is what the client's own requests would have used, and `paid` what was used instead,
+    where both are known; `largest_own` is the largest of the client's own. `saving` is the sum of the estimates of
+    rounds of which only that is known. `day` counts from 1970, in UTC. None of the others includes our own calls:
+    `client` and `sent` are tokens of the client's requests and of what was sent, of `counted` rounds whose size is
+    known. Of `told` tokens that were sent it is known how many were read: `read`. `ends` are answers of the
+    conversation that call no tool, `plans` are rounds that opened an epoch, `held` are those that were only observed.
     """
 
     session: str
@@ -58,6 +52,19 @@ class Charge(msgspec.Struct, frozen=True, gc=False):
     paid: Usage | None = None
     largest_own: int = 0
     saving: float | None = None
+    is_known: bool = True  # a usage came back
+    rounds: int = 0
+    errors: int = 0
+    ends: int = 0
+    plans: int = 0
+    held: int = 0
+    counted: int = 0
+    client: int = 0
+    sent: int = 0
+    told: int = 0
+    read: int = 0
+    output: int = 0
+    ended_ms: int = 0
 
 
 class SessionHead(msgspec.Struct, frozen=True, gc=False):

@@ -20,7 +20,6 @@ from proxy.engine.reports.context import (
     describe_pinned,
     describe_reversion,
     describe_summaries,
-    list_epochs,
     load_epoch,
     load_summaries,
     load_summary,
@@ -63,7 +62,6 @@ class ContextApi:
         where = ("exchange", "place", "newest", "branch")
         pins = Endpoint(self._list_pins).on("POST", self._pin, *where).on("DELETE", self._unpin, *where, "node")
         return [
-            Route(session + "/epochs", Endpoint(lambda request: list_epochs(self._log, request.path_params["id"]))),
             Route(session + "/epochs/{n}", Endpoint(self._show_epoch)),
             Route(session + "/epochs/{n}/revert", Endpoint().on("POST", self._revert, "dry_run")),
             Route(session + "/compact", Endpoint().on("POST", self._compact)),

@@ -13,13 +13,16 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.cache import describe_cache, load_cache
+from proxy.engine.reports.cache import describe_cache
 from proxy.engine.reports.context import Document
 from proxy.engine.reports.export import FORMS, Form, describe_whole, open_export
 from proxy.engine.reports.lookup import Part, find_exchange, find_session, list_matching, load_part, read_pages
-from proxy.engine.reports.savings import SavingsInputs, describe_savings, load_savings
+from proxy.engine.reports.savings import SavingsInputs
+from proxy.engine.reports.savings_report import SavingsReport, load_report
+from proxy.engine.reports.session_reports import SessionReports
 from proxy.engine.reports.session_summary import SessionSummary, TitleCache, load_saving, summarize_sessions
 from proxy.engine.reports.sessions import describe_overview, list_calls, load_overview
+from proxy.engine.reports.timeline import MOST_CALLS, EpochSummary, Timeline
 from proxy.model.errors import BadRequest
 from proxy.model.log import ExchangeRow, Selection
 from proxy.server.endpoints import GUARDS, JSON, Endpoint, read_limit, read_number
@@ -36,6 +39,7 @@ class SessionsApi:
         self._log = log
         self._inputs = inputs
         self._titles = TitleCache()
+        self._reports = SessionReports(log, inputs)
 
     def list_routes(self) -> Sequence[BaseRoute]:
         """Return the routes, below `/-`."""
@@ -44,6 +48,8 @@ class SessionsApi:
             Route("/api/sessions", Endpoint(self._list_sessions, "limit", "family", "parent", "before")),
             Route("/api/sessions/{id}", Endpoint(self._show_session)),
             Route("/api/sessions/{id}/cache", Endpoint(self._show_cache)),
+            Route("/api/sessions/{id}/epochs", Endpoint(self._list_epochs)),
+            Route("/api/sessions/{id}/timeline", Endpoint(self._show_timeline, "after", "limit")),
             Route("/api/sessions/{id}/export", Endpoint(self._export, "form", "branch")),
             Route("/api/sessions/{id}/exchanges", Endpoint(self._list_exchanges, "after", "limit")),
             Route(exchange, Endpoint(self._show_exchange)),
@@ -92,11 +98,19 @@ class SessionsApi:
         return StreamingResponse(pieces, headers=GUARDS, media_type=_MEDIA[form])
 
     async def _show_cache(self, request: Request) -> Document:
-        found = await load_cache(self._log, request.path_params["id"], self._inputs)
+        found = await self._reports.load_cache(request.path_params["id"])
         return describe_cache(found) | {"saved": await load_saving(self._log, found.session, self._inputs)}
 
-    async def _show_savings(self, request: Request) -> Document:
-        return describe_savings(await load_savings(self._log, self._inputs))
+    async def _show_timeline(self, request: Request) -> Timeline:
+        after = read_number(request.query_params.get("after", "0"), "after")
+        limit = read_limit(request, MOST_CALLS, MOST_CALLS)
+        return await self._reports.load_timeline(request.path_params["id"], after, limit)
+
+    async def _list_epochs(self, request: Request) -> list[EpochSummary]:
+        return await self._reports.load_epochs(request.path_params["id"])
+
+    async def _show_savings(self, request: Request) -> SavingsReport:
+        return await load_report(self._log, self._inputs)
 
     async def _find_exchange(self, request: Request) -> ExchangeRow:
         n = read_number(request.path_params["n"], "the number of an exchange")

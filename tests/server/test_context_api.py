@@ -3,16 +3,21 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from proxy.context.budget import BudgetPolicy
 from proxy.context.references import PAGE
 from proxy.engine.compaction.job import ManualOptions
+from proxy.engine.models import PriceList
 from proxy.engine.reports.context import Compaction
-from proxy.model.errors import Conflict, ProxyError
+from proxy.engine.reports.savings import SavingsInputs
+from proxy.engine.reports.window import load_window
+from proxy.model.card import Card
+from proxy.model.errors import Conflict, NotFound, ProxyError
 from proxy.model.messages import LEDGER_HEAD
 from tests.store.samples import chain_body, make_key, make_leaf, make_opening
 from tests.support.managing import make_history, spell
@@ -81,13 +86,42 @@ async def test_epochs_are_listed_and_shown(managed: Managed) -> None:
     assert (listed["n"], listed["why"], listed["parent"]) == (1, "soft", "")
     assert listed["tokens_before"] > 2 * listed["tokens_after"]
     shown = await managed.load(f"/sessions/{managed.session[:6]}/epochs/1")
-    assert listed.items() <= shown.items()
+    same = ("n", "id", "view", "parent", "why", "exchange", "depth", "tokens_before", "tokens_after", "references")
+    assert [listed[name] for name in same] == [shown[name] for name in same]
+    assert (listed["state"], listed["strategy"], listed["cost"]) == ("active", "epochs", None)  # no usage came back
+    assert listed["explanation"].startswith("It paid: ") and listed["paid_back"]["calls"] > 1
+    line = await managed.load("/sessions/{id}/timeline")
+    assert (line["n"][-1], line["epoch"][-1], line["epoch"][0]) == (STEPS, 1, 0)
+    assert line["client"][-1] > line["sent"][-1]
+    assert [(mark["n"], mark["kind"]) for mark in line["marks"]] == [(listed["call"], "epoch")]
+    assert set(line["branch"]) == {0}
     assert [edit["edit"] for edit in shown["edits"]][:2] == ["kept", "written"]
     assert shown["edits"][1]["text"] == shown["rendered"][1]["content"]
     sent = json.loads(managed.upstream.requests[-1].body)["messages"]
     assert shown["rendered"] == sent[1 : 1 + len(shown["rendered"])]
     written = "\n".join(edit.get("text", "") for edit in shown["edits"])
     assert shown["references"] and all(f"ref:{each['id']}" in written for each in shown["references"])
+
+
+async def test_what_fills_the_context_is_told_by_kind_with_what_is_held_back(managed: Managed) -> None:
+    log: Any = managed.served.archive
+    inputs = SavingsInputs(PriceList(lambda upstream, model: Card(window=8000)), BudgetPolicy(4000))
+
+    async def tally(model: str, raws: Sequence[bytes]) -> list[int]:
+        return [len(raw) // 4 for raw in raws]
+
+    window = await load_window(log, managed.session, inputs, tally)
+    kinds = {part.kind: part for part in window.kinds}
+    assert window.call == STEPS
+    assert sum(part.tokens for part in window.kinds) == pytest.approx(window.used, abs=len(window.kinds))
+    assert kinds["ledger"].count == 1
+    assert (window.view, window.strategy, window.window, window.ceiling) == ("gpt-4o", "epochs", 8000, 4000)
+    assert 0 < window.low < window.soft < window.high
+    assert window.next_epoch is not None
+    assert window.next_epoch.tokens - window.next_epoch.away == window.used
+    assert sum(part.held_tokens for part in window.kinds) > kinds["ledger"].tokens
+    with pytest.raises(NotFound):
+        await load_window(log, "zzz", inputs, tally)
 
 
 async def test_a_reference_gives_its_original_in_pages(managed: Managed) -> None:

@@ -11,8 +11,8 @@ from proxy.context.epoch_decision import HELD_OUT
 from proxy.context.pricing import estimate_own
 from proxy.model.epoch import Plan
 from proxy.model.exchange import Usage
-from proxy.model.figures import Charge, RoundFigures, SessionFigures, SessionHead
-from proxy.model.log import ExchangeRow, RoundRow
+from proxy.model.figures import TIERS, Newest, RoundFigures, SessionHead, Tally
+from proxy.model.log import Bill, ExchangeRow, RoundRow
 
 _TOOLS = {"tool_calls", "function_call", "tool_use", ""}
 _CALLS = (b'"function_call"', b'"custom_tool_call"', b'"local_shell_call"', b'"shell_call"', b'"computer_call"')
@@ -92,21 +92,30 @@ class DerivedFigures:
         found = await self.work_out(session)
         return [each.figures for each in found if after < each.figures.n <= after + limit]
 
-    async def load_figures(self, sessions: Sequence[str]) -> Sequence[SessionFigures]:
+    async def load_newest(self, sessions: Sequence[str]) -> Sequence[Newest]:
         log: Any = self
         rows = []
         for session in sorted(set(sessions)):
             if found := await self.work_out(session):
                 epochs = [each for each in await log.list_epochs(session) if not each.is_reversion]
                 count = len(await log.list_summaries(session))
-                rows.append(structs.replace(_sum_up(session, found), epochs=len(epochs), summaries=count))
+                rows.append(structs.replace(_find_newest(session, found), epochs=len(epochs), summaries=count))
         return rows
 
-    async def sum_charges(self, sessions: Sequence[str] | None = None, tiers: Sequence[int] = ()) -> Sequence[Charge]:
+    async def load_tallies(
+        self, sessions: Sequence[str] | None = None, tiers: Sequence[int] = TIERS
+    ) -> Sequence[Tally]:
         log: Any = self
         if sessions is None:
             sessions = await log.list_ids("", 1_000_000)
-        return [charge for name in sorted(set(sessions)) for charge in _charge(name, await self.work_out(name), tiers)]
+        return [tally for name in sorted(set(sessions)) for tally in _tally(name, await self.work_out(name), tiers)]
+
+    async def count_later(self, session: str) -> int:
+        rows = [each.figures for each in await self.work_out(session)]
+        last = max((row.n for row in rows if row.rung == "plan" and _is_managed(row)), default=10**9)
+        return sum(
+            row.n > last and row.is_last and row.k >= 0 and row.kind != "auxiliary" and _is_managed(row) for row in rows
+        )
 
     async def load_heads(self, sessions: Sequence[str]) -> Sequence[SessionHead]:
         log: Any = self
@@ -119,98 +128,140 @@ class DerivedFigures:
         return heads
 
 
-def _sum_up(session: str, found: Sequence[Worked]) -> SessionFigures:
-    rows = [each.figures for each in found]
+def _find_newest(session: str, found: Sequence[Worked]) -> Newest:
+    rows = [each.figures for each in found if each.figures.is_last]
     own = [row for row in rows if row.kind != "auxiliary"]
-    used = [(row, size) for row in own if (size := _size(row)) is not None]
-    main = [each for each in found if each.figures.kind == "managed" and not each.figures.is_side]
-    last = [each for each in main if each.figures.is_last]
-    sized = [each.figures for each in last if each.figures.input is not None or each.figures.sent is not None]
-    failed = [row for row in own if row.is_last and row.status is not None]
-    failed = [r for r in failed if (r.status or 0) >= 400 or not r.status or r.completeness in ("failed", "truncated")]
-    planned = [row.n for row in rows if row.rung == "plan" and _is_managed(row)]
-    window = sized[-1] if sized else None
-    return SessionFigures(
-        session=session,
+    last = [each for each in found if each.figures.is_last and _is_main(each.figures)]
+    main = [each.figures for each in last]
+    sized = [row for row in main if row.input is not None or row.sent is not None]
+    return Newest(
+        session,
         mode=own[-1].mode if own else "",
-        errors=len(failed),
-        ends=sum(each.is_end for each in last),
+        view=next((row.view for row in reversed(main) if row.view), ""),
+        client=_first(sized[-1].client, sized[-1].input, sized[-1].sent) if sized else None,
+        sent=_first(sized[-1].input, sized[-1].sent) if sized else None,
+        usable=next((row.usable for row in reversed(main) if row.usable), 0),
         is_ended=last[-1].is_end if last else True,
-        opened_ms=max((row.at_ms for row in rows if row.status is None and row.is_last), default=None),
-        ended_ms=max((int(row.at_ms + row.total_ms) for row in rows if row.total_ms is not None), default=None),
-        client=sum(size if row.client is None else row.client for row, size in used) if used else None,
-        sent=sum(size for _, size in used) if used else None,
-        output=_sum(row.output for row, _ in used),
-        read=sum(row.read or 0 for row, _ in used),
-        told=sum(row.input or 0 for row, _ in used if row.read is not None),
-        view=next((each.figures.view for each in reversed(last) if each.figures.view), ""),
-        window_client=_first(window.client, window.input, window.sent) if window else None,
-        window_sent=_first(window.input, window.sent) if window else None,
-        usable=next((each.figures.usable for each in reversed(last) if each.figures.usable), 0),
-        plans=len(set(planned)),
-        later=sum(
-            row.n > max(planned) and row.is_last and row.k >= 0 and row.kind != "auxiliary" and _is_managed(row)
-            for row in rows
-        )
-        if planned
-        else 0,
+        opened_ms=next((row.at_ms for row in reversed(rows) if row.status is None), None),
     )
-
-
-def _size(row: RoundFigures) -> int | None:
-    return row.sent if row.input is None and 200 <= (row.status or 0) < 300 else row.input
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
 
 
 def _first(*values: int | None) -> int | None:
     return next((value for value in values if value is not None), None)
 
 
+def _is_main(row: RoundFigures) -> bool:
+    return row.kind == "managed" and not row.is_side
+
+
 def _is_managed(row: RoundFigures) -> bool:
     return row.mode == "manage" and row.kind != "passthrough"
 
 
-def _charge(session: str, found: Iterable[Worked], tiers: Sequence[int]) -> list[Charge]:
-    def key(row: RoundFigures) -> tuple[Any, ...]:
-        is_priced = row.kind != "auxiliary" and _is_managed(row)
+def _is_failed(row: RoundFigures) -> bool:
+    if not row.is_last or row.status is None or row.kind == "auxiliary":
+        return False
+    return row.status >= 400 or not row.status or row.completeness in ("failed", "truncated")
+
+
+def _size(row: RoundFigures) -> int | None:
+    if row.kind == "auxiliary":
+        return None
+    return row.sent if row.input is None and 200 <= (row.status or 0) < 300 else row.input
+
+
+def _tally(session: str, found: Iterable[Worked], tiers: Sequence[int]) -> list[Tally]:
+    def key(each: Worked) -> tuple[Any, ...]:
+        row = each.figures
+        is_ours = row.kind == "auxiliary" and row.input is not None
+        is_priced = row.kind != "auxiliary" and row.input is not None and _is_managed(row)
         is_own = is_priced and row.own_input is not None
         is_estimate = is_priced and row.own_input is None and row.saving is not None
         levels = [sum(size > tier for tier in tiers) for size in (row.input or 0, row.own_input or 0)]
-        day = row.at_ms // 86_400_000
-        return (day, row.upstream, row.model, row.kind == "auxiliary", is_own, is_estimate, *levels)
+        named = row.at_ms // 86_400_000, row.upstream, row.model
+        return (*named, is_ours, is_own, is_estimate, row.input is not None, *levels)
 
-    used = sorted((each.figures for each in found if each.figures.input is not None), key=key)
-    return [_add_up(session, name, list(rows)) for name, rows in groupby(used, key=key)]
+    return [_add_up(session, name, list(rows)) for name, rows in groupby(sorted(found, key=key), key=key)]
 
 
-def _add_up(session: str, name: tuple[Any, ...], rows: Sequence[RoundFigures]) -> Charge:
-    day, upstream, model, is_auxiliary, is_own, is_estimate, *_ = name
+def _add_up(session: str, name: tuple[Any, ...], found: Sequence[Worked]) -> Tally:
+    day, upstream, model, is_ours, is_own, is_estimate, *_ = name
+    rows = [each.figures for each in found]
+    sizes = [(row, size) for row in rows if (size := _size(row)) is not None]
     written = sum(row.written or 0 for row in rows)
     output = sum(row.output or 0 for row in rows)
     fresh = sum(max(0, (row.input or 0) - (row.read or 0) - (row.written or 0)) for row in rows)
-    charge = Charge(
+    own_fresh = sum(max(0, (row.own_input or 0) - (row.own_read or 0) - (row.own_written or 0)) for row in rows)
+    paid_fresh = sum(max(0, (row.input or 0) - (row.paid_read or 0) - (row.written or 0)) for row in rows)
+    reads, writes = sum(row.own_read or 0 for row in rows), sum(row.own_written or 0 for row in rows)
+    read = sum(row.read or 0 for row in rows)
+    return Tally(
         session,
         day,
         upstream,
         model,
-        is_auxiliary,
-        Usage(fresh, output, sum(row.read or 0 for row in rows), written),
+        is_ours,
+        Usage(fresh, output, read, written),
         max(row.input or 0 for row in rows),
+        own=Usage(own_fresh, output, reads, writes) if is_own else None,
+        paid=Usage(paid_fresh, output, sum(row.paid_read or 0 for row in rows), written) if is_own else None,
+        largest_own=max(row.own_input or 0 for row in rows) if is_own else 0,
+        saving=sum(row.saving or 0.0 for row in rows) if is_estimate else None,
+        is_known=rows[0].input is not None,
+        rounds=len(rows),
+        errors=sum(map(_is_failed, rows)),
+        ends=sum(each.is_end and each.figures.is_last and _is_main(each.figures) for each in found),
+        plans=sum(row.rung == "plan" and _is_managed(row) for row in rows),
+        held=sum(each.is_held for each in found),
+        counted=len(sizes),
+        client=sum(size if row.client is None else row.client for row, size in sizes),
+        sent=sum(size for _, size in sizes),
+        told=sum(row.input or 0 for row in rows if row.kind != "auxiliary" and row.read is not None),
+        read=0 if is_ours else read,
+        output=0 if is_ours else output,
+        ended_ms=max(int(row.at_ms + row.total_ms) if row.total_ms is not None else 0 for row in rows),
     )
-    if is_estimate:
-        return structs.replace(charge, saving=sum(row.saving or 0.0 for row in rows))
-    if not is_own:
-        return charge
-    own_fresh = sum(max(0, (row.own_input or 0) - (row.own_read or 0) - (row.own_written or 0)) for row in rows)
-    paid_fresh = sum(max(0, (row.input or 0) - (row.paid_read or 0) - (row.written or 0)) for row in rows)
-    reads, writes = sum(row.own_read or 0 for row in rows), sum(row.own_written or 0 for row in rows)
-    return structs.replace(
-        charge,
-        own=Usage(own_fresh, output, reads, writes),
-        paid=Usage(paid_fresh, output, sum(row.paid_read or 0 for row in rows), written),
-        largest_own=max(row.own_input or 0 for row in rows),
+
+
+def tally_bills(bills: Iterable[Bill], sessions: Sequence[str] | None = None) -> list[Tally]:
+    """The sums over bills, as if each call had one round."""
+    found: dict[str, list[Worked]] = {}
+    for bill in bills:
+        if sessions is None or bill.session in sessions:
+            found.setdefault(bill.session, []).append(_work_out_bill(bill))
+    return [tally for session, worked in found.items() for tally in _tally(session, worked, TIERS)]
+
+
+def _work_out_bill(bill: Bill) -> Worked:
+    own = estimate_own(bill, bill.usage)
+    figures = RoundFigures(
+        n=bill.seq,
+        k=0,
+        at_ms=bill.opened_ms,
+        kind=bill.kind,
+        mode="manage",
+        upstream=bill.upstream,
+        model=bill.model,
+        view=bill.model,
+        rung=bill.rung,
+        epoch=0,
+        status=200,
+        completeness="complete",
+        is_side=False,
+        is_last=True,
+        input=bill.usage.input,
+        output=bill.usage.output,
+        read=bill.usage.cached,
+        written=bill.usage.written,
+        client=bill.tokens_client,
+        sent=bill.tokens_upstream,
+        usable=bill.usable,
+        saving=bill.saving if own is None else None,
+        own_input=own.own.input if own else None,
+        own_read=own.own.cached if own else None,
+        own_written=own.own.written if own else None,
+        paid_read=own.paid.cached if own else None,
+        first_byte_ms=None,
+        total_ms=None,
     )
+    return Worked(figures, False, bill.reason == HELD_OUT)

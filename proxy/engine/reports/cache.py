@@ -67,7 +67,7 @@ class CacheReport:
     totals: Mapping[MissCause, MissTotal]
 
 
-class _Reader:
+class CacheReader:
     """Reads the calls of one session, each compared with those before it."""
 
     def __init__(self, log: LogReader, session: str, inputs: SavingsInputs) -> None:
@@ -80,12 +80,12 @@ class _Reader:
         self._sent: dict[str, tuple[ExchangeRow, int]] = {}
         self._paths: dict[bytes, list[bytes]] = {b"": []}
 
-    async def read(self) -> AsyncIterator[CacheCall]:
-        """Yield the calls, oldest first."""
+    async def read(self, after: int = 0, limit: int | None = None) -> AsyncIterator[CacheCall]:
+        """Yield the calls after number `after`, oldest first. Those before were read before."""
         for node in await self._log.list_nodes(self._session):
             self._parents.setdefault(node.node, node.parent)
         self._reasons = {epoch.id: epoch.why for epoch in await self._log.list_epochs(self._session)}
-        async for page in read_pages(self._log, self._session):
+        async for page in read_pages(self._log, self._session, after, limit):
             for row in page:
                 answered = [each for each in row.rounds if each.usage is not None and each.usage.input is not None]
                 if row.kind == "managed" and answered:
@@ -181,11 +181,16 @@ async def load_cache(log: LogReader, prefix: str, inputs: SavingsInputs, n: int 
     """Load how the calls of the session whose id has this prefix used the cache, or call `n` alone. Raises NotFound."""
     session = await find_session(log, prefix)
     calls: list[CacheCall] = []
-    async for call in _Reader(log, session, remember_cards(inputs)).read():
+    async for call in CacheReader(log, session, remember_cards(inputs)).read():
         if n in (None, call.n):
             calls.append(call)
         if call.n == n:
             break
+    return sum_causes(session, calls)
+
+
+def sum_causes(session: str, calls: Sequence[CacheCall]) -> CacheReport:
+    """Return the report on these calls, with totals by cause."""
     totals: dict[MissCause, MissTotal] = {}
     for call in calls:
         if call.use.cause:

@@ -10,7 +10,7 @@ included, for each token of the client's own requests.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import Literal
@@ -20,7 +20,6 @@ from proxy.context.epoch_decision import HELD_OUT
 from proxy.context.pricing import MIN_SESSIONS, Comparison, Cost, compare, price_saved
 from proxy.engine.models import PriceList
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.context import Document
 from proxy.engine.runtime import SystemClock
 from proxy.model.log import Bill, SessionRow
 
@@ -155,24 +154,22 @@ class _Session:
     is_held: bool = False
     is_cut: bool = False
     is_blind: bool = True
-    estimate: SavingEstimate = field(default_factory=SavingEstimate)
 
     def compute_price(self, unit: Unit) -> float:
         """Return its cost for each token of the client's requests."""
         return ((self.cost.money or 0.0) if unit == "money" else self.cost.tokens) / self.tokens
 
 
-async def load_savings(log: LogReader, inputs: SavingsInputs) -> Savings:
-    """Compare the sessions of the log, reading it a page at a time. Raises StoreUnavailable."""
+async def load_comparison(log: LogReader, inputs: SavingsInputs, *, is_held: bool = True) -> Savings:
+    """Compare the sessions of the log, reading it a page at a time, if one `is_held` out. Raises StoreUnavailable."""
     known = remember_cards(inputs)
     sessions: dict[str, _Session] = {}
-    page = await log.list_bills(0, _PAGE)
+    page = await log.list_bills(0, _PAGE) if is_held else ()
     while page:
         for _, rounds in groupby(page, key=lambda bill: bill.seq):
             _add_exchange(sessions, list(rounds), known)
         page = await log.list_bills(page[-1].seq, _PAGE)
-    estimates = [session.estimate for session in sessions.values() if session.estimate.is_known]
-    return replace(_compare_arms(sessions.values()), estimate=_sum_estimates(estimates))
+    return _compare_arms(sessions.values())
 
 
 async def load_estimate(log: LogReader, session: str, inputs: SavingsInputs) -> SavingEstimate | None:
@@ -200,64 +197,10 @@ def remember_cards(inputs: SavingsInputs) -> SavingsInputs:
     return replace(inputs, prices=replace(inputs.prices, find_card=lru_cache(_MAX_CARDS)(inputs.prices.find_card)))
 
 
-def describe_estimate(estimate: SavingEstimate | None) -> Document | None:
-    """Return the estimate of a session as a document. Tokens are of uncached input."""
-    if estimate is None:
-        return None
-    net = estimate.net
-    return {
-        "tokens": net.tokens,
-        "money": net.money,
-        "auxiliary_tokens": estimate.auxiliary.tokens,
-        "is_loss": estimate.is_loss,
-        "reason": estimate.reason,
-    }
-
-
-def _sum_estimates(estimates: Sequence[SavingEstimate]) -> TotalEstimate | None:
-    if not estimates:
-        return None
-    saved = sum((each.net for each in estimates), start=Cost())
-    cost = sum((each.cost + each.auxiliary for each in estimates), start=Cost())
-    losing = [each.net for each in estimates if each.is_loss]
-    whole = cost + saved
-    share: float | None = None
-    if whole.money is not None and saved.money is not None and whole.money > 0:
-        share = saved.money / whole.money
-    elif whole.tokens > 0:
-        share = saved.tokens / whole.tokens
-    return TotalEstimate(len(estimates), saved, share, len(losing), sum(losing, start=Cost()))
-
-
-def describe_savings(savings: Savings) -> Document:
-    """Return the result as a document. `saving` is a share; `low` and `high` bound its 95 % confidence interval."""
-    return {
-        "saving": None,
-        "low": None,
-        "high": None,
-        **(asdict(savings.comparison) if savings.comparison is not None else {}),
-        **{name: value for name, value in asdict(savings).items() if name not in ("comparison", "estimate")},
-        "estimate": None if savings.estimate is None else _describe_total(savings.estimate),
-    }
-
-
-def _describe_total(estimate: TotalEstimate) -> Document:
-    return {
-        "sessions": estimate.sessions,
-        "saved_tokens": estimate.saved.tokens,
-        "saved_money": estimate.saved.money,
-        "share": estimate.share,
-        "losing": estimate.losing,
-        "lost_tokens": estimate.losses.tokens,
-        "lost_money": estimate.losses.money,
-    }
-
-
 def _add_exchange(sessions: dict[str, _Session], rounds: Sequence[Bill], inputs: SavingsInputs) -> None:
     """Add the rounds of one exchange to its session. What was not counted is left out on both sides."""
     first = rounds[0]
     session = sessions.setdefault(first.session, _Session(first.opened_ms))
-    session.estimate.add(rounds, inputs)
     session.is_held = session.is_held or any(bill.reason == HELD_OUT for bill in rounds)
     session.is_cut = session.is_cut or any(bill.rung not in ("", "original") for bill in rounds)
     counted = [bill for bill in rounds if bill.usage.input is not None]

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
+from msgspec import structs
 
 from proxy.context.pricing import Cost
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.charges import SessionCost, load_costs
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.reports.titles import load_title, name_client, shorten_title
+from proxy.engine.reports.totals import SessionTotal, load_totals
 from proxy.model.epoch import Strategy, read_view
-from proxy.model.figures import SessionFigures, SessionHead
+from proxy.model.figures import Newest, SessionHead
 from proxy.model.log import SessionRow
 from proxy.model.lru import LruCache
 
@@ -137,38 +138,37 @@ async def summarize_sessions(
 ) -> list[SessionSummary]:
     """Return sessions with what they came to, in their order. Raises StoreUnavailable."""
     ids, now_ms = [row.id for row in rows], inputs.now_ms()
-    figures = {each.session: each for each in await log.load_figures(ids)}
-    costs = await load_costs(log, ids, inputs)
+    newest = {each.session: each for each in await log.load_newest(ids)}
+    totals = await load_totals(log, ids, inputs)
     heads = {each.session: each for each in await log.load_heads(ids)}
     named = await (titles or TitleCache()).find(log, heads.values())
-    return [
-        _summarize(
-            row,
-            figures.get(row.id) or SessionFigures(row.id),
-            costs.get(row.id) or SessionCost(),
-            (name_client(heads[row.id].headers) if row.id in heads else "", named.get(row.id, "")),
-            now_ms,
-        )
-        for row in rows
-    ]
+    summaries = []
+    for row in rows:
+        total = totals.get(row.id) or SessionTotal()
+        saved = await describe_saving(log, row.id, total)
+        client = name_client(heads[row.id].headers) if row.id in heads else ""
+        names = client or name_sender(row.family), named.get(row.id, "")
+        summary = _summarize(row, total, newest.get(row.id) or Newest(row.id), names, now_ms)
+        summaries.append(structs.replace(summary, saved=saved))
+    return summaries
 
 
 def _summarize(
-    row: SessionRow, found: SessionFigures, cost: SessionCost, names: tuple[str, str], now_ms: int
+    row: SessionRow, total: SessionTotal, newest: Newest, names: tuple[str, str], now_ms: int
 ) -> SessionSummary:
     client, title = names
     name = shorten_title(name_session(row.family))
-    spent = cost.spent if found.sent or cost.auxiliary.tokens else Cost(0.0, None)
+    spent, is_counted = total.spent if total.is_charged else Cost(0.0, None), bool(total.counted)
     return SessionSummary(
         id=row.id,
         title=title or name,
         name=name,
-        client=client or name_sender(row.family),
+        client=client,
         model=row.model,
         upstream=row.upstream,
-        strategy=read_view(found.view)[1] if found.view else None,
-        mode=found.mode,
-        status="live" if _is_live(found, now_ms) else "idle",
+        strategy=read_view(newest.view)[1] if newest.view else None,
+        mode=newest.mode,
+        status="live" if _is_live(total, newest, now_ms) else "idle",
         family=row.family,
         parent=row.parent,
         adopted=row.adopted,
@@ -176,21 +176,21 @@ def _summarize(
         created_ms=row.created_ms,
         last_ms=row.last_ms,
         calls=row.exchanges,
-        turns=found.ends + (not found.is_ended),
+        turns=total.ends + (not newest.is_ended),
         side=row.side,
         branches=row.branches,
-        epochs=found.epochs,
-        summaries=found.summaries,
-        errors=found.errors,
-        client_tokens=found.client,
-        sent_tokens=found.sent,
-        output_tokens=found.output,
-        window_tokens=WindowTokens(found.window_client, found.window_sent),
-        cache_read_share=found.read / found.told if found.told else None,
+        epochs=newest.epochs,
+        summaries=newest.summaries,
+        errors=total.errors,
+        client_tokens=total.client if is_counted else None,
+        sent_tokens=total.sent if is_counted else None,
+        output_tokens=total.output if is_counted else None,
+        window_tokens=WindowTokens(newest.client, newest.sent),
+        cache_read_share=total.read / total.told if total.told else None,
         spent=describe_amount(spent),
-        saved=describe_saving(cost, found),
+        saved=None,
         auxiliary=AuxiliaryTotal(
-            row.auxiliary, row.auxiliary_input, row.auxiliary_output, cost.auxiliary.tokens, cost.auxiliary.money
+            row.auxiliary, row.auxiliary_input, row.auxiliary_output, total.auxiliary.tokens, total.auxiliary.money
         ),
     )
 
@@ -209,10 +209,10 @@ def name_sender(family: str) -> str:
     return prefix if prefix in _NAMING_CLIENTS else ""
 
 
-def _is_live(found: SessionFigures, now_ms: int) -> bool:
-    if found.opened_ms is not None and now_ms - found.opened_ms < _LONGEST_MS:
+def _is_live(total: SessionTotal, newest: Newest, now_ms: int) -> bool:
+    if newest.opened_ms is not None and now_ms - newest.opened_ms < _LONGEST_MS:
         return True
-    return found.ended_ms is not None and now_ms - found.ended_ms < _LATELY_MS
+    return now_ms - total.ended_ms < _LATELY_MS
 
 
 def describe_amount(cost: Cost) -> Amount:
@@ -222,26 +222,26 @@ def describe_amount(cost: Cost) -> Amount:
 
 async def load_saving(log: LogReader, session: str, inputs: SavingsInputs) -> Saving | None:
     """Return what managing a session saved, None if nothing is known of it. Raises StoreUnavailable."""
-    costs = await load_costs(log, (session,), inputs)
-    (found,) = await log.load_figures((session,)) or (SessionFigures(session),)
-    return describe_saving(costs.get(session) or SessionCost(), found)
+    totals = await load_totals(log, (session,), inputs)
+    return await describe_saving(log, session, totals.get(session) or SessionTotal())
 
 
-def describe_saving(cost: SessionCost, found: SessionFigures) -> Saving | None:
-    """Return what managing a session saved, None if nothing is known of it."""
-    if cost.saved is None:
+async def describe_saving(log: LogReader, session: str, total: SessionTotal) -> Saving | None:
+    """Return what managing a session saved, None if nothing is known of it. Raises StoreUnavailable."""
+    if total.saved is None:
         return None
-    net = cost.net
-    return Saving(net.tokens, net.money, cost.share, net.tokens < 0, explain_loss(cost, found.plans, found.later))
+    net, reason = total.net, ""
+    if total.net.tokens < 0:
+        is_early = total.saved.tokens < 0 and total.plans
+        reason = explain_loss(total, await log.count_later(session) if is_early else 0)
+    return Saving(net.tokens, net.money, total.share, net.tokens < 0, reason)
 
 
-def explain_loss(cost: SessionCost, plans: int, later: int) -> str:
-    """Return why managing a session cost more than it saved, empty if it did not."""
-    if cost.saved is None or cost.net.tokens >= 0:
-        return ""
-    if cost.saved.tokens >= 0:
+def explain_loss(total: SessionTotal, later: int) -> str:
+    """Return why a session cost more than was saved; `later` calls came after its last epoch."""
+    if total.saved is not None and total.saved.tokens >= 0:
         return "its summaries cost more than was saved"
-    if plans:
+    if total.plans:
         count = {0: "no call", 1: "1 call"}.get(later, f"{later} calls")
         return f"{count} came after its last epoch, too few to pay for writing the cache anew"
     return "what was sent had to be written to the cache anew, and the calls since have not paid for it"

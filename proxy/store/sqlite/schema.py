@@ -21,10 +21,10 @@
 - `session`, `step`, `mark` and `adoption` have no seals. `meta` has a tally for each of these tables.
 
 Triggers abort UPDATE, DELETE, and an INSERT whose key exists, since REPLACE deletes without firing delete triggers on
-connections that did not set `recursive_triggers`. Mutable are `meta`, `permit`, `lease` and `bill`, which is derived
-from the record (`store/sqlite/figures`); a payload may be deleted while `permit` has a row. Foreign keys exist among
-record tables only, so that SQLite refuses an outcome whose round was lost. References to content have no foreign keys,
-each of which would cost a look-up: the writer makes them in the same transaction, and `verify` checks them.
+connections that did not set `recursive_triggers`. Mutable are `meta`, `permit`, `lease`, `bill` and `tally`, which are
+derived from the record (`store/sqlite/figures`); a payload may be deleted while `permit` has a row. Foreign keys exist
+among record tables only, so that SQLite refuses an outcome whose round was lost. References to content have no foreign
+keys, each of which would cost a look-up: the writer makes them in the same transaction, and `verify` checks them.
 """
 
 import os
@@ -377,8 +377,8 @@ def m009_held(connection: sqlite3.Connection) -> None:
 
 
 # derived from the record (`store/sqlite/figures`), and so without guards and seals
-_BILLS = """
-    CREATE TABLE bill(
+_BILLS = (
+    """CREATE TABLE bill(
         session INTEGER NOT NULL, n INTEGER NOT NULL, k INTEGER NOT NULL, exchange INTEGER NOT NULL,
         at_ms INTEGER NOT NULL, kind TEXT NOT NULL, mode TEXT NOT NULL, upstream TEXT NOT NULL, model TEXT NOT NULL,
         view TEXT NOT NULL, rung TEXT NOT NULL, is_held INTEGER NOT NULL, epoch INTEGER, status INTEGER,
@@ -386,12 +386,24 @@ _BILLS = """
         input INTEGER, output INTEGER, read INTEGER, written INTEGER, client INTEGER, sent INTEGER,
         usable INTEGER NOT NULL, saving REAL, own_input INTEGER, own_read INTEGER, own_written INTEGER,
         paid_read INTEGER, first_byte_ms REAL, total_ms REAL,
-        PRIMARY KEY(session, n, k)) STRICT, WITHOUT ROWID"""
+        PRIMARY KEY(session, n, k)) STRICT, WITHOUT ROWID""",
+    """CREATE TABLE tally(
+        session INTEGER NOT NULL, day INTEGER NOT NULL, upstream TEXT NOT NULL, model TEXT NOT NULL, share
+        INTEGER NOT NULL, tier INTEGER NOT NULL, own_tier INTEGER NOT NULL, rounds INTEGER NOT NULL, errors
+        INTEGER NOT NULL, ends INTEGER NOT NULL, plans INTEGER NOT NULL, held INTEGER NOT NULL, counted INTEGER
+        NOT NULL, client INTEGER NOT NULL, sent INTEGER NOT NULL, told INTEGER NOT NULL, fresh INTEGER NOT NULL,
+        output INTEGER NOT NULL, read INTEGER NOT NULL, written INTEGER NOT NULL, own_fresh INTEGER NOT NULL,
+        own_read INTEGER NOT NULL, own_written INTEGER NOT NULL, paid_fresh INTEGER NOT NULL, paid_read INTEGER
+        NOT NULL, saving REAL NOT NULL, largest INTEGER NOT NULL, largest_own INTEGER NOT NULL, ended_ms INTEGER
+        NOT NULL,
+        PRIMARY KEY(session, day, upstream, model, share, tier, own_tier)) STRICT, WITHOUT ROWID""",
+)
 
 
 def m010_bills(connection: sqlite3.Connection) -> None:
-    """Create the table of what reports sum up. The writer fills it, also from calls that are recorded already."""
-    connection.execute(_BILLS)
+    """Create the tables of what reports sum up. The writer fills them, also from calls that are recorded already."""
+    for statement in _BILLS:
+        connection.execute(statement)
 
 
 Migration = Callable[[sqlite3.Connection], None]

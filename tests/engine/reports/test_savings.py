@@ -14,16 +14,17 @@ from proxy.engine.reports.savings import (
     Savings,
     SavingsInputs,
     TotalEstimate,
-    describe_estimate,
-    describe_savings,
     load_estimate,
     load_estimates,
-    load_savings,
 )
+from proxy.engine.reports.savings_report import describe_total, load_report, load_savings
+from proxy.engine.reports.session_summary import load_saving
 from proxy.model.card import Card, Prices, Rates
 from proxy.model.exchange import Usage
+from proxy.model.figures import Tally
 from proxy.model.log import Bill
 from tests.support.fake_log import SESSION
+from tests.support.figures import tally_bills
 from tests.support.unmanaged import UnmanagedLog
 
 # A fresh token costs 1, one from the cache 0.1, one of the answer 5; below 60,000 the soft mark is at 0.6.
@@ -51,6 +52,13 @@ class Book(UnmanagedLog):
     async def list_bills(self, after: int = 0, limit: int = 1000, session: str = "") -> Sequence[Bill]:
         found = sorted({bill.seq for bill in self.bills if bill.seq > after and session in ("", bill.session)})[:3]
         return [bill for bill in self.bills if bill.seq in found]
+
+    async def load_tallies(self, sessions: Sequence[str] | None = None, tiers: Sequence[int] = ()) -> Sequence[Tally]:
+        return tally_bills(self.bills, sessions)
+
+    async def count_later(self, session: str) -> int:
+        rows = [bill for bill in self.bills if bill.session == session]
+        return len(rows) - 1 - max(i for i, bill in enumerate(rows) if bill.rung == "plan")
 
 
 def hold(book: Book, session: str, input: int = 8000, cached: int | None = 0) -> None:
@@ -84,19 +92,22 @@ async def test_managing_saves_what_a_managed_session_costs_less() -> None:
     assert found.comparison.saving == pytest.approx(0.75)
     assert (found.unit, found.reason, found.short, found.mixed, found.since_ms) == ("tokens", "", 0, 0, 1001)
     assert (found.managed, found.held_out) == (Arm(20, 0.25, 0), Arm(20, 1.0, 0))
-    assert describe_savings(found) == {
-        **{"saving": 0.75, "low": 0.75, "high": 0.75, "unit": "tokens", "reason": "", "short": 0, "mixed": 0},
-        **{"since_ms": 1001, "managed": {"sessions": 20, "cost": 0.25, "blind": 0}},
-        "held_out": {"sessions": 20, "cost": 1.0, "blind": 0},
-        "estimate": None,
-    }
+    log: Any = fill()
+    report = await load_report(log, SavingsInputs(PriceList(lambda upstream, model: Card()), BudgetPolicy()))
+    assert (report.saving, report.low, report.high, report.unit) == (
+        pytest.approx(0.75),
+        *[pytest.approx(0.75)] * 2,
+        "tokens",
+    )
+    assert (report.managed, report.held_out, report.estimate) == (found.managed, found.held_out, None)
+    assert [(each.model, each.tokens, each.share, each.rounds) for each in report.models] == [("m", None, None, 40)]
+    assert [(each.date, each.spent_tokens) for each in report.days] == [("1970-01-01", 200_000.0)]
 
 
 async def test_of_too_few_sessions_nothing_is_told() -> None:
     found = await judge(fill(19))
     assert (found.comparison, found.managed.sessions, found.held_out.sessions) == (None, 19, 19)
     assert "too few sessions to tell: it takes 20" in found.reason
-    assert describe_savings(found)["saving"] is None
 
 
 async def test_where_nobody_is_observed_there_is_nothing_to_compare_with() -> None:
@@ -234,10 +245,15 @@ async def test_what_managing_saved_is_estimated_without_anybody_observed() -> No
     plan_call(book, "loss", -50.0, rung="plan")
     found = await judge(book)
     assert found.estimate == TotalEstimate(2, Cost(250.0, None), 250 / 550, 1, Cost(-50.0, None))
-    assert describe_savings(found)["estimate"] == {
-        **{"sessions": 2, "saved_tokens": 250.0, "saved_money": None, "share": pytest.approx(250 / 550)},
-        **{"losing": 1, "lost_tokens": -50.0, "lost_money": None},
-    }
+    shown = describe_total(found.estimate)
+    assert (shown.sessions, shown.tokens, shown.money, shown.losing, shown.lost_tokens) == (2, 250.0, None, 1, -50.0)
+    log: Any = book
+    report = await load_report(log, SavingsInputs(PriceList(lambda upstream, model: PRICED), BudgetPolicy()))
+    assert report.estimate is not None
+    assert report.estimate.money == pytest.approx(250 * 2e-6)
+    assert [(each.session, each.tokens) for each in report.losses] == [("loss", -50.0)]
+    assert report.losses[0].reason.startswith("no call came after its last epoch")
+    assert report.models[0].money == report.days[0].money == pytest.approx(250 * 2e-6)
     priced = await judge(book, PRICED)
     assert priced.estimate is not None
     assert priced.estimate.saved.money == pytest.approx(250 * 2e-6)
@@ -267,14 +283,15 @@ async def test_our_auxiliary_calls_count_against_a_session() -> None:
         False,
         "",
     )
-    assert describe_estimate(estimate) == {
-        **{"tokens": 60.0, "money": pytest.approx(60 * 2e-6), "auxiliary_tokens": 30.0, "is_loss": False, "reason": ""}
-    }
+    saving = await load_saving(log, "s", inputs)
+    assert saving is not None
+    assert (saving.tokens, saving.is_loss, saving.reason) == (60.0, False, "")
+    assert saving.money == pytest.approx(60 * 2e-6)
     book.add("s", 70, kind="auxiliary")
     estimate = await load_estimate(log, "s", inputs)
     assert estimate is not None
     assert (estimate.is_loss, estimate.reason) == (True, "its summaries cost more than was saved")
-    assert describe_estimate(None) is None
+    assert await load_saving(log, "unknown", inputs) is None
 
 
 @pytest.mark.parametrize(
@@ -295,6 +312,9 @@ async def test_a_loss_has_a_reason(rungs: list[str], reason: str) -> None:
     assert estimate is not None
     assert estimate.is_loss
     assert estimate.reason.startswith(reason)
+    saving = await load_saving(log, "s", SavingsInputs(PriceList(lambda upstream, model: Card()), BudgetPolicy()))
+    assert saving is not None
+    assert (saving.is_loss, saving.reason) == (True, estimate.reason)
 
 
 async def test_sessions_of_which_nothing_is_known_have_no_estimate() -> None:

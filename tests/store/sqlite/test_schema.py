@@ -7,7 +7,7 @@ import pytest
 from proxy.model.errors import StoreUnavailable
 from proxy.store.sqlite.schema import APPLICATION_ID, MIGRATIONS, migrate, read_applied, read_salt
 
-MUTABLE = {"bill", "meta", "permit", "lease"}
+MUTABLE = {"bill", "tally", "meta", "permit", "lease"}
 # one row of each table; what it refers to need not exist, for foreign keys are off on a foreign connection
 ROWS = {
     "tenant": (1, b"t"),
@@ -150,7 +150,7 @@ DIGESTS = {
     "m007_recalled": "3b566f0ada1ac561e2f91f2f1c14b1781ebc942be4ba4c90d1545658754db03a",
     "m008_memory": "6bf8ed9452aea2212b579f7f917297f8e9bf80786c670e70bec5bb1c540510b2",
     "m009_held": "ad1f6fbaf2042760d5dca95bc11edc831df89eef49625af323bc5f2db1348688",
-    "m010_bills": "0a09ca38154a0fd1643e64dc0b98033397f40044a16a241e07c35eb1a9fe2e0c",
+    "m010_bills": "6479cef9bd665ea2949bf61d2c1415c914a446c91bc6a8dde2d3e62c718e40d8",
 }
 
 

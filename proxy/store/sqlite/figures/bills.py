@@ -1,19 +1,21 @@
-"""The table `bill`: a row for each round with all that reports sum up, derived from the record.
+"""The tables `bill` and `tally`, derived from the record: a row for each round, and sums over those charged alike.
 
 The record of a round is in six tables, from which 100,000 calls take seconds to read. The writer derives rows behind
 commits, `CHUNK` calls at a time, up to the call that `meta` names. Readers derive those of later calls themselves, in
 the same way. A record that comes later for a call up to there has the rows of this call derived again, in its own
-transaction. So rows are never older than the record, and may be derived anew at any time.
+transaction. So rows are never older than the record, and may be derived anew at any time. `tally` sums up what `bill`
+has: what it is taken from, or added to, is taken from the sum, or added to it.
 
 `own_input`, `own_read` and `own_written` are what the client's own request would have used (`pricing.estimate_own`),
 and `paid_read` is what was read in its place.
 """
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from proxy.context.cache_misses import SLACK_SHARE, SLACK_TOKENS
 from proxy.context.epoch_decision import HELD_OUT
+from proxy.model.figures import TIERS
 from proxy.store.sqlite.codec import encode_ids
 
 CHUNK = 256
@@ -96,13 +98,93 @@ def select_rows(chosen: str, hint: str = "") -> str:
     return query
 
 
-_LATE = "e.seq IN (SELECT value FROM json_each(?))"
-_FORGET_LATE = f"DELETE FROM bill WHERE (session, n) IN (SELECT e.session, e.n FROM exchange e WHERE {_LATE})"
+# The tokens that were sent: as the provider counted them, or as we did where it answered without saying how many.
+_SIZE = "ifnull(input, iif(status BETWEEN 200 AND 299, sent, NULL))"
+_IS_COUNTED = f"kind <> 'auxiliary' AND {_SIZE} IS NOT NULL"
+MAIN = "kind = 'managed' AND NOT is_side"
+MANAGED = "mode = 'manage' AND kind <> 'passthrough'"
+_FAILED = "is_last AND (status >= 400 OR status = 0 OR completeness IN ('failed', 'truncated'))"
+# How the rounds of a sum are charged: not, for us, for the client, and what is known of the client's own requests.
+UNKNOWN, OURS, PLAIN, OWN, ESTIMATE = range(5)
+_SHARE = f"""CASE WHEN input IS NULL THEN {UNKNOWN} WHEN kind = 'auxiliary' THEN {OURS}
+    WHEN NOT ({MANAGED}) THEN {PLAIN}
+    WHEN own_input IS NOT NULL THEN {OWN} WHEN saving IS NOT NULL THEN {ESTIMATE} ELSE {PLAIN} END"""
+_DAY_MS = 86_400_000
+_SUMS = {
+    "rounds": "1",
+    "errors": f"ifnull(kind <> 'auxiliary' AND {_FAILED}, 0)",
+    "ends": f"is_last AND is_end AND {MAIN}",
+    "plans": f"rung = 'plan' AND {MANAGED}",
+    "held": "is_held",
+    "counted": _IS_COUNTED,
+    "client": f"iif({_IS_COUNTED}, ifnull(client, {_SIZE}), 0)",
+    "sent": f"iif({_IS_COUNTED}, {_SIZE}, 0)",
+    "told": "iif(kind <> 'auxiliary' AND read IS NOT NULL, ifnull(input, 0), 0)",
+    "fresh": "max(0, ifnull(input, 0) - ifnull(read, 0) - ifnull(written, 0))",
+    "output": "ifnull(output, 0)",
+    "read": "ifnull(read, 0)",
+    "written": "ifnull(written, 0)",
+    "own_fresh": "ifnull(max(0, own_input - own_read - own_written), 0)",
+    "own_read": "ifnull(own_read, 0)",
+    "own_written": "ifnull(own_written, 0)",
+    "paid_fresh": "ifnull(max(0, input - paid_read - ifnull(written, 0)), 0)",
+    "paid_read": "ifnull(paid_read, 0)",
+    "saving": "ifnull(saving, 0.0)",
+}
+_MOST = {
+    "largest": "ifnull(input, 0)",
+    "largest_own": "ifnull(own_input, 0)",
+    "ended_ms": "ifnull(CAST(at_ms + total_ms AS INTEGER), 0)",
+}
+TALLY_KEY = "session, day, upstream, model, share, tier, own_tier"
+TALLY_COLUMNS = (*TALLY_KEY.split(", "), *_SUMS, *_MOST)
+_TALLY_NAMES = ", ".join(TALLY_COLUMNS)
+MERGED = ", ".join(
+    (
+        *(f"part.{name}" for name in TALLY_KEY.split(", ")[1:]),
+        *(f"sum(part.{name})" for name in _SUMS),
+        *(f"max(part.{name})" for name in _MOST),
+    )
+)
+"""All columns but the session, of sums that are put together, as `part`."""
+
+
+def select_tallies(rows: str, tiers: Sequence[int] = TIERS, sign: str = "") -> str:
+    """Return the query that sums up the rows of a query that are charged alike. `sign` is `-` for what is taken off."""
+    sums = [f"{sign}sum({text}) AS {name}" for name, text in _SUMS.items()]
+    most = [f"max({text}) AS {name}" for name, text in _MOST.items()]
+    tier, own_tier = (_count_tiers(f"ifnull({column}, 0)", tiers) for column in ("input", "own_input"))
+    return f"""
+        SELECT session, at_ms / {_DAY_MS} AS day, upstream, model, {_SHARE} AS share, {tier} AS tier,
+            {own_tier} AS own_tier, {", ".join(sums + most)}
+        FROM ({rows}) GROUP BY 1, 2, 3, 4, 5, 6, 7"""
+
+
+def _count_tiers(column: str, tiers: Sequence[int]) -> str:
+    return " + ".join(f"({column} > {int(tier)})" for tier in tiers) or "0"
+
+
+def _add_tallies(rows: str, sign: str = "") -> str:
+    added = [f"{name} = {name} + excluded.{name}" for name in _SUMS]
+    most = [f"{name} = max({name}, excluded.{name})" for name in _MOST]
+    return f"""
+        INSERT INTO tally({_TALLY_NAMES}) SELECT {_TALLY_NAMES} FROM ({select_tallies(rows, sign=sign)}) WHERE true
+        ON CONFLICT({TALLY_KEY}) DO UPDATE SET {", ".join(added + most)}"""
+
+
+_LATE, _NEXT = "e.seq IN (SELECT value FROM json_each(?))", "e.seq > ? AND e.seq <= ?"
+_ROWS_OF = "(session, n) IN (SELECT e.session, e.n FROM exchange e WHERE {chosen})"
+_LATE_ROWS, _NEXT_ROWS = (f"SELECT * FROM bill WHERE {_ROWS_OF.format(chosen=chosen)}" for chosen in (_LATE, _NEXT))
+_ADD_LATE, _TAKE_LATE, _ADD = _add_tallies(_LATE_ROWS), _add_tallies(_LATE_ROWS, "-"), _add_tallies(_NEXT_ROWS)
+_FORGET_LATE = f"DELETE FROM bill WHERE {_ROWS_OF.format(chosen=_LATE)}"
 _DERIVE_LATE = f"INSERT INTO bill({_NAMES}) {select_rows(_LATE)}"
-_DERIVE = f"INSERT OR REPLACE INTO bill({_NAMES}) {select_rows('e.seq > ? AND e.seq <= ?')}"
+_DERIVE = f"INSERT INTO bill({_NAMES}) {select_rows(_NEXT)}"
 _COMPARED = ", ".join(name for name in COLUMNS if name != "is_end")  # which the content says, and may be erased
 _DERIVED = f"SELECT {_COMPARED} FROM ({select_rows('e.seq <= ?')}) ORDER BY session, n, k"
 _STORED = f"SELECT {_COMPARED} FROM bill ORDER BY session, n, k"
+_EXACT = ", ".join(name for name in (*TALLY_KEY.split(", "), *_SUMS) if name != "saving")
+_SUMMED = f"SELECT {_EXACT} FROM ({select_tallies('SELECT * FROM bill')}) ORDER BY {TALLY_KEY}"
+_TALLIED = f"SELECT {_EXACT} FROM tally WHERE rounds > 0 ORDER BY {TALLY_KEY}"
 
 
 def read_filled(connection: sqlite3.Connection) -> int:
@@ -115,9 +197,9 @@ def read_filled(connection: sqlite3.Connection) -> int:
 
 def derive_late(connection: sqlite3.Connection, exchanges: Iterable[int]) -> None:
     """Derive the rows of calls again, in the transaction that adds to their record."""
-    late = encode_ids(exchanges)
-    connection.execute(_FORGET_LATE, (late,))
-    connection.execute(_DERIVE_LATE, (late,))
+    late = (encode_ids(exchanges),)
+    for statement in (_TAKE_LATE, _FORGET_LATE, _DERIVE_LATE, _ADD_LATE):
+        connection.execute(statement, late)
 
 
 def fill(connection: sqlite3.Connection, last: int) -> int:
@@ -134,7 +216,9 @@ def fill(connection: sqlite3.Connection, last: int) -> int:
         try:
             if not filled:
                 connection.execute("DELETE FROM bill")
+                connection.execute("DELETE FROM tally")
             connection.execute(_DERIVE, (filled, until))
+            connection.execute(_ADD, (filled, until))
             value = until.to_bytes(_SEQ_SIZE, "big") + bytes([_VERSION])
             connection.execute("INSERT OR REPLACE INTO meta(key, value) VALUES (?, ?)", (_KEY, value))
             connection.execute("COMMIT")
@@ -147,7 +231,7 @@ def fill(connection: sqlite3.Connection, last: int) -> int:
 
 
 def find_difference(connection: sqlite3.Connection) -> str:
-    """Return where a stored row first differs from what the record says, empty if none does."""
+    """Return where stored rows and sums first differ from what the record says, empty if they do not."""
     filled = read_filled(connection)
     if not filled:
         return ""  # another version derived them, and nobody reads them
@@ -155,4 +239,10 @@ def find_difference(connection: sqlite3.Connection) -> str:
     for row in connection.execute(_DERIVED, (filled,)):
         if stored.fetchone() != row:
             return f"session {row[0]}, call {row[1]}, round {row[2]}"
-    return "" if stored.fetchone() is None else "a call that is not in the record"
+    if stored.fetchone() is not None:
+        return "a call that is not in the record"
+    sums = connection.execute(_TALLIED)
+    for row in connection.execute(_SUMMED):
+        if sums.fetchone() != row:
+            return f"session {row[0]}, the sum over calls of day {row[1]}"
+    return "" if sums.fetchone() is None else "the sum over calls that are not in the record"

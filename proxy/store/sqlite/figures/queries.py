@@ -13,80 +13,53 @@ from msgspec.structs import replace
 
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Usage
-from proxy.model.figures import Charge, RoundFigures, SessionFigures, SessionHead
+from proxy.model.figures import TIERS, Newest, RoundFigures, SessionHead, Tally
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite.codec import decode_headers, encode_ids
-from proxy.store.sqlite.figures.bills import COLUMNS, read_filled, select_rows
+from proxy.store.sqlite.figures.bills import (
+    COLUMNS,
+    ESTIMATE,
+    MANAGED,
+    MERGED,
+    OURS,
+    OWN,
+    TALLY_COLUMNS,
+    TALLY_KEY,
+    UNKNOWN,
+    read_filled,
+    select_rows,
+    select_tallies,
+)
 
+_PLAIN_SUMS = ("rounds", "errors", "ends", "plans", "held", "counted", "client", "sent", "told", "ended_ms")
 _FEW = 4096  # newer calls than these are found by their sessions
 
-_IDS = "SELECT id FROM session WHERE key IN (SELECT value FROM json_each(?))"
+_NAMED_IDS = "SELECT key, id FROM session WHERE key IN (SELECT value FROM json_each(?))"
 _NAMES = ", ".join(COLUMNS)
 _CHOSEN = "{table}session IN (SELECT value FROM json_each(:sessions))"
 _ROWS = f"""
-    SELECT {_NAMES} FROM bill WHERE exchange <= :filled AND {{stored}}
+    SELECT {_NAMES} FROM bill WHERE :filled > 0 AND {{stored}}
     UNION ALL {{newer}}"""
 
-# A call of the conversation that is not ours; a call that failed, or whose response broke off.
-_MAIN = "kind = 'managed' AND NOT is_side"
-_FAILED = "is_last AND (status >= 400 OR status = 0 OR completeness IN ('failed', 'truncated'))"
-# The tokens that were sent: as the provider counted them, or as we did where it answered without saying how many.
-_SENT = "ifnull(input, iif(status BETWEEN 200 AND 299, sent, NULL))"
-_USED = f"kind <> 'auxiliary' AND {_SENT} IS NOT NULL"
-_MANAGED = "mode = 'manage' AND kind <> 'passthrough'"
+_PART_KEY = ", ".join(f"part.{name}" for name in TALLY_KEY.split(", "))
+_TALLIES = f"""
+    WITH part AS (
+        SELECT {", ".join(TALLY_COLUMNS)} FROM tally WHERE rounds > 0 AND :filled > 0 AND {{stored}}
+        UNION ALL SELECT {", ".join(TALLY_COLUMNS)} FROM ({{newer}}))
+    SELECT s.key, {MERGED} FROM part JOIN session s ON s.id = part.session GROUP BY {_PART_KEY}"""
 
-_FIGURES = f"""
-    WITH row AS MATERIALIZED ({{rows}}),
-    sums AS (
-        SELECT session, sum(kind <> 'auxiliary' AND {_FAILED}) AS errors, sum(is_last AND is_end AND {_MAIN}) AS ends,
-            max(at_ms) FILTER (WHERE status IS NULL AND is_last) AS opened_ms, max(at_ms + total_ms) AS ended_ms,
-            sum(ifnull(client, {_SENT})) FILTER (WHERE {_USED}) AS client, sum({_SENT}) FILTER (WHERE {_USED}) AS sent,
-            sum(output) FILTER (WHERE {_USED}) AS output, sum(read) FILTER (WHERE {_USED}) AS read,
-            sum(input) FILTER (WHERE {_USED} AND read IS NOT NULL) AS told
-        FROM row GROUP BY session),
-    own AS (SELECT session, max(n), mode FROM row WHERE kind <> 'auxiliary' AND is_last GROUP BY session),
-    newest AS (SELECT session, max(n), is_end FROM row WHERE is_last AND {_MAIN} GROUP BY session),
-    sized AS (
-        SELECT session, max(n), view, client, ifnull(input, sent) AS sent, usable FROM row
-        WHERE is_last AND {_MAIN} AND ifnull(input, sent) IS NOT NULL GROUP BY session),
-    viewed AS (SELECT session, max(n), view FROM row WHERE is_last AND {_MAIN} AND view <> '' GROUP BY session),
-    budgeted AS (SELECT session, max(n), usable FROM row WHERE is_last AND {_MAIN} AND usable > 0 GROUP BY session),
-    planned AS (
-        SELECT session, max(n) AS n, count(DISTINCT n) AS plans FROM row WHERE rung = 'plan' AND {_MANAGED}
-        GROUP BY session),
-    later AS (
-        SELECT row.session, count(*) AS calls FROM planned JOIN row ON row.session = planned.session
-        WHERE row.n > planned.n AND is_last AND k >= 0 AND kind <> 'auxiliary' AND {_MANAGED} GROUP BY row.session)
-    SELECT s.key, ifnull(own.mode, ''), ifnull(sums.errors, 0), ifnull(sums.ends, 0), ifnull(newest.is_end, 1),
-        sums.opened_ms,
-        CAST(sums.ended_ms AS INTEGER), sums.client, sums.sent, sums.output,
-        ifnull(sums.read, 0), ifnull(sums.told, 0), ifnull(viewed.view, ''), ifnull(sized.client, sized.sent),
-        sized.sent, ifnull(budgeted.usable, 0),
-        (SELECT count(*) FROM epoch x WHERE x.session = sums.session AND x.why NOT IN ('revert', 'refused')),
-        (SELECT count(*) FROM summary x WHERE x.session = sums.session),
-        ifnull(planned.plans, 0), ifnull(later.calls, 0)
-    FROM sums JOIN session s ON s.id = sums.session
-        LEFT JOIN own ON own.session = sums.session LEFT JOIN newest ON newest.session = sums.session
-        LEFT JOIN sized ON sized.session = sums.session LEFT JOIN viewed ON viewed.session = sums.session
-        LEFT JOIN budgeted ON budgeted.session = sums.session
-        LEFT JOIN planned ON planned.session = sums.session LEFT JOIN later ON later.session = sums.session"""
+_NEWEST = """
+    SELECT kind, mode, view, is_last, is_side, is_end, status, at_ms, client, ifnull(input, sent), usable
+    FROM ({rows}) WHERE {place} ORDER BY n DESC, k DESC"""
+_AT_ONCE = 32  # rounds that are read of a session, until all is known that is looked for
+_COUNTS = """
+    SELECT (SELECT count(*) FROM epoch WHERE session = ?1 AND why NOT IN ('revert', 'refused')),
+        (SELECT count(*) FROM summary WHERE session = ?1), (SELECT max(n) FROM exchange WHERE session = ?1)"""
 
-_DAY_MS = 86_400_000
-_CHARGES = f"""
-    WITH row AS ({{rows}}),
-    part AS (
-        SELECT session, at_ms / {_DAY_MS} AS day, upstream, model, kind = 'auxiliary' AS is_auxiliary,
-            kind <> 'auxiliary' AND {_MANAGED} AND own_input IS NOT NULL AS is_own,
-            kind <> 'auxiliary' AND {_MANAGED} AND own_input IS NULL AND saving IS NOT NULL AS is_estimate,
-            {{tier}} AS tier, {{own_tier}} AS own_tier, input, output, ifnull(read, 0) AS read,
-            ifnull(written, 0) AS written, paid_read, own_input, own_read, own_written, saving
-        FROM row WHERE input IS NOT NULL)
-    SELECT s.key, day, part.upstream, model, is_auxiliary, is_own, is_estimate, max(input),
-        sum(max(0, input - read - written)), ifnull(sum(output), 0), sum(read), sum(written),
-        max(own_input), sum(max(0, own_input - own_read - own_written)), sum(own_read), sum(own_written),
-        sum(max(0, input - paid_read - written)), sum(paid_read), sum(saving)
-    FROM part JOIN session s ON s.id = part.session
-    GROUP BY part.session, day, part.upstream, model, is_auxiliary, is_own, is_estimate, tier, own_tier"""
+_LATER = f"""
+    WITH row AS ({{rows}})
+    SELECT count(*) FROM row WHERE is_last AND k >= 0 AND kind <> 'auxiliary' AND {MANAGED}
+        AND n > (SELECT max(n) FROM row WHERE rung = 'plan' AND {MANAGED})"""
 
 _ROUNDS = """
     WITH row AS ({rows}),
@@ -110,26 +83,67 @@ _HEADS = """
     WHERE s.id IN (SELECT value FROM json_each(?))"""
 
 
-def load_figures(connection: sqlite3.Connection, sessions: Sequence[str]) -> list[SessionFigures]:
-    """Return what `FigureLog.load_figures` does."""
-    query, key = _select_rows(connection, _list_ids(connection, sessions))
-    rows = connection.execute(_FIGURES.format(rows=query), key)
-    return [SessionFigures(*(*row[:4], bool(row[4]), *row[5:])) for row in rows]
+def load_newest(connection: sqlite3.Connection, sessions: Sequence[str]) -> list[Newest]:
+    """Return what `LogReader.load_newest` does."""
+    found = []
+    for key, id in connection.execute(_NAMED_IDS, (_encode_names(sessions),)).fetchall():
+        epochs, summaries, last = connection.execute(_COUNTS, (id,)).fetchone()
+        if last is not None:
+            newest = _read_newest(connection, key, id, last)
+            found.append(replace(newest, epochs=epochs, summaries=summaries))
+    return found
 
 
-def sum_charges(
-    connection: sqlite3.Connection, sessions: Sequence[str] | None = None, tiers: Sequence[int] = ()
-) -> list[Charge]:
-    """Return what `FigureLog.sum_charges` does."""
-    query, key = _select_rows(connection, None if sessions is None else _list_ids(connection, sessions))
-    named = {"tier": _count_tiers("input", tiers), "own_tier": _count_tiers("ifnull(own_input, 0)", tiers)}
-    return [_make_charge(row) for row in connection.execute(_CHARGES.format(rows=query, **named), key)]
+def _read_newest(connection: sqlite3.Connection, key: str, id: int, last: int) -> Newest:
+    """Read the rounds of a session back from its call `last` until it is known what the newest are."""
+    query, named = _select_rows(connection, [id])
+    query = _NEWEST.format(rows=query, place="n > :after AND n <= :until")
+    found: dict[str, Any] = {}
+    for until in range(last, 0, -_AT_ONCE):
+        rows = connection.execute(query, {**named, "after": until - _AT_ONCE, "until": until})
+        for kind, mode, view, is_last, is_side, is_end, status, at_ms, client, sent, usable in rows:
+            if not is_last:
+                continue
+            if status is None:
+                found.setdefault("opened_ms", at_ms)
+            if kind != "auxiliary":
+                found.setdefault("mode", mode)
+            if kind == "managed" and not is_side:
+                found.setdefault("is_ended", bool(is_end))
+                known = {"view": view} if view else {}
+                if sent is not None:
+                    known |= {"client": sent if client is None else client, "sent": sent}
+                found = known | ({"usable": usable} if usable else {}) | found
+        if found.keys() >= {"mode", "view", "sent", "usable"}:
+            break
+    return Newest(key, **found)
+
+
+def load_tallies(
+    connection: sqlite3.Connection, sessions: Sequence[str] | None = None, tiers: Sequence[int] = TIERS
+) -> list[Tally]:
+    """Return what `LogReader.load_tallies` does."""
+    ids = None if sessions is None else _list_ids(connection, sessions)
+    stored, newer, key = _choose_rows(connection, ids)
+    if tuple(tiers) == TIERS:
+        query = _TALLIES.format(stored=stored, newer=select_tallies(newer))
+    else:
+        rows = _ROWS.format(stored=stored, newer=newer)
+        query = _TALLIES.format(stored="false", newer=select_tallies(rows, tiers))
+    return [_make_tally(row) for row in connection.execute(query, key)]
+
+
+def count_later(connection: sqlite3.Connection, session: str) -> int:
+    """Return what `LogReader.count_later` does."""
+    query, key = _select_rows(connection, _list_ids(connection, (session,)))
+    (count,) = connection.execute(_LATER.format(rows=query), key).fetchone()
+    return int(count)
 
 
 def load_rounds(
     connection: sqlite3.Connection, session: str, after: int = 0, limit: int = 10_000
 ) -> list[RoundFigures]:
-    """Return what `FigureLog.load_rounds` does. Raises NotFound."""
+    """Return what `LogReader.load_rounds` does. Raises NotFound."""
     ids = _list_ids(connection, (session,))
     if not ids:
         raise NotFound(f"there is no session {session}")
@@ -139,45 +153,61 @@ def load_rounds(
 
 
 def load_heads(connection: sqlite3.Connection, sessions: Sequence[str]) -> list[SessionHead]:
-    """Return what `FigureLog.load_heads` does."""
+    """Return what `LogReader.load_heads` does."""
     rows = connection.execute(_HEADS, (encode_ids(_list_ids(connection, sessions)),))
     return [
         SessionHead(*(*row[:4], () if row[4] is None else decode_headers(row[4], row[5]), bool(row[6]))) for row in rows
     ]
 
 
+def _encode_names(sessions: Iterable[str]) -> str:
+    return orjson.dumps([fit_text(session) for session in sessions]).decode()
+
+
 def _list_ids(connection: sqlite3.Connection, sessions: Iterable[str]) -> list[int]:
-    names = orjson.dumps([fit_text(session) for session in sessions]).decode()
-    return [id for (id,) in connection.execute(_IDS, (names,))]
+    return [id for _, id in connection.execute(_NAMED_IDS, (_encode_names(sessions),))]
 
 
-def _select_rows(connection: sqlite3.Connection, sessions: list[int] | None) -> tuple[str, dict[str, object]]:
-    """Return the query for the rows of sessions, None: of all, and its parameters."""
+def _select_rows(connection: sqlite3.Connection, sessions: list[int]) -> tuple[str, dict[str, object]]:
+    """Return the query for the rows of sessions, and its parameters."""
+    stored, newer, key = _choose_rows(connection, sessions)
+    return _ROWS.format(stored=stored, newer=newer), key
+
+
+def _choose_rows(connection: sqlite3.Connection, sessions: list[int] | None) -> tuple[str, str, dict[str, object]]:
+    """Return which stored rows are those of sessions, None: of all, the query for newer ones, and its parameters."""
     filled = read_filled(connection)
     (last,) = connection.execute("SELECT ifnull(max(seq), 0) FROM exchange").fetchone()
     key: dict[str, object] = {"filled": filled}
     if sessions is None:
-        return _ROWS.format(stored="true", newer=select_rows("e.seq > :filled")), key
+        return "true", select_rows("e.seq > :filled"), key
     key["sessions"] = encode_ids(sessions)
     # a sign keeps SQLite from using the index of what it precedes
     is_short = last - filled <= _FEW
     chosen = _CHOSEN.format(table="+e." if is_short else "e.")
-    seq = "e.seq" if is_short else "+e.seq"
-    newer = select_rows(f"{seq} > :filled AND {chosen}")
-    return _ROWS.format(stored=_CHOSEN.format(table=""), newer=newer), key
+    newer = select_rows(f"{'e.seq' if is_short else '+e.seq'} > :filled AND {chosen}")
+    return _CHOSEN.format(table=""), newer, key
 
 
-def _count_tiers(column: str, tiers: Sequence[int]) -> str:
-    return " + ".join(f"({column} > {int(tier)})" for tier in tiers) or "0"
-
-
-def _make_charge(row: Sequence[Any]) -> Charge:
-    session, day, upstream, model, is_auxiliary, is_own, is_estimate, largest, *sums = row
-    fresh, output, read, written, largest_own, own_fresh, own_read, own_written, paid_fresh, paid_read, saving = sums
-    charge = Charge(session, day, upstream, model, bool(is_auxiliary), Usage(fresh, output, read, written), largest)
-    if is_estimate:
-        return replace(charge, saving=saving)
-    if not is_own:
-        return charge
-    own = Usage(own_fresh, output, own_read, own_written)
-    return replace(charge, own=own, paid=Usage(paid_fresh, output, paid_read, written), largest_own=largest_own)
+def _make_tally(row: Sequence[Any]) -> Tally:
+    found = dict(zip(TALLY_COLUMNS, row, strict=True))
+    share, output, written = found["share"], found["output"], found["written"]
+    is_ours, is_own = share == OURS, share == OWN
+    own = Usage(found["own_fresh"], output, found["own_read"], found["own_written"])
+    return Tally(
+        session=found["session"],
+        day=found["day"],
+        upstream=found["upstream"],
+        model=found["model"],
+        is_auxiliary=is_ours,
+        usage=Usage(found["fresh"], output, found["read"], written),
+        largest=found["largest"],
+        own=own if is_own else None,
+        paid=Usage(found["paid_fresh"], output, found["paid_read"], written) if is_own else None,
+        largest_own=found["largest_own"] if is_own else 0,
+        saving=found["saving"] if share == ESTIMATE else None,
+        is_known=share != UNKNOWN,
+        read=0 if is_ours else found["read"],
+        output=0 if is_ours else output,
+        **{name: found[name] for name in _PLAIN_SUMS},
+    )

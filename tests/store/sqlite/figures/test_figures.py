@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from proxy.model.epoch import Epoch, Plan, Summary
 from proxy.model.errors import NotFound
 from proxy.model.exchange import Usage
-from proxy.model.figures import Charge
+from proxy.model.figures import TIERS, Tally
 from proxy.model.log import ExchangeRow, Record
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite import context_queries, exchange_queries
@@ -24,6 +24,7 @@ from proxy.store.sqlite.connection import connect_writer
 from proxy.store.sqlite.figures import queries
 from proxy.store.sqlite.figures.bills import find_difference, read_filled
 from proxy.store.sqlite.transaction import TransactionWriter
+from proxy.store.sqlite.verify import verify_log
 from tests.store.samples import (
     OPENED_MS,
     make_epoch,
@@ -37,11 +38,10 @@ from tests.store.samples import (
 )
 from tests.support.figures import DerivedFigures
 
-TIERS = (100, 1000)
 DAY_MS = 86_400_000
 SESSIONS = tuple(make_key(name).id for name in "abc")
 
-tokens = st.none() | st.integers(0, 2000)
+tokens = st.none() | st.integers(0, 2000) | st.integers(0, 300_000)
 usages = st.none() | st.builds(Usage, tokens, tokens, tokens, tokens)
 plans = st.none() | st.builds(
     lambda rung, reason, saving, sizes, usable: Plan(
@@ -136,9 +136,24 @@ def writing() -> Iterator[tuple[sqlite3.Connection, TransactionWriter]]:
             connection.close()
 
 
-def in_order(charges: Sequence[Charge]) -> list[Charge]:
-    rounded = [replace(each, saving=None if each.saving is None else round(each.saving, 6)) for each in charges]
+def in_order(tallies: Sequence[Tally]) -> list[Tally]:
+    """Without what only grows, and may be that of a round which is in another sum by now."""
+    rounded = [
+        replace(
+            each, saving=None if each.saving is None else round(each.saving, 6), ended_ms=0, largest=0, largest_own=0
+        )
+        for each in tallies
+    ]
     return sorted(rounded, key=repr)
+
+
+def find_most(tallies: Sequence[Tally]) -> dict[str, tuple[int, int]]:
+    """When the last call of each session ended, and how large the largest was."""
+    found: dict[str, tuple[int, int]] = {}
+    for each in tallies:
+        ended_ms, largest = found.get(each.session, (0, 0))
+        found[each.session] = max(ended_ms, each.ended_ms), max(largest, each.largest)
+    return found
 
 
 def check(connection: sqlite3.Connection) -> None:
@@ -152,12 +167,16 @@ def check(connection: sqlite3.Connection) -> None:
             except NotFound:
                 rounds = []
             assert rounds == await slow.load_rounds(session)
-        found = sorted(queries.load_figures(connection, SESSIONS), key=lambda each: each.session)
-        assert found == await slow.load_figures(SESSIONS)
-        assert in_order(queries.sum_charges(connection, SESSIONS, TIERS)) == in_order(
-            await slow.sum_charges(SESSIONS, TIERS)
-        )
-        assert in_order(queries.sum_charges(connection, None)) == in_order(await slow.sum_charges(None))
+        found = sorted(queries.load_newest(connection, SESSIONS), key=lambda each: each.session)
+        assert found == await slow.load_newest(SESSIONS)
+        for tiers in (TIERS, (100, 1000)):
+            worked = await slow.load_tallies(SESSIONS, tiers)
+            tallies = queries.load_tallies(connection, SESSIONS, tiers)
+            assert in_order(tallies) == in_order(worked)
+            assert find_most(tallies) == find_most(worked)
+        assert in_order(queries.load_tallies(connection, None)) == in_order(await slow.load_tallies(None))
+        for session in SESSIONS:
+            assert queries.count_later(connection, session) == await slow.count_later(session)
         heads = sorted(queries.load_heads(connection, SESSIONS), key=lambda each: each.session)
         assert heads == await slow.load_heads(SESSIONS)
 
@@ -165,7 +184,7 @@ def check(connection: sqlite3.Connection) -> None:
     assert find_difference(connection) == ""
 
 
-@settings(max_examples=60)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(calls, min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_figures_are_what_the_record_says(drawn: list[Any], random: Any) -> None:
     pending = [list(list_records(number, call)) for number, call in enumerate(drawn)]
@@ -190,7 +209,7 @@ def test_the_epochs_of_a_session_are_counted_and_numbered() -> None:
         check(connection)
         (row,) = queries.load_rounds(connection, SESSIONS[0])
         assert row.epoch == 2
-        assert [each.epochs for each in queries.load_figures(connection, SESSIONS)] == [2]
+        assert [each.epochs for each in queries.load_newest(connection, SESSIONS)] == [2]
 
 
 def test_rows_of_another_version_are_derived_anew() -> None:
@@ -200,6 +219,9 @@ def test_rows_of_another_version_are_derived_anew() -> None:
         assert read_filled(connection) == 1
         connection.execute("UPDATE bill SET model = 'other'")
         assert find_difference(connection) == "session 1, call 1, round 0"
+        connection.execute("UPDATE bill SET model = 'gpt-4o'")
+        connection.execute("UPDATE tally SET rounds = 7")
+        assert find_difference(connection).startswith("session 1, the sum over calls of day")
         connection.execute("UPDATE meta SET value = x'000000000000000100' WHERE key = 'bills'")
         assert read_filled(connection) == 0
         check(connection)
@@ -213,3 +235,19 @@ def test_rows_of_another_version_are_derived_anew() -> None:
 def test_a_session_that_is_not_there_has_no_rounds() -> None:
     with writing() as (connection, _), pytest.raises(NotFound):
         queries.load_rounds(connection, "nobody")
+
+
+def test_verify_finds_figures_that_differ_from_the_record(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    connection = connect_writer(StorePolicy(path, durability="full"))
+    writer = TransactionWriter(connection)
+    writer.commit([[make_opening("e1", key=make_key("a")), make_round("e1")]])
+    writer.fill()
+    assert verify_log(path).faults == ()
+    connection.execute("UPDATE bill SET input = 7")
+    connection.close()
+    (fault,) = verify_log(path).faults
+    assert (fault.where, fault.what) == (
+        "figures of session 1, call 1, round 0",
+        "differ from the record; they are only read by reports",
+    )

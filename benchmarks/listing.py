@@ -1,0 +1,182 @@
+"""How long the reports of a large log take: `python -m benchmarks.listing [--log DIR]`.
+
+A log of 100,000 calls: 300 sessions of 300 calls, and one of 10,000. Calls have a plan, usage, timings and a place in
+their session's tree; every 60th opens an epoch. Figures are of processor time where a command or the writer is
+measured, and of the median request else. `--log` keeps the log in a directory, or measures one that is there.
+"""
+
+import argparse
+import asyncio
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.report import render_number, render_table
+from proxy.assembly import measure
+from proxy.config import load_settings
+from proxy.engine.reports.savings_report import load_report
+from proxy.engine.reports.session_reports import SessionReports
+from proxy.engine.reports.session_summary import TitleCache, summarize_sessions
+from proxy.engine.reports.sessions import write_json
+from proxy.model.epoch import Epoch, Plan, Rung
+from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Timings, Usage
+from proxy.model.lineage import NodeRow, Reply, Step, compute_chain_root, extend_chain
+from proxy.model.log import Record
+from proxy.model.manifest import ChainPiece, Manifest, chain_slices, compute_root_link, encode_recipe
+from proxy.store.policy import StorePolicy
+from proxy.store.sqlite.connection import connect_writer
+from proxy.store.sqlite.reader import SqliteReader
+from proxy.store.sqlite.transaction import TransactionWriter
+
+SESSIONS, CALLS, LONG = 300, 300, 10_000
+
+_TENANT = b"t" * 16
+_STARTED_MS = 1_760_000_000_000
+_MODEL, _VIEW = "claude-sonnet-4-5", "claude-sonnet-4-5"
+_HEADERS = ((b"content-type", b"application/json"), (b"user-agent", b"claude-cli/2.1.34 (external, cli)"))
+_EACH_EPOCH = 60
+_REPEATED = 11
+
+
+def make_calls(number: int, count: int) -> Iterator[list[tuple[Record, ...]]]:
+    """Yield the calls of a session, each as the groups in which its records come."""
+    key = SessionKey(f"{number:020x}", _TENANT, "anthropic", f"agent-{number}")
+    root, link = compute_chain_root("anthropic"), compute_root_link(_TENANT)
+    parent, epoch = root, ""
+    for n in range(1, count + 1):
+        name, at_ms = f"e{number}-{n}", _STARTED_MS + number * 60_000 + n * 30_000
+        own = [
+            (b"," if n > 1 else b"", b'{"role":"user","content":"Task %d of %d: %s"}' % (n, number, b"x" * 200)),
+            (b",", b'{"role":"assistant","content":"Answer %d of %d"}' % (n, number)),
+        ]
+        slices = tuple(chain_slices(link, own[:1] if n == 1 else own))
+        link = slices[-1].link
+        body = Manifest(encode_recipe((b'{"messages":[', ChainPiece(link), b"]}")), slices, (), 900 * n)
+        asked, said = extend_chain(parent, [b"q%d-%d" % (number, n), b"a%d-%d" % (number, n)])
+        client = 20_000 + 900 * n
+        if n % _EACH_EPOCH == 0:
+            before, epoch = epoch, f"p{number}-{n}"
+            yield [(Epoch(epoch, key.id, _VIEW, before, asked, n, "soft", "", at_ms, client, 30_000, b"[]", ()),)]
+        sent = client if not epoch else 30_000 + 900 * (n % _EACH_EPOCH)
+        rung: Rung = "original" if not epoch else "plan" if n % _EACH_EPOCH == 0 else "epoch"
+        plan = Plan(name, 0, _VIEW, rung, epoch, "none", "", client, sent, 150_000, 0.0, 9.0, client - 900, sent - 900)
+        usage = Usage(sent, 200, sent - 900, 900)
+        yield [
+            (
+                Opening(name, key, "managed", "anthropic_messages", "manage", _MODEL, "POST", "/v1/messages", _HEADERS,
+                        body, at_ms),
+                Step(name, "append", False, asked, n, n - 1, (NodeRow(asked, parent, False),), ()),
+                Round(name, 0, "anthropic", None),
+                plan,
+            ),
+            (Outcome(name, 0, 200, (), "complete", b"{}", 2, b"", Timings(300.0, 310.0, 4000.0)),),
+            (
+                Reading(name, 0, b'{"content":[]}', usage, "tool_use" if n % 10 else "end_turn", ""),
+                Reply(name, 0, (NodeRow(said, asked, True),), ()),
+            ),
+        ]  # fmt: skip
+        parent = said
+
+
+def write_log(path: Path, sessions: int, calls: int, long: int) -> None:
+    """Write such a log, and tell what that took of the processor, with and without what reports sum up."""
+    connection = connect_writer(StorePolicy(path, durability="normal"))
+    writer = TransactionWriter(connection)
+    wrote = filled = 0.0
+    total = 0
+    for number in range(sessions + 1):
+        batch: list[tuple[Record, ...]] = []
+        for groups in make_calls(number, long if number == sessions else calls):
+            batch += groups
+            total += len(groups) > 1
+            if len(batch) < 30:
+                continue
+            began = time.thread_time()
+            writer.commit(batch)
+            wrote += time.thread_time() - began
+            batch = []
+            began = time.thread_time()
+            while writer.unfilled >= 256:
+                writer.fill()
+            filled += time.thread_time() - began
+        writer.commit(batch)
+    connection.close()
+    share = f"{filled / wrote:.1%}"
+    print(f"{total} calls: {wrote / total * 1e6:.0f} µs each to write, {filled / total * 1e6:.0f} µs behind ({share})")
+
+
+@contextmanager
+def timing(samples: list[float]) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    samples.append((time.perf_counter() - began) * 1000)
+
+
+async def measure_reports(data: Path) -> list[tuple[str, str, str]]:
+    """Measure each report; what a request of the API does, but for HTTP."""
+    settings = load_settings(None, {"data": data})
+    inputs, reader = await measure(settings), SqliteReader(settings.store_policy().path)
+    titles = TitleCache()
+    long = f"{SESSIONS:020x}"
+
+    async def list_some() -> object:
+        return await summarize_sessions(reader, await reader.list_sessions(50), inputs, titles)
+
+    async def show_one() -> object:
+        return await summarize_sessions(reader, [await reader.find_session(long)], inputs, titles)
+
+    kept = SessionReports(reader, inputs)
+    reports: dict[str, Callable[[], Awaitable[object]]] = {
+        "50 sessions": list_some,
+        "session of 10,000 calls": show_one,
+        "its timeline": lambda: kept.load_timeline(long),
+        "its epochs": lambda: kept.load_epochs(long),
+        "savings of all": lambda: load_report(reader, inputs),
+    }
+    rows = []
+    for name, report in reports.items():
+        samples: list[float] = []
+        for _ in range(_REPEATED):
+            with timing(samples):
+                write_json(await report())
+        rows.append((name, render_number(samples[0]), render_number(statistics.median(samples))))
+    await reader.close()
+    return rows
+
+
+def measure_command(data: Path, *arguments: str) -> tuple[str, str, str]:
+    """Measure a command: processor time of its process."""
+    samples = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = [sys.executable, "-m", "proxy", *arguments, "--data", str(data)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ})
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        samples.append((after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1000)
+    return "palimpsest " + " ".join(arguments), render_number(samples[0]), render_number(statistics.median(samples))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--log", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        data = options.log or Path(folder)
+        data.mkdir(parents=True, exist_ok=True)
+        path = data / "log.db"
+        if not path.exists():
+            write_log(path, SESSIONS, CALLS, LONG)
+        rows = asyncio.run(measure_reports(data))
+        rows += [measure_command(data, "sessions", "--json"), measure_command(data, "savings", "--json")]
+        print(render_table(("report", "first, ms", "median, ms"), rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Reports on long sessions that are asked for again and again: what has been read of a session is kept, and extended.
+
+A call is kept once it is over, and all before it are. Nothing is kept where the prices of a model have changed since.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from proxy.engine.ports import LogReader
+from proxy.engine.reports.cache import CacheCall, CacheReader, CacheReport, sum_causes
+from proxy.engine.reports.lookup import find_session
+from proxy.engine.reports.savings import SavingsInputs, remember_cards
+from proxy.engine.reports.sessions import find_forks
+from proxy.engine.reports.timeline import (
+    MOST_CALLS,
+    EpochSummary,
+    Timeline,
+    append_call,
+    group_calls,
+    join_timelines,
+    list_marks,
+    start_timeline,
+    summarize_epochs,
+)
+from proxy.model.card import Card
+from proxy.model.figures import RoundFigures
+from proxy.model.lru import LruCache
+
+_MOST_SESSIONS = 16
+# A call that is open for longer was cut off; and what a response says is read within this time.
+_LONGEST_MS, _READ_WITHIN_MS = 3_600_000, 60_000
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of a session up to its call `until`, and the cards that this was priced by."""
+
+    reader: CacheReader
+    until: int = 0
+    rounds: list[RoundFigures] = field(default_factory=list)
+    line: Timeline = field(default_factory=start_timeline)
+    uses: list[CacheCall] = field(default_factory=list)
+    cards: dict[tuple[str, str], Card] = field(default_factory=dict)
+    branches: Mapping[int, int] = field(default_factory=dict)
+    branched: int = 0  # calls when the branches were read
+
+
+class SessionReports:
+    """Timelines, epochs and uses of the cache of sessions."""
+
+    def __init__(self, log: LogReader, inputs: SavingsInputs) -> None:
+        self._log = log
+        self._inputs = inputs
+        self._known: LruCache[str, _Known] = LruCache(_MOST_SESSIONS)
+
+    async def load_timeline(self, prefix: str, after: int = 0, limit: int = MOST_CALLS) -> Timeline:
+        """Return the calls after number `after` of the session whose id has this prefix. Raises NotFound."""
+        session = await find_session(self._log, prefix)
+        known, newer = await self._read(session)
+        prices = remember_cards(self._inputs).prices
+        rounds = [*known.rounds, *newer]
+        epochs = summarize_epochs(await self._log.list_epochs(session), rounds, prices)
+        rest = start_timeline()
+        for call in group_calls(newer):
+            append_call(rest, call, prices)
+        marks = list_marks(rounds, epochs, known.uses)
+        return join_timelines((known.line, rest), marks, known.branches, after, limit)
+
+    async def load_epochs(self, prefix: str) -> list[EpochSummary]:
+        """Return the epochs of the session whose id has this prefix, oldest first. Raises NotFound."""
+        session = await find_session(self._log, prefix)
+        epochs = await self._log.list_epochs(session)
+        if not epochs:
+            return []
+        known, newer = await self._read(session, has_uses=False)
+        return summarize_epochs(epochs, [*known.rounds, *newer], remember_cards(self._inputs).prices)
+
+    async def load_cache(self, prefix: str) -> CacheReport:
+        """Return how the calls of that session that are over used the provider's cache. Raises NotFound."""
+        session = await find_session(self._log, prefix)
+        known, _ = await self._read(session)
+        return sum_causes(session, known.uses)
+
+    async def _read(self, session: str, *, has_uses: bool = True) -> tuple[_Known, Sequence[RoundFigures]]:
+        """Return what is known of a session, brought up to date, and its rounds after that."""
+        known = self._known.get(session)
+        if known is None or any(self._find_card(*name) != card for name, card in known.cards.items()):
+            known = _Known(CacheReader(self._log, session, remember_cards(self._inputs)))
+            self._known.put(session, known)
+        count = (await self._log.find_session(session)).recorded
+        rounds = await self._log.load_rounds(session, known.until, max(0, count - known.until))
+        done = self._keep(known, rounds)
+        if has_uses:
+            judged = known.uses[-1].n if known.uses else 0
+            if judged < known.until:
+                async for use in known.reader.read(judged, known.until - judged):
+                    known.uses.append(use)
+            if known.branched != count:
+                forks = find_forks(await self._log.list_branches(session))
+                known.branches = {n: place for place, fork in enumerate(forks) for n in fork.own}
+                known.branched = count
+        return known, rounds[done:]
+
+    def _keep(self, known: _Known, rounds: Sequence[RoundFigures]) -> int:
+        """Keep the first calls that are over. Return the number of their rounds."""
+        done, now_ms = 0, self._inputs.now_ms()
+        prices = remember_cards(self._inputs).prices
+        for call in group_calls(rounds):
+            if any(_is_open(row, now_ms) for row in call.rounds):
+                break
+            append_call(known.line, call, prices)
+            known.rounds += call.rounds
+            known.until = call.last.n
+            done += len(call.rounds)
+            for row in call.rounds:
+                name = row.upstream, row.model
+                if name not in known.cards:
+                    known.cards[name] = prices.find_card(*name)
+        return done
+
+    def _find_card(self, upstream: str, model: str) -> Card:
+        return self._inputs.prices.find_card(upstream, model)
+
+
+def _is_open(row: RoundFigures, now_ms: int) -> bool:
+    """Return whether there may be more to come of a round."""
+    if row.status is None:
+        return now_ms - row.at_ms < _LONGEST_MS
+    ended_ms = row.at_ms + (row.total_ms or 0.0)
+    return row.input is None and row.kind == "managed" and now_ms - ended_ms < _READ_WITHIN_MS

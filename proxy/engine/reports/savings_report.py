@@ -13,13 +13,16 @@ from proxy.engine.reports.savings import (
     Arm,
     Savings,
     SavingsInputs,
+    SessionTotal,
     TotalEstimate,
     Unit,
+    compute_share,
     load_comparison,
+    load_tallies,
     remember_cards,
+    sum_totals,
 )
 from proxy.engine.reports.session_summary import describe_saving
-from proxy.engine.reports.totals import SessionTotal, compute_share, load_tallies, sum_totals
 from proxy.model.figures import Tally
 
 _MOST_LOSSES = 20

@@ -14,6 +14,7 @@ from proxy.engine.reports.sessions import find_forks
 from proxy.engine.reports.timeline import (
     MOST_CALLS,
     EpochSummary,
+    Mark,
     Timeline,
     append_call,
     group_calls,
@@ -43,6 +44,10 @@ class _Known:
     cards: dict[tuple[str, str], Card] = field(default_factory=dict)
     branches: Mapping[int, int] = field(default_factory=dict)
     branched: int = 0  # calls when the branches were read
+    judged: int = 0  # the last call whose use of the cache was judged
+    epochs: list[EpochSummary] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    summed: tuple[int, int, int] = (-1, 0, 0)  # what epochs and marks were made of
 
 
 class SessionReports:
@@ -57,23 +62,17 @@ class SessionReports:
         """Return the calls after number `after` of the session whose id has this prefix. Raises NotFound."""
         session = await find_session(self._log, prefix)
         known, newer = await self._read(session)
-        prices = remember_cards(self._inputs).prices
-        rounds = [*known.rounds, *newer]
-        epochs = summarize_epochs(await self._log.list_epochs(session), rounds, prices)
-        rest = start_timeline()
+        _, marks = await self._sum_up(session, known, newer)
+        prices, rest = remember_cards(self._inputs).prices, start_timeline()
         for call in group_calls(newer):
             append_call(rest, call, prices)
-        marks = list_marks(rounds, epochs, known.uses)
         return join_timelines((known.line, rest), marks, known.branches, after, limit)
 
     async def load_epochs(self, prefix: str) -> list[EpochSummary]:
         """Return the epochs of the session whose id has this prefix, oldest first. Raises NotFound."""
         session = await find_session(self._log, prefix)
-        epochs = await self._log.list_epochs(session)
-        if not epochs:
-            return []
-        known, newer = await self._read(session, has_uses=False)
-        return summarize_epochs(epochs, [*known.rounds, *newer], remember_cards(self._inputs).prices)
+        known, newer = await self._read(session)
+        return (await self._sum_up(session, known, newer))[0]
 
     async def load_cache(self, prefix: str) -> CacheReport:
         """Return how the calls of that session that are over used the provider's cache. Raises NotFound."""
@@ -81,7 +80,20 @@ class SessionReports:
         known, _ = await self._read(session)
         return sum_causes(session, known.uses)
 
-    async def _read(self, session: str, *, has_uses: bool = True) -> tuple[_Known, Sequence[RoundFigures]]:
+    async def _sum_up(
+        self, session: str, known: _Known, newer: Sequence[RoundFigures]
+    ) -> tuple[list[EpochSummary], list[Mark]]:
+        """Return the epochs of a session, and what happened in it."""
+        found = await self._log.list_epochs(session)
+        key = known.until, len(newer), len(found)
+        if known.summed != key:
+            rounds = [*known.rounds, *newer]
+            known.epochs = summarize_epochs(found, rounds, remember_cards(self._inputs).prices)
+            known.marks = list_marks(rounds, known.epochs, known.uses)
+            known.summed = key
+        return known.epochs, known.marks
+
+    async def _read(self, session: str) -> tuple[_Known, Sequence[RoundFigures]]:
         """Return what is known of a session, brought up to date, and its rounds after that."""
         known = self._known.get(session)
         if known is None or any(self._find_card(*name) != card for name, card in known.cards.items()):
@@ -90,15 +102,14 @@ class SessionReports:
         count = (await self._log.find_session(session)).recorded
         rounds = await self._log.load_rounds(session, known.until, max(0, count - known.until))
         done = self._keep(known, rounds)
-        if has_uses:
-            judged = known.uses[-1].n if known.uses else 0
-            if judged < known.until:
-                async for use in known.reader.read(judged, known.until - judged):
-                    known.uses.append(use)
-            if known.branched != count:
-                forks = find_forks(await self._log.list_branches(session))
-                known.branches = {n: place for place, fork in enumerate(forks) for n in fork.own}
-                known.branched = count
+        if known.judged < known.until:
+            async for use in known.reader.read(known.judged, known.until - known.judged):
+                known.uses.append(use)
+            known.judged = known.until
+        if known.branched != count:
+            forks = find_forks(await self._log.list_branches(session))
+            known.branches = {n: place for place, fork in enumerate(forks) for n in fork.own}
+            known.branched = count
         return known, rounds[done:]
 
     def _keep(self, known: _Known, rounds: Sequence[RoundFigures]) -> int:

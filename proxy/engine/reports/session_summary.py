@@ -12,9 +12,8 @@ from msgspec import structs
 
 from proxy.context.pricing import Cost
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.savings import SavingsInputs
+from proxy.engine.reports.savings import SavingsInputs, SessionTotal, load_totals
 from proxy.engine.reports.titles import load_title, name_client, shorten_title
-from proxy.engine.reports.totals import SessionTotal, load_totals
 from proxy.model.epoch import Strategy, read_view
 from proxy.model.figures import Newest, SessionHead
 from proxy.model.log import SessionRow

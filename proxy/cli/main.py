@@ -41,6 +41,7 @@ COMMANDS = {
     "savings": ("views.costs.savings", "Tell what managing saved or lost."),
     "statusline": ("views.costs.statusline", "Write one line for a client's status line."),
     "try": ("try_.try_", "Estimate what sessions that clients keep would have cost, offline."),
+    "context": ("views.window.show_window", "Show what fills the context window of a session."),
     "epochs": ("views.epochs.epochs", "Tell when what is sent of a session was rewritten, and why."),
     "revert": ("views.changes.revert", "Undo an epoch: send again what it replaced."),
     "pin": ("views.changes.pin", "Keep a message word for word, or list those that are kept."),

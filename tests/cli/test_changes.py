@@ -93,9 +93,9 @@ def test_the_documents_are_those_of_the_server(capsysbinary: pytest.CaptureFixtu
     server = Server(
         get_epochs=(200, EPOCHS),
         post_revert=(200, QUOTE),
-        get_pins=(200, [PIN]),
+        get_pins=(200, {"items": [PIN], "next": None}),
         post_pins=(200, PIN),
-        delete_pins=(200, []),
+        delete_pins=(200, {"items": [], "next": None}),
     )
     for arguments, document in (
         (("revert", "abc1", "1"), QUOTE),

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import pytest
 from msgspec import structs
 
-from proxy.cli.terminal import UNKNOWN, Screen
+from proxy.cli.terminal import MINUS, UNKNOWN, Screen
 from proxy.cli.views.epochs import format_epochs
-from proxy.engine.reports.context import EpochDocument, ReferenceDocument
+from proxy.engine.reports.timeline import EpochAmount, EpochSummary, PaidBack
 from proxy.model.epoch import Epoch, Original
 from tests.cli.commands import call
 from tests.support.fake_log import EXCHANGE, FakeLog
@@ -29,14 +29,22 @@ class Rewritten(FakeLog):
         return (EPOCH, REVERT)
 
 
-def test_epochs_are_told_with_their_reason_and_what_they_left(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(Rewritten(), "epochs", "abc1") == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "2 epochs; with the newest a request had 1,920 tokens in place of 320.",
+SUMMARY = EpochSummary(
+    *(1, "e1", 1_700_000_000_000, "gpt-5 (turns)", "turns", "hard", "The context reached the high mark.", 24, "x1", ""),
+    *(3, 1900, 300, EpochAmount(90.0, 0.03), PaidBack(-5.0, -0.01, 2), "active", []),
+)
+
+
+def test_epochs_are_told_with_their_price_and_what_they_paid_back() -> None:
+    unknown = structs.replace(SUMMARY, n=2, call=None, cost=None, paid_back=PaidBack(0.0, None, 0), state="past")
+    assert format_epochs([SUMMARY, unknown]).splitlines() == [
+        "2 epochs; with the newest a request had 300 tokens in place of 1,900.",
         "",
-        "EPOCH  CALL       TOKENS  WHY                  OPENED",
-        "    1     1  1,900 → 300  the budget was full  2023-11-14 22:13:20 UTC",
-        f"    2     {UNKNOWN}  320 → 1,920  a person went back   2023-11-14 22:13:20 UTC",
+        "EPOCH  CALL       TOKENS   COST  PAID BACK  STATE   OPENED",
+        f"    1    24  1,900 → 300  $0.03     {MINUS}$0.01  active  2023-11-14 22:13:20 UTC",
+        "       The context reached the high mark.",
+        f"    2     {UNKNOWN}  1,900 → 300      {UNKNOWN}   no price  past    2023-11-14 22:13:20 UTC",
+        "       The context reached the high mark.",
         "",
         "`palimpsest diff SESSION CALL` shows what went, `palimpsest revert SESSION`",
         "undoes the newest.",
@@ -44,10 +52,8 @@ def test_epochs_are_told_with_their_reason_and_what_they_left(capsys: pytest.Cap
 
 
 def test_a_wide_terminal_has_references_and_the_model_too() -> None:
-    references = [ReferenceDocument(f"abcdefgh2{n}", n, n + 1, 0) for n in range(2)]
-    epoch = EpochDocument(1, "e1", "gpt-5 (turns)", "", "soft", "x1", 1_700_000_000_000, 3, 1900, 300, references)
-    row = format_epochs([epoch], {"x1": 24}, Screen(160)).splitlines()[3]
-    assert row.endswith("it pays, above the soft mark  2023-11-14 22:13:20 UTC           2  gpt-5")
+    row = format_epochs([SUMMARY], Screen(160)).splitlines()[3]
+    assert row.endswith("active  2023-11-14 22:13:20 UTC           0  gpt-5")
 
 
 def test_a_session_without_an_epoch_is_said_to_be_sent_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

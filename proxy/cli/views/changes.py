@@ -41,6 +41,7 @@ from proxy.cli.terminal import (
 )
 from proxy.cli.views.naming import find_for_server
 from proxy.config import Settings
+from proxy.engine.reports.sessions import write_json
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import Usage
 
@@ -183,7 +184,7 @@ def pin(
         content, found = ask(services, settings, path)
         text = format_pins(list_items(found), find_screen())
     if as_json:
-        typer.echo(content, nl=False)
+        typer.echo(content if chosen else write_json(list_items(found)), nl=False)
     else:
         write(text, find_screen())
 
@@ -213,8 +214,9 @@ def unpin(
         if newest
         else {"node": _find_pin(services, settings, path, name)}
     )
-    content, found = ask(services, settings, path, method="DELETE", query=chosen)
-    typer.echo(content if as_json else f"Unpinned. {format_pins(list_items(found))}", nl=not as_json)
+    _, found = ask(services, settings, path, method="DELETE", query=chosen)
+    left = list_items(found)
+    typer.echo(write_json(left) if as_json else f"Unpinned. {format_pins(left)}", nl=not as_json)
 
 
 def _choose_message(n: int | None, place: int | None, branch: str, *, newest: bool) -> dict[str, str]:

@@ -21,26 +21,20 @@ from proxy.cli.terminal import (
     format_share,
     format_tokens,
     make_plain,
+    paint_money,
     render_table,
     shorten,
     wrap,
     write,
 )
 from proxy.cli.views.naming import read_session
-from proxy.cli.views.sessions import tell_saving
+from proxy.cli.views.sessions import ID_DIGITS, tell_saving
 from proxy.config import Settings
 from proxy.context.pricing import Cost
 from proxy.engine.ports import ALL_SESSIONS, LogReader
 from proxy.engine.reports.cache import CacheReport, describe_cache, explain_miss, load_cache
-from proxy.engine.reports.savings import (
-    Arm,
-    SavingEstimate,
-    Savings,
-    TotalEstimate,
-    describe_savings,
-    load_estimate,
-    load_savings,
-)
+from proxy.engine.reports.savings import Arm, SavingEstimate, load_estimate
+from proxy.engine.reports.savings_report import PartSaving, SavingsReport, SavingsTotal, load_report
 from proxy.engine.reports.session_summary import Saving, load_saving
 from proxy.engine.reports.sessions import write_json
 from proxy.model.errors import ProxyError
@@ -67,6 +61,13 @@ _CAUSES = (
     Column("COST", is_number=True),
 )
 _ARMS = (Column(""), Column("SESSIONS", is_number=True), Column("COST", is_number=True))
+_PARTS = (
+    Column("SAVED", is_number=True),
+    Column("SHARE", is_number=True),
+    Column("SPENT", is_number=True),
+    Column("CALLS", is_number=True),
+)
+_LOSSES = (Column("SESSION"), Column("LOST", is_number=True), Column("WHY", least=24))
 _UNITS = {
     "money": "Cost is in money for a million tokens of the client's requests.",
     "tokens": "Cost is in tokens of uncached input for a token of the client's requests.",
@@ -157,38 +158,61 @@ def savings(
     """Tell what managing saved or lost."""
     services: Services = context.obj
 
-    async def query(log: LogReader, settings: Settings) -> Savings:
-        return await load_savings(log, await services.load_savings_inputs(settings))
+    async def query(log: LogReader, settings: Settings) -> SavingsReport:
+        return await load_report(log, await services.load_savings_inputs(settings))
 
     found = services.read_with_settings(data, config, query)
     screen = find_screen()
     if as_json:
-        typer.echo(write_json(describe_savings(found)), nl=False)
+        typer.echo(write_json(found), nl=False)
     else:
         write(format_savings(found, screen), screen)
 
 
-def format_savings(found: Savings, screen: Screen = PLAIN) -> str:
-    """Format the estimate for all sessions, then the comparison: both arms, and what was not counted."""
+def format_savings(found: SavingsReport, screen: Screen = PLAIN) -> str:
+    """Format the estimate in all, by model and by day, then the comparison: both arms, and what was not counted."""
     parts = [] if found.estimate is None else [wrap(_tell_total(found.estimate), screen.width)]
+    if found.models:
+        names = [(f"{each.model} at {each.upstream}", each) for each in found.models]
+        parts.append(_format_parts("MODEL", names, screen))
+    if found.days:
+        parts.append(_format_parts("DAY (UTC)", [(each.date, each) for each in found.days], screen))
+    if found.losses:
+        rows = [(each.session[:ID_DIGITS], paint_money(each.money), each.reason) for each in found.losses]
+        parts.append(render_table(_LOSSES, rows, screen))
     parts.append(wrap(_tell_comparison(found), screen.width))
     if found.since_ms is not None:
         arms = (("managed", found.managed), ("only observed", found.held_out))
-        rows = [(name, arm.sessions, _format_arm(arm, found)) for name, arm in arms]
-        parts += [render_table(_ARMS, rows, screen), "\n".join(wrap(each, screen.width) for each in _list_notes(found))]
+        rows_of_arms = [(name, arm.sessions, _format_arm(arm, found)) for name, arm in arms]
+        notes = [wrap(each, screen.width) for each in _list_notes(found)]
+        parts += [render_table(_ARMS, rows_of_arms, screen), "\n".join(notes)]
     return "\n\n".join(parts)
 
 
-def _tell_total(found: TotalEstimate) -> str:
-    saved = found.saved
-    lost = (saved.tokens if saved.money is None else saved.money) < 0
-    share = (
-        "" if found.share is None else f", {format_share(abs(found.share))} of what sending everything would have cost"
-    )
-    said = f"Managing {'lost' if lost else 'saved'} {_tell_cost(_make_positive(saved))}{share}"
+def _format_parts(heading: str, named: Sequence[tuple[str, PartSaving]], screen: Screen) -> str:
+    columns = (Column(heading, least=12), *_PARTS)
+    rows = [
+        (
+            name,
+            None if each.tokens is None else paint_money(each.money),
+            format_share(each.share),
+            format_money(each.spent_money),
+            each.rounds,
+        )
+        for name, each in named
+    ]
+    return render_table(columns, rows, screen)
+
+
+def _tell_total(found: SavingsTotal) -> str:
+    lost = (found.tokens if found.money is None else found.money) < 0
+    said = f"Managing {'lost' if lost else 'saved'} {_tell_cost(_make_positive(Cost(found.tokens, found.money)))}"
+    if found.share is not None:
+        said += f", {format_share(abs(found.share))} of what sending everything would have cost"
     said += f": an estimate over {format_count(found.sessions, 'session')}, by the usage that came back."
     if found.losing:
-        said += f" {format_count(found.losing, 'session')} of them lost {_tell_cost(_make_positive(found.losses))}."
+        lost_by = _tell_cost(_make_positive(Cost(found.lost_tokens, found.lost_money)))
+        said += f" {format_count(found.losing, 'session')} of them lost {lost_by}."
     return said
 
 
@@ -196,12 +220,11 @@ def _make_positive(cost: Cost) -> Cost:
     return Cost(abs(cost.tokens), None if cost.money is None else abs(cost.money))
 
 
-def _tell_comparison(found: Savings) -> str:
-    known = found.comparison
-    if known is None:
+def _tell_comparison(found: SavingsReport) -> str:
+    if found.saving is None:
         return f"Not compared with sessions that are only observed: {found.reason}."
-    interval = f"95 % confidence interval: {format_share(known.low)} to {format_share(known.high)}"
-    return f"Compared with sessions that are only observed, {_tell_compared(known.saving)} ({interval})."
+    interval = f"95 % confidence interval: {format_share(found.low)} to {format_share(found.high)}"
+    return f"Compared with sessions that are only observed, {_tell_compared(found.saving)} ({interval})."
 
 
 def _tell_compared(saving: float) -> str:
@@ -209,13 +232,13 @@ def _tell_compared(saving: float) -> str:
     return f"managing {verb} {format_share(abs(saving))}{' more' if saving < 0 else ''} of the cost of long sessions"
 
 
-def _format_arm(arm: Arm, found: Savings) -> str | None:
+def _format_arm(arm: Arm, found: SavingsReport) -> str | None:
     if arm.cost is None:
         return None
     return format_money(_MILLION * arm.cost) if found.unit == "money" else f"{arm.cost:.4f}"
 
 
-def _list_notes(found: Savings) -> Iterator[str]:
+def _list_notes(found: SavingsReport) -> Iterator[str]:
     yield _UNITS[found.unit]
     if found.since_ms is not None:
         since = format_local(found.since_ms)

@@ -1,6 +1,6 @@
 """`palimpsest epochs`: when what is sent of a session was rewritten, and why, also beside a running server."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import typer
 
@@ -8,11 +8,15 @@ from proxy.cli.formatting import format_count
 from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services, SessionArgument
 from proxy.cli.terminal import (
     PLAIN,
+    Cell,
     Column,
     Screen,
+    Styled,
     find_screen,
     format_local,
+    format_money,
     format_tokens,
+    paint_money,
     render_table,
     wrap,
     write,
@@ -20,35 +24,22 @@ from proxy.cli.terminal import (
 from proxy.cli.views.naming import read_session
 from proxy.config import Settings
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.context import EpochDocument, list_epochs
-from proxy.engine.reports.lookup import read_pages
 from proxy.engine.reports.sessions import write_json
-from proxy.model.epoch import EpochReason, read_view
+from proxy.engine.reports.timeline import EpochSummary, load_epochs
+from proxy.model.epoch import read_view
 
 _COLUMNS = (
     Column("EPOCH", is_number=True),
     Column("CALL", is_number=True),
     Column("TOKENS", is_number=True),
-    Column("WHY", least=24),
+    Column("COST", is_number=True),
+    Column("PAID BACK", is_number=True),
+    Column("STATE"),
     Column("OPENED", is_optional=True),
     Column("REFERENCES", is_number=True, is_optional=True),
     Column("MODEL", least=10, is_optional=True),
 )
-_WHY: Mapping[EpochReason, str] = {
-    "soft": "it pays, above the soft mark",
-    "hard": "the budget was full",
-    "cold": "the cache had expired anyway",
-    "client": "the client had changed what was cached",
-    "turn": "a turn began",
-    "memory": "memory stands for turns",
-    "overflow": "the upstream refused the request as too long",
-    "manual": "a person asked for it",
-    "unsigned": "signed reasoning was taken out",
-    "uncompacted": "the provider's own compaction was taken out",
-    "untooled": "our tool was taken out",
-    "revert": "a person went back",
-    "refused": "the upstream refused the rewritten form",
-}
+_INDENT = " " * 7
 _NONE = (
     "This session has no epoch: everything is sent as its client sends it. `palimpsest show SESSION` says from how many"
     " tokens on its calls are shortened."
@@ -65,36 +56,39 @@ def epochs(
     """Tell when what is sent of a session was rewritten, and why."""
     services: Services = context.obj
 
-    async def query(log: LogReader, settings: Settings, id: str) -> tuple[list[EpochDocument], Mapping[str, int]]:
-        found = await list_epochs(log, id)
-        return found, {row.id: row.n async for page in read_pages(log, id) for row in page}
+    async def query(log: LogReader, settings: Settings, id: str) -> list[EpochSummary]:
+        return await load_epochs(log, id, await services.load_savings_inputs(settings))
 
-    found, numbers = read_session(services, data, config, session, query)
+    found = read_session(services, data, config, session, query)
     screen = find_screen()
     if as_json:
         typer.echo(write_json(found), nl=False)
     else:
-        write(format_epochs(found, numbers, screen), screen)
+        write(format_epochs(found, screen), screen)
 
 
-def format_epochs(found: Sequence[EpochDocument], numbers: Mapping[str, int], screen: Screen = PLAIN) -> str:
-    """Format epochs: what the newest does, then a line for each. `numbers` are those of calls by their ids."""
+def format_epochs(found: Sequence[EpochSummary], screen: Screen = PLAIN) -> str:
+    """Format epochs: what the newest does, then a line for each, and why it was opened."""
     if not found:
         return wrap(_NONE, screen.width)
     newest = found[-1]
     sizes = f"{format_tokens(newest.tokens_after)} tokens in place of {format_tokens(newest.tokens_before)}"
     said = f"{format_count(len(found), 'epoch')}; with the newest a request had {sizes}."
-    rows = [
-        (
-            each.n,
-            numbers.get(each.exchange),
-            f"{format_tokens(each.tokens_before)} → {format_tokens(each.tokens_after)}",
-            _WHY.get(each.why, each.why),
-            format_local(each.opened_ms),
-            len(each.references),
-            read_view(each.view)[0],
+    rows: list[Sequence[Cell] | str] = []
+    for each in found:
+        rows.append(
+            (
+                each.n,
+                each.call,
+                f"{format_tokens(each.tokens_before)} → {format_tokens(each.tokens_after)}",
+                None if each.cost is None else format_money(each.cost.money),
+                paint_money(each.paid_back.money),
+                Styled(each.state, "good" if each.state == "active" else "dim"),
+                format_local(each.at_ms),
+                len(each.references),
+                read_view(each.view)[0],
+            )
         )
-        for each in found
-    ]
+        rows += wrap(each.explanation, screen.width, _INDENT).split("\n")
     hint = "`palimpsest diff SESSION CALL` shows what went, `palimpsest revert SESSION` undoes the newest."
     return "\n\n".join([wrap(said, screen.width), render_table(_COLUMNS, rows, screen), wrap(hint, screen.width)])

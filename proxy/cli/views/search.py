@@ -66,9 +66,7 @@ def search(
     services: Services = context.obj
 
     async def find(log: Log, index: CommandIndex) -> SearchAnswer:
-        await log.list_sessions(
-            1
-        )  # without a log there is nothing to search, and an index of another one might be here
+        await log.list_sessions(1)  # raises where there is no log: an index alone finds nothing
         id = await find_named(log, session) if session else ""
         request = SearchRequest(query, id, kind, role, tool, since, until, branch, sender, limit, tokens)
         return await search_log(log, index, request, time.time_ns() // 1_000_000)

@@ -3,7 +3,7 @@
 ProxyError
 ├── BadRequest            400
 ├── NotFound              404
-│   └── Erased
+│   └── Erased            410
 ├── Unproven              403
 ├── Conflict              409
 │   └── SessionIdle
@@ -37,11 +37,15 @@ class NotFound(ProxyError):
 
 
 class Erased(NotFound):
-    """The content was in the log, in this session, and has been erased."""
+    """The content was in the log, in this session, and has been erased, at a time in milliseconds if that is known."""
 
-    def __init__(self, message: str, session: str) -> None:
+    status = 410
+    code = "erased"
+
+    def __init__(self, message: str, session: str, at_ms: int | None = None) -> None:
         super().__init__(message)
         self.session = session
+        self.at_ms = at_ms
 
 
 class Conflict(ProxyError):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from proxy.assembly import build_tally, measure, open_index, open_log, update_index
+from proxy.assembly import build_tally, erase_session, measure, open_index, open_log, update_index
 from proxy.cli.main import run
 from proxy.cli.services import Services
 from proxy.running import ask_server, find_link, find_server
@@ -21,6 +21,7 @@ def main() -> None:
             count_tokens=build_tally(),
             load_savings_inputs=measure,
             ask_server=ask_server,
+            erase_session=erase_session,
             find_link=find_link,
             find_server=find_server,
             use_data=import_later("proxy.shutdown", "use_data"),

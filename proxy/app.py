@@ -36,6 +36,7 @@ from proxy.model.events import ExchangeRecorded
 from proxy.running import find_admin_token, note_address
 from proxy.server.access import AccessRules
 from proxy.server.context_api import ContextApi
+from proxy.server.erase_api import EraseApi
 from proxy.server.errors import Refused
 from proxy.server.health import Health, Metrics, UpstreamCircuits
 from proxy.server.http11 import Http11Protocol, close_idle
@@ -195,6 +196,7 @@ async def _run(settings: Settings, *, until_unused: bool) -> None:
             health.is_starting = True
             engine.tasks.spawn(_warm(engine, health))
             _mirror_memory(engine, settings)
+            retaining = asyncio.get_running_loop().create_task(engine.retention.run())  # a shutdown ends it at once
             server = DrainingServer(_configure(app, policy, engine), health, engine.tasks, policy.drain_seconds)
             engine.descriptors.add_holder(lambda: close_idle(server.server_state.connections))
             if until_unused:
@@ -204,6 +206,8 @@ async def _run(settings: Settings, *, until_unused: bool) -> None:
                 await server.serve([listener])
             seconds_left = server.seconds_left
             trimmer.stop()
+            retaining.cancel()
+            await asyncio.wait((retaining,))
         finally:
             await engine.close(seconds_left)
         if lost := engine.archive.health.lost_at_stop:
@@ -259,7 +263,9 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         engine.archive, engine.epoch_admin, engine.manual_compaction, engine.models.counter.count_messages
     )
     sessions = SessionsApi(
-        engine.archive, SavingsInputs(PriceList(engine.models.card, settings.providers()), settings.budget_policy())
+        engine.archive,
+        SavingsInputs(PriceList(engine.models.card, settings.providers()), settings.budget_policy()),
+        EraseApi(engine.erasing),
     )
     find_tenant = functools.partial(engine.tenants.find_reader, is_open=policy.has_own_key)
     tools = McpTools(engine.archive, engine.recall, SystemClock(), settings.recall_policy())

@@ -29,6 +29,9 @@ from proxy.engine.context.rewriter import Rewriter
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.tool_offers import NO_OFFERS, ToolOffers
 from proxy.engine.durability import DurabilityWaiter
+from proxy.engine.erasing.live import LiveSessions
+from proxy.engine.erasing.retention import Retention
+from proxy.engine.erasing.service import SessionErasing
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import build_histories
 from proxy.engine.lineage.identity import Tenants
@@ -58,11 +61,14 @@ from proxy.engine.runtime import (
 )
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import LimitKey
+from proxy.model.erasing import SessionErasure
 from proxy.model.errors import StoreUnavailable, WorkerLost
 from proxy.model.events import AnswerRead, ExchangeRecorded, ReadingFailed
 from proxy.model.search import IndexHealth
+from proxy.store.erasing.building import build_erasing, erase_offline
 from proxy.store.search.indexer import Indexer
 from proxy.store.search.reader import SearchIndex
+from proxy.store.search.schema import find_index
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.recovery import recover_log
@@ -114,6 +120,8 @@ class Engine:
     recall: Recall
     tenants: Tenants
     hop_id: str
+    erasing: SessionErasing
+    retention: Retention
 
     def prepare(self) -> None:
         """Load what would block calls if it were loaded later. Blocks for 50 ms."""
@@ -133,6 +141,7 @@ class Engine:
         for upstream in self.upstreams:
             await upstream.aclose()
         await self.archive.close()
+        self.erasing.eraser.close()
 
 
 async def build_engine(settings: Settings) -> Engine:
@@ -201,7 +210,22 @@ async def build_engine(settings: Settings) -> Engine:
     memory_compaction = _build_memory(settings, archive, durability, trigger, controller, routes=routes)
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker, epoch_admin)
-    return Engine(*parts, memory_compaction.manual, memory_compaction, index, recall, lineage.tenants, hop_id)
+    live = LiveSessions(
+        exchanges=exchanges,
+        lineage=lineage,
+        reader=reader,
+        resolver=resolver,
+        schedule=trigger.worker.schedule,
+        caches=caches,
+        histories=held,
+        memory=memory_compaction.memory,
+        features=features,
+        restart=worker.restart,
+    )
+    erasing = build_erasing(settings.store_policy().path, archive, settings.memory.mirror, bus, live)
+    retention = Retention(policy=settings.retention_policy(), erasing=erasing, clock=clock, sleep=asyncio.sleep)
+    memory = (memory_compaction.manual, memory_compaction)
+    return Engine(*parts, *memory, index, recall, lineage.tenants, hop_id, erasing, retention)
 
 
 def _list_routes(
@@ -439,3 +463,11 @@ def open_log(settings: Settings) -> SqliteReader:
     policy = settings.store_policy()
     recover_log(policy)
     return SqliteReader(policy.path)
+
+
+async def erase_session(settings: Settings, session: str, *, is_done: bool) -> SessionErasure:
+    """Erase a session, or say what that would do, while no server runs. Raises what `SessionErasing` does."""
+    found = await erase_offline(settings.store_policy(), settings.memory.mirror, session, is_done=is_done)
+    if is_done and find_index(settings.store_policy().path).exists():
+        await asyncio.to_thread(update_index, settings, lambda _: None)
+    return found

@@ -86,7 +86,7 @@ def find_link(settings: Settings) -> str:
     return f"{find_address(settings)}/-/?token={quote(_read_token(settings), safe='')}"
 
 
-def ask_server(settings: Settings, path: str, body: bytes) -> tuple[int, bytes]:
+def ask_server(settings: Settings, path: str, body: bytes, method: str = "POST", query: str = "") -> tuple[int, bytes]:
     """Send a request to the API of the running server. Return the status and body of the response.
 
     Raises NotFound if there is no admin token, and UpstreamUnreachable if the server does not respond.
@@ -94,7 +94,7 @@ def ask_server(settings: Settings, path: str, body: bytes) -> tuple[int, bytes]:
     address, token = find_address(settings), _read_token(settings)
     from proxy.upstream.httpx_client import AdminClient  # noqa: PLC0415 - other commands do without httpx
 
-    return asyncio.run(AdminClient(address, token).post(f"/-/api{quote(path)}", body))
+    return asyncio.run(AdminClient(address, token).ask(f"/-/api{quote(path)}{query}", body, method))
 
 
 def _read_token(settings: Settings) -> str:

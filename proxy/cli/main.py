@@ -11,7 +11,7 @@ import typer
 from typer.main import get_command
 
 from proxy import __version__
-from proxy.cli import maintenance, memory, reports, search, serve, sessions
+from proxy.cli import erase, maintenance, memory, reports, search, serve, sessions
 from proxy.cli import run as client_run
 from proxy.cli.formatting import make_plain
 from proxy.cli.services import Services
@@ -51,6 +51,7 @@ def build() -> typer.Typer:
     application.command()(maintenance.verify)
     application.command()(search.index)
     application.command()(maintenance.backup)
+    application.command()(erase.erase)
     application.add_typer(config, name="config")
     return application
 

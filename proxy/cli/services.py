@@ -1,11 +1,11 @@
 """The functions that commands call, given as values so that a test can replace them, and the options they share."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import typer
 
@@ -15,6 +15,7 @@ from proxy.engine.ports import Index
 from proxy.engine.reports.diff import Tally
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.reports.search import SearchLog
+from proxy.model.erasing import SessionErasure
 from proxy.model.search import IndexHealth
 
 T = TypeVar("T")
@@ -72,8 +73,9 @@ class Services:
     upstreams, or nothing. `open_log` opens the log for reading, `open_index` its index. `update_index` indexes what is
     new, or all of it anew, and tells of its progress; it raises StoreUnavailable while a server does so.
     `count_tokens` counts the tokens of messages. `load_savings_inputs` returns the prices and policy for `savings`.
-    `ask_server` sends a POST request, given an API path and a body, to the running server. It returns the response's
-    status and body, and raises ProxyError if no server runs. `find_link` returns the link to the server's page, with
+    `ask_server` sends a request to the running server, given an API path and a body, and maybe a method and a query. It
+    returns the response's status and body, and raises ProxyError if no server runs. `erase_session` erases one while no
+    server runs, or says what that would do. `find_link` returns the link to the server's page, with
     the admin token. `serve_mcp` serves MCP on standard input and output until the input ends.
     """
 
@@ -83,7 +85,8 @@ class Services:
     update_index: Callable[..., IndexHealth]
     count_tokens: Tally
     load_savings_inputs: Callable[[Settings], Awaitable[SavingsInputs]]
-    ask_server: Callable[[Settings, str, bytes], tuple[int, bytes]]
+    ask_server: Callable[..., tuple[int, bytes]]
+    erase_session: Callable[..., Coroutine[Any, Any, SessionErasure]]
     find_link: Callable[[Settings], str]
     find_server: Callable[[Settings], tuple[str, ...]]
     use_data: Callable[[Path, float], AbstractContextManager[None]]

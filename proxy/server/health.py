@@ -31,6 +31,7 @@ from proxy.model.events import (
     ReadingFailed,
     ReasoningRemoved,
     RungFailed,
+    SessionsErased,
     SessionWentIdle,
     SilentOverflowSeen,
     SummaryAdded,
@@ -134,6 +135,8 @@ _METRICS: tuple[tuple[_Kind, str, str, tuple[str, ...]], ...] = (
     ("counter", "palimpsest_embedded_texts", "Vectors that they brought, of passages and of queries.", ()),
     ("gauge", "palimpsest_log_pending_records", "Records not yet in log.db.", ()),
     ("gauge", "palimpsest_log_pending_bytes", "Bytes of those records.", ()),
+    ("counter", "palimpsest_erased_sessions", "Sessions whose content was erased, by why.", ("cause",)),
+    ("counter", "palimpsest_erased_bytes", "Bytes of it, as they were stored.", ("cause",)),
     ("counter", "palimpsest_log_dropped_records", "Records lost for good.", ()),
     ("gauge", "palimpsest_log_degraded", "1 while responses do not wait until their record is durable.", ()),
     ("gauge", "palimpsest_index_behind_records", "Records of the log that search does not find yet.", ()),
@@ -188,6 +191,7 @@ class Metrics(Collector):
             SummaryAdded: lambda event: self._add("palimpsest_summaries", event.kind, str(event.level)),
             Nudged: lambda event: self._add("palimpsest_nudges", str(event.attempt)),
             SessionWentIdle: lambda event: self._add("palimpsest_idle_sessions"),
+            SessionsErased: self._count_erased,
             SummaryWasted: lambda event: self._add("palimpsest_wasted_tokens", count=event.cost),
         }
         self._registry = CollectorRegistry(auto_describe=False)
@@ -275,6 +279,10 @@ class Metrics(Collector):
         self._add("palimpsest_auxiliary_calls", event.upstream, event.verdict)
         self._add("palimpsest_auxiliary_tokens", count=event.cost)
         self._seconds["palimpsest_auxiliary_seconds"].add(event.seconds)
+
+    def _count_erased(self, event: SessionsErased) -> None:
+        self._add("palimpsest_erased_sessions", event.cause, count=event.count)
+        self._add("palimpsest_erased_bytes", event.cause, count=event.bytes)
 
     def _count_embedding(self, event: EmbeddingEnded) -> None:
         self._add("palimpsest_embedding_calls", event.upstream, event.verdict)

@@ -29,6 +29,7 @@ from proxy.engine.reports.sessions import describe_overview, describe_sessions, 
 from proxy.model.errors import BadRequest
 from proxy.model.log import ExchangeRow, Selection
 from proxy.server.endpoints import GUARDS, JSON, Endpoint, read_limit, read_number
+from proxy.server.erase_api import EraseApi
 
 _SESSIONS, _MOST_SESSIONS = 50, 1000
 _CALLS, _MOST_CALLS = 100, 1000
@@ -38,8 +39,9 @@ _MEDIA: dict[Form, str] = {"json": JSON, "jsonl": "application/x-ndjson", "opena
 class SessionsApi:
     """Endpoints that show sessions, exchanges and savings, including what was recorded last."""
 
-    def __init__(self, log: LogReader, inputs: SavingsInputs) -> None:
+    def __init__(self, log: LogReader, inputs: SavingsInputs, erasing: EraseApi) -> None:
         self._log = log
+        self._erasing = erasing
         self._inputs = inputs
 
     def list_routes(self) -> Sequence[BaseRoute]:
@@ -47,7 +49,7 @@ class SessionsApi:
         exchange = "/api/sessions/{id}/exchanges/{n}"
         return [
             Route("/api/sessions", Endpoint(self._list_sessions, "limit", "family", "parent", "before")),
-            Route("/api/sessions/{id}", Endpoint(self._show_session)),
+            Route("/api/sessions/{id}", self._erasing.add_to(Endpoint(self._show_session))),
             Route("/api/sessions/{id}/cache", Endpoint(self._show_cache)),
             Route("/api/sessions/{id}/export", Endpoint(self._export, "form", "branch")),
             Route("/api/sessions/{id}/exchanges", Endpoint(self._list_exchanges, "after", "limit")),

@@ -186,11 +186,11 @@ class AdminClient:
         }
         self._max_bytes = max_bytes
 
-    async def post(self, target: str, body: bytes) -> tuple[int, bytes]:
+    async def ask(self, target: str, body: bytes, method: str = "POST") -> tuple[int, bytes]:
         """Return status and body of the response. Raises TooLarge, and UpstreamUnreachable if no server responds."""
         client = self._open(_ADMIN_TIMEOUT)
         try:
-            async with client, client.stream("POST", target, content=body) as response:
+            async with client, client.stream(method, target, content=body) as response:
                 content = b""
                 async for piece in response.aiter_raw():
                     content += piece

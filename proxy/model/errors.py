@@ -14,6 +14,8 @@ ProxyError
 └── WorkerLost            503
 """
 
+from datetime import UTC, datetime
+
 
 class ProxyError(Exception):
     """Base class. `status` is the HTTP status, `code` a stable low-cardinality name; the text says what to do next."""
@@ -46,6 +48,16 @@ class Erased(NotFound):
         super().__init__(message)
         self.session = session
         self.at_ms = at_ms
+
+    @property
+    def day(self) -> str:
+        """On which day, as the end of a sentence; empty if that is not known."""
+        return tell_day(self.at_ms)
+
+
+def tell_day(at_ms: int | None) -> str:
+    """Return ` on 2026-01-31`, by UTC, for a time in milliseconds since 1970; empty for None."""
+    return "" if at_ms is None else f" on {datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d}"
 
 
 class Conflict(ProxyError):

@@ -12,6 +12,7 @@ from proxy.config import Settings
 from proxy.engine.models import PriceList
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.model.card import Card
+from proxy.model.erasing import SessionErasure
 from proxy.model.errors import NotFound
 from proxy.model.search import IndexHealth
 from tests.support.fake_log import FakeLog
@@ -33,6 +34,11 @@ def refuse_to_ask(settings: Settings, path: str, body: bytes) -> tuple[int, byte
     raise AssertionError(f"{path} was asked for")
 
 
+async def refuse_to_erase(settings: Settings, session: str, *, is_done: bool) -> SessionErasure:
+    """Only `erase` erases."""
+    raise AssertionError(f"{session} was erased")
+
+
 def refuse_to_serve(settings: Settings) -> None:
     """Only `mcp` serves MCP."""
     raise AssertionError("MCP was served")
@@ -51,6 +57,7 @@ def call_with(arguments: Sequence[str], open_log: Callable[[Settings], Any], **c
         "count_tokens": tally,
         "load_savings_inputs": load_savings_inputs,
         "ask_server": refuse_to_ask,
+        "erase_session": refuse_to_erase,
         "find_link": find_link,
         "find_server": lambda settings: (),
         "open_index": lambda settings: FakeIndex(),

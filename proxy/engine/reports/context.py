@@ -12,7 +12,7 @@ from proxy.context.references import PAGE, render_original
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.lookup import find_session
 from proxy.model.epoch import Edit, Epoch, Kept, Original, Plan, Replaced, Summary
-from proxy.model.errors import NotFound
+from proxy.model.errors import Erased, NotFound
 from proxy.model.log import ExchangeRow
 from proxy.wire import FORMATS
 
@@ -268,6 +268,8 @@ async def load_page(log: LogReader, reference: str, number: int | None = 1) -> O
     name = found[1]
     try:
         loaded = await load_original_text(log, name)
+    except Erased:
+        raise
     except NotFound as error:
         raise NotFound(f"{error}; {_WHERE}") from error
     if number is None:

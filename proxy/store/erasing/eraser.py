@@ -18,12 +18,11 @@ import orjson
 
 from proxy.engine.ports import Clock
 from proxy.model.erasing import Cause, ErasableSession, SessionErasure
-from proxy.model.errors import Erased, NotFound, StoreUnavailable
+from proxy.model.errors import Erased, NotFound, StoreUnavailable, tell_day
 from proxy.store.erasing.deletion import Deletion, is_unwiped, note_wiped
 from proxy.store.erasing.gaps import PageGaps
 from proxy.store.erasing.reach import Content, Heads, list_unshared, read_heads
 from proxy.store.sqlite.connection import FILE_ERRORS, advise, connect_reader
-from proxy.store.sqlite.context_queries import write_day
 
 T = TypeVar("T")
 
@@ -254,7 +253,7 @@ def _describe(log: sqlite3.Connection, session: str) -> tuple[SessionErasure, _P
         raise NotFound(f"there is no session {session}")
     newest, calls, through, at_ms = log.execute(_STATE, row).fetchone()
     if through is not None and through >= newest:
-        raise Erased(f"session {session} was erased on {write_day(at_ms)}", session, at_ms)
+        raise Erased(f"session {session} was erased{tell_day(at_ms)}", session, at_ms)
     plan = _plan(log, (session,))
     same, children, later = (
         tuple([key for (key,) in log.execute(query, row)]) for query in (_SAME_BEGINNING, _CHILDREN, _CONTINUED_BY)

@@ -10,7 +10,6 @@ cycle. Their spans are adjacent, so the leaves in the order of their spans yield
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -35,7 +34,7 @@ from proxy.model.epoch import (
     StoredOriginal,
     Summary,
 )
-from proxy.model.errors import Erased, NotFound, StoreUnavailable
+from proxy.model.errors import Erased, NotFound, StoreUnavailable, tell_day
 from proxy.model.memory import MemoryOrder, StoredMemory
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite.codec import REPORT, decode_hidden, decode_remembered, encode_ids, unpack
@@ -248,8 +247,7 @@ def load_epoch(connection: sqlite3.Connection, session: str, n: int) -> Epoch:
     for epoch in _load_epochs(connection, _NTH_EPOCH, key):
         return epoch
     (at_ms,) = connection.execute(_ERASED_AT, (fit_text(session),)).fetchone()
-    when = "" if at_ms is None else f" on {write_day(at_ms)}"
-    raise Erased(f"epoch {n} of session {session}, or a part of it, was erased{when}", session, at_ms)
+    raise Erased(f"epoch {n} of session {session}, or a part of it, was erased{tell_day(at_ms)}", session, at_ms)
 
 
 @expect_sound()
@@ -263,8 +261,7 @@ def load_original(connection: sqlite3.Connection, reference: str) -> StoredOrigi
     digests, contents = load_digests(connection, blobs), load_contents(connection, blobs)
     at_ms = _find_erased(connection, row[0], row[1])
     if at_ms is not None or not contents.keys() >= set(blobs):
-        when = "" if at_ms is None else f" on {write_day(at_ms)}"
-        raise Erased(f"what ref:{reference} names was erased{when}", row[0], at_ms)
+        raise Erased(f"what ref:{reference} names was erased{tell_day(at_ms)}", row[0], at_ms)
     return StoredOriginal(row[0], _make_original(row[1:], digests), tuple(contents[blob] for blob in blobs))
 
 
@@ -272,7 +269,7 @@ def refuse_erased(connection: sqlite3.Connection, exchange: str) -> None:
     """Raise Erased for a call of a session that was erased behind it, also for what other sessions still share."""
     session, at_ms = connection.execute(_ERASED_CALL, (exchange,)).fetchone()
     if at_ms is not None:
-        raise Erased(f"this call was erased on {write_day(at_ms)}", session, at_ms)
+        raise Erased(f"this call was erased{tell_day(at_ms)}", session, at_ms)
 
 
 def _find_erased(connection: sqlite3.Connection, session: str, original: int) -> int | None:
@@ -281,11 +278,6 @@ def _find_erased(connection: sqlite3.Connection, session: str, original: int) ->
     if at_ms is None or connection.execute(_IS_NAMED, (session, original)).fetchone() is not None:
         return None
     return int(at_ms)
-
-
-def write_day(at_ms: int) -> str:
-    """Return the date of a time in milliseconds since 1970, for messages."""
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d")
 
 
 def _load_epochs(connection: sqlite3.Connection, query: str, key: tuple[object, ...]) -> list[Epoch]:

@@ -13,6 +13,7 @@ from proxy import __version__
 from proxy.cli.main import build
 from proxy.config.reference import format_default, list_keys
 from proxy.server.context_api import ContextApi
+from proxy.server.erase_api import EraseApi
 from proxy.server.memory_api import MemoryApi
 from proxy.server.sessions_api import SessionsApi
 from proxy.wire.headers import OWN_PREFIX
@@ -89,7 +90,7 @@ def list_api() -> list[str]:
     """The paths of the API; what is received stands beside what is sent."""
     unused: Any = None
     routes = (
-        *SessionsApi(MemoryArchive(), unused).list_routes(),
+        *SessionsApi(MemoryArchive(), unused, EraseApi(unused)).list_routes(),
         *ContextApi(MemoryArchive(), unused, unused, unused).list_routes(),
         *MemoryApi(unused, unused).list_routes(),
     )

@@ -32,6 +32,7 @@ from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import Opening, Outcome
 from proxy.server.access import FindTenant
 from proxy.server.context_api import ContextApi
+from proxy.server.erase_api import EraseApi
 from proxy.server.health import Health, Metrics
 from proxy.server.http11 import Http11Protocol, close_idle
 from proxy.server.inspector import Inspector
@@ -151,7 +152,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     gate = DurabilityWaiter(archive, plan.engine.commit_wait_ms)
     care = EpochAdmin(controller.states, archive, gate, bus, SystemIds())
     contexts = ContextApi(archive, care, plan.compacting, controller.states.models.counter.count_messages)
-    sessions = SessionsApi(archive, SavingsInputs(PriceList(controller.states.models.card), BudgetPolicy(plan.ceiling)))
+    sessions = SessionsApi(archive, SavingsInputs(PriceList(controller.states.models.card), BudgetPolicy(plan.ceiling)), EraseApi(cast(Any, None)))
     memory: Any = SessionMemory(archive=cast(Any, archive), gate=gate, clock=SystemClock())
     policy = replace(plan.server, has_own_key=bool(plan.api_key))
     app = build_routes(

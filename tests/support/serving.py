@@ -152,7 +152,11 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     gate = DurabilityWaiter(archive, plan.engine.commit_wait_ms)
     care = EpochAdmin(controller.states, archive, gate, bus, SystemIds())
     contexts = ContextApi(archive, care, plan.compacting, controller.states.models.counter.count_messages)
-    sessions = SessionsApi(archive, SavingsInputs(PriceList(controller.states.models.card), BudgetPolicy(plan.ceiling)), EraseApi(cast(Any, None)))
+    sessions = SessionsApi(
+        archive,
+        SavingsInputs(PriceList(controller.states.models.card), BudgetPolicy(plan.ceiling)),
+        EraseApi(cast(Any, None)),
+    )
     memory: Any = SessionMemory(archive=cast(Any, archive), gate=gate, clock=SystemClock())
     policy = replace(plan.server, has_own_key=bool(plan.api_key))
     app = build_routes(

@@ -105,6 +105,7 @@ class SqliteEraser:
 
     async def measure(self, session: str) -> SessionErasure:
         """Return what erasing a session would do. Raises NotFound, and Erased if nothing came since it was erased."""
+        await self._log.run_task(_wait)
         return (await asyncio.to_thread(self._read, partial(_describe, session=session)))[0]
 
     async def erase(self, session: str, cause: Cause = "person") -> SessionErasure:
@@ -114,6 +115,7 @@ class SqliteEraser:
         """
         async with self._lock:
             self._log.note_erased()  # from here on, bodies are recorded without reference to what may go
+            await self._log.run_task(_wait)
             described, plan = await asyncio.to_thread(self._read, partial(_describe, session=session))
             deletion = Deletion(plan.sessions, plan.heads, cause, self._clock.now_ms())
             await self._log.run_task(partial(self._delete_all, deletion, plan.found))
@@ -128,6 +130,7 @@ class SqliteEraser:
         """
         async with self._lock:
             self._log.note_erased()
+            await self._log.run_task(_wait)
             plan = await asyncio.to_thread(self._read, partial(_plan, keys=sessions))
             deletion = Deletion(plan.sessions, plan.heads, cause, self._clock.now_ms())
             try:
@@ -219,6 +222,10 @@ class SqliteEraser:
         if self._gaps is None:
             self._gaps = PageGaps(self._log.path)
         return self._gaps.overwrite(connection, after, _LONGEST_SCAN_S)
+
+
+def _wait(connection: sqlite3.Connection) -> None:
+    """Do nothing: what was recorded before is in the log then."""
 
 
 def _empty_wal(connection: sqlite3.Connection) -> bool:

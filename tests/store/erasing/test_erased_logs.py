@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from proxy.engine.runtime import SystemClock
 from proxy.model.errors import Erased
 from proxy.model.lineage import NodeRow
+from proxy.model.log import Record
 from proxy.model.manifest import (
     Blob,
     BlobPiece,
@@ -119,7 +120,7 @@ class LogMaker:
             agent = b"client"
         headers = ((b"content-type", b"application/json"), (b"user-agent", agent))
         sent = self._make_body(key, [mine[0], *history[-2:]]) if draw.random() < 0.5 else None
-        records = [
+        records: list[Record] = [
             make_opening(name, body, key=key, headers=headers),
             make_round(name, body=sent),
             make_step(name, nodes),

@@ -210,22 +210,14 @@ async def build_engine(settings: Settings) -> Engine:
     memory_compaction = _build_memory(settings, archive, durability, trigger, controller, routes=routes)
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker, epoch_admin)
-    live = LiveSessions(
-        exchanges=exchanges,
-        lineage=lineage,
-        reader=reader,
-        resolver=resolver,
-        schedule=trigger.worker.schedule,
-        caches=caches,
-        histories=held,
-        memory=memory_compaction.memory,
-        features=features,
-        restart=worker.restart,
-    )
+    memory, schedule = memory_compaction.memory, trigger.worker.schedule
+    known = (exchanges, lineage, reader, resolver, schedule, caches, held, memory, features)
+    live = LiveSessions(*known, worker.restart)
     erasing = build_erasing(settings.store_policy().path, archive, settings.memory.mirror, bus, live)
     retention = Retention(policy=settings.retention_policy(), erasing=erasing, clock=clock, sleep=asyncio.sleep)
-    memory = (memory_compaction.manual, memory_compaction)
-    return Engine(*parts, *memory, index, recall, lineage.tenants, hop_id, erasing, retention)
+    return Engine(
+        *parts, memory_compaction.manual, memory_compaction, index, recall, lineage.tenants, hop_id, erasing, retention
+    )
 
 
 def _list_routes(

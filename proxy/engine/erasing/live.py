@@ -14,7 +14,7 @@ from proxy.engine.request_resolver import RequestResolver
 from proxy.engine.response_reader import ResponseReader
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LiveSessions:
     """What settles sessions, and forgets them. `restart` ends the worker process, whose memory has messages, too."""
 

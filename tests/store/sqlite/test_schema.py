@@ -150,6 +150,7 @@ DIGESTS = {
     "m007_recalled": "3b566f0ada1ac561e2f91f2f1c14b1781ebc942be4ba4c90d1545658754db03a",
     "m008_memory": "6bf8ed9452aea2212b579f7f917297f8e9bf80786c670e70bec5bb1c540510b2",
     "m009_held": "ad1f6fbaf2042760d5dca95bc11edc831df89eef49625af323bc5f2db1348688",
+    "m011_erased": "f0af42b3ae1b5f7976e80b0a16325d2b96ab60b7375142d599e3fc655bbe705c",
 }
 
 

@@ -36,6 +36,7 @@ ROWS = {
     "recalled": (1, b"", 1, 1, "m", 1, b"n", 1, 9, 1, b"d"),
     "memory": (1, b"", 1, "report", "", 0, 0, 2, b"n", 1, b"d"),
     "held": (1, b"", 1, 1, "new", "k", b"d", b"t", 1, b""),
+    "erased": (1, b"", 1, "person", 1, 1, 1, 1, 1, b"d"),
     "source": (1, b"", 1, 1, b"n", "tick"),
 }
 # a second row, new in the first column (its rowid or link), that takes the place of the first by another key

@@ -19,6 +19,7 @@ def main() -> None:
             open_log=import_later("proxy.reading", "open_log"),
             open_index=import_later("proxy.indexing", "open_index"),
             update_index=import_later("proxy.indexing", "update_index"),
+            erase_session=import_later("proxy.indexing", "erase_session"),
             count_tokens=import_later("proxy.reading", "count_tokens"),
             load_savings_inputs=import_later("proxy.reading", "measure"),
             ask_server=import_later("proxy.running", "ask_server"),

@@ -40,6 +40,7 @@ from proxy.server.access import AccessRules
 from proxy.server.api.messages import MessagesApi
 from proxy.server.context_api import ContextApi
 from proxy.server.doctor_api import DoctorApi
+from proxy.server.erase_api import EraseApi
 from proxy.server.errors import Refused
 from proxy.server.events_api import EventsApi
 from proxy.server.health import Health, UpstreamCircuits
@@ -144,6 +145,7 @@ async def _run(settings: Settings, *, until_unused: bool, companion: Companion |
             health.is_starting = True
             engine.tasks.spawn(_warm(engine, health))
             _mirror_memory(engine, settings)
+            retaining = asyncio.get_running_loop().create_task(engine.retention.run())  # a shutdown ends it at once
             served = configure(access or app, policy, engine)
             server = DrainingServer(served, health, engine.tasks, policy.drain_seconds)
             server.ended_with_drain.append(engine.events.close)
@@ -158,6 +160,8 @@ async def _run(settings: Settings, *, until_unused: bool, companion: Companion |
                 await server.serve([listener])
             seconds_left = server.seconds_left
             trimmer.stop()
+            retaining.cancel()
+            await asyncio.wait((retaining,))
             if access is not None:
                 access.close()
             if tracing is not None:
@@ -245,7 +249,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     contexts = ContextApi(
         engine.archive, engine.epoch_admin, engine.manual_compaction, engine.models.counter.count_messages
     )
-    sessions = SessionsApi(engine.archive, SavingsInputs(prices, settings.budget_policy()))
+    sessions = SessionsApi(engine.archive, SavingsInputs(prices, settings.budget_policy()), EraseApi(engine.erasing))
     find_tenant = functools.partial(engine.tenants.find_reader, is_open=policy.has_own_key)
     tools = McpTools(engine.archive, engine.recall, SystemClock(), settings.recall_policy())
     app = build_routes(

@@ -30,6 +30,9 @@ from proxy.engine.context.rewriter import Rewriter
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.tool_offers import NO_OFFERS, ToolOffers
 from proxy.engine.durability import DurabilityWaiter
+from proxy.engine.erasing.live import LiveSessions
+from proxy.engine.erasing.retention import Retention
+from proxy.engine.erasing.service import SessionErasing
 from proxy.engine.events.publisher import EventPublisher
 from proxy.engine.events.stream import EventStream
 from proxy.engine.exchange import ExchangeService
@@ -66,6 +69,7 @@ from proxy.model.events import AnswerRead, ExchangeRecorded, ReadingFailed
 from proxy.reading import build_tally as build_tally
 from proxy.reading import measure as measure
 from proxy.reading import open_log as open_log
+from proxy.store.erasing.building import build_erasing
 from proxy.store.search.reader import SearchIndex
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.upstream.client import DirectClient
@@ -122,6 +126,8 @@ class Engine:
     tenants: Tenants
     events: EventStream
     hop_id: str
+    erasing: SessionErasing
+    retention: Retention
 
     def prepare(self) -> None:
         """Load what would block calls if it were loaded later. Blocks for 50 ms."""
@@ -141,6 +147,7 @@ class Engine:
         for upstream in self.upstreams:
             await upstream.aclose()
         await self.archive.close()
+        self.erasing.eraser.close()
 
 
 async def build_engine(settings: Settings, *, clock: Clock | None = None, connect: "Connect | None" = None) -> Engine:
@@ -217,7 +224,13 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker, epoch_admin)
     events = _build_events(settings, archive, bus, tasks, models)
-    return Engine(*parts, memory_compaction.manual, memory_compaction, index, recall, lineage.tenants, events, hop_id)
+    memory, schedule = memory_compaction.memory, trigger.worker.schedule
+    known = (exchanges, lineage, reader, resolver, schedule, caches, held, memory, features)
+    live = LiveSessions(*known, worker.restart)
+    erasing = build_erasing(settings.store_policy().path, archive, settings.memory.mirror, bus, live)
+    retention = Retention(policy=settings.retention_policy(), erasing=erasing, clock=clock, sleep=asyncio.sleep)
+    found = (memory_compaction.manual, memory_compaction, index, recall, lineage.tenants, events, hop_id)
+    return Engine(*parts, *found, erasing, retention)
 
 
 def _build_events(

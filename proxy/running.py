@@ -99,7 +99,7 @@ def ask_server(
     from proxy.upstream.httpx_client import AdminClient  # noqa: PLC0415 - other commands do without httpx
 
     target = f"/-/api{quote(path)}{'?' if query else ''}{urlencode(query)}"
-    return asyncio.run(AdminClient(address, token).post(target, body, method))
+    return asyncio.run(AdminClient(address, token).ask(target, body, method))
 
 
 def follow_events(

@@ -14,6 +14,7 @@ from proxy.cli.main import build
 from proxy.config.reference import format_default, list_keys
 from proxy.model.stream_events import EVENT_TYPES
 from proxy.server.context_api import ContextApi
+from proxy.server.erase_api import EraseApi
 from proxy.server.events_api import EventsApi
 from proxy.server.memory_api import MemoryApi
 from proxy.server.sessions_api import SessionsApi
@@ -95,7 +96,7 @@ def list_api() -> list[str]:
     """The paths of the API; what is received stands beside what is sent."""
     unused: Any = None
     routes = (
-        *SessionsApi(MemoryArchive(), unused).list_routes(),
+        *SessionsApi(MemoryArchive(), unused, EraseApi(unused)).list_routes(),
         *ContextApi(MemoryArchive(), unused, unused, unused).list_routes(),
         *MemoryApi(unused, unused, unused).list_routes(),
         *EventsApi(MemoryArchive(), unused).list_routes(),

@@ -52,6 +52,7 @@ COMMANDS = {
     "verify": ("maintenance.verify", "Check every digest and link of the log."),
     "index": ("views.search.index", "Bring the index for search up to date, or make it anew."),
     "backup": ("maintenance.backup", "Copy the log to a file, also while the server runs."),
+    "erase": ("erase.erase", "Delete the content of a session for good."),
     "config": ("maintenance.config", "Check, describe or create a settings file."),
 }
 """For each command its module in this package, its function or group there, and the first line of its help."""

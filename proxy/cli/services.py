@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # what commands read with is imported by those that read
     from proxy.engine.doctor.findings import Diagnosis
     from proxy.engine.reports.diff import Tally
     from proxy.engine.reports.savings import SavingsInputs
+    from proxy.model.erasing import SessionErasure
     from proxy.model.search import IndexHealth
 
 T = TypeVar("T")
@@ -62,11 +63,12 @@ class Services:
     `count_tokens` counts the tokens of messages. `load_savings_inputs` returns the prices and policy for `savings`.
     `ask_server` sends a request, given an API path and a body, to the running server: a POST without parameters, unless
     `method` and `query` say otherwise. It returns the response's status and body, and raises ProxyError if no server
-    runs. `follow_events` passes on the bytes of its stream of events, given parameters and the id of the last event
-    that was seen, until it ends. `find_link` returns the link to the server's page, with the admin token. `serve_mcp`
-    serves MCP on standard input and output until the input ends. `run_demo` runs the demonstration, and returns the
-    exit code. `diagnose` returns the findings of `palimpsest doctor`. `run_trial` estimates the newest sessions of
-    transcripts, given their paths, how many, and where to keep the logs; it tells of its progress.
+    runs. `erase_session` erases one while no server runs, or says what that would do. `follow_events` passes on the
+    bytes of the server's stream of events, given parameters and the id of the last event that was seen, until it ends.
+    `find_link` returns the link to the server's page, with the admin token. `serve_mcp` serves MCP on standard input
+    and output until the input ends. `run_demo` runs the demonstration, and returns the exit code. `diagnose` returns
+    the findings of `palimpsest doctor`. `run_trial` estimates the newest sessions of transcripts, given their paths,
+    how many, and where to keep the logs; it tells of its progress.
     """
 
     serve: Callable[..., int]
@@ -77,6 +79,7 @@ class Services:
     load_savings_inputs: Callable[[Settings], Awaitable[SavingsInputs]]
     ask_server: Callable[..., tuple[int, bytes]]
     follow_events: Callable[[Settings, Sequence[tuple[str, str]], str, Callable[[bytes], object]], tuple[int, bytes]]
+    erase_session: Callable[..., Coroutine[Any, Any, SessionErasure]]
     find_link: Callable[[Settings], str]
     find_server: Callable[[Settings], tuple[str, ...]]
     use_data: Callable[[Path, float], AbstractContextManager[None]]

@@ -347,7 +347,18 @@ class StoreSettings(Section):
         description="Most bytes of one body that are recorded; of longer ones the beginning and a digest.",
     )
     max_bytes: Size = Field(
-        _STORE.max_bytes, ge=0, description="Size of the log at which no more is written; bytes. 0: no limit."
+        _STORE.max_bytes,
+        ge=0,
+        description=(
+            "Most bytes of the log. At nine tenths the content of the longest idle sessions is erased, never of one"
+            " that was called within the hour; at the limit no more is written. 0: no limit."
+        ),
+    )
+    retention_days: int = Field(
+        0,
+        ge=0,
+        le=36_500,
+        description="Days after its newest call when the content of a session is erased. 0: never.",
     )
 
     @model_validator(mode="after")

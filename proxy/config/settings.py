@@ -35,6 +35,7 @@ from proxy.config.value_types import DirectoryPath, HeaderName, Secret, TenantNa
 from proxy.context.budget import BudgetPolicy, MemoryMark
 from proxy.context.conversation import BuilderPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.erasing.policy import RetentionPolicy
 from proxy.engine.history.policy import NudgePolicy
 from proxy.engine.policy import EnginePolicy, Principal, Provider, SnapshotPolicy
 from proxy.engine.recall.policy import RecallPolicy
@@ -227,6 +228,10 @@ class Settings(BaseSettings):
             max_bytes=self.store.max_bytes,
             must_write=self.store.on_failure == "refuse",
         )
+
+    def retention_policy(self) -> RetentionPolicy:
+        """Return what is erased from the log without being asked."""
+        return RetentionPolicy(self.store.retention_days, self.store.max_bytes)
 
     def upstream_policies(self) -> tuple[UpstreamPolicy, ...]:
         """Return the policies of all upstreams, in order of preference."""

@@ -71,6 +71,7 @@ class ExchangeService:
         self._resolver = resolver
         self._relay = relay
         self._tasks = tasks
+        self._sessions: dict[asyncio.Task[Any], str] = {}  # of the calls under way
         self._controller = controller
         self._unasked = RequestOptions(policy.mode)
         named = (principal.header for principal in policy.principals.values() if principal.header)
@@ -118,8 +119,7 @@ class ExchangeService:
 
     async def _hold(self, carrying: Coroutine[Any, Any, None], client: Client) -> None:
         """Register the current task until the call has ended. Report errors to the client."""
-        task = asyncio.current_task()
-        assert task is not None, "every call is carried in a task"
+        task = _get_task()
         self._tasks.held.add(task)
         try:
             await carrying
@@ -131,6 +131,11 @@ class ExchangeService:
         finally:
             client.abort()
             self._tasks.held.discard(task)
+            self._sessions.pop(task, None)
+
+    def is_open(self, session: str) -> bool:
+        """Return whether a call of a session is under way."""
+        return session in self._sessions.values()
 
     async def _carry(self, incoming: ClientRequest, form: Format, client: Client) -> None:
         self._check_log()
@@ -352,6 +357,7 @@ class ExchangeService:
             raise StoreUnavailable(f"calls are refused while they cannot be recorded (store.on_failure): {problem}")
 
     def _open(self, request: ResolvedRequest, form: Format | None, client: Client) -> OpenExchange:
+        self._sessions[_get_task()] = request.session.id
         credentials = list_credentials(request.headers, request.target, self._tenant_headers)
         return OpenExchange(
             request.exchange,
@@ -363,6 +369,12 @@ class ExchangeService:
             CappedBuffer(self._policy.record_cap_bytes),
             (*self._policy.own_keys, *credentials),
         )
+
+
+def _get_task() -> "asyncio.Task[Any]":
+    task = asyncio.current_task()
+    assert task is not None, "every call is carried in a task"
+    return task
 
 
 class UnmanagedRetry:

@@ -189,6 +189,11 @@ class RequestResolver:
             clearing=clearing,
         )
 
+    def forget_lost(self) -> None:
+        """Forget earlier bodies if the log has lost anything since: manifests refer to what they added to it."""
+        if self._lineage.forget_lost():
+            self._histories.clear()
+
     def make_opening(self, request: ResolvedRequest, build: BuildManifest) -> Opening:
         """Make the first record of an exchange.
 
@@ -230,8 +235,7 @@ class RequestResolver:
         content, until = request.body, self._clock.monotonic() + self._policy.hard_wait_seconds
         named = self._naming.read(request.headers)
         key = (caller.tenant, form.name, named.family)
-        if self._lineage.forget_lost():
-            self._histories.clear()  # manifests refer to what earlier ones added to the log
+        self.forget_lost()
         known, shared = self._histories.find(key, content)
         remembered = _Remembered(known, shared, self._histories.losses)
         if (split := split_known(content, form.items_key, known, shared, is_ours=held is not None)) is None:
@@ -320,8 +324,7 @@ class RequestResolver:
         self, key: Key, split: SplitBody, chain: Chain, remembered: "_Remembered", holding: Holding | None
     ) -> Manifest:
         """Build the manifest of a body. It refers to a cached one only if nothing was lost since."""
-        if self._lineage.forget_lost():
-            self._histories.clear()
+        self.forget_lost()
         known, shared, losses = remembered
         if losses != self._histories.losses:
             known, shared = None, 0

@@ -3,7 +3,7 @@
 ProxyError
 ├── BadRequest            400
 ├── NotFound              404
-│   └── Erased
+│   └── Erased            410
 ├── Unproven              403
 ├── Conflict              409
 │   └── SessionIdle
@@ -14,6 +14,8 @@ ProxyError
 ├── WorkerLost            503
 └── ConfigError           of `config`: a command ends with 2
 """
+
+from datetime import UTC, datetime
 
 
 class ProxyError(Exception):
@@ -42,11 +44,25 @@ class NotFound(ProxyError):
 
 
 class Erased(NotFound):
-    """The content was in the log, in this session, and has been erased."""
+    """The content was in the log, in this session, and has been erased, at a time in milliseconds if that is known."""
 
-    def __init__(self, message: str, session: str) -> None:
+    status = 410
+    code = "erased"
+
+    def __init__(self, message: str, session: str, at_ms: int | None = None) -> None:
         super().__init__(message)
         self.session = session
+        self.at_ms = at_ms
+
+    @property
+    def day(self) -> str:
+        """On which day, as the end of a sentence; empty if that is not known."""
+        return tell_day(self.at_ms)
+
+
+def tell_day(at_ms: int | None) -> str:
+    """Return ` on 2026-01-31`, by UTC, for a time in milliseconds since 1970; empty for None."""
+    return "" if at_ms is None else f" on {datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d}"
 
 
 class Conflict(ProxyError):

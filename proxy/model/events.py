@@ -7,6 +7,7 @@ import msgspec
 
 from proxy.model.card import CacheTerms, OverflowKind
 from proxy.model.epoch import Epoch, EpochReason, Plan, Rung, SummaryKind, SummaryLevel
+from proxy.model.erasing import Cause
 from proxy.model.exchange import Completeness, Headers, Kind, MissCause, SessionKey, Usage
 
 
@@ -383,6 +384,14 @@ class SessionWentIdle(msgspec.Struct, frozen=True, gc=False):
     attempts: int
 
 
+class SessionsErased(msgspec.Struct, frozen=True, gc=False):
+    """The content of so many sessions was erased; `bytes` are those of what was stored."""
+
+    count: int
+    bytes: int
+    cause: Cause
+
+
 Event = (
     ExchangeRecorded
     | RequestRecorded
@@ -413,4 +422,5 @@ Event = (
     | SummaryWasted
     | Nudged
     | SessionWentIdle
+    | SessionsErased
 )

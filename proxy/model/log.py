@@ -335,6 +335,6 @@ class ArchiveHealth(msgspec.Struct, frozen=True, gc=False):
     pending: int
     pending_bytes: int
     dropped: int  # records that are lost for good
-    generation: int  # changes whenever a record is lost; caches of what the log holds must then be emptied
+    generation: int  # changes whenever a record is lost, or content erased; caches of the log must then be emptied
     exposed: int = 0  # records that are only in memory, and that a stop would lose if the log takes no more
     lost_at_stop: int = 0  # records that were lost that way

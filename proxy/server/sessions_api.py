@@ -35,6 +35,7 @@ from proxy.engine.reports.sessions import OverviewDocument, describe_overview, l
 from proxy.engine.reports.timeline import MOST_CALLS, EpochSummary, Timeline
 from proxy.server.api.parameters import Branch, Cursor, Limit, ListingQuery, NumberedPath, RoundQuery, SessionPath
 from proxy.server.endpoints import GUARDS, JSON, Endpoint, Media
+from proxy.server.erase_api import EraseApi
 
 # Of a search among sessions, pages of the log that are read for one page of the listing.
 _MOST_PAGES = 20
@@ -91,8 +92,9 @@ class ExportQuery(msgspec.Struct, frozen=True):
 class SessionsApi:
     """Endpoints that show sessions, exchanges and savings, including what was recorded last."""
 
-    def __init__(self, log: LogReader, inputs: SavingsInputs) -> None:
+    def __init__(self, log: LogReader, inputs: SavingsInputs, erasing: EraseApi) -> None:
         self._log = log
+        self._erasing = erasing
         self._inputs = inputs
         self._titles = TitleCache()
         self._reports = SessionReports(log, inputs)
@@ -102,7 +104,7 @@ class SessionsApi:
         exchange = "/api/sessions/{id}/exchanges/{n}"
         return [
             Route("/api/sessions", Endpoint(self._list_sessions)),
-            Route("/api/sessions/{id}", Endpoint(self._show_session)),
+            Route("/api/sessions/{id}", self._erasing.add_to(Endpoint(self._show_session))),
             Route("/api/sessions/{id}/cache", Endpoint(self._show_cache)),
             Route("/api/sessions/{id}/epochs", Endpoint(self._list_epochs)),
             Route("/api/sessions/{id}/timeline", Endpoint(self._show_timeline)),

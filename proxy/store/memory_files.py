@@ -16,12 +16,25 @@ def write_memory(folder: Path, session: str, files: Mapping[str, bytes]) -> Path
     What is said in a session is nobody else's business: only the owner may read the files. One with the same content is
     left as it is.
     """
-    own = folder / _FOLDER / (_UNFIT.sub("_", session).lstrip(".") or "_")
+    own = _find_own(folder, session)
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, content in files.items():
         if not _has_content(own / name, content):
             _replace(own / name, content)
     return own
+
+
+def remove_memory(folder: Path, session: str) -> None:
+    """Delete the files of a session below `agents/SESSION`, if there are any. Raises OSError."""
+    own = _find_own(folder, session)
+    for path in own.iterdir() if own.is_dir() else ():
+        path.unlink(missing_ok=True)
+    if own.is_dir():
+        own.rmdir()
+
+
+def _find_own(folder: Path, session: str) -> Path:
+    return folder / _FOLDER / (_UNFIT.sub("_", session).lstrip(".") or "_")
 
 
 def _has_content(path: Path, content: bytes) -> bool:

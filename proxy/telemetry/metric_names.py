@@ -194,6 +194,8 @@ METRICS: tuple[tuple[Kind, str, str, tuple[str, ...]], ...] = (
         "Models found to call a tool again and again with the same arguments, by whether its output was the same.",
         ("output",),
     ),
+    ("counter", "palimpsest_erased_sessions", "Sessions whose content was erased, by why.", ("cause",)),
+    ("counter", "palimpsest_erased_bytes", "Bytes of content that were erased, as they were stored.", ("cause",)),
     ("counter", "palimpsest_idle_sessions", "Sessions that went idle because no nudge was answered.", ()),
     (
         "seconds",

@@ -38,6 +38,7 @@ from proxy.model.events import (
     ReadingFailed,
     ReasoningRemoved,
     RungFailed,
+    SessionsErased,
     SessionWentIdle,
     SilentOverflowSeen,
     SummaryAdded,
@@ -159,6 +160,7 @@ class Metrics(Collector):
             ),
             Nudged: lambda event: self._add("palimpsest_nudges", str(event.attempt)),
             SessionWentIdle: lambda event: self._add("palimpsest_idle_sessions"),
+            SessionsErased: self._count_erased,
             SummaryWasted: lambda event: self._add("palimpsest_wasted_tokens", count=event.cost),
         }
         self._registry = CollectorRegistry(auto_describe=False)
@@ -286,6 +288,10 @@ class Metrics(Collector):
         self._add("palimpsest_auxiliary_calls", event.upstream, event.verdict)
         self._add("palimpsest_auxiliary_tokens", count=event.cost)
         self._seconds["palimpsest_auxiliary_seconds"].add(event.seconds)
+
+    def _count_erased(self, event: SessionsErased) -> None:
+        self._add("palimpsest_erased_sessions", event.cause, count=event.count)
+        self._add("palimpsest_erased_bytes", event.cause, count=event.bytes)
 
     def _count_embedding(self, event: EmbeddingEnded) -> None:
         self._add("palimpsest_embedding_calls", event.upstream, event.verdict)

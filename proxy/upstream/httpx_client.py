@@ -189,7 +189,7 @@ class AdminClient:
         }
         self._max_bytes = max_bytes
 
-    async def post(self, target: str, body: bytes, method: str = "POST") -> tuple[int, bytes]:
+    async def ask(self, target: str, body: bytes, method: str = "POST") -> tuple[int, bytes]:
         """Return status and body of the response. Raises TooLarge, and UpstreamUnreachable if no server responds."""
         client = self._open(_ADMIN_TIMEOUT)
         try:

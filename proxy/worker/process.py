@@ -153,6 +153,12 @@ class WorkerProcess:
         while self._serving is not None and not self._serving.done():
             await asyncio.wait((self._serving,))
 
+    async def restart(self) -> None:
+        """End the process once the jobs that wait are done; the next one starts it, with nothing in memory."""
+        if self._serving is not None:
+            await asyncio.wait((self._serving,), timeout=self.job_seconds)
+        await self._end(_CLOSING_SECONDS if self._is_idle else 0.0)
+
     async def close(self) -> None:
         """End the process. Jobs that wait raise WorkerLost."""
         self._is_closed = True

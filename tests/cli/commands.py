@@ -13,6 +13,7 @@ from proxy.engine.doctor.findings import conclude
 from proxy.engine.models import PriceList
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.model.card import Card
+from proxy.model.erasing import SessionErasure
 from proxy.model.errors import NotFound
 from proxy.model.search import IndexHealth
 from proxy.trial.estimate import Trial
@@ -42,6 +43,11 @@ def refuse_to_follow(settings: Settings, query: Any, last_id: str, take: Any) ->
     raise AssertionError("events were followed")
 
 
+async def refuse_to_erase(settings: Settings, session: str, *, is_done: bool) -> SessionErasure:
+    """Only `erase` erases."""
+    raise AssertionError(f"{session} was erased")
+
+
 def refuse_to_serve(settings: Settings) -> None:
     """Only `mcp` serves MCP."""
     raise AssertionError("MCP was served")
@@ -61,6 +67,7 @@ def call_with(arguments: Sequence[str], open_log: Callable[[Settings], Any], **c
         "load_savings_inputs": load_savings_inputs,
         "ask_server": refuse_to_ask,
         "follow_events": refuse_to_follow,
+        "erase_session": refuse_to_erase,
         "find_link": find_link,
         "find_server": lambda settings: (),
         "open_index": lambda settings: FakeIndex(),

@@ -145,7 +145,7 @@ async def test_answers_are_read_in_order_and_an_unreadable_one_is_told_and_skipp
     setup.submit("x3", gzip.compress(ANSWER), (*JSON, (b"content-encoding", b"br")))
     setup.submit("x4")
     assert [reading.exchange for reading in await setup.finish()] == ["x1", "x4"]
-    assert [event.exchange for event in setup.failures] == ["x2", "x3"]
+    assert [getattr(event, "exchange", "") for event in setup.failures] == ["x2", "x3"]
     assert "not a JSON object" in str(setup.failures[0])
 
 
@@ -188,7 +188,7 @@ async def test_the_oldest_of_too_many_waiting_answers_stay_unread_and_that_is_to
     setup = Setup()
     for number in range(4100):
         setup.submit(f"x{number}")
-    assert [event.exchange for event in setup.failures] == [f"x{number}" for number in range(4)]
+    assert [getattr(event, "exchange", "") for event in setup.failures] == [f"x{number}" for number in range(4)]
     assert [reading.exchange for reading in await setup.finish()] == [f"x{number}" for number in range(4, 4100)]
 
 
@@ -196,10 +196,10 @@ async def test_answers_that_wait_take_bounded_memory_and_the_newest_is_kept_howe
     setup, half = Setup(), b'{"a":"' + b"x" * 16 * 1024 * 1024 + b'"}'
     for number in range(3):
         setup.submit(f"x{number}", half)
-    assert [event.exchange for event in setup.failures] == ["x0", "x1"]
+    assert [getattr(event, "exchange", "") for event in setup.failures] == ["x0", "x1"]
     setup.submit("x3", half * 2)
     setup.submit("x4")
-    assert [event.exchange for event in setup.failures] == ["x0", "x1", "x2", "x3"]
+    assert [getattr(event, "exchange", "") for event in setup.failures] == ["x0", "x1", "x2", "x3"]
     assert [reading.exchange for reading in await setup.finish()] == ["x4"]
 
 

@@ -20,7 +20,7 @@ def test_events_with_the_same_content_are_equal() -> None:
 )
 def test_a_subscriber_cannot_change_an_event(event: Event) -> None:
     with pytest.raises(AttributeError):
-        event.exchange = "x9"  # type: ignore[misc]
+        event.exchange = "x9"  # type: ignore[misc, union-attr]
 
 
 def test_a_plan_is_of_its_request() -> None:

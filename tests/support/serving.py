@@ -38,6 +38,7 @@ from proxy.server.access import FindTenant
 from proxy.server.api.messages import MessagesApi
 from proxy.server.context_api import ContextApi
 from proxy.server.doctor_api import DoctorApi
+from proxy.server.erase_api import EraseApi
 from proxy.server.events_api import EventsApi
 from proxy.server.health import Health
 from proxy.server.http11 import Http11Protocol, close_idle
@@ -164,7 +165,11 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     gate = DurabilityWaiter(archive, plan.engine.commit_wait_ms)
     care = EpochAdmin(controller.states, archive, gate, bus, SystemIds())
     contexts = ContextApi(archive, care, plan.compacting, controller.states.models.counter.count_messages)
-    sessions = SessionsApi(archive, SavingsInputs(PriceList(controller.states.models.card), BudgetPolicy(plan.ceiling)))
+    sessions = SessionsApi(
+        archive,
+        SavingsInputs(PriceList(controller.states.models.card), BudgetPolicy(plan.ceiling)),
+        EraseApi(cast(Any, None)),
+    )
     memory: Any = SessionMemory(archive=cast(Any, archive), gate=gate, clock=SystemClock())
     events = EventStream("run", loop.call_later, SystemClock().now_ms)
     EventPublisher(

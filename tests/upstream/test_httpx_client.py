@@ -530,7 +530,7 @@ async def test_a_request_to_our_own_server_bears_the_token_and_its_response_is_h
     address, path = "http://127.0.0.1:8484", "/-/api/sessions/a/compact"
     with respx.mock:
         route = respx.post(f"{address}{path}").respond(409, json={"error": {}})
-        status, content = await AdminClient(address, "the-token").post(path, b'{"level":3}')
+        status, content = await AdminClient(address, "the-token").ask(path, b'{"level":3}')
     asked = route.calls.last.request
     assert (status, json.loads(content)) == (409, {"error": {}})
     assert asked.headers["authorization"] == "Bearer the-token"
@@ -544,7 +544,7 @@ async def test_our_own_server_is_asked_directly_whatever_the_environment_says(
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     async with ScriptedUpstream() as server:
         server.answer_with(answer(b"{}", "Location: /elsewhere", status="307 Temporary Redirect"))
-        assert await AdminClient(f"http://127.0.0.1:{server.port}", "t").post("/x%2Fy", b"") == (307, b"{}")
+        assert await AdminClient(f"http://127.0.0.1:{server.port}", "t").ask("/x%2Fy", b"") == (307, b"{}")
     assert [request.line for request in server.requests] == [b"POST /x%2Fy HTTP/1.1"]
 
 
@@ -554,7 +554,7 @@ async def test_where_nobody_listens_it_is_told_what_to_do() -> None:
     listener.close()
     await listener.wait_closed()
     with pytest.raises(UpstreamUnreachable, match="start it by `palimpsest serve`, or say --host, --port"):
-        await AdminClient(f"http://127.0.0.1:{port}", "t").post("/", b"")
+        await AdminClient(f"http://127.0.0.1:{port}", "t").ask("/", b"")
 
 
 async def test_a_response_without_end_is_not_read_to_it() -> None:
@@ -566,4 +566,4 @@ async def test_a_response_without_end_is_not_read_to_it() -> None:
 
         server.script = play
         with pytest.raises(TooLarge):
-            await AdminClient(f"http://127.0.0.1:{server.port}", "t", max_bytes=10).post("/", b"")
+            await AdminClient(f"http://127.0.0.1:{server.port}", "t", max_bytes=10).ask("/", b"")

@@ -110,6 +110,10 @@ class JobSchedule:
         """Return the jobs that calls of an upstream cancel."""
         return [job for running in self._running.values() for job in running if job.upstream == upstream]
 
+    def has_job(self, session: str) -> bool:
+        """Return whether a branch of a session is worked on."""
+        return session in self._running
+
     def name_lease(self, request: SentRequest) -> str:
         """Return the name of a branch's lease.
 

@@ -429,6 +429,12 @@ class FeatureCache:
                 self._shrink()
         return found
 
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._changing:
+            self._known.clear()
+            self.weight = 0
+
     def _shrink(self) -> None:
         while self.weight > self._most and self._known:
             self.weight -= _weigh(*self._known.popitem(last=False))

@@ -172,6 +172,11 @@ class HistoryCache:
         """Bytes of memory, roughly."""
         return self._weight
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._seen.clear()
+        self._weight = 0
+
     def find(self, request: ManagedRequest) -> tuple[MeasuredHistory | None, int]:
         """Return the cached history that shares most messages with a request, and their number, or (None, 0)."""
         best, most = None, 0

@@ -218,6 +218,10 @@ class LineageTracker:
         # Remove duplicates: alternatives may be equal, or begin alike.
         return Reply(exchange, k, tuple(dict.fromkeys(rows)), tuple(dict.fromkeys(marks)))
 
+    def list_open(self, session: str) -> list[str]:
+        """Return the exchanges of a session whose answers have not become nodes yet."""
+        return [exchange for exchange, place in self.open_exchanges.items() if place.known.key.id == session]
+
     def note_unread(self, event: ReadingFailed) -> None:
         """Record that an answer could not be read."""
         self.close(event.exchange)

@@ -85,6 +85,10 @@ class SessionMemory:
         entries = [entry for _, entry in stored.entries if is_on_path(entry, nodes)]
         return [(entry.start, entry.stop) for entry in entries if format_episode(entry.number) in shown]
 
+    def forget(self) -> None:
+        """Ask the log for memory when it is needed next."""
+        self._cache.clear()
+
     async def load(self, session: str) -> StoredMemory:
         """Return the memory records of a session. A session of which nothing is known has none."""
         generation = self.archive.health.generation

@@ -66,7 +66,8 @@ class EntryFinder:
             loaded = await load_original_text(self._log, name)
         except Erased as error:
             if await self._is_own(scope, relatives, error.session):
-                raise NotFound(f"What ref:{name} names was erased from the log; it cannot be read any more.") from error
+                text = f"What ref:{name} names was erased from the log{error.day}; it cannot be read any more."
+                raise Erased(text, error.session, error.at_ms) from error
             raise NotFound(await self._tell_unknown(scope, name)) from error
         except NotFound:
             indexed = await self._index.find_entry(name)

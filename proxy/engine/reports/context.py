@@ -26,7 +26,7 @@ from proxy.model.epoch import (
     SummaryKind,
     SummaryLevel,
 )
-from proxy.model.errors import NotFound
+from proxy.model.errors import Erased, NotFound
 from proxy.model.log import ExchangeRow
 from proxy.wire import FORMATS
 
@@ -410,6 +410,8 @@ async def load_page(log: LogReader, reference: str, number: int | None = 1) -> O
     name = found[1]
     try:
         loaded = await load_original_text(log, name)
+    except Erased:
+        raise
     except NotFound as error:
         raise NotFound(f"{error}; {_WHERE}") from error
     if number is None:

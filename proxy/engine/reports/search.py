@@ -13,7 +13,7 @@ from proxy.engine.ports import Index, LogReader
 from proxy.engine.reports.context import OriginalPage, load_page
 from proxy.engine.reports.conversation import load_nodes
 from proxy.engine.reports.lookup import find_session, pick_branch
-from proxy.model.errors import BadRequest, NotFound
+from proxy.model.errors import BadRequest, Erased, NotFound
 from proxy.model.exchange import SessionKey
 from proxy.model.search import EntryKind, Hit, IndexHealth, SearchAnswer, SearchQuery
 
@@ -156,6 +156,10 @@ async def load_found_page(
     """
     try:
         page = await load_page(log, reference, number)
+    except Erased as error:
+        if tenant is None or (await log.find_key(error.session)).tenant.hex() == tenant:
+            raise
+        raise NotFound(f"no session of yours has the reference {reference[:40]!r}") from None
     except NotFound as error:
         # a caller that may see its own sessions only is not told what others have
         unknown = error if tenant is None else NotFound(f"no session of yours has the reference {reference[:40]!r}")

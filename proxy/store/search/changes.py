@@ -37,7 +37,8 @@ _CALL = """
     SELECT e.seq, e.id, e.wire, e.tip, e.opened_ms, t.tip, ifnull(h.hash, t.outer), t.depth, t.base
     FROM exchange e JOIN step t ON t.session = e.session AND t.n = e.n
     LEFT JOIN node h ON h.session = t.session AND h.n = t.tip
-    WHERE e.session = ? AND e.n = ?"""
+    WHERE e.session = ? AND e.n = ?
+    AND NOT EXISTS (SELECT 1 FROM erased z WHERE z.session = e.session AND z.through >= e.seq)"""
 _SLICES = """
     WITH RECURSIVE chain(depth, parent, blob) AS (
         SELECT 1, parent, blob FROM raw WHERE link = ?1

@@ -25,14 +25,15 @@ _MOST_PASSAGES, _MOST_SHARE = 50_000, 0.25
 """Passages that are taken out at most. If there are more, the whole index is made anew."""
 
 _SESSIONS = """
-    WITH RECURSIVE erased(payload) AS (SELECT payload FROM erasure WHERE seq > ? AND seq <= ?),
+    WITH RECURSIVE erased(payload) AS (SELECT payload FROM erasure WHERE seq > ?1 AND seq <= ?2),
     slice(link) AS (
         SELECT link FROM raw WHERE blob IN erased
         UNION SELECT raw.link FROM slice JOIN raw ON raw.parent = slice.link)
     SELECT session FROM exchange WHERE tip IN slice OR envelope IN erased
     UNION SELECT e.session FROM reading g JOIN exchange e ON e.seq = g.exchange WHERE g.answer IN erased
     UNION SELECT session FROM epoch WHERE edits IN erased
-    UNION SELECT session FROM summary WHERE text IN erased"""
+    UNION SELECT session FROM summary WHERE text IN erased
+    UNION SELECT s.id FROM erasure e JOIN session s ON s.key = e.scope WHERE e.seq > ?1 AND e.seq <= ?2"""
 _PASSAGES = "SELECT ifnull(sum(passages), 0) FROM session WHERE id IN (SELECT value FROM json_each(?))"
 _TERMS = f"""
     SELECT doc, term FROM temp.terms_{{lane}}

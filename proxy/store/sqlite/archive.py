@@ -5,13 +5,24 @@ import logging
 import os
 import queue
 import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar, cast
 
 from proxy.engine.ports import MOST_UNREAD, MOST_UNREAD_BYTES, Clock
-from proxy.model.errors import StoreUnavailable
+from proxy.model.errors import ProxyError, StoreUnavailable
 from proxy.model.exchange import Reading
 from proxy.model.log import ArchiveHealth, Record, UnreadRow
 from proxy.store.policy import StorePolicy
-from proxy.store.sqlite.connection import Connect, WriterLock, connect_writer, prepare_file
+from proxy.store.sqlite.connection import (
+    FILE_ERRORS,
+    Connect,
+    WriterLock,
+    connect_writer,
+    describe_problem,
+    is_store_failing,
+    prepare_file,
+)
 from proxy.store.sqlite.journal import Journal, JournalPosition, journal_path, store_journal_position
 from proxy.store.sqlite.maintenance import SqliteLeases, end_leases
 from proxy.store.sqlite.reader import SqliteReader
@@ -19,6 +30,8 @@ from proxy.store.sqlite.recovery import UnwrittenEntries, recover_journal
 from proxy.store.sqlite.schema import read_salt
 from proxy.store.sqlite.write_queue import WriteQueue
 from proxy.store.sqlite.writer import Writer, WriterInbox
+
+T = TypeVar("T")
 
 _log = logging.getLogger("palimpsest.store")
 
@@ -69,6 +82,47 @@ class SqliteArchive(SqliteReader):
     def make_leases(self, clock: Clock) -> SqliteLeases:
         """Return the leases, which are stored in the log's file (see `Leases`)."""
         return SqliteLeases(self._writer.put_task, clock)
+
+    @property
+    def path(self) -> Path:
+        """The path of the log."""
+        return self._policy.path
+
+    async def run_task(self, task: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a task in the writer thread, behind the records that were appended before. It commits what it changes.
+
+        Raises StoreUnavailable if the log cannot be written, and what the task raises.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def run(connection: sqlite3.Connection) -> None:
+            try:
+                result = task(connection)
+            except (*FILE_ERRORS, ProxyError, OSError, ValueError) as error:
+                told = StoreUnavailable(describe_problem(error, self._policy)) if is_store_failing(error) else error
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                loop.call_soon_threadsafe(_settle, done, None, told)
+            else:
+                loop.call_soon_threadsafe(_settle, done, result, None)
+
+        written = self._queue.drain()
+        if written is not None:
+            await asyncio.wait((written,), timeout=_MOST_LAG_SECONDS)
+            if not written.done():
+                raise StoreUnavailable("the log is behind with what was recorded; try again later")
+        if self._writer.problem or not self._writer.put_task(run):
+            raise StoreUnavailable(self._writer.problem or "the log is being closed")
+        return await done
+
+    def note_erased_in_thread(self, rows: int, content: int) -> None:
+        """Drop what the writer remembers of the log. A task of `run_task` calls this when it has erased content."""
+        self._writer.note_erased(rows, content)
+
+    def note_erased(self) -> None:
+        """Have everybody drop what they remember of the log, and the journal what it had of content that is erased."""
+        self._queue.note_erased()
 
     def append(self, *records: Record, is_urgent: bool = True) -> "asyncio.Future[bool]":
         """Queue records to be stored together, in order. The future is True once durable, False once lost for good.
@@ -138,6 +192,16 @@ class SqliteArchive(SqliteReader):
         written = None if self._writer.problem else self._queue.drain()
         if written is not None:
             await asyncio.wait((written,), timeout=_MOST_LAG_OF_A_CALL_SECONDS if is_call else _MOST_LAG_SECONDS)
+
+
+def _settle(done: "asyncio.Future[T]", result: T | None, error: Exception | None) -> None:
+    """Resolve a future unless its waiter has gone."""
+    if done.done():
+        return
+    if error is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(cast(T, result))
 
 
 def open_sqlite(

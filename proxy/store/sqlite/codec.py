@@ -188,6 +188,11 @@ def digest_summary(messages: Sequence[bytes | None], parents: Sequence[str], sup
     return compute_digest(orjson.dumps((messages, parents, superseded), default=bytes.hex))
 
 
+def digest_erasure(rows: Iterable[tuple[int, bytes]]) -> bytes:
+    """Return the digest of what was erased: the ids of payloads with the digests of their content, in order."""
+    return compute_digest(orjson.dumps([list(row) for row in rows], default=bytes.hex))
+
+
 _hidden = msgspec.msgpack.Decoder(tuple[HiddenRound, ...])
 
 

@@ -354,6 +354,7 @@ def _set_up(connection: sqlite3.Connection, policy: StorePolicy) -> None:
         f"synchronous = {synchronous}",
         "recursive_triggers = ON",
         "foreign_keys = ON",
+        "secure_delete = ON",
         "cache_size = -8192",
         f"wal_autocheckpoint = {_WAL_PAGES}",
     ):

@@ -34,7 +34,7 @@ from proxy.model.epoch import (
     StoredOriginal,
     Summary,
 )
-from proxy.model.errors import Erased, NotFound, StoreUnavailable
+from proxy.model.errors import Erased, NotFound, StoreUnavailable, tell_day
 from proxy.model.memory import MemoryOrder, StoredMemory
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite.codec import REPORT, decode_hidden, decode_remembered, encode_ids, unpack
@@ -112,10 +112,24 @@ _ORIGINAL = """
     SELECT s.key, o.id, o.name, o.wire, o.place, o.start, o.messages
     FROM original o JOIN session s ON s.id = o.session WHERE o.name = ?"""
 
+# when the session of an exchange was erased, if the exchange was there then
+_ERASED_CALL = """
+    SELECT s.key, max(z.at_ms) FROM exchange e JOIN erased z ON z.session = e.session AND z.through >= e.seq
+    JOIN session s ON s.id = e.session WHERE e.id = ?"""
+_ERASED_AT = "SELECT max(z.at_ms) FROM session s JOIN erased z ON z.session = s.id WHERE s.key = ?"
+# of the session itself or of one that continues it; an erased epoch has no edits
+_IS_NAMED = """
+    WITH RECURSIVE line(id) AS (
+        SELECT id FROM session WHERE key = ?
+        UNION SELECT a.session FROM line JOIN adoption a ON a.source = line.id)
+    SELECT 1 FROM epoch x JOIN payload p ON p.id = x.edits, json_each(x.originals) m
+    WHERE x.session IN line AND m.value = ? LIMIT 1"""
+
 # the newest pin of each node
 _PINS = """
     SELECT s.key, p.node, p.is_on, p.at_ms FROM pin p JOIN session s ON s.id = p.session
     WHERE p.seq IN (SELECT max(seq) FROM pin WHERE session IN (SELECT value FROM json_each(?)) GROUP BY session, node)
+    AND NOT EXISTS (SELECT 1 FROM erased z WHERE z.session = p.session AND z.at_ms >= p.at_ms)
     ORDER BY p.seq"""
 
 # steps from one view to the next, so that the time hardly depends on the number of decisions
@@ -240,7 +254,8 @@ def load_epoch(connection: sqlite3.Connection, session: str, n: int) -> Epoch:
         raise NotFound(f"there is no epoch {n} of session {session}")
     for epoch in _load_epochs(connection, _NTH_EPOCH, key):
         return epoch
-    raise NotFound("a part of this epoch was erased")
+    (at_ms,) = connection.execute(_ERASED_AT, (fit_text(session),)).fetchone()
+    raise Erased(f"epoch {n} of session {session}, or a part of it, was erased{tell_day(at_ms)}", session, at_ms)
 
 
 @expect_sound()
@@ -252,9 +267,25 @@ def load_original(connection: sqlite3.Connection, reference: str) -> StoredOrigi
         raise NotFound(f"there is no reference {reference}")
     blobs = orjson.loads(row[6])
     digests, contents = load_digests(connection, blobs), load_contents(connection, blobs)
-    if not contents.keys() >= set(blobs):
-        raise Erased("this content was erased", row[0])
+    at_ms = _find_erased(connection, row[0], row[1])
+    if at_ms is not None or not contents.keys() >= set(blobs):
+        raise Erased(f"what ref:{reference} names was erased{tell_day(at_ms)}", row[0], at_ms)
     return StoredOriginal(row[0], _make_original(row[1:], digests), tuple(contents[blob] for blob in blobs))
+
+
+def refuse_erased(connection: sqlite3.Connection, exchange: str) -> None:
+    """Raise Erased for a call of a session that was erased behind it, also for what other sessions still share."""
+    session, at_ms = connection.execute(_ERASED_CALL, (exchange,)).fetchone()
+    if at_ms is not None:
+        raise Erased(f"this call was erased{tell_day(at_ms)}", session, at_ms)
+
+
+def _find_erased(connection: sqlite3.Connection, session: str, original: int) -> int | None:
+    """Return when a session was erased, None unless it was, or if an epoch that is left names this original of it."""
+    (at_ms,) = connection.execute(_ERASED_AT, (session,)).fetchone()
+    if at_ms is None or connection.execute(_IS_NAMED, (session, original)).fetchone() is not None:
+        return None
+    return int(at_ms)
 
 
 def _load_epochs(connection: sqlite3.Connection, query: str, key: tuple[object, ...]) -> list[Epoch]:

@@ -6,8 +6,6 @@ newest are returned: a killed server leaves some, and unreadable ones are found 
 """
 
 import sqlite3
-from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import cast
@@ -20,7 +18,7 @@ from proxy.model.log import AuxiliaryUsage, Bill, ExchangeRow, HeldRow, RoundRow
 from proxy.model.manifest import BlobPiece, Piece, compute_digest, compute_root_link, encode_recipe
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite.codec import RELATIONS, decode_headers, join_recipe
-from proxy.store.sqlite.context_queries import Row
+from proxy.store.sqlite.context_queries import Row, refuse_erased
 from proxy.store.sqlite.lineage_queries import find_branches, load_positions
 
 # The longest chain that is followed: longer than any body that fits in memory, and an end if a fault made a cycle.
@@ -40,8 +38,6 @@ _PAYLOAD = "SELECT unpack(codec, bytes) FROM payload WHERE id = ?"
 _BLOB = """
     SELECT unpack(p.codec, p.bytes) FROM blob b LEFT JOIN payload p ON p.id = b.id
     WHERE b.tenant = ? AND b.digest = ?"""
-
-_HAS_LINK = "SELECT 1 FROM raw WHERE link = ?"
 
 _FINGERPRINT = "SELECT fingerprint FROM tenant WHERE id = ?"
 
@@ -71,20 +67,18 @@ _RECEIVED = """
 _TRAILERS = "SELECT received FROM trailer WHERE exchange = ? AND k = ? ORDER BY i"
 
 
-def count_links(connection: sqlite3.Connection, links: Sequence[bytes]) -> int:
-    """Return how many links of a chain are stored. If one is, so are all links before it."""
-    return bisect_left(links, True, key=lambda link: connection.execute(_HAS_LINK, (link,)).fetchone() is None)
-
-
 def load_request(connection: sqlite3.Connection, exchange: str) -> bytes:
     """Return what `LogReader.load_request` does."""
     row = _expect(connection, _REQUEST, (exchange,), f"there is no exchange {exchange}")
+    refuse_erased(connection, exchange)
     return _load_body(connection, *row)
 
 
 def load_held(connection: sqlite3.Connection, exchange: str) -> bytes:
     """Return what `HeldCalls.load_held` does."""
-    return _load_body(connection, *_expect(connection, _HELD, (exchange,), f"exchange {exchange} has no held history"))
+    row = _expect(connection, _HELD, (exchange,), f"exchange {exchange} has no held history")
+    refuse_erased(connection, exchange)
+    return _load_body(connection, *row)
 
 
 def list_held(connection: sqlite3.Connection, session: str) -> list[HeldRow]:
@@ -95,6 +89,7 @@ def list_held(connection: sqlite3.Connection, session: str) -> list[HeldRow]:
 def load_sent(connection: sqlite3.Connection, exchange: str, k: int) -> bytes:
     """Return what `LogReader.load_sent` does."""
     row = _expect(connection, _SENT, (exchange, k), f"there is no round {k} of exchange {exchange}")
+    refuse_erased(connection, exchange)
     return _load_body(connection, *row)
 
 
@@ -102,6 +97,7 @@ def load_received(connection: sqlite3.Connection, exchange: str, k: int) -> byte
     """Return what `LogReader.load_received` does."""
     missing = f"there is no answer to round {k} of exchange {exchange}"
     received, whole, seq = _expect(connection, _RECEIVED, (exchange, k), missing)
+    refuse_erased(connection, exchange)
     # after a capped body there is a gap, so trailers must not be appended to it
     trailers = [] if whole else connection.execute(_TRAILERS, (seq, k)).fetchall()
     return b"".join([_load_payload(connection, payload) for payload in (received, *[row[0] for row in trailers])])

@@ -32,7 +32,7 @@ V = TypeVar("V")
 NO_SEAL = b""
 SEALED = (
     *("exchange", "round", "outcome", "trailer", "reading", "epoch", "decision", "pin", "summary", "recalled"),
-    *("memory", "held", "source"),
+    *("memory", "held", "source", "erased"),
 )
 
 _LINK = bytes(LINK_SIZE)
@@ -48,6 +48,8 @@ _LAST = {
         ifnull((SELECT max(id) FROM payload), 0), ifnull((SELECT max(payload) FROM erasure), 0))""",
 }
 _FIND_BLOB = "SELECT id FROM blob WHERE tenant = ? AND digest = ?"
+_HAS_ERASURES = "SELECT EXISTS (SELECT 1 FROM erasure)"
+_HAS_PAYLOAD = "SELECT 1 FROM payload WHERE id = ?"
 _FIND_LINK = "SELECT 1 FROM raw WHERE link = ?"
 _FIND_TENANT = "SELECT id FROM tenant WHERE fingerprint = ?"
 _FIND_SESSION = """
@@ -199,6 +201,7 @@ class RowIdCache:
         self.envelopes = EnvelopeCache(512)
         self._caches = [each for each in vars(self).values() if isinstance(each, GenerationCache)]
         self._is_loaded = False
+        self._whole: GenerationCache[int, bool] | None = None  # blobs that have content; None: all of them
         self._last: dict[str, int] = {}
         self.heads: dict[str, SealHead] = {}
         self.tallies: dict[str, int] = {}  # by table of `TALLIED`, the sum over its rows
@@ -219,6 +222,8 @@ class RowIdCache:
         self.tallies = {table: read_tally(self._connection, table) or 0 for table in TALLIED}
         self._noted_tallies = dict(self.tallies)
         self.filled = read_filled(self._connection)
+        (has_erasures,) = self._connection.execute(_HAS_ERASURES).fetchone()
+        self._whole = GenerationCache(8192) if has_erasures else None
         self._is_loaded = True
 
     def note_growth(self) -> None:
@@ -244,6 +249,8 @@ class RowIdCache:
         """Drop entries that have not been used for long. Call it between two transactions only."""
         for cache in self._caches:
             cache.age()
+        if self._whole is not None:
+            self._whole.age()
 
     def next_id(self, table: str) -> int:
         """Return a new row id for tenant, session, original or payload. A blob has the id of its payload."""
@@ -260,6 +267,18 @@ class RowIdCache:
                 found = row[0]
                 self.blobs.put(key, row[0])
         return found
+
+    @property
+    def has_erasures(self) -> bool:
+        """Whether anything was ever erased from the log."""
+        return self._whole is not None
+
+    def is_erased(self, blob: int) -> bool:
+        """Return whether the content of a blob was erased. Called again in the same transaction it returns False."""
+        if self._whole is None or self._whole.get(blob):
+            return False
+        self._whole.put(blob, True)
+        return self._connection.execute(_HAS_PAYLOAD, (blob,)).fetchone() is None
 
     def expect_message(self, tenant: Tenant, digest: bytes) -> int:
         """Return the id of a message's content. Raises DanglingReference."""
@@ -354,12 +373,14 @@ class RowBuffer:
         return seq
 
     def add_blob(self, tenant: Tenant, digest: bytes, content: bytes) -> Reference:
-        """Store content once under its digest. Return how a row refers to it."""
+        """Store content once under its digest, and again if it was erased. Return how a row refers to it."""
         blob = self._ids.find_blob(tenant, digest)
         if blob is None:
             blob = self.add_payload(content)
             self._rows["blob"].append((blob, tenant.id, digest, len(content)))
             self._ids.blobs.put((tenant.id, digest), blob)
+        elif self._ids.is_erased(blob):
+            self._rows["payload"].append((blob, *pack(content)))
         return blob, digest
 
     def add_payload(self, content: bytes, smallest: int = SMALL) -> int:

@@ -9,7 +9,7 @@ The log names its journal by a nonce. Each transaction stores the journal positi
 So a file beside the wrong log, or an older one, is never used, and no entry is written twice.
 
 The file's space is allocated before it is mapped, since a page without disk space would end the process (SIGBUS). Old
-entries stay in the file until they are overwritten: erasing content from the log must clear them, too.
+entries stay in the file until they are overwritten, or until `wipe` clears them, which erasing content does.
 """
 
 import mmap
@@ -87,6 +87,7 @@ class RingBuffer:
         self._area = area
         self._size = len(area)
         self._nonce = nonce
+        self._top = 0  # the bytes of the area that may have been written
         self.freed = 0
         self.end = 0
 
@@ -107,6 +108,7 @@ class RingBuffer:
         front = at + _HEADER_SIZE
         area[front : front + length] = payload
         _HEADER.pack_into(area, at, self._nonce, before, length, crc32(payload, before))
+        self._top = max(self._top, at + size)
         self.freed = freed
         self.end = end = start + size
         return end
@@ -114,6 +116,7 @@ class RingBuffer:
     def resume(self, place: int) -> None:
         """Continue after the existing entries that follow `place`, instead of starting empty."""
         self.freed = self.end = place
+        self._top = self._size
         for payload, end in read_entries(self._area, self._nonce, place):
             if self.end == place:  # the first need not begin where the one before it ended
                 self.freed = end - _measure(len(payload))
@@ -122,6 +125,20 @@ class RingBuffer:
     def free(self, place: int) -> None:
         """Free all entries that end at the place or before it."""
         self.freed = max(self.freed, place)
+
+    def wipe(self) -> None:
+        """Overwrite all freed entries with zeros."""
+        begin, end, size = self.freed % self._size, self.end % self._size, self._size
+        if self.freed == self.end:
+            spans = [(0, size)]
+        elif begin < end:
+            spans = [(0, begin), (end, size)]
+        else:
+            spans = [(end, begin)]
+        for start, stop in spans:
+            last = min(stop, self._top)
+            if start < last:
+                self._area[start:last] = bytes(last - start)
 
 
 def read_entries(area: memoryview, nonce: int, place: int) -> Iterator[tuple[bytes, int]]:
@@ -204,6 +221,7 @@ class Journal:
         self._ring = RingBuffer(self._area, self.nonce)
         # Frees the entries up to and including the one with this place, which are in the log.
         self.free: Callable[[int], None] = self._ring.free
+        self.wipe: Callable[[], None] = self._ring.wipe
         if position:
             self._ring.resume(position.place)
         else:

@@ -13,8 +13,10 @@ branch, which owns only the nodes after the fork, so that a history edited over 
 """
 
 import sqlite3
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, islice
+from functools import partial
+from itertools import accumulate, islice, takewhile
 from operator import length_hint
 from typing import NamedTuple, TypeVar
 
@@ -36,6 +38,9 @@ _HAS_NODE = """
 _WITH_ANSWER = f"""
     SELECT DISTINCT session FROM node WHERE substr(hash, 1, 6) = substr(?1, 1, 6) AND is_answer = 1 AND hash = ?1
     ORDER BY session DESC LIMIT {MOST_RECALLED}"""
+_HAS_LINK = "SELECT 1 FROM raw WHERE link = ?"
+_HAS_CONTENT = "SELECT 1 FROM raw r JOIN payload p ON p.id = r.blob WHERE r.link = ?"
+_HAS_ERASURES = "SELECT EXISTS (SELECT 1 FROM erasure)"
 _WITH_KEY = "SELECT id, tenant FROM session WHERE key = ?"
 _TENANT = "SELECT id FROM tenant WHERE fingerprint = ?"
 
@@ -343,3 +348,18 @@ def _make_branch(tip: bytes, left: bytes, own: Sequence[Sequence[ExchangePositio
         trunk=fork.branch,
         shared=fork.shared,
     )
+
+
+def count_links(connection: sqlite3.Connection, links: Sequence[bytes]) -> int:
+    """Return how many links of a chain, from its beginning, are stored with their content.
+
+    If a link is stored, so are all links before it; but the content of any may have been erased.
+    """
+    count = bisect_left(links, True, key=lambda link: connection.execute(_HAS_LINK, (link,)).fetchone() is None)
+    (has_erasures,) = connection.execute(_HAS_ERASURES).fetchone()
+    stored = takewhile(partial(_has_content, connection), links[:count]) if has_erasures else links[:count]
+    return sum(1 for _ in stored)
+
+
+def _has_content(connection: sqlite3.Connection, link: bytes) -> bool:
+    return connection.execute(_HAS_CONTENT, (link,)).fetchone() is not None

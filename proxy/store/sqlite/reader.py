@@ -141,7 +141,7 @@ class SqliteReader:
     list_summaries = _make_method(context_queries.list_summaries)
 
     recall = _make_method(lineage_queries.recall_sessions, is_call=True)
-    count_links = _make_method(exchange_queries.count_links, is_call=True)
+    count_links = _make_method(lineage_queries.count_links, is_call=True)
     has_sessions = _make_method(lineage_queries.has_sessions, is_call=True)
     list_held = _make_method(exchange_queries.list_held, is_call=True)
     load_context = _make_method(context_queries.load_context, is_call=True)

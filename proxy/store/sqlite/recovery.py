@@ -79,6 +79,12 @@ def _name_aside(path: Path) -> Path:
     return aside
 
 
+def list_aside(log: Path) -> list[str]:
+    """Return the journals of a log that were renamed: nobody knows which calls they have."""
+    path = journal_path(log)
+    return sorted(str(each) for each in path.parent.glob(f"{path.name}.aside*"))
+
+
 def recover_log(policy: StorePolicy) -> None:
     """Write a killed server's journal into the log, before the log is read without a server.
 

@@ -18,6 +18,9 @@
   node's `seal` commits to the earlier nodes of its session. It has four bytes only, since every message has one.
 - `held` has the client's own body of an exchange whose history we hold, `exchange` the whole request that it became.
   `source` is managed context: what a request told of its newest message.
+- `erasure` names each payload that was deleted. `erased` says of which session, up to which exchange, when and why; its
+  digest commits to the rows of `erasure` with its session as their scope, since the session's last row of `erased`.
+  Content that comes again is stored again, under the id that it had.
 - `session`, `step`, `mark` and `adoption` have no seals. `meta` has a tally for each of these tables.
 
 Triggers abort UPDATE, DELETE, and an INSERT whose key exists, since REPLACE deletes without firing delete triggers on
@@ -406,6 +409,24 @@ def m010_bills(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
+# through: the last exchange of the session then; until: the last row of `erasure`
+_ERASED_TABLES = (
+    """CREATE TABLE erased(
+        seq INTEGER PRIMARY KEY, seal BLOB NOT NULL, session INTEGER NOT NULL REFERENCES session(id),
+        cause TEXT NOT NULL, at_ms INTEGER NOT NULL, through INTEGER NOT NULL, until INTEGER NOT NULL,
+        payloads INTEGER NOT NULL, bytes INTEGER NOT NULL, digest BLOB NOT NULL) STRICT""",
+    "CREATE INDEX erased_session ON erased(session)",
+    "CREATE INDEX erasure_scope ON erasure(scope)",
+)
+
+
+def m011_erased(connection: sqlite3.Connection) -> None:
+    """Add what was erased, by session."""
+    for statement in _ERASED_TABLES:
+        connection.execute(statement)
+    _guard(connection, "erased", ("seq = NEW.seq",))
+
+
 Migration = Callable[[sqlite3.Connection], None]
 
 MIGRATIONS: tuple[Migration, ...] = (
@@ -419,6 +440,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     m008_memory,
     m009_held,
     m010_bills,
+    m011_erased,
 )
 
 
@@ -462,7 +484,7 @@ def read_salt(connection: sqlite3.Connection) -> bytes:
 
 
 def _guard(connection: sqlite3.Connection, table: str, keys: tuple[str, ...]) -> None:
-    # Part of m001 to m009, so this text must never change.
+    # Part of m001 to m011, so this text must never change.
     refuse = f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
     exists = " OR ".join(f"EXISTS (SELECT 1 FROM {table} WHERE {key})" for key in keys)
     permitted = "WHEN NOT EXISTS (SELECT 1 FROM permit)" if table == "payload" else ""

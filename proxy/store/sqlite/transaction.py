@@ -301,6 +301,9 @@ class TransactionWriter:
         first = len(slices) if ids.has_link(slices[0].link) else 0
         while first and not ids.has_link(slices[first - 1].link):
             first -= 1
+        for piece in slices[:first] if ids.has_erasures else ():
+            if piece.content is not None:
+                self._rows.add_blob(tenant, piece.digest, piece.content)
         for piece in slices[first:]:
             if piece.parent != tenant.root and not ids.has_link(piece.parent):
                 raise DanglingReference("a slice of its body has a parent that is not in the log")

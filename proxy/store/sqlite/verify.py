@@ -27,6 +27,7 @@ from proxy.store.sqlite.codec import (
     RELATIONS,
     compute_mark_key,
     digest_epoch,
+    digest_erasure,
     digest_summary,
     drop_unset,
     join_recipe,
@@ -85,6 +86,9 @@ _SEALED = {
     "source": """
         SELECT x.seq, x.seal, s.key, x.exchange, x.node, x.kind
         FROM source x LEFT JOIN session s ON s.id = x.session ORDER BY x.seq""",
+    "erased": """
+        SELECT x.seq, x.seal, s.key, x.cause, x.at_ms, x.through, x.until, x.payloads, x.bytes, x.digest
+        FROM erased x LEFT JOIN session s ON s.id = x.session ORDER BY x.seq""",
     "memory": """
         SELECT x.seq, x.seal, s.key, x.kind, x.item, x.at_ms, x.start, x.stop, x.last, x.content, x.digest
         FROM memory x LEFT JOIN session s ON s.id = x.session ORDER BY x.seq""",
@@ -181,6 +185,7 @@ class _Inspection:
             _check_context(self._connection),
             _check_figures(self._connection),
             _check_summaries(self._connection),
+            _check_erased(self._connection),
             *(self._count(table) for table in _COUNTED),
         )
         for check in checks:
@@ -481,3 +486,18 @@ def _find_summary_row_fault(connection: sqlite3.Connection, seq: int, digest: by
         return "its digest does not match: what it names was altered"
     spans = [[MessageSpan(*each) for _, _, *each in named] for named in (parents, superseded)]
     return find_summary_fault(kind, MessageSpan(*span), len(messages), *spans)
+
+
+_ERASED = """
+    SELECT x.seq, s.key, x.until, x.payloads, x.digest,
+        (SELECT ifnull(max(y.until), 0) FROM erased y WHERE y.session = x.session AND y.seq < x.seq)
+    FROM erased x LEFT JOIN session s ON s.id = x.session ORDER BY x.seq"""
+_ERASURES = "SELECT payload, digest FROM erasure WHERE scope = ? AND seq > ? AND seq <= ? ORDER BY seq"
+
+
+def _check_erased(connection: sqlite3.Connection) -> Iterator[LogFault]:
+    """List what is wrong with the record of what was erased."""
+    for seq, key, until, payloads, digest, since in connection.execute(_ERASED):
+        rows = connection.execute(_ERASURES, (key, since, until)).fetchall()
+        if digest_erasure(rows) != digest or len(rows) != payloads:
+            yield LogFault(f"erased {seq}", "what it erased is not what the erasures of its session name")

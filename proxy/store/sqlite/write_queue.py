@@ -137,6 +137,12 @@ class WriteQueue:
             self._last.stored = self._make_future()
         return self._last.stored
 
+    def note_erased(self) -> None:
+        """Change the generation, since the log has less than it had, and overwrite what the journal had of it."""
+        self.generation += 1
+        if self._journal is not None and not self._is_closed:
+            self._journal.wipe()
+
     def close(self) -> None:
         """Hand over what is held, and refuse further records."""
         self._hand_over()

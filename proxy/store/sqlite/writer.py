@@ -75,6 +75,11 @@ class Writer:
         self._queue.put(task)
         return True
 
+    def note_erased(self, rows: int, content: int) -> None:
+        """Look everything up in the log again, since a task has erased content. Only tasks may call this."""
+        self._transactions.forget()
+        self._checkpoint.count(rows, content)
+
     def write_now(self, entries: list[QueuedWrite]) -> str:
         """Write entries in the calling thread, instead of `start`. Return the problem if not all were written."""
         self._pending.extend(entries)

@@ -151,6 +151,7 @@ def test_numbers_go_on_after_the_last(log: sqlite3.Connection) -> None:
         "held": 0,
         "source": 0,
         "memory": 1,
+        "erased": 0,
     }
 
 

@@ -36,6 +36,7 @@ ROWS = {
     "recalled": (1, b"", 1, 1, "m", 1, b"n", 1, 9, 1, b"d"),
     "memory": (1, b"", 1, "report", "", 0, 0, 2, b"n", 1, b"d"),
     "held": (1, b"", 1, 1, "new", "k", b"d", b"t", 1, b""),
+    "erased": (1, b"", 1, "person", 1, 1, 1, 1, 1, b"d"),
     "source": (1, b"", 1, 1, b"n", "tick"),
 }
 # a second row, new in the first column (its rowid or link), that takes the place of the first by another key
@@ -151,6 +152,7 @@ DIGESTS = {
     "m008_memory": "6bf8ed9452aea2212b579f7f917297f8e9bf80786c670e70bec5bb1c540510b2",
     "m009_held": "ad1f6fbaf2042760d5dca95bc11edc831df89eef49625af323bc5f2db1348688",
     "m010_bills": "6479cef9bd665ea2949bf61d2c1415c914a446c91bc6a8dde2d3e62c718e40d8",
+    "m011_erased": "f0af42b3ae1b5f7976e80b0a16325d2b96ab60b7375142d599e3fc655bbe705c",
 }
 
 

@@ -37,21 +37,21 @@ from proxy.model.errors import ProxyError, StoreUnavailable
 from proxy.model.events import ExchangeRecorded
 from proxy.running import find_admin_token, note_address
 from proxy.server.access import AccessRules
+from proxy.server.api.context import ContextApi
+from proxy.server.api.doctor import DoctorApi
+from proxy.server.api.erase import EraseApi
+from proxy.server.api.events import EventsApi
+from proxy.server.api.memory import MemoryApi
 from proxy.server.api.messages import MessagesApi
-from proxy.server.context_api import ContextApi
-from proxy.server.doctor_api import DoctorApi
-from proxy.server.erase_api import EraseApi
+from proxy.server.api.search import SearchApi
+from proxy.server.api.sessions import SessionsApi
 from proxy.server.errors import Refused
-from proxy.server.events_api import EventsApi
 from proxy.server.health import Health, UpstreamCircuits
 from proxy.server.http11 import RESPONSE, Http11Protocol, close_idle
 from proxy.server.mcp.endpoint import McpEndpoint, load_sdk
 from proxy.server.mcp.tools import McpTools
-from proxy.server.memory_api import MemoryApi
 from proxy.server.policy import ServerPolicy
 from proxy.server.routes import build_routes
-from proxy.server.search_api import SearchApi
-from proxy.server.sessions_api import SessionsApi
 from proxy.shutdown import DrainingServer, call_when_unused, cancel_start_on_sigterm
 from proxy.store.memory_files import write_memory
 from proxy.telemetry.access_log import AccessLog

@@ -13,11 +13,11 @@ from proxy import __version__
 from proxy.cli.main import build
 from proxy.config.reference import format_default, list_keys
 from proxy.model.stream_events import EVENT_TYPES
-from proxy.server.context_api import ContextApi
-from proxy.server.erase_api import EraseApi
-from proxy.server.events_api import EventsApi
-from proxy.server.memory_api import MemoryApi
-from proxy.server.sessions_api import SessionsApi
+from proxy.server.api.context import ContextApi
+from proxy.server.api.erase import EraseApi
+from proxy.server.api.events import EventsApi
+from proxy.server.api.memory import MemoryApi
+from proxy.server.api.sessions import SessionsApi
 from proxy.wire.headers import OWN_PREFIX
 from tests.support.memory_store.archive import MemoryArchive
 

@@ -14,22 +14,22 @@ from proxy.engine.exchange import ExchangeService
 from proxy.model.errors import ProxyError
 from proxy.model.log import ArchiveHealth
 from proxy.server.access import START_PAGE, AccessMiddleware, AccessRules, Check, Doors, FindTenant
+from proxy.server.api.context import ContextApi
+from proxy.server.api.doctor import DoctorApi
+from proxy.server.api.events import EventsApi
 from proxy.server.api.health import HealthApi
+from proxy.server.api.memory import MemoryApi
 from proxy.server.api.messages import MessagesApi
 from proxy.server.api.openapi import ApiDocument
+from proxy.server.api.search import SearchApi
+from proxy.server.api.sessions import SessionsApi
 from proxy.server.client import BodyBudget, ServedClient, Share, read_request
-from proxy.server.context_api import ContextApi
-from proxy.server.doctor_api import DoctorApi
 from proxy.server.endpoints import ANY, Endpoint, respond_json
 from proxy.server.errors import render_body
-from proxy.server.events_api import EventsApi
 from proxy.server.health import Health
 from proxy.server.inspector import choose_client
-from proxy.server.memory_api import MemoryApi
 from proxy.server.pages import Facts, Pages
 from proxy.server.policy import ServerPolicy
-from proxy.server.search_api import SearchApi
-from proxy.server.sessions_api import SessionsApi
 from proxy.wire import COUNT_ENDINGS, find_wire
 
 # Variants of `/-/` such as `//-/` are also ours and never go upstream, since such requests carry our token. So is the

@@ -35,18 +35,18 @@ from proxy.engine.runtime import Descriptors, EventBus, SystemClock, SystemIds, 
 from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import Opening, Outcome
 from proxy.server.access import FindTenant
+from proxy.server.api.context import ContextApi
+from proxy.server.api.doctor import DoctorApi
+from proxy.server.api.erase import EraseApi
+from proxy.server.api.events import EventsApi
+from proxy.server.api.memory import MemoryApi
 from proxy.server.api.messages import MessagesApi
-from proxy.server.context_api import ContextApi
-from proxy.server.doctor_api import DoctorApi
-from proxy.server.erase_api import EraseApi
-from proxy.server.events_api import EventsApi
+from proxy.server.api.search import SearchApi
+from proxy.server.api.sessions import SessionsApi
 from proxy.server.health import Health
 from proxy.server.http11 import Http11Protocol, close_idle
-from proxy.server.memory_api import MemoryApi
 from proxy.server.policy import ServerPolicy
 from proxy.server.routes import build_routes
-from proxy.server.search_api import SearchApi
-from proxy.server.sessions_api import SessionsApi
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.client import DirectClient
 from proxy.upstream.policy import UpstreamPolicy

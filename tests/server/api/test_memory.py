@@ -9,7 +9,7 @@ import pytest
 from starlette.routing import Router
 
 from proxy.engine.policy import SnapshotPolicy
-from proxy.server.memory_api import MemoryApi
+from proxy.server.api.memory import MemoryApi
 from tests.support.compacting import Workshop
 from tests.support.managing import Message
 from tests.support.remembering import make_memory, make_turn, report_with_facts, talk

@@ -1,6 +1,6 @@
 """The API of managed context under `/-/api`: epochs, summaries, pins, and how sent requests differ.
 
-It complements `server/sessions_api`. Changes need POST or DELETE, and are in the log before the response is sent.
+It complements `server/api/sessions`. Changes need POST or DELETE, and are in the log before the response is sent.
 """
 
 from collections.abc import Sequence

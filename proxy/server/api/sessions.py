@@ -33,9 +33,9 @@ from proxy.engine.reports.session_summary import (
 )
 from proxy.engine.reports.sessions import OverviewDocument, describe_overview, load_overview
 from proxy.engine.reports.timeline import MOST_CALLS, EpochSummary, Timeline
+from proxy.server.api.erase import EraseApi
 from proxy.server.api.parameters import Branch, Cursor, Limit, ListingQuery, NumberedPath, RoundQuery, SessionPath
 from proxy.server.endpoints import GUARDS, JSON, Endpoint, Media
-from proxy.server.erase_api import EraseApi
 
 # Of a search among sessions, pages of the log that are read for one page of the listing.
 _MOST_PAGES = 20

@@ -136,6 +136,7 @@ class Engine:
     async def warm(self) -> None:
         """Load what calls need while the first ones are served. The engine works without what cannot be loaded."""
         await self.models.open()
+        await self.memory_compaction.memory.load_requests()
         with contextlib.suppress(WorkerLost):
             await asyncio.gather(asyncio.to_thread(self.tokenizer.warm, COUNTED_IN), self.worker.start())
 

@@ -130,7 +130,7 @@ def tail(
     query = [("session", session)] if session else []
     if not is_all:
         query.append(("type", ",".join(map(name_type, _DEFAULT))))
-    write = _write_json if as_json else Lines(is_all=is_all, color=False if no_color else None).write
+    write = _write_json if as_json else EventWriter(is_all=is_all, color=False if no_color else None).write
     try:
         _follow(context.obj, settings, query, write)
     except KeyboardInterrupt:
@@ -167,7 +167,7 @@ def _write_json(data: str) -> None:
     sys.stdout.flush()
 
 
-class Lines:
+class EventWriter:
     """Writes events as lines for people. `color` is None for colours where standard output is a terminal."""
 
     def __init__(self, *, is_all: bool, color: bool | None = None) -> None:

@@ -10,7 +10,7 @@ from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.log import Selection, SessionRow
 from proxy.model.search import IndexHealth, SearchAnswer
 from tests.cli.commands import call_on_disk, call_with
-from tests.server.test_search_api import ENTRY, HIT
+from tests.server.api.test_search import ENTRY, HIT
 from tests.store.search.test_indexer import change, dump
 from tests.support.fake_log import FakeLog
 from tests.support.indexing import LogBuilder, ask_tool, say

@@ -1,7 +1,7 @@
 """Decides what is sent for a request: its own bytes, or an epoch in place of the beginning of its history.
 
-Below the soft mark the proxy rewrites nothing on its own initiative. It counts no tokens while the size in bytes proves
-that a request is below that mark. No error here fails a call: the request is then sent as the client sent it.
+Below the soft mark nothing is rewritten, nor counted while the size in bytes proves that a request is below that mark.
+No error here fails a call: the request is then sent as the client sent it.
 """
 
 import asyncio
@@ -494,10 +494,7 @@ def _is_risky(budget: Budget, request: ManagedRequest) -> bool:
 
 
 def _defer(observer: SentObserver, request: ManagedRequest, decision: Decision) -> Decision:
-    """Let an epoch that could open later wait for the summary of what it takes, which is then sent with it.
-
-    A few more excess reads cost less than that summary, which was asked for so that this epoch shows it.
-    """
+    """Let an epoch that could open later wait for the summary of what it takes: a few more reads cost less than that."""
     if decision.why != "soft" or not observer.is_busy(request):
         return decision
     return Decision(None, decision.pressure, REPORTING)

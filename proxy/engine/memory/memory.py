@@ -156,7 +156,10 @@ class SessionMemory:
 
     async def load_requests(self) -> None:
         """Load the sessions of which memory is to be made, as the log has them."""
-        self.asked.update(await self.archive.list_memory_requests())
+        try:
+            self.asked.update(await self.archive.list_memory_requests())
+        except StoreUnavailable as error:
+            _log.error("which sessions were asked to make memory is unknown (%s); ask again", error)
 
     async def _append(self, record: Remembered | MemoryOrder) -> None:
         is_stored = await self.gate.confirm(self.archive.append(record), _COMMIT_SECONDS)

@@ -61,11 +61,10 @@ class MemoryRequests:
 
 
 def follow_requests(compaction: MemoryCompaction, tasks: TaskRunner, bus: EventBus) -> MemoryRequests:
-    """Return what carries out orders from now on. Those of before are loaded in the background."""
+    """Return what carries out orders from now on, and those of before once they are loaded."""
     requests = MemoryRequests(compaction=compaction, tasks=tasks)
     bus.subscribe(ExchangeRecorded, requests.note_exchange)
     bus.subscribe(Planned, requests.note_plan)
-    tasks.spawn(attempt(compaction.memory.load_requests(), _log_unknown))
     return requests
 
 
@@ -73,7 +72,3 @@ def _log_failure(session: str, error: Exception) -> None:
     _log.error(
         "memory could not be made, though it was asked for; ask again", exc_info=error, extra={"session": session}
     )
-
-
-def _log_unknown(error: Exception) -> None:
-    _log.error("which sessions were asked to make memory is unknown; ask again", exc_info=error)

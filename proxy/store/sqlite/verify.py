@@ -36,7 +36,7 @@ from proxy.store.sqlite.codec import (
     unpack,
 )
 from proxy.store.sqlite.connection import FILE_ERRORS, connect_reader
-from proxy.store.sqlite.figures.bills import find_difference
+from proxy.store.sqlite.figures.bills import check_figures
 from proxy.store.sqlite.id_cache import NO_SEAL
 from proxy.store.sqlite.schema import ADDED, TALLIED, migrate, read_seal_head, read_tally, tally_rows
 
@@ -156,12 +156,6 @@ def verify_log(path: Path) -> Verification:
         connection.close()
 
 
-def _check_figures(connection: sqlite3.Connection) -> Iterator[LogFault]:
-    """Compare what reports sum up with what the record says."""
-    if where := find_difference(connection):
-        yield LogFault(f"figures of {where}", "differ from the record; they are only read by reports")
-
-
 class _Inspection:
     """One pass over a log."""
 
@@ -183,7 +177,7 @@ class _Inspection:
             self._check_references(),
             _check_trees(self._connection),
             _check_context(self._connection),
-            _check_figures(self._connection),
+            check_figures(self._connection),
             _check_summaries(self._connection),
             _check_erased(self._connection),
             *(self._count(table) for table in _COUNTED),

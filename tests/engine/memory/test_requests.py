@@ -112,7 +112,7 @@ async def test_an_order_outlives_a_restart() -> None:
     session.shop.bus.unsubscribe(session.requests.note_exchange)
     session.shop.bus.unsubscribe(session.requests.note_plan)
     session.follow()
-    await session.shop.settle()
+    await session.compaction.memory.load_requests()
     await session.take_turns(2)
     assert len(session.shop.epochs) == 1 and await session.list_covered() == [(1, 8)]
 

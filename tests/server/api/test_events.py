@@ -11,7 +11,7 @@ import pytest
 
 from proxy.model.events import DoomLoopDetected, EpochOpened, EpochRefused, Nudged, RungFailed, SessionWentIdle
 from proxy.model.exchange import Opening
-from tests.server.test_sessions_api import BEARER, ReadableArchive, say, turn
+from tests.server.api.test_sessions import BEARER, ReadableArchive, say, turn
 from tests.support.loops import put_forward
 from tests.support.scripted import LIMIT, Message, ScriptedUpstream, Wire, answer, request
 from tests.support.serving import Plan, Served, serving

@@ -11,11 +11,12 @@ and `paid_read` is what was read in its place.
 """
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from proxy.context.cache_misses import SLACK_SHARE, SLACK_TOKENS
 from proxy.context.epoch_decision import HELD_OUT
 from proxy.model.figures import TIERS
+from proxy.model.log import LogFault
 from proxy.store.sqlite.codec import encode_ids
 
 CHUNK = 256
@@ -228,6 +229,12 @@ def fill(connection: sqlite3.Connection, last: int) -> int:
     finally:
         connection.execute(f"PRAGMA synchronous = {mode}")
     return until
+
+
+def check_figures(connection: sqlite3.Connection) -> Iterator[LogFault]:
+    """Compare what reports sum up with what the record says."""
+    if where := find_difference(connection):
+        yield LogFault(f"figures of {where}", "differ from the record; they are only read by reports")
 
 
 def find_difference(connection: sqlite3.Connection) -> str:

@@ -494,7 +494,7 @@ def _is_risky(budget: Budget, request: ManagedRequest) -> bool:
 
 
 def _defer(observer: SentObserver, request: ManagedRequest, decision: Decision) -> Decision:
-    """Let an epoch that could open later wait for the summary of what it takes: a few more reads cost less than that."""
+    """Let an epoch that could open later wait for the summary of what it takes: that costs less than a few reads."""
     if decision.why != "soft" or not observer.is_busy(request):
         return decision
     return Decision(None, decision.pressure, REPORTING)

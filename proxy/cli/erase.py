@@ -46,7 +46,10 @@ def erase(
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Delete the content of a session for good. Export it before, if it may be needed: `palimpsest export`."""
+    """Delete the content of a session for good.
+
+    Export it before, if it may be needed: `palimpsest export`.
+    """
     settings = load_server_settings(config, data, host, port, admin_token)
     services: Services = context.obj
     is_served = host is not None or port is not None or bool(services.find_server(settings))

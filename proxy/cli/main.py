@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 NAME = "palimpsest"
 
 COMMANDS = {
-    "demo": ("demo.demo", "Show a long session being shortened, without a key or a network."),
+    "demo": ("demo.demo", "Show it at work on a scripted session: no key, no network."),
     "serve": ("serve.serve", "Run the proxy in the foreground until SIGINT or SIGTERM."),
     "run": ("run.run", "Start a client whose calls go through a proxy."),
     "open": ("serve.open_page", "Open the server's page in a browser."),
     "sessions": ("views.sessions.sessions", "List sessions, the newest call first."),
     "show": ("views.show.show", "Show the calls of a session, or the request and answer of one."),
-    "tail": ("tail.tail", "Follow the calls of the running server."),
+    "tail": ("tail.tail", "Follow calls and contexts live, until Ctrl-C."),
     "export": ("maintenance.export", "Write a session with its requests and responses."),
     "search": ("views.search.search", "Find what was said and done, in all sessions."),
     "expand": ("views.reports.expand", "Write what a reference names."),
@@ -40,7 +40,7 @@ COMMANDS = {
     "cache": ("views.costs.cache", "Tell why calls missed the provider's cache."),
     "savings": ("views.costs.savings", "Tell what managing saved or lost."),
     "statusline": ("views.costs.statusline", "Write one line for a client's status line."),
-    "try": ("try_.try_", "Estimate what sessions that clients keep would have cost, offline."),
+    "try": ("try_.try_", "Estimate what managing would have saved."),
     "context": ("views.window.show_window", "Show what fills the context window of a session."),
     "epochs": ("views.epochs.epochs", "Tell when what is sent of a session was rewritten, and why."),
     "revert": ("views.changes.revert", "Undo an epoch: send again what it replaced."),
@@ -48,7 +48,7 @@ COMMANDS = {
     "unpin": ("views.changes.unpin", "Keep a pinned message word for word no longer."),
     "compact": ("views.changes.compact", "Summarise a session now, by the running server."),
     "mcp": ("serve.mcp", "Serve MCP on stdin and stdout, from the log."),
-    "doctor": ("doctor.doctor", "Check whether calls are managed, and tell what to do where they are not."),
+    "doctor": ("doctor.doctor", "Examine whether traffic is managed, and what is wrong if not."),
     "verify": ("maintenance.verify", "Check every digest and link of the log."),
     "index": ("views.search.index", "Bring the index for search up to date, or make it anew."),
     "backup": ("maintenance.backup", "Copy the log to a file, also while the server runs."),

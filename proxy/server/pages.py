@@ -180,7 +180,7 @@ def make_page_headers(nonce: str) -> dict[str, str]:
         "font-src 'self'",
         "connect-src 'self'",
         "base-uri 'none'",
-        "form-action 'none'",
+        "form-action 'self'",
         "frame-ancestors 'none'",
         "require-trusted-types-for 'script'",
     )

@@ -1,5 +1,6 @@
 """`palimpsest erase`, through a server and without one."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -44,14 +45,14 @@ def test_it_erases(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_it_goes_through_the_server(capsys: pytest.CaptureFixture[str]) -> None:
-    asked: list[tuple[str, str, str]] = []
+    asked: list[tuple[str, str, Mapping[str, str]]] = []
 
-    def ask(settings: Settings, path: str, body: bytes, method: str, query: str) -> tuple[int, bytes]:
+    def ask(settings: Settings, path: str, *, method: str, query: Mapping[str, str]) -> tuple[int, bytes]:
         asked.append((method, path, query))
         return 200, msgspec.json.encode(FOUND if query else DONE)
 
     assert run("abc", "--yes", ask_server=ask, find_server=lambda settings: ("http://127.0.0.1:1",)) == 0
-    assert asked == [("DELETE", "/sessions/abc", "?dry_run=true"), ("DELETE", "/sessions/abc1", "")]
+    assert asked == [("DELETE", "/sessions/abc", {"dry_run": "true"}), ("DELETE", "/sessions/abc1", {})]
     refusal = b'{"error":{"message":"palimpsest: session abc1 is in use"}}'
-    assert run("abc", "--yes", "--port", "1", ask_server=lambda *_: (409, refusal)) == 1
+    assert run("abc", "--yes", "--port", "1", ask_server=lambda *_, **__: (409, refusal)) == 1
     assert "session abc1 is in use" in capsys.readouterr().err

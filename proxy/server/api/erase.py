@@ -1,23 +1,32 @@
 """The API that erases a session: DELETE `/-/api/sessions/{id}`."""
 
-from starlette.requests import Request
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from proxy.engine.erasing.service import SessionErasing
 from proxy.model.erasing import SessionErasure
-from proxy.server.endpoints import Endpoint, read_switch
+from proxy.server.api.parameters import SessionPath
+from proxy.server.endpoints import Endpoint
+
+
+class ErasureQuery(msgspec.Struct, frozen=True):
+    """How to erase."""
+
+    dry_run: Annotated[bool, Meta(description="only say what would go")] = False
 
 
 class EraseApi:
-    """Erases sessions. `dry_run=true` only says what would go."""
+    """Erases sessions, or only says what would go."""
 
     def __init__(self, erasing: SessionErasing) -> None:
         self._erasing = erasing
 
     def add_to(self, session: Endpoint) -> Endpoint:
         """Add the method to the path of a session."""
-        return session.on("DELETE", self._erase, "dry_run")
+        return session.on("DELETE", self._erase)
 
-    async def _erase(self, request: Request) -> SessionErasure:
-        prefix = request.path_params["id"]
-        is_done = not read_switch(request, "dry_run")
-        return await (self._erasing.erase(prefix) if is_done else self._erasing.measure(prefix))
+    async def _erase(self, path: SessionPath, query: ErasureQuery) -> SessionErasure:
+        """Delete the content of a session for good; hashes, sizes and counts stay."""
+        return await (self._erasing.measure(path.id) if query.dry_run else self._erasing.erase(path.id))

@@ -302,7 +302,7 @@ async def test_a_branch_is_exported(talk: Served, archive: ReadableArchive) -> N
         ("/{id}/export?form=html", 400, "form is one of json, jsonl, openai, not 'html'"),
         ("/{id}/export?branch=zz", 404, "the tips are "),
         ("/zzz", 404, "GET /-/api/sessions lists them"),
-        ("/talk", 404, "near it: "),
+        ("/talx", 404, "GET /-/api/sessions lists them"),
     ],
 )
 async def test_errors_say_what_to_do(talk: Served, archive: ReadableArchive, path: str, status: int, told: str) -> None:
@@ -362,8 +362,11 @@ async def test_a_head_is_that_of_a_get(talk: Served, archive: ReadableArchive, p
 @PATHS
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
 async def test_nothing_can_be_changed(talk: Served, archive: ReadableArchive, path: str, method: str) -> None:
+    allowed = b"GET, HEAD, DELETE" if path == "/{id}" else b"GET, HEAD"  # a session can be erased
+    if method.encode() in allowed:
+        return
     got = await get(talk, path.replace("{id}", id_of(archive)), method)
-    assert (got.status, got.find(b"allow")) == (405, b"GET, HEAD")
+    assert (got.status, got.find(b"allow")) == (405, allowed)
     assert json.loads(got.body)["error"]["code"] == "method_not_allowed"
 
 

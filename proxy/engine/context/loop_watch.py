@@ -74,11 +74,11 @@ class LoopWatch:
         if found.count >= 2 * told or found.count < told:  # a long loop is told again whenever it has doubled
             told = found.count
             _log.warning(
-                "session %s: the model has called %s %d times in a row with the same arguments, with %s output",
-                session,
+                "the model has called %s %d times in a row with the same arguments, with %s output",
                 found.tool[:100],
                 found.count,
                 "the same" if found.has_same_output else "other",
+                extra={"session": session},
             )
             named = (event.exchange, session, found.tool, found.count)
             self._bus.publish(DoomLoopDetected(*named, has_same_output=found.has_same_output))

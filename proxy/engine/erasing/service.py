@@ -93,11 +93,11 @@ class SessionErasing:
         erased = await self.eraser.erase(session)
         await self._clean((session,))
         _log.warning(
-            "session %s was erased: %d calls, %d contents, %d bytes",
-            session,
+            "a session was erased: %d calls, %d contents, %d bytes",
             erased.calls,
             erased.contents,
             erased.bytes,
+            extra={"session": session},
         )
         self._publish(1, erased.bytes, "person")
         return replace(erased, left_files=tuple(self.list_left()))

@@ -553,7 +553,7 @@ async def test_where_nobody_listens_it_is_told_what_to_do() -> None:
     port = listener.sockets[0].getsockname()[1]
     listener.close()
     await listener.wait_closed()
-    with pytest.raises(UpstreamUnreachable, match="start it by `palimpsest serve`, or say --host, --port"):
+    with pytest.raises(UpstreamUnreachable, match="start it by `palimpsest serve`, or say --data, or --host, --port"):
         await AdminClient(f"http://127.0.0.1:{port}", "t").ask("/", b"")
 
 

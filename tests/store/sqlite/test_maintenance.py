@@ -82,7 +82,7 @@ async def test_a_copy_that_fails_half_way_leaves_nothing(
     with policy.path.open("r+b") as file:
         file.seek(size // 2 // 4096 * 4096)
         file.write(b"\xa5" * 4096 * 4)
-    with pytest.raises(StoreUnavailable, match="could not be copied"):
+    with pytest.raises(StoreUnavailable, match="it is damaged"):
         copy_log(policy.path, tmp_path / "copy.db")
     assert not (tmp_path / "copy.db").exists()
 

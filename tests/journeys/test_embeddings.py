@@ -134,5 +134,5 @@ def test_a_provider_without_embeddings_is_asked_once(tmp_path: Path, config: str
             time.sleep(3)
             status, _ = call(proxy, "/index", "GET")
             assert status == 200
-        assert "".join(proxy.output).count("has no /v1/embeddings") == 1
+        assert "".join(proxy.output).count("/v1/embeddings was refused") == 1
         assert len(provider.texts) == 1

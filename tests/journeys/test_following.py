@@ -81,8 +81,8 @@ def test_calls_are_followed_across_a_restart_with_the_numbers_of_the_log(provide
             row = wait_for_reader(proxy, tail)
             while row["type"] != "CALL_COMPLETED":
                 row = tail.read()
-            (session,) = ask(proxy, "/-/api/sessions")
-            (call,) = ask(proxy, f"/-/api/sessions/{session['id']}/exchanges?after={row['n'] - 1}&limit=1")
+            (session,) = ask(proxy, "/-/api/sessions")["items"]
+            (call,) = ask(proxy, f"/-/api/sessions/{session['id']}/exchanges?after={row['n'] - 1}&limit=1")["items"]
             usage = call["rounds"][0]["usage"]
             assert (row["session"], row["exchange"], row["status"]) == (session["id"], call["id"], 200)
             assert (row["input"], row["output"]) == (usage["input"], usage["output"])

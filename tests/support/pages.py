@@ -17,6 +17,12 @@ NOT_RUN = {
     'make run EXTRAS=providers ARGS="--config providers.yaml"': "installs packages from an index, and serves then",
     "make check": "would run this suite inside itself; some targets install real clients",
     "docker build -t palimpsest .": "needs Docker, and an image from a registry",
+    ".venv/bin/palimpsest run -- codex": "starts a real client with a real provider",
+    "head -c 32 /dev/urandom | base64 | tr -dc 'A-Za-z0-9' > deploy/admin-token && chmod 644 deploy/admin-token": (
+        "starts containers, whose images come from a registry"
+    ),
+    "git clone … /usr/local/lib/palimpsest && make -C /usr/local/lib/palimpsest install": "installs a service as root",
+    "palimpsest try": "needs sessions that clients keep; tests/trial runs it on some",
     "palimpsest memory SESSION": "needs a session with facts; tests/journeys/test_memory.py runs these commands",
 }
 

@@ -164,6 +164,6 @@ def _add_documents(figures: Figures, documents: Sequence[Any]) -> Figures:
         figures,
         managed=sum(1 for plan in plans if plan["epoch"]),
         epochs=len(epochs),
-        client=sum(document["session"]["counted"] for document in documents),
-        sent=sum(document["session"]["sent"] for document in documents),
+        client=sum(document["session"]["client_tokens"] or 0 for document in documents),
+        sent=sum(document["session"]["sent_tokens"] or 0 for document in documents),
     )

@@ -31,7 +31,7 @@ from proxy.engine.reports.savings import SavingsInputs
 from proxy.model.epoch import Edit, Epoch, Replaced, Summary
 from proxy.model.errors import Conflict, ProxyError
 from proxy.model.exchange import Usage
-from proxy.running import find_link
+from proxy.running import ask_server, find_link
 from proxy.upstream.tokenizer import CountingTokenizer
 
 NAME = "demo"
@@ -191,6 +191,7 @@ class _Demo:
         return _Bill(sum(usage.input or 0 for usage in usages), sum(usage.cached or 0 for usage in usages), money)
 
     def _conclude(self, inputs: SavingsInputs) -> None:
+        ask_server(self._settings, f"/sessions/{self._session}", method="GET")  # it first writes what is recorded so far
         epochs, summaries, cache = asyncio.run(self._read_log(inputs))
         before, after = self._price(self._unmanaged, inputs), self._price(self._upstream.meter, inputs)
         tell = self._screen.tell

@@ -191,7 +191,8 @@ class _Demo:
         return _Bill(sum(usage.input or 0 for usage in usages), sum(usage.cached or 0 for usage in usages), money)
 
     def _conclude(self, inputs: SavingsInputs) -> None:
-        ask_server(self._settings, f"/sessions/{self._session}", method="GET")  # it first writes what is recorded so far
+        # the server first writes what is recorded so far
+        ask_server(self._settings, f"/sessions/{self._session}", method="GET")
         epochs, summaries, cache = asyncio.run(self._read_log(inputs))
         before, after = self._price(self._unmanaged, inputs), self._price(self._upstream.meter, inputs)
         tell = self._screen.tell

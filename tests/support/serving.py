@@ -164,7 +164,8 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     health = Health(lambda: archive.health.problem, metrics.render, refuses=plan.engine.on_failure == "refuse")
     gate = DurabilityWaiter(archive, plan.engine.commit_wait_ms)
     care = EpochAdmin(controller.states, archive, gate, bus, SystemIds())
-    contexts = ContextApi(archive, care, plan.compacting, controller.states.models.counter.count_messages)
+    prices = PriceList(controller.states.models.card)
+    contexts = ContextApi(archive, care, plan.compacting, controller.states.models.counter.count_messages, prices)
     sessions = SessionsApi(
         archive,
         SavingsInputs(PriceList(controller.states.models.card), BudgetPolicy(plan.ceiling)),

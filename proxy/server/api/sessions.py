@@ -33,6 +33,7 @@ from proxy.engine.reports.session_summary import (
 )
 from proxy.engine.reports.sessions import OverviewDocument, describe_overview, load_overview
 from proxy.engine.reports.timeline import MOST_CALLS, EpochSummary, Timeline
+from proxy.model.events import SessionsErased
 from proxy.server.api.erase import EraseApi
 from proxy.server.api.parameters import Branch, Cursor, Limit, ListingQuery, NumberedPath, RoundQuery, SessionPath
 from proxy.server.endpoints import GUARDS, JSON, Endpoint, Media
@@ -98,6 +99,12 @@ class SessionsApi:
         self._inputs = inputs
         self._titles = TitleCache()
         self._reports = SessionReports(log, inputs)
+
+    def forget(self, event: SessionsErased) -> None:
+        """Forget what was read of sessions that were erased."""
+        for session in event.sessions:
+            self._titles.forget(session)
+            self._reports.forget(session)
 
     def list_routes(self) -> Sequence[Route]:
         """Return the routes, below `/-`."""

@@ -249,7 +249,8 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     contexts = ContextApi(
         engine.archive, engine.epoch_admin, engine.manual_compaction, engine.models.counter.count_messages, prices
     )
-    sessions = SessionsApi(engine.archive, SavingsInputs(prices, settings.budget_policy()), EraseApi(engine.erasing))
+    inputs = SavingsInputs(prices, settings.budget_policy())
+    sessions = SessionsApi(engine.archive, inputs, EraseApi(engine.erasing))
     engine.bus.subscribe(SessionsErased, sessions.forget)
     find_tenant = functools.partial(engine.tenants.find_reader, is_open=policy.has_own_key)
     tools = McpTools(engine.archive, engine.recall, SystemClock(), settings.recall_policy())
@@ -264,7 +265,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         searches=SearchApi(engine.archive, engine.index, SystemClock().now_ms, engine.worker.rebuild_index),
         messages=MessagesApi(engine.memory_compaction.memory.archive),
         doctor=DoctorApi(functools.partial(_diagnose, settings)),
-        memory=MemoryApi(engine.memory_compaction.memory, engine.memory_compaction, settings.snapshot_policy()),
+        memory=MemoryApi(engine.memory_compaction.memory, engine.memory_compaction, settings.snapshot_policy(), inputs),
         events=EventsApi(engine.archive, engine.events),
         find_tenant=find_tenant,
         mcp=McpEndpoint(tools, AccessRules(policy), find_tenant, policy),

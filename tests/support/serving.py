@@ -193,7 +193,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
         contexts=contexts,
         messages=MessagesApi(cast(Any, archive)),
         doctor=DoctorApi(plan.diagnose),
-        memory=MemoryApi(memory, cast(Any, None), SnapshotPolicy()),
+        memory=MemoryApi(memory, cast(Any, None), SnapshotPolicy(), cast(Any, None)),
         events=EventsApi(archive, events),
         mcp=Response(status_code=404),
         searches=SearchApi(archive, plan.index, SystemClock().now_ms, plan.index.look),

@@ -293,8 +293,8 @@ def compact(
     services: Services = context.obj
     options = {"model": model, "prompt": prompt, "level": level, "view": view, "branch": branch}
     id = find_for_server(services, data, config, host, session)
-    query = {"query": {"dry_run": "true"}} if is_dry else {}
-    status, content = services.ask_server(settings, f"/sessions/{id}/compact", msgspec.json.encode(options), **query)
+    asked: dict[str, Any] = {"method": "POST", "query": {"dry_run": "true"}} if is_dry else {}
+    status, content = services.ask_server(settings, f"/sessions/{id}/compact", msgspec.json.encode(options), **asked)
     response = parse_object(content)
     if "session" not in response:
         raise ServerRefused(find_reason(status, response))

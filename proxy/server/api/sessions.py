@@ -119,6 +119,7 @@ class SessionsApi:
             Route("/api/sessions/{id}/exchanges", Endpoint(self._list_exchanges)),
             Route(exchange, Endpoint(self._show_exchange)),
             Route(exchange + "/sent", Endpoint(self._load_sent)),
+            Route(exchange + "/held", Endpoint(self._load_held)),
             Route(exchange + "/received", Endpoint(self._load_received)),
             Route("/api/savings", Endpoint(self._show_savings)),
         ]
@@ -171,6 +172,12 @@ class SessionsApi:
     ) -> Annotated[Response, Media(_BYTES, "the bytes of the upstream's response")]:
         """Show the exact bytes that were received in a round of a call."""
         return await self._load("received", path, query)
+
+    async def _load_held(
+        self, path: NumberedPath
+    ) -> Annotated[Response, Media(_BYTES, "the bytes that the client itself sent")]:
+        """Show the exact bytes that the client sent of a call: without the history where we hold that."""
+        return await self._load("held", path, RoundQuery())
 
     async def _load(self, part: Part, path: NumberedPath, query: RoundQuery) -> Response:
         content = await load_part(self._log, await find_exchange(self._log, path.id, path.n), part, query.k)

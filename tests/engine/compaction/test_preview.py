@@ -4,7 +4,9 @@ import contextlib
 import json
 from typing import Any
 
+import httpx
 import pytest
+from starlette.routing import Router
 
 from proxy.engine.compaction.preview import EpochPreview, PreviewKind, preview_epoch
 from proxy.engine.memory.snapshots import SnapshotMemory
@@ -13,12 +15,13 @@ from proxy.engine.policy import SnapshotPolicy
 from proxy.model.card import Card, Prices, Rates
 from proxy.model.errors import Conflict
 from proxy.model.exchange import Headers
+from proxy.server.api.context import ContextApi
 from tests.support.compacting import WIRES, Workshop, fail
 from tests.support.managing import Message, make_history
 from tests.support.manual_compaction import carry, compact, make_manual_compaction
 from tests.support.remembering import make_memory, make_turn, report_with_facts
 
-CARD = Card(window=1_000_000, prices=Prices(Rates(2e-6, 8e-6, 1e-6, 2e-6)), prices_source="told")
+CARD = Card(window=1_000_000, prices=Prices(Rates(2e-6, 8e-6, 1e-6, 2e-6)), prices_source="settings")
 OBSERVED: Headers = ((b"x-palimpsest-mode", b"observe"),)
 
 
@@ -142,3 +145,22 @@ async def test_turns_foresee_what_the_strategy_cuts() -> None:
         history += turn[-1:]
     with pytest.raises(Conflict, match="nothing would get shorter"):
         await preview(shop)
+
+
+async def test_the_api_shows_it_and_a_dry_run_of_a_compaction_does_nothing() -> None:
+    shop = Workshop(ceiling=100_000)
+    await carry(shop)
+    unused: Any = None
+    tally = shop.controller.states.models.counter.count_messages
+    api = ContextApi(shop.log, unused, make_manual_compaction(shop), tally, PriceList(lambda upstream, model: CARD))
+    transport = httpx.ASGITransport(Router(api.list_routes()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
+        path = f"/api/sessions/{shop.session[:8]}"
+        shown = await client.get(f"{path}/epochs/next", params={"why": "manual"})
+        tried = await client.post(f"{path}/compact", params={"dry_run": "true"}, json={"level": 3})
+        refused = await client.get(f"{path}/epochs/next")
+        unknown = await client.get(f"{path}/epochs/next", params={"why": "hard"})
+    assert (shown.status_code, tried.status_code, refused.status_code, unknown.status_code) == (200, 200, 409, 400)
+    assert shown.json() == tried.json()
+    assert shown.json()["state"] == "preview" and shown.json()["rendered"]
+    assert (shop.epochs, shop.summaries, shop.model.asked) == ([], [], [])

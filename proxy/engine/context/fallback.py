@@ -386,29 +386,18 @@ class FallbackChain:
 
     async def measure(self, state: RequestState, draft: RenderedPlan) -> tuple[int, int]:
         """Count the tokens of what is sent for a plan, and of all that is sent of a request under it."""
-        plan, history = draft.plan, state.history
         frozen = await self._histories.count_messages(state.request, draft.rendered) + count_tool(state.tool)
-        is_bound = state.context.reasoning.binds_in(state.request)
-        later = [place for place in history.signed if place >= plan.through] if is_bound else []
-        tokens = history.tokens - history.count_to(plan.through) + frozen - state.count_removed(later)
-        return frozen, tokens + (state.count_recalled(plan.through) if state.tool else 0)
+        return frozen, _count_under(state, draft, frozen)
 
     def render(
         self, state: RequestState, draft: RenderedPlan, why: EpochReason, name: str, tokens: int
     ) -> tuple[Epoch, bytes]:
-        """Return the epoch that a plan makes, and what is sent of a request under it. Raises Invalid.
-
-        `name` is its id, `tokens` are those of the request under it.
-        """
+        """Return the epoch of a plan, with this id, and what is sent of a request under it. Raises Invalid."""
         epochs = [*state.context.epochs, *filter(None, (self._find_anonymous(state),))]
         known = {original.id: original for epoch in epochs for original in epoch.originals}
         originals = list_originals(draft.plan, state.request, known)
         epoch = _make_epoch(state, draft, originals, why, name, tokens=tokens, now_ms=self._clock.now_ms())
-        pinned = state.context.list_pinned(state.request.nodes) | state.request.list_unkept()
-        changed, recalled = state.context.reasoning.find_changed(state.request, epoch), _list_recalled(state, epoch)
-        return epoch, self._rewriter.rewrite(
-            state.request, state.history, epoch, pinned, changed=changed, recalled=recalled
-        )
+        return epoch, _rewrite(self._rewriter, state, epoch)
 
     async def _open_planned(
         self, state: RequestState, draft: RenderedPlan, wanted: _EpochRequest, rung: Rung
@@ -432,6 +421,23 @@ class FallbackChain:
         state.find_account(epoch).account = account
         self._bus.publish(EpochOpened.of(epoch))
         return OutgoingRequest(rung, body, tokens, epoch, is_opened=True, removed=(*state.list_bound(), *state.changed))
+
+
+def _count_under(state: RequestState, draft: RenderedPlan, frozen: int) -> int:
+    """Count the tokens of a request under a plan, for which `frozen` tokens are sent."""
+    plan, history = draft.plan, state.history
+    is_bound = state.context.reasoning.binds_in(state.request)
+    later = [place for place in history.signed if place >= plan.through] if is_bound else []
+    tokens = history.tokens - history.count_to(plan.through) + frozen - state.count_removed(later)
+    return tokens + (state.count_recalled(plan.through) if state.tool else 0)
+
+
+def _rewrite(rewriter: Rewriter, state: RequestState, epoch: Epoch) -> bytes:
+    """Return what is sent under a new epoch. Raises Invalid."""
+    request, history = state.request, state.history
+    pinned = state.context.list_pinned(request.nodes) | request.list_unkept()
+    changed, recalled = state.context.reasoning.find_changed(request, epoch), _list_recalled(state, epoch)
+    return rewriter.rewrite(request, history, epoch, pinned, changed=changed, recalled=recalled)
 
 
 def _note_unshortened(state: RequestState) -> None:

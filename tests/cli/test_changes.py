@@ -205,7 +205,7 @@ def test_a_dry_run_of_a_compaction_says_what_would_go(capsys: pytest.CaptureFixt
     assert server.asked[-1] == ("POST", "/sessions/abc1/compact", {"dry_run": "true"})
     told = " ".join(capsys.readouterr().out.split())
     assert told.startswith("Compacting would send 24,000 tokens in place of 182,400. ")
-    assert "Of the first 21 messages 1 would go (160,000 tokens)." in told
+    assert "Of the client's first 21 messages 1 would not go out as they are (160,000 tokens)." in told
     assert "1 kept as they are, 1 of ours (ledger, summary or memory)." in told
     assert "That costs $0.05 (20,000 tokens of uncached input) once, and saves 15,840 tokens" in told
     assert "Nothing was changed." in told

@@ -318,7 +318,8 @@ def format_preview(found: Mapping[str, Any], screen: Screen = PLAIN) -> str:
     cost, saving = (_format_price(found[name]["tokens"], found[name]["money"]) for name in ("cost", "saving"))
     lines = [
         f"Compacting would send {after} tokens in place of {before}.",
-        f"Of the first {found['depth']} messages {len(gone)} would go ({tokens} tokens). There would be {edits}.",
+        f"Of the client's first {found['depth']} messages {len(gone)} would not go out as they are ({tokens} tokens).",
+        f"In place of all there would be {edits}.",
         f"That costs {cost} once, and saves {saving} with each call after it.",
         found["explanation"],
         "Nothing was changed. Without --dry-run it is done; `palimpsest pin` keeps a message word for word.",

@@ -148,7 +148,11 @@ async def _describe(
     tariff, ratio = state.tariff, state.ratio.value
     cost = ratio * price_opening(state.account, facts)
     saving = ratio * (tariff.price_repeated(state.tokens) - tariff.price_repeated(planned.tokens))
-    away = None if state.is_due is not None else forecast_calls(state.account, facts, state.growth, _MOST_CALLS)
+    away = (
+        None
+        if state.is_due is not None or epoch.why == "manual"
+        else forecast_calls(state.account, facts, state.growth, _MOST_CALLS)
+    )
     calls = None if away is None or isinf(away) else int(away)
     known = await compaction.archive.list_epochs(row.session)
     tally = partial(compaction.states.models.counter.count_messages, row.model)

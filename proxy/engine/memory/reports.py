@@ -189,12 +189,15 @@ async def load_sendable(
         window = await load_window(log, session, inputs, manual.states.models.counter.count_messages)
     except NotFound:
         window = None
+    if not has_messages:  # needs no settings of the upstream, which may be gone
+        plans = [each.plan for each in path.row.rounds if each.plan is not None]
+        epoch = plans[-1].epoch if plans else ""
+        wire = wire or form.name
+        return SendableDocument(session=session, exchange=path.row.id, wire=wire, epoch=epoch, window=window)
     sent = await manual.load_request(path.row)
     items = list_raws(split_whole(sent.body, form.items_key))[len(path.leading) :]
     answer = path.raws[len(sent.nodes) :]
     members = _describe(path, form, (*items, *answer), wire)
-    if not has_messages:
-        members = {"wire": members["wire"]}
     epoch = sent.epoch.id if sent.epoch else ""
     return SendableDocument(session=session, exchange=path.row.id, epoch=epoch, window=window, **members)
 

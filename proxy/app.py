@@ -34,7 +34,7 @@ from proxy.engine.reports.search import describe_health
 from proxy.engine.runtime import SystemClock, WriteBatcher
 from proxy.heap import HeapTrimmer, find_heap, tune_collector
 from proxy.model.errors import ProxyError, StoreUnavailable
-from proxy.model.events import ExchangeRecorded
+from proxy.model.events import ExchangeRecorded, SessionsErased
 from proxy.running import find_admin_token, note_address
 from proxy.server.access import AccessRules
 from proxy.server.api.context import ContextApi
@@ -247,9 +247,11 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         index=lambda: asdict(describe_health(engine.index.health)),
     )
     contexts = ContextApi(
-        engine.archive, engine.epoch_admin, engine.manual_compaction, engine.models.counter.count_messages
+        engine.archive, engine.epoch_admin, engine.manual_compaction, engine.models.counter.count_messages, prices
     )
-    sessions = SessionsApi(engine.archive, SavingsInputs(prices, settings.budget_policy()), EraseApi(engine.erasing))
+    inputs = SavingsInputs(prices, settings.budget_policy())
+    sessions = SessionsApi(engine.archive, inputs, EraseApi(engine.erasing))
+    engine.bus.subscribe(SessionsErased, sessions.forget)
     find_tenant = functools.partial(engine.tenants.find_reader, is_open=policy.has_own_key)
     tools = McpTools(engine.archive, engine.recall, SystemClock(), settings.recall_policy())
     app = build_routes(
@@ -263,7 +265,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         searches=SearchApi(engine.archive, engine.index, SystemClock().now_ms, engine.worker.rebuild_index),
         messages=MessagesApi(engine.memory_compaction.memory.archive),
         doctor=DoctorApi(functools.partial(_diagnose, settings)),
-        memory=MemoryApi(engine.memory_compaction.memory, engine.memory_compaction, settings.snapshot_policy()),
+        memory=MemoryApi(engine.memory_compaction.memory, engine.memory_compaction, settings.snapshot_policy(), inputs),
         events=EventsApi(engine.archive, engine.events),
         find_tenant=find_tenant,
         mcp=McpEndpoint(tools, AccessRules(policy), find_tenant, policy),

@@ -97,8 +97,8 @@ def list_api() -> list[str]:
     unused: Any = None
     routes = (
         *SessionsApi(MemoryArchive(), unused, EraseApi(unused)).list_routes(),
-        *ContextApi(MemoryArchive(), unused, unused, unused).list_routes(),
-        *MemoryApi(unused, unused, unused).list_routes(),
+        *ContextApi(MemoryArchive(), unused, unused, unused, unused).list_routes(),
+        *MemoryApi(unused, unused, unused, unused).list_routes(),
         *EventsApi(MemoryArchive(), unused).list_routes(),
     )
     paths = [f"/-{route.path}" for route in routes if isinstance(route, Route)]

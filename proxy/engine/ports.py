@@ -187,8 +187,12 @@ class LogReader(Protocol):
     async def load_request(self, exchange: str) -> bytes:
         """Return the client's body, byte for byte, or its head if it was capped. Raises NotFound.
 
-        Where we hold the history, it is the whole request that this became (what the client sent: `HeldCalls`).
+        Where we hold the history, it is the whole request that this became (what the client sent: `load_held`).
         """
+        ...
+
+    async def load_held(self, exchange: str) -> bytes:
+        """Return what the client sent of a request whose history we hold, byte for byte. Raises NotFound."""
         ...
 
     async def load_sent(self, exchange: str, k: int) -> bytes:
@@ -333,10 +337,6 @@ class Ancestry(Protocol):
 
 class HeldCalls(Protocol):
     """The part of the log on calls whose history we hold."""
-
-    async def load_held(self, exchange: str) -> bytes:
-        """Return what the client sent of a request whose history we hold, byte for byte. Raises NotFound."""
-        ...
 
     async def list_held(self, session: str) -> Sequence[HeldRow]:
         """Return the newest calls of a session whose history we hold, newest first, `MOST_HELD` at most."""

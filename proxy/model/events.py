@@ -385,11 +385,12 @@ class SessionWentIdle(msgspec.Struct, frozen=True, gc=False):
 
 
 class SessionsErased(msgspec.Struct, frozen=True, gc=False):
-    """The content of so many sessions was erased; `bytes` are those of what was stored."""
+    """The content of so many sessions was erased; `bytes` are those of what was stored, `sessions` are their ids."""
 
     count: int
     bytes: int
     cause: Cause
+    sessions: tuple[str, ...] = ()
 
 
 Event = (

@@ -65,6 +65,7 @@ PAGES = (
     PageRoute("/", "sessions", "Sessions", "/api/sessions"),
     PageRoute("/sessions/{id}", "session", "Session", "/api/sessions/{id}"),
     PageRoute("/sessions/{id}/calls/{n}", "call", "Call", "/api/sessions/{id}/exchanges/{n}"),
+    PageRoute("/sessions/{id}/epochs/next", "epoch", "The next epoch", "/api/sessions/{id}/epochs/next"),
     PageRoute("/sessions/{id}/epochs/{n}", "epoch", "Epoch", "/api/sessions/{id}/epochs/{n}"),
     PageRoute("/sessions/{id}/summaries", "summaries", "Summaries", "/api/sessions/{id}/summaries"),
     PageRoute("/search", "search", "Search", "/api/search", "q"),

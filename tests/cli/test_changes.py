@@ -184,3 +184,28 @@ def test_without_a_server_it_says_how_to_start_one(capsys: pytest.CaptureFixture
 
     assert call_with(["revert", "abc1", "1"], lambda settings: FakeLog(), ask_server=ask) == 1
     assert "start it by `palimpsest serve`" in capsys.readouterr().err
+
+
+PREVIEW = {
+    "session": "abc1",
+    "depth": 21,
+    "tokens_before": 182_400,
+    "tokens_after": 24_000,
+    "cost": {"tokens": 20_000.0, "money": 0.05},
+    "saving": {"tokens": 15_840.0, "money": None},
+    "explanation": "It opens when the session is compacted.",
+    "edits": [{"edit": "kept", "place": 0}, {"edit": "written", "start": 1, "stop": 20, "text": "x"}],
+    "diff": [{"start": 1, "stop": 20, "client": [{"tokens": 160_000}], "sent": []}],
+}
+
+
+def test_a_dry_run_of_a_compaction_says_what_would_go(capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server(post_compact=(200, PREVIEW))
+    assert server.call("compact", "abc1", "--dry-run") == 0
+    assert server.asked[-1] == ("POST", "/sessions/abc1/compact", {"dry_run": "true"})
+    told = " ".join(capsys.readouterr().out.split())
+    assert told.startswith("Compacting would send 24,000 tokens in place of 182,400. ")
+    assert "Of the client's first 21 messages 1 would not go out as they are (160,000 tokens)." in told
+    assert "1 kept as they are, 1 of ours (ledger, summary or memory)." in told
+    assert "That costs $0.05 (20,000 tokens of uncached input) once, and saves 15,840 tokens" in told
+    assert "Nothing was changed." in told

@@ -107,6 +107,9 @@ class FakeLog(UnmanagedLog):
             raise NotFound("this content was erased")
         return self.bodies[exchange]
 
+    async def load_held(self, exchange: str) -> bytes:
+        raise NotFound("it has no held history")
+
     async def load_sent(self, exchange: str, k: int) -> bytes:
         return b"sent %d: " % k + await self.load_request(exchange)
 

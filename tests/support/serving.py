@@ -164,7 +164,8 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     health = Health(lambda: archive.health.problem, metrics.render, refuses=plan.engine.on_failure == "refuse")
     gate = DurabilityWaiter(archive, plan.engine.commit_wait_ms)
     care = EpochAdmin(controller.states, archive, gate, bus, SystemIds())
-    contexts = ContextApi(archive, care, plan.compacting, controller.states.models.counter.count_messages)
+    prices = PriceList(controller.states.models.card)
+    contexts = ContextApi(archive, care, plan.compacting, controller.states.models.counter.count_messages, prices)
     sessions = SessionsApi(
         archive,
         SavingsInputs(PriceList(controller.states.models.card), BudgetPolicy(plan.ceiling)),
@@ -192,7 +193,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
         contexts=contexts,
         messages=MessagesApi(cast(Any, archive)),
         doctor=DoctorApi(plan.diagnose),
-        memory=MemoryApi(memory, cast(Any, None), SnapshotPolicy()),
+        memory=MemoryApi(memory, cast(Any, None), SnapshotPolicy(), cast(Any, None)),
         events=EventsApi(archive, events),
         mcp=Response(status_code=404),
         searches=SearchApi(archive, plan.index, SystemClock().now_ms, plan.index.look),

@@ -46,6 +46,14 @@ from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.model.exchange import Usage
 
 _NODE_DIGITS = 10
+_EDITS = {
+    "kept": "kept as they are",
+    "tombstone": "with a marker for a tool's output",
+    "file": "with an outline",
+    "shortened": "shortened",
+    "detached": "without its calls",
+    "written": "of ours (ledger, summary or memory)",
+}
 _PIN_COLUMNS = (
     Column("PIN"),
     Column("CALL", is_number=True),
@@ -272,6 +280,7 @@ def compact(
     branch: Annotated[
         str, typer.Option(metavar="TIP", help="The branch, by its tip or a prefix of it. [default: the newest]")
     ] = "",
+    is_dry: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")] = False,
     as_json: JsonOption = False,
     host: HostOption = None,
     port: PortOption = None,
@@ -284,14 +293,38 @@ def compact(
     services: Services = context.obj
     options = {"model": model, "prompt": prompt, "level": level, "view": view, "branch": branch}
     id = find_for_server(services, data, config, host, session)
-    status, content = services.ask_server(settings, f"/sessions/{id}/compact", msgspec.json.encode(options))
+    asked: dict[str, Any] = {"method": "POST", "query": {"dry_run": "true"}} if is_dry else {}
+    status, content = services.ask_server(settings, f"/sessions/{id}/compact", msgspec.json.encode(options), **asked)
     response = parse_object(content)
     if "session" not in response:
         raise ServerRefused(find_reason(status, response))
     if as_json:
         typer.echo(content, nl=False)
+    elif is_dry:
+        typer.echo(make_plain(format_preview(response, find_screen())))
     else:
         typer.echo(make_plain(format_compaction(response)))
+
+
+def format_preview(found: Mapping[str, Any], screen: Screen = PLAIN) -> str:
+    """Format the epoch that would open: the sizes, what would go by its kind, the price, and what it would save."""
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for edit in found["edits"]:
+        kinds.setdefault(edit["edit"], []).append(edit)
+    gone = [side for change in found["diff"] for side in change["client"]]
+    tokens = format_tokens(sum(each["tokens"] for each in gone))
+    edits = ", ".join(f"{len(edits)} {_EDITS[kind]}" for kind, edits in kinds.items()) or "nothing in its place"
+    before, after = format_tokens(found["tokens_before"]), format_tokens(found["tokens_after"])
+    cost, saving = (_format_price(found[name]["tokens"], found[name]["money"]) for name in ("cost", "saving"))
+    lines = [
+        f"Compacting would send {after} tokens in place of {before}.",
+        f"Of the client's first {found['depth']} messages {len(gone)} would not go out as they are ({tokens} tokens).",
+        f"In place of all there would be {edits}.",
+        f"That costs {cost} once, and saves {saving} with each call after it.",
+        found["explanation"],
+        "Nothing was changed. Without --dry-run it is done; `palimpsest pin` keeps a message word for word.",
+    ]
+    return "\n".join(wrap(line, screen.width) for line in lines)
 
 
 def format_compaction(found: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from proxy.context.budget import Budget
 from proxy.engine.compaction.job import JobResult, ManualOptions, SentRequest
 from proxy.engine.compaction.worker import SummaryWorker
 from proxy.engine.context.epoch_scope import make_own_body
@@ -72,7 +73,7 @@ class ManualCompaction:
             row = await self.find_newest(session, view, branch)
             request = await self._load(row)
         state = await self._compute_state(request)
-        _check_unmanaged_by_client(state)
+        check_unmanaged(state)
         result = await self._summarize(state, options)
         if has_waited:
             result.add_problem(_WAITED)
@@ -117,7 +118,11 @@ class ManualCompaction:
 
     async def load_request(self, row: ExchangeRow) -> SentRequest:
         """Return the request of a call as it would be sent now."""
-        return self._make_request(await self._compute_state(await self._load(row)))
+        return self._make_request(await self.load_state(row))
+
+    async def load_state(self, row: ExchangeRow) -> RequestState:
+        """Return the state of what will extend the request of a call."""
+        return await self._compute_state(await self._load(row))
 
     async def _load(self, row: ExchangeRow) -> ManagedRequest:
         """Return the request of a call with its place in the session, but without an exchange of its own."""
@@ -171,9 +176,8 @@ class ManualCompaction:
 
     async def _open_epoch(self, state: RequestState) -> Epoch | None:
         """Open an epoch that keeps only what must stay, with a ledger in proportion to the conversation's size."""
-        goal = state.budget.limit(state.tokens)
         try:
-            return await self.chain.open_by_hand(state, goal, self.commit, self.ids.next_exchange())
+            return await self.chain.open_by_hand(state, compute_goal(state), self.commit, self.ids.next_exchange())
         except Invalid as error:
             raise Conflict(f"what would be sent is not as valid as what the client sent: {error}") from error
 
@@ -182,13 +186,18 @@ class ManualCompaction:
         return await self.gate.confirm(self.archive.append(epoch))
 
 
+def compute_goal(state: RequestState) -> Budget:
+    """Return the budget of the ledger in an epoch that a person asks for, in proportion to the conversation's size."""
+    return state.budget.limit(state.tokens)
+
+
 def _check_managed(row: ExchangeRow) -> None:
     """Raise Conflict if calls like this one are never sent under an epoch, so that none is of use."""
     if row.mode != "manage":
         raise Conflict(f"the newest call was in mode {row.mode}, in which nothing is sent in short; send it in manage")
 
 
-def _check_unmanaged_by_client(state: RequestState) -> None:
+def check_unmanaged(state: RequestState) -> None:
     """Raise Conflict if the client manages its context itself. Under an epoch of ours, signs of that are echoes."""
     split = state.request.split
     if managing := FORMATS[state.request.wire].find_management(split, 0 if state.epoch is None else len(split.items)):

@@ -20,15 +20,17 @@ from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus
 from proxy.model.card import CacheTerms, Card
-from proxy.model.epoch import Epoch, Plan
+from proxy.model.epoch import Epoch, Plan, Rung
 from proxy.model.events import (
     AnswerRead,
     CacheUsed,
+    CeilingUnreachable,
     EpochOpened,
     Planned,
     PromptSent,
     ReasoningRemoved,
     RequestRecorded,
+    RungFailed,
 )
 from proxy.model.exchange import Headers
 from proxy.model.lineage import count_shared_nodes
@@ -87,6 +89,36 @@ def tell_recorded(bus: EventBus, request: ManagedRequest) -> None:
 
     told = (request.upstream.name, request.model, request.wire, request.nodes[place:], place, list_roles)
     bus.publish(RequestRecorded(request.exchange, request.session, *told, request.is_side, step is not None))
+
+
+def tell_unreachable(bus: EventBus, state: RequestState, protected: int) -> None:
+    """Report that there is no room for all that should stay, once until an epoch has room again."""
+    if not protected:
+        state.context.reported.discard(state.view)
+    if not protected or state.view in state.context.reported:
+        return
+    state.context.reported.add(state.view)
+    shown, named = state.to_model_tokens(protected), (state.request.exchange, state.request.session.id)
+    _log.warning(
+        "%d of %d usable tokens should stay as they are; some of it is shortened to keep the ceiling. Raise"
+        " budget.ceiling_tokens, or unpin messages",
+        shown,
+        state.to_model_tokens(state.budget.usable),
+        extra={"session": state.request.session.id},
+    )
+    bus.publish(CeilingUnreachable(*named, state.view, shown, state.to_model_tokens(state.budget.usable)))
+
+
+def tell_failure(bus: EventBus, state: RequestState, rung: Rung, error: Exception) -> None:
+    """Tell of a fallback level that failed."""
+    problem = f"{type(error).__name__}: {error}"
+    _log.warning(
+        "fallback level %r failed: %s; trying the next one",
+        rung,
+        problem,
+        extra={"exchange": state.request.exchange, "session": state.request.session.id},
+    )
+    bus.publish(RungFailed(state.request.exchange, state.request.session.id, rung, problem))
 
 
 def add_note(request: ManagedRequest, outgoing: OutgoingRequest) -> OutgoingRequest:

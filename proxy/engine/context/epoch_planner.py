@@ -58,6 +58,12 @@ class RenderedPlan(msgspec.Struct, frozen=True, gc=False):
         """Bytes of memory, roughly. Written text is counted twice: in the plan and in what is rendered."""
         return 2 * sum(map(len, self.rendered)) + _EDIT_WEIGHT * (len(self.plan.edits) + len(self.plan.references))
 
+    def exceeds(self, epoch: Epoch | None) -> bool:
+        """Return whether the plan replaces more messages than an epoch, or has a summary which that does not have."""
+        depth, edits = (epoch.depth, epoch.edits) if epoch is not None else (0, b"")
+        reports = [edit.report for edit in self.plan.edits if isinstance(edit, Written) and edit.report]
+        return self.plan.through > depth or any(report.encode() not in edits for report in reports)
+
 
 class PlanInputs(msgspec.Struct, frozen=True, gc=False):
     """The inputs of a draft besides the conversation. Those without a comment are as in `PlanRequest`."""
@@ -112,11 +118,14 @@ class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
 
     def holds(self, inputs: PlanInputs, structures: Sequence[MessageStructure]) -> bool:
         """Return whether a plan with these inputs, for a request of these messages, would keep no more of them."""
+        return self.is_like(inputs) and self.tail <= find_tail(structures)
+
+    def is_like(self, inputs: PlanInputs) -> bool:
+        """Return whether a plan with these inputs would differ by the size of its request alone."""
         own = self.inputs
         is_same = (own.frozen is inputs.frozen and own.is_bound == inputs.is_bound) and own.pinned == inputs.pinned
         is_same = is_same and own.excluded == inputs.excluded and own.has_tool == inputs.has_tool
-        is_same = is_same and own.memory == inputs.memory
-        return is_same and list(own.reports) == list(inputs.reports) and self.tail <= find_tail(structures)
+        return is_same and own.memory == inputs.memory and list(own.reports) == list(inputs.reports)
 
     def serves(self, request: ManagedRequest, epoch: Epoch | None) -> bool:
         """Return whether the plan is ready, and a request under `epoch` has all messages that it replaces."""

@@ -14,6 +14,7 @@ import msgspec
 from proxy.context.budget import Budget
 from proxy.context.epoch_decision import AWAITED, NEEDED, PRICED, decide, forecast_calls, record_epoch
 from proxy.context.verbatim import RECENT_GROUPS, find_tail
+from proxy.engine.context.accounting import tell_failure, tell_unreachable
 from proxy.engine.context.epoch_planner import (
     DraftedPlan,
     EpochPlanner,
@@ -32,9 +33,9 @@ from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.tool_offers import NO_RECALLED, count_tool
 from proxy.engine.ports import Clock
 from proxy.engine.runtime import EventBus
-from proxy.model.epoch import Epoch, EpochReason, Original, Recalled, Rung, Written
+from proxy.model.epoch import Epoch, EpochReason, Original, Recalled, Rung
 from proxy.model.errors import Conflict, StoreUnavailable
-from proxy.model.events import CeilingUnreachable, EpochOpened, RungFailed
+from proxy.model.events import EpochOpened
 from proxy.wire import FORMATS
 
 Commit = Callable[[Epoch], Awaitable[bool]]
@@ -92,7 +93,7 @@ class FallbackChain:
         self._contexts = caches.contexts
         self._histories = caches.histories
         self._anonymous_epochs = caches.anonymous_epochs
-        self._planner = planner
+        self.planner = planner
         self._rewriter = rewriter
         self._bus = bus
         self._clock = clock
@@ -129,7 +130,7 @@ class FallbackChain:
     def _takes(self, state: RequestState) -> bool:
         """Return whether the upstream takes what is sent under the active epoch: it may have a compaction."""
         is_compacted = state.epoch is not None and state.epoch.is_compacted
-        return not is_compacted or self._planner.takes_compactions(state.request)
+        return not is_compacted or self.planner.takes_compactions(state.request)
 
     def keep(self, state: RequestState) -> OutgoingRequest | None:
         """Return the request under its active epoch, or None if there is none or the result is invalid."""
@@ -143,7 +144,7 @@ class FallbackChain:
             recalled = _list_recalled(state, epoch)
             body = self._rewriter.rewrite(state.request, state.history, epoch, changed=state.changed, recalled=recalled)
         except Exception as error:  # noqa: BLE001 - a boundary: the next level is tried
-            _note_failure(self._bus, state, "epoch", error)
+            tell_failure(self._bus, state, "epoch", error)
             return None
         return OutgoingRequest("epoch", body, state.tokens, epoch, is_opened=is_opened, removed=tuple(state.changed))
 
@@ -154,13 +155,13 @@ class FallbackChain:
         result is invalid, and StoreUnavailable.
         """
         state = await self.memory.add(state, self.seconds)
-        context, inputs = state.context, msgspec.structs.replace(self._list_inputs(state, "manual"), goal=goal)
-        draft = await self._planner.draft(state.request, state.history, inputs)
+        context, inputs = state.context, msgspec.structs.replace(self.list_inputs(state, "manual"), goal=goal)
+        draft = await self.planner.draft(state.request, state.history, inputs)
         async with context.opening:
             if context.find(state.view, state.request, is_next=True) is not state.epoch:
                 raise Conflict("another epoch was opened meanwhile; GET /-/api/sessions/SESSION/epochs shows it")
             wanted = _EpochRequest("manual", commit, name, self.seconds)
-            outgoing = await self._open_planned(state, draft, wanted, "plan") if _makes_progress(state, draft) else None
+            outgoing = await self._open_planned(state, draft, wanted, "plan") if draft.exceeds(state.epoch) else None
             if outgoing is None or outgoing.epoch is None:
                 return None
             if not context.was_sent(state.view, state.request):  # the same history stays under the same epoch
@@ -184,7 +185,9 @@ class FallbackChain:
             tokens -= state.count_recalled(state.depth) - state.count_recalled(draft.plan.through)
         originals, tool = (parent.originals, parent.tool) if parent is not None else ((), b"")
         state = msgspec.structs.replace(state, tool=tool)
-        epoch = _make_epoch(state, draft, originals, wanted, tokens=tokens, now_ms=self._clock.now_ms())
+        epoch = _make_epoch(
+            state, draft, originals, wanted.why, wanted.name, tokens=tokens, now_ms=self._clock.now_ms()
+        )
         outgoing = OutgoingRequest("epoch", b"", tokens, epoch, removed=tuple(removed))
         begun, _ = await self._try(state, "epoch", self._begin_reduced(state, outgoing, epoch, commit))
         return begun
@@ -205,7 +208,9 @@ class FallbackChain:
         wanted = _EpochRequest("untooled", commit, name, self.seconds)
         tokens = state.tokens - count_tool(parent.tool) - state.count_recalled(parent.depth)
         state = msgspec.structs.replace(state, tool=b"")
-        epoch = _make_epoch(state, draft, parent.originals, wanted, tokens=tokens, now_ms=self._clock.now_ms())
+        epoch = _make_epoch(
+            state, draft, parent.originals, wanted.why, wanted.name, tokens=tokens, now_ms=self._clock.now_ms()
+        )
         outgoing = OutgoingRequest("epoch", b"", tokens, epoch, removed=tuple(state.list_bound()))
         begun, _ = await self._try(state, "epoch", self._begin_reduced(state, outgoing, epoch, commit))
         return begun
@@ -228,7 +233,9 @@ class FallbackChain:
         tokens = state.history.tokens - state.history.count_to(parent.depth) + frozen
         tokens += state.count_recalled(parent.depth) if parent.tool else 0
         state = msgspec.structs.replace(state, tool=parent.tool)
-        epoch = _make_epoch(state, draft, parent.originals, wanted, tokens=tokens, now_ms=self._clock.now_ms())
+        epoch = _make_epoch(
+            state, draft, parent.originals, wanted.why, wanted.name, tokens=tokens, now_ms=self._clock.now_ms()
+        )
         _log.warning("%s", _UNCOMPACTED, extra={"session": epoch.session})
         removed = tuple(state.list_bound())
         outgoing = OutgoingRequest("epoch", b"", tokens, epoch, is_opened=True, removed=removed)
@@ -277,7 +284,7 @@ class FallbackChain:
         try:
             return await work, None
         except Exception as error:  # noqa: BLE001 - a boundary: the next level is tried
-            _note_failure(self._bus, state, rung, error)
+            tell_failure(self._bus, state, rung, error)
             return None, error
 
     async def _adopt(self, state: RequestState, wanted: _EpochRequest) -> OutgoingRequest | None:
@@ -294,9 +301,7 @@ class FallbackChain:
 
     async def _plan_and_open(self, state: RequestState, wanted: _EpochRequest, rung: Rung) -> OutgoingRequest | None:
         if rung == "minimal":
-            draft = await self._planner.draft_minimal(
-                state.request, state.history, self._list_inputs(state, wanted.why)
-            )
+            draft = await self.planner.draft_minimal(state.request, state.history, self.list_inputs(state, wanted.why))
         else:
             began = self._clock.monotonic()
             state = await self.memory.add(state, wanted.seconds)
@@ -305,7 +310,7 @@ class FallbackChain:
             if wanted.why in PRICED and decide(state.account, state.planned_facts).why is None:
                 return None  # the plan itself does not pay; it is kept
             state.context.forget_drafted()
-        _report_unreachable(self._bus, state, draft.plan.beyond)
+        tell_unreachable(self._bus, state, draft.plan.beyond)
         if not draft.plan.through:
             _note_unshortened(state)
             return None
@@ -319,15 +324,15 @@ class FallbackChain:
         clock, context = asyncio.get_running_loop().time, state.context
         deadline = clock() + wanted.seconds
         if context.drafting is not None:
-            await self._planner.wait(context.drafting, wanted.seconds)
+            await self.planner.wait(context.drafting, wanted.seconds)
         if context.drafting is not None:
             raise TimeoutError(f"the plan of an earlier request takes more than {wanted.seconds:g} s")
-        inputs = self._list_inputs(state, wanted.why)
+        inputs = self.list_inputs(state, wanted.why)
         earlier = await self._find_drafted(state, inputs)
         if earlier is not None and earlier.excess <= _MOST_EXCESS * state.budget.usable:
             return earlier.draft
         drafting = self._draft(state, inputs)
-        await self._planner.wait(drafting, deadline - clock())
+        await self.planner.wait(drafting, deadline - clock())
         if earlier is not None and not (drafting.done() and drafting.exception() is None):
             return earlier.draft
         if not drafting.done():
@@ -342,14 +347,14 @@ class FallbackChain:
         if state.request.strategy != "epochs" or state.request.is_side or not state.context.is_draft_due(state.request):
             return
         if forecast_calls(state.account, state.facts, state.growth, _LEAD_CALLS) <= _LEAD_CALLS:
-            inputs = self._list_inputs(state, "soft")
+            inputs = self.list_inputs(state, "soft")
             self._draft(state, msgspec.structs.replace(inputs, growth=max(1, int(state.growth))))
 
     def _draft(self, state: RequestState, inputs: PlanInputs) -> "asyncio.Future[RenderedPlan]":
         """Start to draft a plan, for this request or ahead, and keep it for later requests."""
         request, structures = state.request, state.history.structures
         is_ahead = inputs.growth > 0
-        drafting = self._planner.draft(request, state.history, inputs, is_ahead=is_ahead)
+        drafting = self.planner.draft(request, state.history, inputs, is_ahead=is_ahead)
         tail = find_tail(structures, len(structures), RECENT_GROUPS - 1) if is_ahead else find_tail(structures)
         state.context.note_drafted(DraftedPlan(request.view, request.nodes, state.epoch, inputs, drafting, tail))
         # there may be no later call that weighs it
@@ -369,7 +374,8 @@ class FallbackChain:
         tokens += count_tool(state.tool)
         return _EarlierPlan(draft, excess) if tokens < min(state.budget.high, state.tokens) else None
 
-    def _list_inputs(self, state: RequestState, why: EpochReason) -> PlanInputs:
+    def list_inputs(self, state: RequestState, why: EpochReason) -> PlanInputs:
+        """Return the inputs of a plan for an epoch that opens for this reason."""
         return state.list_inputs(why, state.epoch or self._find_anonymous(state))
 
     def _find_anonymous(self, state: RequestState) -> Epoch | None:
@@ -378,33 +384,33 @@ class FallbackChain:
         found = self._anonymous_epochs.find(state.request) if is_shared else None
         return found if found is not None and found.tool == state.tool else None
 
+    async def measure(self, state: RequestState, draft: RenderedPlan) -> tuple[int, int]:
+        """Count the tokens of what is sent for a plan, and of all that is sent of a request under it."""
+        frozen = await self._histories.count_messages(state.request, draft.rendered) + count_tool(state.tool)
+        return frozen, _count_under(state, draft, frozen)
+
+    def render(
+        self, state: RequestState, draft: RenderedPlan, why: EpochReason, name: str, tokens: int
+    ) -> tuple[Epoch, bytes]:
+        """Return the epoch of a plan, with this id, and what is sent of a request under it. Raises Invalid."""
+        epochs = [*state.context.epochs, *filter(None, (self._find_anonymous(state),))]
+        known = {original.id: original for epoch in epochs for original in epoch.originals}
+        originals = list_originals(draft.plan, state.request, known)
+        epoch = _make_epoch(state, draft, originals, why, name, tokens=tokens, now_ms=self._clock.now_ms())
+        return epoch, _rewrite(self._rewriter, state, epoch)
+
     async def _open_planned(
         self, state: RequestState, draft: RenderedPlan, wanted: _EpochRequest, rung: Rung
     ) -> OutgoingRequest | None:
         """Record an epoch and make it active. Return None if it makes nothing shorter."""
-        plan, history, context = draft.plan, state.history, state.context
-        frozen = await self._histories.count_messages(state.request, draft.rendered)
-        later = (
-            [place for place in history.signed if place >= plan.through]
-            if context.reasoning.binds_in(state.request)
-            else []
-        )
-        frozen += count_tool(state.tool)
-        tokens = history.tokens - history.count_to(plan.through) + frozen - state.count_removed(later)
-        tokens += state.count_recalled(plan.through) if state.tool else 0
-        protected = history.head.tokens + plan.protected
+        context = state.context
+        frozen, tokens = await self.measure(state, draft)
+        protected = state.history.head.tokens + draft.plan.protected
         context.protected[state.view] = protected
         if tokens >= state.tokens:
             _note_unshortened(state)
             return None
-        epochs = [*context.epochs, *filter(None, (self._find_anonymous(state),))]
-        known = {original.id: original for epoch in epochs for original in epoch.originals}
-        originals = list_originals(plan, state.request, known)
-        epoch = _make_epoch(state, draft, originals, wanted, tokens=tokens, now_ms=self._clock.now_ms())
-        pinned = context.list_pinned(state.request.nodes) | state.request.list_unkept()
-        changed = context.reasoning.find_changed(state.request, epoch)
-        recalled = _list_recalled(state, epoch)
-        body = self._rewriter.rewrite(state.request, history, epoch, pinned, changed=changed, recalled=recalled)
+        epoch, body = self.render(state, draft, wanted.why, wanted.name, tokens)
         if not await wanted.commit(epoch):
             raise StoreUnavailable("the log did not take the epoch in time")
         self._contexts.add(epoch.session, epoch, len(state.request.nodes))
@@ -417,33 +423,21 @@ class FallbackChain:
         return OutgoingRequest(rung, body, tokens, epoch, is_opened=True, removed=(*state.list_bound(), *state.changed))
 
 
-def _report_unreachable(bus: EventBus, state: RequestState, protected: int) -> None:
-    """Report that there is no room for all that should stay, once until an epoch has room again."""
-    if not protected:
-        state.context.reported.discard(state.view)
-    if not protected or state.view in state.context.reported:
-        return
-    state.context.reported.add(state.view)
-    shown, named = state.to_model_tokens(protected), (state.request.exchange, state.request.session.id)
-    _log.warning(
-        "%d of %d usable tokens should stay as they are; some of it is shortened to keep the ceiling. Raise"
-        " budget.ceiling_tokens, or unpin messages",
-        shown,
-        state.to_model_tokens(state.budget.usable),
-        extra={"session": state.request.session.id},
-    )
-    bus.publish(CeilingUnreachable(*named, state.view, shown, state.to_model_tokens(state.budget.usable)))
+def _count_under(state: RequestState, draft: RenderedPlan, frozen: int) -> int:
+    """Count the tokens of a request under a plan, for which `frozen` tokens are sent."""
+    plan, history = draft.plan, state.history
+    is_bound = state.context.reasoning.binds_in(state.request)
+    later = [place for place in history.signed if place >= plan.through] if is_bound else []
+    tokens = history.tokens - history.count_to(plan.through) + frozen - state.count_removed(later)
+    return tokens + (state.count_recalled(plan.through) if state.tool else 0)
 
 
-def _note_failure(bus: EventBus, state: RequestState, rung: Rung, error: Exception) -> None:
-    problem = f"{type(error).__name__}: {error}"
-    _log.warning(
-        "fallback level %r failed: %s; trying the next one",
-        rung,
-        problem,
-        extra={"exchange": state.request.exchange, "session": state.request.session.id},
-    )
-    bus.publish(RungFailed(state.request.exchange, state.request.session.id, rung, problem))
+def _rewrite(rewriter: Rewriter, state: RequestState, epoch: Epoch) -> bytes:
+    """Return what is sent under a new epoch. Raises Invalid."""
+    request, history = state.request, state.history
+    pinned = state.context.list_pinned(request.nodes) | request.list_unkept()
+    changed, recalled = state.context.reasoning.find_changed(request, epoch), _list_recalled(state, epoch)
+    return rewriter.rewrite(request, history, epoch, pinned, changed=changed, recalled=recalled)
 
 
 def _note_unshortened(state: RequestState) -> None:
@@ -465,30 +459,24 @@ def _list_recalled(state: RequestState, epoch: Epoch) -> Mapping[int, Recalled]:
     return state.context.reasoning.strip_recalled(state.request, epoch, behind)
 
 
-def _makes_progress(state: RequestState, draft: RenderedPlan) -> bool:
-    """Return whether a plan replaces more messages than the active epoch, or has a summary which that does not have."""
-    depth, edits = (state.epoch.depth, state.epoch.edits) if state.epoch is not None else (0, b"")
-    reports = [edit.report for edit in draft.plan.edits if isinstance(edit, Written) and edit.report]
-    return draft.plan.through > depth or any(report.encode() not in edits for report in reports)
-
-
 def _make_epoch(
     state: RequestState,
     draft: RenderedPlan,
     originals: tuple[Original, ...],
-    wanted: _EpochRequest,
+    why: EpochReason,
+    name: str,
     *,
     tokens: int,
     now_ms: int,
 ) -> Epoch:
     return Epoch(
-        id=wanted.name,
+        id=name,
         session=state.request.session.id,
         view=state.view,
         parent=state.epoch.id if state.epoch is not None else "",
         through=state.request.nodes[draft.plan.through - 1],
         depth=draft.plan.through,
-        why=wanted.why,
+        why=why,
         exchange=state.request.exchange,
         opened_ms=now_ms,
         tokens_before=state.to_model_tokens(state.tokens),

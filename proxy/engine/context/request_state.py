@@ -226,11 +226,18 @@ class MemorySource(Protocol):
         """Return a state with what memory has, after at most so many seconds. Any other strategy's stays as it is."""
         ...
 
+    async def show(self, state: RequestState) -> RequestState:
+        """Return a state with what memory has already: nothing is made of turns that it lacks."""
+        ...
+
 
 class _NoMemory:
     """Nothing is remembered."""
 
     async def add(self, state: RequestState, seconds: float) -> RequestState:
+        return state
+
+    async def show(self, state: RequestState) -> RequestState:
         return state
 
 

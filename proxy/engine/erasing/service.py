@@ -99,7 +99,7 @@ class SessionErasing:
             erased.bytes,
             extra={"session": session},
         )
-        self._publish(1, erased.bytes, "person")
+        self._publish((session,), erased.bytes, "person")
         return replace(erased, left_files=tuple(self.list_left()))
 
     async def erase_slowly(self, sessions: Sequence[str], cause: Cause) -> tuple[Sequence[str], int]:
@@ -111,12 +111,12 @@ class SessionErasing:
             size = await self.eraser.erase_slowly(idle, cause)
         finally:
             await self._clean(idle)
-        self._publish(len(idle), size, cause)
+        self._publish(idle, size, cause)
         return idle, size
 
-    def _publish(self, count: int, size: int, cause: Cause) -> None:
+    def _publish(self, sessions: Sequence[str], size: int, cause: Cause) -> None:
         if self.bus is not None:
-            self.bus.publish(SessionsErased(count, size, cause))
+            self.bus.publish(SessionsErased(len(sessions), size, cause, tuple(sessions)))
 
     async def _clean(self, sessions: Sequence[str]) -> None:
         if self.forget is not None:

@@ -15,7 +15,9 @@ from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.memory.path import MemoryPath, MemoryReader, load_path
 from proxy.engine.reports.conversation import find_format, list_raws, split_whole
 from proxy.engine.reports.lookup import find_session
-from proxy.model.errors import BadRequest
+from proxy.engine.reports.savings import SavingsInputs
+from proxy.engine.reports.window import Window, load_window
+from proxy.model.errors import BadRequest, NotFound
 from proxy.model.memory import Episodic, ItemType, MemoryBundle, RawTrace, Semantic, ToolInteraction
 from proxy.wire import FORMATS
 from proxy.wire.format import Format
@@ -68,9 +70,13 @@ class SnapshotDocument(ConversationDocument, frozen=True, kw_only=True):
 
 
 class SendableDocument(ConversationDocument, frozen=True, kw_only=True):
-    """What would be sent now; `epoch` is the id of the epoch that applies, empty if none does."""
+    """What would be sent now; `epoch` is the id of the epoch that applies, empty if none does.
+
+    `window` is what fills the context of the newest call, by kind; null where that was erased.
+    """
 
     epoch: str
+    window: Window | None
 
 
 async def load_report(
@@ -163,7 +169,14 @@ async def build_snapshot(
 
 
 async def load_sendable(
-    log: MemoryReader, manual: ManualCompaction, prefix: str, wire: str = "", branch: str = ""
+    log: MemoryReader,
+    manual: ManualCompaction,
+    prefix: str,
+    inputs: SavingsInputs,
+    *,
+    wire: str = "",
+    branch: str = "",
+    has_messages: bool = True,
 ) -> SendableDocument:
     """Return what would be sent now of a session's newest conversation if its client went on with it.
 
@@ -172,11 +185,21 @@ async def load_sendable(
     session = await find_session(log, prefix)
     path = await load_path(log, session, branch)
     form = find_format(path.row)
+    try:
+        window = await load_window(log, session, inputs, manual.states.models.counter.count_messages)
+    except NotFound:
+        window = None
+    if not has_messages:  # needs no settings of the upstream, which may be gone
+        plans = [each.plan for each in path.row.rounds if each.plan is not None]
+        epoch = plans[-1].epoch if plans else ""
+        wire = wire or form.name
+        return SendableDocument(session=session, exchange=path.row.id, wire=wire, epoch=epoch, window=window)
     sent = await manual.load_request(path.row)
     items = list_raws(split_whole(sent.body, form.items_key))[len(path.leading) :]
     answer = path.raws[len(sent.nodes) :]
     members = _describe(path, form, (*items, *answer), wire)
-    return SendableDocument(session=session, exchange=path.row.id, epoch=sent.epoch.id if sent.epoch else "", **members)
+    epoch = sent.epoch.id if sent.epoch else ""
+    return SendableDocument(session=session, exchange=path.row.id, epoch=epoch, window=window, **members)
 
 
 def _describe(path: MemoryPath, form: Format, items: Sequence[bytes], wire: str) -> dict[str, Any]:

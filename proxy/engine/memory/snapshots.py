@@ -60,6 +60,13 @@ class SnapshotMemory:
                 "memory of turns that are to leave was not made in time; they leave without it, the log has them",
                 extra={"session": request.session},
             )
+        return await self.show(state)
+
+    async def show(self, state: RequestState) -> RequestState:
+        """Return a state with what memory has already."""
+        if state.request.strategy != "snapshot":
+            return state
+        request = SentRequest(state, b"")
         try:
             stored = await self.memory.load(request.session)
             text = await self._render(request)

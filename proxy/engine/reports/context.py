@@ -284,11 +284,10 @@ async def load_epoch(log: LogReader, prefix: str, n: int) -> WholeEpoch:
     except NotFound as error:
         count = len(await log.list_epochs(session))
         raise NotFound(f"{error}; it has {count}, counted from 1") from error
-    edits = _edits.decode(epoch.edits) if epoch.edits else ()  # empty where they were erased
     return WholeEpoch(
         **msgspec.structs.asdict(describe_epoch(epoch, n)),
         through=epoch.through.hex(),
-        edits=[_describe_edit(edit) for edit in edits],
+        edits=list_edits(epoch),
         rendered=[msgspec.Raw(message) for message in epoch.rendered],
     )
 
@@ -299,6 +298,11 @@ def describe_epoch(epoch: Epoch, n: int) -> EpochDocument:
         ReferenceDocument(each.id, each.place, each.place + len(each.digests), each.offset) for each in epoch.originals
     ]
     return EpochDocument(n=n, **{name: getattr(epoch, name) for name in _EPOCH_FIELDS}, references=references)
+
+
+def list_edits(epoch: Epoch) -> list[EditDocument]:
+    """Return the edits of an epoch as documents; none where they were erased."""
+    return [_describe_edit(edit) for edit in (_edits.decode(epoch.edits) if epoch.edits else ())]
 
 
 def _describe_edit(edit: Edit) -> EditDocument:

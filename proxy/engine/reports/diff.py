@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -140,16 +141,21 @@ def describe_difference(found: Difference) -> DifferenceDocument:
         messages=found.messages,
         kept=found.kept,
         members=[MemberDocument(name, _decode(client), _decode(sent)) for name, client, sent in found.members],
-        changes=[
-            ChangeDocument(
-                change.start,
-                change.stop,
-                [SideDocument(*_list_facts(side)) for side in change.client],
-                [SentDocument(*_list_facts(side), references=side.references) for side in change.sent],
-            )
-            for change in found.changes
-        ],
+        changes=describe_changes(found.changes),
     )
+
+
+def describe_changes(changes: Sequence[Change]) -> list[ChangeDocument]:
+    """Return changes as documents."""
+    return [
+        ChangeDocument(
+            change.start,
+            change.stop,
+            [SideDocument(*_list_facts(side)) for side in change.client],
+            [SentDocument(*_list_facts(side), references=side.references) for side in change.sent],
+        )
+        for change in changes
+    ]
 
 
 def _list_facts(side: Side) -> tuple[str, int, str, tuple[str, ...]]:
@@ -210,17 +216,8 @@ async def _compare(row: ExchangeRow, found: RoundRow, client: SplitBody, sent: S
     form = find_format(row)
     theirs, ours = list_raws(client), list_raws(sent)
     count = count_preamble(form.read_items(client.content, client.items))
-    runs = align(theirs, ours)
-    raws = [raw for a, b, c, d in runs for raw in (*theirs[a:b], *ours[c:d])]
-    tokens = iter(await tally(row.model, raws))
-    changes = []
-    for a, b, c, d in runs:
-        left = [_read_side(row.wire, raw, next(tokens)) for raw in theirs[a:b]]
-        right = [_read_side(row.wire, raw, next(tokens)) for raw in ours[c:d]]
-        for start, stop, begin, end in pair_sides(left, right):
-            first, last = a + start - count, a + stop - count
-            changes.append(Change(first, last, tuple(left[start:stop]), tuple(right[begin:end])))
-    kept = len(theirs) - sum(b - a for a, b, _, _ in runs)
+    changes = await compare_messages(row.wire, theirs, ours, partial(tally, row.model), count)
+    kept = len(theirs) - sum(b - a for a, b, _, _ in align(theirs, ours))
     return Difference(
         row,
         found,
@@ -230,6 +227,26 @@ async def _compare(row: ExchangeRow, found: RoundRow, client: SplitBody, sent: S
         members=tuple(_compare_members(client, sent, form.items_key)),
         changes=tuple(changes),
     )
+
+
+async def compare_messages(
+    wire: str,
+    theirs: Sequence[bytes],
+    ours: Sequence[bytes],
+    tally: Callable[[Sequence[bytes]], Awaitable[Sequence[int]]],
+    leading: int = 0,
+) -> list[Change]:
+    """Compare raw messages that were sent with the client's, whose first `leading` ones have no place."""
+    runs = align(theirs, ours)
+    tokens = iter(await tally([raw for a, b, c, d in runs for raw in (*theirs[a:b], *ours[c:d])]))
+    changes = []
+    for a, b, c, d in runs:
+        left = [_read_side(wire, raw, next(tokens)) for raw in theirs[a:b]]
+        right = [_read_side(wire, raw, next(tokens)) for raw in ours[c:d]]
+        for start, stop, begin, end in pair_sides(left, right):
+            first, last = a + start - leading, a + stop - leading
+            changes.append(Change(first, last, tuple(left[start:stop]), tuple(right[begin:end])))
+    return changes
 
 
 def _compare_members(client: SplitBody, sent: SplitBody, key: str) -> Iterator[tuple[str, bytes, bytes]]:

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Literal
 
 from proxy.engine.ports import ALL_SESSIONS, LogReader
-from proxy.model.errors import NotFound
+from proxy.model.errors import Erased, NotFound
 from proxy.model.log import BranchRow, ExchangeRow, Selection, SessionRow
 
-Part = Literal["request", "sent", "received"]
+Part = Literal["request", "sent", "received", "held"]
 
 _PAGE = 100
 _MAX_NAMED = 5
@@ -122,9 +122,19 @@ def pick_branch(rows: Sequence[BranchRow], prefix: str) -> BranchRow:
 
 
 async def load_part(log: LogReader, row: ExchangeRow, part: Part, k: int | None = None) -> bytes:
-    """Return one body of an exchange, of round k or the last. Raises NotFound, saying whether it ever existed."""
+    """Return one body of an exchange, of round k or the last. Raises NotFound, saying whether it ever existed.
+
+    `held` is what the client itself sent: of a call whose history we hold only its new messages, else the request.
+    """
     if part == "request":
         return await log.load_request(row.id)
+    if part == "held":
+        try:
+            return await log.load_held(row.id)
+        except Erased:
+            raise
+        except NotFound:  # its history is the client's own
+            return await log.load_request(row.id)
     last = row.rounds[-1].k if row.rounds else 0
     load = log.load_sent if part == "sent" else log.load_received
     return await load(row.id, last if k is None else k)

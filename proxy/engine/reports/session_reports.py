@@ -80,6 +80,10 @@ class SessionReports:
         known, _ = await self._read(session)
         return sum_causes(session, known.uses)
 
+    def forget(self, session: str) -> None:
+        """Forget what was read of a session, given by its id."""
+        self._known.pop(session)
+
     async def _sum_up(
         self, session: str, known: _Known, newer: Sequence[RoundFigures]
     ) -> tuple[list[EpochSummary], list[Mark]]:

@@ -13,7 +13,9 @@ from starlette.routing import Route
 
 from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.compaction.manual import ManualCompaction
+from proxy.engine.compaction.preview import EpochPreview, PreviewKind, preview_epoch
 from proxy.engine.context.epoch_admin import EpochAdmin
+from proxy.engine.models import PriceList
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.context import (
     CompactionDocument,
@@ -37,7 +39,7 @@ from proxy.engine.reports.lookup import find_exchange, find_session, pick_branch
 from proxy.model.epoch import SummaryLevel
 from proxy.model.errors import BadRequest
 from proxy.model.log import ExchangeRow
-from proxy.server.api.parameters import BranchQuery, ListingQuery, Number, NumberedPath, RoundQuery, SessionPath
+from proxy.server.api.parameters import Branch, BranchQuery, ListingQuery, Number, NumberedPath, RoundQuery, SessionPath
 from proxy.server.endpoints import GUARDS, Endpoint, Media
 
 _MARKDOWN = "text/markdown"
@@ -57,6 +59,20 @@ class RevertQuery(msgspec.Struct, frozen=True):
     """How to revert."""
 
     dry_run: Annotated[bool, Meta(description="only state the price")] = False
+
+
+class NextQuery(msgspec.Struct, frozen=True):
+    """Which epoch, of which conversation."""
+
+    why: Annotated[PreviewKind, Meta(description="what a call would open next, or a compaction by hand")] = "automatic"
+    view: Annotated[str, Meta(description="the model of the conversation, if the session has several")] = ""
+    branch: Branch = ""
+
+
+class CompactQuery(msgspec.Struct, frozen=True):
+    """How to compact."""
+
+    dry_run: Annotated[bool, Meta(description="only show the epoch that would open, without a summary")] = False
 
 
 class MessageQuery(msgspec.Struct, frozen=True):
@@ -84,17 +100,21 @@ class SummaryPath(msgspec.Struct, frozen=True):
 class ContextApi:
     """Endpoints that show and change the managed context of sessions."""
 
-    def __init__(self, log: LogReader, epochs: EpochAdmin, compaction: ManualCompaction, tally: Tally) -> None:
+    def __init__(
+        self, log: LogReader, epochs: EpochAdmin, compaction: ManualCompaction, tally: Tally, prices: PriceList
+    ) -> None:
         self._log = log
         self._epochs = epochs
         self._compaction = compaction
         self._tally = tally
+        self._prices = prices
 
     def list_routes(self) -> Sequence[Route]:
         """Return the routes, below `/-`."""
         session = "/api/sessions/{id}"
         pins = Endpoint(self._list_pins).on("POST", self._pin).on("DELETE", self._unpin)
         return [
+            Route(session + "/epochs/next", Endpoint(self._show_next)),
             Route(session + "/epochs/{n}", Endpoint(self._show_epoch)),
             Route(session + "/epochs/{n}/revert", Endpoint().on("POST", self._revert)),
             Route(session + "/compact", Endpoint().on("POST", self._compact)),
@@ -109,14 +129,26 @@ class ContextApi:
         """Show an epoch with its edits and the messages that it sends."""
         return await load_epoch(self._log, path.id, path.n)
 
+    async def _show_next(self, path: SessionPath, query: NextQuery) -> EpochPreview:
+        """Show the epoch that would open next: what it would cut, what that costs and saves. Nothing is changed."""
+        return await self._preview(path.id, query.why, query.view, query.branch)
+
+    async def _preview(self, prefix: str, kind: PreviewKind, view: str, branch: str) -> EpochPreview:
+        session = await find_session(self._log, prefix)
+        return await preview_epoch(self._compaction, self._prices, session, kind=kind, view=view, branch=branch)
+
     async def _revert(self, path: NumberedPath, query: RevertQuery) -> ReversionDocument:
         """Go back to before an epoch, until a request reaches the end of its budget, or state what that costs."""
         session, is_done = await find_session(self._log, path.id), not query.dry_run
         reversion = await (self._epochs.revert(session, path.n) if is_done else self._epochs.quote(session, path.n))
         return describe_reversion(reversion, is_done=is_done)
 
-    async def _compact(self, path: SessionPath, body: CompactionRequest) -> CompactionDocument:
-        """Summarise the newest conversation now, and send it in short from the next call on."""
+    async def _compact(
+        self, path: SessionPath, query: CompactQuery, body: CompactionRequest
+    ) -> CompactionDocument | EpochPreview:
+        """Summarise the newest conversation now, and send it in short from the next call on, or show what would go."""
+        if query.dry_run:
+            return await self._preview(path.id, "manual", body.view, body.branch)
         session = await find_session(self._log, path.id)
         options = ManualOptions(body.model, body.prompt, body.level)
         found = await self._compaction.compact(session, options, body.view, body.branch)

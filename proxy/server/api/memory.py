@@ -28,6 +28,7 @@ from proxy.engine.memory.reports import (
 from proxy.engine.policy import SnapshotPolicy
 from proxy.engine.reports.listing import Listing, cut_listing
 from proxy.engine.reports.lookup import find_session
+from proxy.engine.reports.savings import SavingsInputs
 from proxy.model.epoch import SummaryLevel
 from proxy.model.memory import ItemType, OrderKind, ToolInteraction
 from proxy.server.api.parameters import Branch, Cursor, SessionPath
@@ -81,6 +82,7 @@ class ContextQuery(msgspec.Struct, frozen=True):
 
     wire: WireName = ""
     branch: Branch = ""
+    messages: Annotated[bool, Meta(description="false: without the messages")] = True
 
 
 class ItemPath(msgspec.Struct, frozen=True):
@@ -134,10 +136,13 @@ class OrderDocument(msgspec.Struct, frozen=True):
 class MemoryApi:
     """Endpoints that show and change the memory of sessions. `policy` says what is shown unless a request does."""
 
-    def __init__(self, memory: SessionMemory, compaction: MemoryCompaction, policy: SnapshotPolicy) -> None:
+    def __init__(
+        self, memory: SessionMemory, compaction: MemoryCompaction, policy: SnapshotPolicy, inputs: SavingsInputs
+    ) -> None:
         self._memory = memory
         self._policy = policy
         self._compaction = compaction
+        self._inputs = inputs
 
     def list_routes(self) -> Sequence[Route]:
         """Return the routes, below `/-`."""
@@ -188,7 +193,15 @@ class MemoryApi:
 
     async def _show_context(self, path: SessionPath, query: ContextQuery) -> SendableDocument:
         """Show what would be sent now if the client went on with its conversation."""
-        return await load_sendable(self._memory.archive, self._compaction.manual, path.id, query.wire, query.branch)
+        return await load_sendable(
+            self._memory.archive,
+            self._compaction.manual,
+            path.id,
+            self._inputs,
+            wire=query.wire,
+            branch=query.branch,
+            has_messages=query.messages,
+        )
 
     async def _compact(self, path: SessionPath, body: MemoryCompactionRequest) -> MemoryResult | RequestedDocument:
         """Make reports and facts of turns now, or behind the next response."""

@@ -33,6 +33,7 @@ from proxy.engine.reports.session_summary import (
 )
 from proxy.engine.reports.sessions import OverviewDocument, describe_overview, load_overview
 from proxy.engine.reports.timeline import MOST_CALLS, EpochSummary, Timeline
+from proxy.model.events import SessionsErased
 from proxy.server.api.erase import EraseApi
 from proxy.server.api.parameters import Branch, Cursor, Limit, ListingQuery, NumberedPath, RoundQuery, SessionPath
 from proxy.server.endpoints import GUARDS, JSON, Endpoint, Media
@@ -99,6 +100,12 @@ class SessionsApi:
         self._titles = TitleCache()
         self._reports = SessionReports(log, inputs)
 
+    def forget(self, event: SessionsErased) -> None:
+        """Forget what was read of sessions that were erased."""
+        for session in event.sessions:
+            self._titles.forget(session)
+            self._reports.forget(session)
+
     def list_routes(self) -> Sequence[Route]:
         """Return the routes, below `/-`."""
         exchange = "/api/sessions/{id}/exchanges/{n}"
@@ -112,6 +119,7 @@ class SessionsApi:
             Route("/api/sessions/{id}/exchanges", Endpoint(self._list_exchanges)),
             Route(exchange, Endpoint(self._show_exchange)),
             Route(exchange + "/sent", Endpoint(self._load_sent)),
+            Route(exchange + "/held", Endpoint(self._load_held)),
             Route(exchange + "/received", Endpoint(self._load_received)),
             Route("/api/savings", Endpoint(self._show_savings)),
         ]
@@ -164,6 +172,12 @@ class SessionsApi:
     ) -> Annotated[Response, Media(_BYTES, "the bytes of the upstream's response")]:
         """Show the exact bytes that were received in a round of a call."""
         return await self._load("received", path, query)
+
+    async def _load_held(
+        self, path: NumberedPath
+    ) -> Annotated[Response, Media(_BYTES, "the bytes that the client itself sent")]:
+        """Show the exact bytes that the client sent of a call: without the history where we hold that."""
+        return await self._load("held", path, RoundQuery())
 
     async def _load(self, part: Part, path: NumberedPath, query: RoundQuery) -> Response:
         content = await load_part(self._log, await find_exchange(self._log, path.id, path.n), part, query.k)

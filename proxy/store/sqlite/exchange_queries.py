@@ -75,7 +75,7 @@ def load_request(connection: sqlite3.Connection, exchange: str) -> bytes:
 
 
 def load_held(connection: sqlite3.Connection, exchange: str) -> bytes:
-    """Return what `HeldCalls.load_held` does."""
+    """Return what `LogReader.load_held` does."""
     row = _expect(connection, _HELD, (exchange,), f"exchange {exchange} has no held history")
     refuse_erased(connection, exchange)
     return _load_body(connection, *row)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from proxy.engine.reports.lookup import load_part
 from proxy.model.errors import (
     BadRequest,
     Conflict,
@@ -80,6 +81,7 @@ async def test_the_log_has_what_the_client_sent_and_what_was_sent(
     first, second = await held.log.list_exchanges(session)
     own = json.loads(await held.log.load_held(second.id))
     assert own == {"model": "m", held.form.items_key: [user("b")], "n": 2}
+    assert json.loads(await load_part(held.log, second, "held")) == own
     assert (
         await held.log.load_request(second.id) == await held.log.load_sent(second.id, 0) == held.upstream.calls[1].body
     )

@@ -8,7 +8,11 @@ import httpx
 import pytest
 from starlette.routing import Router
 
+from proxy.context.budget import BudgetPolicy
+from proxy.engine.models import PriceList
 from proxy.engine.policy import SnapshotPolicy
+from proxy.engine.reports.savings import SavingsInputs
+from proxy.model.card import Card
 from proxy.server.api.memory import MemoryApi
 from tests.support.compacting import Workshop
 from tests.support.managing import Message
@@ -20,6 +24,7 @@ TEXTS = (
     "I prefer short names. Now the printer.",
     "And the docs.",
 )
+INPUTS = SavingsInputs(PriceList(lambda upstream, model: Card(window=8000)), BudgetPolicy(4000))
 SYSTEM: Message = {"role": "system", "content": "You are an agent."}
 
 
@@ -29,7 +34,7 @@ class Asked:
     def __init__(self, shop: Workshop) -> None:
         self.shop = shop
         memory = make_memory(shop)
-        app = Router(list(MemoryApi(memory.memory, memory, SnapshotPolicy()).list_routes()))
+        app = Router(list(MemoryApi(memory.memory, memory, SnapshotPolicy(), INPUTS).list_routes()))
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://x/api/sessions")
 
     async def ask(self, path: str, method: str = "GET", body: Any = None) -> Any:
@@ -123,6 +128,10 @@ async def test_without_memory_a_snapshot_has_only_the_tail(asked: Asked) -> None
 
 async def test_the_context_is_what_would_be_sent_now_and_in_another_format(asked: Asked) -> None:
     found = await asked.ask("/context")
+    window = (short := await asked.ask("/context?messages=false"))["window"]
+    assert "messages" not in short and window == found["window"] and short["exchange"] == found["exchange"]
+    assert (window["window"], window["ceiling"]) == (8000, 4000)
+    assert {"system", "user", "assistant", "output"} <= {kind["kind"] for kind in window["kinds"]}
     assert (found["wire"], found["epoch"], found["messages"][0]) == ("chat_completions", "", SYSTEM)
     assert found["messages"][-1] == {"role": "assistant", "content": "Looking."}
     assert len(found["messages"]) == 1 + 6 * 4

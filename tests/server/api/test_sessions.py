@@ -12,9 +12,11 @@ from msgspec.structs import replace
 from proxy.engine.ports import ALL_SESSIONS
 from proxy.model.epoch import Plan as Decided
 from proxy.model.errors import NotFound
+from proxy.model.events import SessionsErased
 from proxy.model.exchange import Opening, Outcome, Usage
 from proxy.model.log import Bill, BranchRow, ExchangeRow, Record, Selection, SessionRow
 from proxy.server.access import make_cookie
+from proxy.server.api.sessions import SessionsApi
 from tests.store.samples import make_key, make_opening, make_outcome, make_reading, make_round
 from tests.support.engine import Commit, FakeArchive
 from tests.support.memory_store.archive import MemoryArchive
@@ -442,3 +444,15 @@ async def test_what_managing_saves_is_told_of_those_that_are_only_observed(
         assert "too few sessions" in told["reason"]
         assert (await served.ask(request("GET", "/-/api/savings?since=1", BEARER))).status == 400
         assert (await served.ask(request("GET", "/-/api/savings"))).status == 401
+
+
+async def test_what_was_read_of_a_session_is_forgotten_once_it_is_erased() -> None:
+    unused: Any = None
+    api = SessionsApi(unused, unused, unused)
+    for session in ("gone", "left"):
+        api._titles.titles.put(session, "Secret words")
+        known: Any = object()
+        api._reports._known.put(session, known)
+    api.forget(SessionsErased(1, 5, "person", ("gone",)))
+    assert [api._titles.titles.get(session) for session in ("gone", "left")] == [None, "Secret words"]
+    assert api._reports._known.get("gone") is None and api._reports._known.get("left") is not None

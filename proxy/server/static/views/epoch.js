@@ -36,11 +36,13 @@ function drawStrip() {
     ["Before", int(epoch.tokens_before), "tok", "the request as it would have gone"],
     ["After", int(epoch.tokens_after), "tok", epoch.tokens_before ? `${percent(1 - epoch.tokens_after / epoch.tokens_before)} held back` : ""],
     ["It cost", price(epoch.cost), "", "to write the cache anew"],
-    ["Paid back so far", price(paid), "", paid?.calls != null ? `by ${count(paid.calls, "call")}` : isNext() ? "not opened yet" : ""],
+    isNext() ? ["It would save", price(epoch.saving), "", "with each later call"] : ["Paid back so far", price(paid), "", paid?.calls != null ? `by ${count(paid.calls, "call")}` : ""],
     ["State", epoch.state ?? (isNext() ? "preview" : "\u2013"), "", epoch.strategy ? `strategy ${epoch.strategy}` : ""],
     ["References", int(epoch.references?.length ?? 0), "", "each original is one click away"],
   ]);
 }
+
+const foreseen = (from, to) => (epoch.diff ?? []).filter((change) => change.start <= to && change.stop > from).flatMap((change) => change.client).map((side) => `[${side.role}] ${[side.text, ...side.calls.map((name) => `\u2192 ${name}`)].filter(Boolean).join("\n")}`).join("\n\n") || "unchanged";
 
 function drawEdits() {
   const edits = (epoch.edits ?? []).filter((edit) => edit.edit !== "kept"), kept = (epoch.edits ?? []).length - edits.length;
@@ -50,10 +52,11 @@ function drawEdits() {
     const [kind, name] = KINDS[edit.edit] ?? ["tomb", edit.edit], from = edit.start ?? edit.place, to = (edit.stop ?? from + 1) - 1;
     const where = from == null ? "" : from === to ? `message ${from + 1}` : `messages ${from + 1} to ${to + 1}`;
     const found = references(edit.text ?? ""), original = h("pre", { class: "txt", tabindex: 0, hidden: true });
-    const show = found.length > 0 && h("button", { class: "btn small", type: "button", "data-orig": true, "data-walk": true, "aria-expanded": "false", onclick: async () => {
+    const show = (found.length > 0 || (isNext() && from != null)) && h("button", { class: "btn small", type: "button", "data-orig": true, "data-walk": true, "aria-expanded": "false", onclick: async () => {
       original.hidden = !original.hidden;
       show.setAttribute("aria-expanded", String(!original.hidden));
       put(show, original.hidden ? "Show original" : "Hide original");
+      if (!original.hidden && !original.textContent && isNext()) put(original, foreseen(from, to)); // its references are not stored yet
       if (!original.hidden && !original.textContent) { try { put(original, (await getText(`/refs/${found[0]}`, { page: "all" })).text); } catch (error) { put(original, error.message); } }
     } }, "Show original");
     return h("div", { class: "cmp-row one", vars: { "--c": `var(--k-${kind.startsWith("sum") ? "sum" : kind})` } }, h("div", { class: "side over" },

@@ -39,7 +39,8 @@ async def test_each_page_comes_with_the_document_that_its_twin_and_the_api_have(
         names = {"id": session, "n": "1"}
         query = f"?{page.needs}=file" if page.needs else ""
         got = await whole.client.get(f"/-{page.path.format(**names)}{query}")
-        assert (got.status_code, got.headers["content-type"]) == (200, "text/html; charset=utf-8"), page
+        status = 409 if page.path.endswith("/next") else 200  # after a compaction nothing is left to cut
+        assert (got.status_code, got.headers["content-type"]) == (status, "text/html; charset=utf-8"), page
         assert page.title in got.text
         twin = await whole.client.get(f"/-{page.twin.format(**names)}{query}")
         api = await whole.client.get(f"/-{page.document.format(**names)}{query}")

@@ -31,12 +31,12 @@ check: static ## format, lint, types, import contracts, tests of the core: withi
 	$(PYTEST) tests/model tests/wire tests/context tests/test_house_rules.py tests/test_documentation.py
 
 test: static ## the same, and all tests but those that make journeys runs: within five minutes
-	$(PYTEST) --ignore=tests/journeys --ignore=tests/clients
+	$(PYTEST) --ignore=tests/journeys --ignore=tests/clients --ignore=tests/browser
 
 # Without the tests that start processes, and the long ones: they would take most of the time and reach nothing more.
 # With the same examples of hypothesis in each run: what is reached must not depend on luck.
 coverage: $(VENV)/.dev ## trace the tests that run in one process: which branches of the core are not tested
-	$(PYTEST) -m 'not no_cover' --hypothesis-seed=0 --ignore=tests/journeys --ignore=tests/clients --ignore=tests/test_packaging.py \
+	$(PYTEST) -m 'not no_cover' --hypothesis-seed=0 --ignore=tests/journeys --ignore=tests/clients --ignore=tests/browser --ignore=tests/test_packaging.py \
 		--cov --cov-report=term --cov-fail-under=95
 	@printf 'branches covered in model, wire, context and retrieval, percent: '
 	@$(BIN)/coverage report --include='proxy/model/*,proxy/wire/*,proxy/context/*,proxy/retrieval/*' --format=total --fail-under=100
@@ -47,8 +47,8 @@ static: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-journeys: $(VENV)/.dev ## tests over sockets, then real clients, direct and through the proxy; ALL=1: the agents too; LONG=1: tasks of 60 steps; names in ARGS
-	$(PYTEST) tests/journeys tests/clients
+journeys: $(VENV)/.dev ## tests over sockets, in a browser, then real clients, direct and through the proxy; ALL=1: the agents too; LONG=1: tasks of 60 steps; names in ARGS
+	$(PYTEST) tests/journeys tests/clients tests/browser
 	$(BIN)/python -m tests.clients $(if $(ALL),--all) $(if $(LONG),--long) $(ARGS)
 
 golden: $(VENV)/.dev ## compare what is sent and said with what was recorded; names of stories in ARGS

@@ -110,7 +110,7 @@ async function drawRaw() {
   const base = `${ROOT}/sessions/${call.session}/exchanges/${call.n}`;
   const head = `${call.method} ${call.target}\n${call.headers.map(([name, value]) => `${name}: ${value}`).join("\n")}\n\n`;
   const [sent] = await Promise.all([load(`${base}/sent`)]);
-  const own = call.request === undefined ? call.request_base64 ?? "" : JSON.stringify(call.request);
+  const own = difference && !difference.is_modified ? sent : call.request === undefined ? call.request_base64 ?? "" : JSON.stringify(call.request);
   return h("div", { class: "cmp-row raw" }, h("div", { class: "side" }, h("pre", { class: "txt", tabindex: 0 }, head + (own.length > MOST_RAW ? `${own.slice(0, MOST_RAW)}\n\u2026 ${int(own.length)} characters in all` : own))), h("div", { class: "gut" }), h("div", { class: "side" }, h("pre", { class: "txt", tabindex: 0 }, sent)));
 }
 

@@ -165,9 +165,10 @@ async function reload() {
 }
 
 /* New calls are read from the log, at most four times a second; what the window holds, once in two seconds. */
-let waiting = 0, lastWindow = 0;
+let waiting = 0, lastRun = 0, lastWindow = 0;
 async function catchUp() {
   waiting = 0;
+  lastRun = Date.now();
   const last = calls?.n.length ? calls.n.at(-1) : 0, open = calls ? calls.status.findIndex((status) => status == null) : -1;
   const from = open >= 0 ? calls.n[open] - 1 : last;
   const found = await get(`/sessions/${id}/timeline`, { after: from, limit: 1000 });
@@ -203,7 +204,7 @@ export async function show() {
   keys.p = () => $("#pause").click();
   follow({ session: id }, (type) => {
     if (type === "RESET") { if (!paused) reload(); return; }
-    if (!paused && !document.hidden) waiting ||= setTimeout(() => catchUp().catch((error) => put($("#tail-note"), error.message)), 250);
+    if (!paused && !document.hidden) waiting ||= setTimeout(() => catchUp().catch((error) => put($("#tail-note"), error.message)), Math.max(0, lastRun + 250 - Date.now()));
   }, (state) => { if (!paused) put($("#tail-note"), state); });
   document.addEventListener("visibilitychange", () => { if (!document.hidden && !paused) catchUp().catch(() => {}); });
   await Promise.all([

@@ -74,12 +74,12 @@ export function timeline(box, readout, open) {
     for (const [name, look, value] of [["high mark", "limit hard", limits.high], ["soft mark", "limit", limits.soft]]) {
       if (value && value < highest) parts.push(s("line", { class: look, x1: LEFT, x2: LEFT + width, y1: Y(value), y2: Y(value) }), s("text", { class: "lbl", x: LEFT + 5, y: Y(value) - 5 }, small ? name : `${name} ${short(value)}`));
     }
-    let lastLabel = -100;
+    let free = 0; // where the next label has room
+    const isDense = width / starts.length < 8; // then only the epochs that are named have a line
     starts.forEach((i) => {
-      const epoch = calls.epoch[i], x = X(i);
-      if (epoch) parts.push(s("line", { class: "ep-line", x1: x, x2: x, y1: TOP - 4, y2: H - AXIS }));
-      const label = epoch ? `E${epoch}` : starts[0] === i ? (small ? "" : "verbatim") : "";
-      if (label && x - lastLabel > 7 * label.length + 8) { parts.push(s("text", { class: "ep-label", x: x + (epoch ? 4 : 0), y: 11 }, label)); lastLabel = x; }
+      const epoch = calls.epoch[i], x = X(i), label = epoch ? `E${epoch}` : starts[0] === i && !small ? "verbatim" : "", hasRoom = label && x > free;
+      if (epoch && (hasRoom || !isDense)) parts.push(s("line", { class: "ep-line", x1: x, x2: x, y1: TOP - 4, y2: H - AXIS }));
+      if (hasRoom) { parts.push(s("text", { class: "ep-label", x: x + (epoch ? 4 : 0), y: 11 }, label)); free = x + 7 * label.length + 8; }
     });
     const y = TOP + height + 8 + SIGNS / 2, byNumber = new Map(Array.from(calls.n, (n, i) => [n, i]));
     let lastSign = -100;

@@ -37,7 +37,7 @@ def draw(proxy: Running, folder: Path) -> int:
         for theme in ("light", "dark"):
             for width, height in _WIDTHS:
                 size = ViewportSize(width=width, height=height)
-                page = browser.new_context(viewport=size, color_scheme=theme).new_page()  # type: ignore[arg-type]
+                page = browser.new_context(viewport=size, color_scheme=theme).new_page()
                 page.goto(f"{proxy.origin}/-/?token={TOKEN}")
                 for view, path in views.items():
                     page.goto(proxy.origin + path)

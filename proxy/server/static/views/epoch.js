@@ -7,7 +7,6 @@ import { references } from "../lib/compare.js";
 import { ask, copy, emptyState, errorState, sign, strip } from "../lib/parts.js";
 
 const KINDS = { kept: ["user", "kept"], tombstone: ["tomb", "tombstone"], file: ["file", "file reference"], shortened: ["tomb", "shortened"], detached: ["assistant", "detached"], written: ["sum1", "ledger, summary or memory"] };
-const STATES = { active: "in use", past: "superseded", reverted: "reverted", refused: "refused" };
 let epoch, session = null, id;
 
 const isNext = () => location.pathname.endsWith("/next");
@@ -30,8 +29,8 @@ function drawStrip() {
     ["Before", int(epoch.tokens_before), "tok", "the request as it would have gone"],
     ["After", int(epoch.tokens_after), "tok", epoch.tokens_before ? `${percent(1 - epoch.tokens_after / epoch.tokens_before)} held back` : ""],
     ["It cost", price(epoch.cost), "", "to write the cache anew"],
-    ["Paid back so far", price(paid), "", paid?.calls != null ? `by ${count(paid.calls, "call")}` : isNext() ? "not opened yet" : ""],
-    ["State", isNext() ? "preview" : STATES[epoch.state] ?? "\u2013", "", epoch.strategy ? `strategy ${epoch.strategy}` : ""],
+    isNext() ? ["It would save", price(epoch.saving), "", "with each later call"] : ["Paid back so far", price(paid), "", paid?.calls != null ? `by ${count(paid.calls, "call")}` : ""],
+    ["State", epoch.state ?? (isNext() ? "preview" : "\u2013"), "", epoch.strategy ? `strategy ${epoch.strategy}` : ""],
     ["References", int(epoch.references?.length ?? 0), "", "each original is one click away"],
   ]);
 }

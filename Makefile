@@ -47,8 +47,8 @@ static: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-journeys: $(VENV)/.dev ## tests over sockets, then real clients, direct and through the proxy; ALL=1: the agents too; LONG=1: tasks of 60 steps; names in ARGS
-	$(PYTEST) tests/journeys tests/clients
+journeys: $(VENV)/.dev ## tests over sockets, in a browser, then real clients, direct and through the proxy; ALL=1: the agents too; LONG=1: tasks of 60 steps; names in ARGS
+	$(PYTEST) tests/journeys tests/clients tests/browser
 	$(BIN)/python -m tests.clients $(if $(ALL),--all) $(if $(LONG),--long) $(ARGS)
 
 golden: $(VENV)/.dev ## compare what is sent and said with what was recorded; names of stories in ARGS

@@ -239,8 +239,10 @@ def test_make_test_runs_every_gate_and_all_tests() -> None:
     assert "static" in recipe.splitlines()[0]
     for gate in ("ruff format --check", "ruff check", "mypy", "lint-imports"):
         assert gate in recipe_of("static")
-    assert recipe.splitlines()[1:] == ["\t$(PYTEST) --ignore=tests/journeys --ignore=tests/clients"]
-    assert "$(PYTEST) tests/journeys tests/clients\n" in recipe_of("journeys")
+    assert recipe.splitlines()[1:] == [
+        "\t$(PYTEST) --ignore=tests/journeys --ignore=tests/clients --ignore=tests/browser"
+    ]
+    assert "$(PYTEST) tests/journeys tests/clients tests/browser\n" in recipe_of("journeys")
 
 
 def test_make_coverage_holds_the_branches_of_the_core() -> None:

@@ -122,6 +122,7 @@ class Pages:
             nonce=nonce,
             title=html.escape(page.title),
             view=page.view,
+            status=status,
             links=_link_pages(page.view),
             main=self._fragments[page.view],
             footer=html.escape(f"palimpsest {__version__} · {request.url.netloc}"),

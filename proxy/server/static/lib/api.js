@@ -41,14 +41,24 @@ export const remove = async (path, parameters) => (await send(path + query(param
 /* The document of the page, which was sent with it. */
 export const first = () => JSON.parse(document.getElementById("first-data").textContent);
 
-/* Calls `handle` with each event. The browser resumes by itself after a cut or a restart of the server, with the id of
-   the last event; RESET says that some were lost, so that the page has to be loaded anew. Returns what ends it. */
+/* Calls `handle` with each event, and `note` with the state of the stream. The browser resumes by itself after a cut or a
+   restart of the server, with the id of the last event; only where the server refused is the stream opened anew here.
+   RESET says that events were lost, so that the page has to load again what it shows. Returns what ends it. */
+export const EVENTS = ["SESSION_CREATED", "CALL_STARTED", "CALL_COMPLETED", "CALL_UNREADABLE", "MESSAGE_CREATED", "EPOCH_OPENED", "EPOCH_REVERTED", "CACHE_MISSED", "SUMMARY_ADDED",
+  "RUNG_FAILED", "CEILING_EXCEEDED", "PRUNE_COMPLETED", "COMPACTION_TRIGGERED", "COMPACTION_COMPLETED", "COMPACTION_FAILED", "DOOM_LOOP_DETECTED", "AGENT_NUDGED", "SESSION_IDLE", "RESET"];
+const REOPENED_MS = 2000;
 export function follow(parameters, handle, note = () => {}) {
-  const source = new EventSource(`${ROOT}/events${query(parameters)}`);
-  const types = ["SESSION_CREATED", "CALL_STARTED", "CALL_COMPLETED", "EPOCH_OPENED", "EPOCH_REVERTED", "CACHE_MISSED", "SUMMARY_ADDED", "RUNG_FAILED",
-    "COMPACTION_TRIGGERED", "COMPACTION_COMPLETED", "COMPACTION_FAILED", "DOOM_LOOP_DETECTED", "RESET", "DROPPED"];
-  for (const type of types) source.addEventListener(type, (event) => handle(type, JSON.parse(event.data)));
-  source.addEventListener("open", () => note("following"));
-  source.addEventListener("error", () => note(source.readyState === EventSource.CLOSED ? "ended; reload the page" : "connecting again"));
-  return () => source.close();
+  let source = null, timer = 0;
+  const open = (isFirst) => {
+    source = new EventSource(`${ROOT}/events${query(parameters)}`);
+    for (const type of EVENTS) source.addEventListener(type, (event) => handle(type, JSON.parse(event.data)));
+    source.addEventListener("open", () => { note("following"); if (!isFirst) handle("RESET", {}); });
+    source.addEventListener("STREAM_ENDED", () => note("connecting again"));
+    source.addEventListener("error", () => {
+      note("the proxy does not answer; connecting again");
+      if (source.readyState === EventSource.CLOSED) timer = setTimeout(open, REOPENED_MS, false);
+    });
+  };
+  open(true);
+  return () => { clearTimeout(timer); source.close(); };
 }

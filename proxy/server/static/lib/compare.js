@@ -56,7 +56,7 @@ export function foldRow(label, note, tokens, load) {
   return h("div", { class: "cmp-row fold" }, h("div", {}, button, body));
 }
 
-export function editRow(change, view) {
+export function editRow(change, view, pin) {
   const { kind, name, type, why } = classify(change);
   const tokens = (sides) => sides.reduce((total, side) => total + side.tokens, 0);
   const was = tokens(change.client), is = tokens(change.sent), saved = is - was;
@@ -79,6 +79,6 @@ export function editRow(change, view) {
     h("div", { class: "side over" }, h("div", { class: "blk-head" }, h("span", { class: "role" }, change.sent.length ? [...new Set(change.sent.map((side) => side.role))].join(", ") : "nothing"), h("span", { class: "sz" }, `${int(is)} tok`)),
       h("pre", { class: "txt" }, view === "diff" && change.client.length ? wordDiff(before, after) : after || "(left out)"),
       h("p", { class: "why" }, why),
-      h("div", { class: "blk-acts" }, show, found.slice(0, 8).map((reference) => h("button", { class: "btn small quiet mono", type: "button", "aria-label": `Copy reference ${reference}`, onclick: () => copy(`ref:${reference}`, `Copied ref:${reference}`) }, `ref:${reference}`)), found.length > 8 && h("span", { class: "faint" }, `and ${found.length - 8} references more`))),
+      h("div", { class: "blk-acts" }, show, change.client.length === 1 && h("button", { class: "btn small", type: "button", title: "Keep it word for word in every epoch from the next on", onclick: () => pin(change.start) }, "Bring back"), found.slice(0, 8).map((reference) => h("button", { class: "btn small quiet mono", type: "button", "aria-label": `Copy reference ${reference}`, onclick: () => copy(`ref:${reference}`, `Copied ref:${reference}`) }, `ref:${reference}`)), found.length > 8 && h("span", { class: "faint" }, `and ${found.length - 8} references more`))),
     full);
 }

@@ -58,5 +58,4 @@ export function start() {
   put($("#help"), icon("help"));
   $("#help").addEventListener("click", help);
   $("#theme").addEventListener("click", nextTheme);
-  requestAnimationFrame(() => { document.documentElement.dataset.drawn = ""; });
 }

@@ -58,9 +58,11 @@ export function ask(title, text, verb, act, { danger = false, extra = [] } = {})
 
 /* The states of a part of a page: empty, an error. A page's error never suggests that calls fail. */
 export const emptyState = (title, text, command) => h("div", { class: "state" }, h("h2", {}, title), h("p", {}, text), command && h("pre", { class: "cmd" }, command));
+const FAULTS = { 401: "The token is missing or wrong", 403: "This is not allowed from here", 404: "There is no such thing", 409: "Not now", 410: "This was erased" };
+const isAsked = (error) => error.status >= 400 && error.status < 500; // what was asked for is at fault, not the log
 export const errorState = (error, retry) => h("div", { class: "state", role: "alert" },
-  h("h2", {}, error.status === 404 ? "There is no such thing" : error.status === 410 ? "This was erased" : "The log did not answer"),
-  h("p", {}, error.status === 404 || error.status === 410 ? error.message : "Calls are still being served; only this page is blind."),
+  h("h2", {}, isAsked(error) ? FAULTS[error.status] ?? "This cannot be shown" : "The log did not answer"),
+  h("p", {}, isAsked(error) ? error.message.replace(/^palimpsest: /, "") : "Calls are still being served; only this page is blind."),
   h("p", { class: "mono tiny" }, error.status ? `${error.status} ${error.type} \u00b7 ${error.message}` : error.message),
   retry && h("button", { class: "btn", type: "button", onclick: retry }, "Try again"));
 export const bones = (rows, height = 44) => h("div", { "aria-busy": "true", "aria-label": "Loading" }, Array.from({ length: rows }, () => h("p", { vars: { "min-height": `${height - 16}px` } }, h("span", { class: "bone" }))));

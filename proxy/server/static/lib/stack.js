@@ -21,6 +21,6 @@ export function drawStack(box, flows, client, sent) {
   const back = client - sent;
   parts.push(s("text", { class: "b", x: 0, y: 14 }, `Client sent ${int(client)}`), s("text", { class: "b", x: 0, y: low + tall + 18 }, `Upstream received ${int(sent)}`),
     s("text", { x: width, y: 14, "text-anchor": "end" }, small ? "" : "hatched: held back, stored, one click away"),
-    s("text", { x: width, y: low + tall + 18, "text-anchor": "end" }, back > 0 ? `${int(back)} held back, ${percent(back / client)}` : "all of it"));
+    s("text", { x: width, y: low + tall + 18, "text-anchor": "end" }, back <= 0 ? "all of it" : small ? `${percent(back / client)} held back` : `${int(back)} held back, ${percent(back / client)}`));
   put(box, s("svg", { class: "stack", viewBox: `0 0 ${width} 160`, preserveAspectRatio: "none", role: "img", "aria-label": `Client sent ${int(client)} tokens, upstream received ${int(sent)}.` }, parts));
 }

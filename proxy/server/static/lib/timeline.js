@@ -16,7 +16,8 @@ const LEFT = 44, RIGHT = 8, TOP = 22, SIGNS = 20, CACHE = 26, AXIS = 16;
 export function timeline(box, readout, open) {
   let calls = null, marks = [], limits = {}, byTime = false, at = -1;
 
-  const size = (i) => Math.max(calls.client[i] ?? 0, calls.sent[i] ?? 0);
+  const isMain = (i) => !calls.is_auxiliary[i] && !calls.is_side[i]; // of the client's own conversation
+  const size = (i) => (!isMain(i) ? 0 : Math.max(calls.client[i] ?? 0, calls.sent[i] ?? 0));
 
   function step(most) { // a round number for at most five lines
     const raw = most / 4, base = 10 ** Math.floor(Math.log10(Math.max(1, raw)));
@@ -49,7 +50,7 @@ export function timeline(box, readout, open) {
     let most = 1000;
     for (let i = 0; i < count; i++) most = Math.max(most, size(i));
     const highest = most * 1.06, Y = (v) => TOP + height - (Math.min(v, highest) / highest) * height;
-    const shown = pick(X, count, width).filter((i) => calls.sent[i] != null || calls.client[i] != null);
+    const shown = pick(X, count, width).filter((i) => (calls.sent[i] != null || calls.client[i] != null) && isMain(i));
     const point = (i, v) => `${X(i).toFixed(1)},${Y(v).toFixed(1)}`;
     const client = shown.map((i) => point(i, calls.client[i] ?? calls.sent[i]));
     const sent = [];
@@ -60,7 +61,7 @@ export function timeline(box, readout, open) {
     });
     const parts = [s("defs", {}, s("pattern", { id: "hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, s("line", { class: "hatch-line", x1: 0, y1: 0, x2: 0, y2: 5 })))];
     const starts = [];
-    for (let i = 0; i < count; i++) if (!i || calls.epoch[i] !== calls.epoch[i - 1]) starts.push(i);
+    for (let i = 0, before = -1; i < count; i++) if (isMain(i)) { if (before < 0 || calls.epoch[i] !== calls.epoch[before]) starts.push(i); before = i; }
     starts.forEach((i, k) => {
       if (k % 2) parts.push(s("rect", { class: "ep-band", x: X(i), y: TOP, width: (k + 1 < starts.length ? X(starts[k + 1]) : LEFT + width) - X(i), height: H - TOP - AXIS }));
     });
@@ -73,12 +74,12 @@ export function timeline(box, readout, open) {
     for (const [name, look, value] of [["high mark", "limit hard", limits.high], ["soft mark", "limit", limits.soft]]) {
       if (value && value < highest) parts.push(s("line", { class: look, x1: LEFT, x2: LEFT + width, y1: Y(value), y2: Y(value) }), s("text", { class: "lbl", x: LEFT + 5, y: Y(value) - 5 }, small ? name : `${name} ${short(value)}`));
     }
-    let lastLabel = -100;
+    let free = 0; // where the next label has room
+    const isDense = width / starts.length < 8; // then only the epochs that are named have a line
     starts.forEach((i) => {
-      const epoch = calls.epoch[i], x = X(i);
-      if (epoch) parts.push(s("line", { class: "ep-line", x1: x, x2: x, y1: TOP - 4, y2: H - AXIS }));
-      const label = epoch ? `E${epoch}` : starts[0] === i ? (small ? "" : "verbatim") : "";
-      if (label && x - lastLabel > 7 * label.length + 8) { parts.push(s("text", { class: "ep-label", x: x + (epoch ? 4 : 0), y: 11 }, label)); lastLabel = x; }
+      const epoch = calls.epoch[i], x = X(i), label = epoch ? `E${epoch}` : starts[0] === i && !small ? "verbatim" : "", hasRoom = label && x > free;
+      if (epoch && (hasRoom || !isDense)) parts.push(s("line", { class: "ep-line", x1: x, x2: x, y1: TOP - 4, y2: H - AXIS }));
+      if (hasRoom) { parts.push(s("text", { class: "ep-label", x: x + (epoch ? 4 : 0), y: 11 }, label)); free = x + 7 * label.length + 8; }
     });
     const y = TOP + height + 8 + SIGNS / 2, byNumber = new Map(Array.from(calls.n, (n, i) => [n, i]));
     let lastSign = -100;

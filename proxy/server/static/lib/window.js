@@ -7,7 +7,7 @@ export const KINDS = {
   summary3: ["sum3", "Summary, level 3"], user: ["user", "User"], assistant: ["assistant", "Assistant"], reasoning: ["assistant", "Reasoning"], output: ["output", "Tool output"], tombstone: ["tomb", "Tombstones"],
   file: ["file", "File references"], other: ["tools", "Other"], memory: ["sum1", "Memory"],
 };
-const CELLS = 200;
+const CELLS = 200, APART = 0.18;
 
 export function drawWindow({ cells, note, marks, legend }, found) {
   const total = found.window ?? found.ceiling ?? found.high;
@@ -30,7 +30,8 @@ export function drawWindow({ cells, note, marks, legend }, found) {
   put(cells, squares);
   cells.setAttribute("aria-label", `Window of ${int(total)} tokens, ${int(found.used)} used: ${found.kinds.map((kind) => `${KINDS[kind.kind]?.[1] ?? kind.kind} ${int(kind.tokens)}`).join(", ")}`);
   put(note, `1 square = ${int(unit)} tokens of ${int(total)}`);
-  put(marks, h("span", {}, "\u2014 soft mark ", h("b", {}, int(found.soft))), h("span", {}, "| high mark ", h("b", {}, int(found.high))));
+  const low = (Math.round(soft / 20) * 20) / CELLS, up = Math.max((high + 10) / CELLS, low + APART); // beside their rows, one below the other
+  put(marks, [["\u2014 soft mark ", found.soft, low], ["| high mark ", found.high, up]].map(([name, tokens, part]) => h("span", { vars: { "--y": `${Math.min(part, 1) * 100}%` } }, name, h("b", {}, int(tokens)))));
   const light = (key) => { cells.classList.toggle("lit", Boolean(key)); for (const square of $$("i", cells)) square.classList.toggle("on", square.dataset.k === key); };
   const rows = [...found.kinds.filter((kind) => kind.tokens).map((kind) => [kind.kind, KINDS[kind.kind]?.[1] ?? kind.kind, kind.note, kind.tokens]),
     ["free", "Free", "up to the high mark", Math.max(0, found.high - found.used)], ["reserve", "Reserved", "for the response, compaction, and what is estimated", Math.max(0, total - found.high)]];

@@ -1,4 +1,5 @@
 /* A call: what the client sent, what went out, why, and how what is missing comes back. */
+import { pinMessage } from "../lib/actions.js";
 import { first, get, ROOT } from "../lib/api.js";
 import { editRow, foldRow, classify } from "../lib/compare.js";
 import { $, h, put } from "../lib/dom.js";
@@ -55,7 +56,7 @@ function drawStrip() {
   const input = usage == null ? null : usage.input, output = usage?.output;
   strip($("#strip"), [
     ["Upstream answered", end?.status ? String(end.status) : "\u2013", end?.completeness && end.completeness !== "complete" ? end.completeness : "", end?.timings ? `first byte ${seconds(end.timings.first_byte_ms / 1000)}, all in ${seconds(end.timings.total_ms / 1000)}` : "not yet", end?.status >= 400 ? "neg" : ""],
-    ["We added", row?.overhead_ms == null ? "\u2013" : row.overhead_ms.toFixed(1), "ms", `${call.wire.replaceAll("_", " ")}, mode ${call.mode}`],
+    ["Sent as", row?.is_auxiliary ? "our summary" : row?.epoch ? h("a", { href: `/-/sessions/${call.session}/epochs/${row.epoch}` }, `epoch ${row.epoch}`) : "verbatim", "", `${call.wire.replaceAll("_", " ")}, mode ${call.mode}`],
     ["Edits", difference ? String(difference.changes.length) : found?.rung === "original" || !found ? "0" : "\u2013", "", difference?.is_modified ? `${int(difference.kept)} of ${int(difference.messages)} messages unchanged` : "nothing was changed"],
     ["Cache", percent(share(row?.read ?? usage?.cached, row?.sent ?? input)), "read", row?.written != null ? `${int(row.written)} written` : ""],
     ["Cost", money(row?.money, 3), "", row?.saved_money != null ? `${money(row.money + row.saved_money, 3)} without the proxy` : ""],
@@ -70,7 +71,7 @@ function drawRounds() {
     return h("li", { class: hidden ? "hiddenround" : null }, h("span", { class: "bead" }, i + 1),
       h("span", {}, h("span", { class: "strong" }, hidden ? "The model asked for an original, or the upstream refused" : "The answer that the client got"), " ", hidden && h("span", { class: "tag held" }, "hidden")),
       h("span", { class: "line2" }, `${each.status || "open"} from ${each.upstream}`, each.usage ? `, ${int(each.usage.input)} in, ${int(each.usage.output)} out` : "", each.error ? `: ${each.error}` : "", " ",
-        h("a", { href: `${ROOT}/sessions/${call.session}/exchanges/${call.n}/sent?k=${each.k}`, download: `call-${call.n}-${each.k}-sent.json` }, "sent"), " ", h("a", { href: `${ROOT}/sessions/${call.session}/exchanges/${call.n}/received?k=${each.k}`, download: `call-${call.n}-${each.k}-received` }, `received (${bytes(each.received_size)})`)));
+        h("a", { href: `${ROOT}/sessions/${call.session}/exchanges/${call.n}/sent?k=${each.k}`, download: `call-${call.n}-${each.k}-sent.json` }, "sent"), " \u00b7 ", h("a", { href: `${ROOT}/sessions/${call.session}/exchanges/${call.n}/received?k=${each.k}`, download: `call-${call.n}-${each.k}-received` }, `received (${bytes(each.received_size)})`)));
   }));
 }
 
@@ -109,7 +110,7 @@ async function drawRaw() {
   const base = `${ROOT}/sessions/${call.session}/exchanges/${call.n}`;
   const head = `${call.method} ${call.target}\n${call.headers.map(([name, value]) => `${name}: ${value}`).join("\n")}\n\n`;
   const [sent] = await Promise.all([load(`${base}/sent`)]);
-  const own = call.request === undefined ? call.request_base64 ?? "" : JSON.stringify(call.request);
+  const own = difference && !difference.is_modified ? sent : call.request === undefined ? call.request_base64 ?? "" : JSON.stringify(call.request);
   return h("div", { class: "cmp-row raw" }, h("div", { class: "side" }, h("pre", { class: "txt", tabindex: 0 }, head + (own.length > MOST_RAW ? `${own.slice(0, MOST_RAW)}\n\u2026 ${int(own.length)} characters in all` : own))), h("div", { class: "gut" }), h("div", { class: "side" }, h("pre", { class: "txt", tabindex: 0 }, sent)));
 }
 
@@ -129,7 +130,7 @@ async function drawCompare() {
   let at = 0;
   const rows = [];
   const fold = (from, to) => { if (to > from) rows.push(foldRow(from === 0 ? "Messages at the beginning" : to === difference.messages ? "Newest messages, verbatim" : "Messages between", count(to - from, "unchanged message"), "", () => foldedMessages(from, to))); };
-  for (const change of difference.changes) { fold(at, change.start); rows.push(editRow(change, view)); at = change.stop; }
+  for (const change of difference.changes) { fold(at, change.start); rows.push(editRow(change, view, (place) => pinMessage(call.session, call.n, place))); at = change.stop; }
   fold(at, difference.messages);
   for (const member of difference.members) rows.push(h("div", { class: "cmp-row add" }, h("div", { class: "side" }, h("pre", { class: "txt" }, member.client == null ? "(not sent by the client)" : member.client.slice(0, 4000))), h("div", { class: "gut" }, h("span", { class: "swatch k tools" }), h("span", {}, member.name)), h("div", { class: "side over" }, h("pre", { class: "txt" }, member.sent == null ? "(not sent)" : member.sent.slice(0, 4000)))));
   $("#cmp").append(...rows);

@@ -1,9 +1,10 @@
 /* An epoch: what went, what it cost, what it has paid back so far; or the next one, before it opens. */
+import { revertEpoch } from "../lib/actions.js";
 import { first, get, getText, post } from "../lib/api.js";
 import { $, h, put } from "../lib/dom.js";
 import { clock, count, int, money, percent, short } from "../lib/format.js";
 import { references } from "../lib/compare.js";
-import { ask, copy, emptyState, errorState, say, sign, strip } from "../lib/parts.js";
+import { ask, copy, emptyState, errorState, sign, strip } from "../lib/parts.js";
 
 const KINDS = { kept: ["user", "kept"], tombstone: ["tomb", "tombstone"], file: ["file", "file reference"], shortened: ["tomb", "shortened"], detached: ["assistant", "detached"], written: ["sum1", "ledger, summary or memory"] };
 let epoch, session = null, id;
@@ -18,16 +19,8 @@ function drawHead() {
   put($("h1"), isNext() ? "What the next epoch would cut" : `Epoch ${epoch.n}`);
   const cut = `${int(epoch.tokens_before)} \u2192 ${int(epoch.tokens_after)} tokens. `;
   put($("#lede"), cut, epoch.explanation ?? "", isNext() ? " Nothing of this is stored or sent yet." : "");
-  put($("#acts"), !isNext() && h("a", { class: "btn", href: `/-/sessions/${id}/epochs/next` }, "Preview the next"), !isNext() && ["active", undefined].includes(epoch.state) && h("button", { class: "btn", type: "button", onclick: revert }, "Revert"),
+  put($("#acts"), !isNext() && h("a", { class: "btn", href: `/-/sessions/${id}/epochs/next` }, "Preview the next"), !isNext() && session && epoch.state === "active" && h("button", { class: "btn", type: "button", onclick: () => revertEpoch(session, epoch.n, () => location.reload()) }, "Revert"),
     isNext() && h("button", { class: "btn", type: "button", onclick: () => ask("Compact now?", "The conversation is sent in short from the next call on. Every original stays in the log.", "Compact", async () => { const made = await post(`/sessions/${id}/compact`, {}); return `${int(made.tokens_before)} \u2192 ${int(made.tokens_after)} tokens from the next call on.`; }) }, "Compact now"));
-}
-
-async function revert() {
-  try {
-    const quoted = await post(`/sessions/${id}/epochs/${epoch.n}/revert`, undefined, { dry_run: true });
-    const unit = quoted.price ?? {};
-    ask(`Revert epoch ${epoch.n}?`, `${int(quoted.tokens_now)} tokens become ${int(quoted.tokens_then)}: ${unit.once_money != null ? money(unit.once_money, 3) : `${short(unit.once)} tokens of input`} with the next call, ${unit.each_money != null ? money(unit.each_money, 3) : short(unit.each)} with each later one.`, "Revert", async () => { await post(`/sessions/${id}/epochs/${epoch.n}/revert`); return `Epoch ${epoch.n} is reverted with the next call.`; });
-  } catch (error) { say(error.message); }
 }
 
 function drawStrip() {
@@ -79,6 +72,8 @@ export async function show() {
   drawEdits();
   const [found, all] = await Promise.all([get(`/sessions/${id}`).catch(() => null), get(`/sessions/${id}/epochs`, { limit: 1000 }).catch((error) => error)]);
   session = found?.session ?? null;
+  if (!isNext() && !(all instanceof Error)) epoch = { ...all.items.find((each) => each.n === epoch.n), ...epoch };
   drawHead();
+  drawStrip();
   if (all instanceof Error) put($("#epochs"), errorState(all)); else drawEpochs(all.items ?? all);
 }

@@ -10,21 +10,18 @@ const words = (name) => name.replaceAll("_", " ").replace(/^is /, "");
 const EVERY = 10_000;
 let health;
 
-function write(name, value) {
-  if (value === null || value === undefined || value === "") return "\u2013";
-  if (typeof value === "boolean") return value ? "yes" : "no";
-  if (typeof value === "number") return /(bytes|size)$/.test(name) ? bytes(value) : /seconds$/.test(name) ? seconds(value) : int(value);
-  return Array.isArray(value) ? value.join(", ") || "none" : typeof value === "object" ? JSON.stringify(value) : String(value);
-}
-
-const facts = (entries) => entries.flatMap(([name, value]) => [h("dt", {}, words(name)), h("dd", {}, write(name, value))]);
-
 function draw() {
   put($("#verdict"), VERDICTS[health.status] ?? health.status);
   put($("#lede"), health.status === "ready" ? "All calls go through, and all of them are on record." : "Calls go through. What stands below needs somebody.");
   put($("#acts"), h("a", { class: "btn", href: "/-/metrics" }, "metrics"), h("a", { class: "btn", href: "/-/health.json" }, ".json"), h("a", { class: "btn", href: "/-/api" }, "API"));
   put($("#alerts"), (health.reasons ?? []).map((reason) => h("div", { class: "alert bad", role: "alert" }, h("strong", {}, health.status), h("span", {}, reason))));
-  put($("#log"), facts([...Object.entries(health.log ?? {}), ...Object.entries(health.index ?? {}).map(([name, value]) => [`index ${name}`, value])]));
+  const { log, index } = health;
+  put($("#log"), [
+    ["The log", log.problem || "in order"], ["Waiting to be written", log.pending ? `${count(log.pending, "record")}, ${bytes(log.pending_bytes)}` : "nothing"],
+    ["Not recorded", log.dropped ? count(log.dropped, "record") : "nothing"], ["Lost at the last stop", log.lost_at_stop ? count(log.lost_at_stop, "record") : "nothing"],
+    ["Search", index.fault || (index.is_rebuilding ? "the index is made anew" : index.behind ? `${count(index.behind, "record")} behind, ${seconds(index.behind_seconds)}` : "follows the log")],
+    ["Size of the index", bytes(index.size)], ["Passages by meaning", index.vectors ? int(index.vectors) : "none: no embedding model is set"],
+  ].flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
   const upstreams = Object.entries(health.upstreams ?? {});
   put($("#ups"), upstreams.length ? h("table", {}, h("thead", {}, h("tr", {}, ["Upstream", "State", "Failures in a row", "The last one"].map((name, i) => h("th", { scope: "col", class: i === 2 ? "num" : null }, name)))),
     h("tbody", {}, upstreams.map(([name, each]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "nowrap" }, each.circuit === "open" ? h("span", { class: "tag bad" }, sign("error"), "failing") : h("span", { class: "tag good" }, sign("good"), "up")), h("td", { class: "num" }, int(each.failures ?? 0)), h("td", { class: "dim" }, each.last || "\u2013")))))

@@ -18,14 +18,16 @@ function mark(text, words) {
   return text.split(pattern).map((part, i) => (i % 2 ? h("mark", {}, part) : part));
 }
 
-async function name(id) {
-  if (!titles.has(id)) titles.set(id, get(`/sessions/${id}`).then((found) => found.session.title || found.session.name || id.slice(0, 10)).catch(() => id.slice(0, 10)));
-  return titles.get(id);
+/* The titles are there before the results are shown, so that nothing jumps. */
+async function loadTitles(ids) {
+  await Promise.all([...new Set(ids)].filter((id) => !titles.has(id)).map(async (id) => {
+    const found = await get(`/sessions/${id}`).catch(() => null);
+    titles.set(id, found?.session.title || found?.session.name || id.slice(0, 10));
+  }));
 }
 
 function drawHit(hit, words) {
-  const title = h("a", { href: `/-/sessions/${hit.session}` }, hit.session.slice(0, 10));
-  name(hit.session).then((text) => put(title, text));
+  const title = h("a", { href: `/-/sessions/${hit.session}` }, titles.get(hit.session));
   const look = LOOKS[hit.kind] ?? (hit.role === "user" ? "user" : "assistant");
   return h("article", { class: "hit" },
     h("div", { class: "hit-head" }, h("span", { class: `swatch k ${look}` }), h("span", {}, hit.kind === "message" ? hit.role : KINDS[hit.kind] ?? hit.kind), h("a", { class: "main", href: `/-/sessions/${hit.session}/calls/${hit.n}`, "data-walk": true }, `call ${hit.n}`), h("span", { class: "dim" }, hit.tool || hit.sender || ""), h("span", { class: "dim" }, when(hit.at_ms))),
@@ -53,6 +55,7 @@ async function load() {
   }
   try {
     const answer = await get("/search", parameters);
+    await loadTitles(answer.hits.map((hit) => hit.session));
     if (mine === asking) draw(answer, text);
   } catch (error) { if (mine === asking) put($("#hits"), errorState(error, load)); }
 }
@@ -72,6 +75,7 @@ export async function show() {
   $("#q").value = parameters.get("q") ?? "";
   chosen.session = parameters.get("session") ?? "";
   drawOptions();
+  if (answer?.hits) await loadTitles(answer.hits.map((hit) => hit.session));
   if (answer?.hits) draw(answer, $("#q").value.trim()); else await load();
   let wait = 0;
   $("#q").addEventListener("input", () => { clearTimeout(wait); wait = setTimeout(load, 200); });

@@ -1,7 +1,8 @@
 /* A session: what is in the window now, when it was rewritten and why, what happens at this moment. */
+import { revertEpoch } from "../lib/actions.js";
 import { first, follow, get, post, remove } from "../lib/api.js";
 import { $, h, put } from "../lib/dom.js";
-import { ago, clock, count, int, money, percent, share, short } from "../lib/format.js";
+import { ago, bytes, clock, count, int, money, percent, seconds, share, short } from "../lib/format.js";
 import { keys } from "../lib/keys.js";
 import { ask, emptyState, errorState, icon, say, sign, strip } from "../lib/parts.js";
 import { MARKS, timeline } from "../lib/timeline.js";
@@ -9,12 +10,14 @@ import { drawWindow } from "../lib/window.js";
 
 const TAIL = 13, MOST_CALLS = 10_000, MOST_EVENTS = 40;
 const SIGNS = { epoch: "epoch", error: "error", miss: "cache", loop: "loop", compaction: "epoch", notice: "warn" };
-const COLUMNS = ["n", "at_ms", "client", "sent", "read", "written", "output", "money", "saved_money", "epoch", "status", "rung", "overhead_ms", "branch"];
 
 let session, id, calls = null, marks = [], filled = null, chart, paused = matchMedia("(prefers-reduced-motion: reduce)").matches, epochs = [];
 
 const callUrl = (n) => `/-/sessions/${id}/calls/${n}`;
-const lastKnown = (column) => { for (let i = calls.n.length - 1; i >= 0; i--) if (calls[column][i] != null) return calls[column][i]; return null; };
+/* The client's own conversation: neither its side calls, nor those that we made for a summary. */
+const isMain = (i) => !calls.is_auxiliary[i] && !calls.is_side[i];
+const lastKnown = (column) => { for (let i = calls.n.length - 1; i >= 0; i--) if (isMain(i) && calls[column][i] != null) return calls[column][i]; return null; };
+const part = (sorted, share) => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))];
 
 function drawHead() {
   document.title = `${session.title || session.id} \u00b7 palimpsest`;
@@ -26,7 +29,7 @@ function drawHead() {
     session.summaries > 0 && h("a", { href: `/-/sessions/${id}/summaries` }, `Summaries (${session.summaries})`), h("a", { href: `/-/search?session=${id}` }, "Search this session"),
     session.parent && h("a", { href: `/-/sessions/${session.parent}` }, "started by another session"));
   put($("#acts"), h("button", { class: "btn", type: "button", onclick: compactNow }, "Compact now"),
-    session.epochs > 0 && h("button", { class: "btn", type: "button", onclick: revert }, "Revert the last epoch"),
+    session.epochs > 0 && h("button", { class: "btn", type: "button", onclick: () => revertEpoch(session, epochs.at(-1)?.n ?? session.epochs, reload) }, `Revert epoch ${epochs.at(-1)?.n ?? session.epochs}`),
     h("a", { class: "btn", href: `/-/api/sessions/${id}/export?form=jsonl`, download: `${id}.jsonl` }, "Export"),
     h("button", { class: "btn danger", type: "button", onclick: erase }, "Erase\u2026"));
 }
@@ -44,30 +47,18 @@ async function compactNow() {
   } catch (error) { put(preview, error.message); }
 }
 
-async function revert() {
-  const n = epochs.at(-1)?.n ?? session.epochs;
-  try {
-    const price = await post(`/sessions/${id}/epochs/${n}/revert`, undefined, { dry_run: true });
-    ask(`Revert epoch ${n}?`, `The next call costs ${money(price.once?.money, 3)} more, each one after it ${money(price.each?.money, 3)} more. It stays reverted until a request reaches the end of its budget.`, "Revert", async () => {
-      await post(`/sessions/${id}/epochs/${n}/revert`);
-      setTimeout(reload, 300);
-      return `Epoch ${n} is reverted with the next call.`;
-    });
-  } catch (error) { say(error.message); }
-}
-
 async function erase() {
   let text = `${count(session.calls, "call")}, their originals and summaries are deleted for good. References stop resolving. Hashes and an audit row stay.`;
   try {
     const found = await remove(`/sessions/${id}`, { dry_run: true });
-    if (found?.bytes != null) text = `${int(found.bytes)} bytes of ${count(found.calls ?? session.calls, "call")} are deleted for good; what other sessions share stays. References stop resolving. Hashes and an audit row stay.`;
+    text = `${bytes(found.bytes)} of ${count(found.calls, "call")} are deleted for good. ${found.shared_with.length ? `${bytes(found.kept_bytes)} stay: ${count(found.shared_with.length, "other session")} said the same. ` : ""}References stop resolving. Hashes and an audit row stay.`;
   } catch { /* the price is not known; the text says what happens */ }
   ask("Erase this session?", text, "Erase for good", async () => { await remove(`/sessions/${id}`); location.href = "/-/"; }, { danger: true });
 }
 
 function drawStrip() {
   const client = calls ? lastKnown("client") : session.window_tokens.client, sent = calls ? lastKnown("sent") : session.window_tokens.sent;
-  const added = calls ? calls.overhead_ms.filter((x) => x != null).sort((a, b) => a - b) : [];
+  const waits = calls ? calls.first_ms.filter((x, i) => x != null && isMain(i)).sort((a, b) => a - b) : [];
   const saved = session.saved, next = filled?.next_epoch;
   strip($("#strip"), [
     ["Client\u2019s history", int(client), "tok", filled?.window && client > filled.window ? "more than the window" : "its newest call"],
@@ -75,7 +66,7 @@ function drawStrip() {
     ["Saved, net", saved == null ? "\u2013" : saved.money == null ? short(saved.tokens) : money(saved.money), saved?.share == null ? "" : percent(saved.share), saved?.reason || `${money(session.spent.money)} spent in all`, saved?.is_loss ? "neg" : ""],
     ["Read from cache", percent(session.cache_read_share, 1), "", count(marks.filter((mark) => mark.kind === "miss").length, "miss", "misses")],
     ["Next epoch from", int(next?.tokens ?? filled?.soft), "tok", next ? `${next.reason ?? "soft mark"}${next.away > 0 ? `, ${int(next.away)} away` : ""}` : "soft mark"],
-    ["Added time", added.length ? added[Math.floor(added.length / 2)].toFixed(1) : "\u2013", "ms p50", added.length ? `${added[Math.min(added.length - 1, Math.floor(added.length * 0.99))].toFixed(1)} ms p99` : "not measured"],
+    ["First byte after", waits.length ? seconds(part(waits, 0.5) / 1000) : "\u2013", "p50", waits.length ? `${seconds(part(waits, 0.99) / 1000)} p99` : "no call has ended yet"],
   ]);
 }
 
@@ -85,7 +76,7 @@ function drawTail(fresh = -1) {
     const n = calls.n[i], own = marks.filter((mark) => mark.n === n);
     rows.push(h("tr", { class: n === fresh ? "fresh" : null },
       h("th", { scope: "row" }, h("a", { href: callUrl(n), "data-walk": true }, n)), h("td", { class: "t-time dim" }, clock(calls.at_ms[i])),
-      h("td", {}, calls.status[i] == null ? h("span", { class: "tag" }, "running") : calls.status[i] >= 400 ? h("span", { class: "tag bad" }, calls.status[i]) : h("span", { class: "mono dim" }, calls.epoch[i] ? `epoch ${calls.epoch[i]}` : "verbatim"), " ", own.map((mark) => sign(SIGNS[mark.kind] ?? "warn", MARKS[mark.kind] ?? mark.title))),
+      h("td", {}, calls.status[i] == null ? h("span", { class: "tag" }, "running") : calls.status[i] >= 400 ? h("span", { class: "tag bad" }, calls.status[i]) : h("span", { class: "mono dim" }, calls.is_auxiliary[i] ? "our summary" : calls.is_side[i] ? "side call" : calls.epoch[i] ? `epoch ${calls.epoch[i]}` : "verbatim"), " ", own.map((mark) => sign(SIGNS[mark.kind] ?? "warn", MARKS[mark.kind] ?? mark.title))),
       h("td", { class: "num dim" }, short(calls.client[i])), h("td", { class: "num strong" }, short(calls.sent[i])), h("td", { class: "num dim" }, percent(share(calls.read[i], calls.sent[i]))),
       h("td", { class: "num dim t-dur" }, short(calls.output[i])), h("td", { class: "num t-cost" }, money(calls.money[i], 3))));
   }
@@ -108,10 +99,10 @@ function drawMarks() {
 
 function drawBranches(branches) {
   const most = calls?.n.at(-1) ?? session.calls;
-  const part = (n) => `${((n - 1) / Math.max(1, most - 1)) * 100}%`;
+  const place = (n) => `${((n - 1) / Math.max(1, most - 1)) * 100}%`;
   const items = branches.map((branch, i) => {
     const own = branch.own ?? [], from = own[0] ?? 1, to = own.at(-1) ?? from;
-    return h("li", {}, h("span", { class: "clip mono" }, branch.tip?.slice(0, 10) ?? "side"), h("span", { class: `lane ${i === 0 ? "main" : "left"}`, "aria-hidden": "true", vars: { "--a": part(from), "--z": part(to) } }),
+    return h("li", {}, h("span", { class: "clip mono" }, branch.tip?.slice(0, 10) ?? "side"), h("span", { class: `lane ${i === 0 ? "main" : "left"}`, "aria-hidden": "true", vars: { "--a": place(from), "--z": place(to) } }),
       h("span", { class: "dim num" }, count(own.length, "call"), branch.after ? `, from call ${branch.after}` : ""));
   });
   put($("#branches"), items.length ? h("ol", { class: "lanes" }, items) : h("p", { class: "dim" }, "One conversation, no branches."));
@@ -121,7 +112,7 @@ async function drawPins() {
   let pins;
   try { pins = await get(`/sessions/${id}/pins`); } catch (error) { put($("#pins"), h("li", { class: "dim" }, error.message)); return; }
   const items = pins.items ?? pins;
-  put($("#pins"), items.length ? items.map((pin) => h("li", {}, h("span", { class: "swatch k pinned" }), h("span", {}, pin.text ?? pin.message ?? pin.node, " ",
+  put($("#pins"), items.length ? items.map((pin) => h("li", {}, h("span", { class: "swatch k pinned" }), h("span", {}, pin.text ?? `${pin.node.slice(0, 10)}: no branch has this message any more`, " ",
     h("button", { class: "btn small quiet", type: "button", onclick: async () => { try { await remove(`/sessions/${id}/pins`, { node: pin.node }); drawPins(); } catch (error) { say(error.message); } } }, "Unpin"))))
     : h("li", {}, h("span", { class: "swatch k pinned" }), h("span", { class: "dim" }, "No pinned message. What the user states as a rule is kept word for word anyway.")));
 }
@@ -134,6 +125,11 @@ function drawKey() {
 }
 
 const showChart = () => chart.draw({ calls, marks, limits: { soft: filled?.soft, high: filled?.high } });
+
+async function loadEpochs() {
+  if (!session.epochs) return;
+  try { epochs = (await get(`/sessions/${id}/epochs`, { limit: 1000 })).items; drawHead(); } catch { /* the number of epochs is known without */ }
+}
 
 async function loadTimeline() {
   const found = await get(`/sessions/${id}/timeline`, { limit: MOST_CALLS, after: Math.max(0, session.calls + session.auxiliary.calls - MOST_CALLS) });
@@ -155,7 +151,7 @@ async function loadWindow() {
     drawWindow(parts, filled);
     drawStrip();
     if (calls?.n.length) showChart();
-  } catch (error) { put($("#win-note"), error.message); }
+  } catch (error) { put($("#win-note"), ""); put($(".win"), errorState(error)); }
 }
 
 async function reload() {
@@ -169,15 +165,16 @@ async function reload() {
 }
 
 /* New calls are read from the log, at most four times a second; what the window holds, once in two seconds. */
-let waiting = 0, lastWindow = 0;
+let waiting = 0, lastRun = 0, lastWindow = 0;
 async function catchUp() {
   waiting = 0;
+  lastRun = Date.now();
   const last = calls?.n.length ? calls.n.at(-1) : 0, open = calls ? calls.status.findIndex((status) => status == null) : -1;
   const from = open >= 0 ? calls.n[open] - 1 : last;
   const found = await get(`/sessions/${id}/timeline`, { after: from, limit: 1000 });
   if (!calls) { calls = found; } else {
     const keep = calls.n.findIndex((n) => n > from);
-    for (const name of COLUMNS) if (calls[name]) calls[name] = [...(keep < 0 ? calls[name] : calls[name].slice(0, keep)), ...found[name]];
+    for (const name of Object.keys(calls)) if (name !== "marks") calls[name] = [...(keep < 0 ? calls[name] : calls[name].slice(0, keep)), ...found[name]];
   }
   marks = [...marks.filter((mark) => mark.n <= from), ...(found.marks ?? [])];
   if (!calls.n.length) return;
@@ -205,13 +202,13 @@ export async function show() {
   drawBranches(found.branches ?? []);
   $("#pause").addEventListener("click", () => { paused = !paused; drawPause(); if (!paused) catchUp(); });
   keys.p = () => $("#pause").click();
-  loadTimeline().then(() => drawBranches(found.branches ?? [])).catch((error) => put($("#chart"), errorState(error, reload)));
-  loadWindow();
-  drawPins();
-  get(`/sessions/${id}/epochs`).then((page) => { epochs = page.items ?? page; }).catch(() => {});
   follow({ session: id }, (type) => {
-    if (type === "RESET" || type === "DROPPED") { if (!paused) reload(); return; }
-    if (!paused && !document.hidden) waiting ||= setTimeout(() => catchUp().catch((error) => put($("#tail-note"), error.message)), 250);
+    if (type === "RESET") { if (!paused) reload(); return; }
+    if (!paused && !document.hidden) waiting ||= setTimeout(() => catchUp().catch((error) => put($("#tail-note"), error.message)), Math.max(0, lastRun + 250 - Date.now()));
   }, (state) => { if (!paused) put($("#tail-note"), state); });
   document.addEventListener("visibilitychange", () => { if (!document.hidden && !paused) catchUp().catch(() => {}); });
+  await Promise.all([
+    loadTimeline().then(() => drawBranches(found.branches ?? [])).catch((error) => put($("#chart"), errorState(error, reload))),
+    loadWindow(), drawPins(), loadEpochs(),
+  ]);
 }

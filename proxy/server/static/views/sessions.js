@@ -16,6 +16,16 @@ const COLUMNS = [
 const chosen = { status: "", model: "", client: "" };
 let sessions = [], next = null, sorted = { key: "last", down: true }, rows = null, asking = 0, loading = false;
 
+/* The filter: words, and `model:`, `client:`, `status:` with a beginning, beside the chosen facets. */
+function read() {
+  const asked = { ...chosen }, words = [];
+  for (const word of $("#filter").value.trim().split(/\s+/)) {
+    const [, key, value] = /^(model|client|status):(.+)$/.exec(word) ?? [];
+    if (key && (key !== "status" || ["live", "idle"].includes(value))) asked[key] = value; else words.push(word);
+  }
+  return { q: words.join(" "), ...asked };
+}
+
 const held = (x) => (x.client_tokens ? 1 - (x.sent_tokens ?? 0) / x.client_tokens : null);
 
 function drawSaved(saved) {
@@ -88,12 +98,12 @@ function drawStrip(savings) {
   const client = sum((x) => x.client_tokens), sent = sum((x) => x.sent_tokens), calls = sum((x) => x.calls), errors = sum((x) => x.errors);
   const told = sessions.filter((x) => x.cache_read_share != null && x.sent_tokens);
   const read = share(told.reduce((total, x) => total + x.cache_read_share * x.sent_tokens, 0), told.reduce((total, x) => total + x.sent_tokens, 0));
-  const total = savings?.estimate ?? savings?.total;
+  const total = savings?.estimate;
   strip($("#strip"), [
     ["Live now", int(sessions.filter((x) => x.status === "live").length), `of ${int(sessions.length)}`, next ? "the newest sessions" : "sessions on record"],
-    ["Client sent", short(client), "tok", count(calls, "call")],
+    ["Client sent", short(client), "tok", `${count(calls, "call")}${next ? ` of the newest ${int(sessions.length)} sessions` : ""}`],
     ["Upstream received", short(sent), "tok", client ? `${percent(1 - sent / client)} held back, all of it stored` : "nothing counted yet"],
-    ["Saved", total?.money == null ? (total ? short(total.tokens) : "\u2013") : money(total.money), total?.share == null ? "" : percent(total.share), total == null ? "nothing was managed yet" : total.losing ? `net; ${count(total.losing.sessions ?? total.losing, "session")} at a loss` : "net, over all sessions", total?.money < 0 ? "neg" : ""],
+    ["Saved", total?.money == null ? (total ? short(total.tokens) : "\u2013") : money(total.money), total?.share == null ? "" : percent(total.share), total == null ? "nothing was managed yet" : total.losing ? `net; ${count(total.losing, "session")} at a loss` : "net, over all sessions", total?.money < 0 ? "neg" : ""],
     ["Read from cache", percent(read, 1), "", "of upstream tokens"],
     ["Errors", int(errors), "", "as the upstream answered"],
   ]);
@@ -103,7 +113,7 @@ async function load() {
   const mine = ++asking;
   drawFacets();
   try {
-    const page = await get("/sessions", { limit: PAGE, q: $("#filter").value.trim(), ...chosen });
+    const page = await get("/sessions", { limit: PAGE, ...read() });
     if (mine !== asking) return;
     sessions = page.items;
     next = page.next;
@@ -116,7 +126,7 @@ async function more() {
   if (!next || loading) return;
   loading = true;
   try {
-    const mine = asking, page = await get("/sessions", { limit: PAGE, cursor: next, q: $("#filter").value.trim(), ...chosen });
+    const mine = asking, page = await get("/sessions", { limit: PAGE, cursor: next, ...read() });
     if (mine !== asking) return;
     sessions = [...sessions, ...page.items];
     next = page.next;
@@ -152,7 +162,7 @@ export async function show() {
   $("#finder").addEventListener("submit", (event) => event.preventDefault());
   addEventListener("scroll", () => { if (document.documentElement.scrollHeight - scrollY - innerHeight < 1200) more(); }, { passive: true });
   follow({}, (type, event) => {
-    if (type === "RESET" || type === "DROPPED") { load(); return; }
+    if (type === "RESET") { load(); return; }
     if (!event.session) return;
     stale.add(event.session);
     timer ||= setTimeout(refresh, 1000);

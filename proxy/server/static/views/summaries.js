@@ -66,6 +66,7 @@ function draw() {
     onclick: () => { chosen = node.id; draw(); drawDetail(); },
     onkeydown: (event) => move(event, node),
   }, h("i", { class: `stripe k ${node.kind}` }), h("span", { class: "l1" }, h("span", {}, node.name), h("span", {}, short(node.tokens))), h("span", { class: "l2" }, node.line, node.summary.is_provisional && !node.isRaw && " \u00b7 redo"))));
+  $("#cols").style.setProperty("--cols", columns);
   put($("#cols"), Array.from({ length: columns }, (_, i) => h("span", {}, i === 0 ? "What was said" : i === 1 ? "Summaries" : i === 2 ? "Condensed" : "Condensed again")));
   if (focused) $(`[data-id="${CSS.escape(focused)}"]`)?.focus();
 }

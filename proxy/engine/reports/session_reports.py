@@ -56,7 +56,7 @@ class SessionReports:
     def __init__(self, log: LogReader, inputs: SavingsInputs) -> None:
         self._log = log
         self._inputs = inputs
-        self._known: LruCache[str, _Known] = LruCache(_MOST_SESSIONS)
+        self.known: LruCache[str, _Known] = LruCache(_MOST_SESSIONS)
 
     async def load_timeline(self, prefix: str, after: int = 0, limit: int = MOST_CALLS) -> Timeline:
         """Return the calls after number `after` of the session whose id has this prefix. Raises NotFound."""
@@ -82,7 +82,7 @@ class SessionReports:
 
     def forget(self, session: str) -> None:
         """Forget what was read of a session, given by its id."""
-        self._known.pop(session)
+        self.known.pop(session)
 
     async def _sum_up(
         self, session: str, known: _Known, newer: Sequence[RoundFigures]
@@ -99,10 +99,10 @@ class SessionReports:
 
     async def _read(self, session: str) -> tuple[_Known, Sequence[RoundFigures]]:
         """Return what is known of a session, brought up to date, and its rounds after that."""
-        known = self._known.get(session)
+        known = self.known.get(session)
         if known is None or any(self._find_card(*name) != card for name, card in known.cards.items()):
             known = _Known(CacheReader(self._log, session, remember_cards(self._inputs)))
-            self._known.put(session, known)
+            self.known.put(session, known)
         count = (await self._log.find_session(session)).recorded
         rounds = await self._log.load_rounds(session, known.until, max(0, count - known.until))
         done = self._keep(known, rounds)

@@ -97,14 +97,14 @@ class SessionsApi:
         self._log = log
         self._erasing = erasing
         self._inputs = inputs
-        self._titles = TitleCache()
-        self._reports = SessionReports(log, inputs)
+        self.titles = TitleCache()
+        self.reports = SessionReports(log, inputs)
 
     def forget(self, event: SessionsErased) -> None:
         """Forget what was read of sessions that were erased."""
         for session in event.sessions:
-            self._titles.forget(session)
-            self._reports.forget(session)
+            self.titles.forget(session)
+            self.reports.forget(session)
 
     def list_routes(self) -> Sequence[Route]:
         """Return the routes, below `/-`."""
@@ -133,7 +133,7 @@ class SessionsApi:
             wanted = query.limit - len(found)
             rows = await list_matching(self._log, wanted + 1, selection)
             is_last, rows = len(rows) <= wanted, rows[:wanted]
-            summaries = await summarize_sessions(self._log, rows, self._inputs, self._titles)
+            summaries = await summarize_sessions(self._log, rows, self._inputs, self.titles)
             found += filter(query.matches, summaries)
             if is_last:
                 return Listing(found, None)
@@ -146,7 +146,7 @@ class SessionsApi:
         """Show a session with its branches and the newest sessions that it started."""
         overview = await load_overview(self._log, path.id)
         rows = (overview.session, *overview.children)
-        return describe_overview(overview, await summarize_sessions(self._log, rows, self._inputs, self._titles))
+        return describe_overview(overview, await summarize_sessions(self._log, rows, self._inputs, self.titles))
 
     async def _list_exchanges(self, path: SessionPath, query: CallsQuery) -> Listing[CallDocument]:
         """List the calls of a session without bodies, the oldest first."""
@@ -193,16 +193,16 @@ class SessionsApi:
 
     async def _show_cache(self, path: SessionPath) -> Document:
         """Show why the calls of a session missed the provider's cache."""
-        found = await self._reports.load_cache(path.id)
+        found = await self.reports.load_cache(path.id)
         return describe_cache(found) | {"saved": await load_saving(self._log, found.session, self._inputs)}
 
     async def _show_timeline(self, path: SessionPath, query: TimelineQuery) -> Timeline:
         """Show the calls of a session as columns, with what happened at them."""
-        return await self._reports.load_timeline(path.id, query.after, query.limit)
+        return await self.reports.load_timeline(path.id, query.after, query.limit)
 
     async def _list_epochs(self, path: SessionPath, query: ListingQuery) -> Listing[EpochSummary]:
         """List the epochs of a session, the oldest first: why, at what cost, and what each has paid back."""
-        return cut_listing("epochs", await self._reports.load_epochs(path.id), query.cursor, query.limit)
+        return cut_listing("epochs", await self.reports.load_epochs(path.id), query.cursor, query.limit)
 
     async def _show_savings(self) -> SavingsReport:
         """Show what managing saves, by model and day, and compared with sessions that were only observed."""

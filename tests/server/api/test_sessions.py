@@ -450,9 +450,9 @@ async def test_what_was_read_of_a_session_is_forgotten_once_it_is_erased() -> No
     unused: Any = None
     api = SessionsApi(unused, unused, unused)
     for session in ("gone", "left"):
-        api._titles.titles.put(session, "Secret words")
+        api.titles.titles.put(session, "Secret words")
         known: Any = object()
-        api._reports._known.put(session, known)
+        api.reports.known.put(session, known)
     api.forget(SessionsErased(1, 5, "person", ("gone",)))
-    assert [api._titles.titles.get(session) for session in ("gone", "left")] == [None, "Secret words"]
-    assert api._reports._known.get("gone") is None and api._reports._known.get("left") is not None
+    assert [api.titles.titles.get(session) for session in ("gone", "left")] == [None, "Secret words"]
+    assert api.reports.known.get("gone") is None and api.reports.known.get("left") is not None

@@ -151,13 +151,13 @@ def test_it_waits_for_a_server_that_restarts_and_goes_on_behind_the_last_event(
     ended = {"type": "STREAM_ENDED", "at_ms": AT, "session": "", "reason": "stopping"}
     reset = {"type": "RESET", "at_ms": AT, "session": "", "reason": "restarted"}
     gone = UpstreamUnreachable("it does not answer")
-    cut = frame(ROW, "run-8")[:40]
+    cut, begun = frame(ROW, "run-8")[:-2], b"retry: 1000\nid: new-0\n: palimpsest\n\n"
     server = Server(
         tell(frame(ROW), f"event: x\ndata: {json.dumps(ended)}\n\n".encode(), cut),
         gone,
         NotFound("no server has run"),
         tell(status=503),
-        tell(frame(reset, "new-1"), frame(ROW, "new-2")),
+        tell(begun, frame(reset, "new-1"), frame(ROW, "new-2")),
     )
     assert run(server) == 0
     assert [last_id for _, last_id in server.asked] == ["", "run-1", "run-1", "run-1", "run-1", "new-2"]

@@ -79,7 +79,8 @@ class Agent:
         said = json.dumps(self.tongue.answer(len(self.steps), name, arguments)).encode()
         self.upstream.close_after(answer(said, "Content-Type: application/json", "Connection: close"))
         content = json.dumps(self.tongue.spell(self.steps)).encode()
-        got = await self.served.ask(request("POST", self.tongue.path, "authorization: Bearer k", body=content))
+        fields = ("authorization: Bearer k", "x-palimpsest-session: build")
+        got = await self.served.ask(request("POST", self.tongue.path, *fields, body=content))
         assert (got.status, got.body) == (200, said), "the response passes as it came"
         self.calls += 1
         await self.served.read_answer(self.calls)

@@ -131,7 +131,7 @@ def test_prometheus_accepts_its_files(tmp_path: Path) -> None:
     (tmp_path / "alerts.yaml").write_text((DEPLOY / "alerts.yaml").read_text())
     settings = (DEPLOY / "prometheus.yaml").read_text().replace("/etc/prometheus/", f"{tmp_path}/")
     (tmp_path / "prometheus.yaml").write_text(settings.replace("/run/secrets/", f"{tmp_path}/"))
-    (tmp_path / "admin_token").write_text("token")
+    (tmp_path / "metrics_token").write_text("token")
     # Of the dashboard: each expression as a rule that records it.
     rules = [
         {"record": f"panel:{i}", "expr": re.sub(r"\$__(?:rate_)?(?:interval|range)", "5m", text)}
@@ -170,9 +170,9 @@ def test_the_compose_file_names_files_settings_and_options_that_exist() -> None:
             assert not source.startswith(".") or (DEPLOY / source).exists(), source
     names = {f"PALIMPSEST_{key.replace('.', '__').upper()}" for key in name_keys()}
     assert set(services["palimpsest"]["environment"]) <= names
-    environment = {key: value for key, value in services["palimpsest"]["environment"].items() if "$" not in value}
-    assert json.loads(environment["PALIMPSEST_SERVER__ALLOWED_HOSTS"]) == ["palimpsest"]
+    token = services["palimpsest"]["environment"]["PALIMPSEST_SERVER__METRICS_TOKEN_FILE"]
     scraped = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())["scrape_configs"][0]
+    assert scraped["authorization"] == {"credentials_file": token}
     assert scraped["static_configs"] == [{"targets": ["palimpsest:8484"]}]
     assert scraped["job_name"] == "palimpsest", "the rule PalimpsestDown names it"
     helped = subprocess.run(

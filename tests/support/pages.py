@@ -18,7 +18,7 @@ NOT_RUN = {
     "make check": "would run this suite inside itself; some targets install real clients",
     "docker build -t palimpsest .": "needs Docker, and an image from a registry",
     ".venv/bin/palimpsest run -- codex": "starts a real client with a real provider",
-    "head -c 32 /dev/urandom | base64 | tr -dc 'A-Za-z0-9' > deploy/admin-token && chmod 644 deploy/admin-token": (
+    "head -c 32 /dev/urandom | base64 | tr -dc 'A-Za-z0-9' > deploy/metrics-token && chmod 644 deploy/metrics-token": (
         "starts containers, whose images come from a registry"
     ),
     "git clone … /usr/local/lib/palimpsest && make -C /usr/local/lib/palimpsest install": "installs a service as root",

@@ -1,5 +1,4 @@
 /* "Client sent" beside "upstream received": runs of unchanged messages folded, each edit with its reason and its original. */
-import { getText } from "./api.js";
 import { h, put, s } from "./dom.js";
 import { count, int } from "./format.js";
 import { copy, ICONS } from "./parts.js";
@@ -35,12 +34,6 @@ export function wordDiff(before, after) {
   }
   flush();
   return out;
-}
-
-/* All pages of an original, as text. */
-export async function loadOriginal(reference) {
-  const { text } = await getText(`/refs/${reference}`, { page: "all" });
-  return text;
 }
 
 const sideText = (side) => (side.text || side.calls.length ? [side.text, ...side.calls.map((name) => `\u2192 calls ${name}`)].filter(Boolean).join("\n") : "(empty)");

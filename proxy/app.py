@@ -264,7 +264,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         contexts=contexts,
         searches=SearchApi(engine.archive, engine.index, SystemClock().now_ms, engine.worker.rebuild_index),
         messages=MessagesApi(engine.memory_compaction.memory.archive),
-        doctor=DoctorApi(functools.partial(_diagnose, settings)),
+        doctor=DoctorApi(functools.partial(_diagnose, settings, inputs)),
         memory=MemoryApi(engine.memory_compaction.memory, engine.memory_compaction, settings.snapshot_policy(), inputs),
         events=EventsApi(engine.archive, engine.events),
         find_tenant=find_tenant,
@@ -273,8 +273,8 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
     return app, health
 
 
-async def _diagnose(settings: Settings) -> Diagnosis:
-    return conclude(__version__, await examine_surroundings(settings, is_quick=True))
+async def _diagnose(settings: Settings, inputs: SavingsInputs) -> Diagnosis:
+    return conclude(__version__, await examine_surroundings(settings, inputs, is_quick=True))
 
 
 def configure(app: ASGIApp, policy: ServerPolicy, engine: Engine) -> uvicorn.Config:

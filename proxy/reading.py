@@ -3,7 +3,8 @@
 It imports little of the engine and nothing of the HTTP server, so that a command starts in half the time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from proxy.config import Settings
 from proxy.engine.models import PriceList
@@ -17,6 +18,8 @@ from proxy.store.sqlite.recovery import recover_log
 from proxy.upstream.model_catalog import ModelCatalog
 from proxy.upstream.tokenizer import CountingTokenizer
 
+NO_LISTINGS: Mapping[str, bytes] = MappingProxyType({})
+
 
 def build_tally() -> Tally:
     """Return the function that counts tokens for commands. An encoder is loaded when it is first needed."""
@@ -28,12 +31,17 @@ async def count_tokens(model: str, raws: Sequence[bytes]) -> Sequence[int]:
     return await build_tally()(model, raws)
 
 
-async def measure(settings: Settings) -> SavingsInputs:
-    """Return the models and the budget with which `palimpsest savings` prices sessions. Reads the model catalog."""
+async def measure(settings: Settings, listings: Mapping[str, bytes] = NO_LISTINGS) -> SavingsInputs:
+    """Return the models and the budget with which `palimpsest savings` prices sessions. Reads the model catalog.
+
+    `listings` are what upstreams answered when they were asked for their models, by their names.
+    """
     catalog = ModelCatalog(
         settings.stated_windows(), settings.stated_prices(), SystemClock(), sized=settings.stated_sizes()
     )
     await catalog.open()
+    for upstream, content in listings.items():
+        catalog.note_listing(upstream, content)
     prices = PriceList(lambda upstream, model: catalog.find(LimitKey(upstream, model)), settings.providers())
     return SavingsInputs(prices, settings.budget_policy())
 

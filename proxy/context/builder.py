@@ -73,10 +73,10 @@ from proxy.context.verbatim import MIN_GROUPS, RECENT_GROUPS
 from proxy.model.epoch import ContextPlan, Rung
 from proxy.model.messages import BESIDE
 
-# The tokens of a ledger: a number that tells the newest steps at any size, and a share of the usable tokens; at most
-# another share, and a number beyond which no more is found in it.
-_LEDGER_TOKENS, _LEDGER_SHARE, _LEDGER_MOST_SHARE, _LEDGER_MOST = 3000, 0.2, 0.45, 32_000
-# The share of the tokens left by older user turns that ledgers get, because they describe the removed turns.
+# The tokens of a ledger: a number that tells the newest steps, below `_LEDGER_FULL` usable tokens less by their square
+# (else 4,000 are full again two turns later), and a share of these; at most another, and what is still found in it.
+_LEDGER_TOKENS, _LEDGER_SHARE, _LEDGER_MOST_SHARE, _LEDGER_MOST, _LEDGER_FULL = 3000, 0.2, 0.45, 32_000, 12_000
+# The share of the tokens left by older user turns that ledgers get: they describe these turns.
 _SPARE_SHARE = 0.25
 # Shares of the usable tokens: for steps that need not stay, at the least; of these for steps whose outputs tombstones
 # replace; and what a ledger has to leave of its room for more of them, up to the low mark.
@@ -274,8 +274,8 @@ class ContextBuilder:
         """Draft a plan of at most `most` tokens: what stays at a level, a ledger of the rest, and more steps."""
         goal = view.goal or view.budget
         low = min(goal.compute_low_mark(view.head + kept.tokens), most) - view.growth
-        room = _LEDGER_TOKENS + _LEDGER_SHARE * goal.usable + _SPARE_SHARE * kept.spare
-        room = min(room, _LEDGER_MOST_SHARE * goal.usable, _LEDGER_MOST)
+        room = _LEDGER_TOKENS * min(1, goal.usable / _LEDGER_FULL) ** 2 + _LEDGER_SHARE * goal.usable
+        room = min(room + _SPARE_SHARE * kept.spare, _LEDGER_MOST_SHARE * goal.usable, _LEDGER_MOST)
         compacted = choose_compaction(view)
         beside = sum(each.tokens for each in compacted)
         if not level.has_reports and view.head + kept.tokens + beside > most - _LEDGER_NEXT * view.budget.usable:

@@ -19,6 +19,7 @@ import msgspec
 from proxy import __version__
 from proxy.assembly import build_engine, measure
 from proxy.config import Settings, read_environment
+from proxy.config.sections import UpstreamSettings
 from proxy.doctor.surroundings import examine_surroundings, find_api, inspect_store, list_models
 from proxy.engine.doctor.findings import (
     Diagnosis,
@@ -30,6 +31,7 @@ from proxy.engine.doctor.findings import (
     judge_key,
     judge_server,
     judge_upstream,
+    take_models,
 )
 from proxy.engine.doctor.rehearsal import (
     Rehearsal,
@@ -57,15 +59,30 @@ _ANTHROPIC_VERSION = {"anthropic-version": "2023-06-01"}
 
 def diagnose(settings: Settings, *, is_live: bool = False) -> Diagnosis:
     """Examine everything. With `is_live`, each upstream with a key is sent one short call, which costs money."""
-    server = find_server(settings)
-    return asyncio.run(_diagnose(settings, server[0] if server else "", is_live=is_live))
+    address, *upstreams = find_server(settings) or ("",)
+    if "upstreams" not in settings.model_fields_set:
+        settings = _take_upstreams(settings, upstreams)
+    return asyncio.run(_diagnose(settings, address, is_live=is_live))
+
+
+def _take_upstreams(settings: Settings, addresses: Sequence[str]) -> Settings:
+    """Return settings with the upstreams of the running server: those that none are stated for are its own."""
+    named = {httpx.URL(address).host: address for address in addresses}
+    if not named:
+        return settings
+    taken = tuple(UpstreamSettings(name=name, base_url=address) for name, address in named.items())
+    return settings.model_copy(update={"upstreams": taken})
 
 
 async def _diagnose(settings: Settings, address: str, *, is_live: bool) -> Diagnosis:
-    found = await examine_surroundings(settings)
     policies = [policy for policy in settings.upstream_policies() if policy.kind != "litellm"]
     keys = [find_key(policy, read_environment()) for policy in policies]
     probes = [await probe_upstream(policy, key) for policy, key in zip(policies, keys, strict=True)]
+    inputs = await measure(settings, {probe.name: probe.listing for probe in probes})
+    passing = [await compare_passing(address, *each) for each in zip(probes, keys, strict=True)] if address else []
+    server = await ask_server(settings, address)
+    settings = _take_ceiling(settings, server)
+    found = take_models(await examine_surroundings(settings, inputs), server.findings)
     for policy in settings.upstream_policies():
         if policy.kind == "litellm":
             what = "litellm reaches this upstream, and no free call checks it; --live does not call it either."
@@ -73,14 +90,10 @@ async def _diagnose(settings: Settings, address: str, *, is_live: bool) -> Diagn
     found += [finding for probe in probes for finding in (judge_upstream(probe), judge_key(probe)) if finding]
     store = await inspect_store(settings, is_quick=True)
     found.append(judge_clock(probes, store.last_ms, int(time.time() * 1000)))
-    server = await ask_version(settings, address)
-    found.append(judge_server(server, __version__, settings.mode))
-    if address:
-        found += [await compare_passing(address, probe, key) for probe, key in zip(probes, keys, strict=True)]
+    found += [judge_server(server, __version__, settings.mode), *passing]
     if settings.mode == "manage":
-        found += await rehearse(settings)
+        found += await rehearse(settings, inputs)
     if is_live:
-        inputs = await measure(settings)
         for policy, key in zip(policies, keys, strict=True):
             found.append(await call_live(settings, policy, key, inputs))
     return conclude(__version__, found)
@@ -113,6 +126,7 @@ async def probe_upstream(policy: UpstreamPolicy, key: Mapping[str, str]) -> Upst
         probe,
         status=response.status_code,
         models=_count_models(response.content),
+        listing=response.content,
         seconds=time.monotonic() - began,
         skew=_find_skew(response.headers.get("date", "")),
     )
@@ -142,20 +156,30 @@ def _find_skew(date: str) -> float | None:
         return None
 
 
-async def ask_version(settings: Settings, address: str) -> ServerFacts:
-    """Ask the running server for its version and mode."""
+def _take_ceiling(settings: Settings, server: ServerFacts) -> Settings:
+    """Return settings with the ceiling of the running server, unless they state one."""
+    mode = next((each for each in server.findings if each.name == "mode"), None)
+    ceiling = mode.facts.get("ceiling") if mode is not None else None
+    if not isinstance(ceiling, int) or "ceiling_tokens" in settings.budget.model_fields_set:
+        return settings
+    return settings.model_copy(update={"budget": settings.budget.model_copy(update={"ceiling_tokens": ceiling})})
+
+
+async def ask_server(settings: Settings, address: str) -> ServerFacts:
+    """Ask the running server for its version, its mode and its own findings."""
     if not address:
         return ServerFacts()
     headers = {"authorization": f"Bearer {find_admin_token(settings)}"}
     try:
         async with httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False, verify=False) as client:
             response = await client.get(f"{address}/-/api/doctor", headers=headers)
-        told = response.json() if response.status_code == 200 else {}
-    except (httpx.HTTPError, ValueError):
-        told = {}
-    found = {each.get("name"): each for each in told.get("findings", ())}
-    mode = found.get("mode", {}).get("facts", {}).get("mode", "")
-    return ServerFacts(address=address, version=told.get("version", ""), mode=mode)
+        told = msgspec.json.decode(response.content, type=Diagnosis) if response.status_code == 200 else None
+    except (httpx.HTTPError, msgspec.DecodeError):
+        told = None
+    if told is None:
+        return ServerFacts(address=address)
+    mode = next((str(each.facts.get("mode", "")) for each in told.findings if each.name == "mode"), "")
+    return ServerFacts(address=address, version=told.version, mode=mode, findings=told.findings)
 
 
 async def compare_passing(address: str, probe: UpstreamProbe, key: Mapping[str, str]) -> Finding:
@@ -176,7 +200,7 @@ async def compare_passing(address: str, probe: UpstreamProbe, key: Mapping[str, 
     return Finding(name=name, state="warning", sentence=what, advice=advice, facts=facts)
 
 
-async def rehearse(settings: Settings) -> list[Finding]:
+async def rehearse(settings: Settings, inputs: SavingsInputs) -> list[Finding]:
     """Play a session of a model of each upstream through an engine with these settings, and judge what came of it.
 
     Summaries and holdout are off: there is no model that could write the ones, and the others would not be managed. A
@@ -187,7 +211,9 @@ async def rehearse(settings: Settings) -> list[Finding]:
     with tempfile.TemporaryDirectory(prefix="palimpsest-doctor-") as folder:
         changes = {"auto": False, "holdout_fraction": 0.0, "hard_wait_seconds": _PATIENCE_SECONDS}
         quiet = settings.compaction.model_copy(update=changes)
-        own = settings.model_copy(update={"data": Path(folder), "compaction": quiet})
+        windows = {name: inputs.prices.find_card(name, model).window for name, model in names.items()}
+        sized = [each.model_copy(update={"window": windows[each.name]}) for each in settings.upstreams]
+        own = settings.model_copy(update={"data": Path(folder), "compaction": quiet, "upstreams": tuple(sized)})
         upstreams = {policy.name: RehearsalUpstream(policy.name) for policy in settings.upstream_policies()}
         try:
             engine = await build_engine(own, connect=lambda policy, *_: upstreams[policy.name])

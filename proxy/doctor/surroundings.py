@@ -15,10 +15,12 @@ import msgspec
 from proxy.assembly import measure, open_index, open_log
 from proxy.config import Settings
 from proxy.context.budget import make_budget
+from proxy.engine.compaction.trigger import is_local_server
 from proxy.engine.doctor.findings import (
     Finding,
     StoreFacts,
     judge_disk,
+    judge_local,
     judge_mode,
     judge_store,
     judge_token,
@@ -28,6 +30,7 @@ from proxy.engine.doctor.findings import (
 )
 from proxy.engine.models import PriceList
 from proxy.engine.ports import LogReader
+from proxy.engine.reports.savings import SavingsInputs
 from proxy.model.errors import ProxyError
 from proxy.model.log import SessionRow
 from proxy.running import ADDRESS_FILE, TOKEN_FILE, find_address
@@ -41,15 +44,24 @@ _ANTHROPIC_HOST = "anthropic.com"
 _DEFAULT_MODELS = {"openai": "gpt-5", "anthropic": "claude-sonnet-4-5"}
 
 
-async def examine_surroundings(settings: Settings, *, is_quick: bool = False) -> list[Finding]:
+async def examine_surroundings(
+    settings: Settings, inputs: SavingsInputs | None = None, *, is_quick: bool = False
+) -> list[Finding]:
     """Return the findings on what is here: settings, log, disk, token, traffic, models, clients.
 
-    If `is_quick`, only the newest calls of the log are checked, however small it is.
+    If `is_quick`, only the newest calls of the log are checked, however small it is. `inputs` has what is known of the
+    models, else that is read from the settings and the catalog.
     """
+    inputs = inputs or await measure(settings)
     store = await inspect_store(settings, is_quick=is_quick)
     now_ms = int(time.time() * 1000)
-    found = [judge_mode(settings.mode), *judge_store(store), judge_disk(store), inspect_token(settings)]
-    found += [*(await judge_models(settings)), judge_traffic(store, now_ms)]
+    found = [
+        judge_mode(settings.mode, settings.budget.ceiling_tokens),
+        *judge_store(store),
+        judge_disk(store),
+        inspect_token(settings),
+    ]
+    found += [*(await judge_models(settings, inputs)), judge_traffic(store, now_ms)]
     apis = [find_api(policy.base_url) for policy in settings.upstream_policies()]
     return [*found, list_clients(find_address(settings), apis)]
 
@@ -175,16 +187,17 @@ async def list_models(settings: Settings) -> list[tuple[str, str]]:
     return known
 
 
-async def judge_models(settings: Settings) -> list[Finding]:
-    """Say for each known model which strategy applies, and where shortening starts."""
-    inputs = await measure(settings)
+async def judge_models(settings: Settings, inputs: SavingsInputs) -> list[Finding]:
+    """Say for each known model which strategy applies, and where shortening starts; and which engines are local."""
     prices: PriceList = inputs.prices
-    engine = settings.engine_policy()
-    found = []
+    engine, providers = settings.engine_policy(), settings.providers()
+    found = dict[str, Finding]()
     for upstream, model in await list_models(settings):
         card = prices.find_card(upstream, model)
         strategy = engine.find_strategy(model)
         memory = inputs.policy.find_memory_mark(model) if strategy == "snapshot" else None
         budget = make_budget(card.window, card.output, None, inputs.policy, prices=card.prices, memory=memory)
-        found.append(judge_window(upstream, model, budget, strategy))
-    return found
+        found[f"{upstream} {model}"] = judge_window(upstream, model, budget, strategy)
+        if is_local_server(providers[upstream], card):
+            found[upstream] = judge_local(upstream, summary_model=settings.compaction.model or "")
+    return list(found.values())

@@ -30,9 +30,13 @@ def by_name(findings: list[Finding]) -> dict[str, Finding]:
     return {finding.name: finding for finding in findings}
 
 
+async def play(settings: Settings) -> list[Finding]:
+    return await rehearse(settings, await measure(settings))
+
+
 @pytest.mark.parametrize("strategy", ["epochs", "turns"])
 async def test_a_rehearsed_session_is_recognised_shortened_and_repeated(tmp_path: Path, strategy: str) -> None:
-    found = by_name(await rehearse(make(tmp_path, strategy=strategy)))
+    found = by_name(await play(make(tmp_path, strategy=strategy)))
     assert {name: finding.state for name, finding in found.items()} == {
         "session": "ok",
         "shortening": "ok",
@@ -49,7 +53,7 @@ async def test_each_upstream_is_rehearsed_on_its_wire_with_its_model(tmp_path: P
         {"name": "first", "base_url": "http://127.0.0.1:9/v1", "models": ["gpt-5-mini"]},
         {"name": "second", "base_url": "https://api.anthropic.com/v1", "models": ["claude-*"]},
     ]
-    findings = await rehearse(make(tmp_path, upstreams=upstreams))
+    findings = await play(make(tmp_path, upstreams=upstreams))
     told = [
         (each.facts["upstream"], each.facts["model"], each.facts["wire"]) for each in findings if each.name == "session"
     ]
@@ -61,12 +65,12 @@ async def test_each_upstream_is_rehearsed_on_its_wire_with_its_model(tmp_path: P
 
 
 async def test_a_session_that_may_not_be_inferred_is_not_recognised(tmp_path: Path) -> None:
-    found = by_name(await rehearse(make(tmp_path, sessions__infer=False)))
+    found = by_name(await play(make(tmp_path, sessions__infer=False)))
     assert found["session"].state == "fault"
 
 
 async def test_without_summaries_of_a_model_a_snapshot_is_still_judged(tmp_path: Path) -> None:
-    found = by_name(await rehearse(make(tmp_path, strategy="snapshot")))
+    found = by_name(await play(make(tmp_path, strategy="snapshot")))
     assert found["shortening"].state in ("ok", "warning")
 
 

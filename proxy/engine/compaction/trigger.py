@@ -30,6 +30,7 @@ from proxy.engine.policy import Provider
 from proxy.engine.ports import Archive, Leases
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EventBus, TaskRunner, attempt
+from proxy.model.card import Card
 from proxy.model.events import AnswerRead, ExchangeRecorded
 from proxy.model.exchange import SessionKey, Usage
 from proxy.model.lru import LruCache
@@ -171,7 +172,14 @@ class CompactionTrigger:
         provider = self.providers.get(upstream, _ANY)
         if provider.cache is not None or upstream not in self._near:
             return provider.cache == "local"
-        return not self.models.card(upstream, model).prices_source
+        return is_local_server(provider, self.models.card(upstream, model))
+
+
+def is_local_server(provider: Provider, card: Card) -> bool:
+    """Return whether an upstream serves one request at a time: as declared, else if it is near and has no price."""
+    if provider.cache is not None:
+        return provider.cache == "local"
+    return is_near(provider.host) and not card.prices_source
 
 
 def is_near(host: str) -> bool:

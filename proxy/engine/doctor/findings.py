@@ -45,7 +45,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 class UpstreamProbe(msgspec.Struct, frozen=True, kw_only=True):
     """What a free call to an upstream gave. `status` is 0 where no response came, and `problem` then says why.
 
-    `skew` is how many seconds our clock is ahead of the upstream's, None if it does not tell its time.
+    `listing` is its list of models as it sent it. `skew` is how many seconds our clock is ahead of the upstream's, None
+    if it does not tell its time.
     """
 
     name: str
@@ -54,6 +55,7 @@ class UpstreamProbe(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
     has_key: bool = False
     models: int = 0
+    listing: bytes = b""
     seconds: float = 0.0
     skew: float | None = None
 
@@ -81,11 +83,15 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The server on the data directory: `address` is empty if none runs, `version` if it does not tell one."""
+    """The server on the data directory: `address` is empty if none runs, `version` if it does not tell one.
+
+    `findings` are its own.
+    """
 
     address: str = ""
     version: str = ""
     mode: str = ""
+    findings: tuple[Finding, ...] = ()
 
 
 def conclude(version: str, findings: Iterable[Finding]) -> Diagnosis:
@@ -96,19 +102,18 @@ def conclude(version: str, findings: Iterable[Finding]) -> Diagnosis:
     return Diagnosis(version=version, state=worst, findings=found)
 
 
-def judge_mode(mode: Mode) -> Finding:
-    """Judge whether the settings let anything be shortened."""
+def judge_mode(mode: Mode, ceiling: int | None = None) -> Finding:
+    """Judge whether the settings let anything be shortened. `ceiling` is the configured one in tokens."""
+    facts: Facts = {"mode": mode, "ceiling": ceiling}
     if mode == "bypass":
         what = "The mode is bypass: nothing is recorded or shortened."
         advice = "Set mode: manage, or leave out --mode bypass."
-        return Finding(name="mode", state="fault", sentence=what, advice=advice, facts={"mode": mode})
+        return Finding(name="mode", state="fault", sentence=what, advice=advice, facts=facts)
     if mode == "observe":
         what = "The mode is observe: calls are recorded, and none is shortened."
-        return Finding(
-            name="mode", state="warning", sentence=what, advice="Set mode: manage to shorten.", facts={"mode": mode}
-        )
+        return Finding(name="mode", state="warning", sentence=what, advice="Set mode: manage to shorten.", facts=facts)
     what = "The mode is manage: calls are recorded, and long ones shortened."
-    return Finding(name="mode", state="ok", sentence=what, facts={"mode": mode})
+    return Finding(name="mode", state="ok", sentence=what, facts=facts)
 
 
 def judge_upstream(probe: UpstreamProbe) -> Finding:
@@ -239,6 +244,16 @@ _BEGINNINGS: Mapping[Strategy, str] = {
 }
 
 
+def take_models(found: Sequence[Finding], server: Sequence[Finding]) -> list[Finding]:
+    """Return findings with those of the running server on models: it knows its marks, and has met their windows."""
+    of_models = ("model ", "local ")
+    taken = [each for each in server if each.name.startswith(of_models)]
+    if not taken:
+        return list(found)
+    first = next((at for at, each in enumerate(found) if each.name.startswith(of_models)), len(found))
+    return [*found[:first], *taken, *(each for each in found[first:] if not each.name.startswith(of_models))]
+
+
 def judge_window(upstream: str, model: str, budget: Budget, strategy: Strategy) -> Finding:
     """Say which strategy applies to a model, its window, and from how many tokens on its requests are shortened."""
     facts: Facts = {
@@ -255,11 +270,22 @@ def judge_window(upstream: str, model: str, budget: Budget, strategy: Strategy) 
         what = f"{model} at {upstream}: window {window}, which leaves no room for input, so it is never shortened."
         advice = "Set models.PATTERN.window, or lower budget.output_reserve."
         return Finding(name=f"model {model}", state="fault", sentence=what, advice=advice, facts=facts)
-    advice = "" if budget.window else "Set models.PATTERN.window if it has less than the ceiling."
+    advice = "" if budget.window else "Set models.PATTERN.window, or the upstream's window, if it has less."
     what = f"{model} at {upstream}: window {window}, strategy {strategy}, {marks}."
     return Finding(
         name=f"model {model}", state="ok" if budget.window else "warning", sentence=what, advice=advice, facts=facts
     )
+
+
+def judge_local(upstream: str, *, summary_model: str) -> Finding:
+    """Say how calls of ours keep out of the way of the clients' at an engine that serves one request at a time."""
+    what = f"{upstream} is taken for an engine that serves one request at a time: it is asked for nothing of ours"
+    if summary_model:
+        what += f" but summaries by {summary_model}, in idle moments, which end when a call arrives."
+    else:
+        what += ", and summaries are made without a model."
+    advice = "See docs/local-models.md; if it serves many at once, declare upstreams[].cache: prefix."
+    return Finding(name=f"local {upstream}", state="ok", sentence=what, advice=advice)
 
 
 def judge_server(server: ServerFacts, version: str, settings_mode: Mode) -> Finding:

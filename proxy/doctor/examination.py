@@ -31,7 +31,6 @@ from proxy.engine.doctor.findings import (
     judge_key,
     judge_server,
     judge_upstream,
-    take_models,
 )
 from proxy.engine.doctor.rehearsal import (
     Rehearsal,
@@ -78,11 +77,10 @@ async def _diagnose(settings: Settings, address: str, *, is_live: bool) -> Diagn
     policies = [policy for policy in settings.upstream_policies() if policy.kind != "litellm"]
     keys = [find_key(policy, read_environment()) for policy in policies]
     probes = [await probe_upstream(policy, key) for policy, key in zip(policies, keys, strict=True)]
-    inputs = await measure(settings, {probe.name: probe.listing for probe in probes})
-    passing = [await compare_passing(address, *each) for each in zip(probes, keys, strict=True)] if address else []
     server = await ask_server(settings, address)
     settings = _take_ceiling(settings, server)
-    found = take_models(await examine_surroundings(settings, inputs), server.findings)
+    inputs = await measure(settings, {probe.name: probe.listing for probe in probes})
+    found = await examine_surroundings(settings, inputs, probes)
     for policy in settings.upstream_policies():
         if policy.kind == "litellm":
             what = "litellm reaches this upstream, and no free call checks it; --live does not call it either."
@@ -90,9 +88,11 @@ async def _diagnose(settings: Settings, address: str, *, is_live: bool) -> Diagn
     found += [finding for probe in probes for finding in (judge_upstream(probe), judge_key(probe)) if finding]
     store = await inspect_store(settings, is_quick=True)
     found.append(judge_clock(probes, store.last_ms, int(time.time() * 1000)))
-    found += [judge_server(server, __version__, settings.mode), *passing]
+    found.append(judge_server(server, __version__, settings.mode))
+    if address:
+        found += [await compare_passing(address, probe, key) for probe, key in zip(probes, keys, strict=True)]
     if settings.mode == "manage":
-        found += await rehearse(settings, inputs)
+        found += await rehearse(settings, inputs, probes)
     if is_live:
         for policy, key in zip(policies, keys, strict=True):
             found.append(await call_live(settings, policy, key, inputs))
@@ -158,15 +158,14 @@ def _find_skew(date: str) -> float | None:
 
 def _take_ceiling(settings: Settings, server: ServerFacts) -> Settings:
     """Return settings with the ceiling of the running server, unless they state one."""
-    mode = next((each for each in server.findings if each.name == "mode"), None)
-    ceiling = mode.facts.get("ceiling") if mode is not None else None
-    if not isinstance(ceiling, int) or "ceiling_tokens" in settings.budget.model_fields_set:
+    if server.ceiling is None or "ceiling_tokens" in settings.budget.model_fields_set:
         return settings
-    return settings.model_copy(update={"budget": settings.budget.model_copy(update={"ceiling_tokens": ceiling})})
+    budget = settings.budget.model_copy(update={"ceiling_tokens": server.ceiling})
+    return settings.model_copy(update={"budget": budget})
 
 
 async def ask_server(settings: Settings, address: str) -> ServerFacts:
-    """Ask the running server for its version, its mode and its own findings."""
+    """Ask the running server for its version, mode and ceiling."""
     if not address:
         return ServerFacts()
     headers = {"authorization": f"Bearer {find_admin_token(settings)}"}
@@ -178,8 +177,14 @@ async def ask_server(settings: Settings, address: str) -> ServerFacts:
         told = None
     if told is None:
         return ServerFacts(address=address)
-    mode = next((str(each.facts.get("mode", "")) for each in told.findings if each.name == "mode"), "")
-    return ServerFacts(address=address, version=told.version, mode=mode, findings=told.findings)
+    facts = next((each.facts for each in told.findings if each.name == "mode"), {})
+    mode, ceiling = facts.get("mode"), facts.get("ceiling")
+    return ServerFacts(
+        address=address,
+        version=told.version,
+        mode=mode if isinstance(mode, str) else "",
+        ceiling=ceiling if isinstance(ceiling, int) else None,
+    )
 
 
 async def compare_passing(address: str, probe: UpstreamProbe, key: Mapping[str, str]) -> Finding:
@@ -200,14 +205,14 @@ async def compare_passing(address: str, probe: UpstreamProbe, key: Mapping[str, 
     return Finding(name=name, state="warning", sentence=what, advice=advice, facts=facts)
 
 
-async def rehearse(settings: Settings, inputs: SavingsInputs) -> list[Finding]:
+async def rehearse(settings: Settings, inputs: SavingsInputs, probes: Sequence[UpstreamProbe] = ()) -> list[Finding]:
     """Play a session of a model of each upstream through an engine with these settings, and judge what came of it.
 
     Summaries and holdout are off: there is no model that could write the ones, and the others would not be managed. A
     plan may take long, for what is judged is not how busy this machine is.
     """
     played: list[Rehearsal] = []
-    names = dict(reversed(await list_models(settings)))
+    names = dict(reversed(await list_models(settings, probes)))
     with tempfile.TemporaryDirectory(prefix="palimpsest-doctor-") as folder:
         changes = {"auto": False, "holdout_fraction": 0.0, "hard_wait_seconds": _PATIENCE_SECONDS}
         quiet = settings.compaction.model_copy(update=changes)

@@ -19,6 +19,7 @@ from proxy.engine.compaction.trigger import is_local_server
 from proxy.engine.doctor.findings import (
     Finding,
     StoreFacts,
+    UpstreamProbe,
     judge_disk,
     judge_local,
     judge_mode,
@@ -34,6 +35,7 @@ from proxy.engine.reports.savings import SavingsInputs
 from proxy.model.errors import ProxyError
 from proxy.model.log import SessionRow
 from proxy.running import ADDRESS_FILE, TOKEN_FILE, find_address
+from proxy.upstream.model_listing import read_listing
 
 _VERIFIED_BYTES = 32_000_000
 _READ_BACK = 50
@@ -45,12 +47,16 @@ _DEFAULT_MODELS = {"openai": "gpt-5", "anthropic": "claude-sonnet-4-5"}
 
 
 async def examine_surroundings(
-    settings: Settings, inputs: SavingsInputs | None = None, *, is_quick: bool = False
+    settings: Settings,
+    inputs: SavingsInputs | None = None,
+    probes: Sequence[UpstreamProbe] = (),
+    *,
+    is_quick: bool = False,
 ) -> list[Finding]:
     """Return the findings on what is here: settings, log, disk, token, traffic, models, clients.
 
     If `is_quick`, only the newest calls of the log are checked, however small it is. `inputs` has what is known of the
-    models, else that is read from the settings and the catalog.
+    models, else that is read from the settings and the catalog; `probes` what upstreams have answered.
     """
     inputs = inputs or await measure(settings)
     store = await inspect_store(settings, is_quick=is_quick)
@@ -61,7 +67,7 @@ async def examine_surroundings(
         judge_disk(store),
         inspect_token(settings),
     ]
-    found += [*(await judge_models(settings, inputs)), judge_traffic(store, now_ms)]
+    found += [*(judge_models(settings, inputs, await list_models(settings, probes))), judge_traffic(store, now_ms)]
     apis = [find_api(policy.base_url) for policy in settings.upstream_policies()]
     return [*found, list_clients(find_address(settings), apis)]
 
@@ -164,8 +170,11 @@ def inspect_token(settings: Settings) -> Finding:
     return judge_token(mode, str(path), is_set=is_set)
 
 
-async def list_models(settings: Settings) -> list[tuple[str, str]]:
-    """Return upstreams and models: those of the newest calls of the log, then one for each other upstream."""
+async def list_models(settings: Settings, probes: Sequence[UpstreamProbe] = ()) -> list[tuple[str, str]]:
+    """Return upstreams and models: those of the newest calls of the log, then one for each other upstream.
+
+    That is one of its settings, else a usual one, unless it lists its models and that is not among them.
+    """
     found: dict[tuple[str, str], None] = {}
     if settings.store_policy().path.exists():
         log = open_log(settings)
@@ -180,19 +189,21 @@ async def list_models(settings: Settings) -> list[tuple[str, str]]:
     names = {policy.name for policy in settings.upstream_policies()}
     known = [each for each in found if each[0] in names][:_MODELS]
     have = {upstream for upstream, _ in known}
+    listed = {probe.name: list(read_listing(probe.listing)) for probe in probes}
     for policy in settings.upstream_policies():
         if policy.name not in have:
-            plain = next((model for model in policy.models if not set(model) & set("*?[")), "")
-            known.append((policy.name, plain or _DEFAULT_MODELS[find_api(policy.base_url)]))
+            usual, offered = _DEFAULT_MODELS[find_api(policy.base_url)], listed.get(policy.name, [])
+            stated = [model for model in policy.models if not set(model) & set("*?[")]
+            known.append((policy.name, [*stated, *(offered if usual not in offered else ()), usual][0]))
     return known
 
 
-async def judge_models(settings: Settings, inputs: SavingsInputs) -> list[Finding]:
+def judge_models(settings: Settings, inputs: SavingsInputs, models: Sequence[tuple[str, str]]) -> list[Finding]:
     """Say for each known model which strategy applies, and where shortening starts; and which engines are local."""
     prices: PriceList = inputs.prices
     engine, providers = settings.engine_policy(), settings.providers()
     found = dict[str, Finding]()
-    for upstream, model in await list_models(settings):
+    for upstream, model in models:
         card = prices.find_card(upstream, model)
         strategy = engine.find_strategy(model)
         memory = inputs.policy.find_memory_mark(model) if strategy == "snapshot" else None

@@ -45,7 +45,7 @@ def test_json_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     run_doctor(BROKEN, "--json")
     told = json.loads(capsys.readouterr().out)
     assert (told["version"], told["state"]) == ("1.2", "fault")
-    assert told["findings"][0]["facts"] == {"mode": "bypass"} and told["findings"][0]["advice"]
+    assert told["findings"][0]["facts"] == {"mode": "bypass", "ceiling": None} and told["findings"][0]["advice"]
 
 
 def test_no_money_is_spent_unless_that_is_asked_for() -> None:

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
-from tests.journeys.provider import Provider, run_provider
+from tests.journeys.provider import Provider, run_application, run_provider
 from tests.journeys.running import TOKEN, run_proxy
 
 SECONDS = 120.0
@@ -23,10 +26,11 @@ def provider() -> Iterator[Provider]:
         yield running
 
 
-def run_doctor(data: Path, upstream: str, **settings: str) -> tuple[int, dict[str, Any], str]:
+def run_doctor(data: Path, upstream: str = "", **settings: str) -> tuple[int, dict[str, Any], str]:
     """Run it; the exit code, its findings by name, and what it says on standard error."""
+    stated = ["--upstream", upstream] if upstream else []
     ended = subprocess.run(
-        [sys.executable, "-m", "proxy", "doctor", "--json", "--data", str(data), "--upstream", upstream],
+        [sys.executable, "-m", "proxy", "doctor", "--json", "--data", str(data), *stated],
         env={**os.environ, "PALIMPSEST_SERVER__ADMIN_TOKEN": TOKEN, **settings},
         capture_output=True,
         timeout=SECONDS,
@@ -56,6 +60,21 @@ def test_beside_a_server_everything_is_examined(provider: Provider, tmp_path: Pa
     assert [(each.method, each.target) for each in seen] == [("GET", "/v1/models")] * 2  # directly, and through it
     names = {each["name"] for each in served["findings"]}
     assert {"mode", "store", "records", "disk", "traffic", "clients"} <= names and served["version"]
+
+
+def test_without_settings_those_of_the_server_are_examined(tmp_path: Path) -> None:
+    listed = {"object": "list", "data": [{"id": "m.gguf", "object": "model", "meta": {"n_ctx": 16384}}]}
+    routes = [Route("/v1/models", lambda _: JSONResponse(listed))]
+    with (
+        run_application(Starlette(routes=routes)) as port,
+        run_proxy(tmp_path, f"http://127.0.0.1:{port}/v1", "--ceiling", "6000"),
+    ):
+        code, found, _ = run_doctor(tmp_path)
+    assert code == 0 and found["upstream 127.0.0.1"]["state"] == "ok", found
+    assert found["model m.gguf"]["facts"]["window"] == 16384
+    assert found["model m.gguf"]["facts"]["high_mark"] == 5820
+    assert found["shortening"]["facts"]["sent_tokens"] < 6000
+    assert "one request at a time" in found["local 127.0.0.1"]["sentence"]
 
 
 def test_a_server_in_bypass_is_a_fault(provider: Provider, tmp_path: Path) -> None:

@@ -83,15 +83,12 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The server on the data directory: `address` is empty if none runs, `version` if it does not tell one.
-
-    `findings` are its own.
-    """
+    """The server on the data directory: `address` is empty if none runs, `version` if it does not tell one."""
 
     address: str = ""
     version: str = ""
     mode: str = ""
-    findings: tuple[Finding, ...] = ()
+    ceiling: int | None = None
 
 
 def conclude(version: str, findings: Iterable[Finding]) -> Diagnosis:
@@ -242,16 +239,6 @@ _BEGINNINGS: Mapping[Strategy, str] = {
     "turns": "shortened with each prompt of the user, to {high:,} tokens at most",
     "snapshot": "memory is made from {soft:,} tokens on, and always shortened from {high:,} on",
 }
-
-
-def take_models(found: Sequence[Finding], server: Sequence[Finding]) -> list[Finding]:
-    """Return findings with those of the running server on models: it knows its marks, and has met their windows."""
-    of_models = ("model ", "local ")
-    taken = [each for each in server if each.name.startswith(of_models)]
-    if not taken:
-        return list(found)
-    first = next((at for at, each in enumerate(found) if each.name.startswith(of_models)), len(found))
-    return [*found[:first], *taken, *(each for each in found[first:] if not each.name.startswith(of_models))]
 
 
 def judge_window(upstream: str, model: str, budget: Budget, strategy: Strategy) -> Finding:

@@ -14,6 +14,7 @@ from proxy.engine.doctor.findings import (
     judge_clock,
     judge_disk,
     judge_key,
+    judge_local,
     judge_mode,
     judge_server,
     judge_store,
@@ -182,6 +183,11 @@ def test_a_window_that_is_not_known_or_too_small_is_told() -> None:
     )
     small = msgspec.structs.replace(make_budget(100, 100, None, BudgetPolicy()), usable=0)
     check(judge_window("main", "m", small, "epochs"), "fault", "no room for input")
+
+
+def test_a_local_engine_is_told_what_it_is_asked_for() -> None:
+    check(judge_local("here", summary_model=""), "ok", "here", "one request at a time", "without a model")
+    check(judge_local("here", summary_model="small"), "ok", "summaries by small, in idle moments")
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ class SqliteEraser:
 
     async def measure_used(self) -> int:
         """Return the bytes of the log's file that are in use."""
-        return await asyncio.to_thread(self._read, _measure_used)
+        return await asyncio.to_thread(measure_used, self._log.path)
 
     def close(self) -> None:
         """Release the file. Call it once the log is closed."""
@@ -174,15 +174,7 @@ class SqliteEraser:
 
     def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         """Run a query over a connection of its own, with temporary tables, in one snapshot."""
-        connection = connect_reader(self._log.path)
-        try:
-            connection.execute("PRAGMA query_only = OFF")  # for temporary tables; the file is opened read-only
-            connection.execute("BEGIN")
-            return query(connection)
-        except FILE_ERRORS as error:
-            raise StoreUnavailable(f"{self._log.path} cannot be read: {advise(error)}") from error
-        finally:
-            connection.close()
+        return _read_log(self._log.path, query)
 
     async def _work(self, task: Callable[[sqlite3.Connection], T]) -> T:
         """Run one step in the writer thread, then leave it alone for four times as long."""
@@ -291,6 +283,23 @@ def _finish(described: SessionErasure, deletion: Deletion, *, is_overwritten: bo
         deletion.at_ms,
         is_overwritten,
     )
+
+
+def measure_used(log: Path) -> int:
+    """Return the bytes of a log's file that are in use. Blocks. Raises StoreUnavailable."""
+    return _read_log(log, _measure_used)
+
+
+def _read_log(log: Path, query: Callable[[sqlite3.Connection], T]) -> T:
+    connection = connect_reader(log)
+    try:
+        connection.execute("PRAGMA query_only = OFF")  # for temporary tables; the file is opened read-only
+        connection.execute("BEGIN")
+        return query(connection)
+    except FILE_ERRORS as error:
+        raise StoreUnavailable(f"{log} cannot be read: {advise(error)}") from error
+    finally:
+        connection.close()
 
 
 def _measure_used(log: sqlite3.Connection) -> int:

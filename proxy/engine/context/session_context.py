@@ -245,9 +245,15 @@ class SessionContext:
         shown = filter(is_worth_sending, self.list_summaries(nodes, view))
         return [LiveSummary(each.id, each.text, each.start, each.stop, each.tokens, each.block) for each in shown]
 
-    def get_account(self, view: str, epoch: str, budget: Budget) -> EpochAccount:
-        """Return the account of a view under an epoch ("" for none). If memory has none, restore it from the log."""
+    def get_account(self, view: str, epoch: str, budget: Budget, *, is_kept: bool = True) -> EpochAccount:
+        """Return the account of a view under an epoch ("" for none). If memory has none, restore it from the log.
+
+        Memory stays as it is if not `is_kept`.
+        """
         account = self._accounts.get((view, epoch))
+        if not is_kept:
+            owed = self._owed.get((view, epoch), 0.0)
+            return account or EpochAccount(restore_account(self.trace(epoch), owed, budget))
         if account is None:
             owed = self._owed.pop((view, epoch), 0.0)
             account = self._accounts[view, epoch] = EpochAccount(restore_account(self.trace(epoch), owed, budget))

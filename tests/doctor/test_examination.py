@@ -58,9 +58,13 @@ async def test_each_upstream_is_rehearsed_on_its_wire_with_its_model(tmp_path: P
     ]
     assert told == [
         ("first", "gpt-5-mini", "chat_completions"),
+        ("first", "gpt-5-mini", "responses"),
         ("second", "claude-sonnet-4-5", "anthropic_messages"),
     ]
     assert {finding.state for finding in findings} == {"ok"}
+    shortened = [each.facts for each in findings if each.name == "shortening"]
+    assert all(int(each["sent_tokens"] or 0) < 0.7 * int(each["client_tokens"] or 0) for each in shortened)
+    assert len(shortened) == 3 and len([each for each in findings if each.name == "gateway"]) == 1
 
 
 async def test_a_session_that_may_not_be_inferred_is_not_recognised(tmp_path: Path) -> None:

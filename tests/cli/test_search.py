@@ -81,7 +81,8 @@ def test_beside_a_server_it_reads_what_that_has_indexed(capsys: pytest.CaptureFi
     assert run(index, "search", "a zebra", "--limit", "5", "--tokens", "900", update_index=refuse) == 0
     told = capsys.readouterr()
     assert told.out == (
-        "ref:abcdefgh23  2025-10-09 17:53:20 +0900  s1 call 3  tool output bash\n    a zebra \N{REPLACEMENT CHARACTER}\n\n"
+        "ref:abcdefgh23  2025-10-09 17:53:20 +0900  s1 call 3  tool output bash\n"
+        "    a zebra \N{REPLACEMENT CHARACTER}\n\n"
         "3 newer records of the log could not be searched yet\n"
         "the search was ended by its time limit, or there is no index; there may be more\n"
     )

@@ -166,7 +166,7 @@ class ManualCompaction:
         context = await states.caches.contexts.load(request.session.id)
         budget = states.find_budget(request)
         epoch = context.find(request.view, request, is_next=True)
-        return await states.read(request, context, epoch, budget, is_kept=is_kept)
+        return await states.read(request, context, epoch, budget, keep=is_kept)
 
     def _make_request(self, state: RequestState) -> SentRequest:
         """Return the request as it would be sent, with a budget that limits a summary in proportion to its size."""

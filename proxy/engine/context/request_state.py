@@ -380,19 +380,12 @@ class StateReader:
         )
 
     async def read(
-        self,
-        request: ManagedRequest,
-        context: SessionContext,
-        epoch: Epoch | None,
-        budget: Budget,
-        *,
-        is_kept: bool = True,
+        self, request: ManagedRequest, context: SessionContext, epoch: Epoch | None, budget: Budget, keep: bool = True
     ) -> RequestState:
-        """Return the state of a request, with its new messages counted. Memory keeps nothing of it if not `is_kept`."""
-        history = await self.caches.histories.follow(request, is_kept=is_kept)
-        epoch_tokens = await self._weigh(request, context, epoch, is_kept) if epoch is not None else 0
-        account = context.get_account(request.view, epoch.id if epoch is not None else "", budget, is_kept=is_kept)
-        return self._make(request, context, epoch, budget, history=history, epoch_tokens=epoch_tokens, account=account)
+        """Return the state of a request, with its new messages counted. Memory keeps nothing of it if not `keep`."""
+        history = await self.caches.histories.follow(request, is_kept=keep)
+        epoch_tokens = await self._weigh(request, context, epoch, keep) if epoch is not None else 0
+        return self._make(request, context, epoch, budget, history=history, epoch_tokens=epoch_tokens, is_kept=keep)
 
     def read_uncounted(
         self, request: ManagedRequest, context: SessionContext, epoch: Epoch, budget: Budget
@@ -406,10 +399,7 @@ class StateReader:
         begun = self.caches.histories.begin(request) if epoch_tokens is not None else None
         if epoch_tokens is None or begun is None:
             return None
-        account = context.get_account(request.view, epoch.id, budget)
-        state = self._make(
-            request, context, epoch, budget, history=begun.history, epoch_tokens=epoch_tokens, account=account
-        )
+        state = self._make(request, context, epoch, budget, history=begun.history, epoch_tokens=epoch_tokens)
         return UncountedState(state, begun)
 
     def count(self, uncounted: UncountedState) -> RequestState:
@@ -427,8 +417,9 @@ class StateReader:
         *,
         history: MeasuredHistory,
         epoch_tokens: int,
-        account: EpochAccount,
+        is_kept: bool = True,
     ) -> RequestState:
+        account = context.get_account(request.view, epoch.id if epoch is not None else "", budget, is_kept=is_kept)
         is_refused = context.recalled.is_refused(request.view, self.clock.now_ms())
         tool = self.offers.choose(request, epoch, is_refused=is_refused)
         recalled = context.recalled.find(request)

@@ -234,7 +234,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         lambda: engine.descriptors.shortages,
         lambda: engine.index.health,
         price=prices.price,
-        disk=functools.partial(measure_disk, settings.store_policy().path),
+        disk=functools.partial(measure_disk, settings.store_policy().path, settings.store_policy().max_bytes),
         circuits=lambda: circuits.states,
     )
     metrics.subscribe(engine.bus)

@@ -1,7 +1,6 @@
 """What the log has as text: plans, costs, trees of calls and sessions; tables of fixed columns."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Protocol, TypeVar
 
 from proxy.cli.terminal import WIDTH as WIDTH
@@ -28,11 +27,6 @@ Child = TypeVar("Child", bound=_ListedSession)
 _GAP = "  "
 _MAX_INDENT = 8  # levels; deeper ones are drawn at this one
 _TIP_DIGITS = 10
-
-
-def format_time(ms: int) -> str:
-    """Format a time of the log, in milliseconds since 1970, as UTC to the second."""
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def format_count(count: int, one: str, more: str = "") -> str:

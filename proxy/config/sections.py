@@ -350,8 +350,15 @@ class StoreSettings(Section):
         _STORE.max_bytes,
         ge=0,
         description=(
-            "Most bytes of the log. At nine tenths the content of the longest idle sessions is erased, never of one"
-            " that was called within the hour; at the limit no more is written. 0: no limit."
+            "Most bytes of the log: at the limit no more is recorded, and calls go on. Nothing is erased for it, unless"
+            " when_full says so. 0: no limit."
+        ),
+    )
+    when_full: Literal["stop", "erase"] = Field(
+        "stop",
+        description=(
+            "As the log nears max_bytes: stop recording there, or, from nine tenths on, erase the content of the"
+            " longest idle sessions, never of one that was called within the hour."
         ),
     )
     retention_days: int = Field(

@@ -231,7 +231,8 @@ class Settings(BaseSettings):
 
     def retention_policy(self) -> RetentionPolicy:
         """Return what is erased from the log without being asked."""
-        return RetentionPolicy(self.store.retention_days, self.store.max_bytes)
+        most = self.store.max_bytes if self.store.when_full == "erase" else 0
+        return RetentionPolicy(self.store.retention_days, most)
 
     def upstream_policies(self) -> tuple[UpstreamPolicy, ...]:
         """Return the policies of all upstreams, in order of preference."""

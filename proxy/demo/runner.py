@@ -270,7 +270,10 @@ _BEGINNING = (
     "The proxy is at {address}, its log in {data}."
 )
 _CAUSES = {"epoch": "an epoch opened", "tools": "the client changed its tools, when the user connected the tracker"}
-_COMMANDS = ("sessions", "show {session}", "cache {session}", "summaries {session}", "savings")
+_COMMANDS = (
+    *("sessions", "show {session}", "savings", "epochs {session}", "cache {session}", "summaries {session}"),
+    "revert {session} --dry-run",
+)
 
 
 def _format_row(label: str, before: float, after: float) -> str:

@@ -51,6 +51,7 @@ _TIMEOUT = httpx.Timeout(20.0, connect=10.0)
 _FINISH_SECONDS = 10.0
 _PATIENCE_SECONDS = 60.0
 _LIVE_TOKENS = 16
+_WIRES = {"openai": ("chat_completions", "responses"), "anthropic": ("anthropic_messages",)}  # by API
 # The key of a client is sent to the provider that it belongs to, and to nobody else.
 _ENVIRONMENT_KEYS = {"api.openai.com": "OPENAI_API_KEY", "api.anthropic.com": "ANTHROPIC_API_KEY"}
 _ANTHROPIC_VERSION = {"anthropic-version": "2023-06-01"}
@@ -206,10 +207,10 @@ async def compare_passing(address: str, probe: UpstreamProbe, key: Mapping[str, 
 
 
 async def rehearse(settings: Settings, inputs: SavingsInputs, probes: Sequence[UpstreamProbe] = ()) -> list[Finding]:
-    """Play a session of a model of each upstream through an engine with these settings, and judge what came of it.
+    """Play a session of a model of each upstream, on each wire of its API, through an engine with these settings.
 
-    Summaries and holdout are off: there is no model that could write the ones, and the others would not be managed. A
-    plan may take long, for what is judged is not how busy this machine is.
+    What came of it is judged. Summaries and holdout are off: there is no model that could write the ones, and the
+    others would not be managed. A plan may take long, for what is judged is not how busy this machine is.
     """
     played: list[Rehearsal] = []
     names = dict(reversed(await list_models(settings, probes)))
@@ -233,15 +234,17 @@ async def rehearse(settings: Settings, inputs: SavingsInputs, probes: Sequence[U
                 model = names[policy.name]
                 strategy = settings.engine_policy().find_strategy(model)
                 budget = engine.models.budget(LimitKey(policy.name, model), strategy=strategy)
-                wire = "anthropic_messages" if find_api(policy.base_url) == "anthropic" else "chat_completions"
-                if budget.usable:  # else the finding on the model says that nothing can be shortened
+                for wire in (
+                    _WIRES[find_api(policy.base_url)] if budget.usable else ()
+                ):  # else the model's finding says it
                     session = RehearsedSession(engine.exchanges, upstream, wire, model)
                     played.append(await session.play(budget.high, strategy))
             await engine.tasks.finish(_FINISH_SECONDS)
         finally:
             await engine.close()
     found = [finding for each in played for finding in judge_rehearsal(each)]
-    return [*found, *filter(None, map(judge_passing, played))]
+    passing = {finding.sentence: finding for finding in map(judge_passing, played) if finding}  # each once
+    return [*found, *passing.values()]
 
 
 async def call_live(

@@ -3,6 +3,7 @@
 A running server serves these findings for its page, so this module imports nothing that a server does without.
 """
 
+import asyncio
 import os
 import shutil
 import stat
@@ -35,6 +36,7 @@ from proxy.engine.reports.savings import SavingsInputs
 from proxy.model.errors import ProxyError
 from proxy.model.log import SessionRow
 from proxy.running import ADDRESS_FILE, TOKEN_FILE, find_address
+from proxy.store.erasing.eraser import measure_used
 from proxy.upstream.model_listing import read_listing
 
 _VERIFIED_BYTES = 32_000_000
@@ -91,13 +93,16 @@ async def inspect_store(settings: Settings, *, is_quick: bool = False) -> StoreF
         problem=_find_write_problem(near, policy.path),
         log_bytes=size,
         free_bytes=shutil.disk_usage(near).free,
+        max_bytes=policy.max_bytes,
+        is_room_made=settings.retention_policy().max_bytes > 0,
     )
     if facts.problem or not facts.exists:
         return facts
     index = open_index(settings)
     try:
         found, lag = await _read_log(settings, facts, is_quick=is_quick), await index.look()
-        return msgspec.structs.replace(found, behind_seconds=lag.behind_seconds, index_fault=lag.fault)
+        used = await asyncio.to_thread(measure_used, policy.path)
+        return msgspec.structs.replace(found, behind_seconds=lag.behind_seconds, index_fault=lag.fault, used_bytes=used)
     except ProxyError as error:
         return msgspec.structs.replace(facts, problem=str(error))
     finally:

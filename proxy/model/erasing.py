@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 Cause = Literal["person", "age", "size"]
-"""Who erases: a person, `store.retention_days`, or `store.max_bytes`."""
+"""Who erases: a person, `store.retention_days`, or `store.when_full`."""
 
 
 class SessionErasure(msgspec.Struct, frozen=True):

@@ -161,6 +161,9 @@ class Operation:
         if self.path is not None:
             given["path"] = self.path(**read_values(self._path_fields, request.path_params))
         if self.query is not None:
+            for field in self._query_fields:
+                if len(request.query_params.getlist(field.encode_name)) > 1:
+                    raise BadRequest(f"the parameter {field.encode_name!r} is given more than once")
             given["query"] = self.query(**read_values(self._query_fields, request.query_params))
         if self.body is not None:
             given["body"] = read_document(await read_body(request, MAX_BODY_BYTES), self.body)
@@ -229,7 +232,8 @@ def read_limit(request: Request, default: int, most: int) -> int:
 def read_number(text: str, name: str) -> int:
     """Parse a number that is not negative. Raises BadRequest, which mentions `name`."""
     if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER):
-        raise BadRequest(f"{name} is a number from 0 on, not {text[:40]!r}")
+        most = 10**_LONGEST_NUMBER - 1
+        raise BadRequest(f"{name} is a number from 0 to {most}, not {text[:40]!r}")
     return int(text)
 
 

@@ -221,6 +221,7 @@ METRICS: tuple[tuple[Kind, str, str, tuple[str, ...]], ...] = (
     ("counter", "palimpsest_log_dropped_records", "Records of calls that are lost for good.", ()),
     ("gauge", "palimpsest_log_degraded", "1 while responses do not wait until their record is durable.", ()),
     ("gauge", "palimpsest_log_bytes", "Size of the log on disk by file: database, wal or journal.", ("file",)),
+    ("gauge", "palimpsest_log_max_bytes", "Most bytes that the database of the log may have; 0: no limit.", ()),
     ("gauge", "palimpsest_disk_free_bytes", "Bytes that the disk of the log has left.", ()),
     ("gauge", "palimpsest_index_behind_records", "Records of the log that search does not find yet.", ()),
     ("gauge", "palimpsest_index_behind_seconds", "Age of the oldest call that search does not find yet.", ()),

@@ -59,22 +59,23 @@ _BUCKETS = {"palimpsest_overhead_seconds": _OVERHEAD_BUCKETS}
 
 
 class DiskUse(NamedTuple):
-    """What the log takes on its disk, and what is left there; in bytes."""
+    """What the log takes on its disk, what is left there, and what its database may take (0: no limit); in bytes."""
 
     database: int = 0
     wal: int = 0
     journal: int = 0
     free: int = 0
+    limit: int = 0
 
 
-def measure_disk(log: Path) -> DiskUse:
+def measure_disk(log: Path, limit: int = 0) -> DiskUse:
     """Return the sizes of a log's files, 0 for one that is not there. Takes some hundredths of a millisecond."""
     database, wal, journal = (_measure(log.with_name(log.name + suffix)) for suffix in ("", "-wal", ".journal"))
     try:
         found = os.statvfs(log.parent)
     except OSError:
-        return DiskUse(database, wal, journal)
-    return DiskUse(database, wal, journal, found.f_bavail * found.f_frsize)
+        return DiskUse(database, wal, journal, limit=limit)
+    return DiskUse(database, wal, journal, found.f_bavail * found.f_frsize, limit)
 
 
 def _measure(file: Path) -> int:
@@ -201,6 +202,7 @@ class Metrics(Collector):
             self._values[name][()] = value
         disk = self._disk()
         self._values["palimpsest_disk_free_bytes"][()] = disk.free
+        self._values["palimpsest_log_max_bytes"][()] = disk.limit
         for file, size in (("database", disk.database), ("wal", disk.wal), ("journal", disk.journal)):
             self._values["palimpsest_log_bytes"][file,] = size
         for name, is_open in self._circuits().items():

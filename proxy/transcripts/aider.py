@@ -13,9 +13,6 @@ from proxy.transcripts.transcript import (
     CallHistory,
     Transcript,
     TranscriptFile,
-    join_text,
-    read_json,
-    read_map,
     read_time,
 )
 
@@ -66,7 +63,6 @@ def _read_requests(file: TranscriptFile) -> Iterator[Transcript]:
             "chat_completions",
             conversation.freeze(),
             tuple(conversation.calls),
-            title=_find_title(conversation.trails[0][: conversation.calls[0].depth]),
             missing=("its model",),
             source=file.path,
             broken=broken,
@@ -98,11 +94,6 @@ def _strip_role(line: str) -> str:
     return text if name in _ROLES else line
 
 
-def _find_title(messages: Iterable[bytes]) -> str:
-    users = [message for raw in messages if (message := read_map(read_json(raw))).get("role") == "user"]
-    return join_text(users[-1].get("content")) if users else ""
-
-
 def _read_chat(file: TranscriptFile) -> Iterator[Transcript]:
     pieces = _STARTED.split(file.text)
     for started, piece in zip(pieces[1::2], pieces[2::2], strict=True):
@@ -117,7 +108,6 @@ def _read_chat(file: TranscriptFile) -> Iterator[Transcript]:
                 builder.conversation.freeze(),
                 tuple(builder.conversation.calls),
                 version=builder.version,
-                title=builder.title,
                 missing=_MISSING,
                 source=file.path,
             )
@@ -128,7 +118,7 @@ class _ChatBuilder:
 
     def __init__(self, at_ms: int) -> None:
         self.conversation = CallHistory()
-        self.title = self.version = ""
+        self.version = ""
         self._model = ""
         self._at_ms = at_ms
         self._asked: list[str] = []
@@ -152,7 +142,6 @@ class _ChatBuilder:
             sent, written, read, received = (_read_count(each) for each in found.groups())
             usage = Usage(sent, received, read, written) if sent else None
             asked, answer = "\n".join(self._asked), "\n".join(self._answer).strip()
-            self.title = self.title or asked
             self.conversation.add(write_text("user", asked))
             self.conversation.call([write_text("assistant", answer)], self._model, usage, self._at_ms)
             self._asked, self._answer = [], []

@@ -72,7 +72,6 @@ def _read_session(lines: Sequence[Value], name: str, path: str, *, broken: int, 
         wire,
         conversation.freeze(),
         tuple(conversation.calls),
-        title=_find_title(wire, conversation.trails[0]),
         head={
             key: value for key, value in head.items() if key not in (_ITEMS[wire], "model", "stream", "stream_options")
         },
@@ -90,8 +89,3 @@ def _list_answer(wire: Wire, response: Value) -> list[bytes]:
         return [encode({"role": "assistant", "content": read_list(response.get("content"))})]
     choice = next((read_map(each) for each in read_list(response.get("choices"))), {})
     return [encode(read_map(choice.get("message")))]
-
-
-def _find_title(wire: Wire, messages: Iterable[bytes]) -> str:
-    parsed = (FORMATS[wire].parse_message(raw) for raw in messages)
-    return next((message.text for message in parsed if message.role == "user" and message.text.strip()), "")

@@ -127,7 +127,6 @@ def _read_chain(lines: list[Value], agent: str, path: str, *, broken: int, unkno
         tuple(conversation.calls),
         version=version,
         provider="anthropic",
-        title=_find_title(lines),
         head=builder.head,
         missing=() if builder.is_whole else _MISSING,
         lifetime=builder.lifetime,
@@ -270,15 +269,3 @@ class _ClaudeCodeBuilder:
         if not self.head:
             members = {"system": system, "tools": read_list(shape.get("tools"))}
             self.head = {name: value for name, value in (params | members).items() if value}
-
-
-def _find_title(lines: Iterable[Value]) -> str:
-    """Return the first words of the user, without what the client wrote in their place."""
-    for line in lines:
-        if line.get("type") != "user" or line.get("isMeta") or line.get("isCompactSummary"):
-            continue
-        for block in read_parts(read_map(line.get("message")).get("content")):
-            text = read_text(block.get("text")).strip()
-            if text and not text.startswith("<"):
-                return text
-    return ""

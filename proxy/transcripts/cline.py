@@ -58,7 +58,6 @@ def read_cline(file: TranscriptFile) -> Iterator[Transcript]:
         tuple(conversation.calls),
         version=read_text(origin.get("version")),
         provider=read_text(info.get("provider")),
-        title=_find_title(known),
         missing=_MISSING,
         lifetime="5m" if is_anthropic else "",
         parent=parent,
@@ -132,13 +131,3 @@ def _read_usage(metrics: Value) -> Usage | None:
     read, written = (read_number(metrics.get(name)) or 0 for name in ("cacheReadTokens", "cacheWriteTokens"))
     whole = whole if whole >= read + written else whole + read + written
     return Usage(whole, read_number(metrics.get("outputTokens")), read, written or None)
-
-
-def _find_title(messages: Iterable[Value]) -> str:
-    for message in messages:
-        if message.get("role") == "user":
-            text = join_text(message.get("content"))
-            for mark in _INPUT:
-                text = text.replace(mark, "")
-            return text.strip()
-    return ""

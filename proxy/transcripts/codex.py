@@ -13,7 +13,6 @@ from proxy.transcripts.transcript import (
     TranscriptFile,
     Value,
     encode,
-    join_text,
     read_lines,
     read_list,
     read_map,
@@ -54,7 +53,6 @@ def read_codex(file: TranscriptFile) -> Iterator[Transcript]:
         tuple(conversation.calls),
         version=read_text(meta.get("cli_version")),
         provider=read_text(meta.get("model_provider")),
-        title=builder.title,
         head={"instructions": instructions} if instructions else {},
         missing=(_MISSING,) if instructions else ("its system prompt", _MISSING),
         parent=read_text(meta.get("forked_from_id")),
@@ -70,7 +68,6 @@ class _CodexBuilder:
     def __init__(self) -> None:
         self.conversation = CallHistory()
         self.meta: Value = {}
-        self.title = ""
         self._model = ""
         self._answer: list[bytes] = []
         self._at_ms = 0
@@ -107,9 +104,6 @@ class _CodexBuilder:
             return
         self.end_answer()
         self.conversation.add(raw)
-        text = join_text([{"text": read_map(part).get("text")} for part in read_list(item.get("content"))]).strip()
-        if role == "user" and not self.title and text and not text.startswith(("<", "# AGENTS.md")):
-            self.title = text
 
     def _compact(self, payload: Value) -> None:
         self.end_answer()

@@ -51,7 +51,6 @@ def read_opencode(file: TranscriptFile) -> Iterator[Transcript]:
                 tuple(builder.conversation.calls),
                 version=read_text(session.get("version")),
                 provider=builder.provider,
-                title=builder.title,
                 missing=_MISSING,
                 parent=read_text(session.get("parent_id")),
                 source=file.path,
@@ -76,7 +75,7 @@ class _OpencodeBuilder:
     def __init__(self, parts: Mapping[str, Sequence[Value]]) -> None:
         self._parts = parts
         self.conversation = CallHistory()
-        self.title = self.provider = ""
+        self.provider = ""
         self.broken = self.unknown = 0
 
     def add(self, row: Value) -> None:
@@ -99,7 +98,6 @@ class _OpencodeBuilder:
         text = _join(known)
         if any(part.get("type") == "compaction" for part in known):
             return  # the client asks for a summary, which the next message of the model is
-        self.title = self.title or _join(part for part in known if not part.get("synthetic"))
         if text:
             self.conversation.add(write_text("user", text))
 

@@ -34,7 +34,7 @@ def is_qwen_code(lines: Iterable[Value]) -> bool:
 def read_qwen_code(file: TranscriptFile) -> Iterator[Transcript]:
     """Yield the session of a file, if it has a call."""
     lines = read_lines(file.text)
-    conversation, title, version, session, unknown = CallHistory(), "", "", "", 0
+    conversation, version, session, unknown = CallHistory(), "", "", 0
     depths: dict[str, int] = {}
     for line in lines.values:
         kind, parts = read_text(line.get("type")), read_list(read_map(line.get("message")).get("parts"))
@@ -50,7 +50,6 @@ def read_qwen_code(file: TranscriptFile) -> Iterator[Transcript]:
                 conversation.truncate(parent)
             messages = [*_write("user", parts)]
             conversation.add(*messages)
-            title = title or (_join(parts) if kind == "user" else "")
         elif line.get("subtype") == "chat_compression":
             history = read_list(read_map(line.get("systemPayload")).get("compressedHistory"))
             if history:
@@ -64,7 +63,6 @@ def read_qwen_code(file: TranscriptFile) -> Iterator[Transcript]:
             conversation.freeze(),
             tuple(conversation.calls),
             version=version,
-            title=title,
             missing=_MISSING,
             source=file.path,
             broken=lines.broken,

@@ -53,7 +53,6 @@ class Transcript(msgspec.Struct, frozen=True):
     calls: tuple[TranscriptCall, ...]
     version: str = ""
     provider: str = ""
-    title: str = ""
     head: Mapping[str, Any] = {}
     missing: tuple[str, ...] = ()
     lifetime: str = ""

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from proxy.context.pricing import Cost
+from proxy.model.epoch import EpochReason
 
 Document = dict[str, Any]
 
@@ -15,7 +16,7 @@ class EpochEstimate(msgspec.Struct, frozen=True):
 
     n: int
     call: int
-    why: str
+    why: EpochReason
     tokens_before: int
     tokens_after: int
 

@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 
 from proxy.context.pricing import Cost
+from proxy.engine.reports.timeline import explain_reason
 from proxy.trial.estimate import SessionEstimate, Trial, compute_share, sum_costs
 from proxy.trial.words import (
     format_amount,
@@ -161,7 +162,7 @@ def _draw_session(session: SessionEstimate, n: int) -> str:
     )
     rows = "".join(
         f'<tr><td>Epoch {each.n}</td><td class="n">call {each.call:,}</td>'
-        f"<td>{_clean(_WHY.get(each.why, each.why))}</td>"
+        f"<td>{_clean(explain_reason(each.why))}</td>"
         f'<td class="n">{each.tokens_before:,} → {each.tokens_after:,} tokens</td></tr>'
         for each in session.epochs
     )
@@ -172,18 +173,6 @@ def _draw_session(session: SessionEstimate, n: int) -> str:
         f"<details><summary>What opened each epoch</summary><table><tbody>{rows}</tbody></table></details>"
         f'<p class="note mono">{_clean(session.source)}</p></section>\n'
     )
-
-
-_WHY = {
-    "soft": "above the soft mark, because it pays",
-    "hard": "at the high mark",
-    "cold": "the cache was cold",
-    "client": "the client changed its beginning",
-    "turn": "a turn began",
-    "memory": "memory stands for turns",
-    "untooled": "without our tool",
-    "overflow": "the window was full",
-}
 
 
 def _draw_chart(session: SessionEstimate) -> str:

@@ -16,6 +16,7 @@ from proxy.assembly import Engine, build_engine
 from proxy.config import Settings
 from proxy.config.sections import UpstreamSettings
 from proxy.engine.models import PriceList
+from proxy.engine.reports.titles import find_title
 from proxy.model.epoch import Edit, Epoch, Replaced, Written
 from proxy.model.exchange import ClientRequest
 from proxy.model.log import Bill, ExchangeRow
@@ -24,11 +25,11 @@ from proxy.trial.estimate import Cut, EpochEstimate, SessionEstimate, sum_costs
 from proxy.trial.requests import PATHS, Requests, make_response
 from proxy.trial.upstream import ReplayClock, ReplayUpstream, SilentClient
 from proxy.trial.usage import UsageEstimator
+from proxy.wire import FORMATS
 
 _IDLE_SECONDS = 5.0
 _PAGE = 256
 _PATIENCE_SECONDS, _COMMIT_MS = 30.0, 30_000  # what is planned must not depend on how busy the machine is
-_MOST_TITLE = 200
 _HOSTS = {
     "anthropic": "https://api.anthropic.com/v1",
     "openai": "https://api.openai.com/v1",
@@ -175,7 +176,7 @@ class _Replay:
             transcript.version,
             transcript.model,
             upstream,
-            " ".join(transcript.title.split())[:_MOST_TITLE],
+            find_title(FORMATS[transcript.wire], transcript.trails[0] if transcript.trails else ()),
             transcript.source,
             transcript.began_ms,
             sum_costs([self._prices.price(upstream, call.model, usage) for call, usage in calls]),

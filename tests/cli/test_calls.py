@@ -106,3 +106,8 @@ def test_a_message_cannot_move_the_cursor() -> None:
     bad = "\x1b[2J\u202e"
     call = CallText((), (Message(bad, bad, (ToolCall("c", bad, bad),), name=bad, media=(bad,)),), 0, ())
     assert not [c for c in tell(call) if not c.isprintable() and c != "\n"]
+
+
+def test_of_a_call_that_was_erased_nothing_is_said_of_its_answer() -> None:
+    told = tell(CallText(missing="this call was erased"))
+    assert told == "The request cannot be shown: this call was erased."

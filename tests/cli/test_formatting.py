@@ -9,7 +9,6 @@ from proxy.cli.formatting import (
     format_plan,
     format_saving,
     format_table,
-    format_time,
     make_plain,
     order_children,
     shorten,
@@ -23,10 +22,6 @@ from tests.support.fake_log import EXCHANGE, ROUND, SESSION, branch
 
 def test_control_characters_become_visible_and_line_breaks_stay() -> None:
     assert make_plain("a\x1b[1m\tb\nc\x85é") == "a\N{REPLACEMENT CHARACTER}[1m\tb\nc\N{REPLACEMENT CHARACTER}é"
-
-
-def test_times_are_utc() -> None:
-    assert format_time(0) == "1970-01-01 00:00:00Z"
 
 
 def test_long_text_is_cut_to_its_width() -> None:

@@ -1,6 +1,8 @@
 """`palimpsest search`, `expand` of a hit, and `index`, on a log on disk; and beside a running server."""
 
 import json
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,10 +27,20 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def far_east(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Times are local ones, as in all commands."""
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
 def test_it_finds_without_a_server(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call_on_disk(data, "search", "zebra") == 0
     told = capsys.readouterr().out
-    assert "2025-10-09 08:53:21Z  s1 call 1  user message\n    Where is the zebra?\n" in told
+    assert "2025-10-09 17:53:21 +0900  s1 call 1  user message\n    Where is the zebra?\n" in told
     assert "assistant arguments bash\n    command: ls\n    zebra\n" in told
     assert call_on_disk(data, "search", "zebra", "--kind", "message", "--json") == 0
     hit, *_ = json.loads(capsys.readouterr().out)["hits"]
@@ -69,7 +81,8 @@ def test_beside_a_server_it_reads_what_that_has_indexed(capsys: pytest.CaptureFi
     assert run(index, "search", "a zebra", "--limit", "5", "--tokens", "900", update_index=refuse) == 0
     told = capsys.readouterr()
     assert told.out == (
-        "ref:abcdefgh23  2025-10-09 08:53:20Z  s1 call 3  tool output bash\n    a zebra \N{REPLACEMENT CHARACTER}\n\n"
+        "ref:abcdefgh23  2025-10-09 17:53:20 +0900  s1 call 3  tool output bash\n"
+        "    a zebra \N{REPLACEMENT CHARACTER}\n\n"
         "3 newer records of the log could not be searched yet\n"
         "the search was ended by its time limit, or there is no index; there may be more\n"
     )

@@ -153,6 +153,15 @@ def test_what_else_happened_is_told_of_a_call() -> None:
     )
 
 
+def test_a_call_in_which_the_model_recalled_has_the_tokens_of_its_client() -> None:
+    first, more = (
+        msgspec.structs.replace(PLAN, tokens_client=client, tokens_upstream=sent)
+        for client, sent in ((9000, 3000), (0, 3500))
+    )
+    row = exchange(1, rounds=(replace(ROUND, plan=first), replace(ROUND, k=1, plan=more)))
+    assert "9,000 → 3,500" in format_session(Overview(SESSION, (), ()), [row])
+
+
 def test_what_went_wrong_is_told() -> None:
     failed = replace(
         ROUND, status=0, completeness="failed", timings=None, usage=None, finish="", answer=b"", error="refused"

@@ -11,6 +11,7 @@ from proxy.config.sections import UpstreamSettings
 from proxy.config.settings import Settings
 from proxy.context.budget import MemoryMark
 from proxy.context.conversation import BuilderPolicy
+from proxy.engine.erasing.policy import RetentionPolicy
 from proxy.engine.policy import EnginePolicy, Principal, Provider, SnapshotPolicy
 from proxy.model.card import Offer
 from proxy.server.policy import ServerPolicy
@@ -33,6 +34,14 @@ def test_without_any_source_the_defaults_are_those_of_the_rooms() -> None:
     assert settings.store_policy() == StorePolicy(Path.home() / ".palimpsest" / "log.db", durability="normal")
     assert settings.upstream_policies() == (UpstreamPolicy("openai", "https://api.openai.com/v1"),)
     assert settings.providers() == {"openai": Provider("api.openai.com")}
+
+
+def test_a_limit_for_the_log_erases_nothing_unless_that_is_said() -> None:
+    limited = Settings(store={"max_bytes": "1GiB"})
+    assert not limited.retention_policy().is_on and limited.store_policy().max_bytes == 2**30
+    erasing = Settings(store={"max_bytes": "1GiB", "when_full": "erase", "retention_days": 9})
+    assert erasing.retention_policy() == RetentionPolicy(9, 2**30)
+    assert not Settings(store={"when_full": "erase"}).retention_policy().is_on
 
 
 def test_every_key_reaches_a_policy() -> None:

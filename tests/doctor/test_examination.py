@@ -1,5 +1,6 @@
 """What doctor gathers: a rehearsed session through a real engine, keys, upstreams on sockets, the log and its files."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from proxy.config.settings import Settings
 from proxy.doctor.examination import call_live, find_key, probe_upstream, rehearse
 from proxy.doctor.surroundings import examine_surroundings, inspect_store, list_models
 from proxy.engine.doctor.findings import Finding
+from proxy.store.sqlite.archive import open_sqlite
 from tests.journeys.provider import run_application, run_provider
+from tests.store.samples import make_opening, make_outcome
 
 UPSTREAM = {"name": "main", "base_url": "http://127.0.0.1:9/v1"}
 
@@ -59,9 +62,13 @@ async def test_each_upstream_is_rehearsed_on_its_wire_with_its_model(tmp_path: P
     ]
     assert told == [
         ("first", "gpt-5-mini", "chat_completions"),
+        ("first", "gpt-5-mini", "responses"),
         ("second", "claude-sonnet-4-5", "anthropic_messages"),
     ]
     assert {finding.state for finding in findings} == {"ok"}
+    shortened = [each.facts for each in findings if each.name == "shortening"]
+    assert all(int(each["sent_tokens"] or 0) < 0.7 * int(each["client_tokens"] or 0) for each in shortened)
+    assert len(shortened) == 3 and len([each for each in findings if each.name == "gateway"]) == 1
 
 
 async def test_a_session_that_may_not_be_inferred_is_not_recognised(tmp_path: Path) -> None:
@@ -145,6 +152,21 @@ async def test_nothing_is_made_where_nothing_is(tmp_path: Path) -> None:
     assert found["token"].state == "ok" and found["traffic"].state == "warning"
     assert not (tmp_path / "data").exists()
     assert await list_models(settings) == [("main", "gpt-5")]
+
+
+async def test_a_log_that_nears_its_limit_is_told_unless_room_is_made(tmp_path: Path) -> None:
+    settings = make(tmp_path)
+    settings.data.mkdir()
+    archive = open_sqlite(settings.store_policy(), asyncio.get_running_loop())
+    archive.append(make_opening("e1"), make_outcome("e1"))
+    await archive.close()
+    store = await inspect_store(settings)
+    assert 0 < store.used_bytes <= store.log_bytes and not store.max_bytes
+    limit = store.used_bytes * 21 // 20
+    stopping = by_name(await examine_surroundings(make(tmp_path, store__max_bytes=limit)))["disk"]
+    assert stopping.state == "warning" and "not recorded" in stopping.sentence
+    erasing = by_name(await examine_surroundings(make(tmp_path, store__max_bytes=limit, store__when_full="erase")))
+    assert erasing["disk"].state == "ok"
 
 
 async def test_a_file_that_is_no_log_is_a_fault(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ async def test_what_a_parameter_cannot_be_is_an_error(query: str) -> None:
 def test_a_number_has_nine_digits_at_most() -> None:
     assert read_number("007", "n") == 7
     for text in ("", "-1", "²", "1" * 10, "1.0"):
-        with pytest.raises(BadRequest, match="n is a number from 0 on"):
+        with pytest.raises(BadRequest, match="n is a number from 0 to 999999999"):
             read_number(text, "n")
 
 
@@ -171,12 +171,13 @@ async def test_a_handler_gets_what_its_types_say() -> None:
     ("query", "n", "body", "told"),
     [
         ("", "3", b"", "q is missing: what to look for"),
-        ("q=x", "x", b"", "n is a number from 0 on, not 'x'"),
+        ("q=x", "x", b"", "n is a number from 0 to 999999999, not 'x'"),
         ("q=x", "0", b"", "n is 1 to 9, not 0"),
         ("q=x&most=6", "3", b"", "most is 0 to 5, not 6"),
         ("q=x&kind=c", "3", b"", "kind is one of a, b, not 'c'"),
         ("q=x&is_on=1", "3", b"", "is_on is true or false, not '1'"),
         ("q=x&other=1", "3", b"", "this path takes: is_on, kind, most, q"),
+        ("q=x&q=y", "3", b"", "q' is given more than once"),
         ("q=x", "3", b'{"level": "2"}', "the body is not valid"),
     ],
 )

@@ -250,11 +250,12 @@ def test_the_files_of_the_log_and_what_is_left_of_the_disk_are_measured(tmp_path
     log = tmp_path / "log.db"
     log.write_bytes(b"12345")
     (tmp_path / "log.db-wal").write_bytes(b"123")
-    found = measure_disk(log)
+    found = measure_disk(log, 9)
     assert found[:3] == (5, 3, 0)
     assert found.free > 0
     assert measure_disk(tmp_path / "gone" / "log.db") == DiskUse()
     told = read(Metrics(lambda: HEALTH, lambda: 0, disk=lambda: found, circuits=lambda: {"openai": True}))
+    assert told["palimpsest_log_max_bytes", ()] == 9
     assert told["palimpsest_log_bytes", (("file", "wal"),)] == 3
     assert told["palimpsest_upstream_circuit_open", (("upstream", "openai"),)] == 1
 

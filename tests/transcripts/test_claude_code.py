@@ -7,6 +7,7 @@ from proxy.model.exchange import Usage
 from proxy.transcripts.recognition import read_transcripts, recognise
 from proxy.transcripts.transcript import Transcript, TranscriptFile
 from proxy.trial.requests import Requests
+from tests.support.transcribing import find_own_title
 
 SESSION = "0b6c9f6e-5d0f-4f0a-9b52-1f5d6c0f7a10"
 USAGE = {"input_tokens": 5, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 20, "output_tokens": 7}
@@ -86,7 +87,7 @@ def test_answers_in_several_lines_and_results_of_calls_made_together_are_one_mes
     assert asked == {"role": "user", "content": [text("Repair it.")]}
     assert said == {"role": "assistant", "content": [text("I look."), use("a"), use("b")]}
     assert [block["tool_use_id"] for block in given["content"]] == ["a", "b"]
-    assert (found.title, found.model, found.version) == ("Repair it.", "claude-sonnet-4-5", "2.1.330")
+    assert (find_own_title(found), found.model, found.version) == ("Repair it.", "claude-sonnet-4-5", "2.1.330")
     assert found.missing and found.lifetime == "5m", "older versions do not keep the system prompt, and mark the newest"
 
 
@@ -157,7 +158,7 @@ def test_what_is_broken_unknown_or_said_by_the_client_is_no_call() -> None:
     lines.answer("m1", text("Done."))
     lines.add("assistant", {"id": "f", "role": "assistant", "model": "m", "content": []}, isApiErrorMessage=True)
     [found] = lines.read()
-    assert (len(found.calls), found.broken, found.unknown, found.title) == (1, 2, 1, "Repair it.")
+    assert (len(found.calls), found.broken, found.unknown, find_own_title(found)) == (1, 2, 1, "Repair it.")
     lines = Lines()
     lines.ask("Nothing came.")
     assert lines.read() == []

@@ -9,6 +9,7 @@ from proxy.model.exchange import Usage
 from proxy.transcripts.recognition import read_transcripts, recognise
 from proxy.transcripts.transcript import Transcript, TranscriptFile, read_number, read_time
 from proxy.trial.requests import Requests
+from tests.support.transcribing import find_own_title
 
 TIME = "2026-11-26T11:09:07.000Z"
 TIME_MS = 1795691347000
@@ -80,7 +81,7 @@ def test_codex_keeps_its_items_and_tells_usage_behind_each_answer() -> None:
     found = read("rollout.jsonl", *CODEX)
     assert [call.usage for call in found.calls] == [Usage(100, 11, 40, None, 2), Usage(120, 11, 100, None, 2)]
     assert roles(found, 1) == ["developer", "user", "user", "reasoning", "function_call", "function_call_output"]
-    assert (found.model, found.title, found.calls[0].at_ms) == ("gpt-5.1-codex", "Read the notes.", TIME_MS)
+    assert (found.model, find_own_title(found), found.calls[0].at_ms) == ("gpt-5.1-codex", "Read the notes.", TIME_MS)
     body = json.loads(Requests(found).make_body(found.calls[0]))
     assert body["instructions"] == "You code." and "internal_chat_message_metadata_passthrough" not in str(
         load(found, 1)
@@ -151,7 +152,7 @@ def test_qwen_code_has_parts_and_the_history_that_it_compressed() -> None:
         {"role": "tool", "tool_call_id": "k", "content": "42"},
     ]
     assert [message["content"] for message in load(found, 2)] == ["What was.", "Go on."]
-    assert (found.client, found.version, found.title) == ("qwen-code", "0.24.4", "Read.")
+    assert (found.client, found.version, find_own_title(found)) == ("qwen-code", "0.24.4", "Read.")
 
 
 # --- opencode
@@ -214,7 +215,7 @@ def test_opencode_has_messages_with_parts() -> None:
         "[Tool execution was interrupted]",
     ]
     assert [message["content"] for message in load(found, 3)] == ["What was.", "Go on."]
-    assert (found.provider, found.parent, found.unknown, found.title) == ("openai", "o0", 1, "Read.")
+    assert (found.provider, found.parent, found.unknown, find_own_title(found)) == ("openai", "o0", 1, "Read. (added)")
 
 
 def test_opencode_tells_what_of_it_is_broken() -> None:
@@ -259,7 +260,8 @@ def test_cline_calls_chat_completions_and_messages() -> None:
     assert roles(found, 1) == ["user", "assistant", "tool", "tool", "tool"]
     assert [message["content"] for message in load(found, 1)[2:]] == ['[{"query":"a","result":"42"}]', "43", "44"]
     assert (found.calls[0].usage, found.calls[1].usage) == (Usage(60, 5, 50, 3), None)
-    assert (found.id, found.parent, found.version, found.title, found.broken) == ("l1", "l0", "3.0.65", "Read.", 1)
+    assert find_own_title(found) == "Read."
+    assert (found.id, found.parent, found.version, found.broken) == ("l1", "l0", "3.0.65", 1)
     found = cline("anthropic")
     assert roles(found, 1) == ["user", "assistant", "user"] and len(load(found, 1)[2]["content"]) == 3
     assert load(found, 1)[2]["content"][-1]["cache_control"] == {"type": "ephemeral"}
@@ -268,7 +270,7 @@ def test_cline_calls_chat_completions_and_messages() -> None:
 def test_older_clines_keep_a_list_of_messages() -> None:
     messages = [{"role": "user", "content": "<task>Read.</task>"}, {"role": "assistant", "content": "Done."}]
     [found] = read_transcripts(TranscriptFile("tasks/123/api_conversation_history.json", json.dumps(messages)))
-    assert (found.id, found.title, len(found.calls)) == ("123", "Read.", 1)
+    assert (found.id, find_own_title(found), len(found.calls)) == ("123", "Read.", 1)
     assert recognise(TranscriptFile("a.json", '[{"role": "assistant"}]')) is None
 
 
@@ -328,7 +330,7 @@ def test_aider_keeps_whole_requests() -> None:
     found = read(".aider.llm.history", AIDER_REQUESTS)
     assert [message["content"] for message in load(found, 0)] == ["You edit.\n\nBe brief.", "Fix a."]
     assert [message["content"] for message in load(found, 1)][2:] == ["I fix a.\nDone.", "Fix b."]
-    assert (len(found.calls), len(found.trails), found.broken, found.title) == (2, 1, 1, "Fix a.")
+    assert (len(found.calls), len(found.trails), found.broken, find_own_title(found)) == (2, 1, 1, "Fix a.")
 
 
 def test_aider_keeps_a_chat_with_rounded_tokens() -> None:

@@ -65,7 +65,7 @@ def format_call_text(call: CallText, screen: Screen, *, is_whole: bool) -> Itera
         yield paint(f"… {before} before these, the system prompt included; --all shows them", "dim", screen)
     for message in shown:
         yield from _format_message(message, message.role or "unknown role", screen, is_whole=is_whole)
-    if not call.answer:
+    if not call.answer and not call.missing:  # else the answer may be missing for the same reason
         yield paint("no answer was recorded", "dim", screen)
     for message in call.answer:
         yield from _format_message(message, "answer", screen, is_whole=is_whole)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, cast, get_args
 import msgspec
 import typer
 
-from proxy.cli.formatting import WIDTH, format_count, format_time, make_plain, shorten
+from proxy.cli.formatting import WIDTH, format_count, make_plain, shorten
 from proxy.cli.services import (
     BranchOption,
     ConfigOption,
@@ -24,6 +24,7 @@ from proxy.cli.services import (
     load_server_settings,
     parse_object,
 )
+from proxy.cli.terminal import format_local
 from proxy.cli.views.naming import find_for_server, read_session
 from proxy.config import Settings
 from proxy.context.memory.bundle import render_turns
@@ -179,7 +180,9 @@ def _format_report(report: MemoryReport, kind: ItemType | None) -> Iterator[str]
     for item in report.episodic:
         yield ""
         turns = f"{item.turn_ids[0]} to {item.turn_ids[-1]}" if len(item.turn_ids) > 1 else "".join(item.turn_ids)
-        yield make_plain(f"{item.id}  {format_time(int(item.ts * 1000))[:16]}  {turns}  {' '.join(item.tags)}".rstrip())
+        yield make_plain(
+            f"{item.id}  {format_local(int(item.ts * 1000))[:16]}  {turns}  {' '.join(item.tags)}".rstrip()
+        )
         yield from (make_plain(f"  {line}") for line in item.summary.split("\n"))
     for place, fact in enumerate(report.semantic):
         if not place:

@@ -8,9 +8,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from proxy.cli.formatting import format_count, format_time, make_plain
+from proxy.cli.formatting import format_count, make_plain
 from proxy.cli.logs import CommandIndex, Log
 from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services, TokenOption, load_server_settings
+from proxy.cli.terminal import format_local
 from proxy.cli.views.naming import find_named
 from proxy.config import Settings, load_settings
 from proxy.engine.reports.search import (
@@ -129,5 +130,5 @@ def _format_answer(answer: SearchAnswer) -> str:
 
 def _format_hit(hit: Hit) -> list[str]:
     who = " ".join(filter(None, (hit.role, hit.sender, hit.kind, hit.tool)))
-    head = f"ref:{hit.reference}  {format_time(hit.at_ms)}  {hit.session[:_ID_DIGITS]} call {hit.n}  {who}"
+    head = f"ref:{hit.reference}  {format_local(hit.at_ms)}  {hit.session[:_ID_DIGITS]} call {hit.n}  {who}"
     return [head, *(f"    {line}" for line in hit.snippet.splitlines()), ""]

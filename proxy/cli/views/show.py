@@ -196,11 +196,17 @@ def _format_cost(cost: Cost) -> str:
 
 
 def _find_sizes(row: ExchangeRow) -> tuple[int, int] | None:
-    """Return the tokens of the client's request and of what was sent in the last round that was counted."""
-    for each in reversed(row.rounds):
-        if each.plan is not None and each.plan.tokens_client is not None and each.plan.tokens_upstream is not None:
-            return each.plan.tokens_client, each.plan.tokens_upstream
-    return None
+    """Return the tokens of the client's request and of what was sent in the last round that was counted.
+
+    The client had sent nothing for a round that follows one in which the model recalled.
+    """
+    plans = [each.plan for each in row.rounds if each.plan is not None]
+    sizes = [
+        (plan.tokens_client, plan.tokens_upstream)
+        for plan in plans
+        if plan.tokens_client is not None and plan.tokens_upstream is not None
+    ]
+    return (max(client for client, _ in sizes), sizes[-1][1]) if sizes else None
 
 
 def _format_calls(

@@ -121,8 +121,8 @@ class ManualCompaction:
         return self._make_request(await self.load_state(row))
 
     async def load_state(self, row: ExchangeRow) -> RequestState:
-        """Return the state of what will extend the request of a call."""
-        return await self._compute_state(await self._load(row))
+        """Return the state of what will extend the request of a call. To look at it changes nothing of later calls."""
+        return await self._compute_state(await self._load(row), is_kept=False)
 
     async def _load(self, row: ExchangeRow) -> ManagedRequest:
         """Return the request of a call with its place in the session, but without an exchange of its own."""
@@ -159,13 +159,14 @@ class ManualCompaction:
                 return route
         raise Conflict(f"the upstream of this session, {name!r}, is no longer in the settings")
 
-    async def _compute_state(self, request: ManagedRequest) -> RequestState:
+    async def _compute_state(self, request: ManagedRequest, *, is_kept: bool = True) -> RequestState:
         """Return the state of what will extend this request."""
         states = self.states
         states.caches.forget_lost()
         context = await states.caches.contexts.load(request.session.id)
         budget = states.find_budget(request)
-        return await states.read(request, context, context.find(request.view, request, is_next=True), budget)
+        epoch = context.find(request.view, request, is_next=True)
+        return await states.read(request, context, epoch, budget, keep=is_kept)
 
     def _make_request(self, state: RequestState) -> SentRequest:
         """Return the request as it would be sent, with a budget that limits a summary in proportion to its size."""

@@ -188,8 +188,11 @@ class HistoryCache:
                 break
         return best, most
 
-    async def follow(self, request: ManagedRequest) -> MeasuredHistory:
-        """Measure the history of a request. Only new messages are read and counted."""
+    async def follow(self, request: ManagedRequest, *, is_kept: bool = True) -> MeasuredHistory:
+        """Measure the history of a request. Only new messages are read and counted.
+
+        `is_kept` is False for a look at a session: a history that is kept decides what later requests have to count.
+        """
         known, shared = self.find(request)
         head = await self._count_head(request, known)
         if known is not None and shared == len(request.nodes) == len(known.nodes):
@@ -199,7 +202,8 @@ class HistoryCache:
             history = _extend(known, shared, request, structures, tokens=tokens, head=head)
             if any(map(_is_long_named, structures)):
                 return history
-        self._remember(_name(request), history)
+        if is_kept:
+            self._remember(_name(request), history)
         return history
 
     def begin(self, request: ManagedRequest) -> "PartialHistory | None":

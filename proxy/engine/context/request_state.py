@@ -380,12 +380,12 @@ class StateReader:
         )
 
     async def read(
-        self, request: ManagedRequest, context: SessionContext, epoch: Epoch | None, budget: Budget
+        self, request: ManagedRequest, context: SessionContext, epoch: Epoch | None, budget: Budget, keep: bool = True
     ) -> RequestState:
-        """Return the state of a request, with its new messages counted."""
-        history = await self.caches.histories.follow(request)
-        epoch_tokens = await self._weigh(request, context, epoch) if epoch is not None else 0
-        return self._make(request, context, epoch, budget, history=history, epoch_tokens=epoch_tokens)
+        """Return the state of a request, with its new messages counted. Memory keeps nothing of it if not `keep`."""
+        history = await self.caches.histories.follow(request, is_kept=keep)
+        epoch_tokens = await self._weigh(request, context, epoch, keep) if epoch is not None else 0
+        return self._make(request, context, epoch, budget, history=history, epoch_tokens=epoch_tokens, is_kept=keep)
 
     def read_uncounted(
         self, request: ManagedRequest, context: SessionContext, epoch: Epoch, budget: Budget
@@ -399,9 +399,8 @@ class StateReader:
         begun = self.caches.histories.begin(request) if epoch_tokens is not None else None
         if epoch_tokens is None or begun is None:
             return None
-        return UncountedState(
-            self._make(request, context, epoch, budget, history=begun.history, epoch_tokens=epoch_tokens), begun
-        )
+        state = self._make(request, context, epoch, budget, history=begun.history, epoch_tokens=epoch_tokens)
+        return UncountedState(state, begun)
 
     def count(self, uncounted: UncountedState) -> RequestState:
         """Count the new messages of a state. This blocks the event loop."""
@@ -418,15 +417,16 @@ class StateReader:
         *,
         history: MeasuredHistory,
         epoch_tokens: int,
+        is_kept: bool = True,
     ) -> RequestState:
-        view = request.view
-        epoch_account = context.get_account(view, epoch.id if epoch is not None else "", budget)
-        tool = self.offers.choose(request, epoch, is_refused=context.recalled.is_refused(view, self.clock.now_ms()))
+        account = context.get_account(request.view, epoch.id if epoch is not None else "", budget, is_kept=is_kept)
+        is_refused = context.recalled.is_refused(request.view, self.clock.now_ms())
+        tool = self.offers.choose(request, epoch, is_refused=is_refused)
         recalled = context.recalled.find(request)
         depth = epoch.depth if epoch is not None else 0
         sent = recalled if epoch is not None and epoch.tool else NO_RECALLED
-        kept = find_kept(history, epoch_account.before, epoch_tokens, depth, sent)
-        if epoch_account.head not in (None, history.head):
+        kept = find_kept(history, account.before, epoch_tokens, depth, sent)
+        if account.head not in (None, history.head):
             kept = 0  # a provider's cache matches only from the very beginning
         if request.clearing is not None and request.clearing.trigger is not None:
             staying = context.list_pinned(request.nodes) | request.list_unkept()
@@ -435,7 +435,7 @@ class StateReader:
             request=request,
             context=context,
             epoch=epoch,
-            epoch_account=epoch_account,
+            epoch_account=account,
             epoch_tokens=epoch_tokens,
             changed=context.reasoning.find_changed(request, epoch),
             history=history,
@@ -443,7 +443,7 @@ class StateReader:
             budget=budget,
             tariff=self.find_tariff(request, history, is_rewritten=epoch is not None and epoch.depth > 0),
             ratio=self.find_ratio(request),
-            protected=_find_protected(request, context, history, budget, epoch_account.account),
+            protected=_find_protected(request, context, history, budget, account.account),
             now=self.clock.monotonic(),
             may_be_held_out=self.holdout.has(request.session.id),
             is_refused=epoch is not None
@@ -455,12 +455,13 @@ class StateReader:
             is_due=self.is_due(request, epoch, budget, history, epoch_tokens),
         )
 
-    async def _weigh(self, request: ManagedRequest, context: SessionContext, epoch: Epoch) -> int:
-        """Count the tokens of what is sent for an epoch, and keep the count."""
+    async def _weigh(self, request: ManagedRequest, context: SessionContext, epoch: Epoch, is_kept: bool) -> int:
+        """Count the tokens of what is sent for an epoch, and keep the count if told to."""
         tokens = context.sizes.get(epoch.id)
         if tokens is None:
-            frozen = await self.caches.histories.count_messages(request, epoch.rendered)
-            tokens = context.sizes[epoch.id] = frozen + count_tool(epoch.tool)
+            tokens = await self.caches.histories.count_messages(request, epoch.rendered) + count_tool(epoch.tool)
+            if is_kept:
+                context.sizes[epoch.id] = tokens
         return tokens
 
 

@@ -245,14 +245,16 @@ class SessionContext:
         shown = filter(is_worth_sending, self.list_summaries(nodes, view))
         return [LiveSummary(each.id, each.text, each.start, each.stop, each.tokens, each.block) for each in shown]
 
-    def get_account(self, view: str, epoch: str, budget: Budget) -> EpochAccount:
-        """Return the account of a view under an epoch ("" for none). If memory has none, restore it from the log."""
-        account = self._accounts.get((view, epoch))
+    def get_account(self, view: str, epoch: str, budget: Budget, *, is_kept: bool = True) -> EpochAccount:
+        """Return the account of a view under an epoch ("" for none); restored from the log, and kept if told to."""
+        account = self._accounts.get(key := (view, epoch))
         if account is None:
-            owed = self._owed.pop((view, epoch), 0.0)
-            account = self._accounts[view, epoch] = EpochAccount(restore_account(self.trace(epoch), owed, budget))
+            account = EpochAccount(restore_account(self.trace(epoch), self._owed.get(key, 0.0), budget))
+        if is_kept:
+            self._owed.pop(key, None)
+            self._accounts[key] = account
+            self._accounts.move_to_end(key)
             self._drop_oldest_account()
-        self._accounts.move_to_end((view, epoch))
         return account
 
     def _drop_oldest_account(self) -> None:

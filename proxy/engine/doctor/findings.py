@@ -18,6 +18,7 @@ Facts = Mapping[str, str | int | float | bool | None]
 _GB = 1_000_000_000
 _LITTLE_SPACE = 1 * _GB
 _FEW_DAYS = 14
+_NEARLY_FULL = 0.9
 _CLOCK_SECONDS = 30.0
 _BEHIND_SECONDS = 60.0
 _DAY_MS = 86_400_000
@@ -64,7 +65,8 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The log as it is on the disk. `problem` says why it cannot be written or read, empty if it can.
 
     `faults` were found among `checked` of its records. `behind_seconds` is how far the search index is behind it.
-    `began_ms` and `last_ms` are the times of its first and last call, None without calls.
+    `began_ms` and `last_ms` are the times of its first and last call, None without calls. `used_bytes` are those of the
+    database without its free pages, of at most `max_bytes` (0: no limit); `is_room_made`: old sessions are then erased.
     """
 
     path: str
@@ -73,6 +75,9 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
     log_bytes: int = 0
     free_bytes: int = 0
+    used_bytes: int = 0
+    max_bytes: int = 0
+    is_room_made: bool = False
     checked: int = 0
     faults: tuple[str, ...] = ()
     is_whole: bool = True
@@ -206,17 +211,30 @@ def judge_store(store: StoreFacts) -> list[Finding]:
 
 
 def judge_disk(store: StoreFacts) -> Finding:
-    """Judge the free space, by how much the log grows in a day."""
+    """Judge the free space, by how much the log grows in a day, and by what it may have."""
     days = max(1.0, ((store.last_ms or 0) - (store.began_ms or 0)) / _DAY_MS)
     growth = store.log_bytes / days
-    facts: Facts = {"free_bytes": store.free_bytes, "bytes": store.log_bytes, "growth_bytes_per_day": round(growth)}
+    facts: Facts = {
+        "free_bytes": store.free_bytes,
+        "bytes": store.log_bytes,
+        "growth_bytes_per_day": round(growth),
+        "used_bytes": store.used_bytes,
+        "max_bytes": store.max_bytes,
+    }
     left = store.free_bytes / growth if growth else None
     size = f"{store.free_bytes / _GB:.1f} GB are free"
     if left is not None and store.log_bytes:
         size += f"; the log has {store.log_bytes / 1e6:.0f} MB and grows by {growth / 1e6:.1f} MB a day"
     if store.free_bytes < _LITTLE_SPACE or (left is not None and left < _FEW_DAYS):
-        advice = "Make room, move the data directory, or set store.max_bytes."
+        advice = "Make room, move the data directory, or set store.max_bytes or store.retention_days."
         return Finding(name="disk", state="warning", sentence=f"Only {size}.", advice=advice, facts=facts)
+    if store.max_bytes and store.used_bytes > _NEARLY_FULL * store.max_bytes and not store.is_room_made:
+        used = f"{store.used_bytes / 1e6:.0f} of the {store.max_bytes / 1e6:.0f} MB of store.max_bytes"
+        what = f"The log has {used}; once they are full calls go on, but are not recorded."
+        advice = (
+            "Set a larger store.max_bytes, or store.retention_days or store.when_full: erase, which erase sessions."
+        )
+        return Finding(name="disk", state="warning", sentence=what, advice=advice, facts=facts)
     return Finding(name="disk", state="ok", sentence=f"{size}.", facts=facts)
 
 

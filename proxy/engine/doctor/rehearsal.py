@@ -15,6 +15,8 @@ from proxy.engine.exchange import ExchangeService
 from proxy.engine.ports import RequestBody
 from proxy.model.errors import ProxyError
 from proxy.model.exchange import ClientRequest, Headers
+from proxy.wire import FORMATS
+from proxy.wire.translation.conversations import translate
 
 _JSON: Headers = ((b"content-type", b"application/json"),)
 _WORDS = "the module reads a record and checks its length before the next one is taken from the queue of open files "
@@ -25,6 +27,11 @@ _OVER = 1.4
 _AGENT = b"palimpsest-doctor"
 _LIMITED = b'{"error":{"message":"slow down","type":"rate_limit_error"}}'
 _LIMITED_MODEL = "status-429"
+_TARGETS = {
+    "chat_completions": b"/v1/chat/completions",
+    "responses": b"/v1/responses",
+    "anthropic_messages": b"/v1/messages",
+}
 
 
 class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,25 +97,28 @@ class RehearsalUpstream:
         self.headers = headers
         if _LIMITED_MODEL.encode() in body:
             return HeardResponse(429, _LIMITED, (*_JSON, (b"retry-after", b"7")))
-        tokens = len(body) // _BYTES_PER_TOKEN
-        if target.endswith(b"/messages"):
-            usage: dict[str, Any] = {"input_tokens": tokens, "output_tokens": 2}
-            value: dict[str, Any] = {
-                "id": "msg_1",
-                "type": "message",
-                "role": "assistant",
-                "model": "m",
-                "usage": usage,
-            }
-            value |= {"content": [{"type": "text", "text": "Noted."}], "stop_reason": "end_turn"}
-        else:
-            choice = {"index": 0, "message": {"role": "assistant", "content": "Noted."}, "finish_reason": "stop"}
-            usage = {"prompt_tokens": tokens, "completion_tokens": 2, "total_tokens": tokens + 2}
-            value = {"id": "c1", "object": "chat.completion", "model": "m", "choices": [choice], "usage": usage}
-        return HeardResponse(200, json.dumps(value).encode())
+        return HeardResponse(200, json.dumps(_answer(target, len(body) // _BYTES_PER_TOKEN)).encode())
 
     async def aclose(self) -> None:
         """Close nothing."""
+
+
+def _answer(target: bytes, tokens: int) -> dict[str, Any]:
+    """Return the answer to a request of so many tokens, in the format of the path."""
+    counts = {"input_tokens": tokens, "output_tokens": 2}
+    if target.endswith(b"/messages"):
+        said: list[dict[str, Any]] = [{"type": "text", "text": "Noted."}]
+        told: dict[str, Any] = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m"}
+        return {**told, "content": said, "stop_reason": "end_turn", "usage": counts}
+    if target.endswith(b"/responses"):
+        said = [{"type": "output_text", "text": "Noted.", "annotations": []}]
+        item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": said}
+        usage = counts | {"total_tokens": tokens + 2}
+        told = {"id": "resp_1", "object": "response", "model": "m", "status": "completed"}
+        return {**told, "output": [item], "usage": usage}
+    choice = {"index": 0, "message": {"role": "assistant", "content": "Noted."}, "finish_reason": "stop"}
+    usage = {"prompt_tokens": tokens, "completion_tokens": 2, "total_tokens": tokens + 2}
+    return {"id": "c1", "object": "chat.completion", "model": "m", "choices": [choice], "usage": usage}
 
 
 class HeardClient:
@@ -157,7 +167,7 @@ class RehearsedConversation:
     """A conversation of ours with a model, which grows: the user asks, tools return texts, the model notes them."""
 
     def __init__(self, wire: str, model: str, name: str) -> None:
-        self._is_chat = wire == "chat_completions"
+        self._wire = wire
         self._model = model
         self._name = name
         self._steps = 0
@@ -171,35 +181,31 @@ class RehearsedConversation:
             self._steps += 1
             call, path = f"call_{self._name}_{self._steps:03d}", f"src/part_{self._steps}.py"
             text = f"file {self._steps} of {self._name}\n" + (_WORDS * (size // len(_WORDS) + 1))[:size]
-            self._messages += self._write_step(call, path, text)
+            function = {"name": "read_file", "arguments": json.dumps({"path": path})}
+            calls = [{"id": call, "type": "function", "function": function}]
+            asked = {"role": "assistant", "content": f"I read {path}.", "tool_calls": calls}
+            self._messages += [asked, {"role": "tool", "tool_call_id": call, "content": text}]
 
     def go_on(self) -> None:
         """Add what the model said, and that the user wants more."""
-        said: Any = "Noted." if self._is_chat else [{"type": "text", "text": "Noted."}]
         more = {"role": "user", "content": f"Go on after part {self._steps}."}
-        self._messages += [{"role": "assistant", "content": said}, more]
-
-    def _write_step(self, call: str, path: str, text: str) -> list[dict[str, Any]]:
-        said = f"I read {path}."
-        if self._is_chat:
-            function = {"name": "read_file", "arguments": json.dumps({"path": path})}
-            calls = [{"id": call, "type": "function", "function": function}]
-            asked = {"role": "assistant", "content": said, "tool_calls": calls}
-            return [asked, {"role": "tool", "tool_call_id": call, "content": text}]
-        use = {"type": "tool_use", "id": call, "name": "read_file", "input": {"path": path}}
-        result = {"type": "tool_result", "tool_use_id": call, "content": text}
-        told = {"role": "assistant", "content": [{"type": "text", "text": said}, use]}
-        return [told, {"role": "user", "content": [result]}]
+        self._messages += [{"role": "assistant", "content": "Noted."}, more]
 
     def write(self) -> bytes:
         """Write the request. The messages come last, so that a later request begins with the bytes of this one."""
+        form, raws = FORMATS[self._wire], [json.dumps(message).encode() for message in self._messages]
         parameters = {"type": "object", "properties": {"path": {"type": "string"}}}
         tool: dict[str, Any] = {"name": "read_file", "description": "Read a file."}
-        if self._is_chat:
-            head: dict[str, Any] = {"tools": [{"type": "function", "function": tool | {"parameters": parameters}}]}
-        else:
-            head = {"max_tokens": 1024, "tools": [tool | {"input_schema": parameters}]}
-        return json.dumps({"model": self._model, **head, "messages": self._messages}).encode()
+        match self._wire:
+            case "chat_completions":
+                head: dict[str, Any] = {"tools": [{"type": "function", "function": tool | {"parameters": parameters}}]}
+            case "responses":
+                head = {"store": False, "tools": [{"type": "function", **tool, "parameters": parameters}]}
+            case _:
+                head = {"max_tokens": 1024, "tools": [tool | {"input_schema": parameters}]}
+        items = translate(FORMATS["chat_completions"], form, raws).items
+        begun = json.dumps({"model": self._model, **head})[:-1]
+        return b'%b, "%b": [%b]}' % (begun.encode(), form.items_key.encode(), b", ".join(items))
 
 
 class RehearsedSession:
@@ -210,7 +216,7 @@ class RehearsedSession:
         self._upstream = upstream
         self._wire = wire
         self._model = model
-        self._target = b"/v1/messages" if wire == "anthropic_messages" else b"/v1/chat/completions"
+        self._target = _TARGETS[wire]
 
     async def play(self, high: int, strategy: str) -> Rehearsal:
         """Play it past a high mark of so many tokens."""
@@ -270,9 +276,12 @@ def _read_sizes(label: str) -> dict[str, int]:
     return {name: int(count) for name, _, count in pairs}
 
 
+_WIRES = {"chat_completions": "chat completions", "responses": "Responses", "anthropic_messages": "messages"}
+
+
 def judge_rehearsal(played: Rehearsal) -> list[Finding]:
     """Judge a rehearsed session: recognised, shortened, repeated byte for byte, and otherwise passed unchanged."""
-    name = f"{played.model} at {played.upstream}"
+    name = f"{played.model} at {played.upstream} over {_WIRES[played.wire]}"
     facts: Facts = {
         "model": played.model,
         "upstream": played.upstream,

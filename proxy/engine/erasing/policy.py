@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """For how many days a session is kept after its newest call, and how large the log may be; 0: no limit."""
+    """For how many days a session is kept after its newest call, and how large the log may get before the longest idle
+    sessions are erased; 0: nothing is erased for that.
+    """
 
     days: int = 0
     max_bytes: int = 0

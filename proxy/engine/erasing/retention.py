@@ -1,6 +1,7 @@
 """Retention: erases sessions for their age, and the longest idle ones as the log nears the size that it may have.
 
-It looks now and then, and works in small steps behind traffic. A session that was called within the last hour is never
+Both only where the settings say so: a log that is full is otherwise not written any more, and keeps what it has. It
+looks now and then, and works in small steps behind traffic. A session that was called within the last hour is never
 erased, and neither is one with a call under way.
 """
 

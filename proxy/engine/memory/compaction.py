@@ -47,10 +47,19 @@ class MemoryCompaction:
         Turns that memory was made of are left out unless they are named. Of a session that is only observed it is made
         without a model. Raises NotFound, BadRequest for an unknown turn, and Conflict if there is nothing to do.
         """
-        row = (await load_path(self.memory.archive, session, branch)).row
-        request = await self.manual.load_request(row)
-        wanted = _NO_MODEL if row.mode != "manage" else options or ManualOptions()
+        request, wanted = await self.load(session, options, branch)
         return await self.compact_request(request, turn_ids, wanted)
+
+    async def load(
+        self, session: str, options: ManualOptions | None = None, branch: str = ""
+    ) -> tuple[SentRequest, ManualOptions]:
+        """Return what would be sent now of a session's newest conversation, or of a branch, and how to make memory.
+
+        Raises NotFound, and Conflict where there is nothing.
+        """
+        row = (await load_path(self.memory.archive, session, branch)).row
+        wanted = _NO_MODEL if row.mode != "manage" else options or ManualOptions()
+        return await self.manual.load_request(row), wanted
 
     async def compact_request(
         self, request: SentRequest, turn_ids: Sequence[str] = (), options: ManualOptions | None = None

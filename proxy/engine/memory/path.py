@@ -11,7 +11,7 @@ from proxy.engine.lineage.chain import Chain
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.conversation import find_format, list_raws, load_chain
 from proxy.engine.reports.lookup import pick_branch, read_back, read_branch_back, read_pages
-from proxy.model.errors import NotFound
+from proxy.model.errors import Erased, NotFound
 from proxy.model.exchange import Usage
 from proxy.model.lineage import compute_chain_root, extend_chain
 from proxy.model.log import BranchRow, Call, ExchangeRow
@@ -106,7 +106,7 @@ async def _find_readable(
 
     Raises NotFound.
     """
-    looked_at = 0
+    looked_at, gone = 0, None
     async for row in rows:
         looked_at += 1
         if looked_at > _MOST_LOOKED_AT:
@@ -117,9 +117,11 @@ async def _find_readable(
             continue
         try:
             return row, *await load_chain(log, row, upstream)
+        except Erased as error:
+            gone = gone or error
         except NotFound:
             continue
-    raise NotFound(_NOTHING)
+    raise gone or NotFound(_NOTHING)
 
 
 def _list_calls(branches: Sequence[BranchRow], row: ExchangeRow) -> Sequence[Call]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from proxy.context.epoch_decision import LATE, SIDE
-from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.memory.compaction import MemoryCompaction
 from proxy.engine.runtime import EventBus, TaskRunner, attempt
 from proxy.model.epoch import read_view
@@ -53,7 +52,10 @@ class MemoryRequests:
     async def _make(self, session: str) -> None:
         memory = self.compaction.memory
         try:
-            await self.compaction.compact(session, options=ManualOptions())
+            request, options = await self.compaction.load(session)
+            if request.state.request.strategy != "snapshot":  # no other one begins anew from memory
+                self._due.discard(session)
+            await self.compaction.compact_request(request, options=options)
         except (Conflict, NotFound) as error:
             _log.info("no memory was made, though it was asked for: %s", error, extra={"session": session})
         if await memory.is_requested(session):

@@ -10,7 +10,7 @@ from proxy.engine.lineage.chain import Chain, make_chain, read_messages
 from proxy.engine.lineage.identity import parse_json_string
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.lookup import read_back, read_exchanges
-from proxy.model.errors import NotFound
+from proxy.model.errors import Erased, NotFound
 from proxy.model.figures import SessionHead
 from proxy.model.lineage import compute_chain_root, extend_chain
 from proxy.model.log import BranchRow, ExchangeRow
@@ -129,13 +129,18 @@ async def _find_end(log: LogReader, session: str, branch: BranchRow | None) -> t
 
 
 async def _find_readable(log: LogReader, end: ExchangeRow) -> ExchangeRow:
-    """Return this exchange if its request can be read, else the newest before it whose can. Raises NotFound."""
+    """Return this exchange if its request can be read, else the newest before it whose can.
+
+    Raises Erased if its request was erased, and NotFound.
+    """
     try:
         read_request(end, await log.load_request(end.id))
     except NotFound as error:
         async for row in read_back(log, end.session):
             if row.n < end.n and row.tip and not row.is_side and await _is_readable(log, row):
                 return (await log.list_exchanges(row.session, row.n - 1, 1))[0]
+        if isinstance(error, Erased):
+            raise
         raise NotFound(f"{error}; a branch of the session can be named: --branch TIP") from error
     return end
 

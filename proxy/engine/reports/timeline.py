@@ -292,7 +292,12 @@ def _summarize(
 def explain_epoch(epoch: Epoch) -> str:
     """Return in a sentence why an epoch was opened, and one about what it did."""
     size = f"{epoch.tokens_before:,} tokens became {epoch.tokens_after:,}."
-    return f"{_REASONS[epoch.why]} {size}" if epoch.depth else _REASONS[epoch.why]
+    return f"{explain_reason(epoch.why)} {size}" if epoch.depth else explain_reason(epoch.why)
+
+
+def explain_reason(why: EpochReason) -> str:
+    """Return in a sentence why an epoch was opened."""
+    return _REASONS[why]
 
 
 def list_marks(

@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from proxy.context.user_rules import list_sentences
 from proxy.context.verbatim import find_client_messages
@@ -12,6 +12,7 @@ from proxy.model.errors import ProxyError
 from proxy.model.exchange import Headers
 from proxy.model.figures import SessionHead
 from proxy.wire import FORMATS
+from proxy.wire.format import Format
 from proxy.wire.headers import find_header
 
 MOST_CHARACTERS = 80
@@ -26,7 +27,8 @@ _OF_CLIENT = re.compile(
 # Tags around the user's words: alone on their lines, or around all of the text. Reminders of clients are none.
 _TAG_LINE = re.compile(r"</?[A-Za-z_][\w-]{0,40}>")
 _WRAPPED = re.compile(
-    r"\s*<(?!system-|environment_|ide_|local-|command-|bash-|task-n)([A-Za-z_][\w-]{0,40})>(.*)</\1>\s*", re.DOTALL
+    r"\s*<(?!system-|environment_|ide_|local-|command-|bash-|task-n)([A-Za-z_][\w-]{0,40})(?:\s[^<>]{0,200})?>(.*)</\1>\s*",
+    re.DOTALL,
 )
 _JOINERS = {"\u200c", "\u200d"}  # within words of some scripts, and between parts of an emoji
 _PRODUCT = re.compile(r"([A-Za-z][\w.@+-]*(?:/(?!v?\d)[A-Za-z][\w.-]*)?)(?:[/ ]v?(\d+(?:\.\d+)?))?")
@@ -102,6 +104,11 @@ async def load_title(log: LogReader, head: SessionHead) -> str:
     raws = list_raws(split)
     if not raws and (whole := split.member(form.items_key))[:1] == b'"':
         raws = [b'{"role":"user","content":%b}' % whole]
+    return find_title(form, raws)
+
+
+def find_title(form: Format, raws: Iterable[bytes]) -> str:
+    """Return the title of a session that begins with these messages; empty if the user says nothing in them."""
     texts: list[str] = []
     for raw in raws:
         message = form.parse_message(raw)

@@ -22,7 +22,7 @@ from proxy.model.errors import Erased, NotFound, StoreUnavailable, tell_day
 from proxy.store.erasing.deletion import Deletion, is_unwiped, note_wiped
 from proxy.store.erasing.gaps import PageGaps
 from proxy.store.erasing.reach import Content, Heads, list_unshared, read_heads
-from proxy.store.sqlite.connection import FILE_ERRORS, advise, connect_reader
+from proxy.store.sqlite.connection import FILE_ERRORS, FileIdentity, advise, connect_reader
 
 T = TypeVar("T")
 
@@ -101,6 +101,7 @@ class SqliteEraser:
         self._clock = clock
         self._rest = rest
         self._lock = asyncio.Lock()
+        self._identity = FileIdentity(log.path, 0)
         self._gaps: PageGaps | None = None
 
     async def measure(self, session: str) -> SessionErasure:
@@ -120,7 +121,11 @@ class SqliteEraser:
             deletion = Deletion(plan.sessions, plan.heads, cause, self._clock.now_ms())
             await self._log.run_task(partial(self._delete_all, deletion, plan.found))
             self._log.note_erased()
-            is_overwritten = await self._overwrite()
+            try:
+                is_overwritten = await self._overwrite()
+            except StoreUnavailable as error:  # the session is erased all the same, and a later run goes on with it
+                _log.error("a session was erased, but bytes of it may be left in the files of the log: %s", error)
+                is_overwritten = False
         return _finish(described, deletion, is_overwritten=is_overwritten)
 
     async def erase_slowly(self, sessions: Sequence[str], cause: Cause) -> int:
@@ -159,7 +164,7 @@ class SqliteEraser:
 
     async def measure_used(self) -> int:
         """Return the bytes of the log's file that are in use."""
-        return await asyncio.to_thread(self._read, _measure_used)
+        return await asyncio.to_thread(measure_used, self._log.path)
 
     def close(self) -> None:
         """Release the file. Call it once the log is closed."""
@@ -169,15 +174,7 @@ class SqliteEraser:
 
     def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         """Run a query over a connection of its own, with temporary tables, in one snapshot."""
-        connection = connect_reader(self._log.path)
-        try:
-            connection.execute("PRAGMA query_only = OFF")  # for temporary tables; the file is opened read-only
-            connection.execute("BEGIN")
-            return query(connection)
-        except FILE_ERRORS as error:
-            raise StoreUnavailable(f"{self._log.path} cannot be read: {advise(error)}") from error
-        finally:
-            connection.close()
+        return _read_log(self._log.path, query)
 
     async def _work(self, task: Callable[[sqlite3.Connection], T]) -> T:
         """Run one step in the writer thread, then leave it alone for four times as long."""
@@ -202,8 +199,11 @@ class SqliteEraser:
         after: int | None = 0
         tries = _WAL_TRIES
         while after is not None:
-            step = await self._work(partial(self._overwrite_some, after))
-            if step == after:  # a reader holds the write-ahead log
+            try:
+                step = await self._work(partial(self._overwrite_some, after))
+            except OSError as error:
+                raise StoreUnavailable(f"{self._log.path} cannot be written: {error}; check the disk") from error
+            if step == after:  # somebody reads from the write-ahead log, or another process writes it
                 tries -= 1
                 if not tries:
                     _log.warning("bytes of erased content may be left in the files of the log until no one reads it")
@@ -215,27 +215,24 @@ class SqliteEraser:
         return True
 
     def _overwrite_some(self, after: int, connection: sqlite3.Connection) -> int | None:
-        """Overwrite some gaps. Return the last row id that is done, `after` if a reader prevents it, None for all."""
-        if not _empty_wal(connection):
-            return after
-        connection.execute("PRAGMA shrink_memory")  # pages in memory have the gaps as they were
-        if self._gaps is None:
-            self._gaps = PageGaps(self._log.path)
-        return self._gaps.overwrite(connection, after, _LONGEST_SCAN_S)
+        """Overwrite some gaps. Return the last row id that is done, `after` if others prevent it, None for all."""
+        self._identity.check()
+        (wait_ms,) = connection.execute("PRAGMA busy_timeout").fetchone()
+        connection.execute("PRAGMA busy_timeout = 0")
+        try:
+            (is_busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if is_busy:
+                return after
+            connection.execute("PRAGMA shrink_memory")  # pages in memory have the gaps as they were
+            if self._gaps is None:
+                self._gaps = PageGaps(self._log.path)
+            return self._gaps.overwrite(connection, after, _LONGEST_SCAN_S)
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {wait_ms}")
 
 
 def _wait(connection: sqlite3.Connection) -> None:
     """Do nothing: what was recorded before is in the log then."""
-
-
-def _empty_wal(connection: sqlite3.Connection) -> bool:
-    (wait_ms,) = connection.execute("PRAGMA busy_timeout").fetchone()
-    connection.execute("PRAGMA busy_timeout = 0")
-    try:
-        (is_busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    finally:
-        connection.execute(f"PRAGMA busy_timeout = {wait_ms}")
-    return not is_busy
 
 
 def _finish_wiping(connection: sqlite3.Connection) -> None:
@@ -286,6 +283,23 @@ def _finish(described: SessionErasure, deletion: Deletion, *, is_overwritten: bo
         deletion.at_ms,
         is_overwritten,
     )
+
+
+def measure_used(log: Path) -> int:
+    """Return the bytes of a log's file that are in use. Blocks. Raises StoreUnavailable."""
+    return _read_log(log, _measure_used)
+
+
+def _read_log(log: Path, query: Callable[[sqlite3.Connection], T]) -> T:
+    connection = connect_reader(log)
+    try:
+        connection.execute("PRAGMA query_only = OFF")  # for temporary tables; the file is opened read-only
+        connection.execute("BEGIN")
+        return query(connection)
+    except FILE_ERRORS as error:
+        raise StoreUnavailable(f"{log} cannot be read: {advise(error)}") from error
+    finally:
+        connection.close()
 
 
 def _measure_used(log: sqlite3.Connection) -> int:

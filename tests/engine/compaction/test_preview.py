@@ -72,10 +72,11 @@ async def test_a_compaction_opens_what_was_foreseen_where_no_model_can_be_asked(
         assert is_opened(found, made.epoch)
 
 
-async def test_looking_changes_nothing() -> None:
-    """What it counts is counted for calls, too: so it begins with a request that had to be counted."""
+@pytest.mark.parametrize("first", [2, 3, 14])
+async def test_looking_changes_nothing(first: int) -> None:
+    """What a look counts, no later call may find counted: its bytes may prove that it need not be."""
     looked, other = Workshop(fail), Workshop(fail)
-    for steps in range(14, 40):
+    for steps in range(first, 40):
         sent = [await shop.ask(make_history(steps, 1200)) for shop in (looked, other)]
         assert sent[0] == sent[1]
         kinds: tuple[PreviewKind, ...] = ("automatic", "manual")
@@ -84,6 +85,19 @@ async def test_looking_changes_nothing() -> None:
                 await preview(looked, kind)
     assert len(looked.epochs) == len(other.epochs) > 0
     assert not looked.model.asked or len(looked.model.asked) == len(other.model.asked)
+
+
+async def test_looking_after_a_restart_keeps_no_counts() -> None:
+    first = Workshop(fail)
+    for steps in range(2, 24):
+        await first.ask(make_history(steps, 1200))
+    assert first.epochs
+    shop = Workshop(fail, after=first)
+    caches, session = shop.controller.states.caches, shop.session
+    with contextlib.suppress(Conflict):
+        await preview(shop)
+    context = await caches.contexts.load(session)
+    assert (caches.histories.weight, context.sizes) == (0, {})
 
 
 async def test_what_goes_stands_beside_what_comes_with_cost_and_saving() -> None:

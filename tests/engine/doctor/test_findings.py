@@ -146,6 +146,9 @@ def test_a_log_is_judged(changes: dict[str, object], name: str, state: State, wo
         ({"log_bytes": 0}, "ok", "50.0 GB"),
         ({"free_bytes": 900_000_000}, "warning", "Only 0.9 GB"),
         ({"free_bytes": 2_000_000_000, "log_bytes": 9_000_000_000}, "warning", "store.max_bytes"),
+        ({"used_bytes": 91_000_000, "max_bytes": 100_000_000}, "warning", "91 of the 100 MB of store.max_bytes"),
+        ({"used_bytes": 91_000_000, "max_bytes": 100_000_000, "is_room_made": True}, "ok", "10.0 MB a day"),
+        ({"used_bytes": 89_000_000, "max_bytes": 100_000_000}, "ok", "10.0 MB a day"),
     ],
 )
 def test_a_disk_is_judged_by_space_and_growth(changes: dict[str, object], state: State, word: str) -> None:

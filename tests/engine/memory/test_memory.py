@@ -12,9 +12,10 @@ from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.memory.memory import DIGEST_TAG
 from proxy.engine.memory.path import load_path
 from proxy.engine.policy import Provider
-from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable
+from proxy.model.errors import BadRequest, Conflict, Erased, NotFound, StoreUnavailable
 from proxy.model.memory import CLAIMED, MemoryBundle, StoredMemory
 from tests.support.compacting import Workshop, fail, give_report, say
+from tests.support.managing import make_history
 from tests.support.remembering import make_memory, report_with_facts, talk
 
 TEXTS = (
@@ -303,3 +304,15 @@ async def test_a_model_that_says_nothing_of_use_leaves_a_digest(shop: Workshop) 
     await talk(shop, TEXTS)
     made = await make_memory(shop).compact(shop.session)
     assert made.items.episodic[0].tags[0] == DIGEST_TAG
+
+
+async def test_a_session_that_was_erased_says_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Workshop()
+    await shop.ask(make_history(4, 100))
+
+    async def load(exchange: str) -> bytes:
+        raise Erased("this call was erased", shop.session)
+
+    monkeypatch.setattr(shop.log, "load_request", load)
+    with pytest.raises(Erased, match="this call was erased"):
+        await load_path(shop.log, shop.session)

@@ -125,6 +125,7 @@ async def test_with_other_strategies_memory_is_made_and_nothing_begins_anew(stra
     await session.order("request")
     await session.take_turn()
     assert await session.list_covered() == [(1, 4)]
+    assert not session.requests.is_due(session.shop.session)
     assert "[MEMORY" not in str(await session.take_turn())
     assert (strategy == b"turns") == (len(session.shop.epochs) > epochs)
 

@@ -10,7 +10,7 @@ import pytest
 from proxy.engine.reports.calls import describe_whole
 from proxy.engine.reports.export import Form, load_handoff, open_export, write_handoff
 from proxy.model.epoch import StoredContext
-from proxy.model.errors import NotFound
+from proxy.model.errors import Erased, NotFound
 from proxy.model.messages import LEDGER_HEAD
 from tests.support.contexts import make_epoch
 from tests.support.fake_log import ANSWER, REQUEST, TREE, FakeLog, tree_log
@@ -69,6 +69,16 @@ async def test_an_exchange_whose_request_was_erased_is_described_with_the_reason
     assert (described.request, described.missing) == (None, "this content was erased")
     whole = await describe_whole(FakeLog(bodies={"x1": REQUEST}), TREE[0])
     assert (whole.request, whole.rounds[0].answer) == (msgspec.Raw(REQUEST), msgspec.Raw(ANSWER))
+
+
+async def test_of_what_was_erased_a_handoff_says_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def load(exchange: str) -> bytes:
+        raise Erased("this call was erased", "abc")
+
+    log = tree_log()
+    monkeypatch.setattr(log, "load_request", load)
+    with pytest.raises(Erased, match=r"^this call was erased$"):
+        await load_handoff(log, "abc")
 
 
 @pytest.fixture

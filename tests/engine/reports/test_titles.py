@@ -16,6 +16,7 @@ REMINDER = "<system-reminder>\nAs you answer, you can use the following context.
         (["# AGENTS.md instructions for /src\n\nBe brief.", "<environment_context>\n<cwd>/</cwd>", "Go"], "Go"),
         (["<task>\nPort it to Rust\n</task>\n<environment_details>\nnow\n</environment_details>"], "Port it to Rust"),
         (["<user_query>Why?</user_query>"], "Why?"),
+        (['<user_input mode="act">Why?</user_input>'], "Why?"),
         (["hé <script>alert(1)</script>"], "hé <script>alert(1)</script>"),
         (["I have *added these files to the chat*", "Rename it"], "Rename it"),
         (["one.\n\ntwo."], "one. two."),

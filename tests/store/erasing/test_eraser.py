@@ -13,6 +13,7 @@ from proxy.engine.runtime import SystemClock
 from proxy.model.errors import Conflict, Erased, NotFound, StoreUnavailable
 from proxy.model.lineage import Adoption
 from proxy.store.erasing.eraser import SqliteEraser
+from proxy.store.erasing.gaps import PageGaps
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from tests.store.samples import (
@@ -259,6 +260,35 @@ async def test_a_reader_delays_overwriting_and_it_is_made_up_for(world: World) -
     assert SECRET not in b"".join(path.read_bytes() for path in world.path.parent.iterdir())
     await world.archive.close()
     impatient.close()
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), sqlite3.DatabaseError("a page is damaged")])
+async def test_a_session_is_erased_though_overwriting_fails_and_that_is_made_up_for(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    def fail(*_: object) -> int | None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PageGaps, "overwrite", fail)
+        assert not (await world.eraser.erase(OWN.id)).is_overwritten
+        assert "bytes of it may be left" in caplog.text and str(error) in caplog.text
+        with pytest.raises(StoreUnavailable):
+            await world.eraser.overwrite()
+    assert await read_state(world.archive) == "erased"
+    assert await world.eraser.overwrite()
+    add_call(world.archive, "e4", OTHER, TURNS[:2])
+    assert await world.archive.load_request("e4") == join_body(TURNS[:2])
+
+
+async def test_a_file_that_was_put_in_the_place_of_the_log_is_left_alone(world: World, tmp_path: Path) -> None:
+    other = tmp_path / "other.db"
+    await world.archive.run_task(lambda log: log.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
+    shutil.copy(world.path, other)
+    before = other.read_bytes()
+    other.replace(world.path)
+    assert not (await world.eraser.erase(OWN.id)).is_overwritten
+    assert world.path.read_bytes() == before
 
 
 async def test_no_session(world: World) -> None:

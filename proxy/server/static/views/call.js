@@ -13,7 +13,11 @@ let call, session = null, difference = null, view = "blocks", row = null, open =
 
 const url = (n) => `/-/sessions/${call.session}/calls/${n}`;
 const last = () => call.rounds.at(-1);
-const plan = () => last()?.plan ?? null;
+// The plan of the last round. For one that follows what the model recalled, the client had sent nothing.
+const plan = () => {
+  const end = last()?.plan, came = call.rounds.map((each) => each.plan?.tokens_client).filter((count) => count != null);
+  return end ? { ...end, tokens_client: came.length ? Math.max(...came) : null } : null;
+};
 
 function messages() { // the client's messages after the preamble, as the format has them
   const request = call.request;

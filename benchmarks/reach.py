@@ -38,7 +38,7 @@ PATHS = (
     "sessions/{id}",
     "sessions/{id}/timeline",
     "sessions/{id}/epochs",
-    "sessions/{id}/context",
+    "sessions/{id}/context?messages=false",
     "sessions/{id}/cache",
     "sessions/{id}/exchanges",
     "sessions/{id}/exchanges/{n}",

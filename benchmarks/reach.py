@@ -146,7 +146,7 @@ def main() -> None:
             rows = [measure_path(port, pid, path, given.repeat) for path in PATHS]
             head = ("GET /-/api/", "status", "first, ms", "median, ms", "processor, ms", "answer, KB")
             print(render_table(head, rows))
-            print(f"\nThe server's memory: {read_memory(pid)[0] / 1024:.0f} MB.\n")
+            print(f"\nThe server's memory: {read_memory(pid)[0] / 2**20:.0f} MB.\n")
         if given.only != "api":
             small = Path(folder, "small")
             small.mkdir()

@@ -31,7 +31,6 @@ from benchmarks.targets import MEASURED_CORE, find_command
 
 SESSIONS, CALLS, LONG = 3, 300, 10_000
 _LONG_ID, _SHORT_ID = f"{SESSIONS:020x}", f"{0:020x}"
-_TOKEN = "bench"
 
 PATHS = (
     "sessions",
@@ -70,7 +69,6 @@ ASKING = (
     ("pin", _SHORT_ID),
     ("revert", _SHORT_ID, "--dry-run"),
     ("compact", _SHORT_ID, "--dry-run"),
-    ("memory", "show", _SHORT_ID),
 )
 
 
@@ -78,13 +76,13 @@ def start_server(nursery: Nursery, data: Path) -> tuple[int, int]:
     """Start a server on a data folder. Return its port and the id of its process."""
     port = find_free_port()
     argv = [find_command(), "serve", "--upstream", "http://127.0.0.1:9/v1", "--host", "127.0.0.1", "--port", str(port)]
-    child = nursery.start([*argv, "--data", str(data), "--admin-token", _TOKEN], MEASURED_CORE)
+    child = nursery.start([*argv, "--data", str(data)], MEASURED_CORE)
     wait_for_answer(child, port, "/-/ready", 60)
     wait_until_quiet(child.pid, 120.0, 1.0)
     return port, child.pid
 
 
-def measure_path(port: int, pid: int, path: str, repeated: int) -> tuple[str, ...]:
+def measure_path(port: int, pid: int, path: str, token: str, repeated: int) -> tuple[str, ...]:
     """Measure a path: its status, its first time, its median, the server's processor time, and the answer's size."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     target = "/-/api/" + path.format(id=_LONG_ID, n=LONG, epoch=LONG // 60)
@@ -94,7 +92,7 @@ def measure_path(port: int, pid: int, path: str, repeated: int) -> tuple[str, ..
         if n == 1:
             used = read_cpu_seconds(pid)
         began = time.perf_counter()
-        connection.request("GET", target, headers={"authorization": f"Bearer {_TOKEN}"})
+        connection.request("GET", target, headers={"authorization": f"Bearer {token}"})
         response = connection.getresponse()
         size, status = len(response.read()), response.status
         took.append((time.perf_counter() - began) * 1000)
@@ -106,7 +104,9 @@ def measure_path(port: int, pid: int, path: str, repeated: int) -> tuple[str, ..
 
 def measure_command(arguments: Sequence[str], repeated: int) -> tuple[float, float, int]:
     """Return the median time of a command in ms, its processor time, and its exit code."""
-    took, used, code = [], [], 0
+    took: list[float] = []
+    used: list[float] = []
+    code = 0
     for _ in range(repeated):
         before, began = os.times(), time.perf_counter()
         code = subprocess.run(arguments, check=False, capture_output=True).returncode
@@ -143,7 +143,8 @@ def main() -> None:
         print(describe_machine(os.getloadavg()[0]), "\n")
         if given.only != "commands":
             port, pid = start_server(nursery, data)
-            rows = [measure_path(port, pid, path, given.repeat) for path in PATHS]
+            token = (data / "admin-token").read_text().strip()
+            rows = [measure_path(port, pid, path, token, given.repeat) for path in PATHS]
             head = ("GET /-/api/", "status", "first, ms", "median, ms", "processor, ms", "answer, KB")
             print(render_table(head, rows))
             print(f"\nThe server's memory: {read_memory(pid)[0] / 2**20:.0f} MB.\n")

@@ -119,7 +119,7 @@ def measure_command(arguments: Sequence[str], repeated: int) -> tuple[float, flo
 
 def measure_commands(data: Path, commands: Sequence[Sequence[str]], repeated: int) -> list[tuple[str, ...]]:
     """Measure commands on a data folder."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for command in commands:
         where = () if command[0] == "config" else ("--data", str(data))
         took, used, code = measure_command([find_command(), *command, *where], repeated)
@@ -153,7 +153,7 @@ def main() -> None:
             small.mkdir()
             write_log(small / "log.db", 1, CALLS, CALLS)
             took, used, _ = measure_command([sys.executable, "-c", "pass"], given.repeat)
-            found = [("(an interpreter)", "0", render_number(took), render_number(used))]
+            found: list[tuple[str, ...]] = [("(an interpreter)", "0", render_number(took), render_number(used))]
             found += measure_commands(small, READING, given.repeat)
             start_server(nursery, small)
             found += measure_commands(small, ASKING, given.repeat)

@@ -14,9 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+import msgspec
 
 from benchmarks.report import render_number, render_table
 from proxy.assembly import measure
@@ -25,15 +28,17 @@ from proxy.engine.reports.savings_report import load_report
 from proxy.engine.reports.session_reports import SessionReports
 from proxy.engine.reports.session_summary import TitleCache, summarize_sessions
 from proxy.engine.reports.sessions import write_json
-from proxy.model.epoch import Epoch, Plan, Rung
+from proxy.model.epoch import Epoch, Kept, Plan, Rung, Written
 from proxy.model.exchange import Opening, Outcome, Reading, Round, SessionKey, Timings, Usage
 from proxy.model.lineage import NodeRow, Reply, Step, compute_chain_root, extend_chain
 from proxy.model.log import Record
-from proxy.model.manifest import ChainPiece, Manifest, chain_slices, compute_root_link, encode_recipe
+from proxy.model.manifest import ChainPiece, Manifest, Slice, chain_slices, compute_root_link, encode_recipe
+from proxy.model.messages import LEDGER_HEAD
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.connection import connect_writer
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.transaction import TransactionWriter
+from proxy.wire import FORMATS
 
 SESSIONS, CALLS, LONG = 300, 300, 10_000
 
@@ -41,48 +46,119 @@ _TENANT = b"t" * 16
 _STARTED_MS = 1_760_000_000_000
 _MODEL, _VIEW = "claude-sonnet-4-5", "claude-sonnet-4-5"
 _HEADERS = ((b"content-type", b"application/json"), (b"user-agent", b"claude-cli/2.1.34 (external, cli)"))
-_EACH_EPOCH = 60
+_EACH_EPOCH, _KEPT, _FILES = 60, 40, 200
 _REPEATED = 11
+_READER = FORMATS["anthropic_messages"].reader
+
+
+class Conversation:
+    """The messages of a session, as the client sends them: after a task, calls of tools and their results."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self.node = compute_chain_root("anthropic")
+
+    def ask(self, n: int) -> bytes:
+        """Return the message with which call n ends."""
+        if n == 1:
+            return self._add(b'{"role":"user","content":"Task of session %d: %s"}' % (self._number, b"x" * 200))
+        result = b'{"type":"tool_result","tool_use_id":"%b","content":"line %d\\n%b"}' % (
+            self._name(n - 1),
+            n,
+            b"x" * 200,
+        )
+        return self._add(b'{"role":"user","content":[%b]}' % result)
+
+    def answer(self, n: int) -> bytes:
+        """Return the content of the response to call n."""
+        tool = b"Edit" if n % 7 == 0 else b"Read"
+        return (
+            b'[{"type":"text","text":"Step %d"},{"type":"tool_use","id":"%b","name":"%b","input":'
+            b'{"file_path":"src/f%d.py","old_string":"a","new_string":"b"}}]' % (n, self._name(n), tool, n % _FILES)
+        )
+
+    def say(self, content: bytes) -> bytes:
+        """Return the message that has this content of a response."""
+        return self._add(b'{"role":"assistant","content":%b}' % content)
+
+    def _name(self, n: int) -> bytes:
+        return b"toolu_%d_%d" % (self._number, n)
+
+    def _add(self, message: bytes) -> bytes:
+        (self.node,) = extend_chain(self.node, [_READER.read_item(message).form])
+        return message
+
+
+class Body:
+    """A body that grows: the manifests of requests whose messages are added one after the other."""
+
+    def __init__(self, messages: Sequence[bytes] = ()) -> None:
+        self._link = compute_root_link(_TENANT)
+        self._is_begun = False
+        self._size = 15
+        self._slices = list(self._chain(messages))
+
+    def add(self, messages: Sequence[bytes]) -> Manifest:
+        """Return the manifest of all messages so far and of these."""
+        slices, self._slices = (*self._slices, *self._chain(messages)), []
+        return Manifest(encode_recipe((b'{"messages":[', ChainPiece(self._link), b"]}")), slices, (), self._size)
+
+    def _chain(self, messages: Sequence[bytes]) -> Iterator[Slice]:
+        for message in messages:
+            (found,) = chain_slices(self._link, [(b"," if self._is_begun else b"", message)])
+            self._link, self._is_begun = found.link, True
+            self._size += len(found.gap) + len(message)
+            yield found
 
 
 def make_calls(number: int, count: int) -> Iterator[list[tuple[Record, ...]]]:
     """Yield the calls of a session, each as the groups in which its records come."""
     key = SessionKey(f"{number:020x}", _TENANT, "anthropic", f"agent-{number}")
-    root, link = compute_chain_root("anthropic"), compute_root_link(_TENANT)
-    parent, epoch = root, ""
+    talk, body, newest = Conversation(number), Body(), deque[bytes](maxlen=_KEPT)
+    sent_body: Body | None = None
+    epoch, new = "", list[bytes]()
     for n in range(1, count + 1):
         name, at_ms = f"e{number}-{n}", _STARTED_MS + number * 60_000 + n * 30_000
-        own = [
-            (b"," if n > 1 else b"", b'{"role":"user","content":"Task %d of %d: %s"}' % (n, number, b"x" * 200)),
-            (b",", b'{"role":"assistant","content":"Answer %d of %d"}' % (n, number)),
-        ]
-        slices = tuple(chain_slices(link, own[:1] if n == 1 else own))
-        link = slices[-1].link
-        body = Manifest(encode_recipe((b'{"messages":[', ChainPiece(link), b"]}")), slices, (), 900 * n)
-        asked, said = extend_chain(parent, [b"q%d-%d" % (number, n), b"a%d-%d" % (number, n)])
-        client = 20_000 + 900 * n
+        before = talk.node
+        new.append(talk.ask(n))
+        newest.append(new[-1])
+        asked, depth, client = talk.node, 2 * n - 1, 20_000 + 900 * n
         if n % _EACH_EPOCH == 0:
-            before, epoch = epoch, f"p{number}-{n}"
-            yield [(Epoch(epoch, key.id, _VIEW, before, asked, n, "soft", "", at_ms, client, 30_000, b"[]", ()),)]
+            parent, epoch = epoch, f"p{number}-{n}"
+            rendered, edits = _render(newest, depth)
+            sent_body = Body(rendered)
+            opened = Epoch(
+                epoch, key.id, _VIEW, parent, asked, depth, "soft", "", at_ms, client, 30_000, edits, rendered
+            )
+            yield [(opened,)]
         sent = client if not epoch else 30_000 + 900 * (n % _EACH_EPOCH)
         rung: Rung = "original" if not epoch else "plan" if n % _EACH_EPOCH == 0 else "epoch"
         plan = Plan(name, 0, _VIEW, rung, epoch, "none", "", client, sent, 150_000, 0.0, 9.0, client - 900, sent - 900)
         usage = Usage(sent, 200, sent - 900, 900)
+        managed = None if sent_body is None else sent_body.add(() if rung == "plan" else new)
+        content = talk.answer(n)
         yield [
             (
                 Opening(name, key, "managed", "anthropic_messages", "manage", _MODEL, "POST", "/v1/messages", _HEADERS,
-                        body, at_ms),
-                Step(name, "append", False, asked, n, n - 1, (NodeRow(asked, parent, False),), ()),
-                Round(name, 0, "anthropic", None),
+                        body.add(new), at_ms),
+                Step(name, "append", False, asked, depth, depth - 1, (NodeRow(asked, before, False),), ()),
+                Round(name, 0, "anthropic", managed),
                 plan,
             ),
             (Outcome(name, 0, 200, (), "complete", b"{}", 2, b"", Timings(300.0, 310.0, 4000.0)),),
-            (
-                Reading(name, 0, b'{"content":[]}', usage, "tool_use" if n % 10 else "end_turn", ""),
-                Reply(name, 0, (NodeRow(said, asked, True),), ()),
-            ),
         ]  # fmt: skip
-        parent = said
+        new = [talk.say(content)]
+        newest.append(new[0])
+        read = Reading(name, 0, b'{"role":"assistant","content":%b}' % content, usage, "tool_use", "")
+        yield [(read, Reply(name, 0, (NodeRow(talk.node, asked, True),), ()))]
+
+
+def _render(newest: Sequence[bytes], depth: int) -> tuple[tuple[bytes, ...], bytes]:
+    """Return the messages that an epoch sends, and its edits: a ledger, then the newest messages as they are."""
+    text = f"{LEDGER_HEAD} {depth} messages"
+    ledger = msgspec.json.encode({"role": "user", "content": text})
+    kept = [Kept(place) for place in range(depth - len(newest), depth)]
+    return (ledger, *newest), msgspec.json.encode([Written(text, 0, depth - len(newest)), *kept])
 
 
 def write_log(path: Path, sessions: int, calls: int, long: int) -> None:
@@ -95,7 +171,7 @@ def write_log(path: Path, sessions: int, calls: int, long: int) -> None:
         batch: list[tuple[Record, ...]] = []
         for groups in make_calls(number, long if number == sessions else calls):
             batch += groups
-            total += len(groups) > 1
+            total += isinstance(groups[0][0], Opening)
             if len(batch) < 30:
                 continue
             began = time.thread_time()

@@ -1,6 +1,5 @@
 """Where a server runs on a data directory, and how commands reach it."""
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from urllib.parse import quote, urlencode
 from proxy.config import Settings
 from proxy.model.errors import NotFound, StoreUnavailable
 from proxy.store.secrets import load_or_create_secret, read_secret
+from proxy.upstream.admin_client import AdminClient
 from proxy.upstream.origin import name_address
 
 TOKEN_FILE = "admin-token"
@@ -77,9 +77,7 @@ def find_server(settings: Settings) -> tuple[str, ...]:
     noted = _read_noted(settings)
     if not noted:
         return ()
-    from proxy.upstream.httpx_client import AdminClient  # noqa: PLC0415 - as below
-
-    is_live = asyncio.run(AdminClient(noted[0], "").is_live())
+    is_live = AdminClient(noted[0], "").is_live()
     return (noted[0], *_read_noted(settings, _UPSTREAMS_FILE)) if is_live else ()
 
 
@@ -96,10 +94,8 @@ def ask_server(
     Raises NotFound if there is no admin token, and UpstreamUnreachable if the server does not respond.
     """
     address, token = find_address(settings), _read_token(settings)
-    from proxy.upstream.httpx_client import AdminClient  # noqa: PLC0415 - other commands do without httpx
-
     target = f"/-/api{quote(path)}{'?' if query else ''}{urlencode(query)}"
-    return asyncio.run(AdminClient(address, token).ask(target, body, method))
+    return AdminClient(address, token).ask(target, body, method)
 
 
 def follow_events(
@@ -110,9 +106,7 @@ def follow_events(
     Return the status, and the body if it is not 200. Raises NotFound and UpstreamUnreachable as `ask_server` does.
     """
     address, token = find_address(settings), _read_token(settings)
-    from proxy.upstream.httpx_client import AdminClient  # noqa: PLC0415 - as above
-
-    return asyncio.run(AdminClient(address, token).follow(f"/-/api/events?{urlencode(query)}", last_id, take))
+    return AdminClient(address, token).follow(f"/-/api/events?{urlencode(query)}", last_id, take)
 
 
 def _read_token(settings: Settings) -> str:

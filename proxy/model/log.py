@@ -112,9 +112,7 @@ _WEIGHERS: Mapping[type[Record], Callable[[Any], int]] = {
 class SessionRow:
     """A session in a listing. Times are in milliseconds since the Unix epoch.
 
-    `counted` and `sent` are the tokens of its rounds as the client made them and as they were sent, over the rounds for
-    which both were counted. `saving` is the sum of what its rounds saved, in tokens of uncached input: negative if they
-    cost more, None if unknown for all of them. `auxiliary` counts our own calls; no other field includes those.
+    `auxiliary` counts our own calls; no other field includes those. Sums over calls are in `Tally`.
     """
 
     id: str
@@ -124,19 +122,12 @@ class SessionRow:
     last_ms: int
     exchanges: int
     model: str
-    input_tokens: int
-    output_tokens: int
     parent: str = ""  # id of the session whose agent started it, if any
     branches: int = 0  # as many as `list_branches` returns
     side: int = 0  # exchanges that are side calls
     adopted: str = ""  # id of the session that it continues under another credential, if any
     seq: int = 0  # of its newest exchange; listings are sorted by it
-    counted: int = 0
-    sent: int = 0
-    saving: float | None = None
     auxiliary: int = 0
-    auxiliary_input: int = 0
-    auxiliary_output: int = 0
 
     @property
     def recorded(self) -> int:

@@ -1,7 +1,7 @@
-"""Clients that use httpx: for upstreams behind an HTTP proxy, and for our own server.
+"""The client that uses httpx: for upstreams behind an HTTP proxy.
 
 A call of 2 KB takes 0.47 ms of CPU through httpx and an HTTP proxy, and 0.05 ms through `client`. Importing httpx takes
-60 ms and 6 MB. So this module is imported only if one of its clients is needed.
+60 ms and 6 MB. So this module is imported only if it is needed.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from proxy.engine.ports import RequestBody, UpstreamResponse
-from proxy.model.errors import BadRequest, ProxyError, TooLarge, UpstreamUnreachable
+from proxy.model.errors import BadRequest, ProxyError, UpstreamUnreachable
 from proxy.model.exchange import Headers
 from proxy.upstream.origin import choose_headers, is_near, make_key_header, make_tls_context, map_target, parse_base
 from proxy.upstream.policy import UpstreamPolicy
@@ -22,14 +22,6 @@ from proxy.wire.headers import HOP, find_header, list_hops
 # An idle tunnel is checked before reuse, but a close that is still on its way fails the call, which is sent only once.
 # So tunnels are kept for as long as an agent's tools run, not for the pauses of its user.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0)
-_MAX_ADMIN_BYTES = 16 * 1024 * 1024
-_MAX_REFUSED_BYTES = 64 * 1024
-# For one request our own server may call models several times, for a minute each.
-_ADMIN_TIMEOUT = httpx.Timeout(1800.0, connect=10.0)
-_LIVE_TIMEOUT = httpx.Timeout(1.0)
-# A stream of events has a heartbeat every 15 seconds.
-_STREAM_TIMEOUT = httpx.Timeout(50.0, connect=10.0)
-_LIVE = b'{"status":"live"}'
 
 
 class ProxiedClient:
@@ -171,76 +163,6 @@ class ProxiedResponse(ReceivedResponse):
                 await self.put(piece)
         except httpx.HTTPError as error:
             raise self._explain(error, has_head=True) from error
-
-
-class AdminClient:
-    """Sends requests of commands to our own server, since only that process writes the log.
-
-    The token is sent only to the configured address: no proxy is used, and no redirect is followed. Responses longer
-    than `max_bytes` are refused.
-    """
-
-    def __init__(self, address: str, token: str, max_bytes: int = _MAX_ADMIN_BYTES) -> None:
-        self._address = address
-        self._headers = {
-            **({"authorization": f"Bearer {token}"} if token else {}),
-            "content-type": "application/json",
-            "accept-encoding": "identity",
-        }
-        self._max_bytes = max_bytes
-
-    async def ask(self, target: str, body: bytes, method: str = "POST") -> tuple[int, bytes]:
-        """Return status and body of the response. Raises TooLarge, and UpstreamUnreachable if no server responds."""
-        client = self._open(_ADMIN_TIMEOUT)
-        try:
-            async with client, client.stream(method, target, content=body) as response:
-                content = b""
-                async for piece in response.aiter_raw():
-                    content += piece
-                    if len(content) > self._max_bytes:
-                        raise TooLarge(f"the response of the server has more than {self._max_bytes} bytes")
-                return response.status_code, content
-        except httpx.ConnectError as error:
-            what = f"no server answers at {self._address}"
-            raise UpstreamUnreachable(
-                f"{what}; start it by `palimpsest serve`, or say --data, or --host, --port"
-            ) from error
-        except httpx.HTTPError as error:
-            what = f"the server at {self._address} did not answer: {error or type(error).__name__}"
-            raise UpstreamUnreachable(f"{what}; try again, or look at what it logs") from error
-
-    async def follow(self, target: str, last_id: str, take: Callable[[bytes], object]) -> tuple[int, bytes]:
-        """Pass on the pieces of a stream of events until it ends. Return its status, and the body of any but 200.
-
-        Raises UpstreamUnreachable if the server does not respond, or the stream breaks off.
-        """
-        headers, refused = ({"last-event-id": last_id} if last_id else {}), b""
-        try:
-            client = self._open(_STREAM_TIMEOUT)
-            async with client, client.stream("GET", target, headers=headers) as response:
-                async for piece in response.aiter_raw():
-                    if response.status_code == httpx.codes.OK:
-                        take(piece)
-                    elif len(refused) < _MAX_REFUSED_BYTES:
-                        refused += piece
-                return response.status_code, refused
-        except httpx.HTTPError as error:
-            what = f"the server at {self._address} does not answer: {error or 'the connection broke off'}"
-            raise UpstreamUnreachable(f"{what}; start it by `palimpsest serve`, or say --host, --port") from error
-
-    async def is_live(self) -> bool:
-        """Return whether a server of ours answers, within a second."""
-        try:
-            async with self._open(_LIVE_TIMEOUT) as client:
-                return (await client.get("/-/live")).content == _LIVE
-        except httpx.HTTPError:
-            return False
-
-    def _open(self, timeout: httpx.Timeout) -> httpx.AsyncClient:
-        """Our server speaks plain HTTP: `verify` only saves reading the system's certificates."""
-        return httpx.AsyncClient(
-            base_url=self._address, headers=self._headers, timeout=timeout, trust_env=False, verify=False
-        )
 
 
 class _Transport(httpx.AsyncHTTPTransport):

@@ -13,6 +13,7 @@ from proxy.context.budget import BudgetPolicy
 from proxy.context.cache_misses import CacheUse
 from proxy.context.pricing import Cost
 from proxy.engine.reports.cache import CacheReport, MissTotal
+from proxy.engine.reports.session_summary import AuxiliaryTotal
 from proxy.engine.reports.sessions import Overview, load_overview
 from proxy.model.epoch import Epoch, Plan
 from proxy.model.log import ExchangeRow
@@ -253,13 +254,14 @@ def test_what_was_not_counted_has_a_bound() -> None:
 
 
 def test_calls_of_our_own_are_told_apart() -> None:
-    row = replace(SESSION, auxiliary=2, auxiliary_input=70_000, auxiliary_output=1_000)
-    told = format_session(Overview(row, (), ()), [exchange(1), exchange(2, kind="auxiliary")])
+    summary = msgspec.structs.replace(SUMMARY, auxiliary=AuxiliaryTotal(2, 70_000, 1_000, 0.0, None))
+    calls = [exchange(1), exchange(2, kind="auxiliary")]
+    told = format_session(Overview(replace(SESSION, auxiliary=2), (), ()), calls, summaries=(summary,))
     assert told.startswith("1 call; none was shortened.")
     assert "auxiliary 2 calls of our own beside these: input 70,000, output 1,000\n" in told
-    assert "tokens    input 10, output 3\n" in told
+    assert "tokens    input 206,445, output 2,160\n" in told
     assert "our own call" in told.splitlines()[-3]
-    assert "auxiliary" not in format_session(Overview(SESSION, (), ()), ())
+    assert "auxiliary" not in format_session(Overview(SESSION, (), ()), (), summaries=(SUMMARY,))
     assert "(chat_completions; auxiliary, mode manage)" in format_exchange(exchange(2, kind="auxiliary"))
 
 

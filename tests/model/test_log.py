@@ -103,7 +103,7 @@ def test_what_is_derived_is_left_out_and_the_rest_keeps_its_order() -> None:
 
 
 def test_rows_with_the_same_content_are_equal() -> None:
-    assert SessionRow("s", "f", "main", 1, 2, 3, "m", 4, 5) == SessionRow("s", "f", "main", 1, 2, 3, "m", 4, 5)
+    assert SessionRow("s", "f", "main", 1, 2, 3, "m") == SessionRow("s", "f", "main", 1, 2, 3, "m")
     assert Verification(1, 1, 1, 1, (LogFault("blob 7", "digest"),)) != Verification(1, 1, 1, 1, ())
 
 
@@ -119,7 +119,7 @@ def test_records_weigh_together_what_each_weighs() -> None:
 
 
 def test_a_session_counts_its_auxiliary_calls_among_all_that_is_recorded() -> None:
-    assert SessionRow("s", "f", "main", 0, 0, 3, "m", 0, 0, auxiliary=2).recorded == 5
+    assert SessionRow("s", "f", "main", 0, 0, 3, "m", auxiliary=2).recorded == 5
 
 
 def test_the_exchanges_of_a_branch_are_its_own_and_those_of_its_trunk_before_it_left() -> None:

@@ -297,22 +297,6 @@ class ContextContract:
         context = await archive.load_context(session)
         assert (len(context.epochs), len(context.owed)) == (1, 1)
 
-    async def test_a_session_sums_what_was_counted_and_saved(self, archive: Archive) -> None:
-        session = await open_session(archive)
-        assert (await archive.find_session(session)).saving is None
-        await is_stored(archive, make_opening("e2"), make_round("e2"), make_round("e2", 1))
-        plans = (
-            make_plan("e-agent-7"),
-            replace(make_plan("e2"), tokens_upstream=None, saving=None),
-            replace(make_plan("e2", 1), saving=10.0),
-        )
-        assert await is_stored(archive, *plans)
-        await open_session(archive, "other")
-        for row in (await archive.find_session(session), (await archive.list_sessions())[-1]):
-            assert (row.id, row.counted, row.sent, row.saving) == (session, 1800, 600, 7.5)
-        row = await archive.find_session(OTHER)
-        assert (row.counted, row.sent, row.saving) == (0, 0, None)
-
     @pytest.mark.parametrize(
         "orphan",
         [

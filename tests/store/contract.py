@@ -317,8 +317,6 @@ class ArchiveContract:
             last_ms=OPENED_MS + 1,
             exchanges=2,
             model="new",
-            input_tokens=200,
-            output_tokens=14,
             seq=2,
         )
 

@@ -54,7 +54,7 @@ EXCHANGE = ExchangeRow(
     opened_ms=1_700_000_000_000,
     rounds=(ROUND,),
 )
-SESSION = SessionRow("abc1", "agent-7", "openai", 1_700_000_000_000, 1_700_000_001_000, 1, "gpt-5", 10, 3)
+SESSION = SessionRow("abc1", "agent-7", "openai", 1_700_000_000_000, 1_700_000_001_000, 1, "gpt-5")
 
 
 @dataclass

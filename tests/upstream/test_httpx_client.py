@@ -1,8 +1,7 @@
-"""Upstreams behind an HTTP proxy, and requests to our own server: what httpx carries."""
+"""Upstreams behind an HTTP proxy: what httpx carries."""
 
 import asyncio
 import gc
-import json
 import logging
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -13,9 +12,9 @@ import respx
 
 from proxy.engine.ports import UpstreamResponse
 from proxy.engine.runtime import TaskRunner
-from proxy.model.errors import BadRequest, TooLarge, UpstreamUnreachable
+from proxy.model.errors import BadRequest, UpstreamUnreachable
 from proxy.model.exchange import Headers
-from proxy.upstream.httpx_client import AdminClient, ProxiedClient
+from proxy.upstream.httpx_client import ProxiedClient
 from proxy.upstream.policy import UpstreamPolicy
 from tests.support.http_proxy import HttpProxy
 from tests.support.loops import put_forward
@@ -521,49 +520,3 @@ async def test_a_proxy_may_be_spoken_to_over_tls(
         client = make(proxy=secure.url)
         assert await ask(client) == b"ok"
         await client.aclose()
-
-
-# --- our own server --------------------------------------------------------------------------------------------------
-
-
-async def test_a_request_to_our_own_server_bears_the_token_and_its_response_is_handed_on_whatever_its_status() -> None:
-    address, path = "http://127.0.0.1:8484", "/-/api/sessions/a/compact"
-    with respx.mock:
-        route = respx.post(f"{address}{path}").respond(409, json={"error": {}})
-        status, content = await AdminClient(address, "the-token").ask(path, b'{"level":3}')
-    asked = route.calls.last.request
-    assert (status, json.loads(content)) == (409, {"error": {}})
-    assert asked.headers["authorization"] == "Bearer the-token"
-    assert json.loads(asked.content) == {"level": 3}
-
-
-async def test_our_own_server_is_asked_directly_whatever_the_environment_says(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
-    async with ScriptedUpstream() as server:
-        server.answer_with(answer(b"{}", "Location: /elsewhere", status="307 Temporary Redirect"))
-        assert await AdminClient(f"http://127.0.0.1:{server.port}", "t").ask("/x%2Fy", b"") == (307, b"{}")
-    assert [request.line for request in server.requests] == [b"POST /x%2Fy HTTP/1.1"]
-
-
-async def test_where_nobody_listens_it_is_told_what_to_do() -> None:
-    listener = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
-    listener.close()
-    await listener.wait_closed()
-    with pytest.raises(UpstreamUnreachable, match="start it by `palimpsest serve`, or say --data, or --host, --port"):
-        await AdminClient(f"http://127.0.0.1:{port}", "t").ask("/", b"")
-
-
-async def test_a_response_without_end_is_not_read_to_it() -> None:
-    async with ScriptedUpstream() as server:
-
-        async def play(wire: Wire) -> None:
-            await wire.read_request()
-            wire.send(answer(b"x" * 100))
-
-        server.script = play
-        with pytest.raises(TooLarge):
-            await AdminClient(f"http://127.0.0.1:{server.port}", "t", max_bytes=10).ask("/", b"")

@@ -137,24 +137,25 @@ def format_session(
     screen: Screen = PLAIN,
 ) -> str:
     """Format a session: what became of its calls in a sentence, its name and relatives, then its calls as a tree."""
-    row = overview.session
+    row, summary = overview.session, summaries[0] if summaries else None
     lines = [
-        wrap(_tell_session(exchanges, summaries[0] if summaries else None), screen.width),
+        wrap(_tell_session(exchanges, summary), screen.width),
         "",
         f"session   {row.id}",
-        *_format_names(summaries[0] if summaries else None),
+        *_format_names(summary),
         f"name      {row.family or f'{UNKNOWN} (its client sends none)'}",
         f"model     {row.model or UNKNOWN} at {row.upstream}",
         f"calls     {row.exchanges}, {format_count(row.branches, 'branch', 'branches')},"
         f" {format_count(row.side, 'side call')}",
         f"time      {format_local(row.created_ms)} to {format_local(row.last_ms)}",
-        f"tokens    input {format_tokens(row.input_tokens)}, output {format_tokens(row.output_tokens)}",
+        *_format_tokens(summary),
         *_format_shortening(exchanges, policy),
         *_format_misses(found),
     ]
-    if row.auxiliary:
-        tokens = f"input {format_tokens(row.auxiliary_input)}, output {format_tokens(row.auxiliary_output)}"
-        lines.append(f"auxiliary {format_count(row.auxiliary, 'call')} of our own beside these: {tokens}")
+    if summary and summary.auxiliary.calls:
+        own = summary.auxiliary
+        tokens = f"input {format_tokens(own.input)}, output {format_tokens(own.output)}"
+        lines.append(f"auxiliary {format_count(own.calls, 'call')} of our own beside these: {tokens}")
     if row.parent:
         lines.append(f"parent    {row.parent}")
     if row.adopted:
@@ -164,6 +165,12 @@ def format_session(
         lines.append(f"child     {child.id}  {shorten(titles.get(child.id) or child.family, _LONGEST_NAME)}".rstrip())
     table = _format_calls(overview, exchanges, found, epochs, screen)
     return "\n".join([*map(make_plain, lines), "", table, "", _LEGEND])
+
+
+def _format_tokens(summary: SessionSummary | None) -> Iterator[str]:
+    if summary is not None:
+        sent, output = format_tokens(summary.sent_tokens), format_tokens(summary.output_tokens)
+        yield f"tokens    input {sent}, output {output}"
 
 
 def _tell_session(exchanges: Sequence[ExchangeRow], summary: SessionSummary | None) -> str:

@@ -3,6 +3,7 @@
 A result stands in the part of its call, so that a message that has nothing but results has no parts, and is left out.
 """
 
+import asyncio
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
@@ -127,7 +128,7 @@ async def load_messages(log: LogReader, path: MemoryPath) -> list[MessageDocumen
     """Return the messages of a conversation, oldest first. Raises NotFound."""
     epochs = await log.list_epochs(path.row.session)
     summaries = await log.list_summaries(path.row.session)
-    return list(_PartReader(path, epochs, summaries).read())
+    return await asyncio.to_thread(lambda: list(_PartReader(path, epochs, summaries).read()))
 
 
 class _PartReader:
@@ -244,6 +245,7 @@ def _follow_epochs(
 ) -> tuple[Mapping[int, int], Mapping[int, FileRefPart]]:
     """Return which messages are not sent whole now, since when, and the file blocks that are sent for some of them."""
     since: dict[int, int] = {}
+    before, reached = set[int](), 0
     blocks: dict[int, FileRefPart] = {}
     for epoch in epochs:
         if epoch.depth > len(nodes) or (epoch.depth and nodes[epoch.depth - 1] != epoch.through):
@@ -253,7 +255,14 @@ def _follow_epochs(
         edits = _edits.decode(epoch.edits) if epoch.edits else ()
         kept = {edit.place for edit in edits if isinstance(edit, Kept)}
         kept |= {edit.place for edit in edits if isinstance(edit, Replaced) and edit.kind in ("shortened", "detached")}
-        since = {place: since.get(place, epoch.opened_ms) for place in range(epoch.depth) if place not in kept}
+        if epoch.depth < reached:
+            since = {place: at for place, at in since.items() if place < epoch.depth}
+        for place in (*before, *range(reached, epoch.depth)):  # of all others nothing has changed
+            if place < epoch.depth and place not in kept:
+                since.setdefault(place, epoch.opened_ms)
+        for place in kept:
+            since.pop(place, None)
+        before, reached = kept, epoch.depth
         found = {edit.place: _read_block(edit) for edit in edits if isinstance(edit, Replaced) and edit.kind == "file"}
         blocks = {place: block for place, block in found.items() if block is not None}
     return since, blocks

@@ -1,5 +1,6 @@
 """A path of a session: its newest conversation, or that of a branch, its turns, and where each message comes from."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from proxy.model.log import BranchRow, Call, ExchangeRow
 from proxy.model.memory import RawTrace, StoredMemory
 from proxy.wire import FORMATS
 from proxy.wire.body import SplitBody
+from proxy.wire.format import Format
 
 
 class MemoryReader(LogReader, Protocol):
@@ -79,8 +81,7 @@ async def load_path(log: LogReader, session: str, branch: str = "") -> MemoryPat
     raws = [*every[chain.preamble.count :], *echoes]
     last = chain.nodes[-1] if chain.nodes else compute_chain_root(upstream)
     nodes = [*chain.nodes, *extend_chain(last, [form.reader.read_item(raw).form for raw in echoes])]
-    decoded = [form.decode_message(raw) for raw in raws]
-    messages = [CountedMessage(each.message, each.structure, 0) for each in decoded]
+    messages = await asyncio.to_thread(lambda: [_read_message(form, raw) for raw in raws])
     calls = _list_calls(branches, row)
     listed = [each async for page in read_pages(log, session) for each in page]
     opened = {each.n: each.opened_ms for each in listed}
@@ -97,6 +98,11 @@ async def load_path(log: LogReader, session: str, branch: str = "") -> MemoryPat
         {call.exchange: call for call in calls},
         usages,
     )
+
+
+def _read_message(form: Format, raw: bytes) -> CountedMessage:
+    decoded = form.decode_message(raw)
+    return CountedMessage(decoded.message, decoded.structure, 0)
 
 
 async def _find_readable(

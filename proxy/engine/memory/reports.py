@@ -16,7 +16,7 @@ from proxy.engine.memory.path import MemoryPath, MemoryReader, load_path
 from proxy.engine.reports.conversation import find_format, list_raws, split_whole
 from proxy.engine.reports.lookup import find_session
 from proxy.engine.reports.savings import SavingsInputs
-from proxy.engine.reports.window import Window, load_window
+from proxy.engine.reports.window import HeldCache, Window, find_newest, load_window
 from proxy.model.errors import BadRequest, NotFound
 from proxy.model.memory import Episodic, ItemType, MemoryBundle, RawTrace, Semantic, ToolInteraction
 from proxy.wire import FORMATS
@@ -177,23 +177,25 @@ async def load_sendable(
     wire: str = "",
     branch: str = "",
     has_messages: bool = True,
+    known: HeldCache | None = None,
 ) -> SendableDocument:
     """Return what would be sent now of a session's newest conversation if its client went on with it.
 
     Raises NotFound, BadRequest for an unknown wire, and Conflict where no call was answered.
     """
     session = await find_session(log, prefix)
-    path = await load_path(log, session, branch)
-    form = find_format(path.row)
     try:
-        window = await load_window(log, session, inputs, manual.states.models.counter.count_messages)
+        window = await load_window(log, session, inputs, manual.states.models.counter.count_messages, known)
     except NotFound:
         window = None
-    if not has_messages:  # needs no settings of the upstream, which may be gone
-        plans = [each.plan for each in path.row.rounds if each.plan is not None]
+    if not has_messages:  # needs no settings of the upstream, which may be gone, and not all of a long history
+        row = (await load_path(log, session, branch)).row if branch else await find_newest(log, session)
+        plans = [each.plan for each in row.rounds if each.plan is not None]
         epoch = plans[-1].epoch if plans else ""
-        wire = wire or form.name
-        return SendableDocument(session=session, exchange=path.row.id, wire=wire, epoch=epoch, window=window)
+        wire = wire or row.wire
+        return SendableDocument(session=session, exchange=row.id, wire=wire, epoch=epoch, window=window)
+    path = await load_path(log, session, branch)
+    form = find_format(path.row)
     sent = await manual.load_request(path.row)
     items = list_raws(split_whole(sent.body, form.items_key))[len(path.leading) :]
     answer = path.raws[len(sent.nodes) :]

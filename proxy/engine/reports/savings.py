@@ -30,7 +30,7 @@ from proxy.engine.models import PriceList
 from proxy.engine.ports import LogReader
 from proxy.engine.runtime import SystemClock
 from proxy.model.figures import TIERS, Tally
-from proxy.model.log import Bill, SessionRow
+from proxy.model.log import Bill
 
 Unit = Literal["money", "tokens"]
 
@@ -192,15 +192,6 @@ async def load_estimate(log: LogReader, session: str, inputs: SavingsInputs) -> 
     return estimate if estimate.is_known else None
 
 
-async def load_estimates(
-    log: LogReader, rows: Iterable[SessionRow], inputs: SavingsInputs
-) -> dict[str, SavingEstimate]:
-    """Estimate what managing saved in each of these sessions of which anything is known, by their ids."""
-    known = remember_cards(inputs)
-    found = [(row.id, await load_estimate(log, row.id, known)) for row in rows if row.saving is not None]
-    return {name: estimate for name, estimate in found if estimate is not None}
-
-
 def remember_cards(inputs: SavingsInputs) -> SavingsInputs:
     """Return the same inputs that find each card only once."""
     return replace(inputs, prices=replace(inputs.prices, find_card=lru_cache(_MAX_CARDS)(inputs.prices.find_card)))
@@ -273,6 +264,8 @@ class SessionTotal:
 
     cost: Cost = field(default_factory=Cost)
     auxiliary: Cost = field(default_factory=Cost)
+    auxiliary_input: int = 0
+    auxiliary_output: int = 0
     saved: Cost | None = None
     is_charged: bool = False
     errors: int = 0
@@ -317,6 +310,9 @@ class SessionTotal:
         cost = price_split(tally.usage, tally.largest, card, cache)
         if tally.is_auxiliary:
             self.auxiliary += cost
+            used = tally.usage
+            self.auxiliary_input += (used.input or 0) + (used.cached or 0) + (used.written or 0)
+            self.auxiliary_output += used.output or 0
             return
         self.cost += cost
         saved = price_estimate(tally.saving, card)

@@ -189,7 +189,11 @@ def _summarize(
         spent=describe_amount(spent),
         saved=None,
         auxiliary=AuxiliaryTotal(
-            row.auxiliary, row.auxiliary_input, row.auxiliary_output, total.auxiliary.tokens, total.auxiliary.money
+            row.auxiliary,
+            total.auxiliary_input,
+            total.auxiliary_output,
+            total.auxiliary.tokens,
+            total.auxiliary.money,
         ),
     )
 

@@ -1,6 +1,8 @@
 """What fills a session's context now, by kind, with what is held back of it, and the marks at which it is shortened."""
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Literal
 
 import msgspec
@@ -11,12 +13,14 @@ from proxy.engine.reports.conversation import list_raws, read_request, split_who
 from proxy.engine.reports.diff import Tally, load_difference
 from proxy.engine.reports.lookup import find_session, read_back
 from proxy.engine.reports.savings import SavingsInputs
-from proxy.model.epoch import Edit, Epoch, Replaced, Strategy, Written, read_view
+from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Strategy, Written, read_view
 from proxy.model.errors import NotFound
 from proxy.model.figures import Newest
 from proxy.model.log import ExchangeRow
+from proxy.model.lru import LruCache
 from proxy.model.messages import LEDGER_HEAD, Message
 from proxy.wire import FORMATS
+from proxy.wire.format import Format
 from proxy.wire.identity import count_preamble
 
 WindowKind = Literal[
@@ -52,6 +56,9 @@ _ROLES: Mapping[str, WindowKind] = {"system": "system", "user": "user", "assista
 _SUMMARIES: Mapping[int, WindowKind] = {1: "summary1", 2: "summary2", 3: "summary3"}
 _ORDER: tuple[WindowKind, ...] = tuple(_NOTES)
 _HEAD = 200  # characters
+_MOST_KNOWN = 256
+
+Held = tuple[tuple[WindowKind, int], ...]
 _edits = msgspec.json.Decoder(tuple[Edit, ...])
 
 
@@ -96,16 +103,26 @@ class Window(msgspec.Struct, frozen=True):
     kinds: list[WindowPart]
 
 
-async def load_window(log: LogReader, prefix: str, inputs: SavingsInputs, tally: Tally) -> Window:
+class HeldCache(LruCache[str, Held]):
+    """What epochs hold back, by their ids: a page asks every few seconds, and a long history takes seconds to read."""
+
+    def __init__(self) -> None:
+        super().__init__(_MOST_KNOWN)
+
+
+async def load_window(
+    log: LogReader, prefix: str, inputs: SavingsInputs, tally: Tally, known: HeldCache | None = None
+) -> Window:
     """Load what fills the context of the session with this prefix. Raises NotFound where nothing can be read."""
     session = await find_session(log, prefix)
-    row = await _find_newest(log, session)
-    k = row.rounds[-1].k
-    split = split_whole(read_request(row, await log.load_sent(row.id, k)), FORMATS[row.wire].items_key)
+    row = await find_newest(log, session)
+    form = FORMATS[row.wire]
+    split = split_whole(read_request(row, await log.load_sent(row.id, row.rounds[-1].k)), form.items_key)
     (newest,) = await log.load_newest((session,)) or (Newest(session),)
-    written = await _name_written(log, session, row)
-    form, raws = FORMATS[row.wire], list_raws(split)
-    leading = count_preamble([form.reader.read_item(raw) for raw in raws])
+    epoch = await _find_epoch(log, row)
+    written = await _name_written(log, epoch)
+    raws = list_raws(split)
+    leading = _count_leading(form, raws)
     found: list[tuple[WindowKind, int]] = []
     for place, (raw, count) in enumerate(zip(raws, await tally(row.model, raws), strict=True)):
         found.append(("system" if place < leading else find_kind(form.parse_message(raw), written), count))
@@ -114,7 +131,12 @@ async def load_window(log: LogReader, prefix: str, inputs: SavingsInputs, tally:
         if name and (member := split.member(name)):
             (count,) = await tally(row.model, [b'{"role":"user","content":%b}' % member])
             found.append((kind, count))
-    return _describe(row, newest, inputs, found, await _list_held(log, session, row, tally))
+    held = None if known is None or epoch is None else known.get(epoch.id)
+    if held is None:
+        held = await _list_held(log, row, epoch, tally)
+        if known is not None and epoch is not None:
+            known.put(epoch.id, held)
+    return _describe(row, newest, inputs, found, held)
 
 
 def find_kind(message: Message, written: Mapping[str, WindowKind]) -> WindowKind:
@@ -128,21 +150,33 @@ def find_kind(message: Message, written: Mapping[str, WindowKind]) -> WindowKind
     return _ROLES.get(message.role, "other")
 
 
-async def _find_newest(log: LogReader, session: str) -> ExchangeRow:
+async def find_newest(log: LogReader, session: str) -> ExchangeRow:
+    """Return the newest call of the conversation of a session. Raises NotFound."""
     async for row in read_back(log, session):
         if row.kind == "managed" and row.wire in FORMATS and row.rounds and not row.is_side:
             return row
     raise NotFound("no call of this session can be read: none was in a known wire format")
 
 
-async def _name_written(log: LogReader, session: str, row: ExchangeRow) -> dict[str, WindowKind]:
-    """Return the kinds of the texts that the epoch of a call has in place of messages."""
+def _count_leading(form: Format, raws: Sequence[bytes]) -> int:
+    """Return how many raw messages are the preamble. A history of thousands is not read for that."""
+    return sum(1 for _ in takewhile(lambda raw: count_preamble([form.reader.read_item(raw)]), raws))
+
+
+async def _find_epoch(log: LogReader, row: ExchangeRow) -> Epoch | None:
+    """Return the epoch under which a call was sent, None without one."""
     name = next((each.plan.epoch for each in reversed(row.rounds) if each.plan is not None and each.plan.epoch), "")
-    epochs: Sequence[Epoch] = await log.list_epochs(session) if name else ()
-    edits = next((each.edits for each in epochs if each.id == name), b"")
-    levels = {each.id: each.level for each in await log.list_summaries(session)} if edits else {}
+    epochs: Sequence[Epoch] = await log.list_epochs(row.session) if name else ()
+    return next((each for each in epochs if each.id == name), None)
+
+
+async def _name_written(log: LogReader, epoch: Epoch | None) -> dict[str, WindowKind]:
+    """Return the kinds of the texts that an epoch has in place of messages."""
+    if epoch is None or not epoch.edits:
+        return {}
+    levels = {each.id: each.level for each in await log.list_summaries(epoch.session)}
     found: dict[str, WindowKind] = {}
-    for edit in _edits.decode(edits) if edits else ():
+    for edit in _edits.decode(epoch.edits):
         if isinstance(edit, Replaced):
             if edit.text:
                 found[edit.text.strip()] = "file" if edit.kind == "file" else "tombstone"
@@ -153,13 +187,31 @@ async def _name_written(log: LogReader, session: str, row: ExchangeRow) -> dict[
     return found
 
 
-async def _list_held(log: LogReader, session: str, row: ExchangeRow, tally: Tally) -> list[tuple[WindowKind, int]]:
-    """Return the kinds and tokens of the client's messages that were not sent as they are."""
+async def _list_held(log: LogReader, row: ExchangeRow, epoch: Epoch | None, tally: Tally) -> Held:
+    """Return the tokens, by their kinds, of the client's messages that were not sent as they are.
+
+    Under an epoch these are the messages that it has something else for: the same ones for as long as it lasts.
+    """
     try:
-        difference = await load_difference(log, session, row.n, tally)
+        if epoch is None:
+            difference = await load_difference(log, row.session, row.n, tally)
+            sides = [side for change in difference.changes for side in change.client]
+            return tuple([(_ROLES.get(side.role, "other"), side.tokens) for side in sides])
+        if not epoch.depth:
+            return ()
+        form = FORMATS[row.wire]
+        raws = list_raws(split_whole(read_request(row, await log.load_request(row.id)), form.items_key))
     except NotFound:
-        return []
-    return [(_ROLES.get(side.role, "other"), side.tokens) for change in difference.changes for side in change.client]
+        return ()
+    kept = {edit.place for edit in (_edits.decode(epoch.edits) if epoch.edits else ()) if isinstance(edit, Kept)}
+    theirs = raws[_count_leading(form, raws) :][: epoch.depth]
+    held = [raw for place, raw in enumerate(theirs) if place not in kept]
+    sums: dict[WindowKind, int] = {}
+    roles = await asyncio.to_thread(lambda: [form.parse_message(raw).role for raw in held])
+    for role, tokens in zip(roles, await tally(row.model, held), strict=True):
+        kind = _ROLES.get(role, "other")
+        sums[kind] = sums.get(kind, 0) + tokens
+    return tuple(sums.items())
 
 
 def _describe(

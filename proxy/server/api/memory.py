@@ -29,6 +29,7 @@ from proxy.engine.policy import SnapshotPolicy
 from proxy.engine.reports.listing import Listing, cut_listing
 from proxy.engine.reports.lookup import find_session
 from proxy.engine.reports.savings import SavingsInputs
+from proxy.engine.reports.window import HeldCache
 from proxy.model.epoch import SummaryLevel
 from proxy.model.memory import ItemType, OrderKind, ToolInteraction
 from proxy.server.api.parameters import Branch, Cursor, SessionPath
@@ -143,6 +144,7 @@ class MemoryApi:
         self._policy = policy
         self._compaction = compaction
         self._inputs = inputs
+        self._held = HeldCache()
 
     def list_routes(self) -> Sequence[Route]:
         """Return the routes, below `/-`."""
@@ -201,6 +203,7 @@ class MemoryApi:
             wire=query.wire,
             branch=query.branch,
             has_messages=query.messages,
+            known=self._held,
         )
 
     async def _compact(self, path: SessionPath, body: MemoryCompactionRequest) -> MemoryResult | RequestedDocument:

@@ -188,8 +188,8 @@ _CHOSEN_TENANT = "s.tenant = (SELECT t.id FROM tenant t WHERE t.fingerprint = :t
 _LAST_CHARACTER = "\U0010ffff"
 _VOLATILE = RELATIONS.index("volatile")
 # `forked`: sessions whose nodes are more than one chain; others have one branch if any request ended in them.
-# `inner`: nodes with a tip below them (see `lineage_queries`). `spent`: all calls including our own, since the index
-# does not distinguish them. `aside`: our own calls. The last column: whether there are tails that are not branches.
+# `inner`: nodes with a tip below them (see `lineage_queries`). `aside`: our own calls. The last column: whether there
+# are tails that are not branches.
 _SESSIONS = """
     WITH RECURSIVE latest AS MATERIALIZED ({latest}),
     forked AS MATERIALIZED (
@@ -204,38 +204,25 @@ _SESSIONS = """
             SELECT t.session, t.tip FROM forked CROSS JOIN step t ON t.session = forked.id WHERE t.tip > 0
             EXCEPT SELECT session, n FROM inner)
         GROUP BY session),
-    spent AS MATERIALIZED (
-        SELECT x.session, sum(g.input) AS input, sum(g.output) AS output
-        FROM latest CROSS JOIN exchange x ON x.session = latest.id CROSS JOIN reading g ON g.exchange = x.seq
-        GROUP BY x.session),
-    called AS MATERIALIZED (
-        SELECT x.session, x.seq FROM latest CROSS JOIN exchange x INDEXED BY exchange_auxiliary
-            ON x.session = latest.id AND x.kind = 'auxiliary'),
     aside AS MATERIALIZED (
-        SELECT c.session, count(DISTINCT c.seq) AS calls, sum(g.input) AS input, sum(g.output) AS output
-        FROM called c LEFT JOIN reading g ON g.exchange = c.seq GROUP BY c.session),
-    managed AS MATERIALIZED (
-        SELECT c.session, sum(c.tokens_client) FILTER (WHERE c.tokens_upstream IS NOT NULL) AS counted,
-            sum(c.tokens_upstream) FILTER (WHERE c.tokens_client IS NOT NULL) AS sent, sum(c.saving) AS saving
-        FROM latest CROSS JOIN decision c ON c.session = latest.id GROUP BY c.session)
+        SELECT x.session, count(*) AS calls
+        FROM latest CROSS JOIN exchange x INDEXED BY exchange_auxiliary
+            ON x.session = latest.id AND x.kind = 'auxiliary'
+        GROUP BY x.session)
     SELECT s.key, s.family, s.upstream, s.created_ms, own.opened_ms,
-        e.n - ifnull(aside.calls, 0), own.model, ifnull(spent.input, 0) - ifnull(aside.input, 0),
-        ifnull(spent.output, 0) - ifnull(aside.output, 0), s.parent,
+        e.n - ifnull(aside.calls, 0), own.model, s.parent,
         CASE WHEN s.id IN (SELECT id FROM forked) THEN ifnull(leaf.branches, 0)
             ELSE EXISTS (SELECT 1 FROM step t WHERE t.session = s.id AND t.tip > 0) END,
         (SELECT count(*) FROM step t WHERE t.session = s.id AND t.is_side),
         ifnull((SELECT o.key FROM adoption a JOIN session o ON o.id = a.source WHERE a.session = s.id
             ORDER BY a.n LIMIT 1), ''),
-        e.seq, ifnull(managed.counted, 0), ifnull(managed.sent, 0), managed.saving,
-        ifnull(aside.calls, 0), ifnull(aside.input, 0), ifnull(aside.output, 0),
+        e.seq, ifnull(aside.calls, 0),
         EXISTS (SELECT 1 FROM step t WHERE t.session = s.id AND t.relation = {volatile})
     FROM latest JOIN session s ON s.id = latest.id JOIN exchange e ON e.seq = latest.seq
         JOIN exchange own ON own.seq = ifnull((SELECT x.seq FROM exchange x
             WHERE x.session = latest.id AND x.kind <> 'auxiliary' ORDER BY x.n DESC LIMIT 1), latest.seq)
         LEFT JOIN leaf ON leaf.session = latest.id
         LEFT JOIN aside ON aside.session = latest.id
-        LEFT JOIN spent ON spent.session = latest.id
-        LEFT JOIN managed ON managed.session = latest.id
     ORDER BY latest.seq DESC"""
 
 _AUXILIARY = """

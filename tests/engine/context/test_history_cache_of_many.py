@@ -130,4 +130,4 @@ class ManyPaths(RuleBasedStateMachine):
 
 @pytest.mark.no_cover
 def test_whatever_is_asked_is_as_counted_from_scratch() -> None:
-    run_state_machine_as_test(ManyPaths, settings=examples(40, stateful_step_count=20))
+    run_state_machine_as_test(ManyPaths, settings=examples(25, stateful_step_count=20))

@@ -213,7 +213,7 @@ def _who(call: Call) -> tuple[str, str, str]:
 @pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("machine", "count"),
-    [(Conversations, 30), (ItemConversations, 15), (BlockConversations, 15), (KeptConversations, 15)],
+    [(Conversations, 30), (ItemConversations, 15), (BlockConversations, 15), (KeptConversations, 8)],
 )
 def test_no_conversation_is_given_what_is_anothers(machine: type[Conversations], count: int) -> None:
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large]

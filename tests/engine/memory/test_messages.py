@@ -10,6 +10,7 @@ from proxy.engine.memory.messages import MessageDocument, load_messages
 from proxy.engine.memory.path import load_path
 from proxy.engine.recall.files import list_files
 from proxy.engine.recall.history import History
+from proxy.model.epoch import Epoch, Kept, Summary, Written
 from tests.support.compacting import Workshop
 from tests.support.managing import Message
 from tests.support.remembering import make_memory, report_with_facts, talk
@@ -110,6 +111,37 @@ async def test_summaries_stand_behind_what_they_cover_and_compacted_results_say_
     tools = [part for each in found for part in each["parts"] if part["type"] == "tool"]
     assert tools[0]["status"]["compacted_at"] == epoch.opened_ms
     assert tools[-1]["status"]["compacted_at"] is None
+
+
+async def test_an_output_is_compacted_since_the_first_of_the_epochs_in_a_row_that_have_something_else_for_it() -> None:
+    shop = Workshop(report_with_facts, ceiling=100_000)
+    await talk(shop, (*TEXTS, "Go on.", "And on."), system=SYSTEM)
+    await make_memory(shop).manual.compact(shop.session, ManualOptions(level=3))
+    (epoch,) = await shop.log.list_epochs(shop.session)
+    path = await load_path(shop.log, shop.session)
+    first, second, third = [place for place, seen in enumerate(path.messages) if seen.message.results][:3]
+    epochs: list[Epoch] = []
+
+    class Log:
+        async def list_epochs(self, session: str) -> list[Epoch]:
+            return epochs
+
+        async def list_summaries(self, session: str) -> list[Summary]:
+            return []
+
+    async def add(last: int, *kept: int) -> list[int | None]:
+        edits = msgspec.json.encode([Written("", 0, last + 1), *map(Kept, kept)])
+        changes = {"depth": last + 1, "through": path.nodes[last], "opened_ms": len(epochs) + 1, "edits": edits}
+        epochs.append(msgspec.structs.replace(epoch, **changes))
+        log: Any = Log()
+        found = show(await load_messages(log, path))
+        tools = [part for each in found for part in each["parts"] if part["type"] == "tool"]
+        return [part["status"]["compacted_at"] for part in tools[:3]]
+
+    assert await add(second, second) == [1, None, None]
+    assert await add(third, first) == [None, 2, 2]
+    assert await add(first) == [3, None, None]
+    assert await add(third, third) == [3, 4, None]
 
 
 async def test_files_are_listed_with_who_read_and_wrote_them() -> None:

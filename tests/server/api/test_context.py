@@ -14,8 +14,9 @@ from proxy.context.references import PAGE
 from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.models import PriceList
 from proxy.engine.reports.context import Compaction
+from proxy.engine.reports.diff import load_difference
 from proxy.engine.reports.savings import SavingsInputs
-from proxy.engine.reports.window import load_window
+from proxy.engine.reports.window import HeldCache, load_window
 from proxy.model.card import Card
 from proxy.model.errors import Conflict, NotFound, ProxyError
 from proxy.model.messages import LEDGER_HEAD
@@ -123,6 +124,30 @@ async def test_what_fills_the_context_is_told_by_kind_with_what_is_held_back(man
     assert sum(part.held_tokens for part in window.kinds) > kinds["ledger"].tokens
     with pytest.raises(NotFound):
         await load_window(log, "zzz", inputs, tally)
+
+
+async def test_what_an_epoch_holds_back_is_summed_once(managed: Managed) -> None:
+    log: Any = managed.served.archive
+    inputs = SavingsInputs(PriceList(lambda upstream, model: Card(window=8000)), BudgetPolicy(4000))
+    counted: list[int] = []
+    sizes: list[int] = []
+
+    async def tally(model: str, raws: Sequence[bytes]) -> list[int]:
+        counted.append(len(raws))
+        sizes.extend(len(raw) // 4 for raw in raws)
+        return [len(raw) // 4 for raw in raws]
+
+    known = HeldCache()
+    first = await load_window(log, managed.session, inputs, tally, known)
+    few = len(counted)
+    sizes.clear()
+    assert await load_window(log, managed.session, inputs, tally, known) == first
+    sent = sum(sizes)
+    assert len(counted) - few == few - 1 and sum(counted[few:]) < sum(counted[:few]) / 2
+    difference = await load_difference(log, managed.session, STEPS, tally)
+    held = sum(side.tokens for change in difference.changes for side in change.client)
+    assert (await load_window(log, managed.session, inputs, tally)).kinds == first.kinds
+    assert sum(part.held_tokens for part in first.kinds) / held == pytest.approx(first.used / sent, rel=0.1)
 
 
 async def test_a_reference_gives_its_original_in_pages(managed: Managed) -> None:

@@ -92,7 +92,7 @@ async def test_a_body_of_700_messages_takes_as_many_statements_as_one_of_one(
 
 async def test_a_sum_up_of_sessions_looks_at_those_that_are_listed_only(reader: SqliteReader) -> None:
     (row,) = await reader.list_sessions(limit=1)
-    assert (row.id, row.exchanges, row.input_tokens) == (make_key("agent-2").id, 10, sum(range(2, 30, 3)))
+    assert (row.id, row.exchanges) == (make_key("agent-2").id, 10)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 100])

@@ -2,9 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TypedDict
 
-from proxy.model.epoch import Plan
 from proxy.model.exchange import Usage
 from proxy.model.log import AuxiliaryUsage, Bill, SessionRow
 from proxy.store.constraints import fit_text, fit_usage
@@ -26,11 +24,7 @@ def make_session(tables: Tables, session: str) -> SessionRow:
     key, numbers, tree = tables.keys[session], tables.sessions[session], tables.trees[session]
     exchanges = [tables.exchanges[name] for name in numbers.values()]
     client = [each for each in exchanges if not _is_auxiliary(each)]
-    names = set(numbers.values())
     newest = (client or exchanges)[-1].opening
-    usage, aside = (
-        _sum_usage(tables, [each for each in exchanges if _is_auxiliary(each) == is_so]) for is_so in (0, 1)
-    )
     return SessionRow(
         id=session,
         family=fit_text(key.family),
@@ -39,17 +33,12 @@ def make_session(tables: Tables, session: str) -> SessionRow:
         last_ms=newest.opened_ms,
         exchanges=len(client),
         model=fit_text(newest.model),
-        input_tokens=usage.input or 0,
-        output_tokens=usage.output or 0,
         parent=fit_text(key.parent),
         branches=len(tree.list_branches(numbers)),
         side=sum(step.is_side for step in tree.steps.values()),
         adopted=next((source for source, _ in tree.adoptions), ""),
         seq=exchanges[-1].seq,
         auxiliary=len(exchanges) - len(client),
-        auxiliary_input=aside.input or 0,
-        auxiliary_output=aside.output or 0,
-        **_sum_plans(plan for plan in tables.plans.values() if plan.exchange in names),
     )
 
 
@@ -141,23 +130,3 @@ def _sum_usage(tables: Tables, exchanges: Iterable[Exchange], upstream: str = ""
 def _add(counts: Sequence[int | None]) -> int | None:
     known = [count for count in counts if count is not None]
     return sum(known) if known else None
-
-
-class _Sums(TypedDict):
-    """Fields of a `SessionRow`."""
-
-    counted: int
-    sent: int
-    saving: float | None
-
-
-def _sum_plans(plans: Iterable[Plan]) -> _Sums:
-    """Tokens of the client's requests and of those that were sent, where both were counted, and the saving."""
-    found = [(plan.tokens_client, plan.tokens_upstream, plan.saving) for plan in plans]
-    known = [(client, sent) for client, sent, _ in found if client is not None and sent is not None]
-    savings = [saving for _, _, saving in found if saving is not None]
-    return _Sums(
-        counted=sum(client for client, _ in known),
-        sent=sum(sent for _, sent in known),
-        saving=sum(savings) if savings else None,
-    )

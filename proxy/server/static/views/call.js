@@ -3,7 +3,7 @@ import { pinMessage } from "../lib/actions.js";
 import { first, get, ROOT } from "../lib/api.js";
 import { editRow, foldRow, classify } from "../lib/compare.js";
 import { $, h, put } from "../lib/dom.js";
-import { bytes, count, int, money, percent, seconds, share } from "../lib/format.js";
+import { bytes, count, int, milliseconds, money, percent, seconds, share } from "../lib/format.js";
 import { keys } from "../lib/keys.js";
 import { bones, copy, errorState, icon, strip } from "../lib/parts.js";
 import { drawStack } from "../lib/stack.js";
@@ -14,6 +14,8 @@ let call, session = null, difference = null, view = "blocks", row = null, open =
 const url = (n) => `/-/sessions/${call.session}/calls/${n}`;
 const last = () => call.rounds.at(-1);
 const plan = () => last()?.plan ?? null;
+/* The client's own tokens: a round in which the model recalled has none of them. */
+const ownTokens = () => call.rounds.toReversed().find((each) => each.plan?.tokens_client)?.plan.tokens_client ?? row?.client ?? null;
 
 function messages() { // the client's messages after the preamble, as the format has them
   const request = call.request;
@@ -38,7 +40,7 @@ function explain() {
     const why = found?.reason ? ` It was not managed: ${found.reason}.` : "";
     return `The upstream received the client\u2019s own bytes, unchanged.${why}`;
   }
-  const cut = found.tokens_client != null ? `${int(found.tokens_client)} tokens came in, ${int(found.tokens_upstream)} went out. ` : "";
+  const cut = ownTokens() != null ? `${int(ownTokens())} tokens came in, ${int(found.tokens_upstream)} went out. ` : "";
   const how = { epoch: "It was sent under the epoch that was open, with all that is new behind it.", plan: "This call opened a new epoch.", minimal: "The plan was not there in time; a minimal epoch was sent." }[found.rung] ?? "";
   return `${cut}${how}${found.reason ? ` (${found.reason})` : ""}`;
 }
@@ -53,14 +55,14 @@ function drawHead() {
 
 function drawStrip() {
   const end = last(), usage = end?.usage, found = plan();
-  const input = usage == null ? null : usage.input, output = usage?.output;
+  const input = usage == null ? null : usage.input, output = usage?.output, added = call.rounds[0]?.timings?.overhead_ms;
   strip($("#strip"), [
-    ["Upstream answered", end?.status ? String(end.status) : "\u2013", end?.completeness && end.completeness !== "complete" ? end.completeness : "", end?.timings ? `first byte ${seconds(end.timings.first_byte_ms / 1000)}, all in ${seconds(end.timings.total_ms / 1000)}` : "not yet", end?.status >= 400 ? "neg" : ""],
+    ["Upstream answered", end?.status ? String(end.status) : "\u2013", end?.completeness && end.completeness !== "complete" ? end.completeness : "", end?.timings ? `${added == null ? "" : `sent after ${milliseconds(added)}, `}first byte ${seconds(end.timings.first_byte_ms / 1000)}, all in ${seconds(end.timings.total_ms / 1000)}` : "not yet", end?.status >= 400 ? "neg" : ""],
     ["Sent as", row?.is_auxiliary ? "our summary" : row?.epoch ? h("a", { href: `/-/sessions/${call.session}/epochs/${row.epoch}` }, `epoch ${row.epoch}`) : "verbatim", "", `${call.wire.replaceAll("_", " ")}, mode ${call.mode}`],
     ["Edits", difference ? String(difference.changes.length) : found?.rung === "original" || !found ? "0" : "\u2013", "", difference?.is_modified ? `${int(difference.kept)} of ${int(difference.messages)} messages unchanged` : "nothing was changed"],
-    ["Cache", percent(share(row?.read ?? usage?.cached, row?.sent ?? input)), "read", row?.written != null ? `${int(row.written)} written` : ""],
+    ["Cache", percent(share(row?.read ?? usage?.cached, row?.input ?? input)), "read", row?.written != null ? `${int(row.written)} written` : ""],
     ["Cost", money(row?.money, 3), "", row?.saved_money != null ? `${money(row.money + row.saved_money, 3)} without the proxy` : ""],
-    ["Tokens", int(input), "in", `${int(output)} out${end?.finish ? `, ${end.finish}` : ""}`],
+    ["Tokens", int(input), "in", `${row?.rounds > 1 ? `${int(row.input)} in all ${row.rounds} rounds, ` : ""}${int(output)} out${end?.finish ? `, ${end.finish}` : ""}`],
   ]);
 }
 
@@ -76,7 +78,7 @@ function drawRounds() {
 }
 
 function flows() {
-  const found = plan(), client = found?.tokens_client ?? row?.client, sent = found?.tokens_upstream ?? row?.sent;
+  const found = plan(), client = ownTokens(), sent = found?.tokens_upstream ?? row?.sent;
   if (client == null || sent == null) return null;
   const byKind = new Map();
   let gone = 0, instead = 0;
@@ -117,7 +119,7 @@ async function drawRaw() {
 async function drawCompare() {
   const found = plan();
   put($("#cmp"), h("div", { class: "cmp-head" },
-    h("div", {}, h("h2", {}, "Client sent"), h("p", { class: "tiny dim" }, `${int(found?.tokens_client ?? row?.client)} tokens, ${bytes(call.request_size)}`)), h("div", { class: "gut" }),
+    h("div", {}, h("h2", {}, "Client sent"), h("p", { class: "tiny dim" }, `${int(ownTokens())} tokens, ${bytes(call.request_size)}`)), h("div", { class: "gut" }),
     h("div", {}, h("h2", {}, "Upstream received"), h("p", { class: "tiny dim" }, `${int(found?.tokens_upstream ?? row?.sent)} tokens`))));
   if (view === "raw") { $("#cmp").append(await drawRaw()); return; }
   if (call.missing) { $("#cmp").append(h("div", { class: "state" }, h("h2", {}, "This call was erased"), h("p", {}, call.missing))); return; }

@@ -2,7 +2,7 @@
 import { revertEpoch } from "../lib/actions.js";
 import { first, follow, get, post, remove } from "../lib/api.js";
 import { $, h, put } from "../lib/dom.js";
-import { ago, bytes, clock, count, int, money, percent, seconds, share, short } from "../lib/format.js";
+import { ago, bytes, clock, count, int, milliseconds, money, percent, seconds, share, short } from "../lib/format.js";
 import { keys } from "../lib/keys.js";
 import { ask, emptyState, errorState, icon, say, sign, strip } from "../lib/parts.js";
 import { MARKS, timeline } from "../lib/timeline.js";
@@ -58,7 +58,8 @@ async function erase() {
 
 function drawStrip() {
   const client = calls ? lastKnown("client") : session.window_tokens.client, sent = calls ? lastKnown("sent") : session.window_tokens.sent;
-  const waits = calls ? calls.first_ms.filter((x, i) => x != null && isMain(i)).sort((a, b) => a - b) : [];
+  const sorted = (column) => (calls ? calls[column].filter((x, i) => x != null && isMain(i)).sort((a, b) => a - b) : []);
+  const waits = sorted("first_ms"), added = sorted("overhead_ms");
   const saved = session.saved, next = filled?.next_epoch;
   strip($("#strip"), [
     ["Client\u2019s history", int(client), "tok", filled?.window && client > filled.window ? "more than the window" : "its newest call"],
@@ -66,7 +67,7 @@ function drawStrip() {
     ["Saved, net", saved == null ? "\u2013" : saved.money == null ? short(saved.tokens) : money(saved.money), saved?.share == null ? "" : percent(saved.share), saved?.reason || `${money(session.spent.money)} spent in all`, saved?.is_loss ? "neg" : ""],
     ["Read from cache", percent(session.cache_read_share, 1), "", count(marks.filter((mark) => mark.kind === "miss").length, "miss", "misses")],
     ["Next epoch from", int(next?.tokens ?? filled?.soft), "tok", next ? `${next.reason ?? "soft mark"}${next.away > 0 ? `, ${int(next.away)} away` : ""}` : "soft mark"],
-    ["First byte after", waits.length ? seconds(part(waits, 0.5) / 1000) : "\u2013", "p50", waits.length ? `${seconds(part(waits, 0.99) / 1000)} p99` : "no call has ended yet"],
+    ["Added to a call", milliseconds(part(added, 0.5)), "p50", waits.length ? `${milliseconds(part(added, 0.99))} p99; first byte ${seconds(part(waits, 0.5) / 1000)} later` : "no call has ended yet"],
   ]);
 }
 
@@ -77,7 +78,7 @@ function drawTail(fresh = -1) {
     rows.push(h("tr", { class: n === fresh ? "fresh" : null },
       h("th", { scope: "row" }, h("a", { href: callUrl(n), "data-walk": true }, n)), h("td", { class: "t-time dim" }, clock(calls.at_ms[i])),
       h("td", {}, calls.status[i] == null ? h("span", { class: "tag" }, "running") : calls.status[i] >= 400 ? h("span", { class: "tag bad" }, calls.status[i]) : h("span", { class: "mono dim" }, calls.is_auxiliary[i] ? "our summary" : calls.is_side[i] ? "side call" : calls.epoch[i] ? `epoch ${calls.epoch[i]}` : "verbatim"), " ", own.map((mark) => sign(SIGNS[mark.kind] ?? "warn", MARKS[mark.kind] ?? mark.title))),
-      h("td", { class: "num dim" }, short(calls.client[i])), h("td", { class: "num strong" }, short(calls.sent[i])), h("td", { class: "num dim" }, percent(share(calls.read[i], calls.sent[i]))),
+      h("td", { class: "num dim" }, short(calls.client[i])), h("td", { class: "num strong" }, short(calls.sent[i])), h("td", { class: "num dim" }, percent(share(calls.read[i], calls.input[i]))),
       h("td", { class: "num dim t-dur" }, short(calls.output[i])), h("td", { class: "num t-cost" }, money(calls.money[i], 3))));
   }
   put($("#tail"), h("table", { class: "tail" }, h("thead", {}, h("tr", {}, [["Call"], ["Time", "t-time"], ["Sent as"], ["Client", "num"], ["Upstream", "num"], ["Cache", "num"], ["Output", "num t-dur"], ["Cost", "num t-cost"]].map(([name, look]) => h("th", { scope: "col", class: look }, name)))), h("tbody", {}, rows)));

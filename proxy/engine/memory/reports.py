@@ -186,7 +186,8 @@ async def load_sendable(
     path = await load_path(log, session, branch)
     form = find_format(path.row)
     try:
-        window = await load_window(log, session, inputs, manual.states.models.counter.count_messages)
+        pinned = (await manual.states.caches.contexts.load(session)).pinned
+        window = await load_window(log, session, inputs, manual.states.models.counter.count_messages, pinned)
     except NotFound:
         window = None
     if not has_messages:  # needs no settings of the upstream, which may be gone

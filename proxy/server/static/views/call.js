@@ -111,9 +111,9 @@ async function drawRaw() {
   const load = async (path) => { const response = await fetch(path, { credentials: "same-origin" }); if (!response.ok) return `(${response.status}: not there)`; const text = await response.text(); return text.length > MOST_RAW ? `${text.slice(0, MOST_RAW)}\n\u2026 ${int(text.length)} characters in all` : text; };
   const base = `${ROOT}/sessions/${call.session}/exchanges/${call.n}`;
   const head = `${call.method} ${call.target}\n${call.headers.map(([name, value]) => `${name}: ${value}`).join("\n")}\n\n`;
-  const [sent] = await Promise.all([load(`${base}/sent`)]);
-  const own = difference && !difference.is_modified ? sent : call.request === undefined ? call.request_base64 ?? "" : JSON.stringify(call.request);
-  return h("div", { class: "cmp-row raw" }, h("div", { class: "side" }, h("pre", { class: "txt", tabindex: 0 }, head + (own.length > MOST_RAW ? `${own.slice(0, MOST_RAW)}\n\u2026 ${int(own.length)} characters in all` : own))), h("div", { class: "gut" }), h("div", { class: "side" }, h("pre", { class: "txt", tabindex: 0 }, sent)));
+  const [held, sent] = await Promise.all([load(`${base}/held`), load(`${base}/sent`)]);
+  const own = call.request_base64 ?? held;
+  return h("div", { class: "cmp-row raw" }, h("div", { class: "side" }, h("pre", { class: "txt", tabindex: 0 }, head + own)), h("div", { class: "gut" }), h("div", { class: "side" }, h("pre", { class: "txt", tabindex: 0 }, sent)));
 }
 
 async function drawCompare() {

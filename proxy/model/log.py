@@ -137,6 +137,7 @@ class SessionRow:
     auxiliary: int = 0
     auxiliary_input: int = 0
     auxiliary_output: int = 0
+    erased_ms: int | None = None  # when it was erased, None unless that was after its newest exchange
 
     @property
     def recorded(self) -> int:

@@ -228,6 +228,7 @@ _SESSIONS = """
             ORDER BY a.n LIMIT 1), ''),
         e.seq, ifnull(managed.counted, 0), ifnull(managed.sent, 0), managed.saving,
         ifnull(aside.calls, 0), ifnull(aside.input, 0), ifnull(aside.output, 0),
+        (SELECT max(z.at_ms) FROM erased z WHERE z.session = s.id AND z.through >= e.seq),
         EXISTS (SELECT 1 FROM step t WHERE t.session = s.id AND t.relation = {volatile})
     FROM latest JOIN session s ON s.id = latest.id JOIN exchange e ON e.seq = latest.seq
         JOIN exchange own ON own.seq = ifnull((SELECT x.seq FROM exchange x

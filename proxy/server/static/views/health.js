@@ -24,8 +24,8 @@ function draw() {
   ].flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
   const upstreams = Object.entries(health.upstreams ?? {});
   put($("#ups"), upstreams.length ? h("table", {}, h("thead", {}, h("tr", {}, ["Upstream", "State", "Failures in a row", "The last one"].map((name, i) => h("th", { scope: "col", class: i === 2 ? "num" : null }, name)))),
-    h("tbody", {}, upstreams.map(([name, each]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "nowrap" }, each.circuit === "open" ? h("span", { class: "tag bad" }, sign("error"), "failing") : h("span", { class: "tag good" }, sign("good"), "up")), h("td", { class: "num" }, int(each.failures ?? 0)), h("td", { class: "dim" }, each.last || "\u2013")))))
-    : emptyState("No upstream has been called", "The first call shows it here."));
+    h("tbody", {}, upstreams.map(([name, each]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "nowrap" }, each.circuit === "open" ? h("span", { class: "tag bad" }, sign("error"), "failing") : h("span", { class: "tag good" }, sign("good"), "no fault")), h("td", { class: "num" }, int(each.failures ?? 0)), h("td", { class: "dim" }, each.last || "\u2013")))))
+    : emptyState("No upstream is set", "Calls go nowhere."));
   put($("#settings"), (health.settings ?? []).flatMap((each) => [h("dt", {}, each.label), h("dd", {}, each.text)]));
 }
 

@@ -2,7 +2,7 @@
 import { revertEpoch } from "../lib/actions.js";
 import { first, follow, get, post, remove } from "../lib/api.js";
 import { $, h, put } from "../lib/dom.js";
-import { ago, bytes, clock, count, int, milliseconds, money, percent, seconds, share, short } from "../lib/format.js";
+import { ago, bytes, clock, count, int, milliseconds, money, percent, seconds, share, short, when } from "../lib/format.js";
 import { keys } from "../lib/keys.js";
 import { ask, emptyState, errorState, icon, say, sign, strip } from "../lib/parts.js";
 import { MARKS, timeline } from "../lib/timeline.js";
@@ -23,13 +23,15 @@ function drawHead() {
   document.title = `${session.title || session.id} \u00b7 palimpsest`;
   put($("#sid"), session.id);
   put($("#title"), session.title || session.name || session.id);
-  put($("#meta"), session.status === "live" ? h("span", { class: "tag good" }, h("span", { class: "dot live" }), "live") : h("span", {}, `last call ${ago(session.last_ms)}`),
+  put($("#meta"), session.erased_ms ? h("span", { class: "tag warn" }, `erased on ${when(session.erased_ms)}`) : session.status === "live" ? h("span", { class: "tag good" }, h("span", { class: "dot live" }), "live") : h("span", {}, `last call ${ago(session.last_ms)}`),
     session.client && h("span", {}, session.client), h("span", {}, session.model), session.strategy && h("span", {}, `strategy ${session.strategy}`),
     h("span", {}, `started ${clock(session.created_ms)}`), h("span", {}, count(session.turns, "turn")), h("span", {}, count(session.calls, "call")),
     session.summaries > 0 && h("a", { href: `/-/sessions/${id}/summaries` }, `Summaries (${session.summaries})`), h("a", { href: `/-/search?session=${id}` }, "Search this session"),
     session.parent && h("a", { href: `/-/sessions/${session.parent}` }, "started by another session"));
+  const undoable = epochs.findLast((each) => each.state === "active" && !["revert", "refused"].includes(each.why));
+  if (session.erased_ms) { put($("#acts")); return; }
   put($("#acts"), h("button", { class: "btn", type: "button", onclick: compactNow }, "Compact now"),
-    session.epochs > 0 && h("button", { class: "btn", type: "button", onclick: () => revertEpoch(session, epochs.at(-1)?.n ?? session.epochs, reload) }, `Revert epoch ${epochs.at(-1)?.n ?? session.epochs}`),
+    undoable && h("button", { class: "btn", type: "button", onclick: () => revertEpoch(session, undoable.n, reload) }, `Revert epoch ${undoable.n}`),
     h("a", { class: "btn", href: `/-/api/sessions/${id}/export?form=jsonl`, download: `${id}.jsonl` }, "Export"),
     h("button", { class: "btn danger", type: "button", onclick: erase }, "Erase\u2026"));
 }
@@ -92,6 +94,7 @@ function drawPause() {
 }
 
 function drawMarks() {
+  if (session.erased_ms) { put($("#events"), h("li", { class: "state" }, "What was said is gone for good. Sizes, times and counts are left.")); return; }
   const newest = marks.toReversed().slice(0, MOST_EVENTS);
   if (!newest.length) { put($("#events"), h("li", { class: "state" }, "Nothing but calls so far: each went out as the client wrote it.")); return; }
   put($("#events"), newest.map((mark) => h("li", {}, h("a", { class: "at nowrap", href: callUrl(mark.n), "data-walk": true }, `call ${mark.n}`), sign(SIGNS[mark.kind] ?? "warn", MARKS[mark.kind] ?? mark.kind),
@@ -111,6 +114,7 @@ function drawBranches(branches) {
 
 async function drawPins() {
   let pins;
+  if (session.erased_ms) { put($("#pins"), h("li", { class: "dim" }, "Erased with the session.")); return; }
   try { pins = await get(`/sessions/${id}/pins`); } catch (error) { put($("#pins"), h("li", { class: "dim" }, error.message)); return; }
   const items = pins.items ?? pins;
   put($("#pins"), items.length ? items.map((pin) => h("li", {}, h("span", { class: "swatch k pinned" }), h("span", {}, pin.text ?? `${pin.node.slice(0, 10)}: no branch has this message any more`, " ",
@@ -144,6 +148,7 @@ async function loadTimeline() {
 }
 
 async function loadWindow() {
+  if (session.erased_ms) { put($(".win"), emptyState("This session was erased", "Nothing of what filled its window is left.")); return; }
   const parts = { cells: $("#cells"), note: $("#win-note"), marks: $("#cell-key"), legend: $("#legend") };
   try {
     const found = await get(`/sessions/${id}/context`, { messages: false });
@@ -160,7 +165,7 @@ async function reload() {
     const found = await get(`/sessions/${id}`);
     session = found.session;
     drawHead();
-    await Promise.all([loadTimeline(), loadWindow()]);
+    await Promise.all([loadTimeline(), loadWindow(), loadEpochs()]);
     drawBranches(found.branches ?? []);
   } catch (error) { say(error.message); }
 }

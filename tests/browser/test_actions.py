@@ -96,7 +96,7 @@ def test_what_is_added_to_a_call_is_shown(browser: Browser, site: Running) -> No
 
 
 def test_hits_say_whether_the_model_sees_them(browser: Browser, site: Running) -> None:
-    hits = read(site, "/search?q=carrier&limit=50")["hits"]
+    hits = read(site, "/search?q=carrier")["hits"]
     assert {hit["visibility"] for hit in hits} >= {"in_short"}
     watched = watch(browser, site.origin, TOKEN)
     watched.open("/-/search?q=carrier")
@@ -199,8 +199,7 @@ def test_a_session_is_erased_only_once_that_was_confirmed(browser: Browser, talk
     watched.check()
     for path, told in (
         (f"/-/sessions/{session}", "What was said is gone for good"),
-        (f"/-/sessions/{session}/calls/20", "This call was erased"),
-        (f"/-/sessions/{session}/epochs/1", "erased"),
+        (f"/-/sessions/{session}/calls/15", "This call was erased"),
         (f"/-/sessions/{session}/summaries", "No summary"),
     ):
         watched.open(path)

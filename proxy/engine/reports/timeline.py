@@ -331,7 +331,7 @@ def _mark_epoch(epoch: EpochSummary) -> Mark:
 
 
 def _mark_miss(call: CacheCall) -> Mark:
-    text = explain_miss(call)
+    text = "an epoch opened, which rewrote the history" if call.use.why else explain_miss(call)
     said = f"{text[:1].upper()}{text[1:]}. {call.use.missed:,} tokens were written again, or read at the full price."
     return Mark(call.n, "miss", "The cache was missed", said, call.cost.money, call.use.missed)
 

@@ -37,11 +37,11 @@ function explain() {
   if (call.missing) return call.missing;
   if (!last()) return "No request has gone upstream for this call yet.";
   if (!found || found.rung === "original") {
-    const why = found?.reason ? ` It was not managed: ${found.reason}.` : "";
+    const why = found?.reason ? ` Why: ${found.reason}.` : "";
     return `The upstream received the client\u2019s own bytes, unchanged.${why}`;
   }
   const cut = ownTokens() != null ? `${int(ownTokens())} tokens came in, ${int(found.tokens_upstream)} went out. ` : "";
-  const how = { epoch: "It was sent under the epoch that was open, with all that is new behind it.", plan: "This call opened a new epoch.", minimal: "The plan was not there in time; a minimal epoch was sent." }[found.rung] ?? "";
+  const how = { epoch: "It was sent under the epoch that was open, with all that is new behind it.", plan: "This call opened a new epoch.", minimal: "Planning an epoch took too long, so a minimal one was sent." }[found.rung] ?? "";
   return `${cut}${how}${found.reason ? ` (${found.reason})` : ""}`;
 }
 
@@ -66,12 +66,18 @@ function drawStrip() {
   ]);
 }
 
+function tellRound(round, hidden) {
+  if (hidden) return round.status >= 400 ? "The upstream refused what was sent" : "The model asked for what was held back";
+  if (!round.completeness) return "No answer yet";
+  return round.status ? "The answer that the client got" : "No answer came";
+}
+
 function drawRounds() {
   put($("#ro-note"), call.rounds.length > 1 ? `${call.rounds.length}, of which ${call.rounds.length - 1} hidden from the client` : "one request");
   put($("#rounds"), call.rounds.map((each, i) => {
     const hidden = i < call.rounds.length - 1;
     return h("li", { class: hidden ? "hiddenround" : null }, h("span", { class: "bead" }, i + 1),
-      h("span", {}, h("span", { class: "strong" }, hidden ? "The model asked for an original, or the upstream refused" : "The answer that the client got"), " ", hidden && h("span", { class: "tag held" }, "hidden")),
+      h("span", {}, h("span", { class: "strong" }, tellRound(each, hidden)), " ", hidden && h("span", { class: "tag held" }, "hidden")),
       h("span", { class: "line2" }, `${each.status || "open"} from ${each.upstream}`, each.usage ? `, ${int(each.usage.input)} in, ${int(each.usage.output)} out` : "", each.error ? `: ${each.error}` : "", " ",
         h("a", { href: `${ROOT}/sessions/${call.session}/exchanges/${call.n}/sent?k=${each.k}`, download: `call-${call.n}-${each.k}-sent.json` }, "sent"), " \u00b7 ", h("a", { href: `${ROOT}/sessions/${call.session}/exchanges/${call.n}/received?k=${each.k}`, download: `call-${call.n}-${each.k}-received` }, `received (${bytes(each.received_size)})`)));
   }));

@@ -5,6 +5,10 @@ import { bytes, count, int, seconds } from "../lib/format.js";
 import { emptyState, errorState, sign } from "../lib/parts.js";
 
 const VERDICTS = { ready: "Serving, and all is well", degraded: "Serving, with something to know", starting: "Starting", draining: "Ending: calls under way are finished" };
+const TOLD = {
+  ready: "All calls go through, and all of them are on record.", dropped: "Calls go through. Some records were lost: see the log below.",
+  degraded: "Calls go through. What stands below needs somebody.",
+};
 const STATES = { ok: ["good", "good"], warning: ["warn", "warn"], fault: ["error", "bad"] };
 const words = (name) => name.replaceAll("_", " ").replace(/^is /, "");
 const EVERY = 10_000;
@@ -12,7 +16,7 @@ let health;
 
 function draw() {
   put($("#verdict"), VERDICTS[health.status] ?? health.status);
-  put($("#lede"), health.status === "ready" ? "All calls go through, and all of them are on record." : "Calls go through. What stands below needs somebody.");
+  put($("#lede"), TOLD[health.status === "ready" && health.log.dropped ? "dropped" : health.status] ?? "");
   put($("#acts"), h("a", { class: "btn", href: "/-/metrics" }, "metrics"), h("a", { class: "btn", href: "/-/health.json" }, ".json"), h("a", { class: "btn", href: "/-/api" }, "API"));
   put($("#alerts"), (health.reasons ?? []).map((reason) => h("div", { class: "alert bad", role: "alert" }, h("strong", {}, health.status), h("span", {}, reason))));
   const { log, index } = health;

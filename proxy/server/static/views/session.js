@@ -50,10 +50,10 @@ async function compactNow() {
 }
 
 async function erase() {
-  let text = `${count(session.calls, "call")}, their originals and summaries are deleted for good. References stop resolving. Hashes and an audit row stay.`;
+  let text = `${count(session.calls, "call")}, their originals and summaries are deleted for good. References to them lead nowhere. Sizes, times, counts and hashes stay, and a note that it was erased.`;
   try {
     const found = await remove(`/sessions/${id}`, { dry_run: true });
-    text = `${bytes(found.bytes)} of ${count(found.calls, "call")} are deleted for good. ${found.shared_with.length ? `${bytes(found.kept_bytes)} stay: ${count(found.shared_with.length, "other session")} said the same. ` : ""}References stop resolving. Hashes and an audit row stay.`;
+    text = `${bytes(found.bytes)} of ${count(found.calls, "call")} are deleted for good. ${found.shared_with.length ? `${bytes(found.kept_bytes)} stay: ${count(found.shared_with.length, "other session")} said the same. ` : ""}References to them lead nowhere. Sizes, times, counts and hashes stay, and a note that it was erased.`;
   } catch { /* the price is not known; the text says what happens */ }
   ask("Erase this session?", text, "Erase for good", async () => { await remove(`/sessions/${id}`); location.href = "/-/"; }, { danger: true });
 }

@@ -105,7 +105,7 @@ function drawStrip(savings) {
     ["Upstream received", short(sent), "tok", client ? `${percent(1 - sent / client)} held back, all of it stored` : "nothing counted yet"],
     ["Saved", total?.money == null ? (total ? short(total.tokens) : "\u2013") : money(total.money), total?.share == null ? "" : percent(total.share), total == null ? "nothing was managed yet" : total.losing ? `net; ${count(total.losing, "session")} at a loss` : "net, over all sessions", total?.money < 0 ? "neg" : ""],
     ["Read from cache", percent(read, 1), "", "of upstream tokens"],
-    ["Errors", int(errors), "", "as the upstream answered"],
+    ["Errors", int(errors), "", "calls that were refused, failed or broke off"],
   ]);
 }
 

@@ -158,7 +158,7 @@ class _PartReader:
         if is_own and not self._continues(place):
             self._steps += 1
             yield StepStartPart(self._steps)
-        if thought := fit_text(read_thought(self._path.raws[place])):
+        if thought := fit_text(_read_thought(self._path.raws[place])):
             yield ReasoningPart(thought)
         if seen.message.results:
             yield from self._list_results(place)
@@ -276,8 +276,7 @@ def _find_patch(call: ToolCall) -> PatchPart | None:
     return None
 
 
-def read_thought(raw: bytes) -> str:
-    """Return the readable reasoning in a raw message, or item; empty if there is none."""
+def _read_thought(raw: bytes) -> str:
     try:
         value = limit_depth(load_json(raw), raw)
     except JSON_ERRORS:

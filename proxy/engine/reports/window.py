@@ -6,7 +6,6 @@ from typing import Literal
 import msgspec
 
 from proxy.context.budget import compute_soft_mark, make_budget
-from proxy.engine.memory.messages import read_thought
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.conversation import list_raws, load_history, read_request, split_whole
 from proxy.engine.reports.diff import Tally, load_difference
@@ -19,6 +18,8 @@ from proxy.model.log import ExchangeRow
 from proxy.model.messages import LEDGER_HEAD, Message
 from proxy.wire import FORMATS
 from proxy.wire.identity import count_preamble
+from proxy.wire.json_values import load_lenient
+from proxy.wire.messages import read_reasoning
 
 WindowKind = Literal[
     "system",
@@ -162,7 +163,7 @@ async def _list_pinned(log: LogReader, row: ExchangeRow, pinned: Collection[byte
 
 async def _count_reasoning(row: ExchangeRow, raws: Sequence[bytes], tally: Tally) -> list[int]:
     """Return the tokens of the reasoning in each message that can be read."""
-    said = list(map(read_thought, raws))
+    said = [read_reasoning(value) if isinstance(value := load_lenient(raw), dict) else "" for raw in raws]
     texts = [msgspec.json.encode({"role": "assistant", "content": text}) for text in said if text]
     counts = iter(await tally(row.model, texts) if texts else ())
     return [next(counts) if text else 0 for text in said]

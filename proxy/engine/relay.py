@@ -101,7 +101,9 @@ class RoundRecorder:
             (exchange.head_at, exchange.first_at, exchange.ended_at or self._clock.monotonic()),
         )
         # milliseconds with microsecond precision; 0 if it has not happened
-        timings = Timings(*[int((at - began) * 1_000_000) / 1000 if at else 0.0 for at in moments])
+        head_ms, first_ms, end_ms = (int((at - began) * 1_000_000) / 1000 if at else 0.0 for at in moments)
+        overhead_ms = None if exchange.k or exchange.overhead is None else round(exchange.overhead * 1000, 3)
+        timings = Timings(head_ms, first_ms, end_ms, overhead_ms)
         outcome = Outcome(
             exchange.id,
             exchange.k,

@@ -113,11 +113,16 @@ class HeldCall(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True)
 
 
 class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Milliseconds from the complete request to the response's head, to its first body byte, and to its end."""
+    """Milliseconds from the sending of the request to the response's head, to its first body byte, and to its end.
+
+    `overhead_ms` passed before that: from the client's whole request until something was sent for it. It is None where
+    the body streamed through, and for all rounds but the first.
+    """
 
     head_ms: float
     first_byte_ms: float
     total_ms: float
+    overhead_ms: float | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):

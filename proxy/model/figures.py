@@ -113,3 +113,4 @@ class RoundFigures(msgspec.Struct, frozen=True, gc=False):
     paid_read: int | None
     first_byte_ms: float | None
     total_ms: float | None
+    overhead_ms: float | None

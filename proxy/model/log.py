@@ -128,6 +128,7 @@ class SessionRow:
     adopted: str = ""  # id of the session that it continues under another credential, if any
     seq: int = 0  # of its newest exchange; listings are sorted by it
     auxiliary: int = 0
+    erased_ms: int | None = None  # when it was erased, None unless that was after its newest exchange
 
     @property
     def recorded(self) -> int:

@@ -11,6 +11,11 @@ import msgspec
 EntryKind = Literal["message", "output", "reasoning", "arguments", "ledger", "summary", "outline", "broadcast"]
 SAID: frozenset[EntryKind] = frozenset({"message", "broadcast"})
 """What people and models say to each other."""
+OURS: frozenset[EntryKind] = frozenset({"ledger", "summary", "outline"})
+"""What the proxy wrote."""
+
+Visibility = Literal["sent", "in_short", "not_sent"]
+"""Whether a model sees an entry now: word for word, in short since a text of ours stands for it, or not at all."""
 
 
 class QueryVector(msgspec.Struct, frozen=True, gc=False):

@@ -60,7 +60,8 @@ class CallCompletedEvent(CallEvent, frozen=True, gc=False, kw_only=True, tag="CA
 
     `client` are the tokens of the client's own request, `sent` those of what was sent. `input`, `read` and `written`
     (from and to the provider's cache) and `output` are the provider's count, of all rounds together. `saved_money` is
-    what managing saved, negative for a loss.
+    what managing saved, negative for a loss. `overhead_seconds` passed from the client's whole request until it was
+    sent; null where its body streamed through.
     """
 
     kind: Kind
@@ -83,6 +84,7 @@ class CallCompletedEvent(CallEvent, frozen=True, gc=False, kw_only=True, tag="CA
     rung: Rung | Literal[""]
     seconds: float
     first_byte_seconds: float | None
+    overhead_seconds: float | None
 
 
 class CallUnreadableEvent(CallEvent, frozen=True, gc=False, kw_only=True, tag="CALL_UNREADABLE"):

@@ -40,8 +40,8 @@ def far_east(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_it_finds_without_a_server(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call_on_disk(data, "search", "zebra") == 0
     told = capsys.readouterr().out
-    assert "2025-10-09 17:53:21 +0900  s1 call 1  user message\n    Where is the zebra?\n" in told
-    assert "assistant arguments bash\n    command: ls\n    zebra\n" in told
+    assert "2025-10-09 17:53:21 +0900  s1 call 1  user message  sent\n    Where is the zebra?\n" in told
+    assert "assistant arguments bash  sent\n    command: ls\n    zebra\n" in told
     assert call_on_disk(data, "search", "zebra", "--kind", "message", "--json") == 0
     hit, *_ = json.loads(capsys.readouterr().out)["hits"]
     assert hit["snippet"].strip() == "Where is the zebra?"

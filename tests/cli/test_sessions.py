@@ -34,6 +34,7 @@ SUMMARY = SessionSummary(
     parent="",
     adopted="",
     seq=1,
+    erased_ms=None,
     created_ms=1_700_000_000_000,
     last_ms=1_700_000_000_000,
     calls=12,

@@ -65,6 +65,7 @@ ROW: dict[str, Any] = {
     "rung": "epoch",
     "seconds": 3.21,
     "first_byte_seconds": 0.4,
+    "overhead_seconds": 0.002,
 }
 Step = Callable[[Callable[[bytes], object]], tuple[int, bytes]]
 

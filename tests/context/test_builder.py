@@ -234,9 +234,9 @@ def test_what_a_message_leads_to_stays_behind_it_with_tombstones_for_its_outputs
 
 
 def test_the_next_epoch_takes_the_ledger_over_as_it_is() -> None:
-    before = BUILDER.build(view(DAY, 6000))
+    before = BUILDER.build(view(DAY, 9000))
     messages = [*DAY, *(message for i in range(30, 36) for message in act(f"{i}", f"cat {i}.py", OUTPUT))]
-    after = BUILDER.build(msgspec.structs.replace(view(messages, 6000), frozen=before))
+    after = BUILDER.build(msgspec.structs.replace(view(messages, 9000), frozen=before))
     first, *others = (edit for edit in after.edits if isinstance(edit, Written))
     assert first == before.edits[1] and first in after.edits
     assert next((each.start, each.stop) for each in others) == (first.stop, len(DAY) - 6)

@@ -15,6 +15,7 @@ from tests.support.views import act, count, view
 
 BUILDER = ContextBuilder(BuilderPolicy(), count)
 CEILING = 6000
+ROOMY = 7000  # a ledger of before has room beside what is new
 
 
 def report(id: str, start: int, stop: int, size: int = 100) -> LiveSummary:
@@ -57,8 +58,8 @@ def test_steps_under_a_summary_are_told_all_the_same() -> None:
 
 def test_those_that_stay_keep_their_place_and_bytes_while_their_ledger_does() -> None:
     until = len(DAY) - 8
-    frozen = BUILDER.build(see(report("a", 0, 9), until=until))
-    plan = BUILDER.build(see(report("a", 0, 9), report("b", 9, 21), frozen=frozen))
+    frozen = BUILDER.build(see(report("a", 0, 9), until=until, ceiling=ROOMY))
+    plan = BUILDER.build(see(report("a", 0, 9), report("b", 9, 21), frozen=frozen, ceiling=ROOMY))
     assert list_ids(plan) == ["a", "", "b", ""]
     assert list_written(plan)[:2] == list_written(frozen)
     stop = next(each.stop for each in frozen.edits if isinstance(each, Written) and not each.report)
@@ -67,12 +68,12 @@ def test_those_that_stay_keep_their_place_and_bytes_while_their_ledger_does() ->
 
 
 def test_what_was_merged_waits_until_the_ledgers_are_written_anew() -> None:
-    frozen = BUILDER.build(see(report("a", 0, 9, 30), report("b", 9, 15, 30), until=len(DAY) - 8))
+    frozen = BUILDER.build(see(report("a", 0, 9, 30), report("b", 9, 15, 30), until=len(DAY) - 8, ceiling=ROOMY))
     merged = report("c", 0, 21, 30)
-    plan = BUILDER.build(see(merged, frozen=frozen))
+    plan = BUILDER.build(see(merged, frozen=frozen, ceiling=ROOMY))
     assert list_ids(plan)[:3] == ["a", "b", ""]
     assert "c" not in list_ids(plan)
-    assert list_ids(BUILDER.build(see(merged))) == ["c", ""]
+    assert list_ids(BUILDER.build(see(merged, ceiling=ROOMY))) == ["c", ""]
 
 
 def test_what_stays_and_is_not_live_any_more_takes_its_room_all_the_same() -> None:
@@ -127,11 +128,11 @@ def test_the_providers_own_compaction_precedes_everything_and_the_ledger_stands_
 
 
 def test_a_later_plan_has_only_the_newest_and_keeps_its_ledgers() -> None:
-    frozen = BUILDER.build(see(compact("p", 21), until=len(DAY) - 8))
+    frozen = BUILDER.build(see(compact("p", 21), until=len(DAY) - 8, ceiling=ROOMY))
     ledgers = [text for report, text in list_written(frozen) if not report]
     for newest, ids in (("p", ["p", "", ""]), ("q", ["q", "", ""]), ("", ["", ""])):
         reports = (compact(newest, 25),) if newest else ()
-        plan = BUILDER.build(see(*reports, frozen=frozen))
+        plan = BUILDER.build(see(*reports, frozen=frozen, ceiling=ROOMY))
         assert list_ids(plan) == ids
         assert [text for report, text in list_written(plan) if not report][:1] == ledgers
 

@@ -6,6 +6,7 @@ import pytest
 
 from proxy.engine.policy import EnginePolicy
 from proxy.model.events import ExchangeRecorded, ResponseRead
+from proxy.model.exchange import Outcome
 from proxy.model.log import ArchiveHealth
 from tests.support.scripted import Message, ScriptedUpstream, answer, request
 from tests.support.serving import TOKEN, Plan, Served, serving
@@ -86,4 +87,6 @@ async def test_what_operators_are_told_of_a_call_comes_with_its_events(
     assert isinstance(read, ResponseRead)
     assert recorded.overhead_s is not None
     assert 0 < recorded.overhead_s < 60
+    (stored,) = served.archive.of(Outcome)
+    assert stored.timings.overhead_ms == pytest.approx(recorded.overhead_s * 1000, abs=0.001)
     assert (read.exchange, read.answer) == (recorded.exchange, b'{"error":{"message":"no usage"}}')

@@ -411,10 +411,12 @@ class ArchiveContract:
         assert await archive.load_request("e1") == b"{}"
 
     async def test_timings_come_back_exactly(self, archive: Archive) -> None:
-        outcome = replace(make_outcome(), timings=Timings(0, 0.1, 123456.789012))
-        await archive.append(make_opening(), make_round(), outcome)
+        told, untold = Timings(0, 0.1, 123456.789012, 0.257), Timings(0, 0.1, 123456.789012)
+        await archive.append(make_opening(), make_round(), replace(make_outcome(), timings=told))
+        await archive.append(make_round("e1", 1), replace(make_outcome("e1", 1), timings=untold))
         (row,) = await archive.list_exchanges(make_key().id)
-        assert row.rounds[0].timings == Timings(0, 0.1, 123456.789012)
+        assert [each.timings for each in row.rounds] == [told, untold]
+        assert (await archive.verify()).faults == ()
 
     async def test_a_sound_log_has_no_faults_and_counts_what_was_looked_at(self, archive: Archive) -> None:
         await archive.append(make_opening("e1", chain_body(make_turns(4))), make_round("e1"), make_outcome("e1"))

@@ -75,6 +75,7 @@ def _work_out(row: ExchangeRow, each: RoundRow | None, numbers: dict[str, int], 
         paid_read=own.paid.cached if own else None,
         first_byte_ms=each.timings.first_byte_ms if each and each.timings else None,
         total_ms=each.timings.total_ms if each and each.timings else None,
+        overhead_ms=each.timings.overhead_ms if each and each.timings else None,
     )
     return Worked(figures, is_end, known.reason == HELD_OUT)
 
@@ -134,11 +135,13 @@ def _find_newest(session: str, found: Sequence[Worked]) -> Newest:
     last = [each for each in found if each.figures.is_last and _is_main(each.figures)]
     main = [each.figures for each in last]
     sized = [row for row in main if row.input is not None or row.sent is not None]
+    rounds = [each.figures for each in found if sized and each.figures.n == sized[-1].n]
+    told = next((row.client for row in reversed(rounds) if row.client), 0)
     return Newest(
         session,
         mode=own[-1].mode if own else "",
         view=next((row.view for row in reversed(main) if row.view), ""),
-        client=_first(sized[-1].client, sized[-1].input, sized[-1].sent) if sized else None,
+        client=(_first(sized[-1].client, sized[-1].input, sized[-1].sent) or told) if sized else None,
         sent=_first(sized[-1].input, sized[-1].sent) if sized else None,
         usable=next((row.usable for row in reversed(main) if row.usable), 0),
         is_ended=last[-1].is_end if last else True,
@@ -263,5 +266,6 @@ def _work_out_bill(bill: Bill) -> Worked:
         paid_read=own.paid.cached if own else None,
         first_byte_ms=None,
         total_ms=None,
+        overhead_ms=None,
     )
     return Worked(figures, False, bill.reason == HELD_OUT)

@@ -2,8 +2,9 @@
 
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 import typer
@@ -14,6 +15,7 @@ from proxy.cli.services import ConfigOption, DataOption, JsonOption, Services, T
 from proxy.cli.terminal import format_local
 from proxy.cli.views.naming import find_named
 from proxy.config import Settings, load_settings
+from proxy.engine.recall.visibility import VisibilityReader
 from proxy.engine.reports.search import (
     DEFAULT_LIMIT,
     KINDS,
@@ -27,10 +29,18 @@ from proxy.engine.reports.search import (
 )
 from proxy.engine.reports.sessions import write_json
 from proxy.model.errors import StoreUnavailable
-from proxy.model.search import Hit, IndexHealth, SearchAnswer
+from proxy.model.search import Hit, IndexHealth, SearchAnswer, Visibility
 
 _ID_DIGITS = 12
 _OK = 200
+_SEEN: Mapping[Visibility, str] = {"sent": "sent", "in_short": "in short", "not_sent": "not sent"}
+
+
+class Found(NamedTuple):
+    """What a search found, and of each hit whether the model sees it now."""
+
+    answer: SearchAnswer
+    visible: Sequence[Visibility | None]
 
 
 def search(
@@ -66,16 +76,17 @@ def search(
     """Find what was said and done, in all sessions."""
     services: Services = context.obj
 
-    async def find(log: Log, index: CommandIndex) -> SearchAnswer:
+    async def find(log: Log, index: CommandIndex) -> Found:
         await log.list_sessions(1)  # raises where there is no log: an index alone finds nothing
         id = await find_named(log, session) if session else ""
         request = SearchRequest(query, id, kind, role, tool, since, until, branch, sender, limit, tokens)
-        return await search_log(log, index, request, time.time_ns() // 1_000_000)
+        answer = await search_log(log, index, request, time.time_ns() // 1_000_000)
+        return Found(answer, await VisibilityReader(log, index).judge(answer.hits))
 
     with suppress(StoreUnavailable):  # a running server indexes by itself
         services.update_index(load_settings(config, {"data": data}), _show_progress)
-    answer = services.search(data, config, find)
-    typer.echo(write_json(describe_answer(answer)) if as_json else make_plain(_format_answer(answer)), nl=False)
+    found = services.search(data, config, find)
+    typer.echo(write_json(describe_answer(*found)) if as_json else make_plain(_format_answer(*found)), nl=False)
 
 
 def index(
@@ -117,8 +128,8 @@ def _format_index(health: IndexHealth) -> str:
     return f"the index is {state} ({health.size} bytes)\n"
 
 
-def _format_answer(answer: SearchAnswer) -> str:
-    lines = [line for hit in answer.hits for line in _format_hit(hit)]
+def _format_answer(answer: SearchAnswer, visible: Sequence[Visibility | None]) -> str:
+    lines = [line for hit, each in zip(answer.hits, visible, strict=True) for line in _format_hit(hit, each)]
     if not answer.hits:
         lines.append("nothing was found")
     if answer.behind:
@@ -128,7 +139,9 @@ def _format_answer(answer: SearchAnswer) -> str:
     return "\n".join([*lines, ""])
 
 
-def _format_hit(hit: Hit) -> list[str]:
+def _format_hit(hit: Hit, visibility: Visibility | None) -> list[str]:
     who = " ".join(filter(None, (hit.role, hit.sender, hit.kind, hit.tool)))
     head = f"ref:{hit.reference}  {format_local(hit.at_ms)}  {hit.session[:_ID_DIGITS]} call {hit.n}  {who}"
+    if visibility is not None:
+        head += f"  {_SEEN[visibility]}"
     return [head, *(f"    {line}" for line in hit.snippet.splitlines()), ""]

@@ -382,7 +382,8 @@ def _format_round(row: RoundRow) -> Iterator[str]:
     if row.plan is not None:
         yield from format_plan(row.plan)
     if row.timings:
-        yield f"timing    first byte {row.timings.first_byte_ms:.0f} ms, end {row.timings.total_ms:.0f} ms"
+        added = "" if row.timings.overhead_ms is None else f", {row.timings.overhead_ms:.1f} ms before it was sent"
+        yield f"timing    first byte {row.timings.first_byte_ms:.0f} ms, end {row.timings.total_ms:.0f} ms{added}"
     if row.usage:
         counts = [(name, getattr(row.usage, name)) for name in Usage.__struct_fields__]
         yield "tokens    " + ", ".join(f"{name} {count:,}" for name, count in counts if count is not None)

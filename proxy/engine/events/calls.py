@@ -65,20 +65,25 @@ class CallUnderWay:
             rung=plan.rung if plan is not None else "",
             seconds=round(self.seconds, 4),
             first_byte_seconds=round(self.first_byte_s, 4) or None,
+            overhead_seconds=None if outcome.overhead_s is None else round(outcome.overhead_s, 6),
         )
         return (event,)
 
     def _count(self) -> tuple[int | None, int | None]:
         """Return the tokens of the client's own request and of what was sent for it, in the last round.
 
-        Where it went unchanged, the provider has counted both.
+        Where it went unchanged, the provider has counted both. A round in which the model recalled has none of the
+        client's: they are those of an earlier one.
         """
         k = self.outcome.k if self.outcome is not None else 0
         plan, counted = self.plans.get(k), self.usages.get(k, Usage()).input
         if plan is None or plan.rung == "original":
             own = counted if plan is None or counted is not None else plan.tokens_client
             return own, own
-        return plan.tokens_client, plan.tokens_upstream if counted is None else counted
+        own = next(
+            (each.tokens_client for _, each in sorted(self.plans.items(), reverse=True) if each.tokens_client), None
+        )
+        return own, plan.tokens_upstream if counted is None else counted
 
     def _sum_cost(self, outcome: ExchangeRecorded) -> Cost | None:
         known = [usage for usage in self.usages.values() if usage.input is not None]

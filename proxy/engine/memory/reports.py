@@ -14,9 +14,9 @@ from proxy.context.memory.traces import pair_calls, read_turn_number
 from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.memory.path import MemoryPath, MemoryReader, load_path
 from proxy.engine.reports.conversation import find_format, list_raws, split_whole
-from proxy.engine.reports.lookup import find_session
+from proxy.engine.reports.lookup import find_newest_call, find_session
 from proxy.engine.reports.savings import SavingsInputs
-from proxy.engine.reports.window import HeldCache, Window, find_newest, load_window
+from proxy.engine.reports.window import HeldCache, Window, load_window
 from proxy.model.errors import BadRequest, NotFound
 from proxy.model.memory import Episodic, ItemType, MemoryBundle, RawTrace, Semantic, ToolInteraction
 from proxy.wire import FORMATS
@@ -185,11 +185,14 @@ async def load_sendable(
     """
     session = await find_session(log, prefix)
     try:
-        window = await load_window(log, session, inputs, manual.states.models.counter.count_messages, known)
+        pinned = (await manual.states.caches.contexts.load(session)).pinned
+        window = await load_window(
+            log, session, inputs, manual.states.models.counter.count_messages, pinned=pinned, known=known
+        )
     except NotFound:
         window = None
     if not has_messages:  # needs no settings of the upstream, which may be gone, and not all of a long history
-        row = (await load_path(log, session, branch)).row if branch else await find_newest(log, session)
+        row = (await load_path(log, session, branch)).row if branch else await find_newest_call(log, session)
         plans = [each.plan for each in row.rounds if each.plan is not None]
         epoch = plans[-1].epoch if plans else ""
         wire = wire or row.wire

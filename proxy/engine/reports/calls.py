@@ -21,11 +21,15 @@ from proxy.model.log import ExchangeRow, RoundRow
 
 
 class TimingsDocument(msgspec.Struct, frozen=True):
-    """Milliseconds from the complete request to the response's head, to its first body byte, and to its end."""
+    """Milliseconds from the sending of the request to the response's head, to its first body byte, and to its end.
+
+    `overhead_ms` is how long the call waited for palimpsest before that; null for later rounds, and where unknown.
+    """
 
     head_ms: float
     first_byte_ms: float
     total_ms: float
+    overhead_ms: float | None
 
 
 class RoundDocument(msgspec.Struct, frozen=True):
@@ -171,7 +175,7 @@ def _list_round_facts(row: RoundRow) -> dict[str, Any]:
 def _describe_timings(timings: Timings | None) -> TimingsDocument | None:
     if timings is None:
         return None
-    return TimingsDocument(timings.head_ms, timings.first_byte_ms, timings.total_ms)
+    return TimingsDocument(*msgspec.structs.astuple(timings))
 
 
 def _decode_headers(headers: Headers) -> list[tuple[str, str]]:

@@ -5,8 +5,10 @@ from dataclasses import replace
 from typing import Literal
 
 from proxy.engine.ports import ALL_SESSIONS, LogReader
+from proxy.model.epoch import Epoch
 from proxy.model.errors import Erased, NotFound
 from proxy.model.log import BranchRow, ExchangeRow, Selection, SessionRow
+from proxy.wire import FORMATS
 
 Part = Literal["request", "sent", "received", "held"]
 
@@ -91,6 +93,21 @@ async def read_back(log: LogReader, session: str) -> AsyncIterator[ExchangeRow]:
     for after in range(max(0, end - _PAGE), -_PAGE, -_PAGE):
         for row in reversed(await log.list_calls(session, max(0, after), min(_PAGE, after + _PAGE))):
             yield row
+
+
+async def find_newest_call(log: LogReader, session: str) -> ExchangeRow:
+    """Return the newest call of the conversation of a session that was sent, and can be read. Raises NotFound."""
+    async for row in read_back(log, session):
+        if row.kind == "managed" and row.wire in FORMATS and row.rounds and not row.is_side:
+            return row
+    raise NotFound("no call of this session can be read: none was in a known wire format")
+
+
+async def load_sent_epoch(log: LogReader, row: ExchangeRow) -> Epoch | None:
+    """Load the epoch that a call was sent under, None if there was none."""
+    name = next((each.plan.epoch for each in reversed(row.rounds) if each.plan is not None and each.plan.epoch), "")
+    epochs = await log.list_epochs(row.session) if name else ()
+    return next((each for each in epochs if each.id == name), None)
 
 
 async def read_branch_back(log: LogReader, session: str, branch: BranchRow) -> AsyncIterator[ExchangeRow]:

@@ -15,7 +15,7 @@ from proxy.engine.reports.conversation import load_nodes
 from proxy.engine.reports.lookup import find_session, pick_branch
 from proxy.model.errors import BadRequest, Erased, NotFound
 from proxy.model.exchange import SessionKey
-from proxy.model.search import EntryKind, Hit, IndexHealth, SearchAnswer, SearchQuery
+from proxy.model.search import EntryKind, Hit, IndexHealth, SearchAnswer, SearchQuery, Visibility
 
 DEFAULT_LIMIT, MOST_HITS = 20, 200
 MOST_TOKENS = 100_000
@@ -36,7 +36,11 @@ Name = TypeVar("Name", bound=str)
 
 
 class HitDocument(msgspec.Struct, frozen=True):
-    """An entry that was found. `reference` names all of it; call `n` brought it, at `at_ms`."""
+    """An entry that was found. `reference` names all of it; call `n` brought it, at `at_ms`.
+
+    `visibility`: the newest call of the session has it word for word (`sent`), has another text in its place
+    (`in_short`), or has nothing of it (`not_sent`); null where that call cannot be read.
+    """
 
     reference: str
     session: str
@@ -50,6 +54,7 @@ class HitDocument(msgspec.Struct, frozen=True):
     at_ms: int
     snippet: str
     score: float
+    visibility: Visibility | None
 
 
 class AnswerDocument(msgspec.Struct, frozen=True):
@@ -173,9 +178,10 @@ def _split(names: str) -> tuple[str, ...]:
     return tuple(filter(None, map(str.strip, names.split(","))))
 
 
-def describe_answer(answer: SearchAnswer) -> AnswerDocument:
-    """Return an answer as a document."""
-    return AnswerDocument([_describe_hit(hit) for hit in answer.hits], answer.is_complete, answer.behind)
+def describe_answer(answer: SearchAnswer, visible: Sequence[Visibility | None]) -> AnswerDocument:
+    """Return an answer as a document. `visible` says of each hit whether the model sees it."""
+    hits = [_describe_hit(hit, each) for hit, each in zip(answer.hits, visible, strict=True)]
+    return AnswerDocument(hits, answer.is_complete, answer.behind)
 
 
 def describe_health(health: IndexHealth) -> IndexDocument:
@@ -230,7 +236,7 @@ async def _load_indexed_page(
     return OriginalPage(name, entry.session, part, number, count)
 
 
-def _describe_hit(hit: Hit) -> HitDocument:
+def _describe_hit(hit: Hit, visibility: Visibility | None) -> HitDocument:
     return HitDocument(
         reference=hit.reference,
         session=hit.session,
@@ -244,4 +250,5 @@ def _describe_hit(hit: Hit) -> HitDocument:
         at_ms=hit.at_ms,
         snippet=fit_text(hit.snippet),
         score=round(hit.score, 3),
+        visibility=visibility,
     )

@@ -3,6 +3,7 @@
 A call is kept once it is over, and all before it are. Nothing is kept where the prices of a model have changed since.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -48,6 +49,8 @@ class _Known:
     epochs: list[EpochSummary] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     summed: tuple[int, int, int] = (-1, 0, 0)  # what epochs and marks were made of
+    # Held while it is brought up to date: of two requests at once, each would add the same calls.
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class SessionReports:
@@ -61,24 +64,29 @@ class SessionReports:
     async def load_timeline(self, prefix: str, after: int = 0, limit: int = MOST_CALLS) -> Timeline:
         """Return the calls after number `after` of the session whose id has this prefix. Raises NotFound."""
         session = await find_session(self._log, prefix)
-        known, newer = await self._read(session)
-        _, marks = await self._sum_up(session, known, newer)
-        prices, rest = remember_cards(self._inputs).prices, start_timeline()
-        for call in group_calls(newer):
-            append_call(rest, call, prices)
-        return join_timelines((known.line, rest), marks, known.branches, after, limit)
+        known = self._find(session)
+        async with known.lock:
+            newer = await self._extend(session, known)
+            _, marks = await self._sum_up(session, known, newer)
+            prices, rest = remember_cards(self._inputs).prices, start_timeline()
+            for call in group_calls(newer):
+                append_call(rest, call, prices)
+            return join_timelines((known.line, rest), marks, known.branches, after, limit)
 
     async def load_epochs(self, prefix: str) -> list[EpochSummary]:
         """Return the epochs of the session whose id has this prefix, oldest first. Raises NotFound."""
         session = await find_session(self._log, prefix)
-        known, newer = await self._read(session)
-        return (await self._sum_up(session, known, newer))[0]
+        known = self._find(session)
+        async with known.lock:
+            return (await self._sum_up(session, known, await self._extend(session, known)))[0]
 
     async def load_cache(self, prefix: str) -> CacheReport:
         """Return how the calls of that session that are over used the provider's cache. Raises NotFound."""
         session = await find_session(self._log, prefix)
-        known, _ = await self._read(session)
-        return sum_causes(session, known.uses)
+        known = self._find(session)
+        async with known.lock:
+            await self._extend(session, known)
+            return sum_causes(session, known.uses)
 
     def forget(self, session: str) -> None:
         """Forget what was read of a session, given by its id."""
@@ -97,12 +105,16 @@ class SessionReports:
             known.summed = key
         return known.epochs, known.marks
 
-    async def _read(self, session: str) -> tuple[_Known, Sequence[RoundFigures]]:
-        """Return what is known of a session, brought up to date, and its rounds after that."""
+    def _find(self, session: str) -> _Known:
+        """Return what is known of a session, as far as it was read."""
         known = self.known.get(session)
         if known is None or any(self._find_card(*name) != card for name, card in known.cards.items()):
             known = _Known(CacheReader(self._log, session, remember_cards(self._inputs)))
             self.known.put(session, known)
+        return known
+
+    async def _extend(self, session: str, known: _Known) -> Sequence[RoundFigures]:
+        """Bring what is known of a session up to date. Return its rounds after that."""
         count = (await self._log.find_session(session)).recorded
         rounds = await self._log.load_rounds(session, known.until, max(0, count - known.until))
         done = self._keep(known, rounds)
@@ -114,7 +126,7 @@ class SessionReports:
             forks = find_forks(await self._log.list_branches(session))
             known.branches = {n: place for place, fork in enumerate(forks) for n in fork.own}
             known.branched = count
-        return known, rounds[done:]
+        return rounds[done:]
 
     def _keep(self, known: _Known, rounds: Sequence[RoundFigures]) -> int:
         """Keep the first calls that are over. Return the number of their rounds."""

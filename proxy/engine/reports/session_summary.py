@@ -72,7 +72,8 @@ class SessionSummary(msgspec.Struct, frozen=True):
     """A session in a listing. Times are in milliseconds since 1970. Tokens are as the provider counted them.
 
     `client_tokens`, `sent_tokens` and `output_tokens` are sums over its calls whose size is known. `spent` includes
-    our own calls for it. `saved` is null where nothing was managed, or nothing is known of it.
+    our own calls for it. `saved` is null where nothing was managed, or nothing is known of it. `erased_ms` is when all
+    of it was erased, null unless it was.
     """
 
     id: str
@@ -105,6 +106,7 @@ class SessionSummary(msgspec.Struct, frozen=True):
     spent: Amount
     saved: Saving | None
     auxiliary: AuxiliaryTotal
+    erased_ms: int | None
 
 
 @dataclass(slots=True)
@@ -195,6 +197,7 @@ def _summarize(
             total.auxiliary.tokens,
             total.auxiliary.money,
         ),
+        erased_ms=row.erased_ms,
     )
 
 

@@ -41,18 +41,23 @@ class Mark(msgspec.Struct, frozen=True):
 class Timeline(msgspec.Struct, frozen=True):
     """The calls of a session as columns: entry i of each is about call `n[i]`. Null is what is not known.
 
-    `client` and `sent` are the tokens of the client's own request and of what was sent, `read` and `written` those of
-    the cache, `money` is what the call cost, `saved_money` what managing it saved. `epoch` is the number of the epoch
+    `client` and `sent` are the tokens of the client's own request and of the prompt that was sent last for it: in the
+    last of the call's `rounds`, of which it has several if the model recalled or the upstream refused the first.
+    `input` are the tokens of the prompts of all rounds, `read` and `written` those of the cache, `output` those of the
+    answers. `money` is what the call cost, `saved_money` what managing it saved. `epoch` is the number of the epoch
     that it was sent under, 0 without one; `rung` is how it was sent, empty where there was nothing to decide. `status`
-    is that of the response, 0 if there was none, null while it is open. Times are in milliseconds: `first_ms` until the
-    first byte of the response, `total_ms` until its end. `branch` is the place of the branch, in the session's list of
-    branches, to which the call belongs, null if it is on none.
+    is that of the response, 0 if there was none, null while it is open. Times are in milliseconds: `overhead_ms` from
+    the client's whole request until it was sent, `first_ms` from then until the first byte of the response, `total_ms`
+    until its end. `branch` is the place of the branch, in the session's list of branches, to which the call belongs,
+    null if it is on none.
     """
 
     n: list[int]
     at_ms: list[int]
     client: list[int | None]
     sent: list[int | None]
+    rounds: list[int]
+    input: list[int | None]
     read: list[int | None]
     written: list[int | None]
     output: list[int | None]
@@ -61,6 +66,7 @@ class Timeline(msgspec.Struct, frozen=True):
     epoch: list[int]
     status: list[int | None]
     rung: list[str]
+    overhead_ms: list[float | None]
     first_ms: list[float | None]
     total_ms: list[float | None]
     is_side: list[bool]
@@ -217,8 +223,10 @@ def append_call(line: Timeline, call: CallFigures, prices: PriceList) -> None:
     saved = [each for _, each in priced if each is not None]
     line.n.append(last.n)
     line.at_ms.append(last.at_ms)
-    line.client.append(_sum(row.client for row in call.rounds))
-    line.sent.append(_sum(row.input for row in call.rounds) or last.sent)
+    line.client.append(_find_last(row.client for row in call.rounds))
+    line.sent.append(_find_last(row.sent if row.input is None else row.input for row in call.rounds))
+    line.rounds.append(sum(row.k >= 0 for row in call.rounds))
+    line.input.append(_sum(row.input for row in call.rounds))
     line.read.append(_sum(row.read for row in call.rounds))
     line.written.append(_sum(row.written for row in call.rounds))
     line.output.append(_sum(row.output for row in call.rounds))
@@ -227,10 +235,16 @@ def append_call(line: Timeline, call: CallFigures, prices: PriceList) -> None:
     line.epoch.append(last.epoch)
     line.status.append(last.status)
     line.rung.append(last.rung)
+    line.overhead_ms.append(call.rounds[0].overhead_ms)
     line.first_ms.append(call.rounds[0].first_byte_ms)
     line.total_ms.append(last.total_ms)
     line.is_side.append(last.is_side)
     line.is_auxiliary.append(last.kind == "auxiliary")
+
+
+def _find_last(counts: Iterable[int | None]) -> int | None:
+    """Return the last one that is known. A round in which the model recalled has 0 tokens of the client's."""
+    return next(filter(None, reversed(list(counts))), None)
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
@@ -322,7 +336,7 @@ def _mark_epoch(epoch: EpochSummary) -> Mark:
 
 
 def _mark_miss(call: CacheCall) -> Mark:
-    text = explain_miss(call)
+    text = "an epoch opened, which rewrote the history" if call.use.why else explain_miss(call)
     said = f"{text[:1].upper()}{text[1:]}. {call.use.missed:,} tokens were written again, or read at the full price."
     return Mark(call.n, "miss", "The cache was missed", said, call.cost.money, call.use.missed)
 

@@ -1,7 +1,7 @@
 """What fills a session's context now, by kind, with what is held back of it, and the marks at which it is shortened."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Literal
 
@@ -9,9 +9,9 @@ import msgspec
 
 from proxy.context.budget import compute_soft_mark, make_budget
 from proxy.engine.ports import LogReader
-from proxy.engine.reports.conversation import list_raws, read_request, split_whole
+from proxy.engine.reports.conversation import list_raws, load_history, read_request, split_whole
 from proxy.engine.reports.diff import Tally, load_difference
-from proxy.engine.reports.lookup import find_session, read_back
+from proxy.engine.reports.lookup import find_newest_call, find_session, load_sent_epoch
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Strategy, Written, read_view
 from proxy.model.errors import NotFound
@@ -22,16 +22,20 @@ from proxy.model.messages import LEDGER_HEAD, Message
 from proxy.wire import FORMATS
 from proxy.wire.format import Format
 from proxy.wire.identity import count_preamble
+from proxy.wire.json_values import load_lenient
+from proxy.wire.messages import read_reasoning
 
 WindowKind = Literal[
     "system",
     "tools",
+    "pinned",
     "ledger",
     "summary1",
     "summary2",
     "summary3",
     "user",
     "assistant",
+    "reasoning",
     "output",
     "tombstone",
     "file",
@@ -41,12 +45,14 @@ WindowKind = Literal[
 _NOTES: Mapping[WindowKind, str] = {
     "system": "Instructions of the client, never edited",
     "tools": "Definitions of tools, the client's and ours",
+    "pinned": "Messages that a person pinned, word for word",
     "ledger": "Lines that stand for older steps",
     "summary1": "Summaries of level 1: structured",
     "summary2": "Summaries of level 2: aggressive",
     "summary3": "Summaries of level 3: a digest that no model wrote",
     "user": "Word for word, or cut to their beginnings",
-    "assistant": "Word for word, reasoning included",
+    "assistant": "What the model said, and its calls, word for word",
+    "reasoning": "What it thought, where that can be read",
     "output": "Outputs of tools, word for word",
     "tombstone": "Markers that stand for outputs of tools",
     "file": "Outlines that stand for long outputs",
@@ -111,21 +117,37 @@ class HeldCache(LruCache[str, Held]):
 
 
 async def load_window(
-    log: LogReader, prefix: str, inputs: SavingsInputs, tally: Tally, known: HeldCache | None = None
+    log: LogReader,
+    prefix: str,
+    inputs: SavingsInputs,
+    tally: Tally,
+    *,
+    pinned: Collection[bytes] | None = None,
+    known: HeldCache | None = None,
 ) -> Window:
-    """Load what fills the context of the session with this prefix. Raises NotFound where nothing can be read."""
+    """Load what fills the context of the session with this prefix. Raises NotFound where nothing can be read.
+
+    `pinned` are the nodes of its pinned messages, None if they are to be loaded, too.
+    """
     session = await find_session(log, prefix)
-    row = await find_newest(log, session)
+    row = await find_newest_call(log, session)
     form = FORMATS[row.wire]
     split = split_whole(read_request(row, await log.load_sent(row.id, row.rounds[-1].k)), form.items_key)
     (newest,) = await log.load_newest((session,)) or (Newest(session),)
-    epoch = await _find_epoch(log, row)
+    epoch = await load_sent_epoch(log, row)
     written = await _name_written(log, epoch)
+    staying = await _list_pinned(log, row, pinned)
     raws = list_raws(split)
     leading = _count_leading(form, raws)
     found: list[tuple[WindowKind, int]] = []
-    for place, (raw, count) in enumerate(zip(raws, await tally(row.model, raws), strict=True)):
-        found.append(("system" if place < leading else find_kind(form.parse_message(raw), written), count))
+    counts = zip(raws, await tally(row.model, raws), await _count_reasoning(row, raws, tally), strict=True)
+    for place, (raw, count, thought) in enumerate(counts):
+        kind: WindowKind = "system" if place < leading else find_kind(form.parse_message(raw), written)
+        if raw in staying:
+            kind, thought = "pinned", 0
+        found += [("reasoning", min(thought, count))] if thought else []
+        if count > thought:
+            found.append((kind, count - thought))
     members: tuple[tuple[str, WindowKind], ...] = ((form.instructions_key, "system"), ("tools", "tools"))
     for name, kind in members:
         if name and (member := split.member(name)):
@@ -150,24 +172,32 @@ def find_kind(message: Message, written: Mapping[str, WindowKind]) -> WindowKind
     return _ROLES.get(message.role, "other")
 
 
-async def find_newest(log: LogReader, session: str) -> ExchangeRow:
-    """Return the newest call of the conversation of a session. Raises NotFound."""
-    async for row in read_back(log, session):
-        if row.kind == "managed" and row.wire in FORMATS and row.rounds and not row.is_side:
-            return row
-    raise NotFound("no call of this session can be read: none was in a known wire format")
-
-
 def _count_leading(form: Format, raws: Sequence[bytes]) -> int:
     """Return how many raw messages are the preamble. A history of thousands is not read for that."""
     return sum(1 for _ in takewhile(lambda raw: count_preamble([form.reader.read_item(raw)]), raws))
 
 
-async def _find_epoch(log: LogReader, row: ExchangeRow) -> Epoch | None:
-    """Return the epoch under which a call was sent, None without one."""
-    name = next((each.plan.epoch for each in reversed(row.rounds) if each.plan is not None and each.plan.epoch), "")
-    epochs: Sequence[Epoch] = await log.list_epochs(row.session) if name else ()
-    return next((each for each in epochs if each.id == name), None)
+async def _list_pinned(log: LogReader, row: ExchangeRow, pinned: Collection[bytes] | None) -> frozenset[bytes]:
+    """Return the pinned messages of a call, as its client sent them; none where they cannot be read."""
+    nodes = pinned
+    if nodes is None:
+        newest = {pin.node: pin.is_on for pin in (await log.load_context(row.session)).pins}
+        nodes = [node for node, is_on in newest.items() if is_on]
+    if not nodes:
+        return frozenset()
+    try:
+        history = await load_history(log, row)
+    except NotFound:
+        return frozenset()
+    return frozenset(raw for node, raw in zip(history.nodes, history.raws, strict=False) if node in nodes)
+
+
+async def _count_reasoning(row: ExchangeRow, raws: Sequence[bytes], tally: Tally) -> list[int]:
+    """Return the tokens of the reasoning in each message that can be read."""
+    said = [read_reasoning(value) if isinstance(value := load_lenient(raw), dict) else "" for raw in raws]
+    texts = [msgspec.json.encode({"role": "assistant", "content": text}) for text in said if text]
+    counts = iter(await tally(row.model, texts) if texts else ())
+    return [next(counts) if text else 0 for text in said]
 
 
 async def _name_written(log: LogReader, epoch: Epoch | None) -> dict[str, WindowKind]:

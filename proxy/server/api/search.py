@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from proxy.engine.ports import Index
+from proxy.engine.recall.visibility import VisibilityReader
 from proxy.engine.reports.search import (
     DEFAULT_LIMIT,
     MOST_HITS,
@@ -76,6 +77,7 @@ class SearchApi:
         self._index = index
         self._now_ms = now_ms
         self._rebuild = rebuild
+        self._visibility = VisibilityReader(log, index)
 
     def list_routes(self) -> Sequence[Route]:
         """Return the routes, below `/-`, for the administrator and for clients."""
@@ -102,7 +104,8 @@ class SearchApi:
     async def _search(self, query: SearchParameters, request: Request) -> AnswerDocument:
         """Search what was said and done, the best first."""
         wanted = SearchRequest(query.q, **{name: getattr(query, name) for name in _ASKED})
-        return describe_answer(await search_log(self._log, self._index, wanted, self._now_ms(), _read_tenant(request)))
+        answer = await search_log(self._log, self._index, wanted, self._now_ms(), _read_tenant(request))
+        return describe_answer(answer, await self._visibility.judge(answer.hits))
 
     async def _expand(
         self, path: ReferencePath, query: PageQuery, request: Request

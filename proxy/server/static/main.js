@@ -1,6 +1,6 @@
 /* Starts the view that the page names. */
 import { ApiError } from "./lib/api.js";
-import { $, put } from "./lib/dom.js";
+import { $, h, put } from "./lib/dom.js";
 import { start } from "./lib/keys.js";
 import { errorState } from "./lib/parts.js";
 
@@ -22,7 +22,7 @@ try {
   const view = await VIEWS[document.body.dataset.view]();
   await view.show();
 } catch (error) {
-  put($("#main"), errorState(error, () => location.reload()));
+  put($("#main"), h("h1", { class: "hide" }, "This page cannot be shown"), errorState(error, () => location.reload()));
   if (!(error instanceof ApiError)) console.error(error);
 }
 reveal();

@@ -217,6 +217,7 @@ _SESSIONS = """
         ifnull((SELECT o.key FROM adoption a JOIN session o ON o.id = a.source WHERE a.session = s.id
             ORDER BY a.n LIMIT 1), ''),
         e.seq, ifnull(aside.calls, 0),
+        (SELECT max(z.at_ms) FROM erased z WHERE z.session = s.id AND z.through >= e.seq),
         EXISTS (SELECT 1 FROM step t WHERE t.session = s.id AND t.relation = {volatile})
     FROM latest JOIN session s ON s.id = latest.id JOIN exchange e ON e.seq = latest.seq
         JOIN exchange own ON own.seq = ifnull((SELECT x.seq FROM exchange x
@@ -374,6 +375,7 @@ _EXCHANGES = """
         r.k AS round_k, r.upstream AS round_upstream,
         o.status AS round_status, o.changes AS round_changes, unpack(oh.codec, oh.bytes) AS round_headers,
         o.completeness AS round_completeness, o.whole AS round_whole, o.head_ms, o.first_byte_ms, o.total_ms,
+        o.overhead_ms,
         o.size + ifnull((SELECT sum(t.size) FROM trailer t WHERE t.exchange = o.exchange AND t.k = o.k), 0)
         AS round_size,
         o.error AS round_error, unpack(ge.codec, ge.bytes) AS answer_error,
@@ -457,7 +459,7 @@ def _make_round(row: sqlite3.Row) -> RoundRow:
         completeness=cast(Completeness, row["round_completeness"]) if has_outcome else "",
         received_size=row["round_size"] or 0,
         is_capped=bool(row["round_whole"]),
-        timings=Timings(row["head_ms"], row["first_byte_ms"], row["total_ms"]) if has_outcome else None,
+        timings=Timings(*[row[name] for name in Timings.__struct_fields__]) if has_outcome else None,
         error=row["round_error"] or (row["answer_error"] or b"").decode("utf-8"),
         answer=row["answer"] or b"",
         usage=None if usage == Usage() else usage,

@@ -255,7 +255,7 @@ def m005_tallies(connection: sqlite3.Connection) -> None:
 
 # The columns that a migration added to a table with seals or a tally. They are its last ones, and NULL in older rows:
 # seals and tallies leave out those at the end of a row that are NULL.
-ADDED = {"decision": 2, "step": 1, "epoch": 1}
+ADDED = {"decision": 2, "step": 1, "epoch": 1, "outcome": 1}
 # The tables whose rows have no seals, and to whose rows nothing else commits. A tally covers all rows of a table.
 TALLIED = {
     **_FIRST_TALLIED,
@@ -427,6 +427,12 @@ def m011_erased(connection: sqlite3.Connection) -> None:
     _guard(connection, "erased", ("seq = NEW.seq",))
 
 
+def m012_overhead(connection: sqlite3.Connection) -> None:
+    """Add how long a call waited for us before it was sent."""
+    for table in ("outcome", "bill"):
+        connection.execute(f"ALTER TABLE {table} ADD COLUMN overhead_ms REAL")
+
+
 Migration = Callable[[sqlite3.Connection], None]
 
 MIGRATIONS: tuple[Migration, ...] = (
@@ -441,6 +447,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     m009_held,
     m010_bills,
     m011_erased,
+    m012_overhead,
 )
 
 

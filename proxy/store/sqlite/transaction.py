@@ -51,7 +51,7 @@ INSERTS = {
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
     "outcome": """INSERT INTO outcome(
         seq, seal, headers, exchange, k, changes, received, digest, size, whole, status, completeness, head_ms,
-        first_byte_ms, total_ms, error) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+        first_byte_ms, total_ms, error, overhead_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
     "trailer": """INSERT INTO trailer(seq, seal, exchange, k, i, received, digest, size)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?)""",
     "reading": """INSERT INTO reading(
@@ -206,6 +206,7 @@ class TransactionWriter:
                 float(timings.first_byte_ms),
                 float(timings.total_ms),
                 fit_text(outcome.error),
+                timings.overhead_ms,
             ),
         )
         self._ids.received.put((exchange, outcome.k), received)

@@ -54,7 +54,7 @@ _SEALED = {
         FROM round x LEFT JOIN blob v ON v.id = x.envelope ORDER BY x.seq""",
     "outcome": """
         SELECT x.seq, x.seal, h.digest, x.exchange, x.k, x.changes, x.received, x.digest, x.size, x.whole, x.status,
-            x.completeness, x.head_ms, x.first_byte_ms, x.total_ms, x.error
+            x.completeness, x.head_ms, x.first_byte_ms, x.total_ms, x.error, x.overhead_ms
         FROM outcome x LEFT JOIN blob h ON h.id = x.headers ORDER BY x.seq""",
     "trailer": "SELECT seq, seal, exchange, k, i, received, digest, size FROM trailer ORDER BY seq",
     "reading": """

@@ -1,6 +1,8 @@
 """The timeline of a session, and its epochs with what they cost and paid back, worked out by hand."""
 
+import asyncio
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,9 +15,10 @@ from proxy.engine.reports.session_reports import SessionReports
 from proxy.engine.reports.timeline import list_marks, price_rewrite, summarize_epochs
 from proxy.model.card import Card, Prices, Rates
 from proxy.model.errors import NotFound
+from proxy.model.exchange import Timings, Usage
 from proxy.model.figures import RoundFigures
 from proxy.model.log import ExchangeRow
-from tests.store.samples import make_epoch
+from tests.store.samples import make_epoch, make_plan
 from tests.support.fake_log import EXCHANGE, SESSION, FakeLog, exchange, make_use
 
 # A fresh token costs 1, one from the cache 0.1, one of the answer 5.
@@ -26,7 +29,7 @@ INPUTS = SavingsInputs(PRICES, BudgetPolicy(), lambda: EXCHANGE.opened_ms + 600_
 # Of 1,000 tokens of the client's 900 would have been read; 400 were sent in their place, of which 100 were read.
 OPENING = RoundFigures(
     *(3, 0, 1000, "managed", "manage", "openai", "m", "m", "plan", 1, 200, "complete", False, True, 400, 0, 100, 0),
-    *(1000, 400, 5000, None, 1000, 900, 0, 100, 10.0, 20.0),
+    *(1000, 400, 5000, None, 1000, 900, 0, 100, 10.0, 20.0, 0.5),
 )
 # The next ones save what they do not read again.
 NEXT = replace(OPENING, n=4, rung="epoch", read=390, paid_read=390, own_read=990)
@@ -104,6 +107,38 @@ async def test_a_timeline_is_kept_and_extended_and_shows_what_is_open() -> None:
     assert (await reports.load_cache("abc1")).session == SESSION.id
     with pytest.raises(NotFound):
         await reports.load_timeline("x")
+
+
+async def test_a_call_of_several_rounds_has_the_size_of_its_last_prompt_and_the_sum_of_all() -> None:
+    log = FakeLog(exchanges=(exchange(1),))
+    (first,) = exchange(1).rounds
+    told = replace(make_plan("x1", epoch="p1"), tokens_client=100, tokens_upstream=10)
+    recalled = replace(told, k=1, rung="epoch", tokens_client=0, tokens_upstream=12)
+    rounds = (
+        dataclasses.replace(first, k=0, plan=told, usage=Usage(10, 3, 4), timings=Timings(1, 2, 3, 0.75)),
+        dataclasses.replace(first, k=1, plan=recalled, usage=Usage(12, 5, 10), timings=Timings(1, 2, 3)),
+    )
+    log.exchanges = (dataclasses.replace(exchange(1), rounds=rounds),)
+    line = await SessionReports(log, INPUTS).load_timeline("abc1")
+    assert (line.client, line.sent, line.rounds) == ([100], [12], [2])
+    assert (line.input, line.read, line.output) == ([22], [14], [8])
+    assert line.overhead_ms == [0.75]
+    (newest,) = await log.load_newest((SESSION.id,))
+    assert (newest.client, newest.sent) == (100, 12)
+
+
+class SlowLog(FakeLog):
+    """A log whose answers take until other requests have had their turn."""
+
+    async def load_rounds(self, session: str, after: int = 0, limit: int = 10_000) -> Sequence[RoundFigures]:
+        await asyncio.sleep(0)
+        return await super().load_rounds(session, after, limit)
+
+
+async def test_requests_at_once_get_each_call_once() -> None:
+    reports = SessionReports(SlowLog(exchanges=(exchange(1), exchange(2))), INPUTS)
+    lines = await asyncio.gather(*(reports.load_timeline("abc1") for _ in range(3)))
+    assert [line.n for line in lines] == [[1, 2]] * 3
 
 
 async def test_prices_that_changed_are_those_of_all_calls() -> None:

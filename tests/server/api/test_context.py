@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -13,23 +14,37 @@ from proxy.context.budget import BudgetPolicy
 from proxy.context.references import PAGE
 from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.models import PriceList
+from proxy.engine.recall.visibility import VisibilityReader
 from proxy.engine.reports.context import Compaction
+from proxy.engine.reports.conversation import load_history
 from proxy.engine.reports.diff import load_difference
+from proxy.engine.reports.lookup import find_newest_call
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.reports.window import HeldCache, load_window
 from proxy.model.card import Card
 from proxy.model.errors import Conflict, NotFound, ProxyError
 from proxy.model.messages import LEDGER_HEAD
+from proxy.model.search import Hit
 from tests.store.samples import chain_body, make_key, make_leaf, make_opening
+from tests.support.fake_log import EXCHANGE, FakeLog
 from tests.support.managing import make_history, spell
 from tests.support.memory_store.archive import MemoryArchive
+from tests.support.recalling import make_entry, make_hit
 from tests.support.scripted import LIMIT, Message, ScriptedUpstream, Wire, answer, request
+from tests.support.searching import FakeIndex
 from tests.support.serving import TOKEN, Plan, Served, serving
 
 BEARER = f"Authorization: Bearer {TOKEN}"
 API = "/-/api"
 STEPS = 28
 HISTORY = make_history(STEPS, 300)
+
+
+class PlainLog(FakeLog):
+    """A log of calls that were sent as they came."""
+
+    async def load_sent(self, exchange: str, k: int) -> bytes:
+        return await self.load_request(exchange)
 
 
 class Managed:
@@ -124,6 +139,58 @@ async def test_what_fills_the_context_is_told_by_kind_with_what_is_held_back(man
     assert sum(part.held_tokens for part in window.kinds) > kinds["ledger"].tokens
     with pytest.raises(NotFound):
         await load_window(log, "zzz", inputs, tally)
+    assert "pinned" not in kinds
+    pinned = await managed.load("/sessions/{id}/pins?newest=true", "POST")
+    for nodes in (None, {bytes.fromhex(pinned["node"])}):
+        again = await load_window(log, managed.session, inputs, tally, pinned=nodes)
+        counts = {part.kind: part.count for part in again.kinds}
+        assert counts["pinned"] == 1
+        assert sum(counts.values()) == sum(part.count for part in window.kinds)
+
+
+async def test_what_a_model_thought_is_a_kind_of_its_own() -> None:
+    user = b'{"role":"user","content":"Hi"}'
+    assistant = b'{"role":"assistant","content":"Hello, what can I do?","reasoning_content":"A greeting."}'
+    thought = b'{"role":"assistant","content":"A greeting."}'
+    body = b'{"model":"m","messages":[%b,%b]}' % (user, assistant)
+
+    async def tally(model: str, raws: Sequence[bytes]) -> list[int]:
+        return [len(raw) for raw in raws]
+
+    inputs = SavingsInputs(PriceList(lambda upstream, model: Card(window=8000)), BudgetPolicy(4000))
+    row = dataclasses.replace(EXCHANGE, rounds=(dataclasses.replace(EXCHANGE.rounds[0], usage=None),))
+    window = await load_window(PlainLog(bodies={"x1": body}, exchanges=(row,)), row.session, inputs, tally)
+    assert {part.kind: part.tokens for part in window.kinds} == {
+        "user": len(user),
+        "assistant": len(assistant) - len(thought),
+        "reasoning": len(thought),
+    }
+
+
+async def test_a_hit_says_whether_the_model_sees_it_now(managed: Managed) -> None:
+    log: Any = managed.served.archive
+    row = await find_newest_call(log, managed.session)
+    nodes = (await load_history(log, row)).nodes
+    (epoch,) = await log.list_epochs(managed.session)
+    ledger = next(edit["text"] for edit in (await managed.load("/sessions/{id}/epochs/1"))["edits"] if "start" in edit)
+    entry = make_entry(reference="ledgerrrrr", kind="ledger", text=f"{ledger}\n")
+    reader = VisibilityReader(log, FakeIndex(entry=entry))
+
+    def hit(node: bytes = b"", **changes: Any) -> Hit:
+        return make_hit(**{"session": managed.session, "node": node, "exchange": "older", **changes})
+
+    removed = nodes[epoch.depth // 2]
+    hits = (
+        hit(nodes[-1]),
+        hit(removed),
+        hit(b"another branch"),
+        hit(b"its answer", exchange=row.id),
+        hit(kind="ledger", reference="ledgerrrrr"),
+        hit(kind="ledger", reference="anotherrrr"),
+        hit(nodes[-1], session="unknown"),
+    )
+    expected = ["sent", "in_short", "not_sent", "sent", "sent", "not_sent", None]
+    assert await reader.judge(hits) == await reader.judge(hits) == expected
 
 
 async def test_what_an_epoch_holds_back_is_summed_once(managed: Managed) -> None:
@@ -138,10 +205,10 @@ async def test_what_an_epoch_holds_back_is_summed_once(managed: Managed) -> None
         return [len(raw) // 4 for raw in raws]
 
     known = HeldCache()
-    first = await load_window(log, managed.session, inputs, tally, known)
+    first = await load_window(log, managed.session, inputs, tally, known=known)
     few = len(counted)
     sizes.clear()
-    assert await load_window(log, managed.session, inputs, tally, known) == first
+    assert await load_window(log, managed.session, inputs, tally, known=known) == first
     sent = sum(sizes)
     assert len(counted) - few == few - 1 and sum(counted[few:]) < sum(counted[:few]) / 2
     difference = await load_difference(log, managed.session, STEPS, tally)

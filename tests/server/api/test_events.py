@@ -8,10 +8,24 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from proxy.model.events import DoomLoopDetected, EpochOpened, EpochRefused, Nudged, RungFailed, SessionWentIdle
+from proxy.engine.events.calls import OpenCalls
+from proxy.engine.models import PriceList
+from proxy.model.card import Card
+from proxy.model.events import (
+    DoomLoopDetected,
+    EpochOpened,
+    EpochRefused,
+    ExchangeRecorded,
+    Nudged,
+    RungFailed,
+    SessionWentIdle,
+)
 from proxy.model.exchange import Opening
+from proxy.model.stream_events import CallCompletedEvent
 from tests.server.api.test_sessions import BEARER, ReadableArchive, say, turn
+from tests.store.samples import make_plan
 from tests.support.loops import put_forward
 from tests.support.scripted import LIMIT, Message, ScriptedUpstream, Wire, answer, request
 from tests.support.serving import Plan, Served, serving
@@ -112,6 +126,7 @@ async def test_a_call_is_told_from_its_session_to_its_row_of_the_timeline(
         assert expected.items() <= row.items()
         assert (row["client"], row["sent"], row["input"], row["read"], row["output"]) == (17, 17, 17, 5, 2)
         assert 0 <= row["seconds"] < LIMIT
+        assert 0 < row["overhead_seconds"] < LIMIT
         await ask(talked, ASKED, say("4"), ASKED)
         started, asked, _, row = await follower.read(
             "CALL_STARTED", "MESSAGE_CREATED", "MESSAGE_CREATED", "CALL_COMPLETED"
@@ -184,6 +199,19 @@ async def test_what_is_managed_is_told(served: Served) -> None:
         assert (undone["reverted"], undone["why"], undone["tokens_after"]) == ("e1", "revert", 900)
         assert (refused["reverted"], refused["why"], refused["tokens_after"]) == ("e3", "refused", None)
         assert (failed["n"], len(failed["error"]), idle["attempts"]) == (None, 1000, 3)
+
+
+def test_a_call_in_which_the_model_recalled_has_the_clients_tokens_of_its_first_round() -> None:
+    calls = OpenCalls(PriceList(lambda *_: Card()))
+    told = replace(make_plan(epoch="p1"), tokens_client=900, tokens_upstream=300)
+    for k, plan in enumerate((told, replace(told, k=1, rung="epoch", tokens_client=0, tokens_upstream=320))):
+        ended = ExchangeRecorded(
+            "e1", "s1", "managed", "chat", "openai", 200, "complete", 1, 1, 0.1, 0.1, k=k, plan=plan
+        )
+        call = calls.add_round(ended)
+    (row,) = call.describe(7, 1)
+    assert isinstance(row, CallCompletedEvent)
+    assert (row.client, row.sent, row.overhead_seconds) == (900, 320, None)
 
 
 async def test_events_are_filtered_by_session_and_type(talked: Served, archive: ReadableArchive) -> None:

@@ -111,6 +111,7 @@ async def test_hits_are_shown_as_a_document(plan: Plan, searched: FakeIndex) -> 
                 "kind": "output",
                 "at_ms": 1_760_000_000_000,
                 "snippet": "a zebra \ufffd",
+                "visibility": None,
                 "score": 1.235,
             }
         ],

@@ -18,7 +18,7 @@ ROWS = {
     "plan": (1, 1, "v", b"t", "observe", 0, 0, "{}"),
     "exchange": (1, b"", 1, 1, 1, "e", 1, "managed", "w", "observe", "m", "POST", "/", b"", b"", 0, b"", 0),
     "round": (1, b"", None, 1, 0, "openai", None, None, None, None),
-    "outcome": (1, b"", 1, 1, 0, b"", 1, b"d", 1, b"", 200, "complete", 0.0, 0.0, 0.0, ""),
+    "outcome": (1, b"", 1, 1, 0, b"", 1, b"d", 1, b"", 200, "complete", 0.0, 0.0, 0.0, "", None),
     "trailer": (1, b"", 1, 0, 0, 1, b"d", 1),
     "reading": (1, b"", 1, 0, 1, b"d", None, None, None, None, None, None, None, "stop"),
     "erasure": (1, 0, "session s", 1, b"d"),
@@ -47,7 +47,7 @@ RIVALS = {
     "plan": (2, 1, "v", b"t", "observe", 0, 0, "{}"),
     "exchange": (2, b"", 1, 1, 1, "other", 1, "managed", "w", "observe", "m", "POST", "/", b"", b"", 0, b"", 0),
     "round": (2, b"", None, 1, 0, "openai", None, None, None, None),
-    "outcome": (2, b"", 1, 1, 0, b"", 1, b"d", 1, b"", 200, "complete", 0.0, 0.0, 0.0, ""),
+    "outcome": (2, b"", 1, 1, 0, b"", 1, b"d", 1, b"", 200, "complete", 0.0, 0.0, 0.0, "", None),
     "trailer": (2, b"", 1, 0, 0, 1, b"d", 1),
     "reading": (2, b"", 1, 0, 1, b"d", None, None, None, None, None, None, None, "stop"),
     "epoch": (2, b"", 1, "p", "m", None, b"n", 1, "hard", None, 0, 2, 1, 1, b"d", "[]", "[]", b"d", b"t"),
@@ -153,6 +153,7 @@ DIGESTS = {
     "m009_held": "ad1f6fbaf2042760d5dca95bc11edc831df89eef49625af323bc5f2db1348688",
     "m010_bills": "6479cef9bd665ea2949bf61d2c1415c914a446c91bc6a8dde2d3e62c718e40d8",
     "m011_erased": "978045fa2f50aa72a802b65666c08f0341ce722fd3b86bc961a15fb627d86f08",
+    "m012_overhead": "177057cc5a96a4c30236efa5eb1aaf0ede052494b49703054e460609b7a660b6",
 }
 
 

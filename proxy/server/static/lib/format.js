@@ -18,6 +18,7 @@ export const money = (n, digits) => {
 export const percent = known((x, digits = 0) => `${sign(x)}${Math.abs(x * 100).toFixed(digits)} %`);
 export const bytes = known((n) => (n >= 1e9 ? `${(n / 1e9).toFixed(1)} GB` : n >= 1e6 ? `${(n / 1e6).toFixed(1)} MB` : n >= 1e4 ? `${(n / 1e3).toFixed(0)} kB` : `${int(n)} B`));
 export const seconds = known((n) => (n < 1 ? `${Math.round(n * 1000)} ms` : n < 120 ? `${n.toFixed(1)} s` : `${Math.round(n / 60)} min`));
+export const milliseconds = known((n) => (n < 10 ? `${n.toFixed(1)} ms` : seconds(n / 1000)));
 export const clock = known((ms) => new Date(ms).toLocaleTimeString("en-GB"));
 export const day = known((ms) => new Date(ms).toLocaleDateString("en-GB", { day: "numeric", month: "short", year: "numeric" }));
 export const when = (ms) => (ms == null ? UNKNOWN : Date.now() - ms < 86_400_000 ? clock(ms) : `${day(ms)}, ${clock(ms).slice(0, 5)}`);

@@ -37,7 +37,7 @@ function walk(step) {
 }
 
 /* What keys do on this page; views add theirs. */
-export const keys = { "/": () => $("#filter, #q, #quick")?.focus(), j: () => walk(1), k: () => walk(-1), "?": help, t: nextTheme };
+export const keys = { "/": () => ($("#filter") ?? $("#q") ?? $("#quick"))?.focus(), j: () => walk(1), k: () => walk(-1), "?": help, t: nextTheme };
 
 let leader = false;
 function press(event) {

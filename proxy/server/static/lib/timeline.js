@@ -93,7 +93,7 @@ export function timeline(box, readout, open) {
     }
     const floor = TOP + height + 8 + SIGNS, bar = Math.max(1, width / Math.max(1, shown.length) - 0.8);
     for (const i of shown) {
-      const part = share(calls.read[i], calls.sent[i]);
+      const part = share(calls.read[i], calls.input[i]);
       if (part == null) continue;
       const tall = Math.max(1.5, part * (CACHE - 6));
       parts.push(s("rect", { class: part < 0.5 && i ? "cache-no" : "cache-ok", x: X(i) - bar / 2, y: floor + CACHE - tall - 2, width: bar, height: tall }));
@@ -112,7 +112,7 @@ export function timeline(box, readout, open) {
       put(cross, s("line", { class: "cross", x1: x, x2: x, y1: TOP, y2: H - AXIS }), own != null && s("circle", { class: "knob", cx: x, cy: Y(own), r: 3 }), up != null && s("circle", { class: "knob", cx: x, cy: Y(up), r: 3 }));
       const flags = marks.filter((mark) => mark.n === n).map((mark) => MARKS[mark.kind] ?? mark.title).join(", ");
       put(readout, h("b", {}, `Call ${n}`), h("span", {}, clock(calls.at_ms[at])), h("span", {}, "client ", h("b", {}, int(own))), h("span", {}, "upstream ", h("b", {}, int(up))),
-        h("span", {}, "cache ", h("b", {}, percent(share(calls.read[at], up)))), h("span", {}, "cost ", h("b", {}, money(calls.money[at], 3))), flags && h("span", { class: "tag warn" }, flags), h("a", { href: open(n) }, "Open call"));
+        h("span", {}, "cache ", h("b", {}, percent(share(calls.read[at], calls.input[at])))), calls.rounds[at] > 1 && h("span", {}, `${calls.rounds[at]} rounds, `, h("b", {}, int(calls.input[at])), " in all"), h("span", {}, "cost ", h("b", {}, money(calls.money[at], 3))), flags && h("span", { class: "tag warn" }, flags), h("a", { href: open(n) }, "Open call"));
       svg.setAttribute("aria-valuenow", n);
       svg.setAttribute("aria-valuetext", `Call ${n}, client ${int(own)}, upstream ${int(up)} tokens${flags ? `, ${flags}` : ""}`);
     };

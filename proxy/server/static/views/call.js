@@ -3,7 +3,7 @@ import { pinMessage } from "../lib/actions.js";
 import { first, get, ROOT } from "../lib/api.js";
 import { editRow, foldRow, classify } from "../lib/compare.js";
 import { $, h, put } from "../lib/dom.js";
-import { bytes, count, int, money, percent, seconds, share } from "../lib/format.js";
+import { bytes, count, int, milliseconds, money, percent, seconds, share } from "../lib/format.js";
 import { keys } from "../lib/keys.js";
 import { bones, copy, errorState, icon, strip } from "../lib/parts.js";
 import { drawStack } from "../lib/stack.js";
@@ -13,11 +13,9 @@ let call, session = null, difference = null, view = "blocks", row = null, open =
 
 const url = (n) => `/-/sessions/${call.session}/calls/${n}`;
 const last = () => call.rounds.at(-1);
-// The plan of the last round. For one that follows what the model recalled, the client had sent nothing.
-const plan = () => {
-  const end = last()?.plan, came = call.rounds.map((each) => each.plan?.tokens_client).filter((count) => count != null);
-  return end ? { ...end, tokens_client: came.length ? Math.max(...came) : null } : null;
-};
+const plan = () => last()?.plan ?? null;
+/* The client's own tokens: a round in which the model recalled has none of them. */
+const ownTokens = () => call.rounds.toReversed().find((each) => each.plan?.tokens_client)?.plan.tokens_client ?? row?.client ?? null;
 
 function messages() { // the client's messages after the preamble, as the format has them
   const request = call.request;
@@ -39,11 +37,11 @@ function explain() {
   if (call.missing) return call.missing;
   if (!last()) return "No request has gone upstream for this call yet.";
   if (!found || found.rung === "original") {
-    const why = found?.reason ? ` It was not managed: ${found.reason}.` : "";
+    const why = found?.reason ? ` Why: ${found.reason}.` : "";
     return `The upstream received the client\u2019s own bytes, unchanged.${why}`;
   }
-  const cut = found.tokens_client != null ? `${int(found.tokens_client)} tokens came in, ${int(found.tokens_upstream)} went out. ` : "";
-  const how = { epoch: "It was sent under the epoch that was open, with all that is new behind it.", plan: "This call opened a new epoch.", minimal: "The plan was not there in time; a minimal epoch was sent." }[found.rung] ?? "";
+  const cut = ownTokens() != null ? `${int(ownTokens())} tokens came in, ${int(found.tokens_upstream)} went out. ` : "";
+  const how = { epoch: "It was sent under the epoch that was open, with all that is new behind it.", plan: "This call opened a new epoch.", minimal: "Planning an epoch took too long, so a minimal one was sent." }[found.rung] ?? "";
   return `${cut}${how}${found.reason ? ` (${found.reason})` : ""}`;
 }
 
@@ -57,15 +55,21 @@ function drawHead() {
 
 function drawStrip() {
   const end = last(), usage = end?.usage, found = plan();
-  const input = usage == null ? null : usage.input, output = usage?.output;
+  const input = usage == null ? null : usage.input, output = usage?.output, added = call.rounds[0]?.timings?.overhead_ms;
   strip($("#strip"), [
-    ["Upstream answered", end?.status ? String(end.status) : "\u2013", end?.completeness && end.completeness !== "complete" ? end.completeness : "", end?.timings ? `first byte ${seconds(end.timings.first_byte_ms / 1000)}, all in ${seconds(end.timings.total_ms / 1000)}` : "not yet", end?.status >= 400 ? "neg" : ""],
+    ["Upstream answered", end?.status ? String(end.status) : "\u2013", end?.completeness && end.completeness !== "complete" ? end.completeness : "", end?.timings ? `${added == null ? "" : `sent after ${milliseconds(added)}, `}first byte ${seconds(end.timings.first_byte_ms / 1000)}, all in ${seconds(end.timings.total_ms / 1000)}` : "not yet", end?.status >= 400 ? "neg" : ""],
     ["Sent as", row?.is_auxiliary ? "our summary" : row?.epoch ? h("a", { href: `/-/sessions/${call.session}/epochs/${row.epoch}` }, `epoch ${row.epoch}`) : "verbatim", "", `${call.wire.replaceAll("_", " ")}, mode ${call.mode}`],
     ["Edits", difference ? String(difference.changes.length) : found?.rung === "original" || !found ? "0" : "\u2013", "", difference?.is_modified ? `${int(difference.kept)} of ${int(difference.messages)} messages unchanged` : "nothing was changed"],
-    ["Cache", percent(share(row?.read ?? usage?.cached, row?.sent ?? input)), "read", row?.written != null ? `${int(row.written)} written` : ""],
+    ["Cache", percent(share(row?.read ?? usage?.cached, row?.input ?? input)), "read", row?.written != null ? `${int(row.written)} written` : ""],
     ["Cost", money(row?.money, 3), "", row?.saved_money != null ? `${money(row.money + row.saved_money, 3)} without the proxy` : ""],
-    ["Tokens", int(input), "in", `${int(output)} out${end?.finish ? `, ${end.finish}` : ""}`],
+    ["Tokens", int(input), "in", `${row?.rounds > 1 ? `${int(row.input)} in all ${row.rounds} rounds, ` : ""}${int(output)} out${end?.finish ? `, ${end.finish}` : ""}`],
   ]);
+}
+
+function tellRound(round, hidden) {
+  if (hidden) return round.status >= 400 ? "The upstream refused what was sent" : "The model asked for what was held back";
+  if (!round.completeness) return "No answer yet";
+  return round.status ? "The answer that the client got" : "No answer came";
 }
 
 function drawRounds() {
@@ -73,14 +77,14 @@ function drawRounds() {
   put($("#rounds"), call.rounds.map((each, i) => {
     const hidden = i < call.rounds.length - 1;
     return h("li", { class: hidden ? "hiddenround" : null }, h("span", { class: "bead" }, i + 1),
-      h("span", {}, h("span", { class: "strong" }, hidden ? "The model asked for an original, or the upstream refused" : "The answer that the client got"), " ", hidden && h("span", { class: "tag held" }, "hidden")),
+      h("span", {}, h("span", { class: "strong" }, tellRound(each, hidden)), " ", hidden && h("span", { class: "tag held" }, "hidden")),
       h("span", { class: "line2" }, `${each.status || "open"} from ${each.upstream}`, each.usage ? `, ${int(each.usage.input)} in, ${int(each.usage.output)} out` : "", each.error ? `: ${each.error}` : "", " ",
         h("a", { href: `${ROOT}/sessions/${call.session}/exchanges/${call.n}/sent?k=${each.k}`, download: `call-${call.n}-${each.k}-sent.json` }, "sent"), " \u00b7 ", h("a", { href: `${ROOT}/sessions/${call.session}/exchanges/${call.n}/received?k=${each.k}`, download: `call-${call.n}-${each.k}-received` }, `received (${bytes(each.received_size)})`)));
   }));
 }
 
 function flows() {
-  const found = plan(), client = found?.tokens_client ?? row?.client, sent = found?.tokens_upstream ?? row?.sent;
+  const found = plan(), client = ownTokens(), sent = found?.tokens_upstream ?? row?.sent;
   if (client == null || sent == null) return null;
   const byKind = new Map();
   let gone = 0, instead = 0;
@@ -113,15 +117,15 @@ async function drawRaw() {
   const load = async (path) => { const response = await fetch(path, { credentials: "same-origin" }); if (!response.ok) return `(${response.status}: not there)`; const text = await response.text(); return text.length > MOST_RAW ? `${text.slice(0, MOST_RAW)}\n\u2026 ${int(text.length)} characters in all` : text; };
   const base = `${ROOT}/sessions/${call.session}/exchanges/${call.n}`;
   const head = `${call.method} ${call.target}\n${call.headers.map(([name, value]) => `${name}: ${value}`).join("\n")}\n\n`;
-  const [sent] = await Promise.all([load(`${base}/sent`)]);
-  const own = difference && !difference.is_modified ? sent : call.request === undefined ? call.request_base64 ?? "" : JSON.stringify(call.request);
-  return h("div", { class: "cmp-row raw" }, h("div", { class: "side" }, h("pre", { class: "txt", tabindex: 0 }, head + (own.length > MOST_RAW ? `${own.slice(0, MOST_RAW)}\n\u2026 ${int(own.length)} characters in all` : own))), h("div", { class: "gut" }), h("div", { class: "side" }, h("pre", { class: "txt", tabindex: 0 }, sent)));
+  const [held, sent] = await Promise.all([load(`${base}/held`), load(`${base}/sent`)]);
+  const own = call.request_base64 ?? held;
+  return h("div", { class: "cmp-row raw" }, h("div", { class: "side" }, h("pre", { class: "txt", tabindex: 0 }, head + own)), h("div", { class: "gut" }), h("div", { class: "side" }, h("pre", { class: "txt", tabindex: 0 }, sent)));
 }
 
 async function drawCompare() {
   const found = plan();
   put($("#cmp"), h("div", { class: "cmp-head" },
-    h("div", {}, h("h2", {}, "Client sent"), h("p", { class: "tiny dim" }, `${int(found?.tokens_client ?? row?.client)} tokens, ${bytes(call.request_size)}`)), h("div", { class: "gut" }),
+    h("div", {}, h("h2", {}, "Client sent"), h("p", { class: "tiny dim" }, `${int(ownTokens())} tokens, ${bytes(call.request_size)}`)), h("div", { class: "gut" }),
     h("div", {}, h("h2", {}, "Upstream received"), h("p", { class: "tiny dim" }, `${int(found?.tokens_upstream ?? row?.sent)} tokens`))));
   if (view === "raw") { $("#cmp").append(await drawRaw()); return; }
   if (call.missing) { $("#cmp").append(h("div", { class: "state" }, h("h2", {}, "This call was erased"), h("p", {}, call.missing))); return; }

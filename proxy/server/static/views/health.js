@@ -5,6 +5,10 @@ import { bytes, count, int, seconds } from "../lib/format.js";
 import { emptyState, errorState, sign } from "../lib/parts.js";
 
 const VERDICTS = { ready: "Serving, and all is well", degraded: "Serving, with something to know", starting: "Starting", draining: "Ending: calls under way are finished" };
+const TOLD = {
+  ready: "All calls go through, and all of them are on record.", dropped: "Calls go through. Some records were lost: see the log below.",
+  degraded: "Calls go through. What stands below needs somebody.",
+};
 const STATES = { ok: ["good", "good"], warning: ["warn", "warn"], fault: ["error", "bad"] };
 const words = (name) => name.replaceAll("_", " ").replace(/^is /, "");
 const EVERY = 10_000;
@@ -12,7 +16,7 @@ let health;
 
 function draw() {
   put($("#verdict"), VERDICTS[health.status] ?? health.status);
-  put($("#lede"), health.status === "ready" ? "All calls go through, and all of them are on record." : "Calls go through. What stands below needs somebody.");
+  put($("#lede"), TOLD[health.status === "ready" && health.log.dropped ? "dropped" : health.status] ?? "");
   put($("#acts"), h("a", { class: "btn", href: "/-/metrics" }, "metrics"), h("a", { class: "btn", href: "/-/health.json" }, ".json"), h("a", { class: "btn", href: "/-/api" }, "API"));
   put($("#alerts"), (health.reasons ?? []).map((reason) => h("div", { class: "alert bad", role: "alert" }, h("strong", {}, health.status), h("span", {}, reason))));
   const { log, index } = health;
@@ -24,8 +28,8 @@ function draw() {
   ].flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
   const upstreams = Object.entries(health.upstreams ?? {});
   put($("#ups"), upstreams.length ? h("table", {}, h("thead", {}, h("tr", {}, ["Upstream", "State", "Failures in a row", "The last one"].map((name, i) => h("th", { scope: "col", class: i === 2 ? "num" : null }, name)))),
-    h("tbody", {}, upstreams.map(([name, each]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "nowrap" }, each.circuit === "open" ? h("span", { class: "tag bad" }, sign("error"), "failing") : h("span", { class: "tag good" }, sign("good"), "up")), h("td", { class: "num" }, int(each.failures ?? 0)), h("td", { class: "dim" }, each.last || "\u2013")))))
-    : emptyState("No upstream has been called", "The first call shows it here."));
+    h("tbody", {}, upstreams.map(([name, each]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "nowrap" }, each.circuit === "open" ? h("span", { class: "tag bad" }, sign("error"), "failing") : h("span", { class: "tag good" }, sign("good"), "no fault")), h("td", { class: "num" }, int(each.failures ?? 0)), h("td", { class: "dim" }, each.last || "\u2013")))))
+    : emptyState("No upstream is set", "Calls go nowhere."));
   put($("#settings"), (health.settings ?? []).flatMap((each) => [h("dt", {}, each.label), h("dd", {}, each.text)]));
 }
 

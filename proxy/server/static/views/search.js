@@ -6,6 +6,7 @@ import { copy, emptyState, errorState } from "../lib/parts.js";
 
 const KINDS = { message: "message", broadcast: "broadcast", output: "tool output", reasoning: "reasoning", arguments: "arguments of calls", ledger: "ledger", summary: "summary", outline: "outline" };
 const LOOKS = { output: "output", summary: "sum1", ledger: "tomb", outline: "file", arguments: "assistant", reasoning: "assistant" };
+const SEEN = { sent: ["sent", "The model sees it word for word"], in_short: ["in short", "A text of ours stands in its place; the original is stored"], not_sent: ["not sent", "The newest call has nothing of it; it is stored"] };
 const ROLES = ["user", "assistant", "tool"];
 const SINCE = [["", "Ever"], ["1d", "Last day"], ["7d", "Last week"], ["30d", "Last month"]];
 const chosen = { kind: new Set(), role: new Set(), since: "", session: "" };
@@ -29,8 +30,9 @@ async function loadTitles(ids) {
 function drawHit(hit, words) {
   const title = h("a", { href: `/-/sessions/${hit.session}` }, titles.get(hit.session));
   const look = LOOKS[hit.kind] ?? (hit.role === "user" ? "user" : "assistant");
-  return h("article", { class: "hit" },
-    h("div", { class: "hit-head" }, h("span", { class: `swatch k ${look}` }), h("span", {}, hit.kind === "message" ? hit.role : KINDS[hit.kind] ?? hit.kind), h("a", { class: "main", href: `/-/sessions/${hit.session}/calls/${hit.n}`, "data-walk": true }, `call ${hit.n}`), h("span", { class: "dim" }, hit.tool || hit.sender || ""), h("span", { class: "dim" }, when(hit.at_ms))),
+  const [seen, what] = SEEN[hit.visibility] ?? [];
+  return h("article", { class: hit.visibility === "sent" || !seen ? "hit" : "hit back" },
+    h("div", { class: "hit-head" }, h("span", { class: `swatch k ${look}` }), h("span", {}, hit.kind === "message" ? hit.role : KINDS[hit.kind] ?? hit.kind), h("a", { class: "main", href: `/-/sessions/${hit.session}/calls/${hit.n}`, "data-walk": true }, `call ${hit.n}`), h("span", { class: "dim" }, hit.tool || hit.sender || ""), h("span", { class: "dim" }, when(hit.at_ms)), seen && h("span", { class: hit.visibility === "sent" ? "tag" : "tag held", title: what }, seen)),
     h("pre", { class: hit.role === "tool" || hit.kind === "arguments" ? "txt" : "txt prose" }, mark(hit.snippet, words)),
     h("div", { class: "hit-foot" }, title, h("a", { class: "btn small", href: `/-/api/refs/${hit.reference}?page=all` }, "Show original"), h("button", { class: "btn small quiet mono", type: "button", onclick: () => copy(`ref:${hit.reference}`, `Copied ref:${hit.reference}`) }, `ref:${hit.reference}`)));
 }

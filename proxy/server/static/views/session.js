@@ -2,7 +2,7 @@
 import { revertEpoch } from "../lib/actions.js";
 import { first, follow, get, post, remove } from "../lib/api.js";
 import { $, h, put } from "../lib/dom.js";
-import { ago, bytes, clock, count, int, money, percent, seconds, share, short } from "../lib/format.js";
+import { ago, bytes, clock, count, int, milliseconds, money, percent, seconds, share, short, when } from "../lib/format.js";
 import { keys } from "../lib/keys.js";
 import { ask, emptyState, errorState, icon, say, sign, strip } from "../lib/parts.js";
 import { MARKS, timeline } from "../lib/timeline.js";
@@ -23,13 +23,15 @@ function drawHead() {
   document.title = `${session.title || session.id} \u00b7 palimpsest`;
   put($("#sid"), session.id);
   put($("#title"), session.title || session.name || session.id);
-  put($("#meta"), session.status === "live" ? h("span", { class: "tag good" }, h("span", { class: "dot live" }), "live") : h("span", {}, `last call ${ago(session.last_ms)}`),
+  put($("#meta"), session.erased_ms ? h("span", { class: "tag warn" }, `erased on ${when(session.erased_ms)}`) : session.status === "live" ? h("span", { class: "tag good" }, h("span", { class: "dot live" }), "live") : h("span", {}, `last call ${ago(session.last_ms)}`),
     session.client && h("span", {}, session.client), h("span", {}, session.model), session.strategy && h("span", {}, `strategy ${session.strategy}`),
     h("span", {}, `started ${clock(session.created_ms)}`), h("span", {}, count(session.turns, "turn")), h("span", {}, count(session.calls, "call")),
     session.summaries > 0 && h("a", { href: `/-/sessions/${id}/summaries` }, `Summaries (${session.summaries})`), h("a", { href: `/-/search?session=${id}` }, "Search this session"),
     session.parent && h("a", { href: `/-/sessions/${session.parent}` }, "started by another session"));
+  const undoable = epochs.findLast((each) => each.state === "active" && !["revert", "refused"].includes(each.why));
+  if (session.erased_ms) { put($("#acts")); return; }
   put($("#acts"), h("button", { class: "btn", type: "button", onclick: compactNow }, "Compact now"),
-    session.epochs > 0 && h("button", { class: "btn", type: "button", onclick: () => revertEpoch(session, epochs.at(-1)?.n ?? session.epochs, reload) }, `Revert epoch ${epochs.at(-1)?.n ?? session.epochs}`),
+    undoable && h("button", { class: "btn", type: "button", onclick: () => revertEpoch(session, undoable.n, reload) }, `Revert epoch ${undoable.n}`),
     h("a", { class: "btn", href: `/-/api/sessions/${id}/export?form=jsonl`, download: `${id}.jsonl` }, "Export"),
     h("button", { class: "btn danger", type: "button", onclick: erase }, "Erase\u2026"));
 }
@@ -48,17 +50,18 @@ async function compactNow() {
 }
 
 async function erase() {
-  let text = `${count(session.calls, "call")}, their originals and summaries are deleted for good. References stop resolving. Hashes and an audit row stay.`;
+  let text = `${count(session.calls, "call")}, their originals and summaries are deleted for good. References to them lead nowhere. Sizes, times, counts and hashes stay, and a note that it was erased.`;
   try {
     const found = await remove(`/sessions/${id}`, { dry_run: true });
-    text = `${bytes(found.bytes)} of ${count(found.calls, "call")} are deleted for good. ${found.shared_with.length ? `${bytes(found.kept_bytes)} stay: ${count(found.shared_with.length, "other session")} said the same. ` : ""}References stop resolving. Hashes and an audit row stay.`;
+    text = `${bytes(found.bytes)} of ${count(found.calls, "call")} are deleted for good. ${found.shared_with.length ? `${bytes(found.kept_bytes)} stay: ${count(found.shared_with.length, "other session")} said the same. ` : ""}References to them lead nowhere. Sizes, times, counts and hashes stay, and a note that it was erased.`;
   } catch { /* the price is not known; the text says what happens */ }
   ask("Erase this session?", text, "Erase for good", async () => { await remove(`/sessions/${id}`); location.href = "/-/"; }, { danger: true });
 }
 
 function drawStrip() {
   const client = calls ? lastKnown("client") : session.window_tokens.client, sent = calls ? lastKnown("sent") : session.window_tokens.sent;
-  const waits = calls ? calls.first_ms.filter((x, i) => x != null && isMain(i)).sort((a, b) => a - b) : [];
+  const sorted = (column) => (calls ? calls[column].filter((x, i) => x != null && isMain(i)).sort((a, b) => a - b) : []);
+  const waits = sorted("first_ms"), added = sorted("overhead_ms");
   const saved = session.saved, next = filled?.next_epoch;
   strip($("#strip"), [
     ["Client\u2019s history", int(client), "tok", filled?.window && client > filled.window ? "more than the window" : "its newest call"],
@@ -66,7 +69,7 @@ function drawStrip() {
     ["Saved, net", saved == null ? "\u2013" : saved.money == null ? short(saved.tokens) : money(saved.money), saved?.share == null ? "" : percent(saved.share), saved?.reason || `${money(session.spent.money)} spent in all`, saved?.is_loss ? "neg" : ""],
     ["Read from cache", percent(session.cache_read_share, 1), "", count(marks.filter((mark) => mark.kind === "miss").length, "miss", "misses")],
     ["Next epoch from", int(next?.tokens ?? filled?.soft), "tok", next ? `${next.reason ?? "soft mark"}${next.away > 0 ? `, ${int(next.away)} away` : ""}` : "soft mark"],
-    ["First byte after", waits.length ? seconds(part(waits, 0.5) / 1000) : "\u2013", "p50", waits.length ? `${seconds(part(waits, 0.99) / 1000)} p99` : "no call has ended yet"],
+    ["Added to a call", milliseconds(part(added, 0.5)), "p50", waits.length ? `${milliseconds(part(added, 0.99))} p99; first byte ${seconds(part(waits, 0.5) / 1000)} later` : "no call has ended yet"],
   ]);
 }
 
@@ -77,7 +80,7 @@ function drawTail(fresh = -1) {
     rows.push(h("tr", { class: n === fresh ? "fresh" : null },
       h("th", { scope: "row" }, h("a", { href: callUrl(n), "data-walk": true }, n)), h("td", { class: "t-time dim" }, clock(calls.at_ms[i])),
       h("td", {}, calls.status[i] == null ? h("span", { class: "tag" }, "running") : calls.status[i] >= 400 ? h("span", { class: "tag bad" }, calls.status[i]) : h("span", { class: "mono dim" }, calls.is_auxiliary[i] ? "our summary" : calls.is_side[i] ? "side call" : calls.epoch[i] ? `epoch ${calls.epoch[i]}` : "verbatim"), " ", own.map((mark) => sign(SIGNS[mark.kind] ?? "warn", MARKS[mark.kind] ?? mark.title))),
-      h("td", { class: "num dim" }, short(calls.client[i])), h("td", { class: "num strong" }, short(calls.sent[i])), h("td", { class: "num dim" }, percent(share(calls.read[i], calls.sent[i]))),
+      h("td", { class: "num dim" }, short(calls.client[i])), h("td", { class: "num strong" }, short(calls.sent[i])), h("td", { class: "num dim" }, percent(share(calls.read[i], calls.input[i]))),
       h("td", { class: "num dim t-dur" }, short(calls.output[i])), h("td", { class: "num t-cost" }, money(calls.money[i], 3))));
   }
   put($("#tail"), h("table", { class: "tail" }, h("thead", {}, h("tr", {}, [["Call"], ["Time", "t-time"], ["Sent as"], ["Client", "num"], ["Upstream", "num"], ["Cache", "num"], ["Output", "num t-dur"], ["Cost", "num t-cost"]].map(([name, look]) => h("th", { scope: "col", class: look }, name)))), h("tbody", {}, rows)));
@@ -91,6 +94,7 @@ function drawPause() {
 }
 
 function drawMarks() {
+  if (session.erased_ms) { put($("#events"), h("li", { class: "state" }, "What was said is gone for good. Sizes, times and counts are left.")); return; }
   const newest = marks.toReversed().slice(0, MOST_EVENTS);
   if (!newest.length) { put($("#events"), h("li", { class: "state" }, "Nothing but calls so far: each went out as the client wrote it.")); return; }
   put($("#events"), newest.map((mark) => h("li", {}, h("a", { class: "at nowrap", href: callUrl(mark.n), "data-walk": true }, `call ${mark.n}`), sign(SIGNS[mark.kind] ?? "warn", MARKS[mark.kind] ?? mark.kind),
@@ -110,6 +114,7 @@ function drawBranches(branches) {
 
 async function drawPins() {
   let pins;
+  if (session.erased_ms) { put($("#pins"), h("li", { class: "dim" }, "Erased with the session.")); return; }
   try { pins = await get(`/sessions/${id}/pins`); } catch (error) { put($("#pins"), h("li", { class: "dim" }, error.message)); return; }
   const items = pins.items ?? pins;
   put($("#pins"), items.length ? items.map((pin) => h("li", {}, h("span", { class: "swatch k pinned" }), h("span", {}, pin.text ?? `${pin.node.slice(0, 10)}: no branch has this message any more`, " ",
@@ -143,6 +148,7 @@ async function loadTimeline() {
 }
 
 async function loadWindow() {
+  if (session.erased_ms) { put($(".win"), emptyState("This session was erased", "Nothing of what filled its window is left.")); return; }
   const parts = { cells: $("#cells"), note: $("#win-note"), marks: $("#cell-key"), legend: $("#legend") };
   try {
     const found = await get(`/sessions/${id}/context`, { messages: false });
@@ -159,7 +165,7 @@ async function reload() {
     const found = await get(`/sessions/${id}`);
     session = found.session;
     drawHead();
-    await Promise.all([loadTimeline(), loadWindow()]);
+    await Promise.all([loadTimeline(), loadWindow(), loadEpochs()]);
     drawBranches(found.branches ?? []);
   } catch (error) { say(error.message); }
 }

@@ -1,7 +1,7 @@
 /* All sessions: what runs, how much is held back, what that saves, what went wrong. */
 import { first, follow, get } from "../lib/api.js";
 import { $, h, put } from "../lib/dom.js";
-import { ago, count, int, money, percent, share, short } from "../lib/format.js";
+import { ago, count, int, money, percent, share, short, when } from "../lib/format.js";
 import { duo, emptyState, errorState, sign, strip } from "../lib/parts.js";
 import { virtualRows } from "../lib/rows.js";
 
@@ -39,7 +39,7 @@ function drawRow(x) {
   return h("tr", { data: { key: x.id } },
     h("th", { scope: "row", class: "c-title" }, h("span", { class: "who" },
       h("span", { class: `dot ${x.status}`, role: "img", "aria-label": x.status }),
-      h("a", { class: "clip", href: `/-/sessions/${x.id}`, "data-walk": true, title: x.title }, x.title || x.name || "untitled"),
+      h("a", { class: "clip", href: `/-/sessions/${x.id}`, "data-walk": true, title: x.title }, x.erased_ms ? `erased on ${when(x.erased_ms)}` : x.title || x.name || "untitled"),
       h("span", { class: "sub clip" }, [x.client, h("span", { class: "mono" }, x.id.slice(0, 10)), x.strategy && x.strategy !== "epochs" && x.strategy, x.mode === "observe" && "observe: only recorded"]
         .filter(Boolean).flatMap((part, i) => (i ? [" \u00b7 ", part] : [part]))))),
     h("td", { class: "c-model" }, h("div", { class: "dim clip" }, x.model)),
@@ -105,7 +105,7 @@ function drawStrip(savings) {
     ["Upstream received", short(sent), "tok", client ? `${percent(1 - sent / client)} held back, all of it stored` : "nothing counted yet"],
     ["Saved", total?.money == null ? (total ? short(total.tokens) : "\u2013") : money(total.money), total?.share == null ? "" : percent(total.share), total == null ? "nothing was managed yet" : total.losing ? `net; ${count(total.losing, "session")} at a loss` : "net, over all sessions", total?.money < 0 ? "neg" : ""],
     ["Read from cache", percent(read, 1), "", "of upstream tokens"],
-    ["Errors", int(errors), "", "as the upstream answered"],
+    ["Errors", int(errors), "", "calls that were refused, failed or broke off"],
   ]);
 }
 
@@ -142,6 +142,7 @@ async function refresh() {
   timer = 0;
   const ids = [...stale].slice(0, 20);
   stale.clear();
+  if (Object.values(read()).some(Boolean)) { await load(); return; } // only the server knows what matches
   for (const id of ids) {
     try {
       const { session } = await get(`/sessions/${id}`);

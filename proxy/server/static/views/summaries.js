@@ -65,7 +65,7 @@ function draw() {
     vars: { "--x": `${X(node)}px`, "--y": `${Y(node)}px`, "--w": `${wide}px`, "--nh": `${TALL}px` },
     onclick: () => { chosen = node.id; draw(); drawDetail(); },
     onkeydown: (event) => move(event, node),
-  }, h("i", { class: `stripe k ${node.kind}` }), h("span", { class: "l1" }, h("span", {}, node.name), h("span", {}, short(node.tokens))), h("span", { class: "l2" }, node.line, node.summary.is_provisional && !node.isRaw && " \u00b7 redo"))));
+  }, h("i", { class: `stripe k ${node.kind}` }), h("span", { class: "l1" }, h("span", {}, node.name), h("span", {}, short(node.tokens))), h("span", { class: "l2" }, node.line, node.summary.is_provisional && !node.isRaw && " \u00b7 provisional"))));
   $("#cols").style.setProperty("--cols", columns);
   put($("#cols"), Array.from({ length: columns }, (_, i) => h("span", {}, i === 0 ? "What was said" : i === 1 ? "Summaries" : i === 2 ? "Condensed" : "Condensed again")));
   if (focused) $(`[data-id="${CSS.escape(focused)}"]`)?.focus();
@@ -103,7 +103,7 @@ function drawDetail() {
   put($("#detail"), h("div", { class: "panel-head" }, h("h2", {}, "Summary ", h("span", { class: "mono" }, summary.id)), h("span", { class: summary.is_provisional ? "tag warn" : summary.is_live ? "tag good" : "tag" }, summary.is_provisional ? "provisional" : summary.is_live ? "in use" : "superseded")),
     h("dl", { class: "facts" }, h("dt", {}, "Covers"), h("dd", {}, `messages ${summary.start + 1} to ${summary.stop}`), h("dt", {}, "Tokens"), h("dd", {}, `${int(summary.covered)} \u2192 `, h("b", {}, int(summary.tokens)), summary.tokens ? h("span", { class: "dim" }, `, ${Math.max(1, Math.round(summary.covered / summary.tokens))} times smaller`) : ""),
       h("dt", {}, "Made by"), h("dd", {}, summary.level === 3 ? "rule, no model" : `${summary.model || "the provider"}, level ${summary.level}${summary.parents.length ? `, from ${count(summary.parents.length, "summary", "summaries")}` : ""}`), h("dt", {}, "Made at"), h("dd", {}, clock(summary.made_ms))),
-    h("h3", { class: "subhead" }, "Checks"), h("ul", { class: "checks" }, check("Smaller than what it covers", summary.tokens < summary.covered), check(`${count(summary.files.length, "file")} named`), summary.reason ? check(summary.reason, false) : check("Accepted: every fact points to a message of its span"), summary.is_provisional && check("Provisional: a better one replaces it at a later epoch", false)),
+    h("h3", { class: "subhead" }, "Checks"), h("ul", { class: "checks" }, check("Smaller than what it covers", summary.tokens < summary.covered), check(`${count(summary.files.length, "file")} named`), summary.reason ? check(summary.reason, false) : check(summary.level === 3 ? "Made by rule, of the messages alone" : "Accepted: every fact points to a message of its span"), summary.is_provisional && check("Provisional: a better one replaces it at a later epoch", false)),
     h("h3", { class: "subhead" }, "Text that the model sees"), h("pre", { class: "txt whole", tabindex: 0 }, summary.text || "(erased)"),
     h("div", { class: "blk-acts" }, h("button", { class: "btn small quiet mono", type: "button", onclick: () => copy(`ref:${summary.id}`, `Copied ref:${summary.id}`) }, `ref:${summary.id}`)));
 }

@@ -22,7 +22,7 @@ from proxy.store.sqlite.codec import encode_ids
 CHUNK = 256
 """Calls of which rows are derived in one transaction, which takes some 5 ms."""
 
-_VERSION = 1
+_VERSION = 2
 _KEY = "bills"
 _SEQ_SIZE = 8
 
@@ -30,7 +30,7 @@ COLUMNS = (
     *("session", "n", "k", "exchange", "at_ms", "kind", "mode", "upstream", "model", "view", "rung", "is_held"),
     *("epoch", "status", "completeness", "is_side", "is_last", "is_end", "input", "output", "read", "written"),
     *("client", "sent", "usable", "saving", "own_input", "own_read", "own_written", "paid_read"),
-    *("first_byte_ms", "total_ms"),
+    *("first_byte_ms", "total_ms", "overhead_ms"),
 )
 _NAMES = ", ".join(COLUMNS)
 
@@ -51,6 +51,7 @@ _FACTS = f"""
             ELSE NOT ifnull((SELECT {_CALLS_TOOL} FROM payload p WHERE p.id = g.answer), 0) END AS is_end,
         g.input, g.output, g.cached AS read, g.written, c.tokens_client, c.tokens_upstream AS sent,
         ifnull(c.usable, 0) AS usable, c.saving AS estimate, c.client_read, c.sent_read, o.first_byte_ms, o.total_ms,
+        o.overhead_ms,
         iif(g.input > 0 AND c.tokens_upstream > 0, 1.0 * g.input / c.tokens_upstream, NULL) AS scale,
         c.tokens_client IS NOT NULL AND c.client_read IS NOT NULL AND c.sent_read IS NOT NULL AS is_sized
     FROM exchange e {{hint}}

@@ -49,7 +49,7 @@ _TALLIES = f"""
     SELECT s.key, {MERGED} FROM part JOIN session s ON s.id = part.session GROUP BY {_PART_KEY}"""
 
 _NEWEST = """
-    SELECT kind, mode, view, is_last, is_side, is_end, status, at_ms, client, ifnull(input, sent), usable
+    SELECT n, kind, mode, view, is_last, is_side, is_end, status, at_ms, client, ifnull(input, sent), usable
     FROM ({rows}) WHERE {place} ORDER BY n DESC, k DESC"""
 _AT_ONCE = 32  # rounds that are read of a session, until all is known that is looked for
 _COUNTS = """
@@ -68,7 +68,7 @@ _ROUNDS = """
         WHERE session IN (SELECT value FROM json_each(:sessions)))
     SELECT n, k, at_ms, kind, mode, upstream, model, view, rung, ifnull(numbered.number, 0), status, completeness,
         is_side, is_last, input, output, read, written, client, sent, usable, saving, own_input, own_read, own_written,
-        paid_read, first_byte_ms, total_ms
+        paid_read, first_byte_ms, total_ms, overhead_ms
     FROM row LEFT JOIN numbered ON numbered.seq = row.epoch
     WHERE n > :after AND n <= :after + :limit ORDER BY n, k"""
 
@@ -99,10 +99,13 @@ def _read_newest(connection: sqlite3.Connection, key: str, id: int, last: int) -
     query, named = _select_rows(connection, [id])
     query = _NEWEST.format(rows=query, place="n > :after AND n <= :until")
     found: dict[str, Any] = {}
+    recalled = 0  # the newest call of the conversation, if the model recalled in it: an earlier round has its tokens
     for until in range(last, 0, -_AT_ONCE):
         rows = connection.execute(query, {**named, "after": until - _AT_ONCE, "until": until})
-        for kind, mode, view, is_last, is_side, is_end, status, at_ms, client, sent, usable in rows:
+        for n, kind, mode, view, is_last, is_side, is_end, status, at_ms, client, sent, usable in rows:
             if not is_last:
+                if n == recalled and client:
+                    found["client"], recalled = client, 0
                 continue
             if status is None:
                 found.setdefault("opened_ms", at_ms)
@@ -112,6 +115,7 @@ def _read_newest(connection: sqlite3.Connection, key: str, id: int, last: int) -
                 found.setdefault("is_ended", bool(is_end))
                 known = {"view": view} if view else {}
                 if sent is not None:
+                    recalled = n if client == 0 and "sent" not in found else recalled
                     known |= {"client": sent if client is None else client, "sent": sent}
                 found = known | ({"usable": usable} if usable else {}) | found
         if found.keys() >= {"mode", "view", "sent", "usable"}:

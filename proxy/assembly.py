@@ -62,6 +62,7 @@ from proxy.engine.runtime import (
     read_descriptor_limit,
 )
 from proxy.engine.token_counter import TokenCounter
+from proxy.engine.turns.recording import TurnRecorder
 from proxy.indexing import open_index as open_index
 from proxy.indexing import update_index as update_index
 from proxy.model.errors import WorkerLost
@@ -128,6 +129,7 @@ class Engine:
     hop_id: str
     erasing: SessionErasing
     retention: Retention
+    turns: TurnRecorder
 
     def prepare(self) -> None:
         """Load what would block calls if it were loaded later. Blocks for 50 ms."""
@@ -231,7 +233,19 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     erasing = build_erasing(settings.store_policy().path, archive, settings.memory.mirror, bus, live)
     retention = Retention(policy=settings.retention_policy(), erasing=erasing, clock=clock, sleep=asyncio.sleep)
     found = (memory_compaction.manual, memory_compaction, index, recall, lineage.tenants, events, hop_id)
-    return Engine(*parts, *found, erasing, retention)
+    turns = TurnRecorder(
+        exchanges=exchanges,
+        resolver=resolver,
+        archive=archive,
+        gate=durability,
+        models=models,
+        tasks=tasks,
+        bus=bus,
+        clock=clock,
+        ids=SystemIds(),
+        has_job=schedule.has_job,
+    )
+    return Engine(*parts, *found, erasing, retention, turns)
 
 
 def _build_events(

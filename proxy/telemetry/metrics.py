@@ -247,7 +247,7 @@ class Metrics(Collector):
         for name, count in counts.items():
             if count is not None:
                 self._add("palimpsest_usage_tokens", kind, label, name, count=count)
-        if usage.input is None and usage.output is None:
+        if kind == "recorded" or (usage.input is None and usage.output is None):
             return
         money = self._price(upstream, model, usage).money
         if money is None:

@@ -45,7 +45,7 @@ BROAD_EXCEPTS = {
     "engine.request_resolver.RequestResolver.make_opening": "a body that nothing is known of is kept whole",
     "engine.request_resolver.RequestResolver.resolve": "a body that we cannot read is still a call to carry",
     "engine.runtime.call_after_first_step": "hands on what is thrown into a task; catches nothing for good",
-    "engine.runtime.EventBus.publish": "a subscriber must not reach the publisher",
+    "engine.runtime.EngineBus.publish": "a subscriber must not reach the publisher",
     "engine.response_reader._try_to_read": "a response that cannot be read must not stop the reader",
     "store.search.indexer.Indexer._try_message": "a message that cannot be read must not end the index",
     "store.sqlite.writer.Writer._write_some": "a record that cannot be written must not end the writer thread",

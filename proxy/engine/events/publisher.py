@@ -15,7 +15,7 @@ import msgspec
 from proxy.engine.events.calls import OpenCalls
 from proxy.engine.events.stream import CallLater, EventStream
 from proxy.engine.models import PriceList
-from proxy.engine.runtime import EventBus, TaskRunner, attempt
+from proxy.engine.runtime import EngineBus, TaskRunner, attempt
 from proxy.model.epoch import Edit, Replaced
 from proxy.model.events import (
     AnswerRead,
@@ -83,7 +83,7 @@ class EventPublisher:
 
     def __init__(
         self,
-        bus: EventBus,
+        bus: EngineBus,
         stream: EventStream,
         prices: PriceList,
         *,

@@ -10,7 +10,7 @@ import msgspec
 
 from proxy.model.epoch import EpochReason, Rung, SummaryKind, SummaryLevel
 from proxy.model.exchange import Completeness, Kind, MissCause
-from proxy.model.results import TokenUsage
+from proxy.model.results import CompactionResult, TokenUsage
 
 
 class StreamedEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="type"):
@@ -18,6 +18,11 @@ class StreamedEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_fie
 
     at_ms: int
     session: str = ""
+
+    @property
+    def payload(self) -> object:
+        """What the handlers of an `EventBus` get of it."""
+        return self
 
 
 class CallEvent(StreamedEvent, frozen=True, gc=False, kw_only=True):
@@ -174,6 +179,20 @@ class CompactionCompletedEvent(StreamedEvent, frozen=True, gc=False, kw_only=Tru
     elapsed_ms: int
     reason: str
     is_manual: bool
+
+    @property
+    def payload(self) -> CompactionResult:
+        """The result of the compaction."""
+        return CompactionResult(
+            session_id=self.session,
+            summary_message_id=self.summary,
+            level_used=self.level,
+            compacted_message_count=self.messages,
+            summary_token_count=self.tokens_after,
+            tokens_before=self.tokens_before,
+            tokens_after=self.tokens_after,
+            elapsed_ms=self.elapsed_ms,
+        )
 
 
 class CompactionFailedEvent(StreamedEvent, frozen=True, gc=False, kw_only=True, tag="COMPACTION_FAILED"):

@@ -42,7 +42,7 @@ class SessionCreatedEvent(StreamedEvent, frozen=True, gc=False, kw_only=True, ta
 
 
 class SessionClosedEvent(StreamedEvent, frozen=True, gc=False, kw_only=True, tag="SESSION_CLOSED"):
-    """A program has closed a session, whose summaries under way have ended. Its log stays, and it may be opened again."""
+    """A program has closed a session; summaries under way have ended. It stays in the log, and may be loaded again."""
 
 
 class MessageCreatedEvent(CallEvent, frozen=True, gc=False, kw_only=True, tag="MESSAGE_CREATED"):

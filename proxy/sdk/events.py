@@ -1,8 +1,9 @@
 """Events for Python programs: what happens in a session, passed to the handlers of a program.
 
 A handler is called with the name of an event and its payload: the object that `/-/api/events` sends for it
-(`model/stream_events`), and of a compaction its result. Handlers are called in the order in which they were registered; what an asynchronous one
-returns runs as a task. A handler that raises is logged: neither the others nor the publisher learn of it.
+(`model/stream_events`), and of a compaction its result. Handlers are called in the order in which they were registered;
+what an asynchronous one returns runs as a task. A handler that raises is logged: neither the others nor the publisher
+learn of it.
 """
 
 import asyncio

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from proxy.config import ConfigError, Settings
 from proxy.config.errors import Problem
-from proxy.config.prompt_hook import find_prompt_hook
+from proxy.config.functions import find_prompt_hook
 from proxy.context.builder import ContextBuilder
 from proxy.context.epoch_decision import Holdout
 from proxy.context.message_features import FeatureExtractor
@@ -54,7 +54,7 @@ from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader, UnreadResponses
 from proxy.engine.runtime import (
     Descriptors,
-    EventBus,
+    EngineBus,
     SystemClock,
     SystemIds,
     TaskRunner,
@@ -112,7 +112,7 @@ class Engine:
     exchanges: ExchangeService
     archive: Archive
     relay: Relay
-    bus: EventBus
+    bus: EngineBus
     tasks: TaskRunner
     descriptors: Descriptors
     upstreams: tuple[ClosableUpstream, ...]
@@ -161,7 +161,7 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     """
     archive = open_sqlite(settings.store_policy(), asyncio.get_running_loop())
     policies, clock, tasks = settings.upstream_policies(), clock or SystemClock(), TaskRunner()
-    policy, bus = settings.engine_policy(), EventBus(tasks)
+    policy, bus = settings.engine_policy(), EngineBus(tasks)
     descriptors, hop_id = Descriptors(read_descriptor_limit()), secrets.token_hex(8)
     upstreams = tuple([(connect or build_upstream)(each, tasks, descriptors, hop_id) for each in policies])
     routes = _list_routes(settings, policies, upstreams)
@@ -249,7 +249,7 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
 
 
 def _build_events(
-    settings: Settings, archive: SqliteArchive, bus: EventBus, tasks: TaskRunner, models: Models
+    settings: Settings, archive: SqliteArchive, bus: EngineBus, tasks: TaskRunner, models: Models
 ) -> EventStream:
     """Build the stream of events. Its ids begin with the time of the start: they differ from those of earlier runs."""
     clock, call_later = SystemClock(), asyncio.get_running_loop().call_later
@@ -280,7 +280,7 @@ def _build_index(settings: Settings, worker: WorkerProcess, trigger: CompactionT
 
 
 def _build_lineage(
-    policy: EnginePolicy, archive: SqliteArchive, bus: EventBus, clock: Clock, *, is_fresh: bool
+    policy: EnginePolicy, archive: SqliteArchive, bus: EngineBus, clock: Clock, *, is_fresh: bool
 ) -> LineageTracker:
     tenants = Tenants(archive.salt, clock, policy.principals)
     lineage = LineageTracker(archive, tenants, clock, policy.cache_bytes // 8, is_fresh=is_fresh)
@@ -293,7 +293,7 @@ def build_controller(
     *,
     models: Models,
     planner: EpochPlanner,
-    bus: EventBus,
+    bus: EngineBus,
     clock: Clock,
     providers: Mapping[str, Provider],
     caches: ContextCaches,
@@ -380,7 +380,7 @@ def _build_compaction(
     caches: ContextCaches,
     models: Models,
     tasks: TaskRunner,
-    bus: EventBus,
+    bus: EngineBus,
     routes: Sequence[Route],
     planner: EpochPlanner,
     extract: FeatureExtractor,
@@ -400,7 +400,7 @@ def _build_compaction(
         providers=settings.providers(),
         routes=routes,
         count=count,
-        hook=find_prompt_hook(settings.compaction.prompt_hook),
+        hook=find_prompt_hook(settings),
         secret=archive.salt,
     )
     return build_trigger(

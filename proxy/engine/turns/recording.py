@@ -24,7 +24,7 @@ from proxy.engine.ports import Archive, Clock, Ids
 from proxy.engine.reports.conversation import list_raws, split_whole
 from proxy.engine.reports.lookup import read_back
 from proxy.engine.request_resolver import RequestResolver
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.engine.turns.calls import LocalClient
 from proxy.engine.turns.responses import write_response
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable
@@ -153,7 +153,7 @@ class TurnRecorder:
     gate: DurabilityWaiter
     models: Models
     tasks: TaskRunner
-    bus: EventBus
+    bus: EngineBus
     clock: Clock
     ids: Ids
     has_job: Callable[[str], bool]

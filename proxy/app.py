@@ -45,6 +45,7 @@ from proxy.server.api.memory import MemoryApi
 from proxy.server.api.messages import MessagesApi
 from proxy.server.api.search import SearchApi
 from proxy.server.api.sessions import SessionsApi
+from proxy.server.api.turns import TurnsApi
 from proxy.server.errors import Refused
 from proxy.server.health import Health, UpstreamCircuits
 from proxy.server.http11 import RESPONSE, Http11Protocol, close_idle
@@ -250,7 +251,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         engine.archive, engine.epoch_admin, engine.manual_compaction, engine.models.counter.count_messages, prices
     )
     inputs = SavingsInputs(prices, settings.budget_policy())
-    sessions = SessionsApi(engine.archive, inputs, EraseApi(engine.erasing))
+    sessions = SessionsApi(engine.archive, inputs, EraseApi(engine.erasing), TurnsApi(engine.turns))
     engine.bus.subscribe(SessionsErased, sessions.forget)
     find_tenant = functools.partial(engine.tenants.find_reader, is_open=policy.has_own_key)
     tools = McpTools(engine.archive, engine.recall, SystemClock(), settings.recall_policy())

@@ -18,6 +18,7 @@ from proxy.server.api.erase import EraseApi
 from proxy.server.api.events import EventsApi
 from proxy.server.api.memory import MemoryApi
 from proxy.server.api.sessions import SessionsApi
+from proxy.server.api.turns import TurnsApi
 from proxy.wire.headers import OWN_PREFIX
 from tests.support.memory_store.archive import MemoryArchive
 
@@ -96,7 +97,7 @@ def list_api() -> list[str]:
     """The paths of the API; what is received stands beside what is sent."""
     unused: Any = None
     routes = (
-        *SessionsApi(MemoryArchive(), unused, EraseApi(unused)).list_routes(),
+        *SessionsApi(MemoryArchive(), unused, EraseApi(unused), TurnsApi(unused)).list_routes(),
         *ContextApi(MemoryArchive(), unused, unused, unused, unused).list_routes(),
         *MemoryApi(unused, unused, unused, unused).list_routes(),
         *EventsApi(MemoryArchive(), unused).list_routes(),

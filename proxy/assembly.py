@@ -55,7 +55,7 @@ from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader, UnreadResponses
 from proxy.engine.runtime import (
     Descriptors,
-    EventBus,
+    EngineBus,
     SystemClock,
     SystemIds,
     TaskRunner,
@@ -63,6 +63,7 @@ from proxy.engine.runtime import (
     read_descriptor_limit,
 )
 from proxy.engine.token_counter import TokenCounter
+from proxy.engine.turns.recording import TurnRecorder
 from proxy.indexing import open_index as open_index
 from proxy.indexing import update_index as update_index
 from proxy.model.errors import WorkerLost
@@ -112,7 +113,7 @@ class Engine:
     exchanges: ExchangeService
     archive: Archive
     relay: Relay
-    bus: EventBus
+    bus: EngineBus
     tasks: TaskRunner
     descriptors: Descriptors
     upstreams: tuple[ClosableUpstream, ...]
@@ -129,6 +130,7 @@ class Engine:
     hop_id: str
     erasing: SessionErasing
     retention: Retention
+    turns: TurnRecorder
 
     def prepare(self) -> None:
         """Load what would block calls if it were loaded later. Blocks for 50 ms."""
@@ -160,7 +162,7 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     """
     archive = open_sqlite(settings.store_policy(), asyncio.get_running_loop())
     policies, clock, tasks = settings.upstream_policies(), clock or SystemClock(), TaskRunner()
-    policy, bus = settings.engine_policy(), EventBus(tasks)
+    policy, bus = settings.engine_policy(), EngineBus(tasks)
     descriptors, hop_id = Descriptors(read_descriptor_limit()), secrets.token_hex(8)
     upstreams = tuple([(connect or build_upstream)(each, tasks, descriptors, hop_id) for each in policies])
     routes = _list_routes(settings, policies, upstreams)
@@ -232,11 +234,23 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     erasing = build_erasing(settings.store_policy().path, archive, settings.memory.mirror, bus, live)
     retention = Retention(policy=settings.retention_policy(), erasing=erasing, clock=clock, sleep=asyncio.sleep)
     found = (memory_compaction.manual, memory_compaction, index, recall, lineage.tenants, events, hop_id)
-    return Engine(*parts, *found, erasing, retention)
+    turns = TurnRecorder(
+        exchanges=exchanges,
+        resolver=resolver,
+        archive=archive,
+        gate=durability,
+        models=models,
+        tasks=tasks,
+        bus=bus,
+        clock=clock,
+        ids=SystemIds(),
+        has_job=schedule.has_job,
+    )
+    return Engine(*parts, *found, erasing, retention, turns)
 
 
 def _build_events(
-    settings: Settings, archive: SqliteArchive, bus: EventBus, tasks: TaskRunner, models: Models
+    settings: Settings, archive: SqliteArchive, bus: EngineBus, tasks: TaskRunner, models: Models
 ) -> EventStream:
     """Build the stream of events. Its ids begin with the time of the start: they differ from those of earlier runs."""
     clock, call_later = SystemClock(), asyncio.get_running_loop().call_later
@@ -271,7 +285,7 @@ def _build_index(settings: Settings, worker: WorkerProcess, trigger: CompactionT
 
 
 def _build_lineage(
-    policy: EnginePolicy, archive: SqliteArchive, bus: EventBus, clock: Clock, *, is_fresh: bool
+    policy: EnginePolicy, archive: SqliteArchive, bus: EngineBus, clock: Clock, *, is_fresh: bool
 ) -> LineageTracker:
     tenants = Tenants(archive.salt, clock, policy.principals)
     lineage = LineageTracker(archive, tenants, clock, policy.cache_bytes // 8, is_fresh=is_fresh)
@@ -284,7 +298,7 @@ def build_controller(
     *,
     models: Models,
     planner: EpochPlanner,
-    bus: EventBus,
+    bus: EngineBus,
     clock: Clock,
     providers: Mapping[str, Provider],
     caches: ContextCaches,
@@ -371,7 +385,7 @@ def _build_compaction(
     caches: ContextCaches,
     models: Models,
     tasks: TaskRunner,
-    bus: EventBus,
+    bus: EngineBus,
     routes: Sequence[Route],
     planner: EpochPlanner,
     extract: FeatureExtractor,

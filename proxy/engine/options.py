@@ -1,12 +1,12 @@
 """The request headers of our own: what a client asks for, by names that begin with `x-palimpsest-`."""
 
 from collections.abc import Sequence
-from typing import cast, get_args
+from typing import Literal, cast, get_args
 
 from proxy.context.strategies.sources import BROADCAST, is_source_kind
 from proxy.model.epoch import STRATEGIES, Strategy
 from proxy.model.errors import BadRequest
-from proxy.model.exchange import Headers, HistoryMode, Mode, RequestOptions
+from proxy.model.exchange import Headers, Mode, RequestOptions
 from proxy.wire.headers import find_header
 
 _MODE, _CEILING, _PIN = b"x-palimpsest-mode", b"x-palimpsest-ceiling", b"x-palimpsest-pin"
@@ -21,7 +21,7 @@ def read_options(headers: Headers, mode: Mode) -> RequestOptions:
         read_ceiling(headers),
         find_header(headers, _PIN).strip().lower() == b"true",
         strategy=read_strategy(headers),
-        history=cast(HistoryMode, _read_word(headers, _HISTORY, get_args(HistoryMode))) or None,
+        history=cast(Literal["new", "server"], _read_word(headers, _HISTORY, ("new", "server"))) or None,
         source=_read_source(headers),
     )
 

@@ -6,6 +6,7 @@ whose history we hold has a `HeldCall`, too.
 `model/lineage` has its position in the conversation, `model/log` lists all kinds of records.
 """
 
+from collections.abc import Awaitable, Callable
 from typing import Literal
 
 import msgspec
@@ -15,8 +16,12 @@ from proxy.model.manifest import Manifest
 
 Headers = tuple[tuple[bytes, bytes], ...]
 Mode = Literal["manage", "observe", "bypass"]
-Kind = Literal["managed", "passthrough", "auxiliary"]
-"""`managed`: read and perhaps rewritten. `passthrough`: forwarded unread. `auxiliary`: our own call, for a summary."""
+Kind = Literal["managed", "passthrough", "auxiliary", "recorded"]
+"""`managed`: read and perhaps rewritten. `passthrough`: forwarded unread. `auxiliary`: our own call, for a summary.
+`recorded`: made elsewhere, by a program that has told us of it; nothing was sent by us.
+"""
+CONVERSATION: frozenset[Kind] = frozenset({"managed", "recorded"})
+"""The kinds of calls that a conversation consists of."""
 Completeness = Literal["complete", "truncated", "aborted", "failed"]
 
 
@@ -30,8 +35,10 @@ beside the messages, which earlier versions did not record.
 """
 
 
-HistoryMode = Literal["new", "server"]
-"""What a request asks of a history that we hold: to begin one, or to continue it."""
+HistoryMode = Literal["new", "server", "record"]
+"""What a request asks of a history that we hold: to begin one, to continue it, or to do either for a turn that was made
+elsewhere. No client asks for the last one by header.
+"""
 
 
 class SessionKey(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -49,12 +56,23 @@ class SessionKey(msgspec.Struct, frozen=True, gc=False, array_like=True):
     parent: str = ""
 
 
+class MadeElsewhere(msgspec.Struct, frozen=True, gc=False):
+    """A call that a program made elsewhere: the session that it belongs to, and all that the program told of it.
+
+    `respond` writes the body of its response, given what we would have sent.
+    """
+
+    session: SessionKey
+    told: bytes
+    respond: Callable[[bytes], Awaitable[bytes]]
+
+
 class RequestOptions(msgspec.Struct, frozen=True, gc=False):
     """What the `x-palimpsest-` headers of a request ask for. `ceiling` is in the model's tokens, None if not asked for.
 
     `is_pinning`: its newest message is to stay in every rendering. `strategy` is None if it asks for none. `history`:
     we hold the history that it continues. `source` is the kind of prompt source that its newest message is
-    (`context/strategies/sources`), empty if untold.
+    (`context/strategies/sources`), empty if untold. `elsewhere` is no wish: it is set for a call that is only recorded.
     """
 
     mode: Mode = "manage"
@@ -63,6 +81,7 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
     strategy: Strategy | None = None
     history: HistoryMode | None = None
     source: str = ""
+    elsewhere: MadeElsewhere | None = None
 
 
 class ClientRequest(msgspec.Struct, frozen=True, gc=False):

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from proxy import __version__
 from proxy.context.pricing import Cost
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.events import (
     AnswerRead,
     AuxiliaryEnded,
@@ -168,7 +168,7 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
         self._values["palimpsest_build_info"][__version__, platform.python_version()] = 1
 
-    def subscribe(self, bus: EventBus) -> None:
+    def subscribe(self, bus: EngineBus) -> None:
         """Count all events of a bus that have a metric."""
         for kind, count in self._counters.items():
             bus.subscribe(kind, count)
@@ -247,7 +247,7 @@ class Metrics(Collector):
         for name, count in counts.items():
             if count is not None:
                 self._add("palimpsest_usage_tokens", kind, label, name, count=count)
-        if usage.input is None and usage.output is None:
+        if kind == "recorded" or (usage.input is None and usage.output is None):
             return
         money = self._price(upstream, model, usage).money
         if money is None:

@@ -29,7 +29,7 @@ from proxy.engine.models import Models
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Archive, Leases
 from proxy.engine.request import ManagedRequest
-from proxy.engine.runtime import EventBus, TaskRunner, attempt
+from proxy.engine.runtime import EngineBus, TaskRunner, attempt
 from proxy.model.events import AnswerRead, ExchangeRecorded
 from proxy.model.exchange import SessionKey, Usage
 from proxy.model.lru import LruCache
@@ -101,6 +101,8 @@ class CompactionTrigger:
         if request.clearing is not None:  # what goes upstream lacks the member, and so this beta
             headers = drop_beta(headers, FORMATS[request.wire].clearing_beta)
         credential = CallCredential(request.upstream, request.target, headers)
+        if request.kind == "recorded" and (newest := self.credentials.find_newest(request.session.id)) is not None:
+            credential = newest[1]  # it brings none of its own
         self.open_calls.put(request.exchange, _OpenCall(request.chain.tip, credential, request.session))
 
     def note_sent(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> None:
@@ -192,7 +194,7 @@ def build_trigger(
     leases: Leases,
     memory: ContextCaches,
     tasks: TaskRunner,
-    bus: EventBus,
+    bus: EngineBus,
     planner: EpochPlanner,
     builder_policy: BuilderPolicy,
     extract: FeatureExtractor,

@@ -12,7 +12,7 @@ from proxy.engine.ports import LogReader
 from proxy.engine.reports.conversation import find_format, list_raws, load_chain
 from proxy.engine.reports.lookup import pick_branch, read_back, read_branch_back, read_pages
 from proxy.model.errors import NotFound
-from proxy.model.exchange import Usage
+from proxy.model.exchange import CONVERSATION, Usage
 from proxy.model.lineage import compute_chain_root, extend_chain
 from proxy.model.log import BranchRow, Call, ExchangeRow
 from proxy.model.memory import RawTrace, StoredMemory
@@ -111,7 +111,7 @@ async def _find_readable(
         looked_at += 1
         if looked_at > _MOST_LOOKED_AT:
             break
-        if row.wire not in FORMATS or row.kind != "managed" or not row.tip or row.tip != (tip or row.tip):
+        if row.wire not in FORMATS or row.kind not in CONVERSATION or not row.tip or row.tip != (tip or row.tip):
             continue
         if row.is_side and not tip:
             continue

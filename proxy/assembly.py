@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from proxy.config import ConfigError, Settings
 from proxy.config.errors import Problem
@@ -63,6 +63,7 @@ from proxy.engine.runtime import (
     read_descriptor_limit,
 )
 from proxy.engine.token_counter import TokenCounter
+from proxy.engine.turns.conversation import Conversations
 from proxy.engine.turns.recording import TurnRecorder
 from proxy.indexing import open_index as open_index
 from proxy.indexing import update_index as update_index
@@ -131,6 +132,7 @@ class Engine:
     erasing: SessionErasing
     retention: Retention
     turns: TurnRecorder
+    conversations: Conversations
 
     def prepare(self) -> None:
         """Load what would block calls if it were loaded later. Blocks for 50 ms."""
@@ -234,11 +236,32 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     erasing = build_erasing(settings.store_policy().path, archive, settings.memory.mirror, bus, live)
     retention = Retention(policy=settings.retention_policy(), erasing=erasing, clock=clock, sleep=asyncio.sleep)
     found = (memory_compaction.manual, memory_compaction, index, recall, lineage.tenants, events, hop_id)
-    turns = TurnRecorder(
+    wired: dict[str, Any] = {"archive": archive, "tasks": tasks, "bus": bus, "models": models, "clock": clock}
+    turns = _build_turns(exchanges, resolver, reader, durability, trigger, settings=settings, **wired)
+    return Engine(*parts, *found, erasing, retention, turns.recorder, turns)
+
+
+def _build_turns(
+    exchanges: ExchangeService,
+    resolver: RequestResolver,
+    reader: ResponseReader,
+    gate: DurabilityWaiter,
+    trigger: CompactionTrigger,
+    *,
+    archive: SqliteArchive,
+    tasks: TaskRunner,
+    bus: EngineBus,
+    models: Models,
+    clock: Clock,
+    settings: Settings,
+) -> Conversations:
+    """Build what makes and records the calls of programs in this process."""
+    schedule = trigger.worker.schedule
+    recorder = TurnRecorder(
         exchanges=exchanges,
         resolver=resolver,
         archive=archive,
-        gate=durability,
+        gate=gate,
         models=models,
         tasks=tasks,
         bus=bus,
@@ -246,7 +269,17 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
         ids=SystemIds(),
         has_job=schedule.has_job,
     )
-    return Engine(*parts, *found, erasing, retention, turns)
+    return Conversations(
+        exchanges=exchanges,
+        archive=archive,
+        reader=reader,
+        recorder=recorder,
+        schedule=schedule,
+        prices=PriceList(models.card, settings.providers()),
+        tasks=tasks,
+        bus=bus,
+        cap=settings.engine_policy().record_cap_bytes,
+    )
 
 
 def _build_events(
@@ -439,7 +472,8 @@ def build_upstream(
             raise ConfigError([Problem("upstreams", what)])
         from proxy.upstream.litellm_client import LitellmClient  # noqa: PLC0415 - as said above
 
-        return LitellmClient(policy, load_litellm(), tasks.spawn, hop_id=hop_id)
+        library = None if policy.is_deferred else load_litellm()
+        return LitellmClient(policy, library, tasks.spawn, hop_id=hop_id, load=load_litellm)
     if not policy.proxy:
         return DirectClient(policy, tasks.spawn, WriteBatcher(tasks.held), descriptors, hop_id=hop_id)
     from proxy.upstream.httpx_client import ProxiedClient  # noqa: PLC0415 - as said above

@@ -241,19 +241,19 @@ class RequestResolver:
         """Resolve a body that can be read message by message, else return None."""
         content, until = request.body, self._clock.monotonic() + self._policy.hard_wait_seconds
         named = self._naming.read(request.headers)
-        key = (caller.tenant, form.name, named.family)
+        key = (caller.tenant, form.name, options.program.session.family if options.program else named.family)
         self.forget_lost()
         known, shared = self._histories.find(key, content)
         remembered = _Remembered(known, shared, self._histories.losses)
         if (split := split_known(content, form.items_key, known, shared, is_ours=held is not None)) is None:
             return None
-        model, elsewhere = parse_json_string(split.member("model")), options.elsewhere
-        route = self._choose(model) if elsewhere is None else self._find_route(elsewhere.session.upstream)
+        model, program = parse_json_string(split.member("model")), options.program
+        route = self._choose(model) if program is None else self._find_route(program.session.upstream)
         upstream = route.upstream
         session = (
             make_session(caller.tenant, upstream.name, read_body_id(named, split), exchange)
-            if elsewhere is None
-            else elsewhere.session
+            if program is None
+            else program.session
         )
         previous = parse_json_string(split.member(form.previous_key)) if form.previous_key else ""
         root = await self._find_root(form, session, previous, until)
@@ -274,7 +274,7 @@ class RequestResolver:
             session=session if place is None else place.session,
             upstream=upstream,
             mode=options.mode,
-            kind="managed" if elsewhere is None else "recorded",
+            kind="managed" if program is None or program.respond is None else "recorded",
             wire=form.name,
             opened_ms=self._clock.now_ms(),
             model=model,
@@ -369,9 +369,9 @@ class RequestResolver:
         return make_capped_manifest(content, self._policy.record_cap_bytes)
 
     def _identify(self, request: ClientRequest, options: RequestOptions) -> Credential:
-        """Return the caller. A call that was made elsewhere brings no credential: its session says whose it is."""
-        if options.elsewhere is not None:
-            return Credential(options.elsewhere.session.tenant, b"")
+        """Return the caller. A call of a program brings no credential: its session says whose it is."""
+        if options.program is not None:
+            return Credential(options.program.session.tenant, b"")
         return self._lineage.tenants.identify(request.headers)
 
     def _find_route(self, upstream: str) -> Route:

@@ -24,7 +24,7 @@ from proxy.engine.ports import Archive, Clock, Ids
 from proxy.engine.reports.conversation import list_raws, split_whole
 from proxy.engine.reports.lookup import read_back
 from proxy.engine.request_resolver import RequestResolver
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.engine.turns.calls import LocalClient
 from proxy.engine.turns.responses import write_response
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable
@@ -33,9 +33,9 @@ from proxy.model.exchange import (
     CONVERSATION,
     ClientRequest,
     Headers,
-    MadeElsewhere,
     Opening,
     Outcome,
+    ProgramCall,
     Round,
     SessionKey,
     Timings,
@@ -153,7 +153,7 @@ class TurnRecorder:
     gate: DurabilityWaiter
     models: Models
     tasks: TaskRunner
-    bus: EventBus
+    bus: EngineBus
     clock: Clock
     ids: Ids
     has_job: Callable[[str], bool]
@@ -223,7 +223,7 @@ class TurnRecorder:
         if (kept := await self._find_kept(key.id, read_key(headers), spelled)) is not None:
             return kept
         respond = partial(self._respond, key, terms, turn, spelled)
-        elsewhere, client = MadeElsewhere(key, spelled.told, respond), LocalClient(terms.form.name)
+        elsewhere, client = ProgramCall(key, spelled.told, respond), LocalClient(terms.form.name)
         # A turn that was begun is recorded to its end, whoever still waits for that.
         await asyncio.shield(self.tasks.spawn(self.exchanges.carry(request, terms.form.name, client, elsewhere)))
         if isinstance(client.error, Conflict):  # of two with one key, the other one may have been first

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import math
 import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -68,7 +69,7 @@ from proxy.indexing import open_index as open_index
 from proxy.indexing import update_index as update_index
 from proxy.model.errors import WorkerLost
 from proxy.model.events import AnswerRead, ExchangeRecorded, ReadingFailed
-from proxy.reading import build_tally as build_tally
+from proxy.reading import build_tokenizer
 from proxy.reading import measure as measure
 from proxy.reading import open_log as open_log
 from proxy.store.erasing.building import build_erasing
@@ -174,7 +175,7 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     resolver = RequestResolver(policy, routes, lineage=lineage, reader=reader, clock=clock, ids=SystemIds())
     if not lineage.index.is_complete:
         await UnreadResponses(archive, bus, tasks, lineage, reader, formats=FORMATS).read()
-    tokenizer, features = CountingTokenizer(), FeatureCache(policy.cache_bytes // 8)
+    tokenizer, features = build_tokenizer(settings), FeatureCache(policy.cache_bytes // 8)
     worker, count = _build_worker(settings, policy, is_indexed=connect is None), partial(count_text, tokenizer)
     models = build_models(settings, tokenizer, tasks, worker, clock)
     builder = ContextBuilder(settings.builder_policy(), count, features.find)
@@ -303,7 +304,11 @@ def _list_routes(
 
 def _build_worker(settings: Settings, policy: EnginePolicy, *, is_indexed: bool) -> WorkerProcess:
     log = str(settings.store_policy().path.absolute()) if is_indexed else ""
-    worker_settings = WorkerSettings(settings.builder_policy(), policy.cache_bytes // 8, log)
+    estimator = settings.budget.estimator
+    search_path = tuple(filter(None, sys.path)) if estimator else ()
+    worker_settings = WorkerSettings(
+        settings.builder_policy(), policy.cache_bytes // 8, log, estimator=estimator, search_path=search_path
+    )
     return WorkerProcess(worker_settings, most_bytes=policy.cache_bytes // 2)
 
 
@@ -486,5 +491,6 @@ def build_models(
     """Build the catalog of models and the token counter. Their files are read when they are first needed."""
     clock = clock or SystemClock()
     catalog = ModelCatalog(settings.stated_windows(), settings.stated_prices(), clock, sized=settings.stated_sizes())
-    counting = TokenCounter(tokenizer, settings.engine_policy().cache_bytes // _CACHE_FOR_A_WEIGHT, worker)
+    most = settings.engine_policy().cache_bytes // _CACHE_FOR_A_WEIGHT
+    counting = TokenCounter(tokenizer, most, worker, is_by_model=tokenizer.is_by_model)
     return Models(catalog, counting, settings.budget_policy(), clock, tasks.spawn)

@@ -246,7 +246,7 @@ class Settings(BaseSettings):
         marks = {
             name: MemoryMark(each.compaction_ratio, each.safety_margin_tokens) for name, each in self.models.items()
         }
-        return BudgetPolicy(**self.budget.model_dump(), memory_marks=tuple(marks.items()))
+        return BudgetPolicy(**self.budget.model_dump(exclude={"estimator"}), memory_marks=tuple(marks.items()))
 
     def builder_policy(self) -> BuilderPolicy:
         """Return what may be replaced in a context."""

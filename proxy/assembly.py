@@ -35,6 +35,7 @@ from proxy.engine.erasing.retention import Retention
 from proxy.engine.erasing.service import SessionErasing
 from proxy.engine.events.publisher import EventPublisher
 from proxy.engine.events.stream import EventStream
+from proxy.engine.events.webhooks import Webhook, Webhooks
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import build_histories
 from proxy.engine.lineage.identity import Tenants
@@ -82,12 +83,16 @@ from proxy.worker.process import WorkerProcess
 from proxy.worker.program import COUNTED_IN, WorkerSettings, count_text
 
 
-class ClosableUpstream(Upstream, Protocol):
-    """An upstream with connections to close."""
+class ClosableClient(Protocol):
+    """A client with connections to close."""
 
     async def aclose(self) -> None:
         """Close them."""
         ...
+
+
+class ClosableUpstream(Upstream, ClosableClient, Protocol):
+    """An upstream with connections to close."""
 
 
 Connect = Callable[[UpstreamPolicy, TaskRunner, Descriptors, str], ClosableUpstream]
@@ -128,6 +133,8 @@ class Engine:
     hop_id: str
     erasing: SessionErasing
     retention: Retention
+    webhooks: Webhooks
+    clients: tuple[ClosableClient, ...]
 
     def prepare(self) -> None:
         """Load what would block calls if it were loaded later. Blocks for 50 ms."""
@@ -143,10 +150,11 @@ class Engine:
     async def close(self, seconds: float = math.inf) -> None:
         """Wait at most `seconds` for tasks, which the next start can resume; write what is pending, close the log."""
         await self.tasks.finish(min(_FINISH_SECONDS, seconds))
+        await self.webhooks.finish(min(_FINISH_SECONDS, seconds))
         await self.worker.close()
         await self.index.close()
-        for upstream in self.upstreams:
-            await upstream.aclose()
+        for client in (*self.upstreams, *self.clients):
+            await client.aclose()
         await self.archive.close()
         self.erasing.eraser.close()
 
@@ -231,7 +239,8 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     erasing = build_erasing(settings.store_policy().path, archive, settings.memory.mirror, bus, live)
     retention = Retention(policy=settings.retention_policy(), erasing=erasing, clock=clock, sleep=asyncio.sleep)
     found = (memory_compaction.manual, memory_compaction, index, recall, lineage.tenants, events, hop_id)
-    return Engine(*parts, *found, erasing, retention)
+    webhooks, clients = _build_webhooks(settings, events, bus) if connect is None else (Webhooks(events, ()), ())
+    return Engine(*parts, *found, erasing, retention, webhooks, clients)
 
 
 def _build_events(
@@ -245,6 +254,24 @@ def _build_events(
         bus, stream, prices, number=archive.number_calls, tasks=tasks, call_later=call_later, now_ms=clock.now_ms
     )
     return stream
+
+
+def _build_webhooks(
+    settings: Settings, stream: EventStream, bus: EngineBus
+) -> tuple[Webhooks, tuple[ClosableClient, ...]]:
+    """Build what sends events to other programs, and its clients. Only where there are any, httpx is needed."""
+    policies = settings.webhook_policies()
+    if not policies:
+        return Webhooks(stream, ()), ()
+    from proxy.upstream.httpx_client import WebhookClient  # noqa: PLC0415 - as said in build_upstream
+
+    clients = tuple([WebhookClient(policy.url, policy.timeout) for policy in policies])
+    ids = SystemIds()
+    hooks = [
+        Webhook(policy, client.post, bus, clock=SystemClock(), next_id=ids.next_exchange)
+        for policy, client in zip(policies, clients, strict=True)
+    ]
+    return Webhooks(stream, hooks), clients
 
 
 def _list_routes(

@@ -36,6 +36,7 @@ from proxy.engine.erasing.retention import Retention
 from proxy.engine.erasing.service import SessionErasing
 from proxy.engine.events.publisher import EventPublisher
 from proxy.engine.events.stream import EventStream
+from proxy.engine.events.webhooks import Webhook, Webhooks
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import build_histories
 from proxy.engine.lineage.identity import Tenants
@@ -63,7 +64,7 @@ from proxy.engine.runtime import (
     read_descriptor_limit,
 )
 from proxy.engine.token_counter import TokenCounter
-from proxy.engine.turns.conversation import Conversations
+from proxy.engine.turns.conversation import Conversations, build_conversations
 from proxy.engine.turns.recording import TurnRecorder
 from proxy.indexing import open_index as open_index
 from proxy.indexing import update_index as update_index
@@ -85,12 +86,16 @@ from proxy.worker.process import WorkerProcess
 from proxy.worker.program import COUNTED_IN, WorkerSettings, count_text
 
 
-class ClosableUpstream(Upstream, Protocol):
-    """An upstream with connections to close."""
+class ClosableClient(Protocol):
+    """A client with connections to close."""
 
     async def aclose(self) -> None:
         """Close them."""
         ...
+
+
+class ClosableUpstream(Upstream, ClosableClient, Protocol):
+    """An upstream with connections to close."""
 
 
 Connect = Callable[[UpstreamPolicy, TaskRunner, Descriptors, str], ClosableUpstream]
@@ -133,6 +138,8 @@ class Engine:
     retention: Retention
     turns: TurnRecorder
     conversations: Conversations
+    webhooks: Webhooks
+    clients: tuple[ClosableClient, ...]
 
     def prepare(self) -> None:
         """Load what would block calls if it were loaded later. Blocks for 50 ms."""
@@ -148,10 +155,11 @@ class Engine:
     async def close(self, seconds: float = math.inf) -> None:
         """Wait at most `seconds` for tasks, which the next start can resume; write what is pending, close the log."""
         await self.tasks.finish(min(_FINISH_SECONDS, seconds))
+        await self.webhooks.finish(min(_FINISH_SECONDS, seconds))
         await self.worker.close()
         await self.index.close()
-        for upstream in self.upstreams:
-            await upstream.aclose()
+        for client in (*self.upstreams, *self.clients):
+            await client.aclose()
         await self.archive.close()
         self.erasing.eraser.close()
 
@@ -237,49 +245,12 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     retention = Retention(policy=settings.retention_policy(), erasing=erasing, clock=clock, sleep=asyncio.sleep)
     found = (memory_compaction.manual, memory_compaction, index, recall, lineage.tenants, events, hop_id)
     wired: dict[str, Any] = {"archive": archive, "tasks": tasks, "bus": bus, "models": models, "clock": clock}
-    turns = _build_turns(exchanges, resolver, reader, durability, trigger, settings=settings, **wired)
-    return Engine(*parts, *found, erasing, retention, turns.recorder, turns)
-
-
-def _build_turns(
-    exchanges: ExchangeService,
-    resolver: RequestResolver,
-    reader: ResponseReader,
-    gate: DurabilityWaiter,
-    trigger: CompactionTrigger,
-    *,
-    archive: SqliteArchive,
-    tasks: TaskRunner,
-    bus: EngineBus,
-    models: Models,
-    clock: Clock,
-    settings: Settings,
-) -> Conversations:
-    """Build what makes and records the calls of programs in this process."""
-    schedule = trigger.worker.schedule
-    recorder = TurnRecorder(
-        exchanges=exchanges,
-        resolver=resolver,
-        archive=archive,
-        gate=gate,
-        models=models,
-        tasks=tasks,
-        bus=bus,
-        clock=clock,
-        ids=SystemIds(),
-        has_job=schedule.has_job,
+    cap, providers = policy.record_cap_bytes, settings.providers()
+    turns = build_conversations(
+        exchanges, resolver, reader, durability, schedule, ids=SystemIds(), cap=cap, providers=providers, **wired
     )
-    return Conversations(
-        exchanges=exchanges,
-        archive=archive,
-        reader=reader,
-        recorder=recorder,
-        schedule=schedule,
-        prices=PriceList(models.card, settings.providers()),
-        tasks=tasks,
-        bus=bus,
-        cap=settings.engine_policy().record_cap_bytes,
-    )
+    webhooks, clients = _build_webhooks(settings, events, bus) if connect is None else (Webhooks(events, ()), ())
+    return Engine(*parts, *found, erasing, retention, turns.recorder, turns, webhooks, clients)
 
 
 def _build_events(
@@ -293,6 +264,24 @@ def _build_events(
         bus, stream, prices, number=archive.number_calls, tasks=tasks, call_later=call_later, now_ms=clock.now_ms
     )
     return stream
+
+
+def _build_webhooks(
+    settings: Settings, stream: EventStream, bus: EngineBus
+) -> tuple[Webhooks, tuple[ClosableClient, ...]]:
+    """Build what sends events to other programs, and its clients. Only where there are any, httpx is needed."""
+    policies = settings.webhook_policies()
+    if not policies:
+        return Webhooks(stream, ()), ()
+    from proxy.upstream.httpx_client import WebhookClient  # noqa: PLC0415 - as said in build_upstream
+
+    clients = tuple([WebhookClient(policy.url, policy.timeout) for policy in policies])
+    ids = SystemIds()
+    hooks = [
+        Webhook(policy, client.post, bus, clock=SystemClock(), next_id=ids.next_exchange)
+        for policy, client in zip(policies, clients, strict=True)
+    ]
+    return Webhooks(stream, hooks), clients
 
 
 def _list_routes(

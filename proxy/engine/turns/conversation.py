@@ -8,16 +8,19 @@ from typing import Any
 import msgspec
 
 from proxy.engine.compaction.scheduling import JobSchedule
+from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import LOG_SECONDS
 from proxy.engine.history.loading import load_path
-from proxy.engine.models import PriceList
-from proxy.engine.ports import Archive
+from proxy.engine.models import Models, PriceList
+from proxy.engine.policy import Provider
+from proxy.engine.ports import Archive, Clock, Ids
+from proxy.engine.request_resolver import RequestResolver
 from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.engine.turns.answers import OnPart, PartReader, ReadAnswer, read_message, read_response, tell, write_messages
 from proxy.engine.turns.calls import LocalResponse, make_call
-from proxy.engine.turns.recording import CHAT, NewSession, TurnRecorder
+from proxy.engine.turns.recording import CHAT, NewSession, TurnLog, TurnRecorder
 from proxy.engine.turns.tools import ProgramTool, run_calls
 from proxy.model.errors import BadRequest, Conflict, StoreUnavailable, UpstreamRefused
 from proxy.model.events import DoomLoopDetected, EpochOpened, ReplyRecorded
@@ -317,4 +320,46 @@ def _add_results(before: TurnResult, last: TurnResult) -> TurnResult:
         cost=(before.cost or 0.0) + (last.cost or 0.0) if is_priced else None,
         compaction_triggered=before.compaction_triggered or last.compaction_triggered,
         doom_loop_detected=before.doom_loop_detected or last.doom_loop_detected,
+    )
+
+
+def build_conversations(
+    exchanges: ExchangeService,
+    resolver: RequestResolver,
+    reader: ResponseReader,
+    gate: DurabilityWaiter,
+    schedule: JobSchedule,
+    *,
+    archive: TurnLog,
+    tasks: TaskRunner,
+    bus: EngineBus,
+    models: Models,
+    clock: Clock,
+    ids: Ids,
+    cap: int,
+    providers: Mapping[str, Provider],
+) -> Conversations:
+    """Return what makes and records the calls of programs in this process."""
+    recorder = TurnRecorder(
+        exchanges=exchanges,
+        resolver=resolver,
+        archive=archive,
+        gate=gate,
+        models=models,
+        tasks=tasks,
+        bus=bus,
+        clock=clock,
+        ids=ids,
+        has_job=schedule.has_job,
+    )
+    return Conversations(
+        exchanges=exchanges,
+        archive=archive,
+        reader=reader,
+        recorder=recorder,
+        schedule=schedule,
+        prices=PriceList(models.card, providers),
+        tasks=tasks,
+        bus=bus,
+        cap=cap,
     )

@@ -54,7 +54,7 @@ from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader, UnreadResponses
 from proxy.engine.runtime import (
     Descriptors,
-    EventBus,
+    EngineBus,
     SystemClock,
     SystemIds,
     TaskRunner,
@@ -111,7 +111,7 @@ class Engine:
     exchanges: ExchangeService
     archive: Archive
     relay: Relay
-    bus: EventBus
+    bus: EngineBus
     tasks: TaskRunner
     descriptors: Descriptors
     upstreams: tuple[ClosableUpstream, ...]
@@ -159,7 +159,7 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     """
     archive = open_sqlite(settings.store_policy(), asyncio.get_running_loop())
     policies, clock, tasks = settings.upstream_policies(), clock or SystemClock(), TaskRunner()
-    policy, bus = settings.engine_policy(), EventBus(tasks)
+    policy, bus = settings.engine_policy(), EngineBus(tasks)
     descriptors, hop_id = Descriptors(read_descriptor_limit()), secrets.token_hex(8)
     upstreams = tuple([(connect or build_upstream)(each, tasks, descriptors, hop_id) for each in policies])
     routes = _list_routes(settings, policies, upstreams)
@@ -235,7 +235,7 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
 
 
 def _build_events(
-    settings: Settings, archive: SqliteArchive, bus: EventBus, tasks: TaskRunner, models: Models
+    settings: Settings, archive: SqliteArchive, bus: EngineBus, tasks: TaskRunner, models: Models
 ) -> EventStream:
     """Build the stream of events. Its ids begin with the time of the start: they differ from those of earlier runs."""
     clock, call_later = SystemClock(), asyncio.get_running_loop().call_later
@@ -266,7 +266,7 @@ def _build_index(settings: Settings, worker: WorkerProcess, trigger: CompactionT
 
 
 def _build_lineage(
-    policy: EnginePolicy, archive: SqliteArchive, bus: EventBus, clock: Clock, *, is_fresh: bool
+    policy: EnginePolicy, archive: SqliteArchive, bus: EngineBus, clock: Clock, *, is_fresh: bool
 ) -> LineageTracker:
     tenants = Tenants(archive.salt, clock, policy.principals)
     lineage = LineageTracker(archive, tenants, clock, policy.cache_bytes // 8, is_fresh=is_fresh)
@@ -279,7 +279,7 @@ def build_controller(
     *,
     models: Models,
     planner: EpochPlanner,
-    bus: EventBus,
+    bus: EngineBus,
     clock: Clock,
     providers: Mapping[str, Provider],
     caches: ContextCaches,
@@ -366,7 +366,7 @@ def _build_compaction(
     caches: ContextCaches,
     models: Models,
     tasks: TaskRunner,
-    bus: EventBus,
+    bus: EngineBus,
     routes: Sequence[Route],
     planner: EpochPlanner,
     extract: FeatureExtractor,

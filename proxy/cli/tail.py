@@ -45,6 +45,7 @@ from proxy.model.stream_events import (
     PruneCompletedEvent,
     ResetEvent,
     RungFailedEvent,
+    SessionClosedEvent,
     SessionCreatedEvent,
     SessionIdleEvent,
     StreamedEvent,
@@ -307,6 +308,7 @@ def _describe_reset(event: ResetEvent) -> str:
 
 _DESCRIPTIONS: Mapping[type[StreamEvent], tuple[str, Callable[[Any], str]]] = {
     SessionCreatedEvent: (_NOTE, _describe_session),
+    SessionClosedEvent: (_NOTE, lambda event: "closed by its program"),
     MessageCreatedEvent: (_NOTE, lambda event: f"message of {event.role or 'unknown role'}: {event.message[:12]}"),
     CallStartedEvent: (_NOTE, lambda event: f"{event.model or event.upstream}: sent"),
     CallUnreadableEvent: (_FAULT, lambda event: f"its response could not be read: {event.error}"),

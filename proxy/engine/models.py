@@ -26,7 +26,7 @@ from proxy.context.provider_cache import (
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Catalog, Clock, Upstream
 from proxy.engine.request import ManagedRequest, ResolvedRequest
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import UNASKED, CacheTerms, Card, LimitKey, OverflowKind
 from proxy.model.epoch import Epoch, Strategy
@@ -202,7 +202,7 @@ class OverflowWatch:
     that a refusal names.
     """
 
-    def __init__(self, models: Models, bus: EventBus) -> None:
+    def __init__(self, models: Models, bus: EngineBus) -> None:
         self._models = models
         self._bus = bus
         self._due: LruCache[tuple[str, str], bool] = LruCache(_MOST_MODELS)
@@ -315,7 +315,7 @@ class CacheCalibrator:
     """Calibrations of each model of each upstream. Above the limit, those updated least recently are dropped."""
 
     def __init__(
-        self, counter: TokenCounter, providers: Mapping[str, Provider], overflows: OverflowWatch, bus: EventBus
+        self, counter: TokenCounter, providers: Mapping[str, Provider], overflows: OverflowWatch, bus: EngineBus
     ) -> None:
         self._counter = counter
         self._providers = providers

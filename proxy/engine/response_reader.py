@@ -15,7 +15,7 @@ import msgspec
 
 from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.ports import Archive
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import (
     AnswerRead,
@@ -111,7 +111,7 @@ class ResponseReader:
     def __init__(
         self,
         archive: Archive,
-        bus: EventBus,
+        bus: EngineBus,
         tasks: TaskRunner,
         lineage: LineageTracker,
         cap: int,
@@ -238,7 +238,7 @@ class UnreadResponses:
     def __init__(
         self,
         archive: Archive,
-        bus: EventBus,
+        bus: EngineBus,
         tasks: TaskRunner,
         lineage: LineageTracker,
         reader: ResponseReader,

@@ -384,6 +384,12 @@ class SessionWentIdle(msgspec.Struct, frozen=True, gc=False):
     attempts: int
 
 
+class SessionClosed(msgspec.Struct, frozen=True, gc=False):
+    """A program has closed a session, whose summaries under way have ended."""
+
+    session: str
+
+
 class SessionsErased(msgspec.Struct, frozen=True, gc=False):
     """The content of so many sessions was erased; `bytes` are those of what was stored, `sessions` are their ids."""
 
@@ -423,5 +429,6 @@ Event = (
     | SummaryWasted
     | Nudged
     | SessionWentIdle
+    | SessionClosed
     | SessionsErased
 )

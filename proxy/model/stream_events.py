@@ -10,6 +10,7 @@ import msgspec
 
 from proxy.model.epoch import EpochReason, Rung, SummaryKind, SummaryLevel
 from proxy.model.exchange import Completeness, Kind, MissCause
+from proxy.model.results import TokenUsage
 
 
 class StreamedEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="type"):
@@ -33,6 +34,10 @@ class SessionCreatedEvent(StreamedEvent, frozen=True, gc=False, kw_only=True, ta
     model: str
     upstream: str
     parent: str
+
+
+class SessionClosedEvent(StreamedEvent, frozen=True, gc=False, kw_only=True, tag="SESSION_CLOSED"):
+    """A program has closed a session, whose summaries under way have ended. Its log stays, and it may be opened again."""
 
 
 class MessageCreatedEvent(CallEvent, frozen=True, gc=False, kw_only=True, tag="MESSAGE_CREATED"):
@@ -211,6 +216,44 @@ class SessionIdleEvent(CallEvent, frozen=True, gc=False, kw_only=True, tag="SESS
     attempts: int
 
 
+class MapEvent(StreamedEvent, frozen=True, gc=False, kw_only=True):
+    """An event of an operator that goes through a list of inputs: the id of its `run`, and which `operator` it is.
+
+    It is told on the bus that the operator was given, and not in the stream. `session` is that of the run, or empty.
+    """
+
+    run: str
+    operator: Literal["llm_map", "agentic_map"]
+
+
+class MapStartedEvent(MapEvent, frozen=True, gc=False, kw_only=True, tag="MAP_STARTED"):
+    """A run begins. `items` is null where the inputs come one by one."""
+
+    model: str
+    items: int | None
+
+
+class MapItemCompletedEvent(MapEvent, frozen=True, gc=False, kw_only=True, tag="MAP_ITEM_COMPLETED"):
+    """The result for the input at `index` is there. `item_session` is the session that worked on it, or empty."""
+
+    index: int
+    success: bool
+    error: str | None = None
+    attempts: int = 1
+    item_session: str = ""
+
+
+class MapCompletedEvent(MapEvent, frozen=True, gc=False, kw_only=True, tag="MAP_COMPLETED"):
+    """A run has ended, or was cancelled. `tokens` and `money` are those of all its calls; money is null if unknown."""
+
+    succeeded: int
+    failed: int
+    is_cancelled: bool
+    tokens: TokenUsage
+    money: float | None
+    elapsed_ms: int
+
+
 class ResetEvent(StreamedEvent, frozen=True, gc=False, kw_only=True, tag="RESET"):
     """Events may be missing before this one: load anew what they were to keep current.
 
@@ -231,6 +274,7 @@ class StreamEndedEvent(StreamedEvent, frozen=True, gc=False, kw_only=True, tag="
 
 StreamEvent = (
     SessionCreatedEvent
+    | SessionClosedEvent
     | MessageCreatedEvent
     | CallStartedEvent
     | CallCompletedEvent
@@ -260,3 +304,10 @@ def name_type(kind: type[StreamedEvent]) -> str:
 
 EVENT_TYPES: tuple[str, ...] = tuple(map(name_type, get_args(StreamEvent)))
 """All types that may be told, in the order of their description."""
+
+MapEvents = MapStartedEvent | MapItemCompletedEvent | MapCompletedEvent
+
+BUS_EVENTS: tuple[str, ...] = tuple(
+    name_type(kind) for kind in get_args(StreamEvent | MapEvents) if kind not in (ResetEvent, StreamEndedEvent)
+)
+"""The types that programs are told of by an `EventBus`: all but those that tell of a connection."""

@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.events import ExchangeRecorded
 
 OPEN_AFTER = 3
@@ -47,7 +47,7 @@ class UpstreamCircuits:
     What the proxy asks by itself stops earlier, by model (`compaction/model_health`).
     """
 
-    def __init__(self, names: Iterable[str], bus: EventBus) -> None:
+    def __init__(self, names: Iterable[str], bus: EngineBus) -> None:
         self._circuits = dict.fromkeys(names, UpstreamCircuit())
         bus.subscribe(ExchangeRecorded, self.note)
 

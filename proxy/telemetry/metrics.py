@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from proxy import __version__
 from proxy.context.pricing import Cost
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.events import (
     AnswerRead,
     AuxiliaryEnded,
@@ -168,7 +168,7 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
         self._values["palimpsest_build_info"][__version__, platform.python_version()] = 1
 
-    def subscribe(self, bus: EventBus) -> None:
+    def subscribe(self, bus: EngineBus) -> None:
         """Count all events of a bus that have a metric."""
         for kind, count in self._counters.items():
             bus.subscribe(kind, count)

@@ -22,7 +22,7 @@ from proxy.engine.models import Models
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Archive, Clock, Tokenizer
 from proxy.engine.request import ManagedRequest
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import Card, LimitKey
 from proxy.model.errors import WorkerLost
@@ -106,7 +106,7 @@ class NoObserver:
 
 def make_controller(
     archive: Archive,
-    bus: EventBus,
+    bus: EngineBus,
     clock: Clock,
     tasks: TaskRunner,
     *,

@@ -31,7 +31,7 @@ from proxy.engine.relay import Relay
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader
-from proxy.engine.runtime import Descriptors, EventBus, SystemClock, SystemIds, TaskRunner, WriteBatcher
+from proxy.engine.runtime import Descriptors, EngineBus, SystemClock, SystemIds, TaskRunner, WriteBatcher
 from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import Opening, Outcome
 from proxy.server.access import FindTenant
@@ -73,7 +73,7 @@ class Served:
     tasks: TaskRunner
     state: ServerState
     forwarder: DirectClient
-    bus: EventBus
+    bus: EngineBus
     readings: ResponseReader
     events: EventStream
 
@@ -147,7 +147,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     """Serve until the block ends; then nothing may be left that had to be cancelled."""
     loop = asyncio.get_running_loop()
     archive, tasks = archive or FakeArchive(is_instant=True), TaskRunner()
-    bus = EventBus(tasks)
+    bus = EngineBus(tasks)
     upstream = UpstreamPolicy(
         "scripted",
         plan.base_url,
@@ -231,7 +231,7 @@ def _build_exchanges(
     plan: Plan,
     archive: FakeArchive,
     forwarder: DirectClient,
-    bus: EventBus,
+    bus: EngineBus,
     tasks: TaskRunner,
     controller: ContextController,
 ) -> tuple[ExchangeService, ResponseReader]:

@@ -10,7 +10,7 @@ from proxy.context.pricing import Cost
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.models import PriceList
 from proxy.engine.ports import Clock
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.events import AnswerRead, ExchangeRecorded, SummaryWasted
 from proxy.model.exchange import Usage
 from proxy.model.log import AuxiliaryUsage
@@ -48,7 +48,7 @@ class SpendBudget:
     own calls and for its summaries.
     """
 
-    def __init__(self, policy: CompactionPolicy, prices: PriceList, bus: EventBus, clock: Clock) -> None:
+    def __init__(self, policy: CompactionPolicy, prices: PriceList, bus: EngineBus, clock: Clock) -> None:
         self._policy = policy
         self._prices = prices
         self._bus = bus

@@ -29,7 +29,7 @@ from proxy.engine.models import Models
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Archive, Leases
 from proxy.engine.request import ManagedRequest
-from proxy.engine.runtime import EventBus, TaskRunner, attempt
+from proxy.engine.runtime import EngineBus, TaskRunner, attempt
 from proxy.model.events import AnswerRead, ExchangeRecorded
 from proxy.model.exchange import SessionKey, Usage
 from proxy.model.lru import LruCache
@@ -192,7 +192,7 @@ def build_trigger(
     leases: Leases,
     memory: ContextCaches,
     tasks: TaskRunner,
-    bus: EventBus,
+    bus: EngineBus,
     planner: EpochPlanner,
     builder_policy: BuilderPolicy,
     extract: FeatureExtractor,

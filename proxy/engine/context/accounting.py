@@ -18,7 +18,7 @@ from proxy.engine.context.session_context import SessionContext
 from proxy.engine.models import CacheCalibrator, ExpectedUsage, find_cache
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.card import CacheTerms, Card
 from proxy.model.epoch import Epoch, Plan, Rung
 from proxy.model.events import (
@@ -66,7 +66,7 @@ def label_note(note: str) -> Headers:
 
 
 def tell_removed(
-    bus: EventBus, request: ManagedRequest, context: SessionContext, outgoing: OutgoingRequest
+    bus: EngineBus, request: ManagedRequest, context: SessionContext, outgoing: OutgoingRequest
 ) -> OutgoingRequest:
     """Tell of reasoning that is not sent: once of each message, and always where management was not asked for."""
     if not outgoing.removed:
@@ -79,7 +79,7 @@ def tell_removed(
     return replace(outgoing, note=format_removed(len(outgoing.removed)))
 
 
-def tell_recorded(bus: EventBus, request: ManagedRequest) -> None:
+def tell_recorded(bus: EngineBus, request: ManagedRequest) -> None:
     """Tell of a request whose opening is handed to the log."""
     step, decode = request.step, FORMATS[request.wire].decode_message
     place = min(step.base, len(request.nodes)) if step is not None else 0
@@ -91,7 +91,7 @@ def tell_recorded(bus: EventBus, request: ManagedRequest) -> None:
     bus.publish(RequestRecorded(request.exchange, request.session, *told, request.is_side, step is not None))
 
 
-def tell_unreachable(bus: EventBus, state: RequestState, protected: int) -> None:
+def tell_unreachable(bus: EngineBus, state: RequestState, protected: int) -> None:
     """Report that there is no room for all that should stay, once until an epoch has room again."""
     if not protected:
         state.context.reported.discard(state.view)
@@ -109,7 +109,7 @@ def tell_unreachable(bus: EventBus, state: RequestState, protected: int) -> None
     bus.publish(CeilingUnreachable(*named, state.view, shown, state.to_model_tokens(state.budget.usable)))
 
 
-def tell_failure(bus: EventBus, state: RequestState, rung: Rung, error: Exception) -> None:
+def tell_failure(bus: EngineBus, state: RequestState, rung: Rung, error: Exception) -> None:
     """Tell of a fallback level that failed."""
     problem = f"{type(error).__name__}: {error}"
     _log.warning(
@@ -341,7 +341,9 @@ class CacheWatch:
     that memory does not have, the first call counts as its first.
     """
 
-    def __init__(self, bus: EventBus, find_card: Callable[[str, str], Card], providers: Mapping[str, Provider]) -> None:
+    def __init__(
+        self, bus: EngineBus, find_card: Callable[[str, str], Card], providers: Mapping[str, Provider]
+    ) -> None:
         self._bus = bus
         self._find_card = find_card
         self._providers = providers

@@ -44,7 +44,7 @@ from proxy.engine.context.request_state import OutgoingRequest, RequestState, St
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.open_exchange import RetrySource
 from proxy.engine.request import ManagedRequest, ResolvedRequest
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.epoch import Epoch, EpochUse, Pin, Plan
 from proxy.model.events import CeilingExceeded, Planned, PromptSent, RequestRecorded, RungFailed
 from proxy.model.exchange import Headers
@@ -75,7 +75,7 @@ class ContextController:
         states: StateReader,
         chain: FallbackChain,
         accounting: UsageAccounting,
-        bus: EventBus,
+        bus: EngineBus,
         observer: SentObserver,
     ) -> None:
         self.states = states

@@ -32,7 +32,7 @@ from proxy.engine.context.rewriter import Rewriter
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.tool_offers import NO_RECALLED, count_tool
 from proxy.engine.ports import Clock
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.epoch import Epoch, EpochReason, Original, Recalled, Rung
 from proxy.model.errors import Conflict, StoreUnavailable
 from proxy.model.events import EpochOpened
@@ -85,7 +85,7 @@ class FallbackChain:
         caches: ContextCaches,
         planner: EpochPlanner,
         rewriter: Rewriter,
-        bus: EventBus,
+        bus: EngineBus,
         clock: Clock,
         hard_wait_seconds: float,
         is_patient: bool = False,

@@ -14,7 +14,7 @@ from proxy.context.loops.detection import find_repeated_call
 from proxy.engine.ports import Client
 from proxy.engine.request import ManagedRequest
 from proxy.engine.response_stream import PassingClient
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.events import DoomLoopDetected, ToolsCalled
 from proxy.model.exchange import Headers
 from proxy.model.lru import LruCache
@@ -42,7 +42,7 @@ class LoopWatch:
     `least` is how many messages a request has before it can be one of a loop, or of one after it.
     """
 
-    def __init__(self, bus: EventBus, threshold: int) -> None:
+    def __init__(self, bus: EngineBus, threshold: int) -> None:
         self.least = threshold - 1
         self._bus = bus
         self._threshold = threshold

@@ -20,7 +20,7 @@ from proxy.engine.context.request_state import OutgoingRequest, RequestState, St
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.open_exchange import Refusal, Retry, Start
 from proxy.engine.request import ManagedRequest
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.epoch import Epoch, Plan, Rung
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import CeilingExceeded, EpochRefused, ReasoningRemoved
@@ -67,7 +67,7 @@ class RefusalRetry:
         self,
         states: StateReader,
         chain: FallbackChain,
-        bus: EventBus,
+        bus: EngineBus,
         request: ManagedRequest,
         outgoing: OutgoingRequest,
         *,

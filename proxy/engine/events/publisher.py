@@ -1,10 +1,12 @@
 """Makes the events of the stream from those of the engine.
 
 While nobody reads the stream it subscribes to nothing, so that calls cost what they would without it. Else an event of
-the engine is only put into a list. A moment later all of the list are told together, in their order, once the log has
-what was queued for it before: so an event is durable before it is told, and calls have their numbers.
+the engine is only put into a list. A moment later, or at once if somebody in this process listens, all of the list are
+told together, in their order, once the log has what was queued for it before: so an event is durable before it is told,
+and calls have their numbers.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -15,7 +17,7 @@ import msgspec
 from proxy.engine.events.calls import OpenCalls
 from proxy.engine.events.stream import CallLater, EventStream
 from proxy.engine.models import PriceList
-from proxy.engine.runtime import EventBus, TaskRunner, attempt
+from proxy.engine.runtime import EngineBus, TaskRunner, attempt
 from proxy.model.epoch import Edit, Replaced
 from proxy.model.events import (
     AnswerRead,
@@ -34,6 +36,7 @@ from proxy.model.events import (
     ReplyRecorded,
     RequestRecorded,
     RungFailed,
+    SessionClosed,
     SessionWentIdle,
     SummaryAdded,
 )
@@ -53,6 +56,7 @@ from proxy.model.stream_events import (
     MessageCreatedEvent,
     PruneCompletedEvent,
     RungFailedEvent,
+    SessionClosedEvent,
     SessionCreatedEvent,
     SessionIdleEvent,
     StreamEvent,
@@ -83,7 +87,7 @@ class EventPublisher:
 
     def __init__(
         self,
-        bus: EventBus,
+        bus: EngineBus,
         stream: EventStream,
         prices: PriceList,
         *,
@@ -101,6 +105,7 @@ class EventPublisher:
         self._calls = OpenCalls(prices)
         self._pending: list[tuple[str, Make]] = []
         self._is_due = False
+        self._settled = asyncio.Event()
         self._heard: Mapping[type[Event], Callable[[Any], None]] = {
             RequestRecorded: self._note_request,
             ReplyRecorded: self._note_reply,
@@ -119,8 +124,9 @@ class EventPublisher:
             DoomLoopDetected: self._note_loop,
             Nudged: self._note_nudge,
             SessionWentIdle: self._note_idle,
+            SessionClosed: self._note_closed,
         }
-        stream.on_listen, stream.on_idle = self._subscribe, self._unsubscribe
+        stream.on_listen, stream.on_idle, stream.settle = self._subscribe, self._unsubscribe, self._settle
 
     def _subscribe(self) -> None:
         for kind, note in self._heard.items():
@@ -137,8 +143,17 @@ class EventPublisher:
         if len(self._pending) < _MOST_PENDING:
             self._pending.append((exchange, make))
         if not self._is_due:
-            self._is_due = True
-            self._call_later(GATHER_SECONDS, self._start)
+            self._order()
+
+    def _order(self) -> None:
+        self._is_due = True
+        self._settled.clear()
+        self._call_later(0.0 if self.stream.is_heard else GATHER_SECONDS, self._start)
+
+    async def _settle(self) -> None:
+        """Wait until all that has happened before was told."""
+        while self._is_due:
+            await self._settled.wait()
 
     def _tell(self, exchange: str, event: CallEvent) -> None:
         self._put(exchange, partial(_number_event, event))
@@ -151,12 +166,14 @@ class EventPublisher:
         pending, self._pending = self._pending, []
         named = tuple(dict.fromkeys(exchange for exchange, _ in pending if exchange))
         numbers = await attempt(self._number(named), _note_unnumbered) if named else {}
-        for exchange, make in pending:
-            self.stream.publish(make((numbers or {}).get(exchange)))
-        self._is_due = False
-        if self._pending:
-            self._is_due = True
-            self._call_later(GATHER_SECONDS, self._start)
+        try:
+            for exchange, make in pending:
+                self.stream.publish(make((numbers or {}).get(exchange)))
+        finally:
+            self._is_due = False
+            self._settled.set()
+            if self._pending:
+                self._order()
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
@@ -280,6 +297,10 @@ class EventPublisher:
 
     def _note_idle(self, event: SessionWentIdle) -> None:
         self._tell(event.exchange, self._make(SessionIdleEvent, event, attempts=event.attempts))
+
+    def _note_closed(self, event: SessionClosed) -> None:
+        closed = SessionClosedEvent(at_ms=self._now_ms(), session=event.session)
+        self._put("", lambda n: (closed,))
 
     def _make(self, kind: Callable[..., CallEvent], event: Any, **fields: object) -> CallEvent:
         return kind(at_ms=self._now_ms(), session=event.session, exchange=event.exchange, **fields)

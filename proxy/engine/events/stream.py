@@ -7,11 +7,13 @@ The id of an event is that of this run of the server and a number, `RUN-NUMBER`.
 its last event gets all since, if the ring has them. Else it is told to load its data anew (`RESET`): after a restart of
 the server, and when it was away for too long. While nobody reads, nothing is collected, but for a while after the last
 reader has left, so that it may come back.
+
+A listener is in this process. It is called with the events of one session, or of all, as they are.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, Protocol
@@ -74,6 +76,10 @@ class Wanted:
 EVERYTHING = Wanted()
 
 
+Hear = Callable[[StreamEvent], object]
+"""Is called with an event. It must not raise."""
+
+
 class EventReader:
     """One reader of the stream, and the events that wait for it."""
 
@@ -105,7 +111,10 @@ class EventReader:
 
 
 class EventStream:
-    """The events of this run of the server. `run` names the run; `on_listen` and `on_idle` begin and end collecting."""
+    """The events of this run of the server. `run` names the run; `on_listen` and `on_idle` begin and end collecting.
+
+    `settle` waits until all that has happened before was told.
+    """
 
     def __init__(
         self, run: str, call_later: CallLater, now_ms: Callable[[], int], policy: StreamPolicy = _DEFAULT_POLICY
@@ -113,10 +122,12 @@ class EventStream:
         self.policy = policy
         self.on_listen: Callable[[], object] = _do_nothing
         self.on_idle: Callable[[], object] = _do_nothing
+        self.settle: Callable[[], Awaitable[None]] = _settle_nothing
         self._run = run
         self._call_later = call_later
         self._now_ms = now_ms
         self._readers: set[EventReader] = set()
+        self._listeners: dict[str, tuple[Hear, ...]] = {}  # by their session, empty for all
         self._kept: deque[tuple[int, str, str, bytes]] = deque(maxlen=policy.most_kept)
         self._newest = 0
         self._oldest = 0  # the number before the first event that was kept without a gap up to the newest
@@ -139,12 +150,29 @@ class EventStream:
         """The id of the newest event."""
         return f"{self._run}-{self._newest}"
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether anybody in this process listens, whom events are told at once."""
+        return bool(self._listeners)
+
+    def listen(self, hear: Hear, session: str = "") -> None:
+        """Call `hear` with the events of a session, or of all, from now on."""
+        if not self._is_closed:
+            self._listeners[session] = (*self._listeners.get(session, ()), hear)
+            self._collect()
+
+    def stop_listening(self, hear: Hear, session: str = "") -> None:
+        """Do not call `hear` any more with the events of a session, or of all."""
+        left = tuple([each for each in self._listeners.pop(session, ()) if each != hear])
+        if left:
+            self._listeners[session] = left
+        self._rest()
+
     def hold(self) -> str:
         """Collect events for a while, and return the id of the newest: a stream that begins there misses none."""
         if not self._is_closed:
             self._collect()
-            if not self._readers:
-                self._set_end()
+            self._rest()
         return self.position
 
     def open(self, wanted: Wanted = EVERYTHING, after: str = "") -> EventReader:
@@ -170,8 +198,7 @@ class EventStream:
     def leave(self, reader: EventReader) -> None:
         """Forget a reader. Without any, events are collected for a while longer."""
         self._readers.discard(reader)
-        if not self._readers and self._is_collecting:
-            self._set_end()
+        self._rest()
 
     def publish(self, events: Iterable[StreamEvent]) -> None:
         """Give events their ids, keep them, and queue them for all who want them."""
@@ -184,6 +211,8 @@ class EventStream:
             for reader in self._readers:
                 if reader.wanted.accepts(kind, event.session):
                     reader.put(frame)
+            for hear in self._list_listeners(event.session):
+                hear(event)
         most = self.policy.most_waiting
         for reader in [reader for reader in self._readers if len(reader.waiting) > most]:
             self._drop(reader, "slow")
@@ -193,7 +222,14 @@ class EventStream:
         self._is_closed = True
         for reader in tuple(self._readers):
             self._drop(reader, "stopping", is_kept=True)
+        self._listeners.clear()
         self._stop()
+
+    def _list_listeners(self, session: str) -> tuple[Hear, ...]:
+        if not self._listeners:
+            return ()
+        own = self._listeners.get(session, ()) if session else ()
+        return own + self._listeners.get("", ())
 
     def _find_gap(self, after: str) -> Literal["restarted", "expired", "unknown"] | None:
         """Return why events after this id are missing, None if they are not."""
@@ -217,8 +253,9 @@ class EventStream:
             self._beat = self._call_later(self.policy.heartbeat, self._send_heartbeat)
             self.on_listen()
 
-    def _set_end(self) -> None:
-        if self._end is None:
+    def _rest(self) -> None:
+        """Have collecting end after a while, if nobody is there."""
+        if self._end is None and self._is_collecting and not self._readers and not self._listeners:
             self._end = self._call_later(self.policy.linger, self._stop)
 
     def _stop(self) -> None:
@@ -268,4 +305,8 @@ def _replace_lone(text: str) -> str:
 
 
 def _do_nothing() -> None:
+    pass
+
+
+async def _settle_nothing() -> None:
     pass

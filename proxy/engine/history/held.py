@@ -34,7 +34,7 @@ from proxy.engine.history.policy import NudgePolicy
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import MOST_HELD, Client, Clock
 from proxy.engine.request import ManagedRequest
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, TooLarge, Unproven
 from proxy.model.exchange import ClientRequest, HeldCall, RequestOptions, SessionKey
 from proxy.model.lru import LruCache
@@ -365,7 +365,7 @@ class HeldHistories:
 
 
 def build_histories(
-    nudges: NudgePolicy, policy: EnginePolicy, log: HistoryLog, resolver: SessionNamer, *, bus: EventBus, clock: Clock
+    nudges: NudgePolicy, policy: EnginePolicy, log: HistoryLog, resolver: SessionNamer, *, bus: EngineBus, clock: Clock
 ) -> HeldHistories:
     """Return the histories that we hold."""
     return HeldHistories(

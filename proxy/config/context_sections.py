@@ -252,7 +252,8 @@ class CompactionSettings(Section):
     prompt_hook: DottedPath = Field(
         _POLICY.prompt_hook,
         description=(
-            "Dotted path of a function that takes the instruction and its level (1 or 2) and returns the one to use."
+            "Dotted path of a function that takes the instruction and its level (1 or 2) and returns the one to use; "
+            "by name also messages (those that are summarised) and config (these settings)."
         ),
     )
     level2: bool = Field(

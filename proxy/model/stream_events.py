@@ -10,7 +10,7 @@ import msgspec
 
 from proxy.model.epoch import EpochReason, Rung, SummaryKind, SummaryLevel
 from proxy.model.exchange import Completeness, Kind, MissCause
-from proxy.model.results import TokenUsage
+from proxy.model.results import CompactionResult, TokenUsage
 
 
 class StreamedEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="type"):
@@ -18,6 +18,11 @@ class StreamedEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_fie
 
     at_ms: int
     session: str = ""
+
+    @property
+    def payload(self) -> object:
+        """What the handlers of an `EventBus` get of it."""
+        return self
 
 
 class CallEvent(StreamedEvent, frozen=True, gc=False, kw_only=True):
@@ -37,7 +42,7 @@ class SessionCreatedEvent(StreamedEvent, frozen=True, gc=False, kw_only=True, ta
 
 
 class SessionClosedEvent(StreamedEvent, frozen=True, gc=False, kw_only=True, tag="SESSION_CLOSED"):
-    """A program has closed a session, whose summaries under way have ended. Its log stays, and it may be opened again."""
+    """A program has closed a session; summaries under way have ended. It stays in the log, and may be loaded again."""
 
 
 class MessageCreatedEvent(CallEvent, frozen=True, gc=False, kw_only=True, tag="MESSAGE_CREATED"):
@@ -174,6 +179,20 @@ class CompactionCompletedEvent(StreamedEvent, frozen=True, gc=False, kw_only=Tru
     elapsed_ms: int
     reason: str
     is_manual: bool
+
+    @property
+    def payload(self) -> CompactionResult:
+        """The result of the compaction."""
+        return CompactionResult(
+            session_id=self.session,
+            summary_message_id=self.summary,
+            level_used=self.level,
+            compacted_message_count=self.messages,
+            summary_token_count=self.tokens_after,
+            tokens_before=self.tokens_before,
+            tokens_after=self.tokens_after,
+            elapsed_ms=self.elapsed_ms,
+        )
 
 
 class CompactionFailedEvent(StreamedEvent, frozen=True, gc=False, kw_only=True, tag="COMPACTION_FAILED"):

@@ -1,8 +1,9 @@
 """Events for Python programs: what happens in a session, passed to the handlers of a program.
 
 A handler is called with the name of an event and its payload: the object that `/-/api/events` sends for it
-(`model/stream_events`). Handlers are called in the order in which they were registered; what an asynchronous one
-returns runs as a task. A handler that raises is logged: neither the others nor the publisher learn of it.
+(`model/stream_events`), and of a compaction its result. Handlers are called in the order in which they were registered;
+what an asynchronous one returns runs as a task. A handler that raises is logged: neither the others nor the publisher
+learn of it.
 """
 
 import asyncio
@@ -61,7 +62,7 @@ class EventBus:
             if wanted not in (name, EVERY):
                 continue
             try:
-                waiting = handler(name, event)
+                waiting = handler(name, event.payload)
                 if isinstance(waiting, Awaitable):
                     self._spawn(name, waiting)
             except Exception:  # noqa: BLE001 - a boundary: a handler must not reach the publisher

@@ -1,10 +1,9 @@
-"""A provider that answers as a transcript says, and a client that takes the answers; nothing leaves the process."""
+"""A provider that answers as a transcript says; nothing leaves the process."""
 
 import time
 from collections.abc import Awaitable, Callable
 
 from proxy.engine.ports import RequestBody
-from proxy.model.errors import ProxyError, UpstreamUnreachable
 from proxy.model.exchange import Headers
 from proxy.trial.requests import CALL
 from proxy.wire.headers import find_header
@@ -94,37 +93,3 @@ class ReplayUpstream:
 
     async def aclose(self) -> None:
         """Do nothing: there are no connections."""
-
-
-class SilentClient:
-    """A client that takes what comes. `error` is what it was told in place of an answer, `session` where it is kept."""
-
-    def __init__(self) -> None:
-        self.error = self.session = ""
-
-    def label(self, fields: Headers) -> None:
-        """Take headers, among them the session's id."""
-        self.session = find_header(fields, b"x-palimpsest-session").decode("latin-1") or self.session
-
-    def start(self, status: int, headers: Headers) -> None:
-        """Take the head of a response."""
-        if status != _STATUS_OK:
-            self.error = f"status {status}"
-
-    def write(self, content: bytes, *, is_last: bool = False) -> bool:
-        """Take a part of the body."""
-        return True
-
-    async def drain(self) -> None:
-        """Return at once."""
-
-    def fail(self, error: ProxyError) -> None:
-        """Take an error."""
-        self.error = str(error)
-
-    def dismiss(self) -> None:
-        """Take that the call was cancelled."""
-        self.error = self.error or str(UpstreamUnreachable("the call was cancelled"))
-
-    def abort(self) -> None:
-        """Take that the call has ended."""

@@ -5,10 +5,11 @@ wheel: nothing is downloaded. Counting never fails and takes time in proportion 
 count also loads the vocabulary, so call it in a thread.
 """
 
+import importlib
 import importlib.util
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from proxy.context.budget import cut_stretches, estimate_tokens
 from proxy.context.model_catalog import Encoding
@@ -76,6 +77,15 @@ def load_encoder(encoding: Encoding) -> Encoder | None:
     except ImportError:
         return None
     return SplintrEncoder(splintr.Tokenizer.from_pretrained(encoding))
+
+
+def import_function(path: str) -> Callable[..., Any]:
+    """Return the function of a dotted path. Raises ImportError, AttributeError, and TypeError if it is no function."""
+    module, _, name = path.rpartition(".")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    if not callable(found):
+        raise TypeError(f"{path} is no function")
+    return found
 
 
 class CountingTokenizer:

@@ -13,7 +13,7 @@ A listener is in this process. It is called with the events of one session, or o
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, Protocol
@@ -122,7 +122,7 @@ class EventStream:
         self.policy = policy
         self.on_listen: Callable[[], object] = _do_nothing
         self.on_idle: Callable[[], object] = _do_nothing
-        self.settle: Callable[[], Awaitable[None]] = _settle_nothing
+        self.settle: Callable[[], Coroutine[Any, Any, None]] = _settle_nothing
         self._run = run
         self._call_later = call_later
         self._now_ms = now_ms
@@ -157,9 +157,8 @@ class EventStream:
 
     def listen(self, hear: Hear, session: str = "") -> None:
         """Call `hear` with the events of a session, or of all, from now on."""
-        if not self._is_closed:
-            self._listeners[session] = (*self._listeners.get(session, ()), hear)
-            self._collect()
+        self._listeners[session] = (*self._listeners.get(session, ()), hear)
+        self._collect()
 
     def stop_listening(self, hear: Hear, session: str = "") -> None:
         """Do not call `hear` any more with the events of a session, or of all."""
@@ -218,12 +217,11 @@ class EventStream:
             self._drop(reader, "slow")
 
     def close(self) -> None:
-        """End all streams at once, and open no other."""
+        """End all streams at once, and open no other. Who listens in this process hears what comes."""
         self._is_closed = True
         for reader in tuple(self._readers):
             self._drop(reader, "stopping", is_kept=True)
-        self._listeners.clear()
-        self._stop()
+        self._rest()
 
     def _list_listeners(self, session: str) -> tuple[Hear, ...]:
         if not self._listeners:
@@ -254,8 +252,12 @@ class EventStream:
             self.on_listen()
 
     def _rest(self) -> None:
-        """Have collecting end after a while, if nobody is there."""
-        if self._end is None and self._is_collecting and not self._readers and not self._listeners:
+        """Have collecting end if nobody is there: after a while, or at once if nobody can come back."""
+        if not self._is_collecting or self._readers or self._listeners:
+            return
+        if self._is_closed:
+            self._stop()
+        elif self._end is None:
             self._end = self._call_later(self.policy.linger, self._stop)
 
     def _stop(self) -> None:

@@ -6,7 +6,7 @@ they were made. A retry after an answer that does not fit shows the model this a
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +83,7 @@ class LlmMap:
         self._headers: Headers = ((b"content-type", b"application/json"), *order.headers, *named)
         self._system: Message = {"role": "system", "content": order.system}
 
-    def results(self, inputs: Inputs[Any]) -> AsyncIterator[tuple[int, MapResult]]:
+    def results(self, inputs: Inputs[Any]) -> AsyncGenerator[tuple[int, MapResult]]:
         """Yield the number and the result of each item as they are completed."""
         return self._run.go_through(inputs, self._work)
 

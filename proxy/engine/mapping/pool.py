@@ -5,7 +5,7 @@ take no more memory than a hundred, and a consumer that takes no more results st
 """
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
 from typing import Generic, TypeVar
 
 from proxy.engine.runtime import TaskRunner, attempt
@@ -67,7 +67,7 @@ class _Source(Generic[T]):
 
 async def run_each(
     inputs: Inputs[T], work: Work[T, R], concurrency: int, tasks: TaskRunner
-) -> AsyncIterator[tuple[int, R]]:
+) -> AsyncGenerator[tuple[int, R]]:
     """Yield the number and the result of each item, as they are completed.
 
     What the input or `work` raises is raised once the items begun by then have their results. However it ends, also by

@@ -4,7 +4,7 @@ A run is an object beside its results, since what it adds up is read after the l
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sized
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sized
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
@@ -86,7 +86,7 @@ class MapRun:
 
     async def go_through(
         self, inputs: Inputs[Any], work: Callable[[int, Any], Awaitable[R]]
-    ) -> AsyncIterator[tuple[int, R]]:
+    ) -> AsyncGenerator[tuple[int, R]]:
         """Yield the number and the result of each item as they are completed. `work` must not raise.
 
         However it ends, nothing is running afterwards.
@@ -156,5 +156,6 @@ class Pause:
 
     async def wait(self) -> None:
         """Wait for its end."""
-        while (left := self._until - self._clock.monotonic()) > 0:
+        if (left := self._until - self._clock.monotonic()) > 0:
             await asyncio.sleep(left)
+            await self.wait()  # it may have become longer

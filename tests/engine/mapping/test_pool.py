@@ -16,11 +16,14 @@ class Bench:
     def __init__(self) -> None:
         self.tasks = TaskRunner()
         self.running = self.most = self.begun = 0
+        self.is_busy = asyncio.Event()
 
     async def work(self, number: int, item: float) -> str:
         self.running += 1
         self.begun += 1
         self.most = max(self.most, self.running)
+        if self.running == 4:
+            self.is_busy.set()
         try:
             await asyncio.sleep(item)
         finally:
@@ -75,7 +78,7 @@ async def test_an_endless_input_is_taken_no_faster_than_its_results(bench: Bench
         await asyncio.sleep(0.001)  # a slow consumer
         if number >= 20:
             break
-    await results.aclose()  # type: ignore[attr-defined]
+    await results.aclose()
     assert taken <= 20 + 2 * 4 + 4
 
 
@@ -87,7 +90,7 @@ async def test_what_an_input_raises_comes_after_the_results_before_it(bench: Ben
     results = []
     with pytest.raises(LookupError, match="no more"):
         async for _, result in run_each(come(), bench.work, 4, bench.tasks):
-            results.append(result)  # noqa: PERF401
+            results.append(result)
     assert results == ["0:0.01"]
 
 
@@ -106,14 +109,13 @@ async def test_closing_ends_what_is_running(bench: Bench) -> None:
     results = run_each(come(), bench.work, 4, bench.tasks)
     assert await anext(results) == (0, "0:0")
     assert bench.running
-    await results.aclose()  # type: ignore[attr-defined]
+    await results.aclose()
     assert closed
 
 
 async def test_cancelling_the_consumer_ends_what_is_running(bench: Bench) -> None:
     consumer = asyncio.ensure_future(bench.run([100.0] * 100))
-    while bench.running < 4:
-        await asyncio.sleep(0)
+    await bench.is_busy.wait()
     consumer.cancel()
     with pytest.raises(asyncio.CancelledError):
         await consumer
@@ -122,8 +124,7 @@ async def test_cancelling_the_consumer_ends_what_is_running(bench: Bench) -> Non
 
 async def test_a_consumer_learns_that_the_engine_was_closed(bench: Bench) -> None:
     consumer = asyncio.ensure_future(bench.run([100.0] * 100))
-    while bench.running < 4:
-        await asyncio.sleep(0)
+    await bench.is_busy.wait()
     await bench.tasks.finish(0)
     with pytest.raises(StoreUnavailable, match="closed before all items"):
         await consumer

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from jinja2 import UndefinedError
-from jinja2.sandbox import SecurityError
+from jinja2.exceptions import SecurityError
 from pydantic import BaseModel
 
 from proxy.engine.mapping.prompts import ItemTemplate, OutputSchema, Unfit, find_json, write_correction

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.context.pricing import Cost
-from proxy.engine.exchange import ExchangeService
 from proxy.engine.mapping.pool import Inputs
 from proxy.engine.mapping.prompts import ItemTemplate, OutputSchema, Unfit, write_correction
-from proxy.engine.mapping.running import MapRun, Pause
-from proxy.engine.models import PriceList
+from proxy.engine.mapping.running import MapRun, OperatorEngine, Pause, require_least
 from proxy.engine.response_reader import read_received
 from proxy.engine.runtime import attempt
 from proxy.engine.turns.calls import LocalResponse, make_call
@@ -52,16 +50,15 @@ class CallFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmMapOrder:
-    """What is asked for each item. `headers` have the credential. A temperature of None is left to the upstream."""
+    """What is asked for each item. `timeout` is in seconds. A temperature of None is left to the upstream."""
 
     template: ItemTemplate
     schema: OutputSchema
     model: str
-    max_retries: int
+    max_retries: int | None = None  # None: as the settings say
     system_prompt: str | None = None
     temperature: float | None = 0.0
     timeout: float = 60.0
-    headers: Headers = ()
 
     @property
     def system(self) -> str:
@@ -72,15 +69,17 @@ class LlmMapOrder:
 class LlmMap:
     """Makes the calls of one run."""
 
-    def __init__(self, order: LlmMapOrder, run: MapRun, exchanges: ExchangeService, prices: PriceList) -> None:
+    def __init__(self, order: LlmMapOrder, run: MapRun, engine: OperatorEngine) -> None:
         self._order = order
         self._run = run
-        self._exchanges = exchanges
-        self._prices = prices
+        self._exchanges = engine.exchanges
+        self._prices = engine.prices
+        retries = engine.policy.max_retries if order.max_retries is None else order.max_retries
+        self._most_calls = 1 + require_least("max_retries", retries, 0)
         self._pause = Pause(run.clock)
         self._refusal: CallFailed | None = None  # of the first call, and so of all
         named = ((b"x-palimpsest-session", f"map:{run.id}".encode()), (b"x-palimpsest-history", b"none"))
-        self._headers: Headers = ((b"content-type", b"application/json"), *order.headers, *named)
+        self._headers: Headers = ((b"content-type", b"application/json"), *named)
         self._system: Message = {"role": "system", "content": order.system}
 
     def results(self, inputs: Inputs[Any]) -> AsyncGenerator[tuple[int, MapResult]]:
@@ -99,7 +98,7 @@ class LlmMap:
         """Ask until an answer fits. Each call is noted in `tries`. Raises what is wrong with the last one."""
         prompt: Message = {"role": "user", "content": self._order.template.render(item)}
         messages, problem = [self._system, prompt], Exception()
-        for count in range(1, self._order.max_retries + 2):
+        for count in range(1, self._most_calls + 1):
             await self._pause.wait()
             if self._refusal is not None and not self._run.totals.calls:
                 raise self._refusal
@@ -118,7 +117,7 @@ class LlmMap:
                 problem = error
                 if error.is_final:
                     break
-                if count <= self._order.max_retries:
+                if count < self._most_calls:
                     await self._wait_after(error, count)
         raise problem
 

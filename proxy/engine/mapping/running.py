@@ -12,9 +12,12 @@ from typing import Any, Literal, Protocol, TypeVar
 import msgspec
 
 from proxy.context.pricing import Cost
+from proxy.engine.exchange import ExchangeService
 from proxy.engine.mapping.pool import Inputs, run_each
-from proxy.engine.ports import Clock
-from proxy.engine.runtime import TaskRunner
+from proxy.engine.models import PriceList
+from proxy.engine.policy import OperatorPolicy
+from proxy.engine.ports import Clock, Ids
+from proxy.engine.runtime import SystemClock, SystemIds, TaskRunner
 from proxy.model.results import TokenUsage
 from proxy.model.stream_events import MapCompletedEvent, MapItemCompletedEvent, MapStartedEvent
 
@@ -141,6 +144,40 @@ class MapRun:
             elapsed_ms=elapsed_ms,
         )
         self.publish(event)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorEngine:
+    """What operators need of an engine."""
+
+    exchanges: ExchangeService
+    tasks: TaskRunner
+    prices: PriceList
+    policy: OperatorPolicy
+    clock: Clock = field(default_factory=SystemClock)
+    ids: Ids = field(default_factory=SystemIds)
+
+    def begin(
+        self, operator: Operator, model: str, concurrency: int | None = None, publish: Publish | None = None
+    ) -> MapRun:
+        """Return a new run. Raises ValueError for a concurrency below 1."""
+        usual = {"llm_map": self.policy.llm_map_concurrency, "agentic_map": self.policy.agentic_map_concurrency}
+        return MapRun(
+            id=self.ids.next_exchange(),
+            operator=operator,
+            model=model,
+            concurrency=require_least("concurrency", usual[operator] if concurrency is None else concurrency, 1),
+            tasks=self.tasks,
+            clock=self.clock,
+            publish=publish,
+        )
+
+
+def require_least(name: str, number: int, least: int) -> int:
+    """Return a number. Raises ValueError if it is below the least one."""
+    if number < least:
+        raise ValueError(f"{name} is at least {least}, not {number}")
+    return number
 
 
 class Pause:

@@ -12,9 +12,9 @@ import pytest
 from proxy.assembly import Engine
 from proxy.engine.mapping.llm_map import LlmMap, LlmMapOrder
 from proxy.engine.mapping.prompts import ItemTemplate, OutputSchema
-from proxy.engine.mapping.running import MapRun
+from proxy.engine.mapping.running import MapRun, OperatorEngine
 from proxy.engine.models import PriceList
-from proxy.engine.runtime import SystemClock
+from proxy.engine.policy import OperatorPolicy
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.log import Selection
 from proxy.model.results import MapResult
@@ -31,25 +31,20 @@ class Bench:
     def __init__(self, engine: Engine, model: Model) -> None:
         self.engine = engine
         self.model = model
+        prices = PriceList(engine.models.card)
+        self.operators = OperatorEngine(
+            exchanges=engine.exchanges, tasks=engine.tasks, prices=prices, policy=OperatorPolicy()
+        )
         self.told: list[Any] = []
         self.run = self.begin()
 
     def begin(self, concurrency: int = 4) -> MapRun:
-        clock, tasks = SystemClock(), self.engine.tasks
-        return MapRun(
-            id=f"r{id(self)}",
-            operator="llm_map",
-            model="m1",
-            concurrency=concurrency,
-            tasks=tasks,
-            clock=clock,
-            publish=self.told.append,
-        )
+        return self.operators.begin("llm_map", "m1", concurrency, self.told.append)
 
     def make(self, text: str = "Say {{ item }}", **changes: Any) -> LlmMap:
-        given: dict[str, Any] = {"schema": OutputSchema(SCHEMA), "model": "m1", "max_retries": 3, **changes}
+        given: dict[str, Any] = {"schema": OutputSchema(SCHEMA), "model": "m1", **changes}
         order = LlmMapOrder(template=ItemTemplate(text), **given)
-        return LlmMap(order, self.run, self.engine.exchanges, PriceList(self.engine.models.card))
+        return LlmMap(order, self.run, self.operators)
 
     async def results(self, inputs: Any, **changes: Any) -> list[MapResult]:
         """Return the results in the order of the inputs."""

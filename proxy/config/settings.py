@@ -15,6 +15,7 @@ from proxy.config.context_sections import (
     MemorySettings,
     ModelSettings,
     NudgeSettings,
+    OperatorSettings,
     PriceSettings,
     PruningSettings,
     RecallSettings,
@@ -109,6 +110,7 @@ class Settings(BaseSettings):
     snapshot: SnapshotSettings = SnapshotSettings()
     compaction: CompactionSettings = CompactionSettings()
     memory: MemorySettings = MemorySettings()
+    operators: OperatorSettings = OperatorSettings()
     nudge: NudgeSettings = NudgeSettings()
     doom_loop: DoomLoopSettings = DoomLoopSettings()
     events: EventsSettings = EventsSettings()

@@ -138,6 +138,10 @@ class ExchangeService:
             self._tasks.held.discard(task)
             self._sessions.pop(task, None)
 
+    def find_upstream(self, model: str) -> str:
+        """Return the name of the upstream that requests to a model go to."""
+        return self._resolver.find_upstream(model)
+
     def is_open(self, session: str) -> bool:
         """Return whether a call of a session is under way."""
         return session in self._sessions.values()

@@ -124,6 +124,10 @@ class RequestResolver:
         caller, named = self._lineage.tenants.identify(()), ClientId(name)
         return replace(make_session(caller.tenant, route.upstream.name, named, ""), parent=parent)
 
+    def find_upstream(self, model: str) -> str:
+        """Return the name of the upstream that requests to a model go to."""
+        return self._choose(model).upstream.name
+
     async def resolve(
         self, request: ClientRequest, form: Format, options: RequestOptions, held: HeldExchange | None = None
     ) -> tuple[ResolvedRequest, BuildManifest]:
@@ -266,14 +270,15 @@ class RequestResolver:
             is_held=held is not None,
         )
         holding = await self._hold(caller.tenant, split, remembered, until)
-        place = await self._place(query) if session.family or self._policy.infer else None
+        is_placed = (session.family or self._policy.infer) and not options.is_alone
+        place = await self._place(query) if is_placed else None
         # Nothing awaits from here on: the opening, with what the cache refers to, is logged before any later request's.
         resolved = ResolvedRequest(
             **asdict(request),
             exchange=exchange,
             session=session if place is None else place.session,
             upstream=upstream,
-            mode=options.mode,
+            mode="observe" if options.is_alone and options.mode == "manage" else options.mode,
             kind="managed" if program is None or program.respond is None else "recorded",
             wire=form.name,
             opened_ms=self._clock.now_ms(),

@@ -74,6 +74,7 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
     `is_pinning`: its newest message is to stay in every rendering. `strategy` is None if it asks for none. `history`:
     we hold the history that it continues. `source` is the kind of prompt source that its newest message is
     (`context/strategies/sources`), empty if untold. `program` is no wish: it is set for calls in this process.
+    `is_alone`: it is no part of a conversation.
     """
 
     mode: Mode = "manage"
@@ -83,6 +84,7 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
     history: HistoryMode | None = None
     source: str = ""
     program: ProgramCall | None = None
+    is_alone: bool = False
 
 
 class ClientRequest(msgspec.Struct, frozen=True, gc=False):

@@ -362,7 +362,7 @@ def _describe_missing(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield what works differently because an optional package is not installed."""
     if settings.mode == "manage" and settings.files.outline and not has_grammars():
         yield "outlines", "of Python, JSON and the like; those of other source code need the extra outlines (README.md)"
-    if settings.mode != "bypass" and not has_encoder():
+    if settings.mode != "bypass" and not settings.budget.estimator and not has_encoder():
         yield "tokens", "estimated, for this machine has no splintr"
 
 

@@ -28,7 +28,7 @@ from proxy.engine.response_stream import EditingClient, ReceivedResponse
 from proxy.engine.runtime import TaskRunner, attempt
 from proxy.model.epoch import ClearingTerms, Epoch, Plan, SourceNote
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
-from proxy.model.exchange import ClientRequest, Headers, MadeElsewhere, Opening, RequestOptions, Round
+from proxy.model.exchange import ClientRequest, Headers, Opening, ProgramCall, RequestOptions, Round
 from proxy.model.log import Record
 from proxy.model.manifest import Manifest, make_capped_manifest, make_head_manifest, make_manifest
 from proxy.wire import FORMATS
@@ -99,14 +99,15 @@ class ExchangeService:
         return self._policy.mode != "bypass" or self.read_options(headers).mode != "bypass"
 
     def carry(
-        self, incoming: ClientRequest, wire: str, client: Client, elsewhere: MadeElsewhere | None = None
+        self, incoming: ClientRequest, wire: str, client: Client, program: ProgramCall | None = None
     ) -> Coroutine[Any, Any, None]:
         """Return a coroutine that carries a request whose whole body is in memory, in the wire format named `wire`.
 
-        If it is cancelled because the client disconnected, the call is recorded as aborted. One that was made
-        `elsewhere` is recorded, and answered with the response that came there; nothing is sent.
+        If it is cancelled because the client disconnected, the call is recorded as aborted. That of a `program` in this
+        process belongs to the session that this names; one that was made elsewhere is recorded, and answered with the
+        response that came there: nothing is sent.
         """
-        return self._hold(self._carry(incoming, self._formats[wire], client, elsewhere), client)
+        return self._hold(self._carry(incoming, self._formats[wire], client, program), client)
 
     def carry_count(self, incoming: ClientRequest, wire: str, client: Client) -> Coroutine[Any, Any, None]:
         """Return a coroutine that carries a request whose tokens the upstream is to count. See also `carry`.
@@ -137,17 +138,20 @@ class ExchangeService:
             self._tasks.held.discard(task)
             self._sessions.pop(task, None)
 
+    def find_upstream(self, model: str) -> str:
+        """Return the name of the upstream that requests to a model go to."""
+        return self._resolver.find_upstream(model)
+
     def is_open(self, session: str) -> bool:
         """Return whether a call of a session is under way."""
         return session in self._sessions.values()
 
-    async def _carry(
-        self, incoming: ClientRequest, form: Format, client: Client, elsewhere: MadeElsewhere | None
-    ) -> None:
+    async def _carry(self, incoming: ClientRequest, form: Format, client: Client, program: ProgramCall | None) -> None:
         self._check_log()
         options = self.read_options(incoming.headers)
-        if elsewhere is not None:
-            options = replace(options, history="record", elsewhere=elsewhere)
+        if program is not None:
+            is_made = program.respond is not None
+            options = replace(options, history="record" if is_made else "program", program=program)
         if options.history is None:
             if is_nudge(options.source):
                 expect_messages(incoming, form)
@@ -188,10 +192,9 @@ class ExchangeService:
         exchange.is_urgent = request.is_stream
         self._prepare(request, exchange, outgoing)
         is_edited = isinstance(request, ManagedRequest) and request.clearing is not None
+        respond = options.program.respond if options.program is not None else None
         send = (
-            self._bind(request, exchange, form, is_edited=is_edited)
-            if options.elsewhere is None
-            else partial(_answer, options.elsewhere)
+            self._bind(request, exchange, form, is_edited=is_edited) if respond is None else partial(_answer, respond)
         )
         await self._relay.carry(exchange, send, outgoing.body)
         if held is None and self._histories is not None:
@@ -429,10 +432,10 @@ class CapturedBody:
         return content
 
 
-async def _answer(elsewhere: MadeElsewhere, body: bytes | RequestBody) -> UpstreamResponse:
+async def _answer(respond: Callable[[bytes], Awaitable[bytes]], body: bytes | RequestBody) -> UpstreamResponse:
     """Return the response to a call that was made elsewhere."""
     assert isinstance(body, bytes), "it is read"
-    return ReceivedResponse(_OK, await elsewhere.respond(body))
+    return ReceivedResponse(_OK, await respond(body))
 
 
 def _note_uncounted(error: Exception) -> None:

@@ -12,17 +12,20 @@ from proxy.wire.headers import find_header
 _MODE, _CEILING, _PIN = b"x-palimpsest-mode", b"x-palimpsest-ceiling", b"x-palimpsest-pin"
 _STRATEGY, _HISTORY, _SOURCE = b"x-palimpsest-strategy", b"x-palimpsest-history", b"x-palimpsest-source"
 _LONGEST_NUMBER = 9
+_ALONE = "none"
 
 
 def read_options(headers: Headers, mode: Mode) -> RequestOptions:
     """Return what a request asks for; without a header for it, its mode is `mode`. Raises BadRequest."""
+    history = _read_word(headers, _HISTORY, ("new", "server", _ALONE))
     return RequestOptions(
         cast(Mode, _read_word(headers, _MODE, get_args(Mode))) or mode,
         read_ceiling(headers),
         find_header(headers, _PIN).strip().lower() == b"true",
         strategy=read_strategy(headers),
-        history=cast(Literal["new", "server"], _read_word(headers, _HISTORY, ("new", "server"))) or None,
+        history=cast(Literal["new", "server"], history) if history and history != _ALONE else None,
         source=_read_source(headers),
+        is_alone=history == _ALONE,
     )
 
 

@@ -67,6 +67,15 @@ class EnginePolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class OperatorPolicy:
+    """How many items of a list operators work on at once, and how often an item is asked for again."""
+
+    llm_map_concurrency: int = 16
+    agentic_map_concurrency: int = 4
+    max_retries: int = 3
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotPolicy:
     """What the strategy `snapshot` shows: the settings of the same names."""
 

@@ -127,6 +127,10 @@ class RequestResolver:
         caller, named = self._lineage.tenants.identify(()), ClientId(name)
         return replace(make_session(caller.tenant, route.upstream.name, named, ""), parent=parent)
 
+    def find_upstream(self, model: str) -> str:
+        """Return the name of the upstream that requests to a model go to."""
+        return self._choose(model).upstream.name
+
     async def resolve(
         self, request: ClientRequest, form: Format, options: RequestOptions, held: HeldExchange | None = None
     ) -> tuple[ResolvedRequest, BuildManifest]:
@@ -244,19 +248,19 @@ class RequestResolver:
         """Resolve a body that can be read message by message, else return None."""
         content, until = request.body, self._clock.monotonic() + self._policy.hard_wait_seconds
         named = self._naming.read(request.headers)
-        key = (caller.tenant, form.name, named.family)
+        key = (caller.tenant, form.name, options.program.session.family if options.program else named.family)
         self.forget_lost()
         known, shared = self._histories.find(key, content)
         remembered = _Remembered(known, shared, self._histories.losses)
         if (split := split_known(content, form.items_key, known, shared, is_ours=held is not None)) is None:
             return None
-        model, elsewhere = parse_json_string(split.member("model")), options.elsewhere
-        route = self._choose(model) if elsewhere is None else self._find_route(elsewhere.session.upstream)
+        model, program = parse_json_string(split.member("model")), options.program
+        route = self._choose(model) if program is None else self._find_route(program.session.upstream)
         upstream = route.upstream
         session = (
             make_session(caller.tenant, upstream.name, read_body_id(named, split), exchange)
-            if elsewhere is None
-            else elsewhere.session
+            if program is None
+            else program.session
         )
         previous = parse_json_string(split.member(form.previous_key)) if form.previous_key else ""
         root = await self._find_root(form, session, previous, until)
@@ -269,15 +273,16 @@ class RequestResolver:
             is_held=held is not None,
         )
         holding = await self._hold(caller.tenant, split, remembered, until)
-        place = await self._place(query) if session.family or self._policy.infer else None
+        is_placed = (session.family or self._policy.infer) and not options.is_alone
+        place = await self._place(query) if is_placed else None
         # Nothing awaits from here on: the opening, with what the cache refers to, is logged before any later request's.
         resolved = ResolvedRequest(
             **asdict(request),
             exchange=exchange,
             session=session if place is None else place.session,
             upstream=upstream,
-            mode=options.mode,
-            kind="managed" if elsewhere is None else "recorded",
+            mode="observe" if options.is_alone and options.mode == "manage" else options.mode,
+            kind="managed" if program is None or program.respond is None else "recorded",
             wire=form.name,
             opened_ms=self._clock.now_ms(),
             model=model,
@@ -372,9 +377,9 @@ class RequestResolver:
         return make_capped_manifest(content, self._policy.record_cap_bytes)
 
     def _identify(self, request: ClientRequest, options: RequestOptions) -> Credential:
-        """Return the caller. A call that was made elsewhere brings no credential: its session says whose it is."""
-        if options.elsewhere is not None:
-            return Credential(options.elsewhere.session.tenant, b"")
+        """Return the caller. A call of a program brings no credential: its session says whose it is."""
+        if options.program is not None:
+            return Credential(options.program.session.tenant, b"")
         return self._lineage.tenants.identify(request.headers)
 
     def _find_route(self, upstream: str) -> Route:

@@ -35,9 +35,9 @@ beside the messages, which earlier versions did not record.
 """
 
 
-HistoryMode = Literal["new", "server", "record"]
-"""What a request asks of a history that we hold: to begin one, to continue it, or to do either for a turn that was made
-elsewhere. No client asks for the last one by header.
+HistoryMode = Literal["new", "server", "program", "record"]
+"""What a request asks of a history that we hold: to begin one, to continue it, or to do either, for a call of a program
+in this process (`program`) or a turn that it made elsewhere (`record`). No client asks for the last two by header.
 """
 
 
@@ -56,15 +56,16 @@ class SessionKey(msgspec.Struct, frozen=True, gc=False, array_like=True):
     parent: str = ""
 
 
-class MadeElsewhere(msgspec.Struct, frozen=True, gc=False):
-    """A call that a program made elsewhere: the session that it belongs to, and all that the program told of it.
+class ProgramCall(msgspec.Struct, frozen=True, gc=False):
+    """A call of a program in this process, and the session that it begins or continues.
 
-    `respond` writes the body of its response, given what we would have sent.
+    If it was made elsewhere, and is only recorded, `told` is all that the program told of it, and `respond` writes the
+    body of its response, given what we would have sent.
     """
 
     session: SessionKey
-    told: bytes
-    respond: Callable[[bytes], Awaitable[bytes]]
+    told: bytes = b""
+    respond: Callable[[bytes], Awaitable[bytes]] | None = None
 
 
 class RequestOptions(msgspec.Struct, frozen=True, gc=False):
@@ -72,7 +73,8 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
 
     `is_pinning`: its newest message is to stay in every rendering. `strategy` is None if it asks for none. `history`:
     we hold the history that it continues. `source` is the kind of prompt source that its newest message is
-    (`context/strategies/sources`), empty if untold. `elsewhere` is no wish: it is set for a call that is only recorded.
+    (`context/strategies/sources`), empty if untold. `program` is no wish: it is set for calls in this process.
+    `is_alone`: it is no part of a conversation.
     """
 
     mode: Mode = "manage"
@@ -81,7 +83,8 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
     strategy: Strategy | None = None
     history: HistoryMode | None = None
     source: str = ""
-    elsewhere: MadeElsewhere | None = None
+    program: ProgramCall | None = None
+    is_alone: bool = False
 
 
 class ClientRequest(msgspec.Struct, frozen=True, gc=False):

@@ -43,6 +43,7 @@ from proxy.model.events import (
     SilentOverflowSeen,
     SummaryAdded,
     SummaryWasted,
+    WebhookEnded,
 )
 from proxy.model.exchange import Usage
 from proxy.model.log import ArchiveHealth
@@ -161,6 +162,7 @@ class Metrics(Collector):
             Nudged: lambda event: self._add("palimpsest_nudges", str(event.attempt)),
             SessionWentIdle: lambda event: self._add("palimpsest_idle_sessions"),
             SessionsErased: self._count_erased,
+            WebhookEnded: lambda event: self._add("palimpsest_webhooks", event.host, event.verdict),
             SummaryWasted: lambda event: self._add("palimpsest_wasted_tokens", count=event.cost),
         }
         self._registry = CollectorRegistry(auto_describe=False)

@@ -229,11 +229,11 @@ class HeldHistories:
             raise BadRequest("x-palimpsest-history is for requests whose body is a JSON object, not compressed")
         if len(incoming.body) > self._cap:
             raise TooLarge(f"a history takes requests of at most {self._cap} bytes (store.record_cap_bytes)")
-        elsewhere = options.elsewhere
-        if elsewhere is None:
+        program = options.program
+        if program is None:
             name, told = self._namer.name_session(incoming, split.member("model")), b""
         else:
-            name, told = SessionName(elsewhere.session, elsewhere.session.family), elsewhere.told
+            name, told = SessionName(program.session, program.session.family), program.told
         brought = read_brought(form, split, told)
         turn = await self._take_turn(name.key.id)
         try:
@@ -276,7 +276,7 @@ class HeldHistories:
         if path is not None and path.wire != form.name:
             raise BadRequest(f"the history of this session is in the format {path.wire}, not {form.name}")
         is_repeated = path is not None and bool(key) and key == path.key
-        if is_repeated and options.elsewhere is not None:
+        if is_repeated and options.history == "record":
             raise Conflict("a turn with this idempotency-key was recorded just now")
         if known is not None and key in known.used and not is_repeated:
             raise Conflict("a call with this idempotency-key was answered, and the history has gone on since")
@@ -302,7 +302,7 @@ class HeldHistories:
 
     async def _expect(self, name: SessionName, *, history: HistoryMode | None, key: str) -> _HeldSession | None:
         """Return what is known of a session, None for one that begins. Raises ProxyError if it must not be so."""
-        if history == "record":
+        if history in ("program", "record"):
             return await self._find(name.key.id)
         is_new = history == "new"
         try:

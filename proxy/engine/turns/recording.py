@@ -33,9 +33,9 @@ from proxy.model.exchange import (
     CONVERSATION,
     ClientRequest,
     Headers,
-    MadeElsewhere,
     Opening,
     Outcome,
+    ProgramCall,
     Round,
     SessionKey,
     Timings,
@@ -223,7 +223,7 @@ class TurnRecorder:
         if (kept := await self._find_kept(key.id, read_key(headers), spelled)) is not None:
             return kept
         respond = partial(self._respond, key, terms, turn, spelled)
-        elsewhere, client = MadeElsewhere(key, spelled.told, respond), LocalClient(terms.form.name)
+        elsewhere, client = ProgramCall(key, spelled.told, respond), LocalClient(terms.form.name)
         # A turn that was begun is recorded to its end, whoever still waits for that.
         await asyncio.shield(self.tasks.spawn(self.exchanges.carry(request, terms.form.name, client, elsewhere)))
         if isinstance(client.error, Conflict):  # of two with one key, the other one may have been first

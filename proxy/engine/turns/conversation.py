@@ -20,14 +20,14 @@ from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.engine.turns.answers import OnPart, PartReader, ReadAnswer, read_message, read_response, tell, write_messages
 from proxy.engine.turns.calls import LocalResponse, make_call
-from proxy.engine.turns.recording import CHAT, NewSession, TurnLog, TurnRecorder
+from proxy.engine.turns.recording import CHAT, NewSession, RecordedTurn, TurnLog, TurnRecorder
 from proxy.engine.turns.tools import ProgramTool, run_calls
 from proxy.model.errors import BadRequest, Conflict, StoreUnavailable, UpstreamRefused
 from proxy.model.events import DoomLoopDetected, EpochOpened, ReplyRecorded
 from proxy.model.exchange import ClientRequest, Headers, ProgramCall, SessionKey
 from proxy.model.lru import LruCache
 from proxy.model.parts import MessagePart, TextPart, ToolPart
-from proxy.model.results import TokenUsage, TurnResult, count_usage
+from proxy.model.results import RecordResult, TokenUsage, TurnResult, count_usage
 from proxy.wire.json_values import list_elements, read_object, read_text
 from proxy.wire.streams import read_error
 from proxy.wire.summary_request import list_headers, make_target
@@ -187,6 +187,14 @@ class ProgramSession:
         raws = write_messages(CHAT, message)
         async with self._home.locks.setdefault(self.key.id, asyncio.Lock()):
             return await self._send(raws, tools, on_part, system_prompt, members or {})
+
+    async def record(self, turn: RecordedTurn) -> RecordResult:
+        """Record a turn that was made elsewhere. Raises as `TurnRecorder.record` does."""
+        home = self._home
+        async with home.locks.setdefault(self.key.id, asyncio.Lock()):
+            kept = await home.recorder.record(self.key, turn, system=self.system_prompt)
+            self._is_uncertain = True  # the log knows which calls wait for results now
+            return kept.result
 
     async def run_tools(
         self,

@@ -201,9 +201,7 @@ class Session:
         self._check_open()
         with naming_errors():
             turn = make_turn(user_message, assistant_response, tokens=tokens, finish_reason=finish_reason)
-            found = await self._own.record(turn)
-        self._usage += found.tokens
-        return found
+            return await self._own.record(turn)
 
     async def context(self, wire: ContextWire = "chat") -> BuiltContext:
         """Return what a call that is made elsewhere is to begin with, before its new message: what `send` would send.

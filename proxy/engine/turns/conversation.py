@@ -216,10 +216,11 @@ class ProgramSession:
 
     async def record(self, turn: RecordedTurn) -> RecordResult:
         """Record a turn that was made elsewhere. Raises as `TurnRecorder.record` does."""
-        home = self._home
-        async with home.locks.setdefault(self.key.id, asyncio.Lock()):
-            kept = await home.recorder.record(self.key, turn, system=self.system_prompt)
-            self._is_uncertain = True  # the log knows which calls wait for results now
+        async with self._lock:
+            kept = await self._home.recorder.record(self.key, turn, system=self.system_prompt)
+            self.waiting, self._unsent = read_message(CHAT, turn.answered[-1])[2], []
+            self.steps += sum([CHAT.reader.read_item(raw).role == "assistant" for raw in turn.answered])
+            self.usage += kept.result.tokens
             return kept.result
 
     async def run_tools(

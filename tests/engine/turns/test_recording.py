@@ -107,6 +107,12 @@ class Program:
         response = await make_call(self.engine.exchanges, self.engine.tasks, request, "chat_completions")
         assert (response.status, response.session) == (200, self.key.id)
 
+    @property
+    def said(self) -> Message:
+        """The message of the newest answer to a call through us."""
+        message: Message = give_answer("chat_completions", f"word {self.words}")["choices"][0]["message"]
+        return message
+
     async def settle(self) -> None:
         """Wait for what goes on behind calls."""
         while waiting := [task for task in self.engine.tasks.held if task is not asyncio.current_task()]:
@@ -211,7 +217,7 @@ async def test_a_context_is_what_a_call_through_us_would_send(tmp_path: Path, is
                     assert before == program.sent[-1]["messages"][:-1]
                     same, epochs = same + 1, len(newest)
                 result = await program.context()
-                assert result[-1] == {"role": "assistant", "content": f"word {program.words}"}
+                assert result[-1] == program.said
                 await program.record("Go on.", answered)
             else:
                 await program.record(asked, answered)
@@ -329,7 +335,7 @@ async def test_any_order_of_turns_calls_and_restarts_keeps_the_conversation(
                 await program.reopen()
             elif step == "send" and len(model) > 1:
                 await program.send([asked])
-                model += [asked, {"role": "assistant", "content": f"word {program.words}"}]
+                model += [asked, program.said]
                 assert program.sent[-1]["messages"] == model[:-1]
             elif step == "context":
                 assert len(model) == 1 or await program.context() == model

@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from proxy.config import Settings
     from proxy.model.parts import FileRefPart, MessagePart, PatchPart, ReasoningPart, TextPart, ToolPart, ToolStatus
-    from proxy.model.results import CompactionResult, TokenUsage, TurnResult
+    from proxy.model.results import BuiltContext, CompactionResult, RecordResult, TokenUsage, TurnResult
     from proxy.sdk.engines import close_all
     from proxy.sdk.events import EventBus
     from proxy.sdk.session import Session
 
 __version__ = "0.1.0"
 __all__ = [
+    "BuiltContext",
     "CompactionResult",
     "EventBus",
     "FileRefPart",
     "MessagePart",
     "PatchPart",
     "ReasoningPart",
+    "RecordResult",
     "Session",
     "Settings",
     "TextPart",
@@ -38,7 +40,9 @@ _MODULES = {
     "close_all": "proxy.sdk.engines",
     "EventBus": "proxy.sdk.events",
     "Settings": "proxy.config",
-    **dict.fromkeys(("CompactionResult", "TokenUsage", "TurnResult"), "proxy.model.results"),
+    **dict.fromkeys(
+        ("BuiltContext", "CompactionResult", "RecordResult", "TokenUsage", "TurnResult"), "proxy.model.results"
+    ),
 }
 
 

@@ -23,7 +23,16 @@ if TYPE_CHECKING:
         ToolPart,
         ToolStatus,
     )
-    from proxy.model.results import CompactionResult, TokenUsage, TurnResult
+    from proxy.model.results import (
+        AgentMapResult,
+        BuiltContext,
+        CompactionResult,
+        FileHandleResult,
+        MapResult,
+        RecordResult,
+        TokenUsage,
+        TurnResult,
+    )
     from proxy.sdk.engines import close_all
     from proxy.sdk.errors import (
         DuplicateIDError,
@@ -41,41 +50,40 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "proxy.config": ("ConfigError", "Settings"),
-    "proxy.engine.turns.tools": ("make_tool",),
-    "proxy.model.errors": ("BadRequest", "Conflict", "ProxyError", "UpstreamRefused", "UpstreamUnreachable"),
-    "proxy.model.parts": (
-        *("CompactionPart", "FileRefPart", "MessagePart", "PatchPart", "ReasoningPart", "StepFinishPart"),
-        *("StepStartPart", "TextPart", "ToolPart", "ToolStatus"),
-    ),
-    "proxy.model.results": ("CompactionResult", "TokenUsage", "TurnResult"),
-    "proxy.sdk.engines": ("close_all",),
-    "proxy.sdk.errors": (
-        *("DuplicateIDError", "ImmutableFieldError", "LogHeldError", "MessageNotFoundError", "PartNotFoundError"),
-        *("SessionClosedError", "SessionNotFoundError", "StoreError"),
-    ),
-    "proxy.sdk.events": ("EventBus",),
-    "proxy.sdk.session": ("Session",),
+    "proxy.config": "ConfigError Settings",
+    "proxy.engine.turns.tools": "make_tool",
+    "proxy.model.errors": "BadRequest Conflict ProxyError UpstreamRefused UpstreamUnreachable",
+    "proxy.model.parts": "CompactionPart FileRefPart MessagePart PatchPart ReasoningPart StepFinishPart StepStartPart TextPart ToolPart ToolStatus",
+    "proxy.model.results": "AgentMapResult BuiltContext CompactionResult FileHandleResult MapResult RecordResult TokenUsage TurnResult",
+    "proxy.sdk.engines": "close_all",
+    "proxy.sdk.errors": "DuplicateIDError ImmutableFieldError LogHeldError MessageNotFoundError PartNotFoundError SessionClosedError SessionNotFoundError StoreError",
+    "proxy.sdk.events": "EventBus",
+    "proxy.sdk.session": "Session",
 }
-_PLACES = {name: module for module, names in _MODULES.items() for name in names}
+_PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
+    "AgentMapResult",
     "BadRequest",
+    "BuiltContext",
     "CompactionPart",
     "CompactionResult",
     "ConfigError",
     "Conflict",
     "DuplicateIDError",
     "EventBus",
+    "FileHandleResult",
     "FileRefPart",
     "ImmutableFieldError",
     "LogHeldError",
+    "MapResult",
     "MessageNotFoundError",
     "MessagePart",
     "PartNotFoundError",
     "PatchPart",
     "ProxyError",
     "ReasoningPart",
+    "RecordResult",
     "Session",
     "SessionClosedError",
     "SessionNotFoundError",

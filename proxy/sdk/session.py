@@ -15,13 +15,14 @@ from proxy.engine.memory.path import load_path
 from proxy.engine.reports.context import make_compaction_result
 from proxy.engine.runtime import SystemIds
 from proxy.engine.turns.answers import OnPart
+from proxy.engine.turns.context import ContextWire, build_context
 from proxy.engine.turns.conversation import MOST_TURNS, ProgramSession
-from proxy.engine.turns.recording import NewSession
+from proxy.engine.turns.recording import NewSession, make_turn
 from proxy.engine.turns.tools import ProgramTool, make_tool
 from proxy.model.errors import BadRequest
 from proxy.model.events import SessionClosed
 from proxy.model.parts import MessagePart
-from proxy.model.results import CompactionResult, TokenUsage, TurnResult
+from proxy.model.results import BuiltContext, CompactionResult, FinishReason, RecordResult, TokenUsage, TurnResult
 from proxy.sdk.engines import ENGINES, SharedEngine
 from proxy.sdk.errors import ImmutableFieldError, SessionClosedError, naming_errors
 from proxy.sdk.events import EventBus, Handler
@@ -193,6 +194,38 @@ class Session:
                 message, offered, max_turns=max_turns, on_part=on_part, system_prompt=system_prompt
             )
         return turn.result
+
+    async def record(
+        self,
+        user_message: str | Sequence[Mapping[str, Any]],
+        assistant_response: str | Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        *,
+        tokens: TokenUsage | None = None,
+        finish_reason: FinishReason = "stop",
+    ) -> RecordResult:
+        """Record a turn that was made elsewhere; no call is made.
+
+        Both parts are texts, or messages as the API of chat completions has them: what was sent, which may be results
+        of tools, and what came back, the last of which is the answer. Without `tokens` these are estimated. Raises
+        BadRequest for a turn that does not continue the conversation, Conflict, StoreError and SessionClosedError.
+        """
+        self._check_open()
+        with naming_errors():
+            turn = make_turn(user_message, assistant_response, tokens=tokens, finish_reason=finish_reason)
+            return await self._own.record(turn)
+
+    async def context(self, wire: ContextWire = "chat") -> BuiltContext:
+        """Return what a call that is made elsewhere is to begin with, before its new message: what `send` would send.
+
+        `wire` is chat, messages (Anthropic's, whose system prompt is in `system`) or responses. Nothing is opened.
+        """
+        self._check_open()
+        engine = self._shared.engine
+        with naming_errors():
+            own, cap = self._own, engine.conversations.cap
+            return await build_context(
+                engine.turns, engine.manual_compaction, own.key, wire, system=own.system_prompt, cap=cap
+            )
 
     async def messages(self) -> list[MessageDocument]:
         """Return the messages of the conversation with their parts, oldest first, summaries behind what they cover."""

@@ -200,7 +200,7 @@ def _read_block(edit: Replaced) -> FileRefPart | None:
 
 def _make_file_part(found: re.Match[str]) -> FileRefPart:
     tokens = int(found["tokens"].replace(",", ""))
-    outline = "\n".join(line.strip() for line in found["outline"].splitlines())
+    outline = "\n".join(line.removeprefix("  ") for line in found["outline"].splitlines())
     return FileRefPart(found["id"], fit_text(found["path"]), fit_text(found["kind"]), tokens, fit_text(outline))
 
 

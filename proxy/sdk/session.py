@@ -23,6 +23,7 @@ from proxy.model.results import CompactionResult, FileHandleResult, TokenUsage, 
 from proxy.sdk.engines import ENGINES, SharedEngine
 from proxy.sdk.errors import ImmutableFieldError, SessionClosedError, naming_errors
 from proxy.sdk.events import EventBus, Handler
+from proxy.sdk.memory import MemoryOfSession
 
 SYSTEM_PROMPT = "You are a helpful assistant."
 
@@ -43,13 +44,13 @@ class Session:
     closed at the end: `async with await Session.create(model=...) as session`.
     """
 
-    def __init__(self, shared: SharedEngine, own: ProgramSession, usage: TokenUsage) -> None:
+    def __init__(self, shared: SharedEngine, own: ProgramSession) -> None:
         self._shared = shared
         self._own = own
-        self._usage = usage
         self._bus = EventBus()
         self._bus.follow(shared.engine.events, own.key.id)
         self._is_closed = False
+        shared.closers.add(self.close)
 
     @classmethod
     async def create(
@@ -76,7 +77,7 @@ class Session:
             wanted = NewSession(model, f"{agent}-{_ids.next_exchange()}", "", system_prompt, parent_id or "")
             with naming_errors():
                 own = await shared.engine.conversations.create(wanted)
-            return cls(shared, own, TokenUsage())
+            return cls(shared, own)
         except BaseException:
             await ENGINES.release(shared)
             raise
@@ -88,9 +89,8 @@ class Session:
         try:
             with naming_errors():
                 own = await shared.engine.conversations.load(session_id)
-                usage = await shared.engine.conversations.count_tokens(session_id)
-            shared.check_model(own.model)
-            return cls(shared, own, usage)
+            shared.check_model(own.model, own.key.upstream)
+            return cls(shared, own)
         except BaseException:
             await ENGINES.release(shared)
             raise
@@ -126,7 +126,7 @@ class Session:
     @property
     def token_usage(self) -> TokenUsage:
         """The tokens of all calls of the session so far."""
-        return self._usage
+        return self._own.usage
 
     @property
     def event_bus(self) -> EventBus:
@@ -137,6 +137,12 @@ class Session:
     def compaction_in_progress(self) -> bool:
         """Whether a summary of the session is being made."""
         return self._own.is_compacting
+
+    @property
+    def memory(self) -> MemoryOfSession:
+        """What is remembered of the session."""
+        shared = self._shared
+        return MemoryOfSession(shared.engine, self.id, shared.settings.snapshot_policy(), self._check_open)
 
     def subscribe(self, event: str, handler: Handler) -> None:
         """Call `handler(event, payload)` with every event of this name. Raises ValueError if there is none."""
@@ -160,7 +166,7 @@ class Session:
         offered = [make_tool(each) for each in tools or ()]
         with naming_errors():
             turn = await self._own.send(message, tools=offered, on_part=on_part, system_prompt=system_prompt)
-        return self._count(turn.result)
+        return turn.result
 
     async def run_tools(
         self,
@@ -183,7 +189,7 @@ class Session:
             turn = await self._own.run_tools(
                 message, offered, max_turns=max_turns, on_part=on_part, system_prompt=system_prompt
             )
-        return self._count(turn.result)
+        return turn.result
 
     async def messages(self) -> list[MessageDocument]:
         """Return the messages of the conversation with their parts, oldest first, summaries behind what they cover."""
@@ -224,6 +230,7 @@ class Session:
             await self._bus.settle()
         finally:
             self._bus.leave()
+            self._shared.closers.discard(self.close)
             await ENGINES.release(self._shared)
 
     async def __aenter__(self) -> Self:
@@ -234,10 +241,6 @@ class Session:
     ) -> None:
         await self.close()
 
-    def _count(self, result: TurnResult) -> TurnResult:
-        self._usage += result.tokens
-        return result
-
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self._is_closed or self._shared.is_closed:
             raise SessionClosedError(f"the session {self.id} was closed; Session.load({self.id!r}) opens it again")

@@ -85,6 +85,26 @@ async def test_reasoning_patches_failures_and_open_calls_are_parts() -> None:
     assert (orphan["tool_name"], orphan["input"], orphan["output"]) == ("", None, "late")
 
 
+async def test_a_patch_is_found_in_a_fence_a_list_of_words_and_a_call_that_is_no_json() -> None:
+    shop = Workshop(report_with_facts, ceiling=100_000)
+    free = call("c2", "apply_patch")
+    free["tool_calls"][0]["function"]["arguments"] = "*** Begin Patch\n*** Update File: src/a.py\n@@\n-a\n+b\n"
+    told = [
+        {"role": "user", "content": f"Apply this:\n```diff\n{PATCH}```\nand not this:\n```\n{PATCH}```\n"},
+        call("c1", "shell", command=["apply_patch", PATCH], timeout=10),
+        result("c1", "ok"),
+        free,
+        result("c2", "ok"),
+        call("c3", "write", content="+ no patch"),
+    ]
+    await shop.ask([SYSTEM, *told])
+    found = show(await load(shop))
+    patches = [part for each in found for part in each["parts"] if part["type"] == "patch"]
+    assert [each["files_changed"] for each in patches] == [["src/lexer.py"], ["src/lexer.py"], ["src/a.py"]]
+    assert patches[0]["unified_diff"] == PATCH
+    assert [part["type"] for part in found[0]["parts"]] == ["text", "patch"]
+
+
 async def test_a_call_without_a_result_is_pending() -> None:
     shop = Workshop(report_with_facts, ceiling=100_000)
     await shop.ask([SYSTEM, {"role": "user", "content": "go"}, call("c1", "read", path="a.py")])

@@ -4,13 +4,15 @@ import json
 from typing import Any
 
 import msgspec
+import pytest
 
 from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.memory.messages import MessageDocument, load_messages
 from proxy.engine.memory.path import load_path
 from proxy.engine.recall.files import list_files
 from proxy.engine.recall.history import History
-from tests.support.compacting import Workshop
+from proxy.engine.reports.context import make_compaction_result
+from tests.support.compacting import WIRES, Workshop
 from tests.support.managing import Message
 from tests.support.remembering import make_memory, report_with_facts, talk
 
@@ -130,6 +132,25 @@ async def test_summaries_stand_behind_what_they_cover_and_compacted_results_say_
     tools = [part for each in found for part in each["parts"] if part["type"] == "tool"]
     assert tools[0]["status"]["compacted_at"] == epoch.opened_ms
     assert tools[-1]["status"]["compacted_at"] is None
+
+
+@pytest.mark.parametrize("wire", list(WIRES))
+async def test_every_wire_has_the_same_parts_and_results_of_compactions(wire: str) -> None:
+    shop = Workshop(report_with_facts, ceiling=100_000, wire=wire)
+    await talk(shop, (*TEXTS, "Go on.", "And on."), system=SYSTEM)
+    found = show(await load(shop))
+    kinds = [part["type"] for each in found for part in each["parts"]]
+    assert kinds[:4] == ["text", "step_start", "tool", "step_finish"]
+    assert kinds.count("step_start") == kinds.count("step_finish") > 5
+    tools = [part for each in found for part in each["parts"] if part["type"] == "tool"]
+    assert {(tool["tool_name"], tool["status"]["state"]) for tool in tools} == {("bash", "completed")}
+    assert tools[0]["input"] == {"command": "run 1 0"}
+    result = make_compaction_result(await make_memory(shop).manual.compact(shop.session, ManualOptions(level=3)))
+    (summary, *_) = await shop.log.list_summaries(shop.session)
+    assert (result.session_id, result.summary_message_id, result.level_used) == (shop.session, summary.id, 3)
+    assert result.tokens_after < result.tokens_before
+    assert (result.compacted_message_count, result.summary_token_count) == (summary.stop, summary.tokens)
+    assert any(part["type"] == "compaction" for each in show(await load(shop)) for part in each["parts"])
 
 
 async def test_files_are_listed_with_who_read_and_wrote_them() -> None:

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
         StoreError,
     )
     from proxy.sdk.events import EventBus
+    from proxy.sdk.files import LargeFileHandler
+    from proxy.sdk.models import ModelInfo
     from proxy.sdk.session import Session
 
 __version__ = "0.1.0"
@@ -52,12 +54,23 @@ __version__ = "0.1.0"
 _MODULES = {
     "proxy.config": "ConfigError Settings",
     "proxy.engine.turns.tools": "make_tool",
-    "proxy.model.errors": "BadRequest Conflict ProxyError UpstreamRefused UpstreamUnreachable",
-    "proxy.model.parts": "CompactionPart FileRefPart MessagePart PatchPart ReasoningPart StepFinishPart StepStartPart TextPart ToolPart ToolStatus",
-    "proxy.model.results": "AgentMapResult BuiltContext CompactionResult FileHandleResult MapResult RecordResult TokenUsage TurnResult",
+    "proxy.model.errors": ("BadRequest Conflict ProxyError UpstreamRefused UpstreamUnreachable "),
+    "proxy.model.parts": (
+        "CompactionPart FileRefPart MessagePart PatchPart "
+        "ReasoningPart StepFinishPart StepStartPart TextPart "
+        "ToolPart ToolStatus "
+    ),
+    "proxy.model.results": (
+        "AgentMapResult BuiltContext CompactionResult FileHandleResult MapResult RecordResult TokenUsage TurnResult "
+    ),
     "proxy.sdk.engines": "close_all",
-    "proxy.sdk.errors": "DuplicateIDError ImmutableFieldError LogHeldError MessageNotFoundError PartNotFoundError SessionClosedError SessionNotFoundError StoreError",
+    "proxy.sdk.errors": (
+        "DuplicateIDError ImmutableFieldError LogHeldError MessageNotFoundError "
+        "PartNotFoundError SessionClosedError SessionNotFoundError StoreError "
+    ),
     "proxy.sdk.events": "EventBus",
+    "proxy.sdk.files": "LargeFileHandler",
+    "proxy.sdk.models": "ModelInfo",
     "proxy.sdk.session": "Session",
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
@@ -75,10 +88,12 @@ __all__ = [
     "FileHandleResult",
     "FileRefPart",
     "ImmutableFieldError",
+    "LargeFileHandler",
     "LogHeldError",
     "MapResult",
     "MessageNotFoundError",
     "MessagePart",
+    "ModelInfo",
     "PartNotFoundError",
     "PatchPart",
     "ProxyError",

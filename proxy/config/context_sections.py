@@ -108,6 +108,13 @@ class FilesSettings(Section):
         description="Replace long contents by their structure; source code other than Python needs the extra "
         "outlines. Off: by their first lines.",
     )
+    summary_model: str = Field(
+        "",
+        description=(
+            "Model that adds a sentence to the outline of a file that a program shows (docs/sdk.md), within the limits "
+            "for summaries (compaction). Empty: none."
+        ),
+    )
 
 
 class RecallSettings(Section):

@@ -19,7 +19,7 @@ from proxy.engine.turns.tools import ProgramTool, make_tool
 from proxy.model.errors import BadRequest
 from proxy.model.events import SessionClosed
 from proxy.model.parts import MessagePart
-from proxy.model.results import CompactionResult, TokenUsage, TurnResult
+from proxy.model.results import CompactionResult, FileHandleResult, TokenUsage, TurnResult
 from proxy.sdk.engines import ENGINES, SharedEngine
 from proxy.sdk.errors import ImmutableFieldError, SessionClosedError, naming_errors
 from proxy.sdk.events import EventBus, Handler
@@ -201,6 +201,15 @@ class Session:
         with naming_errors():
             found = await self._shared.engine.manual_compaction.compact(self.id, ManualOptions())
         return make_compaction_result(found)
+
+    async def handle_file(self, path: str | Path, content: str) -> FileHandleResult:
+        """Return how a file is to be sent (`LargeFileHandler`): whole, or a reference to what the log has of it now.
+
+        Raises StoreError, and TooLarge for more than the log keeps whole.
+        """
+        self._check_open()
+        with naming_errors():
+            return await self._shared.engine.files.handle(self._own.key, self.model, str(path), content)
 
     async def close(self) -> None:
         """Wait for a summary that is being made, and give the log back. It may be called twice."""

@@ -36,7 +36,7 @@ _PATCHED = re.compile(
 _HUNK = re.compile(r"(?m)^(?:@@|\*\*\* (?:Update|Add|Delete) File: )")
 _BLOCK = re.compile(
     r"\[FILE: (?P<path>[^\n]*)\]\nref:(?P<id>[a-z2-7]{10}) · (?P<kind>[^\n·]*) · (?P<tokens>[\d,]+) tokens"
-    r"[^\n]*\n(?P<outline>.*?)\nThe original is intact",
+    r"[^\n]*\n(?P<outline>(?:.*?\n)?)The original is intact",
     re.DOTALL,
 )
 _edits = msgspec.json.Decoder(tuple[Edit, ...])
@@ -96,6 +96,8 @@ class _PartReader:
         elif seen.message.text or seen.message.media:
             media = (f"({each})" for each in seen.message.media)
             yield TextPart(fit_text("\n".join(filter(None, (seen.message.text, *media)))))
+            for found in _BLOCK.finditer(seen.message.text):
+                yield _make_file_part(found)
         for call in seen.message.calls:
             yield self._describe_call(call, place)
             if patch := _find_patch(call):
@@ -193,11 +195,13 @@ def _follow_epochs(
 
 def _read_block(edit: Replaced) -> FileRefPart | None:
     found = _BLOCK.search(edit.text)
-    if found is None:
-        return None
+    return None if found is None else _make_file_part(found)
+
+
+def _make_file_part(found: re.Match[str]) -> FileRefPart:
     tokens = int(found["tokens"].replace(",", ""))
     outline = "\n".join(line.strip() for line in found["outline"].splitlines())
-    return FileRefPart(found["id"], found["path"], found["kind"], tokens, outline)
+    return FileRefPart(found["id"], fit_text(found["path"]), fit_text(found["kind"]), tokens, fit_text(outline))
 
 
 def _find_patch(call: ToolCall) -> PatchPart | None:

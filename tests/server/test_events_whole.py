@@ -106,8 +106,11 @@ async def test_a_note_stays_where_it_was_until_an_epoch_and_is_not_in_that(
     tmp_path: Path, upstream: ScriptedUpstream
 ) -> None:
     flags = {"budget.ceiling_tokens": 9000, "doom_loop.action": "annotate", "recall.inject": False}
-    messages, epochs = make_steps(40, range(3, 6)), []
+    messages, epochs, pruned = make_steps(40, range(3, 6)), [], list[Any]()
     async with serving_whole(tmp_path, upstream, **flags) as server:
+        bus = EventBus()
+        bus.follow(server.engine.events, "")  # of all sessions
+        bus.subscribe("PART_UPDATED", lambda event, payload: pruned.append(payload))
         for count in range(3, len(messages) + 1, 2):
             got = await server.client.post(CHAT, content=spell(messages[:count]), headers=FIELDS)
             epochs.append(got.headers.get("x-palimpsest-epoch", ""))
@@ -115,6 +118,10 @@ async def test_a_note_stays_where_it_was_until_an_epoch_and_is_not_in_that(
             CHAT, content=spell(messages[:13]), headers={**FIELDS, "x-palimpsest-mode": "observe"}
         )
         assert counted.status_code == 200
+        await bus.settle()
+    short = [payload.part.tool_call_id for payload in pruned if payload.why == "pruned"]
+    assert len(short) == len(set(short)), "each is told once, whatever epochs follow"
+    assert short and all(payload.part.tool_name == "bash" for payload in pruned)
     *asked, observed = [each for each in upstream.requests if each.body]  # one asks for a list of models
     places = [list_places(each) for each in asked]
     first = next(n for n, epoch in enumerate(epochs) if epoch)

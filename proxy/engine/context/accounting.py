@@ -87,8 +87,13 @@ def tell_recorded(bus: EngineBus, request: ManagedRequest) -> None:
     def list_roles(most: int) -> list[str]:
         return [decode(raw).structure.role for raw in request.list_raws(max(place, len(request.nodes) - most))]
 
+    def load(place: int) -> tuple[bytes, bytes]:
+        span = request.split.items[request.chain.preamble.count + place]
+        return request.nodes[place], request.split.content[span.start : span.end]
+
     told = (request.upstream.name, request.model, request.wire, request.nodes[place:], place, list_roles)
-    bus.publish(RequestRecorded(request.exchange, request.session, *told, request.is_side, step is not None))
+    is_read = (request.is_side, step is not None)
+    bus.publish(RequestRecorded(request.exchange, request.session, *told, *is_read, load))
 
 
 def tell_unreachable(bus: EngineBus, state: RequestState, protected: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from proxy.engine.events.calls import OpenCalls
+from proxy.engine.events.parts import find_pruned, group_items, list_completed, list_created, list_pruned
 from proxy.engine.events.stream import CallLater, EventStream
 from proxy.engine.models import PriceList
 from proxy.engine.runtime import EngineBus, TaskRunner, attempt
@@ -40,6 +41,7 @@ from proxy.model.events import (
     SessionWentIdle,
     SummaryAdded,
 )
+from proxy.model.lru import LruCache
 from proxy.model.stream_events import (
     AgentNudgedEvent,
     CacheMissedEvent,
@@ -54,6 +56,8 @@ from proxy.model.stream_events import (
     EpochOpenedEvent,
     EpochRevertedEvent,
     MessageCreatedEvent,
+    PartCreatedEvent,
+    PartUpdatedEvent,
     PruneCompletedEvent,
     RungFailedEvent,
     SessionClosedEvent,
@@ -62,11 +66,13 @@ from proxy.model.stream_events import (
     StreamEvent,
     SummaryAddedEvent,
 )
+from proxy.wire import FORMATS
 
 GATHER_SECONDS = 0.05
 # The most messages of one request that are told: a session that continues another one brings them all at once.
 MOST_MESSAGES = 64
 _MOST_PENDING = 16_384
+_MOST_EPOCHS = 1024
 _LONGEST = 1000  # characters of an error
 
 NumberCalls = Callable[[Sequence[str]], Awaitable[Mapping[str, int]]]
@@ -103,6 +109,7 @@ class EventPublisher:
         self._call_later = call_later
         self._now_ms = now_ms
         self._calls = OpenCalls(prices)
+        self._pruned = LruCache[str, frozenset[int]](_MOST_EPOCHS)  # the places that an epoch has in short, by its id
         self._pending: list[tuple[str, Make]] = []
         self._is_due = False
         self._settled = asyncio.Event()
@@ -243,7 +250,10 @@ class EventPublisher:
         self._tell(event.exchange, self._make(CeilingExceededEvent, event, **told))
 
     def _note_epoch(self, event: EpochOpened) -> None:
-        self._put(event.exchange, partial(_tell_epoch, event, self._now_ms()))
+        call, before = self._calls.find(event.exchange), self._pruned.get(event.parent) or frozenset()
+        self._pruned.put(event.epoch, find_pruned(event.edits))
+        request = call.request if call is not None else None
+        self._put(event.exchange, partial(_tell_epoch, event, request, before, self._now_ms()))
 
     def _note_refused(self, event: EpochRefused) -> None:
         self._tell(event.exchange, self._make(EpochRevertedEvent, event, reverted=event.epoch, why="refused"))
@@ -318,19 +328,36 @@ def _tell_messages(event: RequestRecorded, at_ms: int, n: int | None) -> Iterato
         return
     nodes = event.nodes[-MOST_MESSAGES:]
     first = event.place + len(event.nodes) - len(nodes)
+    common: dict[str, Any] = {"at_ms": at_ms, "session": event.session.id, "exchange": event.exchange, "n": n}
     for i, (node, role) in enumerate(zip(nodes, event.list_roles(MOST_MESSAGES), strict=False)):
-        common: dict[str, Any] = {"at_ms": at_ms, "session": event.session.id, "exchange": event.exchange, "n": n}
         yield MessageCreatedEvent(**common, message=node.hex(), role=role, place=first + i)
+        if event.load is None:
+            continue
+        form = FORMATS[event.wire]
+        for each in list_created(form, node, (event.load(first + i)[1],), at_ms):
+            yield PartCreatedEvent(**common, message=each.node.hex(), part=each.part)
+        for each in list_completed(form, event.load, first + i, at_ms):
+            yield PartUpdatedEvent(**common, message=each.node.hex(), part=each.part, why="completed")
 
 
 def _tell_reply(event: ReplyRecorded, session: str, at_ms: int, n: int | None) -> Iterator[StreamEvent]:
-    for node in event.nodes if n is not None else ():
-        common: dict[str, Any] = {"at_ms": at_ms, "session": session, "exchange": event.exchange, "n": n}
+    if n is None:
+        return
+    common: dict[str, Any] = {"at_ms": at_ms, "session": session, "exchange": event.exchange, "n": n}
+    for node in event.nodes:
         yield MessageCreatedEvent(**common, message=node.hex(), role="assistant")
+    if event.list_raws is None:
+        return
+    form = FORMATS[event.wire]
+    for node, raws in group_items(form, event.nodes, event.list_raws()):
+        for each in list_created(form, node, raws, at_ms):
+            yield PartCreatedEvent(**common, message=node.hex(), part=each.part)
 
 
-def _tell_epoch(event: EpochOpened, at_ms: int, n: int | None) -> Iterator[StreamEvent]:
-    """Yield that an epoch was opened, or reverted, and what it has in short."""
+def _tell_epoch(
+    event: EpochOpened, request: RequestRecorded | None, before: frozenset[int], at_ms: int, n: int | None
+) -> Iterator[StreamEvent]:
+    """Yield that an epoch was opened, or reverted, and what it has in short: at places other than `before` as news."""
     common: dict[str, Any] = {"at_ms": at_ms, "session": event.session, "exchange": event.exchange, "n": n}
     sizes: dict[str, Any] = {"tokens_before": event.tokens_before, "tokens_after": event.tokens_after}
     if event.why == "revert":
@@ -342,6 +369,9 @@ def _tell_epoch(event: EpochOpened, at_ms: int, n: int | None) -> Iterator[Strea
     counts["shortened"] = kinds.count("shortened")
     if any(counts.values()):
         yield PruneCompletedEvent(**common, epoch=event.epoch, **counts)
+    if request is not None and request.load is not None:
+        for each in list_pruned(FORMATS[request.wire], request.load, event.edits, before, at_ms):
+            yield PartUpdatedEvent(**common, message=each.node.hex(), part=each.part, why="pruned")
 
 
 def _note_unnumbered(error: Exception) -> None:

@@ -87,14 +87,18 @@ class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
         content = self.split.content
         return [content[span.start : span.end] for span in self.split.items[self.chain.preamble.count + start :]]
 
+    def load_message(self, place: int) -> tuple[bytes, bytes]:
+        """Return the node and the raw message at an index after the preamble."""
+        span = self.split.items[self.chain.preamble.count + place]
+        return self.nodes[place], self.split.content[span.start : span.end]
+
     def add_notes(self, start: int, changed: Mapping[int, bytes]) -> Mapping[int, bytes]:
         """Return the messages from an index on that are sent changed: those of `changed`, and those with a note."""
         notes = {place: note for place, note in self.notes.items() if place >= start}
         if not notes:
             return changed
-        append, first, content = FORMATS[self.wire].append_output, self.chain.preamble.count, self.split.content
-        spans = {place: self.split.items[first + place] for place in notes}
-        raws = {place: changed.get(place, content[span.start : span.end]) for place, span in spans.items()}
+        append = FORMATS[self.wire].append_output
+        raws = {place: changed.get(place) or self.load_message(place)[1] for place in notes}
         return {**changed, **{place: append(raws[place], note) for place, note in notes.items()}}
 
     def list_unkept(self) -> frozenset[int]:

@@ -198,6 +198,21 @@ class EpochOpened(msgspec.Struct, frozen=True, gc=False):
         return cls(*told, epoch.parent, epoch.edits)
 
 
+class OutputsShortened(msgspec.Struct, frozen=True, gc=False):
+    """An epoch that was opened has these edits. Published only if somebody listens.
+
+    `load` returns the node and the raw message, in the format `wire`, at a place of the request for which it opened.
+    """
+
+    epoch: str
+    parent: str
+    session: str
+    exchange: str
+    edits: bytes
+    wire: str
+    load: Callable[[int], tuple[bytes, bytes]]
+
+
 class CeilingUnreachable(msgspec.Struct, frozen=True, gc=False):
     """A session has so many tokens that must stay verbatim that no epoch gets below the ceiling for long."""
 
@@ -427,6 +442,7 @@ Event = (
     | ResponseRead
     | Planned
     | EpochOpened
+    | OutputsShortened
     | CeilingUnreachable
     | CeilingExceeded
     | EpochRefused

@@ -61,6 +61,29 @@ async def test_webhooks_get_signed_events_and_a_bus_those_of_its_session(
     assert 'palimpsest_webhooks_total{host="127.0.0.1",verdict="delivered"}' in metrics
 
 
+async def test_a_compaction_by_hand_tells_what_it_has_made_and_what_is_short(
+    tmp_path: Path, upstream: ScriptedUpstream
+) -> None:
+    heard: list[tuple[str, Any]] = []
+    async with serving_whole(tmp_path, upstream) as server:
+        messages = make_steps(12, range(0))
+        for count in (3, len(messages)):
+            got = await server.client.post(CHAT, content=spell(messages[:count]), headers=FIELDS)
+        session = got.headers["x-palimpsest-session"]
+        bus = EventBus()
+        bus.follow(server.engine.events, session)
+        bus.subscribe_all(lambda event, payload: heard.append((event, payload)))
+        made = await server.client.post(f"/-/api/sessions/{session}/compact", json={"level": 3})
+        assert made.status_code == 200, made.text
+        await bus.settle()
+        bus.leave()
+    told = [event for event, _ in heard]
+    assert told.index("COMPACTION_TRIGGERED") < told.index("COMPACTION_COMPLETED") < told.index("EPOCH_OPENED")
+    (result,) = (payload for event, payload in heard if event == "COMPACTION_COMPLETED")
+    assert (result.session_id, result.level_used) == (session, 3)
+    assert all(payload.why == "pruned" for event, payload in heard if event == "PART_UPDATED")
+
+
 async def test_calls_do_not_wait_for_a_webhook_that_hangs(
     tmp_path: Path, upstream: ScriptedUpstream, receiver: ScriptedUpstream
 ) -> None:

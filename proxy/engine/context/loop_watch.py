@@ -145,8 +145,7 @@ class LabellingClient(PassingClient):
 
 
 def _decode(request: ManagedRequest, place: int) -> Message:
-    span = request.split.items[request.chain.preamble.count + place]
-    return FORMATS[request.wire].decode_message(request.split.content[span.start : span.end]).message
+    return FORMATS[request.wire].parse_message(request.load_message(place)[1])
 
 
 def _is_bound(request: ManagedRequest, place: int) -> bool:

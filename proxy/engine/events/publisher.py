@@ -33,6 +33,7 @@ from proxy.model.events import (
     Event,
     ExchangeRecorded,
     Nudged,
+    OutputsShortened,
     ReadingFailed,
     ReplyRecorded,
     RequestRecorded,
@@ -122,6 +123,7 @@ class EventPublisher:
             ReadingFailed: self._note_unread,
             CacheUsed: self._note_cache,
             EpochOpened: self._note_epoch,
+            OutputsShortened: self._note_shortened,
             EpochRefused: self._note_refused,
             RungFailed: self._note_rung,
             CeilingExceeded: self._note_excess,
@@ -250,10 +252,13 @@ class EventPublisher:
         self._tell(event.exchange, self._make(CeilingExceededEvent, event, **told))
 
     def _note_epoch(self, event: EpochOpened) -> None:
-        call, before = self._calls.find(event.exchange), self._pruned.get(event.parent) or frozenset()
-        self._pruned.put(event.epoch, find_pruned(event.edits))
-        request = call.request if call is not None else None
-        self._put(event.exchange, partial(_tell_epoch, event, request, before, self._now_ms()))
+        self._put(event.exchange, partial(_tell_epoch, event, self._now_ms()))
+
+    def _note_shortened(self, event: OutputsShortened) -> None:
+        before, now = self._pruned.get(event.parent) or frozenset(), find_pruned(event.edits)
+        self._pruned.put(event.epoch, now)
+        if now - before:
+            self._put(event.exchange, partial(_tell_shortened, event, before, self._now_ms()))
 
     def _note_refused(self, event: EpochRefused) -> None:
         self._tell(event.exchange, self._make(EpochRevertedEvent, event, reverted=event.epoch, why="refused"))
@@ -354,10 +359,8 @@ def _tell_reply(event: ReplyRecorded, session: str, at_ms: int, n: int | None) -
             yield PartCreatedEvent(**common, message=node.hex(), part=each.part)
 
 
-def _tell_epoch(
-    event: EpochOpened, request: RequestRecorded | None, before: frozenset[int], at_ms: int, n: int | None
-) -> Iterator[StreamEvent]:
-    """Yield that an epoch was opened, or reverted, and what it has in short: at places other than `before` as news."""
+def _tell_epoch(event: EpochOpened, at_ms: int, n: int | None) -> Iterator[StreamEvent]:
+    """Yield that an epoch was opened, or reverted, and what it has in short."""
     common: dict[str, Any] = {"at_ms": at_ms, "session": event.session, "exchange": event.exchange, "n": n}
     sizes: dict[str, Any] = {"tokens_before": event.tokens_before, "tokens_after": event.tokens_after}
     if event.why == "revert":
@@ -369,9 +372,15 @@ def _tell_epoch(
     counts["shortened"] = kinds.count("shortened")
     if any(counts.values()):
         yield PruneCompletedEvent(**common, epoch=event.epoch, **counts)
-    if request is not None and request.load is not None:
-        for each in list_pruned(FORMATS[request.wire], request.load, event.edits, before, at_ms):
-            yield PartUpdatedEvent(**common, message=each.node.hex(), part=each.part, why="pruned")
+
+
+def _tell_shortened(
+    event: OutputsShortened, before: frozenset[int], at_ms: int, n: int | None
+) -> Iterator[StreamEvent]:
+    """Yield the parts that an epoch has in short, and the one before it had not."""
+    common: dict[str, Any] = {"at_ms": at_ms, "session": event.session, "exchange": event.exchange, "n": n}
+    for each in list_pruned(FORMATS[event.wire], event.load, event.edits, before, at_ms):
+        yield PartUpdatedEvent(**common, message=each.node.hex(), part=each.part, why="pruned")
 
 
 def _note_unnumbered(error: Exception) -> None:

@@ -61,9 +61,9 @@ class Endpoint:
         if respond is not None:
             self.on("GET", respond, *parameters).on("HEAD", respond, *parameters)
 
-    def on(self, method: str, respond: Responder, *parameters: str) -> Self:
-        """Add a method."""
-        self.operations[method] = Operation(respond, parameters)
+    def on(self, method: str, respond: Responder, *parameters: str, most_bytes: int = MAX_BODY_BYTES) -> Self:
+        """Add a method, whose body may have `most_bytes`."""
+        self.operations[method] = Operation(respond, parameters, most_bytes)
         return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,8 +94,9 @@ class Operation:
     `path`, `query` and `body` are the Structs that the handler takes, None if it takes none.
     """
 
-    def __init__(self, respond: Responder, parameters: Sequence[str] = ()) -> None:
+    def __init__(self, respond: Responder, parameters: Sequence[str] = (), most_bytes: int = MAX_BODY_BYTES) -> None:
         self.respond = respond
+        self.most_bytes = most_bytes
         self.parameters = tuple(parameters)
 
     # Read when they are first needed: for all paths together that takes 25 ms, which the start of the server has not.
@@ -163,7 +164,7 @@ class Operation:
         if self.query is not None:
             given["query"] = self.query(**read_values(self._query_fields, request.query_params))
         if self.body is not None:
-            given["body"] = read_document(await read_body(request, MAX_BODY_BYTES), self.body)
+            given["body"] = read_document(await read_body(request, self.most_bytes), self.body)
         if "request" in self._takes:
             given["request"] = request
         return await self.respond(**given)

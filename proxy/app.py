@@ -47,6 +47,7 @@ from proxy.server.api.memory import MemoryApi
 from proxy.server.api.messages import MessagesApi
 from proxy.server.api.search import SearchApi
 from proxy.server.api.sessions import SessionsApi
+from proxy.server.api.turns import TurnsApi
 from proxy.server.errors import Refused
 from proxy.server.health import Health, UpstreamCircuits
 from proxy.server.http11 import RESPONSE, Http11Protocol, close_idle
@@ -252,7 +253,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         engine.archive, engine.epoch_admin, engine.manual_compaction, engine.models.counter.count_messages, prices
     )
     inputs = SavingsInputs(prices, settings.budget_policy())
-    sessions = SessionsApi(engine.archive, inputs, EraseApi(engine.erasing))
+    sessions = SessionsApi(engine.archive, inputs, EraseApi(engine.erasing), TurnsApi(engine.turns))
     engine.bus.subscribe(SessionsErased, sessions.forget)
     find_tenant = functools.partial(engine.tenants.find_reader, is_open=policy.has_own_key)
     tools = McpTools(engine.archive, engine.recall, SystemClock(), settings.recall_policy())
@@ -368,7 +369,7 @@ def _describe_missing(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield what works differently because an optional package is not installed."""
     if settings.mode == "manage" and settings.files.outline and not has_grammars():
         yield "outlines", "of Python, JSON and the like; those of other source code need the extra outlines (README.md)"
-    if settings.mode != "bypass" and not has_encoder():
+    if settings.mode != "bypass" and not settings.budget.estimator and not has_encoder():
         yield "tokens", "estimated, for this machine has no splintr"
 
 

@@ -5,10 +5,11 @@ import contextlib
 import logging
 import math
 import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from proxy.config import ConfigError, Settings
 from proxy.config.errors import Problem
@@ -35,6 +36,7 @@ from proxy.engine.erasing.retention import Retention
 from proxy.engine.erasing.service import SessionErasing
 from proxy.engine.events.publisher import EventPublisher
 from proxy.engine.events.stream import EventStream
+from proxy.engine.events.webhooks import Webhook, Webhooks
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import build_histories
 from proxy.engine.lineage.identity import Tenants
@@ -62,11 +64,13 @@ from proxy.engine.runtime import (
     read_descriptor_limit,
 )
 from proxy.engine.token_counter import TokenCounter
+from proxy.engine.turns.conversation import Conversations, build_conversations
+from proxy.engine.turns.recording import TurnRecorder
 from proxy.indexing import open_index as open_index
 from proxy.indexing import update_index as update_index
 from proxy.model.errors import WorkerLost
 from proxy.model.events import AnswerRead, ExchangeRecorded, ReadingFailed
-from proxy.reading import build_tally as build_tally
+from proxy.reading import build_tokenizer
 from proxy.reading import measure as measure
 from proxy.reading import open_log as open_log
 from proxy.store.erasing.building import build_erasing
@@ -82,12 +86,16 @@ from proxy.worker.process import WorkerProcess
 from proxy.worker.program import COUNTED_IN, WorkerSettings, count_text
 
 
-class ClosableUpstream(Upstream, Protocol):
-    """An upstream with connections to close."""
+class ClosableClient(Protocol):
+    """A client with connections to close."""
 
     async def aclose(self) -> None:
         """Close them."""
         ...
+
+
+class ClosableUpstream(Upstream, ClosableClient, Protocol):
+    """An upstream with connections to close."""
 
 
 Connect = Callable[[UpstreamPolicy, TaskRunner, Descriptors, str], ClosableUpstream]
@@ -128,6 +136,10 @@ class Engine:
     hop_id: str
     erasing: SessionErasing
     retention: Retention
+    turns: TurnRecorder
+    conversations: Conversations
+    webhooks: Webhooks
+    clients: tuple[ClosableClient, ...]
 
     def prepare(self) -> None:
         """Load what would block calls if it were loaded later. Blocks for 50 ms."""
@@ -143,10 +155,11 @@ class Engine:
     async def close(self, seconds: float = math.inf) -> None:
         """Wait at most `seconds` for tasks, which the next start can resume; write what is pending, close the log."""
         await self.tasks.finish(min(_FINISH_SECONDS, seconds))
+        await self.webhooks.finish(min(_FINISH_SECONDS, seconds))
         await self.worker.close()
         await self.index.close()
-        for upstream in self.upstreams:
-            await upstream.aclose()
+        for client in (*self.upstreams, *self.clients):
+            await client.aclose()
         await self.archive.close()
         self.erasing.eraser.close()
 
@@ -170,7 +183,7 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     resolver = RequestResolver(policy, routes, lineage=lineage, reader=reader, clock=clock, ids=SystemIds())
     if not lineage.index.is_complete:
         await UnreadResponses(archive, bus, tasks, lineage, reader, formats=FORMATS).read()
-    tokenizer, features = CountingTokenizer(), FeatureCache(policy.cache_bytes // 8)
+    tokenizer, features = build_tokenizer(settings), FeatureCache(policy.cache_bytes // 8)
     worker, count = _build_worker(settings, policy, is_indexed=connect is None), partial(count_text, tokenizer)
     models = build_models(settings, tokenizer, tasks, worker, clock)
     builder = ContextBuilder(settings.builder_policy(), count, features.find)
@@ -231,7 +244,13 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     erasing = build_erasing(settings.store_policy().path, archive, settings.memory.mirror, bus, live)
     retention = Retention(policy=settings.retention_policy(), erasing=erasing, clock=clock, sleep=asyncio.sleep)
     found = (memory_compaction.manual, memory_compaction, index, recall, lineage.tenants, events, hop_id)
-    return Engine(*parts, *found, erasing, retention)
+    wired: dict[str, Any] = {"archive": archive, "tasks": tasks, "bus": bus, "models": models, "clock": clock}
+    cap, providers = policy.record_cap_bytes, settings.providers()
+    turns = build_conversations(
+        exchanges, resolver, reader, durability, schedule, ids=SystemIds(), cap=cap, providers=providers, **wired
+    )
+    webhooks, clients = _build_webhooks(settings, events, bus) if connect is None else (Webhooks(events, ()), ())
+    return Engine(*parts, *found, erasing, retention, turns.recorder, turns, webhooks, clients)
 
 
 def _build_events(
@@ -247,6 +266,24 @@ def _build_events(
     return stream
 
 
+def _build_webhooks(
+    settings: Settings, stream: EventStream, bus: EngineBus
+) -> tuple[Webhooks, tuple[ClosableClient, ...]]:
+    """Build what sends events to other programs, and its clients. Only where there are any, httpx is needed."""
+    policies = settings.webhook_policies()
+    if not policies:
+        return Webhooks(stream, ()), ()
+    from proxy.upstream.httpx_client import WebhookClient  # noqa: PLC0415 - as said in build_upstream
+
+    clients = tuple([WebhookClient(policy.url, policy.timeout) for policy in policies])
+    ids = SystemIds()
+    hooks = [
+        Webhook(policy, client.post, bus, clock=SystemClock(), next_id=ids.next_exchange)
+        for policy, client in zip(policies, clients, strict=True)
+    ]
+    return Webhooks(stream, hooks), clients
+
+
 def _list_routes(
     settings: Settings, policies: Sequence[UpstreamPolicy], upstreams: Sequence[ClosableUpstream]
 ) -> tuple[Route, ...]:
@@ -256,7 +293,11 @@ def _list_routes(
 
 def _build_worker(settings: Settings, policy: EnginePolicy, *, is_indexed: bool) -> WorkerProcess:
     log = str(settings.store_policy().path.absolute()) if is_indexed else ""
-    worker_settings = WorkerSettings(settings.builder_policy(), policy.cache_bytes // 8, log)
+    estimator = settings.budget.estimator
+    search_path = tuple(filter(None, sys.path)) if estimator else ()
+    worker_settings = WorkerSettings(
+        settings.builder_policy(), policy.cache_bytes // 8, log, estimator=estimator, search_path=search_path
+    )
     return WorkerProcess(worker_settings, most_bytes=policy.cache_bytes // 2)
 
 
@@ -420,7 +461,8 @@ def build_upstream(
             raise ConfigError([Problem("upstreams", what)])
         from proxy.upstream.litellm_client import LitellmClient  # noqa: PLC0415 - as said above
 
-        return LitellmClient(policy, load_litellm(), tasks.spawn, hop_id=hop_id)
+        library = None if policy.is_deferred else load_litellm()
+        return LitellmClient(policy, library, tasks.spawn, hop_id=hop_id, load=load_litellm)
     if not policy.proxy:
         return DirectClient(policy, tasks.spawn, WriteBatcher(tasks.held), descriptors, hop_id=hop_id)
     from proxy.upstream.httpx_client import ProxiedClient  # noqa: PLC0415 - as said above
@@ -438,5 +480,6 @@ def build_models(
     """Build the catalog of models and the token counter. Their files are read when they are first needed."""
     clock = clock or SystemClock()
     catalog = ModelCatalog(settings.stated_windows(), settings.stated_prices(), clock, sized=settings.stated_sizes())
-    counting = TokenCounter(tokenizer, settings.engine_policy().cache_bytes // _CACHE_FOR_A_WEIGHT, worker)
+    most = settings.engine_policy().cache_bytes // _CACHE_FOR_A_WEIGHT
+    counting = TokenCounter(tokenizer, most, worker, is_by_model=tokenizer.is_by_model)
     return Models(catalog, counting, settings.budget_policy(), clock, tasks.spawn)

@@ -51,6 +51,7 @@ BROAD_EXCEPTS = {
     "sdk.events.EventBus.publish": "a handler of a program must not reach the publisher",
     "store.search.indexer.Indexer._try_message": "a message that cannot be read must not end the index",
     "store.sqlite.writer.Writer._write_some": "a record that cannot be written must not end the writer thread",
+    "upstream.tokenizer.EstimatingTokenizer.try_estimate": "a function of the user's raises what it likes",
     "upstream.litellm_errors.mapping_errors": "the code of a hundred providers raises what it likes",
     "worker.program.serve": "what is wrong with a job is its result, and must not end the process",
 }

@@ -28,6 +28,7 @@ from proxy.cli.services import (
 )
 from proxy.config import Settings
 from proxy.model.errors import NotFound, ProxyError, UpstreamUnreachable
+from proxy.model.exchange import CONVERSATION
 from proxy.model.stream_events import (
     AgentNudgedEvent,
     CacheMissedEvent,
@@ -57,6 +58,7 @@ from proxy.model.stream_events import (
 
 _OK, _BUSY, _ERROR = 200, 503, 400
 _PAUSE_SECONDS = 1.0
+_KINDS = {"auxiliary": "our own call", "passthrough": "passed on unread", "recorded": "made elsewhere"}
 _ID_DIGITS = 8
 _MODEL_WIDTH = 18
 _LEAST_WIDTH = 40
@@ -205,7 +207,7 @@ def describe_event(event: StreamEvent, *, is_all: bool = True) -> Iterator[tuple
     Without `is_all`, calls that are no part of a conversation are told only if they fail.
     """
     if isinstance(event, CallCompletedEvent):
-        is_beside = event.kind != "managed" or event.is_side
+        is_beside = event.kind not in CONVERSATION or event.is_side
         is_failed = event.status >= _ERROR or event.completeness not in ("complete", "aborted")
         if is_all or is_failed or not is_beside:
             yield (_FAULT if is_failed else _NOTE), _describe_call(event)
@@ -221,7 +223,7 @@ def _describe_call(event: CallCompletedEvent) -> str:
     model = event.model or event.upstream
     parts = [f"{model if len(model) <= _MODEL_WIDTH else model[: _MODEL_WIDTH - 1] + '…':{_MODEL_WIDTH}}"]
     if event.kind != "managed":
-        parts.append({"auxiliary": "our own call", "passthrough": "passed on unread"}[event.kind])
+        parts.append(_KINDS[event.kind])
     if event.is_side:
         parts.append("side call")
     if event.client is not None or event.sent is not None:

@@ -64,6 +64,14 @@ class BudgetSettings(Section):
     compaction_reserve: Tokens = Field(
         _BUDGET.compaction_reserve, description="Further tokens of the window kept free, at most an eighth of it."
     )
+    estimator: DottedPath = Field(
+        "",
+        description=(
+            "Dotted path of a function estimate(text, model=None) that returns the tokens of a text as an int. It is "
+            "used wherever text is counted, in the worker process, too; model is None for what no model reads yet. "
+            "Empty: OpenAI's encodings."
+        ),
+    )
 
     @model_validator(mode="after")
     def _check_marks(self) -> Self:

@@ -10,10 +10,10 @@ from typing import Any
 from proxy.config.errors import ConfigError, Problem
 from proxy.config.settings import Settings
 from proxy.engine.compaction.policy import PromptHook
-from proxy.upstream.tokenizer import import_function
+from proxy.upstream.tokenizer import Estimate, EstimatingTokenizer, import_function
 from proxy.wire.json_values import load_lenient
 
-_HOOK = "compaction.prompt_hook"
+_HOOK, _ESTIMATOR = "compaction.prompt_hook", "budget.estimator"
 _NAMED = ("messages", "config")
 
 
@@ -65,6 +65,21 @@ def _name_arguments(parameters: Iterable[inspect.Parameter]) -> tuple[dict[str, 
         elif (before := count + len(names)) < 2:
             names[each.name] = each.name == "level" or (before == 1 and True not in names.values())
     return names, min(count, 2)
+
+
+def find_estimator(settings: Settings) -> Estimate | None:
+    """Return the function that counts tokens, or None if no path is set. Raises ConfigError."""
+    path = settings.budget.estimator
+    if not path:
+        return None
+    if path.startswith("__main__."):
+        what = "names the program that runs, which the worker process cannot import; put it into a module of its own"
+        raise ConfigError([Problem(_ESTIMATOR, what)])
+    estimate = _find(_ESTIMATOR, path, "it is called with a text, and by name with a model")
+    if not isinstance(found := EstimatingTokenizer(estimate).try_estimate(""), int):
+        what = f"returns no number of tokens, called as estimate('', model=None): {type(found).__name__}: {found}"
+        raise ConfigError([Problem(_ESTIMATOR, what)])
+    return estimate
 
 
 def _find(setting: str, path: str, use: str) -> Callable[..., Any]:

@@ -24,6 +24,7 @@ from proxy.config.context_sections import (
 )
 from proxy.config.errors import ConfigError, Problem
 from proxy.config.sections import (
+    EventsSettings,
     LogSettings,
     ServerSettings,
     SessionsSettings,
@@ -37,6 +38,7 @@ from proxy.context.budget import BudgetPolicy, MemoryMark
 from proxy.context.conversation import BuilderPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.erasing.policy import RetentionPolicy
+from proxy.engine.events.webhooks import WebhookPolicy
 from proxy.engine.history.policy import NudgePolicy
 from proxy.engine.policy import EnginePolicy, Principal, Provider, SnapshotPolicy
 from proxy.engine.recall.policy import RecallPolicy
@@ -111,6 +113,7 @@ class Settings(BaseSettings):
     operators: OperatorSettings = OperatorSettings()
     nudge: NudgeSettings = NudgeSettings()
     doom_loop: DoomLoopSettings = DoomLoopSettings()
+    events: EventsSettings = EventsSettings()
     pricing: dict[str, PriceSettings] = Field(
         {},
         description=(
@@ -248,7 +251,7 @@ class Settings(BaseSettings):
         marks = {
             name: MemoryMark(each.compaction_ratio, each.safety_margin_tokens) for name, each in self.models.items()
         }
-        return BudgetPolicy(**self.budget.model_dump(), memory_marks=tuple(marks.items()))
+        return BudgetPolicy(**self.budget.model_dump(exclude={"estimator"}), memory_marks=tuple(marks.items()))
 
     def builder_policy(self) -> BuilderPolicy:
         """Return what may be replaced in a context."""
@@ -281,6 +284,10 @@ class Settings(BaseSettings):
     def compaction_policy(self) -> CompactionPolicy:
         """Return who makes summaries, of what, and at what cost."""
         return CompactionPolicy(**self.compaction.model_dump())
+
+    def webhook_policies(self) -> tuple[WebhookPolicy, ...]:
+        """Return who is sent events."""
+        return tuple(webhook.policy() for webhook in self.events.webhooks)
 
     def stated_windows(self) -> dict[str, Offer]:
         """Return the context windows that the settings state, by the upstream's name."""

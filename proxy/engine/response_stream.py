@@ -25,6 +25,7 @@ _LAST_EVENT_SECONDS = 2.0
 # Well below the time after which clients give up on a silent server.
 HOLD_SECONDS = 5.0
 WAITING = b": waiting\n\n"
+_JSON: Headers = ((b"content-type", b"application/json"),)
 _COMMENTS = re.compile(rb"(?:[\r\n]*:[^\r\n]*[\r\n]+)+")
 _DATA = re.compile(rb"(?:\A|[\r\n])data: ?([^\r\n]*)")
 # A longer body or event is passed on as it is.
@@ -335,3 +336,30 @@ def set_length(headers: Headers, length: int | None) -> Headers:
 def _is_plain_json(headers: Headers) -> bool:
     kind = find_header(headers, b"content-type").partition(b";")[0].strip().lower()
     return kind == b"application/json" and not is_encoded(headers)
+
+
+class ReceivedResponse:
+    """A JSON response that has arrived as a whole; there is no connection."""
+
+    is_received = True
+
+    def __init__(self, status: int, content: bytes) -> None:
+        self.status = status
+        self.headers: Headers = _JSON
+        self._content = content
+
+    @property
+    def is_ended(self) -> bool:
+        """True once every byte of the response has been read."""
+        return not self._content
+
+    async def read(self) -> bytes:
+        """Return the body, then nothing."""
+        content, self._content = self._content, b""
+        return content
+
+    async def pump(self, take: Callable[[bytes], bool]) -> None:
+        """Leave the body to `read`: it came together with the end."""
+
+    def close(self) -> None:
+        """Do nothing: there is no connection."""

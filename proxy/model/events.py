@@ -390,6 +390,13 @@ class SessionClosed(msgspec.Struct, frozen=True, gc=False):
     session: str
 
 
+class WebhookEnded(msgspec.Struct, frozen=True, gc=False):
+    """An event was sent to a webhook, or not: refused by it, failed too often, or dropped since too many wait."""
+
+    host: str
+    verdict: Literal["delivered", "refused", "failed", "dropped"]
+
+
 class SessionsErased(msgspec.Struct, frozen=True, gc=False):
     """The content of so many sessions was erased; `bytes` are those of what was stored, `sessions` are their ids."""
 
@@ -430,5 +437,6 @@ Event = (
     | Nudged
     | SessionWentIdle
     | SessionClosed
+    | WebhookEnded
     | SessionsErased
 )

@@ -326,7 +326,8 @@ EVENT_TYPES: tuple[str, ...] = tuple(map(name_type, get_args(StreamEvent)))
 
 MapEvents = MapStartedEvent | MapItemCompletedEvent | MapCompletedEvent
 
-BUS_EVENTS: tuple[str, ...] = tuple(
-    name_type(kind) for kind in get_args(StreamEvent | MapEvents) if kind not in (ResetEvent, StreamEndedEvent)
-)
-"""The types that programs are told of by an `EventBus`: all but those that tell of a connection."""
+WEBHOOK_EVENTS: tuple[str, ...] = tuple([name for name in EVENT_TYPES if name not in ("RESET", "STREAM_ENDED")])
+"""The types that webhooks may be sent: all but those that tell of a connection."""
+
+BUS_EVENTS: tuple[str, ...] = (*WEBHOOK_EVENTS, *map(name_type, get_args(MapEvents)))
+"""The types that an `EventBus` may publish."""

@@ -53,6 +53,8 @@ class UpstreamCircuits:
 
     def note(self, event: ExchangeRecorded) -> None:
         """Count a failure, or close the circuit. A call that told nothing of its upstream changes nothing."""
+        if event.kind == "recorded":
+            return
         if event.is_unreached or event.status >= _SERVER_ERROR:
             known = self._circuits.get(event.upstream, UpstreamCircuit())
             self._circuits[event.upstream] = UpstreamCircuit(known.failures + 1, event.status)

@@ -43,6 +43,7 @@ from proxy.model.events import (
     SilentOverflowSeen,
     SummaryAdded,
     SummaryWasted,
+    WebhookEnded,
 )
 from proxy.model.exchange import Usage
 from proxy.model.log import ArchiveHealth
@@ -161,6 +162,7 @@ class Metrics(Collector):
             Nudged: lambda event: self._add("palimpsest_nudges", str(event.attempt)),
             SessionWentIdle: lambda event: self._add("palimpsest_idle_sessions"),
             SessionsErased: self._count_erased,
+            WebhookEnded: lambda event: self._add("palimpsest_webhooks", event.host, event.verdict),
             SummaryWasted: lambda event: self._add("palimpsest_wasted_tokens", count=event.cost),
         }
         self._registry = CollectorRegistry(auto_describe=False)
@@ -247,7 +249,7 @@ class Metrics(Collector):
         for name, count in counts.items():
             if count is not None:
                 self._add("palimpsest_usage_tokens", kind, label, name, count=count)
-        if usage.input is None and usage.output is None:
+        if kind == "recorded" or (usage.input is None and usage.output is None):
             return
         money = self._price(upstream, model, usage).money
         if money is None:

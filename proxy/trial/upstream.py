@@ -4,12 +4,12 @@ import time
 from collections.abc import Awaitable, Callable
 
 from proxy.engine.ports import RequestBody
+from proxy.engine.response_stream import ReceivedResponse
 from proxy.model.exchange import Headers
 from proxy.trial.requests import CALL
 from proxy.wire.headers import find_header
 
 _STATUS_OK, _STATUS_MISSING = 200, 404
-_JSON: Headers = ((b"content-type", b"application/json"),)
 _REFUSAL = b'{"error":{"type":"not_found","message":"a transcript answers its own calls only"}}'
 
 
@@ -39,33 +39,6 @@ class ReplayClock:
         self._ahead += max(0.0, (at_ms - self.now_ms()) / 1000) if at_ms else 0.0
 
 
-class ReplayedResponse:
-    """A response that has arrived as a whole."""
-
-    is_received = True
-
-    def __init__(self, status: int, content: bytes) -> None:
-        self.status = status
-        self.headers: Headers = _JSON
-        self._content = content
-
-    @property
-    def is_ended(self) -> bool:
-        """True once every byte of the response has been read."""
-        return not self._content
-
-    async def read(self) -> bytes:
-        """Return the body, then nothing."""
-        content, self._content = self._content, b""
-        return content
-
-    async def pump(self, take: Callable[[bytes], bool]) -> None:
-        """Leave the body to `read`: it came together with the end."""
-
-    def close(self) -> None:
-        """Do nothing: there is no connection."""
-
-
 Answer = Callable[[bytes], Awaitable[bytes]]
 """Returns the body of the response to a request with this body."""
 
@@ -83,13 +56,13 @@ class ReplayUpstream:
         """Answer the call with this number."""
         self._number, self._answer = number, answer
 
-    async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> ReplayedResponse:
+    async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> ReceivedResponse:
         """Return the answer to the expected call."""
         is_expected = find_header(headers, CALL) == b"%d" % self._number
         if self._answer is None or not is_expected or not isinstance(body, bytes):
             self.refused += method == "POST"
-            return ReplayedResponse(_STATUS_MISSING, _REFUSAL)
-        return ReplayedResponse(_STATUS_OK, await self._answer(body))
+            return ReceivedResponse(_STATUS_MISSING, _REFUSAL)
+        return ReceivedResponse(_STATUS_OK, await self._answer(body))
 
     async def aclose(self) -> None:
         """Do nothing: there are no connections."""

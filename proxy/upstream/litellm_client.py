@@ -43,13 +43,23 @@ _NO_KEY = "none"
 _PATTERN = frozenset("*?[")
 
 
-class LitellmClient:
-    """Sends requests to one upstream of kind litellm. `library` is litellm; `spawn` starts a task that receives."""
+Load = Callable[[], Any]
 
-    def __init__(self, policy: UpstreamPolicy, library: Any, spawn: Spawn, *, hop_id: str = "") -> None:
+
+class LitellmClient:
+    """Sends requests to one upstream of kind litellm. `library` is litellm; `spawn` starts a task that receives.
+
+    Without a `library` the first request loads it, in a thread, with `load`.
+    """
+
+    def __init__(
+        self, policy: UpstreamPolicy, library: Any, spawn: Spawn, *, hop_id: str = "", load: Load | None = None
+    ) -> None:
         self.name = policy.name
         self._policy = policy
         self._library = library
+        self._load = load
+        self._loading = asyncio.Lock()
         self._spawn = spawn
         self._hop_id = hop_id.encode() if is_near(urlsplit(policy.base_url).hostname or "") else b""
 
@@ -66,6 +76,7 @@ class LitellmClient:
             )
         content = body if isinstance(body, bytes) else await _read_all(body)
         try:
+            await self._find_library()
             members = ENTRY_POINTS[wire].read_members(_decode(headers, content))
             self._check_model(members.get("model"))
             return await self._call(wire, members, self._make_options(headers))
@@ -74,7 +85,13 @@ class LitellmClient:
 
     async def aclose(self) -> None:
         """Close the connections that litellm keeps."""
-        await self._library.close_litellm_async_clients()
+        if self._library is not None:
+            await self._library.close_litellm_async_clients()
+
+    async def _find_library(self) -> None:
+        if self._library is None and self._load is not None:
+            async with self._loading:
+                self._library = self._library or await asyncio.to_thread(self._load)
 
     async def _call(self, wire: str, members: dict[str, Any], options: dict[str, Any]) -> UpstreamResponse:
         with mapping_errors(self.name, (self._policy.api_key,)):

@@ -1,13 +1,21 @@
 """The bus of a program: who is called, in which order, and that nobody's failure is anybody else's."""
 
 import asyncio
+import base64
+import contextlib
+import io
 import logging
+import re
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from proxy.config.settings import Settings
 from proxy.engine.events.stream import EventStream
+from proxy.engine.events.webhooks import sign
 from proxy.model.results import CompactionResult
 from proxy.model.stream_events import (
     CallUnreadableEvent,
@@ -174,3 +182,42 @@ def test_the_payload_of_a_compaction_is_its_result() -> None:
         elapsed_ms=12,
     )
     assert heard == [("COMPACTION_COMPLETED", result)]
+
+
+# --- docs/events.md --------------------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
+BUS_EXAMPLE, SECRET_EXAMPLE, VERIFYING_EXAMPLE = re.findall(r"(?s)```python\n(.*?)```", PAGE)
+
+
+def run_example(text: str) -> tuple[dict[str, Any], str]:
+    """The names that an example defines, and what it prints."""
+    names, printed = dict[str, Any](), io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(text, names)  # an example of ours
+    return names, printed.getvalue()
+
+
+def test_the_example_of_a_bus_does_what_it_says() -> None:
+    assert run_example(BUS_EXAMPLE)[1] == "MAP_STARTED some-model\nlater: MAP_STARTED\n"
+
+
+def test_the_example_of_a_secret_makes_one_that_the_settings_take() -> None:
+    webhook: dict[str, Any] = {"url": "https://hooks.example/", "secret": run_example(SECRET_EXAMPLE)[1].strip()}
+    (policy,) = Settings(events={"webhooks": [webhook]}).webhook_policies()
+    assert len(policy.secret) == 32
+
+
+def test_the_example_of_verifying_accepts_what_is_ours_and_new_only() -> None:
+    verify, secret = run_example(VERIFYING_EXAMPLE)[0]["verify"], b"s" * 32
+    text, now, body = "whsec_" + base64.b64encode(secret).decode(), int(time.time()), b'{"type":"SESSION_CREATED"}'
+
+    def make(seconds: int) -> dict[str, str]:
+        signature = sign(secret, "msg_1", seconds, body)
+        return {"webhook-id": "msg_1", "webhook-timestamp": str(seconds), "webhook-signature": f"v1,x {signature}"}
+
+    assert verify(text, make(now), body)
+    assert not verify(text, make(now), body + b" ")
+    assert not verify(text, make(now - 400), body)
+    assert not verify(text, {**make(now), "webhook-id": "msg_2"}, body)
+    assert not verify("whsec_" + base64.b64encode(b"t" * 32).decode(), make(now), body)

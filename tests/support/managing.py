@@ -44,7 +44,7 @@ class QuarterTokens:
         """There is nothing to load."""
         return True
 
-    def count(self, text: str, encoding: Encoding) -> tuple[int, bool]:
+    def count(self, text: str, encoding: Encoding, model: str = "") -> tuple[int, bool]:
         """At least one for any text."""
         return -(-len(text) // 4), False
 

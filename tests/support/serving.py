@@ -45,6 +45,7 @@ from proxy.server.api.memory import MemoryApi
 from proxy.server.api.messages import MessagesApi
 from proxy.server.api.search import SearchApi
 from proxy.server.api.sessions import SessionsApi
+from proxy.server.api.turns import TurnsApi
 from proxy.server.health import Health
 from proxy.server.http11 import Http11Protocol, close_idle
 from proxy.server.policy import ServerPolicy
@@ -172,6 +173,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
         archive,
         SavingsInputs(PriceList(controller.states.models.card), BudgetPolicy(plan.ceiling)),
         EraseApi(cast(Any, None)),
+        TurnsApi(cast(Any, None)),
     )
     memory: Any = SessionMemory(archive=cast(Any, archive), gate=gate, clock=SystemClock())
     events = EventStream("run", loop.call_later, SystemClock().now_ms)

@@ -3,6 +3,7 @@
 It is that of the call which follows the newest one, or the one that a person gets who compacts the session now.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from math import isinf
 from typing import Literal
@@ -10,9 +11,10 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from proxy.context.epoch_decision import forecast_calls, price_opening
+from proxy.context.epoch_decision import decide, forecast_calls, price_opening
 from proxy.engine.compaction.manual import ManualCompaction, check_unmanaged, compute_goal
 from proxy.engine.context.epoch_planner import PlanInputs, RenderedPlan
+from proxy.engine.context.epoch_scope import make_own_body
 from proxy.engine.context.fallback import BLIND_SHARE, FallbackChain
 from proxy.engine.context.request_state import RequestState
 from proxy.engine.context.rewriter import Invalid
@@ -68,10 +70,19 @@ class EpochPreview(msgspec.Struct, frozen=True):
 
 
 class PlannedEpoch(msgspec.Struct, frozen=True, gc=False):
-    """An epoch that would open, with the state of its request, and the tokens of that under it, in our count."""
+    """An epoch that would open, with the state of its request, and its tokens, in our count, and bytes under it."""
 
     state: RequestState
     epoch: Epoch
+    tokens: int
+    body: bytes
+
+
+class NextRequest(msgspec.Struct, frozen=True, gc=False):
+    """What would be sent for a request, the id of its epoch, empty without one, and its tokens as the model counts."""
+
+    body: bytes
+    epoch: str
     tokens: int
 
 
@@ -118,8 +129,37 @@ async def plan_epoch(chain: FallbackChain, state: RequestState, kind: PreviewKin
     _, tokens = await chain.measure(state, draft)
     if tokens >= state.tokens:
         return None
-    epoch, _ = chain.render(state, draft, why, _NAME, tokens)
-    return PlannedEpoch(state, epoch, tokens)
+    epoch, body = chain.render(state, draft, why, _NAME, tokens)
+    return PlannedEpoch(state, epoch, tokens, body)
+
+
+async def foresee_request(compaction: ManualCompaction, row: ExchangeRow, answer: Sequence[bytes]) -> NextRequest:
+    """Return what would be sent now for a call that goes on from another one and its answer, a raw message or more.
+
+    It is as far as nothing that the call adds has to be counted. An epoch that would open with it is shown as if it
+    were open. Raises NotFound, StoreUnavailable and Conflict.
+    """
+    state, chain = await compaction.load_state(row, answer), compaction.chain
+    planned = await _foresee_opening(compaction, state) if row.mode == "manage" else None
+    if planned is not None:
+        return NextRequest(planned.body, "", state.to_model_tokens(planned.tokens))
+    sent = chain.keep(state)
+    if sent is not None:
+        return NextRequest(sent.body, state.epoch.id if state.epoch else "", state.to_model_tokens(sent.tokens))
+    own = make_own_body(state.request, state.context.reasoning.find_changed(state.request, None))
+    return NextRequest(own, "", state.to_model_tokens(state.client_tokens))
+
+
+async def _foresee_opening(compaction: ManualCompaction, state: RequestState) -> PlannedEpoch | None:
+    """Return the epoch that opens now, None if none does, or if its plan does not pay."""
+    if decide(state.account, state.facts).why is None or compaction.worker.is_busy(state.request):
+        return None
+    try:
+        planned = await plan_epoch(compaction.chain, state, "automatic")
+    except Invalid:  # then the call falls back to what it has
+        return None
+    is_paid = planned is not None and decide(state.account, replace(state.facts, planned=planned.tokens)).why
+    return planned if is_paid else None
 
 
 async def _foresee(chain: FallbackChain, state: RequestState, inputs: PlanInputs) -> RenderedPlan:

@@ -101,6 +101,8 @@ class CompactionTrigger:
         if request.clearing is not None:  # what goes upstream lacks the member, and so this beta
             headers = drop_beta(headers, FORMATS[request.wire].clearing_beta)
         credential = CallCredential(request.upstream, request.target, headers)
+        if request.kind == "recorded" and (newest := self.credentials.find_newest(request.session.id)) is not None:
+            credential = newest[1]  # it brings none of its own
         self.open_calls.put(request.exchange, _OpenCall(request.chain.tip, credential, request.session))
 
     def note_sent(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> None:

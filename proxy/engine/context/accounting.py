@@ -180,7 +180,7 @@ class UsageAccounting:
 
     def watch(self, request: ManagedRequest, body: bytes) -> None:
         """Watch the response to a request that is not counted: it may show that the request was too long."""
-        if request.chain.is_plain and len(body) < _WATCHED_BYTES:
+        if (request.chain.is_plain and len(body) < _WATCHED_BYTES) or request.kind == "recorded":
             return
         key = find_key(request)
         size = len(body) if request.chain.is_plain else 0
@@ -195,6 +195,8 @@ class UsageAccounting:
         saving = _estimate_saving(state, outgoing, client_matching, ends)
         client_read = _find_read(state, client_matching)
         sent_read = None if client_matching is None else _find_read(state, matching, ends)
+        if request.kind == "recorded":  # whoever made the call has saved it, or not
+            saving = client_read = sent_read = None
         idle = state.account.compute_idle(state.now)
         is_recent = idle is not None and idle <= _SURELY_KEPT_SECONDS
         expected = ExpectedUsage(
@@ -207,7 +209,8 @@ class UsageAccounting:
             key=find_key(request),
             size=len(outgoing.body) if request.chain.is_plain else 0,
         )
-        self._calibrator.wait_for(request.exchange, 0, expected)
+        if request.kind != "recorded":  # its usage may be of another prompt, or our own estimate
+            self._calibrator.wait_for(request.exchange, 0, expected)
         self._observer.note_sent(state, outgoing, decision)
         plan = Plan(
             request.exchange,

@@ -187,6 +187,8 @@ class EventPublisher:
         if n == 1:
             told: dict[str, Any] = {"name": session.family, "parent": session.parent, "upstream": session.upstream}
             yield SessionCreatedEvent(**common, **told, model=event.model)
+        if not event.wire:  # a session was begun, without a call
+            return
         common |= {"model": event.model, "upstream": event.upstream, "wire": event.wire}
         yield CallStartedEvent(**common, exchange=event.exchange, n=n, is_side=event.is_side)
         if event.is_accepted:

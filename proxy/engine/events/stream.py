@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -27,6 +27,7 @@ _RETRY_MS = 1000
 _encoder = msgspec.json.Encoder()
 
 Reason = Literal["slow", "stopping"]
+Told = TypeVar("Told", bound=StreamedEvent)
 
 
 class TooManyReaders(ProxyError):
@@ -295,15 +296,17 @@ def _encode(event: StreamedEvent) -> bytes:
     try:
         return _encoder.encode(event)
     except UnicodeEncodeError:  # half a surrogate pair, of a client or a provider
-        fields: dict[str, Any] = {name: getattr(event, name) for name in event.__struct_fields__}
-        plain: dict[str, Any] = {
-            name: _replace_lone(value) if isinstance(value, str) else value for name, value in fields.items()
-        }
-        return _encoder.encode(type(event)(**plain))
+        return _encoder.encode(make_encodable(event))
 
 
-def _replace_lone(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
+def make_encodable(event: Told) -> Told:
+    """Return an event without halves of surrogate pairs."""
+    fields: dict[str, Any] = {name: _replace_lone(getattr(event, name)) for name in event.__struct_fields__}
+    return type(event)(**fields)
+
+
+def _replace_lone(value: object) -> object:
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 def _do_nothing() -> None:

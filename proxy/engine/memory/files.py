@@ -20,6 +20,7 @@ from proxy.engine.reports.sessions import write_json
 from proxy.engine.runtime import TaskRunner, attempt
 from proxy.model.errors import NotFound
 from proxy.model.events import ExchangeRecorded
+from proxy.model.exchange import CONVERSATION
 
 FILES = ("raw_traces.jsonl", "raw_traces_archive.jsonl", "episodic.jsonl", "semantic.jsonl")
 
@@ -76,7 +77,7 @@ class MemoryMirror:
 
     def note_exchange(self, event: ExchangeRecorded) -> None:
         """Have the memory of a session written after a call. Subscribed to the bus."""
-        if event.is_final and event.kind == "managed":
+        if event.is_final and event.kind in CONVERSATION:
             self.note_change(event.session)
 
     def note_change(self, session: str, seconds: float = _WAIT_SECONDS) -> None:

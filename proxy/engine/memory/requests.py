@@ -15,6 +15,7 @@ from proxy.engine.runtime import EngineBus, TaskRunner, attempt
 from proxy.model.epoch import read_view
 from proxy.model.errors import Conflict, NotFound
 from proxy.model.events import ExchangeRecorded, Planned
+from proxy.model.exchange import CONVERSATION
 
 _ANSWERED = range(200, 300)
 _UNASKED = (SIDE, LATE)  # calls that could open no epoch, whatever was asked for
@@ -37,7 +38,7 @@ class MemoryRequests:
     def note_exchange(self, event: ExchangeRecorded) -> None:
         """Make memory behind a response, if it was asked for. Subscribed to the bus."""
         memory, session = self.compaction.memory, event.session
-        if session not in memory.asked or event.kind != "managed":
+        if session not in memory.asked or event.kind not in CONVERSATION:
             return
         if event.is_final and event.status in _ANSWERED and event.completeness == "complete":
             memory.asked.discard(session)

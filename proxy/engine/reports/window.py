@@ -13,6 +13,7 @@ from proxy.engine.reports.lookup import find_session, read_back
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.model.epoch import Edit, Epoch, Replaced, Strategy, Written, read_view
 from proxy.model.errors import NotFound
+from proxy.model.exchange import CONVERSATION
 from proxy.model.figures import Newest
 from proxy.model.log import ExchangeRow
 from proxy.model.messages import LEDGER_HEAD, Message
@@ -130,7 +131,7 @@ def find_kind(message: Message, written: Mapping[str, WindowKind]) -> WindowKind
 
 async def _find_newest(log: LogReader, session: str) -> ExchangeRow:
     async for row in read_back(log, session):
-        if row.kind == "managed" and row.wire in FORMATS and row.rounds and not row.is_side:
+        if row.kind in CONVERSATION and row.wire in FORMATS and row.rounds and not row.is_side:
             return row
     raise NotFound("no call of this session can be read: none was in a known wire format")
 

@@ -9,7 +9,7 @@ from proxy.engine.exchange import ExchangeService
 from proxy.engine.response_reader import is_event_stream
 from proxy.engine.runtime import TaskRunner, attempt
 from proxy.model.errors import ProxyError, UpstreamUnreachable
-from proxy.model.exchange import ClientRequest, Headers
+from proxy.model.exchange import ClientRequest, Headers, ProgramCall
 from proxy.wire import FORMATS
 from proxy.wire.headers import find_header
 from proxy.wire.streams import MARKER_REACH
@@ -125,10 +125,17 @@ class LocalClient:
 
 
 async def make_call(
-    exchanges: ExchangeService, tasks: TaskRunner, request: ClientRequest, wire: str, take: Take | None = None
+    exchanges: ExchangeService,
+    tasks: TaskRunner,
+    request: ClientRequest,
+    wire: str,
+    take: Take | None = None,
+    *,
+    program: ProgramCall | None = None,
 ) -> LocalResponse:
     """Make a call, and return its complete response once the log has it. If it is cancelled, so is the call.
 
+    `program` names its session, where we hold the history of that.
     Raises ProxyError if no complete response came, and what `take` has raised once the call has ended.
     """
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -139,7 +146,7 @@ async def make_call(
 
     client = LocalClient(wire, take, end)
     # A task of its own: the caller's may go on for long, or be ended by others, and each call has an end in the log.
-    task = tasks.spawn(exchanges.carry(request, wire, client))
+    task = tasks.spawn(exchanges.carry(request, wire, client, program))
     task.add_done_callback(end)
     try:
         await ended

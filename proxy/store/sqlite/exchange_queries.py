@@ -167,7 +167,7 @@ _TURNED_AWAY = ", ".join(map(str, sorted(TURNED_AWAY)))
 # names a session or is a POST.
 _CALLED = f"""
     EXISTS (SELECT 1 FROM exchange x JOIN session y ON y.id = x.session WHERE x.session = {{session}} AND (
-        x.kind = 'auxiliary'
+        x.kind IN ('auxiliary', 'recorded')
         OR x.kind = 'managed' AND NOT EXISTS (
             SELECT 1 FROM outcome o WHERE o.exchange = x.seq AND o.status IN ({_TURNED_AWAY}))
         OR x.kind = 'passthrough' AND (y.family <> '' OR x.method = 'POST') AND EXISTS (
@@ -254,7 +254,7 @@ _BILL_ROWS = """
         LEFT JOIN decision c ON c.exchange = r.exchange AND c.k = r.k
     WHERE e.seq IN (
         SELECT x.seq FROM exchange x
-        WHERE x.seq > ?1 AND x.mode = 'manage' AND x.kind <> 'passthrough'{own}
+        WHERE x.seq > ?1 AND x.mode = 'manage' AND x.kind NOT IN ('passthrough', 'recorded'){own}
             AND EXISTS (SELECT 1 FROM round y WHERE y.exchange = x.seq)
         ORDER BY x.seq LIMIT ?2)
     ORDER BY e.seq, r.k"""

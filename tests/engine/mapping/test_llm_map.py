@@ -13,7 +13,6 @@ from proxy.assembly import Engine
 from proxy.engine.mapping.llm_map import LlmMap, LlmMapOrder
 from proxy.engine.mapping.prompts import ItemTemplate, OutputSchema
 from proxy.engine.mapping.running import MapRun, OperatorEngine
-from proxy.engine.models import PriceList
 from proxy.engine.policy import OperatorPolicy
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.log import Selection
@@ -31,10 +30,7 @@ class Bench:
     def __init__(self, engine: Engine, model: Model) -> None:
         self.engine = engine
         self.model = model
-        prices = PriceList(engine.models.card)
-        self.operators = OperatorEngine(
-            exchanges=engine.exchanges, tasks=engine.tasks, prices=prices, policy=OperatorPolicy()
-        )
+        self.operators = OperatorEngine(home=engine.conversations, policy=OperatorPolicy())
         self.told: list[Any] = []
         self.run = self.begin()
 

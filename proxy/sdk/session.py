@@ -43,10 +43,9 @@ class Session:
     closed at the end: `async with await Session.create(model=...) as session`.
     """
 
-    def __init__(self, shared: SharedEngine, own: ProgramSession, usage: TokenUsage) -> None:
+    def __init__(self, shared: SharedEngine, own: ProgramSession) -> None:
         self._shared = shared
         self._own = own
-        self._usage = usage
         self._bus = EventBus()
         self._bus.follow(shared.engine.events, own.key.id)
         self._is_closed = False
@@ -76,7 +75,7 @@ class Session:
             wanted = NewSession(model, f"{agent}-{_ids.next_exchange()}", "", system_prompt, parent_id or "")
             with naming_errors():
                 own = await shared.engine.conversations.create(wanted)
-            return cls(shared, own, TokenUsage())
+            return cls(shared, own)
         except BaseException:
             await ENGINES.release(shared)
             raise
@@ -88,9 +87,8 @@ class Session:
         try:
             with naming_errors():
                 own = await shared.engine.conversations.load(session_id)
-                usage = await shared.engine.conversations.count_tokens(session_id)
             shared.check_model(own.model)
-            return cls(shared, own, usage)
+            return cls(shared, own)
         except BaseException:
             await ENGINES.release(shared)
             raise
@@ -126,7 +124,7 @@ class Session:
     @property
     def token_usage(self) -> TokenUsage:
         """The tokens of all calls of the session so far."""
-        return self._usage
+        return self._own.usage
 
     @property
     def event_bus(self) -> EventBus:
@@ -160,7 +158,7 @@ class Session:
         offered = [make_tool(each) for each in tools or ()]
         with naming_errors():
             turn = await self._own.send(message, tools=offered, on_part=on_part, system_prompt=system_prompt)
-        return self._count(turn.result)
+        return turn.result
 
     async def run_tools(
         self,
@@ -183,7 +181,7 @@ class Session:
             turn = await self._own.run_tools(
                 message, offered, max_turns=max_turns, on_part=on_part, system_prompt=system_prompt
             )
-        return self._count(turn.result)
+        return turn.result
 
     async def messages(self) -> list[MessageDocument]:
         """Return the messages of the conversation with their parts, oldest first, summaries behind what they cover."""
@@ -224,10 +222,6 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    def _count(self, result: TurnResult) -> TurnResult:
-        self._usage += result.tokens
-        return result
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -38,6 +39,7 @@ MOST_TURNS = 20
 _SUCCESS = range(200, 300)
 _MOST_REPLIES, _MOST_QUOTED = 256, 300
 _JSON: Headers = ((b"content-type", b"application/json"),)
+_NO_TOKENS = TokenUsage()
 _LEADING = frozenset({"system", "developer"})
 
 
@@ -47,6 +49,14 @@ class AnsweredTurn(msgspec.Struct, frozen=True):
     result: TurnResult
     calls: tuple[ToolPart, ...] = ()
     exchange: str = ""
+
+
+class KnownHistory(NamedTuple):
+    """What a session's history comes to: its system prompt, its answers, and the calls that wait for results."""
+
+    system: str
+    steps: int
+    waiting: tuple[ToolPart, ...]
 
 
 class _Noted(msgspec.Struct, gc=False):
@@ -72,40 +82,47 @@ class Conversations:
     noted: dict[str, _Noted] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.locks: dict[str, asyncio.Lock] = {}
+        self.open = WeakValueDictionary[str, ProgramSession]()  # one for each, however often it is loaded
         self.replies = LruCache[str, str](_MOST_REPLIES)  # the newest node of an answer, by its exchange
         self._is_listening = False
 
     async def create(self, wanted: NewSession) -> "ProgramSession":
         """Begin a session, which is in the log then. Raises BadRequest, NotFound, Conflict and StoreUnavailable."""
         key = await self.recorder.create(wanted)
-        return ProgramSession(self, key, wanted.model, wanted.system_prompt)
+        found = ProgramSession(self, key, wanted.model, wanted.system_prompt)
+        return self.open.setdefault(key.id, found)
 
     async def load(self, session: str) -> "ProgramSession":
         """Return a session of the log. Raises NotFound, StoreUnavailable, and Conflict if it cannot go on here."""
-        key = await self.archive.find_key(session)
-        begun = await self._load_begun(session)
+        if (known := self.open.get(session)) is not None:
+            return known
+        key, begun = await self.archive.find_key(session), await self._load_begun(session)
+        history = await self.load_history(session)
+        if begun is None and history is None:
+            raise Conflict("this session has no complete answer, so that there is nothing to go on with")
+        row = await self.archive.find_session(session)
+        own = begun or NewSession(row.model, system_prompt=history.system if history is not None else "")
+        found = ProgramSession(self, key, row.model or own.model, own.system_prompt, await self._sum_usage(session))
+        found.restore(history)
+        return self.open.setdefault(session, found)
+
+    async def load_history(self, session: str) -> "KnownHistory | None":
+        """Return the history of a session, None if it has none. Raises NotFound, StoreUnavailable and Conflict."""
         try:
             async with asyncio.timeout(LOG_SECONDS):
                 path, _ = await load_path(self.archive, session, cap=self.cap, scan=0)
         except TimeoutError:
             raise StoreUnavailable("the log did not give the history of the session in time") from None
         if path is None:
-            if begun is None:
-                raise Conflict("this session has no complete answer, so that there is nothing to go on with")
-            return ProgramSession(self, key, begun.model, begun.system_prompt)
+            return None
         if path.wire != CHAT.name:
             raise Conflict(f"its history is in the format {path.wire}; programs speak {CHAT.name}")
-        raws = list_elements(b"[" + path.content[path.content.index(b"[") + 1 :] + b"]")
+        raws = list_elements(path.content[path.content.index(b"[") :] + b"]")
         first = read_object(raws[0].decode(errors="replace")) if raws else None
         system = read_text(first.get("content")) if first and first.get("role") in _LEADING else ""
-        row = await self.archive.find_session(session)
-        own = begun or NewSession(row.model, system_prompt=system)
-        found = ProgramSession(self, key, row.model or own.model, own.system_prompt)
         calls = [call for raw in path.answer for call in read_message(CHAT, raw)[2]]
-        found.waiting = tuple([call for call in calls if call.tool_call_id in path.waiting])
-        found.steps = sum([CHAT.reader.read_item(raw).role == "assistant" for raw in raws]) + len(path.answer)
-        return found
+        steps = sum([CHAT.reader.read_item(raw).role == "assistant" for raw in raws]) + len(path.answer)
+        return KnownHistory(system, steps, tuple([call for call in calls if call.tool_call_id in path.waiting]))
 
     async def _load_begun(self, session: str) -> NewSession | None:
         """Return how a session was begun by a program, None if it was not."""
@@ -114,7 +131,7 @@ class Conversations:
                 return msgspec.json.decode(await self.archive.load_request(row.id), type=NewSession)
         return None
 
-    async def count_tokens(self, session: str) -> TokenUsage:
+    async def _sum_usage(self, session: str) -> TokenUsage:
         """Return the tokens of all calls of a session so far."""
         total = TokenUsage()
         for tally in await self.archive.load_tallies([session]):
@@ -148,12 +165,16 @@ class Conversations:
 class ProgramSession:
     """A session of a program. Its calls are made one after another; a second one waits for the first."""
 
-    def __init__(self, home: Conversations, key: SessionKey, model: str, system_prompt: str) -> None:
+    def __init__(
+        self, home: Conversations, key: SessionKey, model: str, system_prompt: str, usage: TokenUsage = _NO_TOKENS
+    ) -> None:
         self.key = key
         self.model = model
         self.system_prompt = system_prompt
         self.waiting: tuple[ToolPart, ...] = ()  # the calls of the newest answer, until their results are sent
+        self.usage = usage  # of all its calls
         self._home = home
+        self._lock = asyncio.Lock()
         self.steps = 0  # answers in the history
         # Results that a call brought which has failed, as far as is known here: the log knows.
         self._unsent: list[bytes] = []
@@ -163,6 +184,11 @@ class ProgramSession:
     def is_compacting(self) -> bool:
         """Whether a summary of the session is being made."""
         return self._home.schedule.has_job(self.key.id)
+
+    def restore(self, history: KnownHistory | None) -> None:
+        """Take up a history as the log has it."""
+        if history is not None:
+            self.waiting, self.steps = history.waiting, history.steps
 
     async def wait_for_compaction(self) -> None:
         """Wait until no summary of the session is being made."""
@@ -185,7 +211,7 @@ class ProgramSession:
         the message brought are kept, and go out with the next one.
         """
         raws = write_messages(CHAT, message)
-        async with self._home.locks.setdefault(self.key.id, asyncio.Lock()):
+        async with self._lock:
             return await self._send(raws, tools, on_part, system_prompt, members or {})
 
     async def run_tools(
@@ -254,13 +280,13 @@ class ProgramSession:
             self.waiting, self.steps = answer.calls, self.steps + 1
         if reader is not None:
             await reader.finish(answer)
+        self.usage += count_usage(answer.usage)
         noted.is_compacted |= self.is_compacting and not had_job
         return AnsweredTurn(self._make_result(response, answer, noted), answer.calls, response.exchange)
 
     async def _find_out(self) -> None:
         """Ask the log what has become of a call that has failed, or whose answer was not taken."""
-        found = await self._home.load(self.key.id)
-        self.waiting, self.steps = found.waiting, found.steps
+        self.restore(await self._home.load_history(self.key.id))
         left = {call.tool_call_id for call in self.waiting}
         self._unsent = [raw for raw in self._unsent if left.issuperset(CHAT.reader.read_item(raw).results)]
         self._is_uncertain = False

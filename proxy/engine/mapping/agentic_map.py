@@ -109,7 +109,7 @@ class AgenticMap:
         await work.session.wait_for_compaction()
 
     async def _send(self, brought: Sequence[MessagePart], work: _Work) -> AnsweredTurn:
-        """Send a message. What an upstream does not take now is sent again, in the session as the log has it."""
+        """Send a message. What an upstream does not take now is sent again."""
         for count in range(1, self._pacer.most_calls + 1):
             await self._pacer.wait()
             assert work.session is not None, "the caller has begun it"
@@ -121,8 +121,11 @@ class AgenticMap:
                 await self._pacer.wait_after(CallFailed(str(error)), count)
             else:
                 self._count(turn, work)
-                return turn
-            work.session = await self._home.load(work.session.key.id)
+                if turn.result.finish_reason != "error":
+                    return turn
+                await self._pacer.wait_after(
+                    CallFailed("the provider's answer is an error, or no answer at all"), count
+                )
         raise AssertionError("the last failure is raised")
 
     def _count(self, turn: AnsweredTurn, work: _Work) -> None:

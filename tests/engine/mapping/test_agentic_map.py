@@ -127,7 +127,9 @@ async def test_a_tool_that_raises_is_a_result_for_the_model(bench: Bench) -> Non
     assert result.output_text == "found Error: LookupError: nothing at a"
 
 
-@pytest.mark.parametrize("fault", [Reply("overloaded", status=503), UpstreamUnreachable("reset")])
+@pytest.mark.parametrize(
+    "fault", [Reply("overloaded", status=503), UpstreamUnreachable("reset"), Reply(body=b"<html>")]
+)
 @pytest.mark.parametrize("at", [0, 1])
 async def test_a_fault_that_passes_ends_no_agent(bench: Bench, fault: Reply | Exception, at: int) -> None:
     looked: list[str] = []

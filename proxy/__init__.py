@@ -9,17 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from proxy.config import Settings
+    from proxy.engine.turns.tools import make_tool
     from proxy.model.parts import FileRefPart, MessagePart, PatchPart, ReasoningPart, TextPart, ToolPart, ToolStatus
-    from proxy.model.results import CompactionResult, TokenUsage, TurnResult
+    from proxy.model.results import AgentMapResult, CompactionResult, MapResult, TokenUsage, TurnResult
     from proxy.sdk.engines import close_all
     from proxy.sdk.events import EventBus
+    from proxy.sdk.operators import AgenticMap, LLMMap
     from proxy.sdk.session import Session
 
 __version__ = "0.1.0"
 __all__ = [
+    "AgentMapResult",
+    "AgenticMap",
     "CompactionResult",
     "EventBus",
     "FileRefPart",
+    "LLMMap",
+    "MapResult",
     "MessagePart",
     "PatchPart",
     "ReasoningPart",
@@ -31,14 +37,19 @@ __all__ = [
     "ToolStatus",
     "TurnResult",
     "close_all",
+    "make_tool",
 ]
 
 _MODULES = {
     "Session": "proxy.sdk.session",
     "close_all": "proxy.sdk.engines",
     "EventBus": "proxy.sdk.events",
+    **dict.fromkeys(("AgenticMap", "LLMMap"), "proxy.sdk.operators"),
+    "make_tool": "proxy.engine.turns.tools",
     "Settings": "proxy.config",
-    **dict.fromkeys(("CompactionResult", "TokenUsage", "TurnResult"), "proxy.model.results"),
+    **dict.fromkeys(
+        ("AgentMapResult", "CompactionResult", "MapResult", "TokenUsage", "TurnResult"), "proxy.model.results"
+    ),
 }
 
 

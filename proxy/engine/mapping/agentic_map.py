@@ -49,7 +49,7 @@ class _Work:
     tokens: TokenUsage = field(default_factory=TokenUsage)
 
 
-class AgenticMap:
+class AgentMapper:
     """Runs the agents of one run."""
 
     def __init__(self, order: AgenticMapOrder, run: MapRun, engine: OperatorEngine) -> None:

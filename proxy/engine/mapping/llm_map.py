@@ -51,7 +51,7 @@ class LlmMapOrder:
         return "\n\n".join(filter(None, (self.system_prompt, self.schema.orders)))
 
 
-class LlmMap:
+class LlmMapper:
     """Makes the calls of one run."""
 
     def __init__(self, order: LlmMapOrder, run: MapRun, engine: OperatorEngine) -> None:

@@ -83,7 +83,7 @@ class MapsApi:
 def _begin(engine: OperatorEngine, body: MapOrder) -> tuple[MapRun, AsyncGenerator[tuple[int, MapResult]]]:
     """Check an order. Return its run and the results to come. Raises ValueError. Blocks for a moment at first."""
     # What makes prompts and checks answers takes 0.3 s to import, and few need it.
-    from proxy.engine.mapping.llm_map import LlmMap, LlmMapOrder  # noqa: PLC0415
+    from proxy.engine.mapping.llm_map import LlmMapOrder, LlmMapper  # noqa: PLC0415
     from proxy.engine.mapping.prompts import ItemTemplate, OutputSchema  # noqa: PLC0415
 
     order = LlmMapOrder(
@@ -96,7 +96,7 @@ def _begin(engine: OperatorEngine, body: MapOrder) -> tuple[MapRun, AsyncGenerat
         timeout=body.timeout,
     )
     run = engine.begin("llm_map", body.model, body.concurrency)
-    return run, LlmMap(order, run, engine).results(body.inputs)
+    return run, LlmMapper(order, run, engine).results(body.inputs)
 
 
 async def _write(run: MapRun, results: AsyncGenerator[tuple[int, MapResult]]) -> AsyncGenerator[bytes]:

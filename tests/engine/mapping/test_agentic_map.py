@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.assembly import Engine
-from proxy.engine.mapping.agentic_map import AgenticMap, AgenticMapOrder
+from proxy.engine.mapping.agentic_map import AgenticMapOrder, AgentMapper
 from proxy.engine.mapping.prompts import ItemTemplate
 from proxy.engine.mapping.running import OperatorEngine
 from proxy.engine.policy import OperatorPolicy
@@ -52,9 +52,9 @@ class Bench:
 
     def make(
         self, text: str = "{{ item }}", *, tools: tuple[ProgramTool, ...] = (make_tool(look),), **changes: Any
-    ) -> AgenticMap:
+    ) -> AgentMapper:
         order = AgenticMapOrder(template=ItemTemplate(text), model="m1", tools=tools, **changes)
-        return AgenticMap(order, self.run, self.operators)
+        return AgentMapper(order, self.run, self.operators)
 
     async def results(self, inputs: Any, **changes: Any) -> list[AgentMapResult]:
         """Return the results in the order of the inputs."""

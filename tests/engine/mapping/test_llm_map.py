@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.assembly import Engine
-from proxy.engine.mapping.llm_map import LlmMap, LlmMapOrder
+from proxy.engine.mapping.llm_map import LlmMapOrder, LlmMapper
 from proxy.engine.mapping.prompts import ItemTemplate, OutputSchema
 from proxy.engine.mapping.running import MapRun, OperatorEngine
 from proxy.engine.policy import OperatorPolicy
@@ -37,10 +37,10 @@ class Bench:
     def begin(self, concurrency: int = 4) -> MapRun:
         return self.operators.begin("llm_map", "m1", concurrency, self.told.append)
 
-    def make(self, text: str = "Say {{ item }}", **changes: Any) -> LlmMap:
+    def make(self, text: str = "Say {{ item }}", **changes: Any) -> LlmMapper:
         given: dict[str, Any] = {"schema": OutputSchema(SCHEMA), "model": "m1", **changes}
         order = LlmMapOrder(template=ItemTemplate(text), **given)
-        return LlmMap(order, self.run, self.operators)
+        return LlmMapper(order, self.run, self.operators)
 
     async def results(self, inputs: Any, **changes: Any) -> list[MapResult]:
         """Return the results in the order of the inputs."""

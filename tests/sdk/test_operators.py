@@ -109,7 +109,7 @@ def test_what_cannot_be_is_told_before_anything_is_opened() -> None:
     with pytest.raises(ValueError, match="max_turns is at least 1"):
         agents.run([], "{{ item }}", "m", max_turns=0)
     with pytest.raises(TypeError, match="a tool is a function"):
-        agents.run([], "{{ item }}", "m", tools=[3])
+        agents.run([], "{{ item }}", "m", tools=[3])  # type: ignore[list-item]
     assert not ENGINES.open
 
 
@@ -127,7 +127,7 @@ async def test_the_part_of_the_settings_is_enough(
     file = tmp_path / "settings.yaml"
     file.write_text(json.dumps({"data": str(tmp_path), "upstreams": [{"base_url": provider.base_url}]}))
     monkeypatch.setenv("PALIMPSEST_CONFIG", str(file))
-    operators = Settings(operators={"max_retries": 1}).operators  # type: ignore[arg-type]
+    operators = Settings(operators={"max_retries": 1}).operators
     (result,) = await LLMMap(operators).run_batch(["a"], "{{ item }}", SCHEMA, "m")
     assert (result.success, result.attempts) == (False, 2)
 

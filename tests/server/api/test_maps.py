@@ -84,6 +84,9 @@ async def test_the_numbers_of_the_settings_hold_unless_the_order_has_others(benc
         ({"prompt_template": ""}, "prompt_template"),
         ({"output_schema": {"type": "objekt"}}, "no valid JSON Schema"),
         ({"output_schema": {"$ref": "http://127.0.0.1:1/schema"}}, "nothing is fetched"),
+        ({"output_schema": None}, "needs an output_schema"),
+        ({"operator": "agentic_map"}, "output_schema is for llm_map"),
+        ({"parent_session_id": "a"}, "parent_session_id is for agentic_map"),
         ({"concurrency": 0}, "concurrency"),
         ({"inputs": "a"}, "inputs"),
         ({"tools": []}, "tools"),
@@ -99,6 +102,26 @@ async def test_a_bad_order_is_refused_before_any_call(bench: Bench, changes: dic
 async def test_inputs_may_be_many(bench: Bench) -> None:
     response = await bench.ask(inputs=["x" * 1000] * 200)
     assert json.loads(response.text.splitlines()[-1])["totals"]["succeeded"] == 200
+
+
+async def test_agents_have_sessions_and_no_tools_but_recall(bench: Bench) -> None:
+    bench.model.say = lambda request, number: Reply("done")
+    parent = json.loads((await bench.client.post("/-/api/sessions", json={"model": "m1"})).text)["id"]
+    order = {"model": "m1", "inputs": ["a", "b"], "prompt_template": "Do {{ item }}", "operator": "agentic_map"}
+    response = await bench.client.post("/-/api/maps", json={**order, "parent_session_id": parent, "agent": "finder"})
+    *results, end = [json.loads(line) for line in response.text.splitlines()]
+    assert [each["result"]["output_text"] for each in results] == ["done", "done"]
+    assert (end["session"], end["totals"]["succeeded"]) == ("", 2)
+    for each in results:
+        row = await bench.engine.archive.find_session(each["result"]["session_id"])
+        assert (row.parent, row.family.partition("-")[0]) == (parent, "finder")
+    assert all("tools" not in request for request in bench.model.requests)
+
+
+async def test_an_unknown_parent_is_not_found(bench: Bench) -> None:
+    order = {"model": "m1", "inputs": ["a"], "prompt_template": "{{ item }}", "operator": "agentic_map"}
+    response = await bench.client.post("/-/api/maps", json={**order, "parent_session_id": "0" * 20})
+    assert (response.status_code, bench.model.requests) == (404, [])
 
 
 async def test_only_an_administrator_may_spend(bench: Bench) -> None:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from proxy.sdk.events import EventBus
     from proxy.sdk.files import LargeFileHandler
     from proxy.sdk.models import ModelInfo
+    from proxy.sdk.operators import AgenticMap, LLMMap
     from proxy.sdk.session import Session
 
 __version__ = "0.1.0"
@@ -71,12 +72,14 @@ _MODULES = {
     "proxy.sdk.events": "EventBus",
     "proxy.sdk.files": "LargeFileHandler",
     "proxy.sdk.models": "ModelInfo",
+    "proxy.sdk.operators": "AgenticMap LLMMap",
     "proxy.sdk.session": "Session",
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "AgentMapResult",
+    "AgenticMap",
     "BadRequest",
     "BuiltContext",
     "CompactionPart",
@@ -88,6 +91,7 @@ __all__ = [
     "FileHandleResult",
     "FileRefPart",
     "ImmutableFieldError",
+    "LLMMap",
     "LargeFileHandler",
     "LogHeldError",
     "MapResult",

@@ -217,8 +217,7 @@ class Session:
         of tools, and what came back, the last of which is the answer. Without `tokens` these are estimated. Raises
         BadRequest for a turn that does not continue the conversation, Conflict, StoreError and SessionClosedError.
         """
-        self._check_open()
-        with naming_errors():
+        with self._using():
             turn = make_turn(user_message, assistant_response, tokens=tokens, finish_reason=finish_reason)
             return await self._own.record(turn)
 
@@ -227,9 +226,8 @@ class Session:
 
         `wire` is chat, messages (Anthropic's, whose system prompt is in `system`) or responses. Nothing is opened.
         """
-        self._check_open()
         engine = self._shared.engine
-        with naming_errors():
+        with self._using():
             own, cap = self._own, engine.conversations.cap
             return await build_context(
                 engine.turns, engine.manual_compaction, own.key, wire, system=own.system_prompt, cap=cap

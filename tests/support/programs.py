@@ -45,6 +45,7 @@ class ChatProvider:
         self.headers: list[dict[str, str]] = []
         self.queue: deque[Reply] = deque()
         self.holds: Callable[[dict[str, Any]], bool] = lambda asked: True  # whom a closed gate stops
+        self.respond: Callable[[dict[str, Any]], Reply] | None = None  # says what is not queued
         self.gate = asyncio.Event()
         self.gate.set()
         self.called = asyncio.Event()
@@ -69,7 +70,7 @@ class ChatProvider:
         self.seen.append(asked)
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.called.set()
-        reply = dict(self.queue.popleft() if self.queue else say(f"word {len(self.seen)}"))
+        reply = dict(self.queue.popleft() if self.queue else self._say_next(asked))
         status = reply.pop("status", 200)
         if status != 200:
             return web.json_response(reply, status=status)
@@ -80,6 +81,9 @@ class ChatProvider:
             await self.gate.wait()
         choice = {"index": 0, "message": {"role": "assistant", **reply}, "finish_reason": finish}
         return web.json_response({"id": "c", "choices": [choice], "usage": usage})
+
+    def _say_next(self, asked: dict[str, Any]) -> Reply:
+        return say(f"word {len(self.seen)}") if self.respond is None else self.respond(asked)
 
     async def _stream(self, request: web.Request, reply: Reply, usage: Any, finish: str) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})

@@ -231,8 +231,7 @@ def list_new_parts(raw: bytes, message: Message, at_ms: int) -> Iterator[Message
         yield TextPart(fit_text(text))
     for call in message.calls:
         yield describe_call(call, None, ToolStatus("pending", at_ms))
-        if patch := _find_patch(call):
-            yield patch
+        yield from _list_patches(_list_texts(call))
 
 
 def describe_call(call: ToolCall, output: str | None, status: ToolStatus) -> ToolPart:

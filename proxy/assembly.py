@@ -247,10 +247,7 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     retention = Retention(policy=settings.retention_policy(), erasing=erasing, clock=clock, sleep=asyncio.sleep)
     found = (memory_compaction.manual, memory_compaction, index, recall, lineage.tenants, events, hop_id)
     wired: dict[str, Any] = {"archive": archive, "tasks": tasks, "bus": bus, "models": models, "clock": clock}
-    cap, providers = policy.record_cap_bytes, settings.providers()
-    turns = build_conversations(
-        exchanges, resolver, reader, durability, schedule, ids=SystemIds(), cap=cap, providers=providers, **wired
-    )
+    turns = build_conversations(exchanges, resolver, reader, durability, trigger, cap=policy.record_cap_bytes, **wired)
     webhooks, clients = _build_webhooks(settings, events, bus) if connect is None else (Webhooks(events, ()), ())
     files = _build_files(settings, turns.recorder, trigger, worker, archive.salt)
     return Engine(*parts, *found, erasing, retention, turns.recorder, turns, webhooks, clients, files)

@@ -24,7 +24,7 @@ from proxy.engine.recall.rounds import RecallRounds
 from proxy.engine.relay import Relay, Send
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.request_resolver import BuildManifest, RequestResolver
-from proxy.engine.response_stream import EditingClient, ReceivedResponse
+from proxy.engine.response_stream import EditingClient, WholeResponse
 from proxy.engine.runtime import TaskRunner, attempt
 from proxy.model.epoch import ClearingTerms, Epoch, Plan, SourceNote
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
@@ -177,7 +177,7 @@ class ExchangeService:
             self._histories.note_sent(held, request.exchange)
         loops = self._loops  # most calls are too short to be looked at
         if loops is not None and isinstance(request, ManagedRequest) and len(request.split.items) > loops.least:
-            client = loops.watch(request, client)
+            client, request = loops.watch(request, client), loops.annotate(request)
         _add_labels(client, request)
         exchange = self._open(request, form, client)
         exchange.arrived = arrived
@@ -267,7 +267,8 @@ class ExchangeService:
             return (opening, *records)
         if isinstance(request, ManagedRequest):
             step = replace(step, layers=digest_layers(request.split, request.chain.preamble))
-            self._controller.note_prompt(request, step.layers)
+            if request.kind != "recorded":  # nothing was sent, so that no cache has it
+                self._controller.note_prompt(request, step.layers)
         records.append(step)
         if isinstance(request, ManagedRequest) and request.source:
             records += _note_source(self._controller.states, request)
@@ -300,6 +301,8 @@ class ExchangeService:
         self._check_log()
         unread = self._resolver.resolve_stream(incoming, self._read_unheld(incoming.headers))
         found = await attempt(self._resolver.find_counted(incoming, form, unread), _note_uncounted)
+        if found is not None and self._loops is not None:
+            found = self._loops.annotate(found)
         written = await attempt(write_counted(self._controller, found), _note_uncounted) if found is not None else None
         request, client_body = found or unread, self._resolver.strip_counted(incoming, form, unread.mode)
         body, own, cleared = written or (client_body, client_body, 0)
@@ -435,7 +438,7 @@ class CapturedBody:
 async def _answer(respond: Callable[[bytes], Awaitable[bytes]], body: bytes | RequestBody) -> UpstreamResponse:
     """Return the response to a call that was made elsewhere."""
     assert isinstance(body, bytes), "it is read"
-    return ReceivedResponse(_OK, await respond(body))
+    return WholeResponse(_OK, (), await respond(body))
 
 
 def _note_uncounted(error: Exception) -> None:

@@ -272,7 +272,9 @@ class ProgramSession:
         home.listen()
         if self._is_uncertain:
             await self._find_out()
-        brought = [*self._unsent, *raws]
+        again = {call for raw in raws for call in CHAT.reader.read_item(raw).results}
+        left = [raw for raw in self._unsent if again.isdisjoint(CHAT.reader.read_item(raw).results)]
+        brought = [*left, *raws]  # a program that repeats a call brings its results once more
         request = self._write_request(brought, tools, system_prompt, members, is_stream=on_part is not None)
         reader = PartReader(CHAT, self.steps + 1, on_part) if on_part is not None else None
         had_job, noted = self.is_compacting, _Noted()

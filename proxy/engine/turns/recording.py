@@ -179,32 +179,40 @@ class TurnRecorder:
 
     async def _add(self, key: SessionKey, wanted: NewSession) -> None:
         """Write the call to the log with which a session begins. Raises StoreUnavailable."""
+        exchange = self.ids.next_exchange()
+        received = msgspec.json.encode({"id": key.id})
+        body = msgspec.json.encode(wanted)
+        await self.write_call(key, exchange, model=wanted.model, target=_CREATED, body=body, received=received)
+
+    async def write_call(
+        self, key: SessionKey, exchange: str, *, model: str, target: str, body: bytes, received: bytes
+    ) -> None:
+        """Write a call to the log that is no part of a conversation. Raises StoreUnavailable."""
         if problem := self.archive.health.problem:
-            raise StoreUnavailable(f"the log cannot take a session: {problem}")
-        exchange, now_ms = self.ids.next_exchange(), self.clock.now_ms()
+            raise StoreUnavailable(f"the log cannot take a call of a program: {problem}")
+        now_ms = self.clock.now_ms()
         opening = Opening(
             exchange=exchange,
             session=key,
             kind="recorded",
             wire="",
             mode="manage",
-            model=wanted.model,
+            model=model,
             method="POST",
-            target=_CREATED,
+            target=target,
             headers=_JSON,
-            body=make_manifest(msgspec.json.encode(wanted)),
+            body=make_manifest(body),
             opened_ms=now_ms,
         )
-        received = msgspec.json.encode({"id": key.id})
         ended = Outcome(
             exchange, 0, _STATUS_CREATED, _JSON, "complete", received, len(received), b"", Timings(0.0, 0.0, 0.0)
         )
         written = self.archive.append(opening, Round(exchange, 0, key.upstream, None), ended)
         self.archive.flush()
         if not await self.gate.confirm(written, 1.0):
-            raise StoreUnavailable("the log did not take the session in time")
+            raise StoreUnavailable("the log did not take the call of a program in time")
         if RequestRecorded in self.bus.subscribers:
-            told = RequestRecorded(exchange, key, key.upstream, wanted.model, "", (), 0, _list_no_roles, False, True)
+            told = RequestRecorded(exchange, key, key.upstream, model, "", (), 0, _list_no_roles, False, True)
             self.bus.publish(told)
 
     async def record(self, key: SessionKey, turn: RecordedTurn, once: str = "", system: str = "") -> KeptTurn:

@@ -246,7 +246,7 @@ class ContextController:
             return None
         if self.states.is_due(request, None, budget):
             return None
-        _ask_window(self.states, request, budget)
+        self.states.models.ask_window(request, budget)
         epoch_account = context.get_account(request.view, "", budget)
         epoch_account.account = record_use(epoch_account.account, self._clock.monotonic())
         changed, is_guarded = context.reasoning.find_changed(request, None), _is_risky(budget, request)
@@ -269,7 +269,7 @@ class ContextController:
         outgoing = self.chain.keep(uncounted.state)
         if outgoing is None:
             return None
-        _ask_window(self.states, request, budget)
+        self.states.models.ask_window(request, budget)
         _choose(uncounted.state, outgoing)
         outgoing = tell_removed(self._bus, request, context, outgoing)
         plan = Plan(request.exchange, 0, request.view, outgoing.rung, epoch.id)
@@ -335,7 +335,7 @@ class ContextController:
         epoch = context.find(request.view, request)
         if epoch is None and (reason := self._find_sign(request)):
             return await self._remove_foreign(request, self._stand_aside(request, reason))
-        _ask_window(self.states, request, budget)
+        self.states.models.ask_window(request, budget)
         state = await self.states.read(request, context, epoch, budget)
         decision = _defer(self._observer, request, decide(state.account, state.facts))
         chosen = await self._run_chain(state, decision, commit)
@@ -484,12 +484,6 @@ async def write_counted(controller: ContextController, request: ManagedRequest) 
 def _find_mark(request: ManagedRequest) -> str:
     """Find a sign outside the messages that the context is managed already. Return an empty string if there is none."""
     return FORMATS[request.wire].find_management(request.split, len(request.split.items))
-
-
-def _ask_window(states: StateReader, request: ManagedRequest, budget: Budget) -> None:
-    """Ask the upstream for the window of a model, if that is unknown, and if the call goes there."""
-    if budget.window is None and request.kind != "recorded":
-        states.models.ask(request.upstream, request.headers)
 
 
 def _is_risky(budget: Budget, request: ManagedRequest) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         ToolPart,
         ToolStatus,
     )
-    from proxy.model.results import CompactionResult, TokenUsage, TurnResult
+    from proxy.model.results import CompactionResult, FileHandleResult, TokenUsage, TurnResult
     from proxy.sdk.engines import close_all
     from proxy.sdk.errors import (
         DuplicateIDError,
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
         StoreError,
     )
     from proxy.sdk.events import EventBus
+    from proxy.sdk.files import LargeFileHandler
+    from proxy.sdk.models import ModelInfo
     from proxy.sdk.session import Session
 
 __version__ = "0.1.0"
@@ -48,13 +50,15 @@ _MODULES = {
         *("CompactionPart", "FileRefPart", "MessagePart", "PatchPart", "ReasoningPart", "StepFinishPart"),
         *("StepStartPart", "TextPart", "ToolPart", "ToolStatus"),
     ),
-    "proxy.model.results": ("CompactionResult", "TokenUsage", "TurnResult"),
+    "proxy.model.results": ("CompactionResult", "FileHandleResult", "TokenUsage", "TurnResult"),
     "proxy.sdk.engines": ("close_all",),
     "proxy.sdk.errors": (
         *("DuplicateIDError", "ImmutableFieldError", "LogHeldError", "MessageNotFoundError", "PartNotFoundError"),
         *("SessionClosedError", "SessionNotFoundError", "StoreError"),
     ),
     "proxy.sdk.events": ("EventBus",),
+    "proxy.sdk.files": ("LargeFileHandler",),
+    "proxy.sdk.models": ("ModelInfo",),
     "proxy.sdk.session": ("Session",),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
@@ -67,11 +71,14 @@ __all__ = [
     "Conflict",
     "DuplicateIDError",
     "EventBus",
+    "FileHandleResult",
     "FileRefPart",
     "ImmutableFieldError",
+    "LargeFileHandler",
     "LogHeldError",
     "MessageNotFoundError",
     "MessagePart",
+    "ModelInfo",
     "PartNotFoundError",
     "PatchPart",
     "ProxyError",

@@ -24,7 +24,7 @@ from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.scheduling import list_summary_models
 from proxy.engine.compaction.summarizer import Summarizer
 from proxy.engine.compaction.trigger import CompactionTrigger
-from proxy.engine.policy import Provider
+from proxy.engine.policy import FilePolicy, Provider
 from proxy.engine.ports import Upstream
 from proxy.engine.request_resolver import Route
 from proxy.engine.turns.recording import CHAT, TurnRecorder
@@ -125,17 +125,12 @@ class FileProse:
 
 @dataclass(kw_only=True, eq=False)
 class FileKeeper:
-    """Decides how files are sent, and puts the large ones into the log.
+    """Decides how files are sent, and puts the large ones into the log."""
 
-    `inline_tokens` are the most of a file that is sent whole, `cap` the most bytes that the log keeps whole of one.
-    """
-
+    policy: FilePolicy
     recorder: TurnRecorder
     worker: OutliningWorker
     secret: bytes
-    inline_tokens: int
-    has_outlines: bool
-    cap: int
     prose: FileProse | None = None
 
     async def handle(self, key: SessionKey, model: str, path: str, content: str) -> FileHandleResult:
@@ -146,10 +141,12 @@ class FileKeeper:
         content = fit_text(content)
         raw = msgspec.json.encode({"role": "file", "name": fit_text(path), "content": content})
         tokens = await self.recorder.count(key, model, [raw])
-        if tokens <= self.inline_tokens:
+        if tokens <= self.policy.inline_tokens:
             return FileHandleResult(path=path, inline_content=content)
-        if len(raw) > self.cap:
-            raise TooLarge(f"{path} has {len(raw):,} bytes; the log keeps {self.cap:,} whole (store.record_cap_bytes)")
+        if len(raw) > self.policy.cap:
+            raise TooLarge(
+                f"{path} has {len(raw):,} bytes; the log keeps {self.policy.cap:,} whole (store.record_cap_bytes)"
+            )
         reference = make_reference(self.secret, key.id, sha256(b"file\0" + raw).digest())
         seen = await self._outline(content, path)
         said = await self.prose.describe(key, model, path, seen, content) if self.prose is not None else ""
@@ -158,7 +155,7 @@ class FileKeeper:
             received = msgspec.json.encode({"reference": reference})
             target = _TARGET.format(reference)
             await self.recorder.write_call(key, exchange, model=model, target=target, body=raw, received=received)
-        lines = filter(None, (said, *(seen.structure if self.has_outlines else ())))
+        lines = filter(None, (said, *(seen.structure if self.policy.has_outlines else ())))
         part = FileRefPart(reference, path, seen.kind, tokens, "\n".join(lines))
         return FileHandleResult(path=path, file_ref=part)
 
@@ -169,16 +166,18 @@ class FileKeeper:
             return await asyncio.to_thread(outline, content, path)
 
 
-def build_prose(model: str, trigger: CompactionTrigger) -> FileProse | None:
-    """Return what asks a model for sentences about files, None if no model is named."""
-    if not model:
-        return None
-    summarizer = trigger.worker.summarizer
-    return FileProse(
-        model=model,
-        policy=trigger.policy,
-        summarizer=summarizer,
-        trigger=trigger,
-        routes=summarizer.routes,
-        providers=summarizer.providers,
-    )
+def build_files(
+    policy: FilePolicy, recorder: TurnRecorder, trigger: CompactionTrigger, worker: OutliningWorker, secret: bytes
+) -> FileKeeper:
+    """Return what keeps files, with a model for sentences about them if one is named."""
+    summarizer, prose = trigger.worker.summarizer, None
+    if policy.summary_model:
+        prose = FileProse(
+            model=policy.summary_model,
+            policy=trigger.policy,
+            summarizer=summarizer,
+            trigger=trigger,
+            routes=summarizer.routes,
+            providers=summarizer.providers,
+        )
+    return FileKeeper(policy=policy, recorder=recorder, worker=worker, secret=secret, prose=prose)

@@ -252,7 +252,7 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
         exchanges, resolver, reader, durability, schedule, ids=SystemIds(), cap=cap, providers=providers, **wired
     )
     webhooks, clients = _build_webhooks(settings, events, bus) if connect is None else (Webhooks(events, ()), ())
-    files = build_files(settings.file_policy(), turns.recorder, trigger, worker, archive.salt)
+    files = build_files(settings.file_policy(), turns.recorder, trigger, planner, worker=worker, secret=archive.salt)
     return Engine(*parts, *found, erasing, retention, turns.recorder, turns, webhooks, clients, files)
 
 

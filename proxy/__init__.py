@@ -23,7 +23,20 @@ if TYPE_CHECKING:
         ToolPart,
         ToolStatus,
     )
+<<<<<<< HEAD
     from proxy.model.results import CompactionResult, FileHandleResult, TokenUsage, TurnResult
+=======
+    from proxy.model.results import (
+        AgentMapResult,
+        BuiltContext,
+        CompactionResult,
+        FileHandleResult,
+        MapResult,
+        RecordResult,
+        TokenUsage,
+        TurnResult,
+    )
+>>>>>>> h-session
     from proxy.sdk.engines import close_all
     from proxy.sdk.errors import (
         DuplicateIDError,
@@ -38,33 +51,56 @@ if TYPE_CHECKING:
     from proxy.sdk.events import EventBus
     from proxy.sdk.files import LargeFileHandler
     from proxy.sdk.models import ModelInfo
+<<<<<<< HEAD
+=======
+    from proxy.sdk.operators import AgenticMap, LLMMap
+>>>>>>> h-session
     from proxy.sdk.session import Session
 
 __version__ = "0.1.0"
 
 _MODULES = {
-    "proxy.config": ("ConfigError", "Settings"),
-    "proxy.engine.turns.tools": ("make_tool",),
-    "proxy.model.errors": ("BadRequest", "Conflict", "ProxyError", "UpstreamRefused", "UpstreamUnreachable"),
+    "proxy.config": "ConfigError Settings",
+    "proxy.engine.turns.tools": "make_tool",
+    "proxy.model.errors": ("BadRequest Conflict ProxyError UpstreamRefused UpstreamUnreachable "),
     "proxy.model.parts": (
-        *("CompactionPart", "FileRefPart", "MessagePart", "PatchPart", "ReasoningPart", "StepFinishPart"),
-        *("StepStartPart", "TextPart", "ToolPart", "ToolStatus"),
+        "CompactionPart FileRefPart MessagePart PatchPart "
+        "ReasoningPart StepFinishPart StepStartPart TextPart "
+        "ToolPart ToolStatus "
     ),
+<<<<<<< HEAD
     "proxy.model.results": ("CompactionResult", "FileHandleResult", "TokenUsage", "TurnResult"),
     "proxy.sdk.engines": ("close_all",),
-    "proxy.sdk.errors": (
-        *("DuplicateIDError", "ImmutableFieldError", "LogHeldError", "MessageNotFoundError", "PartNotFoundError"),
-        *("SessionClosedError", "SessionNotFoundError", "StoreError"),
+=======
+    "proxy.model.results": (
+        "AgentMapResult BuiltContext CompactionResult FileHandleResult MapResult RecordResult TokenUsage TurnResult "
     ),
+    "proxy.sdk.engines": "close_all",
+>>>>>>> h-session
+    "proxy.sdk.errors": (
+        "DuplicateIDError ImmutableFieldError LogHeldError MessageNotFoundError "
+        "PartNotFoundError SessionClosedError SessionNotFoundError StoreError "
+    ),
+<<<<<<< HEAD
     "proxy.sdk.events": ("EventBus",),
     "proxy.sdk.files": ("LargeFileHandler",),
     "proxy.sdk.models": ("ModelInfo",),
     "proxy.sdk.session": ("Session",),
+=======
+    "proxy.sdk.events": "EventBus",
+    "proxy.sdk.files": "LargeFileHandler",
+    "proxy.sdk.models": "ModelInfo",
+    "proxy.sdk.operators": "AgenticMap LLMMap",
+    "proxy.sdk.session": "Session",
+>>>>>>> h-session
 }
-_PLACES = {name: module for module, names in _MODULES.items() for name in names}
+_PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
+    "AgentMapResult",
+    "AgenticMap",
     "BadRequest",
+    "BuiltContext",
     "CompactionPart",
     "CompactionResult",
     "ConfigError",
@@ -74,8 +110,13 @@ __all__ = [
     "FileHandleResult",
     "FileRefPart",
     "ImmutableFieldError",
+<<<<<<< HEAD
+=======
+    "LLMMap",
+>>>>>>> h-session
     "LargeFileHandler",
     "LogHeldError",
+    "MapResult",
     "MessageNotFoundError",
     "MessagePart",
     "ModelInfo",
@@ -83,6 +124,7 @@ __all__ = [
     "PatchPart",
     "ProxyError",
     "ReasoningPart",
+    "RecordResult",
     "Session",
     "SessionClosedError",
     "SessionNotFoundError",

@@ -26,6 +26,7 @@ from proxy.config.errors import Problem
 from proxy.context.budget import AUTO_CEILING, make_budget
 from proxy.doctor.surroundings import examine_surroundings
 from proxy.engine.doctor.findings import Diagnosis, conclude
+from proxy.engine.mapping.running import OperatorEngine
 from proxy.engine.memory.files import mirror_memory
 from proxy.engine.models import PriceList
 from proxy.engine.recall.recall import Recall
@@ -41,6 +42,7 @@ from proxy.server.api.context import ContextApi
 from proxy.server.api.doctor import DoctorApi
 from proxy.server.api.erase import EraseApi
 from proxy.server.api.events import EventsApi
+from proxy.server.api.maps import MapsApi
 from proxy.server.api.memory import MemoryApi
 from proxy.server.api.messages import MessagesApi
 from proxy.server.api.search import SearchApi
@@ -260,6 +262,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         doctor=DoctorApi(functools.partial(_diagnose, settings)),
         memory=MemoryApi(engine.memory_compaction.memory, engine.memory_compaction, settings.snapshot_policy(), inputs),
         events=EventsApi(engine.archive, engine.events),
+        maps=MapsApi(OperatorEngine(home=engine.conversations, policy=settings.operators.policy())),
         find_tenant=find_tenant,
         mcp=McpEndpoint(tools, AccessRules(policy), find_tenant, policy),
     )

@@ -234,7 +234,7 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
         controller=controller,
         recall=rounds,
         histories=held,
-        loops=LoopWatch(bus, policy.loop_threshold) if policy.loop_threshold else None,
+        loops=LoopWatch(bus, policy.loop_threshold, policy.loop_action) if policy.loop_threshold else None,
     )
     memory_compaction = _build_memory(settings, archive, durability, trigger, controller, routes=routes, clock=clock)
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())

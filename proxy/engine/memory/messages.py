@@ -15,7 +15,7 @@ from proxy.engine.memory.path import MemoryPath
 from proxy.engine.ports import LogReader
 from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Summary
 from proxy.model.exchange import Usage
-from proxy.model.messages import ToolCall
+from proxy.model.messages import Message, ToolCall
 from proxy.model.parts import (
     CompactionPart,
     FileRefPart,
@@ -132,15 +132,13 @@ class _PartReader:
         answered = self._results.places.get((call.id, place))
         output = None if answered is None else fit_text(_read_output(self._path, answered, call.id))
         status = self._judge(output, at, answered)
-        given = msgspec.json.decode(encode_arguments(call.arguments))
-        return ToolPart(fit_text(call.name), fit_text(call.id), given, output, status)
+        return describe_call(call, output, status)
 
     def _judge(self, output: str | None, at: int, answered: int | None) -> ToolStatus:
         if output is None or answered is None:
             return ToolStatus("pending", at, None, None, None)
-        fault = fit_text(find_outcome(output)) or None
         completed = round(self._path.sources[answered].ts * 1000)
-        return ToolStatus("error" if fault else "completed", at, completed, self._shortened.get(answered), fault)
+        return judge_output(output, at, completed, self._shortened.get(answered))
 
     def _list_covering(self, place: int) -> Iterator[CompactionPart]:
         for summary in self._summaries.get(place, ()):
@@ -221,6 +219,31 @@ def _list_texts(call: ToolCall) -> Iterator[str]:
         return
     for value in given.values():
         yield from (each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str))
+
+
+def list_new_parts(raw: bytes, message: Message, at_ms: int) -> Iterator[MessagePart]:
+    """Yield the parts that a message has when it comes: its calls are pending, and results are not among them."""
+    if thought := fit_text(_read_thought(raw)):
+        yield ReasoningPart(thought)
+    media = (f"({each})" for each in message.media)
+    said = message.beside if message.results else (message.text, *media)
+    if text := "\n".join(filter(None, said)):
+        yield TextPart(fit_text(text))
+    for call in message.calls:
+        yield describe_call(call, None, ToolStatus("pending", at_ms))
+        yield from _list_patches(_list_texts(call))
+
+
+def describe_call(call: ToolCall, output: str | None, status: ToolStatus) -> ToolPart:
+    """Return the part of a call."""
+    given = msgspec.json.decode(encode_arguments(call.arguments))
+    return ToolPart(fit_text(call.name), fit_text(call.id), given, output, status)
+
+
+def judge_output(output: str, started: int | None, completed: int, compacted: int | None = None) -> ToolStatus:
+    """Return how a call with an output stands."""
+    fault = fit_text(find_outcome(output)) or None
+    return ToolStatus("error" if fault else "completed", started, completed, compacted, fault)
 
 
 def _read_thought(raw: bytes) -> str:

@@ -28,6 +28,7 @@ LAZY_IMPORTS: dict[str, set[str]] = {
     "proxy/app.py": {"proxy.telemetry.tracing"},
     "proxy/assembly.py": {"proxy.upstream.httpx_client", "proxy.upstream.litellm_client"},
     "proxy/running.py": {"proxy.upstream.httpx_client"},
+    "proxy/server/api/maps.py": {f"proxy.engine.mapping.{name}" for name in ("agentic_map", "llm_map", "prompts")},
     "proxy/upstream/tokenizer.py": {"splintr"},
 }
 # The functions in which an exception of any kind is caught for good, and why.

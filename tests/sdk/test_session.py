@@ -201,8 +201,9 @@ async def test_results_and_other_parts_are_sent_as_messages(create: Create, prov
                 ToolPart("add", "c2", None, None, ToolStatus("error", error_message="no")),
             ]
         )
-        file = "[file x.py · python · 12,000 tokens · in the log as ref:abc]\ndef f"
-        assert provider.said[-3:] == ["3", "no", f"see\n\n--- a\n+++ b\n\n{file}"]
+        assert provider.said[-3:-1] == ["3", "no"]
+        begins = "see\n\n--- a\n+++ b\n\n[FILE: x.py]\nref:abc · python · 12,000 tokens\n  def f\n"
+        assert provider.said[-1].startswith(begins)
         for bad in ("", [], [ReasoningPart("hm")], [ToolPart("add", "c1")]):
             with pytest.raises(BadRequest):
                 await session.send(bad)
@@ -331,3 +332,48 @@ async def test_a_child_is_linked_with_its_parent(create: Create, load: Create) -
         again = await load(child.id)
         assert (again.parent_id, again.agent) == (parent.id, "scout")
         await again.close()
+
+
+async def test_closing_waits_for_a_summary_that_is_being_made(create: Create, provider: ChatProvider) -> None:
+    upstream = {"base_url": provider.base_url, "cache": "prefix"}  # it serves several requests at a time
+    session = await create({"upstreams": [upstream], "budget.ceiling_tokens": 6_000, "budget.output_reserve": 500})
+    told = list[str]()
+    session.event_bus.subscribe_all(lambda event, payload: told.append(event))
+    provider.holds = lambda asked: not str(asked["messages"][-1]["content"]).startswith("turn")
+    provider.gate.clear()
+    provider.usage = None  # its tokens are counted by us
+    triggered = list[bool]()
+    while True not in triggered:
+        said = f"look at the file of the host number {len(triggered)} again. " * 40
+        triggered.append((await session.send(f"turn {len(triggered)}: {said}")).compaction_triggered)
+        assert len(triggered) < 40
+    assert triggered[0] is False
+    assert not session.compaction_in_progress
+    compacting = asyncio.ensure_future(session.compact())
+    provider.called.clear()
+    await provider.called.wait()
+    assert session.compaction_in_progress
+    closing = asyncio.ensure_future(session.close())
+    await asyncio.sleep(0.05)
+    assert not closing.done()
+    provider.gate.set()
+    await closing
+    assert (await compacting).session_id == session.id
+    order = ["SESSION_CREATED", "EPOCH_OPENED", "COMPACTION_TRIGGERED", "COMPACTION_COMPLETED", "SESSION_CLOSED"]
+    assert [each for each in dict.fromkeys(told) if each in order][-3:] == order[-3:]
+    assert told[-1] == "SESSION_CLOSED"
+
+
+async def test_a_message_that_begins_with_a_file_does_not_end_management(
+    create: Create, provider: ChatProvider
+) -> None:
+    provider.usage = None
+    file = FileRefPart("abcdefghij", "x.py", "python", 12_000, "def f")
+    async with await create({"budget.ceiling_tokens": 6_000, "budget.output_reserve": 500}) as session:
+        await session.send([file, TextPart("what is in it?")])
+        assert provider.said[-1].startswith("Here is a file.\n\n[FILE: x.py]\nref:abcdefghij · ")
+        for number in range(20):
+            said = f"look at the file of the host number {number} again. " * 40
+            if (await session.send(said)).compaction_triggered:
+                return
+    raise AssertionError("no epoch was opened")

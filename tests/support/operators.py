@@ -11,8 +11,8 @@ from typing import Any
 from proxy.assembly import Engine, build_engine
 from proxy.config import Settings, load_settings
 from proxy.engine.ports import RequestBody
+from proxy.engine.response_stream import ReceivedResponse
 from proxy.model.exchange import Headers
-from proxy.trial.upstream import ReplayedResponse
 
 USAGE = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
 
@@ -66,7 +66,7 @@ class Model:
         self.headers: list[Headers] = []
         self.running = self.most = 0
 
-    async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> ReplayedResponse:
+    async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> ReceivedResponse:
         """Answer a request."""
         assert isinstance(body, bytes)
         request = json.loads(body)
@@ -79,7 +79,7 @@ class Model:
             if isinstance(reply, Exception):
                 raise reply
             await asyncio.sleep(reply.seconds)
-            response = ReplayedResponse(reply.status, reply.render(request))
+            response = ReceivedResponse(reply.status, reply.render(request))
         finally:
             self.running -= 1
         kind = b"text/event-stream" if request.get("stream") and reply.status == 200 else b"application/json"

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -44,10 +44,13 @@ class ChatProvider:
         self.seen: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.queue: deque[Reply] = deque()
+        self.holds: Callable[[dict[str, Any]], bool] = lambda asked: True  # whom a closed gate stops
+        self.respond: Callable[[dict[str, Any]], Reply] | None = None  # says what is not queued
         self.gate = asyncio.Event()
         self.gate.set()
         self.called = asyncio.Event()
         self.port = 0
+        self.usage: dict[str, int] | None = USAGE
 
     @property
     def base_url(self) -> str:
@@ -65,18 +68,22 @@ class ChatProvider:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         asked = await request.json()
         self.seen.append(asked)
-        self.headers.append(dict(request.headers))
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.called.set()
-        reply = dict(self.queue.popleft() if self.queue else say(f"word {len(self.seen)}"))
+        reply = dict(self.queue.popleft() if self.queue else self._say_next(asked))
         status = reply.pop("status", 200)
         if status != 200:
             return web.json_response(reply, status=status)
-        usage, finish = reply.pop("usage", USAGE), reply.pop("finish", "stop")
+        usage, finish = reply.pop("usage", self.usage), reply.pop("finish", "stop")
         if asked.get("stream"):
             return await self._stream(request, reply, usage, finish)
-        await self.gate.wait()
+        if self.holds(asked):
+            await self.gate.wait()
         choice = {"index": 0, "message": {"role": "assistant", **reply}, "finish_reason": finish}
         return web.json_response({"id": "c", "choices": [choice], "usage": usage})
+
+    def _say_next(self, asked: dict[str, Any]) -> Reply:
+        return say(f"word {len(self.seen)}") if self.respond is None else self.respond(asked)
 
     async def _stream(self, request: web.Request, reply: Reply, usage: Any, finish: str) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})

@@ -24,9 +24,10 @@ from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.events.publisher import EventPublisher
 from proxy.engine.events.stream import EventStream
 from proxy.engine.exchange import ExchangeService
+from proxy.engine.mapping.running import OperatorEngine
 from proxy.engine.memory.memory import SessionMemory
 from proxy.engine.models import PriceList
-from proxy.engine.policy import EnginePolicy, SnapshotPolicy
+from proxy.engine.policy import EnginePolicy, OperatorPolicy, SnapshotPolicy
 from proxy.engine.relay import Relay
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.request_resolver import RequestResolver, Route
@@ -39,6 +40,7 @@ from proxy.server.api.context import ContextApi
 from proxy.server.api.doctor import DoctorApi
 from proxy.server.api.erase import EraseApi
 from proxy.server.api.events import EventsApi
+from proxy.server.api.maps import MapsApi
 from proxy.server.api.memory import MemoryApi
 from proxy.server.api.messages import MessagesApi
 from proxy.server.api.search import SearchApi
@@ -197,6 +199,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
         doctor=DoctorApi(plan.diagnose),
         memory=MemoryApi(memory, cast(Any, None), SnapshotPolicy(), cast(Any, None)),
         events=EventsApi(archive, events),
+        maps=MapsApi(OperatorEngine(home=cast(Any, None), policy=OperatorPolicy())),
         mcp=Response(status_code=404),
         searches=SearchApi(archive, plan.index, SystemClock().now_ms, plan.index.look),
         find_tenant=plan.find_tenant,

@@ -13,7 +13,7 @@ from typing import Any
 from proxy.context.pricing import Cost
 from proxy.engine.mapping.pool import Inputs
 from proxy.engine.mapping.prompts import ItemTemplate, OutputSchema, Unfit, write_correction
-from proxy.engine.mapping.running import MapRun, OperatorEngine, Pause, require_least
+from proxy.engine.mapping.running import CallFailed, CallPacer, MapRun, OperatorEngine, describe_problem
 from proxy.engine.response_reader import read_received
 from proxy.engine.runtime import attempt
 from proxy.engine.turns.calls import LocalResponse, make_call
@@ -27,25 +27,10 @@ from proxy.wire.summary_request import read_summary
 _FORM = ChatCompletions()
 _TARGET = b"/v1/chat/completions"
 _SUCCESS = range(200, 300)
-# Statuses after which the same call may succeed. 529: Anthropic is overloaded.
-_PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-# Statuses that concern all calls of a run alike: the credential, or the model.
-_OF_ALL = frozenset({401, 403, 404})
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
 _MOST_ANSWER = 8 * 1024 * 1024
-_LONGEST_ERROR = 500
 _CUT_OFF = "the answer was cut off at the limit of output tokens; answer more briefly"
 
 Message = dict[str, str]
-
-
-class CallFailed(Exception):
-    """A call without an answer. `is_final`: another one would fail, too. `pause` is in seconds, if it is told."""
-
-    def __init__(self, reason: str, *, is_final: bool = False, pause: float | None = None) -> None:
-        super().__init__(reason[:_LONGEST_ERROR])
-        self.is_final = is_final
-        self.pause = pause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,18 +51,16 @@ class LlmMapOrder:
         return "\n\n".join(filter(None, (self.system_prompt, self.schema.orders)))
 
 
-class LlmMap:
+class LlmMapper:
     """Makes the calls of one run."""
 
     def __init__(self, order: LlmMapOrder, run: MapRun, engine: OperatorEngine) -> None:
         self._order = order
         self._run = run
-        self._exchanges = engine.exchanges
-        self._prices = engine.prices
+        self._exchanges = engine.home.exchanges
+        self._prices = engine.home.prices
         retries = engine.policy.max_retries if order.max_retries is None else order.max_retries
-        self._most_calls = 1 + require_least("max_retries", retries, 0)
-        self._pause = Pause(run.clock)
-        self._refusal: CallFailed | None = None  # of the first call, and so of all
+        self._pacer = CallPacer(run, retries)
         named = ((b"x-palimpsest-session", f"map:{run.id}".encode()), (b"x-palimpsest-history", b"none"))
         self._headers: Headers = ((b"content-type", b"application/json"), *named)
         self._system: Message = {"role": "system", "content": order.system}
@@ -92,16 +75,15 @@ class LlmMap:
         result = await attempt(self._find_answer(item, tries), problems.append)
         if result is not None:
             return result
-        return MapResult(input=item, error=_describe(problems[0]), attempts=len(tries))
+        (problem,) = problems
+        return MapResult(input=item, error=describe_problem(problem, Unfit), attempts=len(tries))
 
     async def _find_answer(self, item: Any, tries: list[int]) -> MapResult:
         """Ask until an answer fits. Each call is noted in `tries`. Raises what is wrong with the last one."""
         prompt: Message = {"role": "user", "content": self._order.template.render(item)}
         messages, problem = [self._system, prompt], Exception()
-        for count in range(1, self._most_calls + 1):
-            await self._pause.wait()
-            if self._refusal is not None and not self._run.totals.calls:
-                raise self._refusal
+        for count in range(1, self._pacer.most_calls + 1):
+            await self._pacer.wait()
             tries.append(count)
             try:
                 text, is_cut = await self._ask(messages)
@@ -114,19 +96,8 @@ class LlmMap:
                 said = [{"role": "assistant", "content": text}] if text else []
                 messages = [self._system, prompt, *said, {"role": "user", "content": write_correction(error)}]
             except CallFailed as error:
-                problem = error
-                if error.is_final:
-                    break
-                if count < self._most_calls:
-                    await self._wait_after(error, count)
+                await self._pacer.wait_after(error, count)
         raise problem
-
-    async def _wait_after(self, failure: CallFailed, count: int) -> None:
-        """Wait before the next call; with all others, if the upstream has said how long."""
-        if failure.pause is not None:
-            self._pause.extend(min(failure.pause, _LONGEST_PAUSE))
-        else:
-            await asyncio.sleep(min(_FIRST_PAUSE * 2 ** (count - 1), _LONGEST_PAUSE))
 
     async def _ask(self, messages: list[Message]) -> tuple[str, bool]:
         """Make a call. Return the text of the answer, and whether it was cut off. Raises CallFailed."""
@@ -150,7 +121,8 @@ class LlmMap:
         except ValueError as error:
             answer = Answer({}, error=f"{error}: {response.content[:100].decode(errors='replace')}")
         if response.status not in _SUCCESS:
-            raise self._refuse(response, answer.error)
+            pause = read_rate_limits(response.headers, self._run.clock.now_ms()).retry_after
+            raise self._pacer.refuse(response.status, f"status {response.status}: {answer.error}", pause)
         if answer.error:
             raise CallFailed(f"the upstream answered with an error: {answer.error}")
         self._count(answer.usage)
@@ -159,23 +131,8 @@ class LlmMap:
             raise CallFailed(f"the model refused: {said.refusal}", is_final=True)
         return said.text, said.finish == "length"
 
-    def _refuse(self, response: LocalResponse, told: str) -> CallFailed:
-        """Return the failure of a call that the upstream has refused."""
-        pause = read_rate_limits(response.headers, self._run.clock.now_ms()).retry_after
-        is_final = response.status not in _PASSING
-        refused = CallFailed(f"status {response.status}: {told}", is_final=is_final, pause=pause)
-        if response.status in _OF_ALL:
-            self._refusal = refused
-        return refused
-
     def _count(self, usage: Usage | None) -> None:
         cost = Cost()
         if usage is not None:
             cost = self._prices.price(self._exchanges.find_upstream(self._order.model), self._order.model, usage)
         self._run.totals.add_call(None if usage is None else count_usage(usage), cost)
-
-
-def _describe(error: Exception) -> str:
-    if isinstance(error, CallFailed | Unfit):
-        return str(error)
-    return f"the prompt could not be made of this item: {type(error).__name__}: {error}"[:_LONGEST_ERROR]

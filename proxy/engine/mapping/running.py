@@ -12,14 +12,21 @@ from typing import Any, Literal, Protocol, TypeVar
 import msgspec
 
 from proxy.context.pricing import Cost
-from proxy.engine.exchange import ExchangeService
 from proxy.engine.mapping.pool import Inputs, run_each
-from proxy.engine.models import PriceList
 from proxy.engine.policy import OperatorPolicy
 from proxy.engine.ports import Clock, Ids
 from proxy.engine.runtime import SystemClock, SystemIds, TaskRunner
+from proxy.engine.turns.conversation import Conversations
+from proxy.model.errors import ProxyError
 from proxy.model.results import TokenUsage
 from proxy.model.stream_events import MapCompletedEvent, MapItemCompletedEvent, MapStartedEvent
+
+# Statuses after which the same call may succeed. 529: Anthropic is overloaded.
+_PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+# Statuses that concern all calls of a run alike: the credential, or the model.
+_OF_ALL = frozenset({401, 403, 404})
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
+_LONGEST_ERROR = 500
 
 Operator = Literal["llm_map", "agentic_map"]
 Publish = Callable[[MapStartedEvent | MapItemCompletedEvent | MapCompletedEvent], None]
@@ -66,9 +73,9 @@ class MapTotals(msgspec.Struct):
         self.tokens += tokens
         self.cost = None if self.cost is None or cost.money is None else self.cost + cost.money
 
-    def add_turns(self, calls: int, tokens: TokenUsage, cost: float | None) -> None:
-        """Add the calls of a conversation."""
-        self.calls += calls
+    def add_turn(self, tokens: TokenUsage, cost: float | None) -> None:
+        """Add a call of a conversation."""
+        self.calls += 1
         self.tokens += tokens
         self.cost = None if self.cost is None or cost is None else self.cost + cost
 
@@ -150,9 +157,7 @@ class MapRun:
 class OperatorEngine:
     """What operators need of an engine."""
 
-    exchanges: ExchangeService
-    tasks: TaskRunner
-    prices: PriceList
+    home: Conversations  # the sessions of programs, with what makes calls
     policy: OperatorPolicy
     clock: Clock = field(default_factory=SystemClock)
     ids: Ids = field(default_factory=SystemIds)
@@ -167,7 +172,7 @@ class OperatorEngine:
             operator=operator,
             model=model,
             concurrency=require_least("concurrency", usual[operator] if concurrency is None else concurrency, 1),
-            tasks=self.tasks,
+            tasks=self.home.tasks,
             clock=self.clock,
             publish=publish,
         )
@@ -180,19 +185,59 @@ def require_least(name: str, number: int, least: int) -> int:
     return number
 
 
-class Pause:
-    """A pause of all that a run does, for an upstream has said when it takes calls again."""
+class CallFailed(Exception):
+    """A call without an answer. `is_final`: another one would fail, too. `pause` is in seconds, if it is told."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, reason: str, *, is_final: bool = False, pause: float | None = None) -> None:
+        super().__init__(reason[:_LONGEST_ERROR])
+        self.is_final = is_final
+        self.pause = pause
+
+
+class CallPacer:
+    """When calls of a run are made again, and when none is made any more.
+
+    A pause that the upstream asks for is one of all its calls. A refusal of the credential or of the model, before any
+    call had an answer, is one of all calls.
+    """
+
+    def __init__(self, run: MapRun, max_retries: int) -> None:
+        self.most_calls = 1 + require_least("max_retries", max_retries, 0)
+        self._run = run
         self._until = 0.0
-
-    def extend(self, seconds: float) -> None:
-        """Make it last for so many seconds from now on, if it does not last longer already."""
-        self._until = max(self._until, self._clock.monotonic() + seconds)
+        self._refusal: CallFailed | None = None
 
     async def wait(self) -> None:
-        """Wait for its end."""
-        if (left := self._until - self._clock.monotonic()) > 0:
+        """Wait until a call may be made. Raises CallFailed if none is made any more."""
+        if (left := self._until - self._run.clock.monotonic()) > 0:
             await asyncio.sleep(left)
-            await self.wait()  # it may have become longer
+            return await self.wait()  # it may have become longer
+        if self._refusal is not None and not self._run.totals.calls:
+            raise self._refusal
+
+    def refuse(self, status: int, reason: str, pause: float | None = None) -> CallFailed:
+        """Return the failure of a call that the upstream has refused, which may be one of all calls."""
+        refused = CallFailed(reason, is_final=status not in _PASSING, pause=pause)
+        if status in _OF_ALL:
+            self._refusal = refused
+        return refused
+
+    async def wait_after(self, failure: CallFailed, count: int) -> None:
+        """Wait after the call number `count` of an item; with all others if the upstream has said how long.
+
+        Raises the failure if it was the last call, or if another one would fail, too.
+        """
+        if failure.is_final or count >= self.most_calls:
+            raise failure
+        if failure.pause is not None:
+            until = self._run.clock.monotonic() + min(failure.pause, _LONGEST_PAUSE)
+            self._until = max(self._until, until)
+        else:
+            await asyncio.sleep(min(_FIRST_PAUSE * 2 ** (count - 1), _LONGEST_PAUSE))
+
+
+def describe_problem(error: Exception, *expected: type[Exception]) -> str:
+    """Return why an item has no output: for an `expected` error and for one of ours its text, else its type, too."""
+    if isinstance(error, (CallFailed, ProxyError, *expected)):
+        return str(error)
+    return f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]

@@ -4,7 +4,8 @@ A result stands in the part of its call, so that a message that has nothing but 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -34,6 +35,7 @@ _PATCHED = re.compile(
     r"(?m)^(?:\*\*\* (?:Update|Add|Delete) File: |(?:\+\+\+|---) (?:[ab]/)?)(?!/dev/null)(\S.{0,299}?)[ \t]*$"
 )
 _HUNK = re.compile(r"(?m)^(?:@@|\*\*\* (?:Update|Add|Delete) File: )")
+_FENCED = re.compile(r"(?ms)^```(?:diff|patch)[ \t]*\n(?P<patch>.*?\n)```[ \t]*$")
 _BLOCK = re.compile(
     r"\[FILE: (?P<path>[^\n]*)\]\nref:(?P<id>[a-z2-7]{10}) · (?P<kind>[^\n·]*) · (?P<tokens>[\d,]+) tokens"
     r"[^\n]*\n(?P<outline>(?:.*?\n)?)The original is intact",
@@ -98,10 +100,10 @@ class _PartReader:
             yield TextPart(fit_text("\n".join(filter(None, (seen.message.text, *media)))))
             for found in _BLOCK.finditer(seen.message.text):
                 yield _make_file_part(found)
+            yield from _list_patches(found["patch"] for found in _FENCED.finditer(seen.message.text))
         for call in seen.message.calls:
             yield self._describe_call(call, place)
-            if patch := _find_patch(call):
-                yield patch
+            yield from islice(_list_patches(_list_texts(call)), 1)
         if is_own and not (place + 1 < len(self._path.sources) and self._continues(place + 1)):
             yield StepFinishPart(self._steps, _sum_tokens(self._path.usages.get(source.event)))
 
@@ -198,16 +200,25 @@ def _read_block(edit: Replaced) -> FileRefPart | None:
 
 def _make_file_part(found: re.Match[str]) -> FileRefPart:
     tokens = int(found["tokens"].replace(",", ""))
-    outline = "\n".join(line.strip() for line in found["outline"].splitlines())
+    outline = "\n".join(line.removeprefix("  ") for line in found["outline"].splitlines())
     return FileRefPart(found["id"], fit_text(found["path"]), fit_text(found["kind"]), tokens, fit_text(outline))
 
 
-def _find_patch(call: ToolCall) -> PatchPart | None:
-    """Return the patch in the arguments of a call, if they have one."""
-    for value in (read_object(call.arguments) or {}).values():
-        if isinstance(value, str) and _HUNK.search(value) and (files := _PATCHED.findall(value)):
-            return PatchPart(fit_text(value), list(dict.fromkeys(map(fit_text, files))))
-    return None
+def _list_patches(texts: Iterable[str]) -> Iterator[PatchPart]:
+    """Yield those of the texts that are patches."""
+    for text in texts:
+        if _HUNK.search(text) and (files := _PATCHED.findall(text)):
+            yield PatchPart(fit_text(text), list(dict.fromkeys(map(fit_text, files))))
+
+
+def _list_texts(call: ToolCall) -> Iterator[str]:
+    """Yield the texts in the arguments of a call; what is no JSON object is one text."""
+    given = read_object(call.arguments)
+    if given is None:
+        yield call.arguments
+        return
+    for value in given.values():
+        yield from (each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str))
 
 
 def list_new_parts(raw: bytes, message: Message, at_ms: int) -> Iterator[MessagePart]:
@@ -220,8 +231,7 @@ def list_new_parts(raw: bytes, message: Message, at_ms: int) -> Iterator[Message
         yield TextPart(fit_text(text))
     for call in message.calls:
         yield describe_call(call, None, ToolStatus("pending", at_ms))
-        if patch := _find_patch(call):
-            yield patch
+        yield from _list_patches(_list_texts(call))
 
 
 def describe_call(call: ToolCall, output: str | None, status: ToolStatus) -> ToolPart:

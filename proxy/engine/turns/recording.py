@@ -232,6 +232,7 @@ class TurnRecorder:
             return kept
         respond = partial(self._respond, key, terms, turn, spelled)
         elsewhere, client = ProgramCall(key, spelled.told, respond), LocalClient(terms.form.name)
+        had_job = self.has_job(key.id)
         # A turn that was begun is recorded to its end, whoever still waits for that.
         await asyncio.shield(self.tasks.spawn(self.exchanges.carry(request, terms.form.name, client, elsewhere)))
         if isinstance(client.error, Conflict):  # of two with one key, the other one may have been first
@@ -240,10 +241,10 @@ class TurnRecorder:
                 return kept
         if client.error is not None:
             raise client.error
-        row = await self._find_row(key.id, find_header(client.labels, b"x-palimpsest-exchange").decode("latin-1"))
+        row = await self.find_row(key.id, find_header(client.labels, b"x-palimpsest-exchange").decode("latin-1"))
         if row is None:
             raise StoreUnavailable("the log has not taken the turn in time")
-        return KeptTurn(await self._describe(row))
+        return KeptTurn(await self._describe(row, is_begun=self.has_job(key.id) and not had_job))
 
     async def _find_terms(self, key: SessionKey, turn: RecordedTurn, system: str) -> _Terms:
         """Return how a session goes on: as its newest complete call did, or as it was begun."""
@@ -303,17 +304,18 @@ class TurnRecorder:
             return None
         if held.history != "record" or held.digest != sha256(spelled.told).digest():
             raise BadRequest("this idempotency-key was used with other messages")
-        row = await self._find_row(session, held.exchange)
+        row = await self.find_row(session, held.exchange)
         is_recorded = row is not None and _is_complete(row)
         return KeptTurn(await self._describe(row), is_repeated=True) if row is not None and is_recorded else None
 
-    async def _find_row(self, session: str, exchange: str) -> ExchangeRow | None:
+    async def find_row(self, session: str, exchange: str) -> ExchangeRow | None:
+        """Return a call of a session with its responses, None if the log has not taken it yet."""
         n = (await self.archive.number_calls([exchange])).get(exchange, 0)
         rows = await self.archive.list_exchanges(session, n - 1, 1) if n else ()
         return next(iter(rows), None)
 
-    async def _describe(self, row: ExchangeRow) -> RecordResult:
-        """Return what a recorded call came to, from the log alone."""
+    async def _describe(self, row: ExchangeRow, *, is_begun: bool = False) -> RecordResult:
+        """Return what a recorded call came to, from the log. `is_begun`: a summary began to be made behind it."""
         form, last = FORMATS[row.wire], row.rounds[-1]
         content = await self.archive.load_received(row.id, last.k)
         said = form.list_echoes(content)
@@ -324,7 +326,7 @@ class TurnRecorder:
             user_message_id=row.tip.hex(),
             assistant_message_id=(nodes[-1] if nodes else row.tip).hex(),
             tokens=count_usage(usage),
-            compaction_triggered=opened or self.has_job(row.session),
+            compaction_triggered=opened or is_begun,
         )
 
 

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from proxy.assembly import Engine
-from proxy.engine.mapping.llm_map import LlmMap, LlmMapOrder
+from proxy.engine.mapping.llm_map import LlmMapOrder, LlmMapper
 from proxy.engine.mapping.prompts import ItemTemplate, OutputSchema
 from proxy.engine.mapping.running import MapRun, OperatorEngine
-from proxy.engine.models import PriceList
 from proxy.engine.policy import OperatorPolicy
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.log import Selection
@@ -31,20 +30,17 @@ class Bench:
     def __init__(self, engine: Engine, model: Model) -> None:
         self.engine = engine
         self.model = model
-        prices = PriceList(engine.models.card)
-        self.operators = OperatorEngine(
-            exchanges=engine.exchanges, tasks=engine.tasks, prices=prices, policy=OperatorPolicy()
-        )
+        self.operators = OperatorEngine(home=engine.conversations, policy=OperatorPolicy())
         self.told: list[Any] = []
         self.run = self.begin()
 
     def begin(self, concurrency: int = 4) -> MapRun:
         return self.operators.begin("llm_map", "m1", concurrency, self.told.append)
 
-    def make(self, text: str = "Say {{ item }}", **changes: Any) -> LlmMap:
+    def make(self, text: str = "Say {{ item }}", **changes: Any) -> LlmMapper:
         given: dict[str, Any] = {"schema": OutputSchema(SCHEMA), "model": "m1", **changes}
         order = LlmMapOrder(template=ItemTemplate(text), **given)
-        return LlmMap(order, self.run, self.operators)
+        return LlmMapper(order, self.run, self.operators)
 
     async def results(self, inputs: Any, **changes: Any) -> list[MapResult]:
         """Return the results in the order of the inputs."""

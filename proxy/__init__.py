@@ -8,52 +8,100 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from proxy.config import Settings
+    from proxy.config import ConfigError, Settings
     from proxy.engine.turns.tools import make_tool
-    from proxy.model.parts import FileRefPart, MessagePart, PatchPart, ReasoningPart, TextPart, ToolPart, ToolStatus
+    from proxy.model.errors import BadRequest, Conflict, ProxyError, UpstreamRefused, UpstreamUnreachable
+    from proxy.model.parts import (
+        CompactionPart,
+        FileRefPart,
+        MessagePart,
+        PatchPart,
+        ReasoningPart,
+        StepFinishPart,
+        StepStartPart,
+        TextPart,
+        ToolPart,
+        ToolStatus,
+    )
     from proxy.model.results import AgentMapResult, CompactionResult, MapResult, TokenUsage, TurnResult
     from proxy.sdk.engines import close_all
+    from proxy.sdk.errors import (
+        DuplicateIDError,
+        ImmutableFieldError,
+        LogHeldError,
+        MessageNotFoundError,
+        PartNotFoundError,
+        SessionClosedError,
+        SessionNotFoundError,
+        StoreError,
+    )
     from proxy.sdk.events import EventBus
     from proxy.sdk.operators import AgenticMap, LLMMap
     from proxy.sdk.session import Session
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    "proxy.config": ("ConfigError", "Settings"),
+    "proxy.engine.turns.tools": ("make_tool",),
+    "proxy.model.errors": ("BadRequest", "Conflict", "ProxyError", "UpstreamRefused", "UpstreamUnreachable"),
+    "proxy.model.parts": (
+        *("CompactionPart", "FileRefPart", "MessagePart", "PatchPart", "ReasoningPart", "StepFinishPart"),
+        *("StepStartPart", "TextPart", "ToolPart", "ToolStatus"),
+    ),
+    "proxy.model.results": ("AgentMapResult", "CompactionResult", "MapResult", "TokenUsage", "TurnResult"),
+    "proxy.sdk.engines": ("close_all",),
+    "proxy.sdk.errors": (
+        *("DuplicateIDError", "ImmutableFieldError", "LogHeldError", "MessageNotFoundError", "PartNotFoundError"),
+        *("SessionClosedError", "SessionNotFoundError", "StoreError"),
+    ),
+    "proxy.sdk.events": ("EventBus",),
+    "proxy.sdk.operators": ("AgenticMap", "LLMMap"),
+    "proxy.sdk.session": ("Session",),
+}
+_PLACES = {name: module for module, names in _MODULES.items() for name in names}
+
 __all__ = [
     "AgentMapResult",
     "AgenticMap",
+    "BadRequest",
+    "CompactionPart",
     "CompactionResult",
+    "ConfigError",
+    "Conflict",
+    "DuplicateIDError",
     "EventBus",
     "FileRefPart",
+    "ImmutableFieldError",
     "LLMMap",
+    "LogHeldError",
     "MapResult",
+    "MessageNotFoundError",
     "MessagePart",
+    "PartNotFoundError",
     "PatchPart",
+    "ProxyError",
     "ReasoningPart",
     "Session",
+    "SessionClosedError",
+    "SessionNotFoundError",
     "Settings",
+    "StepFinishPart",
+    "StepStartPart",
+    "StoreError",
     "TextPart",
     "TokenUsage",
     "ToolPart",
     "ToolStatus",
     "TurnResult",
+    "UpstreamRefused",
+    "UpstreamUnreachable",
     "close_all",
     "make_tool",
 ]
 
-_MODULES = {
-    "Session": "proxy.sdk.session",
-    "close_all": "proxy.sdk.engines",
-    "EventBus": "proxy.sdk.events",
-    **dict.fromkeys(("AgenticMap", "LLMMap"), "proxy.sdk.operators"),
-    "make_tool": "proxy.engine.turns.tools",
-    "Settings": "proxy.config",
-    **dict.fromkeys(
-        ("AgentMapResult", "CompactionResult", "MapResult", "TokenUsage", "TurnResult"), "proxy.model.results"
-    ),
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES.get(name, "proxy.model.parts")), name)
+    return getattr(import_module(_PLACES[name]), name)

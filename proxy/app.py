@@ -27,7 +27,7 @@ from proxy.context.budget import AUTO_CEILING, make_budget
 from proxy.doctor.surroundings import examine_surroundings
 from proxy.engine.doctor.findings import Diagnosis, conclude
 from proxy.engine.mapping.running import OperatorEngine
-from proxy.engine.memory.files import MemoryMirror
+from proxy.engine.memory.files import mirror_memory
 from proxy.engine.models import PriceList
 from proxy.engine.recall.recall import Recall
 from proxy.engine.reports.savings import SavingsInputs
@@ -35,7 +35,7 @@ from proxy.engine.reports.search import describe_health
 from proxy.engine.runtime import SystemClock, WriteBatcher
 from proxy.heap import HeapTrimmer, find_heap, tune_collector
 from proxy.model.errors import ProxyError, StoreUnavailable
-from proxy.model.events import ExchangeRecorded, SessionsErased
+from proxy.model.events import SessionsErased
 from proxy.running import find_admin_token, note_address
 from proxy.server.access import AccessRules
 from proxy.server.api.context import ContextApi
@@ -215,16 +215,8 @@ def _mirror_memory(engine: Engine, settings: Settings) -> None:
     """Keep the memory of sessions current in files, if the settings name a directory for them."""
     if not settings.memory.mirror:
         return
-    memory, loop = engine.memory_compaction.memory, asyncio.get_running_loop()
-    mirror = MemoryMirror(
-        log=memory.archive,
-        write=functools.partial(write_memory, Path(settings.memory.mirror)),
-        tasks=engine.tasks,
-        call_later=loop.call_later,
-        now=loop.time,
-    )
-    memory.listeners.append(mirror.note_change)
-    engine.bus.subscribe(ExchangeRecorded, mirror.note_exchange)
+    write = functools.partial(write_memory, Path(settings.memory.mirror))
+    mirror_memory(engine.memory_compaction.memory, write, engine.tasks, engine.bus)
 
 
 def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple[ASGIApp, Health]:

@@ -4,10 +4,13 @@ Only one process writes a log. In one that a proxy, or another program, holds al
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 from pydantic import SecretStr
 
@@ -15,9 +18,11 @@ from proxy.assembly import Engine, build_engine
 from proxy.config import ConfigError, Settings, load_settings, read_environment
 from proxy.config.errors import Problem
 from proxy.config.sections import UpstreamSettings
+from proxy.engine.memory.files import mirror_memory
 from proxy.model.errors import StoreUnavailable
 from proxy.running import find_address
 from proxy.sdk.errors import LogHeldError, StoreError
+from proxy.store.memory_files import write_memory
 from proxy.upstream.litellm_library import is_installed
 from proxy.upstream.policy import UpstreamPolicy
 
@@ -57,16 +62,30 @@ class SharedEngine:
     settings: Settings
     given: Settings | None
     loop: asyncio.AbstractEventLoop
+    retaining: "asyncio.Task[None]"
     users: int = 0
+    is_closed: bool = False
+    # How what uses it is closed.
+    closers: set[Callable[[], Awaitable[None]]] = field(default_factory=set)
 
     @property
     def path(self) -> Path:
         """Where its log is."""
         return self.settings.data
 
-    def check_model(self, model: str) -> None:
-        """Raise ConfigError if no upstream takes a model, or if a key for it is missing."""
+    def check_model(self, model: str, upstream_name: str = "") -> None:
+        """Raise ConfigError if no upstream takes a model, or if a key for it is missing.
+
+        With the name of an upstream, that of a session, this one is to take it.
+        """
         place, upstream = _find_upstream(self.settings, model)
+        if upstream_name:
+            named = [each for each in enumerate(self.settings.upstreams) if each[1].name == upstream_name]
+            if not named:
+                raise ConfigError(
+                    [Problem("upstreams", f"of this session: its upstream {upstream_name!r} is no longer there")]
+                )
+            ((place, upstream),) = named
         names = _VARIABLES.get(urlsplit(upstream.base_url).hostname or "", ())
         if upstream.kind == "openai" and names and not upstream.provider().has_own_key and upstream.auth != "none":
             what = f"no key for {upstream.base_url}: set {' or '.join(names)}, or this setting"
@@ -77,12 +96,12 @@ class SharedEngine:
             raise ConfigError([Problem("upstreams", what)])
 
 
-@dataclass(eq=False)
 class EngineRegistry:
     """The open engines of this process, by the directory of their log."""
 
-    open: dict[Path, SharedEngine] = field(default_factory=dict)
-    locks: dict[Path, asyncio.Lock] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.open: dict[Path, SharedEngine] = {}
+        self._locks = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Path, asyncio.Lock]]()
 
     async def acquire(self, config: Settings | None, db_path: str | Path | None) -> SharedEngine:
         """Return the engine on a log, which `release` gives back. Raises ConfigError and StoreError."""
@@ -90,7 +109,7 @@ class EngineRegistry:
         if config is None:
             config = load_settings()
         path = find_folder(config, db_path)
-        async with self.locks.setdefault(path, asyncio.Lock()):
+        async with self._lock(path):
             found = self.open.get(path)
             if found is not None:
                 _check_shared(found, given)
@@ -106,22 +125,30 @@ class EngineRegistry:
             await self.close(shared)
 
     async def close(self, shared: SharedEngine) -> None:
-        """Close an engine, whoever uses it."""
-        async with self.locks.setdefault(shared.path, asyncio.Lock()):
-            if self.open.get(shared.path) is shared:
-                if shared.users > 0 and shared.loop is not asyncio.get_running_loop():
-                    return
-                del self.open[shared.path]
-                await shared.engine.close(_CLOSE_SECONDS)
+        """Close an engine that nobody uses, unless that was done."""
+        async with self._lock(shared.path):
+            if shared.is_closed or shared.users > 0:
+                return
+            shared.is_closed = True
+            del self.open[shared.path]
+            shared.retaining.cancel()
+            await asyncio.wait((shared.retaining,))
+            await shared.engine.close(_CLOSE_SECONDS)
+
+    def _lock(self, path: Path) -> asyncio.Lock:
+        return self._locks.setdefault(asyncio.get_running_loop(), {}).setdefault(path, asyncio.Lock())
 
 
 ENGINES = EngineRegistry()
 
 
 async def close_all() -> None:
-    """Close the engines of all sessions of this event loop: what is under way is recorded, and the logs are free."""
+    """Close all sessions of this event loop, and the engines that they use: then their logs are free."""
     loop = asyncio.get_running_loop()
     for shared in [each for each in ENGINES.open.values() if each.loop is loop]:
+        for close in [*shared.closers]:
+            await close()
+        shared.users = 0
         await ENGINES.close(shared)
 
 
@@ -148,7 +175,11 @@ async def _open(settings: Settings, given: Settings | None) -> SharedEngine:
         raise StoreError(str(error)) from error
     engine.prepare()
     engine.tasks.spawn(engine.warm())
-    return SharedEngine(engine, settings, given, asyncio.get_running_loop())
+    if settings.memory.mirror:
+        write = partial(write_memory, Path(settings.memory.mirror))
+        mirror_memory(engine.memory_compaction.memory, write, engine.tasks, engine.bus)
+    loop = asyncio.get_running_loop()
+    return SharedEngine(engine, settings, given, loop, loop.create_task(engine.retention.run()))
 
 
 def _check_shared(found: SharedEngine, given: Settings | None) -> None:

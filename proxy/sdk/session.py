@@ -23,6 +23,7 @@ from proxy.model.results import CompactionResult, TokenUsage, TurnResult
 from proxy.sdk.engines import ENGINES, SharedEngine
 from proxy.sdk.errors import ImmutableFieldError, SessionClosedError, naming_errors
 from proxy.sdk.events import EventBus, Handler
+from proxy.sdk.memory import MemoryOfSession
 
 SYSTEM_PROMPT = "You are a helpful assistant."
 
@@ -49,6 +50,7 @@ class Session:
         self._bus = EventBus()
         self._bus.follow(shared.engine.events, own.key.id)
         self._is_closed = False
+        shared.closers.add(self.close)
 
     @classmethod
     async def create(
@@ -87,7 +89,7 @@ class Session:
         try:
             with naming_errors():
                 own = await shared.engine.conversations.load(session_id)
-            shared.check_model(own.model)
+            shared.check_model(own.model, own.key.upstream)
             return cls(shared, own)
         except BaseException:
             await ENGINES.release(shared)
@@ -135,6 +137,12 @@ class Session:
     def compaction_in_progress(self) -> bool:
         """Whether a summary of the session is being made."""
         return self._own.is_compacting
+
+    @property
+    def memory(self) -> MemoryOfSession:
+        """What is remembered of the session."""
+        shared = self._shared
+        return MemoryOfSession(shared.engine, self.id, shared.settings.snapshot_policy(), self._check_open)
 
     def subscribe(self, event: str, handler: Handler) -> None:
         """Call `handler(event, payload)` with every event of this name. Raises ValueError if there is none."""
@@ -213,6 +221,7 @@ class Session:
             await self._bus.settle()
         finally:
             self._bus.leave()
+            self._shared.closers.discard(self.close)
             await ENGINES.release(self._shared)
 
     async def __aenter__(self) -> Self:
@@ -224,5 +233,5 @@ class Session:
         await self.close()
 
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self._is_closed or self._shared.is_closed:
             raise SessionClosedError(f"the session {self.id} was closed; Session.load({self.id!r}) opens it again")

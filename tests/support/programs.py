@@ -66,7 +66,7 @@ class ChatProvider:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         asked = await request.json()
         self.seen.append(asked)
-        self.headers.append(dict(request.headers))
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.called.set()
         reply = dict(self.queue.popleft() if self.queue else self._say_next(asked))
         status = reply.pop("status", 200)

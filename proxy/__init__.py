@@ -23,7 +23,16 @@ if TYPE_CHECKING:
         ToolPart,
         ToolStatus,
     )
-    from proxy.model.results import AgentMapResult, CompactionResult, MapResult, TokenUsage, TurnResult
+    from proxy.model.results import (
+        AgentMapResult,
+        BuiltContext,
+        CompactionResult,
+        FileHandleResult,
+        MapResult,
+        RecordResult,
+        TokenUsage,
+        TurnResult,
+    )
     from proxy.sdk.engines import close_all
     from proxy.sdk.errors import (
         DuplicateIDError,
@@ -36,52 +45,64 @@ if TYPE_CHECKING:
         StoreError,
     )
     from proxy.sdk.events import EventBus
+    from proxy.sdk.files import LargeFileHandler
+    from proxy.sdk.models import ModelInfo
     from proxy.sdk.operators import AgenticMap, LLMMap
     from proxy.sdk.session import Session
 
 __version__ = "0.1.0"
 
 _MODULES = {
-    "proxy.config": ("ConfigError", "Settings"),
-    "proxy.engine.turns.tools": ("make_tool",),
-    "proxy.model.errors": ("BadRequest", "Conflict", "ProxyError", "UpstreamRefused", "UpstreamUnreachable"),
+    "proxy.config": "ConfigError Settings",
+    "proxy.engine.turns.tools": "make_tool",
+    "proxy.model.errors": ("BadRequest Conflict ProxyError UpstreamRefused UpstreamUnreachable "),
     "proxy.model.parts": (
-        *("CompactionPart", "FileRefPart", "MessagePart", "PatchPart", "ReasoningPart", "StepFinishPart"),
-        *("StepStartPart", "TextPart", "ToolPart", "ToolStatus"),
+        "CompactionPart FileRefPart MessagePart PatchPart "
+        "ReasoningPart StepFinishPart StepStartPart TextPart "
+        "ToolPart ToolStatus "
     ),
-    "proxy.model.results": ("AgentMapResult", "CompactionResult", "MapResult", "TokenUsage", "TurnResult"),
-    "proxy.sdk.engines": ("close_all",),
+    "proxy.model.results": (
+        "AgentMapResult BuiltContext CompactionResult FileHandleResult MapResult RecordResult TokenUsage TurnResult "
+    ),
+    "proxy.sdk.engines": "close_all",
     "proxy.sdk.errors": (
-        *("DuplicateIDError", "ImmutableFieldError", "LogHeldError", "MessageNotFoundError", "PartNotFoundError"),
-        *("SessionClosedError", "SessionNotFoundError", "StoreError"),
+        "DuplicateIDError ImmutableFieldError LogHeldError MessageNotFoundError "
+        "PartNotFoundError SessionClosedError SessionNotFoundError StoreError "
     ),
-    "proxy.sdk.events": ("EventBus",),
-    "proxy.sdk.operators": ("AgenticMap", "LLMMap"),
-    "proxy.sdk.session": ("Session",),
+    "proxy.sdk.events": "EventBus",
+    "proxy.sdk.files": "LargeFileHandler",
+    "proxy.sdk.models": "ModelInfo",
+    "proxy.sdk.operators": "AgenticMap LLMMap",
+    "proxy.sdk.session": "Session",
 }
-_PLACES = {name: module for module, names in _MODULES.items() for name in names}
+_PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "AgentMapResult",
     "AgenticMap",
     "BadRequest",
+    "BuiltContext",
     "CompactionPart",
     "CompactionResult",
     "ConfigError",
     "Conflict",
     "DuplicateIDError",
     "EventBus",
+    "FileHandleResult",
     "FileRefPart",
     "ImmutableFieldError",
     "LLMMap",
+    "LargeFileHandler",
     "LogHeldError",
     "MapResult",
     "MessageNotFoundError",
     "MessagePart",
+    "ModelInfo",
     "PartNotFoundError",
     "PatchPart",
     "ProxyError",
     "ReasoningPart",
+    "RecordResult",
     "Session",
     "SessionClosedError",
     "SessionNotFoundError",

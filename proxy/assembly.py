@@ -65,6 +65,7 @@ from proxy.engine.runtime import (
 )
 from proxy.engine.token_counter import TokenCounter
 from proxy.engine.turns.conversation import Conversations, build_conversations
+from proxy.engine.turns.files import FileKeeper, build_prose
 from proxy.engine.turns.recording import TurnRecorder
 from proxy.indexing import open_index as open_index
 from proxy.indexing import update_index as update_index
@@ -140,6 +141,7 @@ class Engine:
     conversations: Conversations
     webhooks: Webhooks
     clients: tuple[ClosableClient, ...]
+    files: FileKeeper
 
     def prepare(self) -> None:
         """Load what would block calls if it were loaded later. Blocks for 50 ms."""
@@ -232,7 +234,7 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
         controller=controller,
         recall=rounds,
         histories=held,
-        loops=LoopWatch(bus, policy.loop_threshold) if policy.loop_threshold else None,
+        loops=LoopWatch(bus, policy.loop_threshold, policy.loop_action) if policy.loop_threshold else None,
     )
     memory_compaction = _build_memory(settings, archive, durability, trigger, controller, routes=routes, clock=clock)
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
@@ -250,7 +252,22 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
         exchanges, resolver, reader, durability, schedule, ids=SystemIds(), cap=cap, providers=providers, **wired
     )
     webhooks, clients = _build_webhooks(settings, events, bus) if connect is None else (Webhooks(events, ()), ())
-    return Engine(*parts, *found, erasing, retention, turns.recorder, turns, webhooks, clients)
+    files = _build_files(settings, turns.recorder, trigger, worker, archive.salt)
+    return Engine(*parts, *found, erasing, retention, turns.recorder, turns, webhooks, clients, files)
+
+
+def _build_files(
+    settings: Settings, recorder: TurnRecorder, trigger: CompactionTrigger, worker: WorkerProcess, secret: bytes
+) -> FileKeeper:
+    return FileKeeper(
+        recorder=recorder,
+        worker=worker,
+        secret=secret,
+        inline_tokens=settings.files.inline_tokens,
+        has_outlines=settings.files.outline,
+        cap=settings.engine_policy().record_cap_bytes,
+        prose=build_prose(settings.files.summary_model, trigger),
+    )
 
 
 def _build_events(

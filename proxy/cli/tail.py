@@ -29,6 +29,7 @@ from proxy.cli.services import (
 from proxy.config import Settings
 from proxy.model.errors import NotFound, ProxyError, UpstreamUnreachable
 from proxy.model.exchange import CONVERSATION
+from proxy.model.parts import MessagePart, ToolPart
 from proxy.model.stream_events import (
     AgentNudgedEvent,
     CacheMissedEvent,
@@ -43,6 +44,8 @@ from proxy.model.stream_events import (
     EpochOpenedEvent,
     EpochRevertedEvent,
     MessageCreatedEvent,
+    PartCreatedEvent,
+    PartUpdatedEvent,
     PruneCompletedEvent,
     ResetEvent,
     RungFailedEvent,
@@ -308,10 +311,17 @@ def _describe_reset(event: ResetEvent) -> str:
     return "some events are missing here; `palimpsest sessions` has all calls"
 
 
+def _name_part(part: MessagePart) -> str:
+    kind = str(part.__struct_config__.tag).replace("_", " ")
+    return f"{kind} {part.tool_name} {part.status.state}" if isinstance(part, ToolPart) else kind
+
+
 _DESCRIPTIONS: Mapping[type[StreamEvent], tuple[str, Callable[[Any], str]]] = {
     SessionCreatedEvent: (_NOTE, _describe_session),
     SessionClosedEvent: (_NOTE, lambda event: "closed by its program"),
     MessageCreatedEvent: (_NOTE, lambda event: f"message of {event.role or 'unknown role'}: {event.message[:12]}"),
+    PartCreatedEvent: (_NOTE, lambda event: f"part of {event.message[:12]}: {_name_part(event.part)}"),
+    PartUpdatedEvent: (_NOTE, lambda event: f"part of {event.message[:12]} {event.why}: {_name_part(event.part)}"),
     CallStartedEvent: (_NOTE, lambda event: f"{event.model or event.upstream}: sent"),
     CallUnreadableEvent: (_FAULT, lambda event: f"its response could not be read: {event.error}"),
     CacheMissedEvent: (_MISS, _describe_miss),

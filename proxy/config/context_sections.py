@@ -23,7 +23,7 @@ from proxy.context.conversation import BuilderPolicy
 from proxy.context.loops.detection import MOST_COUNTED
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.history.policy import NudgePolicy
-from proxy.engine.policy import EnginePolicy, OperatorPolicy, SnapshotPolicy
+from proxy.engine.policy import EnginePolicy, LoopAction, OperatorPolicy, SnapshotPolicy
 from proxy.engine.recall.policy import RecallPolicy, RecallScope
 from proxy.model.card import Offer, Prices, Rates
 from proxy.model.epoch import Strategy
@@ -107,6 +107,13 @@ class FilesSettings(Section):
         _BUILDER.has_outlines,
         description="Replace long contents by their structure; source code other than Python needs the extra "
         "outlines. Off: by their first lines.",
+    )
+    summary_model: str = Field(
+        "",
+        description=(
+            "Model that adds a sentence to the outline of a file that a program shows (docs/sdk.md), within the limits "
+            "for summaries (compaction). Empty: none."
+        ),
     )
 
 
@@ -192,6 +199,13 @@ class DoomLoopSettings(Section):
         description=(
             "How often in a row the same call of a tool, with the same arguments, is told as a loop: in the log, the "
             "events and the response header x-palimpsest-doom-loop; the calls go on. 0: no loop is looked for."
+        ),
+    )
+    action: LoopAction = Field(
+        EnginePolicy().loop_action,
+        description=(
+            "notify: as said above. annotate: where the outputs are the same, too, the model is told by a line behind "
+            "the newest one, which stays until the next epoch; the client does not see it (docs/troubleshooting.md)."
         ),
     )
 

@@ -220,6 +220,7 @@ class Settings(BaseSettings):
             principals={name: _read_principal(known_by) for name, known_by in self.tenants.items()},
             own_keys=tuple(each.api_key.encode("latin-1") for each in self.upstream_policies() if each.api_key),
             loop_threshold=self.doom_loop.threshold,
+            loop_action=self.doom_loop.action,
             strategy=self.strategy,
             strategies=tuple((name, each.strategy) for name, each in self.models.items() if each.strategy),
         )

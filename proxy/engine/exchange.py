@@ -177,7 +177,7 @@ class ExchangeService:
             self._histories.note_sent(held, request.exchange)
         loops = self._loops  # most calls are too short to be looked at
         if loops is not None and isinstance(request, ManagedRequest) and len(request.split.items) > loops.least:
-            client = loops.watch(request, client)
+            client, request = loops.watch(request, client), loops.annotate(request)
         _add_labels(client, request)
         exchange = self._open(request, form, client)
         exchange.arrived = arrived
@@ -300,6 +300,8 @@ class ExchangeService:
         self._check_log()
         unread = self._resolver.resolve_stream(incoming, self._read_unheld(incoming.headers))
         found = await attempt(self._resolver.find_counted(incoming, form, unread), _note_uncounted)
+        if found is not None and self._loops is not None:
+            found = self._loops.annotate(found)
         written = await attempt(write_counted(self._controller, found), _note_uncounted) if found is not None else None
         request, client_body = found or unread, self._resolver.strip_counted(incoming, form, unread.mode)
         body, own, cleared = written or (client_body, client_body, 0)

@@ -9,6 +9,7 @@ from proxy.model.card import CacheKind
 from proxy.model.epoch import Strategy
 from proxy.model.exchange import Mode
 
+LoopAction = Literal["notify", "annotate"]
 RECORD_CAP_BYTES = 8 * 1024 * 1024
 
 
@@ -55,6 +56,7 @@ class EnginePolicy:
     principals: Mapping[str, Principal] = field(default_factory=dict)  # tenants by name
     own_keys: tuple[bytes, ...] = field(default=(), repr=False)  # keys for upstreams, which are never recorded
     strategy: Strategy = "epochs"
+    loop_action: LoopAction = "notify"  # whether its model is told, too
     loop_threshold: int = 3  # how often in a row the same call of a tool is a loop; 0: none is looked for
     strategies: tuple[tuple[str, Strategy], ...] = ()  # by shell patterns of models; the first that matches counts
     # Bounds each of three waits of a call: for its session in the log, for a running summary and the plan together, and

@@ -119,7 +119,10 @@ class RequestResolver:
         return SessionName(key, named.family, self._lineage.tenants.trusts(caller))
 
     def make_key(self, name: str, model: str, upstream: str = "", parent: str = "") -> SessionKey:
-        """Return the key of a session that is begun without a credential, of this name. Raises Conflict."""
+        """Return the key of a session that is begun without a credential, of this name. Raises BadRequest."""
+        names = [route.upstream.name for route in self._routes]
+        if upstream not in ("", *names):
+            raise BadRequest(f"the settings have the upstreams {', '.join(names)}, not {upstream[:100]!r}")
         route = self._find_route(upstream) if upstream else self._choose(model)
         caller, named = self._lineage.tenants.identify(()), ClientId(name)
         return replace(make_session(caller.tenant, route.upstream.name, named, ""), parent=parent)

@@ -8,6 +8,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping
+from functools import partial
 from itertools import islice
 from typing import Literal
 
@@ -204,7 +205,9 @@ class ResponseReader:
             self._lineage.close(received.exchange)
         self._archive.append(reading, *([reply] if reply is not None else []), is_urgent=False)
         if reply is not None and ReplyRecorded in self._bus.subscribers:
-            self._bus.publish(ReplyRecorded(received.exchange, [row.node for row in reply.nodes]))
+            nodes, form = [row.node for row in reply.nodes], received.format
+            list_raws = partial(form.list_echoes, outcome[1])
+            self._bus.publish(ReplyRecorded(received.exchange, nodes, form.name, list_raws))
         if answer.usage is not None or answer.finish:
             told, usage = read_diagnosis(answer.value), answer.usage or Usage()
             named = received.exchange, received.k

@@ -97,10 +97,14 @@ class RecordResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuiltContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be sent in a call that is made elsewhere: the messages of a wire format, and their tokens."""
+    """What is to be sent in a call that is made elsewhere: the messages of a wire format, and their tokens.
+
+    `system` is the system prompt where the format has it beside the messages; else it is the first of these.
+    """
 
     messages: list[dict[str, Any]]
     token_estimate: int
+    system: str = ""
 
 
 class FileHandleResult(msgspec.Struct, frozen=True, kw_only=True):

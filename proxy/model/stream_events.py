@@ -10,6 +10,7 @@ import msgspec
 
 from proxy.model.epoch import EpochReason, Rung, SummaryKind, SummaryLevel
 from proxy.model.exchange import Completeness, Kind, MissCause
+from proxy.model.parts import MessagePart
 from proxy.model.results import CompactionResult, TokenUsage
 
 
@@ -54,6 +55,21 @@ class MessageCreatedEvent(CallEvent, frozen=True, gc=False, kw_only=True, tag="M
     message: str
     role: str
     place: int | None = None
+
+
+class PartCreatedEvent(CallEvent, frozen=True, gc=False, kw_only=True, tag="PART_CREATED"):
+    """A part of a message is in the log; its texts are cut to 1,000 characters. A result is in the part of its call."""
+
+    message: str
+    part: MessagePart
+
+
+class PartUpdatedEvent(CallEvent, frozen=True, gc=False, kw_only=True, tag="PART_UPDATED"):
+    """The part of a call stands otherwise: its result has come, or is sent in short from this call on."""
+
+    message: str
+    part: MessagePart
+    why: Literal["completed", "pruned"]
 
 
 class CallStartedEvent(CallEvent, frozen=True, gc=False, kw_only=True, tag="CALL_STARTED"):
@@ -295,6 +311,8 @@ StreamEvent = (
     SessionCreatedEvent
     | SessionClosedEvent
     | MessageCreatedEvent
+    | PartCreatedEvent
+    | PartUpdatedEvent
     | CallStartedEvent
     | CallCompletedEvent
     | CallUnreadableEvent

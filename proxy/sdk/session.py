@@ -1,7 +1,9 @@
 """A session of a Python program: its life cycle, and the calls that it makes."""
 
+import asyncio
+import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,13 +15,22 @@ from proxy.engine.memory.path import load_path
 from proxy.engine.reports.context import make_compaction_result
 from proxy.engine.runtime import SystemIds
 from proxy.engine.turns.answers import OnPart
+from proxy.engine.turns.context import ContextWire, build_context
 from proxy.engine.turns.conversation import MOST_TURNS, ProgramSession
-from proxy.engine.turns.recording import NewSession
+from proxy.engine.turns.recording import NewSession, make_turn
 from proxy.engine.turns.tools import ProgramTool, make_tool
 from proxy.model.errors import BadRequest
 from proxy.model.events import SessionClosed
 from proxy.model.parts import MessagePart
-from proxy.model.results import CompactionResult, TokenUsage, TurnResult
+from proxy.model.results import (
+    BuiltContext,
+    CompactionResult,
+    FileHandleResult,
+    FinishReason,
+    RecordResult,
+    TokenUsage,
+    TurnResult,
+)
 from proxy.sdk.engines import ENGINES, SharedEngine
 from proxy.sdk.errors import ImmutableFieldError, SessionClosedError, naming_errors
 from proxy.sdk.events import EventBus, Handler
@@ -50,6 +61,9 @@ class Session:
         self._bus = EventBus()
         self._bus.follow(shared.engine.events, own.key.id)
         self._is_closed = False
+        self._calls = 0  # under way
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
         shared.closers.add(self.close)
 
     @classmethod
@@ -162,9 +176,8 @@ class Session:
         each part of the answer as it comes, and waited for. `system_prompt` is that of this call alone. Raises
         UpstreamRefused, UpstreamUnreachable, BadRequest, StoreError and SessionClosedError.
         """
-        self._check_open()
         offered = [make_tool(each) for each in tools or ()]
-        with naming_errors():
+        with self._using():
             turn = await self._own.send(message, tools=offered, on_part=on_part, system_prompt=system_prompt)
         return turn.result
 
@@ -183,19 +196,47 @@ class Session:
         What a tool raises is the result of its call. After `max_turns` answers the `finish_reason` is `tool_use`, and
         the calls of the last one wait: `run_tools(None, tools)` goes on with them. Tokens and cost are those of all.
         """
-        self._check_open()
         offered = [make_tool(each) for each in tools]
-        with naming_errors():
+        with self._using():
             turn = await self._own.run_tools(
                 message, offered, max_turns=max_turns, on_part=on_part, system_prompt=system_prompt
             )
         return turn.result
 
+    async def record(
+        self,
+        user_message: str | Sequence[Mapping[str, Any]],
+        assistant_response: str | Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        *,
+        tokens: TokenUsage | None = None,
+        finish_reason: FinishReason = "stop",
+    ) -> RecordResult:
+        """Record a turn that was made elsewhere; no call is made.
+
+        Both parts are texts, or messages as the API of chat completions has them: what was sent, which may be results
+        of tools, and what came back, the last of which is the answer. Without `tokens` these are estimated. Raises
+        BadRequest for a turn that does not continue the conversation, Conflict, StoreError and SessionClosedError.
+        """
+        with self._using():
+            turn = make_turn(user_message, assistant_response, tokens=tokens, finish_reason=finish_reason)
+            return await self._own.record(turn)
+
+    async def context(self, wire: ContextWire = "chat") -> BuiltContext:
+        """Return what a call that is made elsewhere is to begin with, before its new message: what `send` would send.
+
+        `wire` is chat, messages (Anthropic's, whose system prompt is in `system`) or responses. Nothing is opened.
+        """
+        engine = self._shared.engine
+        with self._using():
+            own, cap = self._own, engine.conversations.cap
+            return await build_context(
+                engine.turns, engine.manual_compaction, own.key, wire, system=own.system_prompt, cap=cap
+            )
+
     async def messages(self) -> list[MessageDocument]:
         """Return the messages of the conversation with their parts, oldest first, summaries behind what they cover."""
-        self._check_open()
         log = self._shared.engine.memory_compaction.memory.archive
-        with naming_errors():
+        with self._using():
             if not self._own.steps:
                 return []
             return await load_messages(log, await load_path(log, self.id))
@@ -205,17 +246,25 @@ class Session:
 
         Raises Conflict if there is nothing to compact, and StoreError.
         """
-        self._check_open()
-        with naming_errors():
+        with self._using():
             found = await self._shared.engine.manual_compaction.compact(self.id, ManualOptions())
         return make_compaction_result(found)
 
+    async def handle_file(self, path: str | Path, content: str) -> FileHandleResult:
+        """Return how a file is to be sent (`LargeFileHandler`): whole, or a reference to what the log has of it now.
+
+        Raises StoreError, and TooLarge for more than the log keeps whole.
+        """
+        with self._using():
+            return await self._shared.engine.files.handle(self._own.key, self.model, str(path), content)
+
     async def close(self) -> None:
-        """Wait for a summary that is being made, and give the log back. It may be called twice."""
+        """Wait for calls under way and a summary that is being made, and give the log back. It may be called twice."""
         if self._is_closed:
             return
         self._is_closed = True
         try:
+            await self._is_idle.wait()
             await self._own.wait_for_compaction()
             self._shared.engine.bus.publish(SessionClosed(self.id))
             await self._bus.settle()
@@ -231,6 +280,20 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[None]:
+        """Keep the log open for a call, and name its errors as programs know them."""
+        self._check_open()
+        self._calls += 1
+        self._is_idle.clear()
+        try:
+            with naming_errors():
+                yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._is_idle.set()
 
     def _check_open(self) -> None:
         if self._is_closed or self._shared.is_closed:

@@ -20,6 +20,7 @@ import msgspec
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import BuilderPolicy
 from proxy.context.model_catalog import Encoding
+from proxy.context.outline import OutlineJob, outline
 from proxy.engine.context.epoch_planner import FeatureCache, PlanJob, compute_plan
 from proxy.engine.token_counter import MeasureJob, measure
 from proxy.model.search import IndexHealth
@@ -35,7 +36,7 @@ LENGTH_BYTES = 4
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
-Job = PlanJob | MeasureJob | IndexJob | PassageJob | VectorJob
+Job = PlanJob | MeasureJob | OutlineJob | IndexJob | PassageJob | VectorJob
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
@@ -79,6 +80,8 @@ class Jobs:
             return self._expect_indexer().list_passages(job.session, job.model)
         if isinstance(job, VectorJob):
             return self._expect_indexer().keep_vectors(job.session, job.model, job.batch)
+        if isinstance(job, OutlineJob):
+            return outline(job.text, job.path, self.outliner.outline)
         if isinstance(job, PlanJob):
             return compute_plan(job, self._builder)
         return [*measure(job, self.tokenizer)]

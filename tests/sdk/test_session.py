@@ -331,3 +331,33 @@ async def test_a_child_is_linked_with_its_parent(create: Create, load: Create) -
         again = await load(child.id)
         assert (again.parent_id, again.agent) == (parent.id, "scout")
         await again.close()
+
+
+async def test_closing_waits_for_a_summary_that_is_being_made(create: Create, provider: ChatProvider) -> None:
+    upstream = {"base_url": provider.base_url, "cache": "prefix"}  # it serves several requests at a time
+    session = await create({"upstreams": [upstream], "budget.ceiling_tokens": 6_000, "budget.output_reserve": 500})
+    told = list[str]()
+    session.event_bus.subscribe_all(lambda event, payload: told.append(event))
+    provider.holds = lambda asked: not str(asked["messages"][-1]["content"]).startswith("turn")
+    provider.gate.clear()
+    provider.usage = None  # its tokens are counted by us
+    triggered = list[bool]()
+    while True not in triggered:
+        said = f"look at the file of the host number {len(triggered)} again. " * 40
+        triggered.append((await session.send(f"turn {len(triggered)}: {said}")).compaction_triggered)
+        assert len(triggered) < 40
+    assert triggered[0] is False
+    assert not session.compaction_in_progress
+    compacting = asyncio.ensure_future(session.compact())
+    provider.called.clear()
+    await provider.called.wait()
+    assert session.compaction_in_progress
+    closing = asyncio.ensure_future(session.close())
+    await asyncio.sleep(0.05)
+    assert not closing.done()
+    provider.gate.set()
+    await closing
+    assert (await compacting).session_id == session.id
+    order = ["SESSION_CREATED", "EPOCH_OPENED", "COMPACTION_TRIGGERED", "COMPACTION_COMPLETED", "SESSION_CLOSED"]
+    assert [each for each in dict.fromkeys(told) if each in order][-3:] == order[-3:]
+    assert told[-1] == "SESSION_CLOSED"

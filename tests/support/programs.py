@@ -44,11 +44,13 @@ class ChatProvider:
         self.seen: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.queue: deque[Reply] = deque()
+        self.holds: Callable[[dict[str, Any]], bool] = lambda asked: True  # whom a closed gate stops
         self.respond: Callable[[dict[str, Any]], Reply] | None = None  # says what is not queued
         self.gate = asyncio.Event()
         self.gate.set()
         self.called = asyncio.Event()
         self.port = 0
+        self.usage: dict[str, int] | None = USAGE
 
     @property
     def base_url(self) -> str:
@@ -72,10 +74,11 @@ class ChatProvider:
         status = reply.pop("status", 200)
         if status != 200:
             return web.json_response(reply, status=status)
-        usage, finish = reply.pop("usage", USAGE), reply.pop("finish", "stop")
+        usage, finish = reply.pop("usage", self.usage), reply.pop("finish", "stop")
         if asked.get("stream"):
             return await self._stream(request, reply, usage, finish)
-        await self.gate.wait()
+        if self.holds(asked):
+            await self.gate.wait()
         choice = {"index": 0, "message": {"role": "assistant", **reply}, "finish_reason": finish}
         return web.json_response({"id": "c", "choices": [choice], "usage": usage})
 

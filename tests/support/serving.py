@@ -251,7 +251,8 @@ def _build_exchanges(
     )
     formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
     policy = replace(plan.engine, own_keys=(plan.api_key.encode(),) if plan.api_key else ())
-    loops = LoopWatch(bus, plan.engine.loop_threshold) if plan.engine.loop_threshold else None
+    least = plan.engine.loop_threshold
+    loops = LoopWatch(bus, least, plan.engine.loop_action) if least else None
     parts_of_calls: dict[str, Any] = {"resolver": reception, "relay": relay, "tasks": tasks, "controller": controller}
     return ExchangeService(policy, formats, **parts_of_calls, loops=loops), readings
 

@@ -26,6 +26,7 @@ from proxy.model.events import (
     CacheUsed,
     CeilingUnreachable,
     EpochOpened,
+    OutputsShortened,
     Planned,
     PromptSent,
     ReasoningRemoved,
@@ -88,7 +89,16 @@ def tell_recorded(bus: EngineBus, request: ManagedRequest) -> None:
         return [decode(raw).structure.role for raw in request.list_raws(max(place, len(request.nodes) - most))]
 
     told = (request.upstream.name, request.model, request.wire, request.nodes[place:], place, list_roles)
-    bus.publish(RequestRecorded(request.exchange, request.session, *told, request.is_side, step is not None))
+    is_read = (request.is_side, step is not None)
+    bus.publish(RequestRecorded(request.exchange, request.session, *told, *is_read, request.load_message))
+
+
+def tell_opened(bus: EngineBus, request: ManagedRequest, epoch: Epoch) -> None:
+    """Tell of an epoch that was opened for a request, and of what it has in short."""
+    bus.publish(EpochOpened.of(epoch))
+    if OutputsShortened in bus.subscribers:
+        named = epoch.id, epoch.parent, epoch.session, epoch.exchange
+        bus.publish(OutputsShortened(*named, epoch.edits, request.wire, request.load_message))
 
 
 def tell_unreachable(bus: EngineBus, state: RequestState, protected: int) -> None:

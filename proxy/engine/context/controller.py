@@ -227,7 +227,8 @@ class ContextController:
         is_short = request.chain.is_plain and is_below_soft_mark(budget, len(content))
         if not is_short or self.states.is_overflowed(request) or _find_mark(request):
             return None
-        return OutgoingRequest("original", content, is_managed=True, is_guarded=_is_risky(budget, request))
+        own = make_own_body(request, {})
+        return OutgoingRequest("original", own, is_managed=True, is_guarded=_is_risky(budget, request))
 
     def _pass_known(self, request: ManagedRequest) -> OutgoingRequest | None:
         """Return what is sent if the session is in memory and the tokens of the new messages make no difference."""

@@ -14,7 +14,7 @@ import msgspec
 from proxy.context.budget import Budget
 from proxy.context.epoch_decision import AWAITED, NEEDED, PRICED, decide, forecast_calls, record_epoch
 from proxy.context.verbatim import RECENT_GROUPS, find_tail
-from proxy.engine.context.accounting import tell_failure, tell_unreachable
+from proxy.engine.context.accounting import tell_failure, tell_opened, tell_unreachable
 from proxy.engine.context.epoch_planner import (
     DraftedPlan,
     EpochPlanner,
@@ -35,7 +35,6 @@ from proxy.engine.ports import Clock
 from proxy.engine.runtime import EngineBus
 from proxy.model.epoch import Epoch, EpochReason, Original, Recalled, Rung
 from proxy.model.errors import Conflict, StoreUnavailable
-from proxy.model.events import EpochOpened
 from proxy.wire import FORMATS
 
 Commit = Callable[[Epoch], Awaitable[bool]]
@@ -253,7 +252,7 @@ class FallbackChain:
             raise StoreUnavailable("the log did not take the epoch in time")
         self._contexts.add(epoch.session, epoch, len(request.nodes))
         state.find_account(epoch).account = state.account
-        self._bus.publish(EpochOpened.of(epoch))
+        tell_opened(self._bus, state.request, epoch)
         return msgspec.structs.replace(outgoing, body=body)
 
     async def _open(self, state: RequestState, wanted: _EpochRequest) -> OutgoingRequest | None:
@@ -419,7 +418,7 @@ class FallbackChain:
         context.sizes[epoch.id] = frozen
         account = record_epoch(state.account, state.tokens, tokens, protected, state.budget)
         state.find_account(epoch).account = account
-        self._bus.publish(EpochOpened.of(epoch))
+        tell_opened(self._bus, state.request, epoch)
         return OutgoingRequest(rung, body, tokens, epoch, is_opened=True, removed=(*state.list_bound(), *state.changed))
 
 

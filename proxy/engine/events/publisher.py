@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from proxy.engine.events.calls import OpenCalls
+from proxy.engine.events.parts import find_pruned, group_items, list_completed, list_created, list_pruned
 from proxy.engine.events.stream import CallLater, EventStream
 from proxy.engine.models import PriceList
 from proxy.engine.runtime import EngineBus, TaskRunner, attempt
@@ -32,6 +33,7 @@ from proxy.model.events import (
     Event,
     ExchangeRecorded,
     Nudged,
+    OutputsShortened,
     ReadingFailed,
     ReplyRecorded,
     RequestRecorded,
@@ -40,6 +42,7 @@ from proxy.model.events import (
     SessionWentIdle,
     SummaryAdded,
 )
+from proxy.model.lru import LruCache
 from proxy.model.stream_events import (
     AgentNudgedEvent,
     CacheMissedEvent,
@@ -54,6 +57,8 @@ from proxy.model.stream_events import (
     EpochOpenedEvent,
     EpochRevertedEvent,
     MessageCreatedEvent,
+    PartCreatedEvent,
+    PartUpdatedEvent,
     PruneCompletedEvent,
     RungFailedEvent,
     SessionClosedEvent,
@@ -62,11 +67,13 @@ from proxy.model.stream_events import (
     StreamEvent,
     SummaryAddedEvent,
 )
+from proxy.wire import FORMATS
 
 GATHER_SECONDS = 0.05
 # The most messages of one request that are told: a session that continues another one brings them all at once.
 MOST_MESSAGES = 64
 _MOST_PENDING = 16_384
+_MOST_EPOCHS = 1024
 _LONGEST = 1000  # characters of an error
 
 NumberCalls = Callable[[Sequence[str]], Awaitable[Mapping[str, int]]]
@@ -103,6 +110,7 @@ class EventPublisher:
         self._call_later = call_later
         self._now_ms = now_ms
         self._calls = OpenCalls(prices)
+        self._pruned = LruCache[str, frozenset[int]](_MOST_EPOCHS)  # the places that an epoch has in short, by its id
         self._pending: list[tuple[str, Make]] = []
         self._is_due = False
         self._settled = asyncio.Event()
@@ -115,6 +123,7 @@ class EventPublisher:
             ReadingFailed: self._note_unread,
             CacheUsed: self._note_cache,
             EpochOpened: self._note_epoch,
+            OutputsShortened: self._note_shortened,
             EpochRefused: self._note_refused,
             RungFailed: self._note_rung,
             CeilingExceeded: self._note_excess,
@@ -245,6 +254,12 @@ class EventPublisher:
     def _note_epoch(self, event: EpochOpened) -> None:
         self._put(event.exchange, partial(_tell_epoch, event, self._now_ms()))
 
+    def _note_shortened(self, event: OutputsShortened) -> None:
+        before, now = self._pruned.get(event.parent) or frozenset(), find_pruned(event.edits)
+        self._pruned.put(event.epoch, now)
+        if now - before:
+            self._put(event.exchange, partial(_tell_shortened, event, before, self._now_ms()))
+
     def _note_refused(self, event: EpochRefused) -> None:
         self._tell(event.exchange, self._make(EpochRevertedEvent, event, reverted=event.epoch, why="refused"))
 
@@ -318,15 +333,30 @@ def _tell_messages(event: RequestRecorded, at_ms: int, n: int | None) -> Iterato
         return
     nodes = event.nodes[-MOST_MESSAGES:]
     first = event.place + len(event.nodes) - len(nodes)
+    common: dict[str, Any] = {"at_ms": at_ms, "session": event.session.id, "exchange": event.exchange, "n": n}
     for i, (node, role) in enumerate(zip(nodes, event.list_roles(MOST_MESSAGES), strict=False)):
-        common: dict[str, Any] = {"at_ms": at_ms, "session": event.session.id, "exchange": event.exchange, "n": n}
         yield MessageCreatedEvent(**common, message=node.hex(), role=role, place=first + i)
+        if event.load is None:
+            continue
+        form = FORMATS[event.wire]
+        for each in list_created(form, node, (event.load(first + i)[1],), at_ms):
+            yield PartCreatedEvent(**common, message=each.node.hex(), part=each.part)
+        for each in list_completed(form, event.load, first + i, at_ms):
+            yield PartUpdatedEvent(**common, message=each.node.hex(), part=each.part, why="completed")
 
 
 def _tell_reply(event: ReplyRecorded, session: str, at_ms: int, n: int | None) -> Iterator[StreamEvent]:
-    for node in event.nodes if n is not None else ():
-        common: dict[str, Any] = {"at_ms": at_ms, "session": session, "exchange": event.exchange, "n": n}
+    if n is None:
+        return
+    common: dict[str, Any] = {"at_ms": at_ms, "session": session, "exchange": event.exchange, "n": n}
+    for node in event.nodes:
         yield MessageCreatedEvent(**common, message=node.hex(), role="assistant")
+    if event.list_raws is None:
+        return
+    form = FORMATS[event.wire]
+    for node, raws in group_items(form, event.nodes, event.list_raws()):
+        for each in list_created(form, node, raws, at_ms):
+            yield PartCreatedEvent(**common, message=node.hex(), part=each.part)
 
 
 def _tell_epoch(event: EpochOpened, at_ms: int, n: int | None) -> Iterator[StreamEvent]:
@@ -342,6 +372,15 @@ def _tell_epoch(event: EpochOpened, at_ms: int, n: int | None) -> Iterator[Strea
     counts["shortened"] = kinds.count("shortened")
     if any(counts.values()):
         yield PruneCompletedEvent(**common, epoch=event.epoch, **counts)
+
+
+def _tell_shortened(
+    event: OutputsShortened, before: frozenset[int], at_ms: int, n: int | None
+) -> Iterator[StreamEvent]:
+    """Yield the parts that an epoch has in short, and the one before it had not."""
+    common: dict[str, Any] = {"at_ms": at_ms, "session": event.session, "exchange": event.exchange, "n": n}
+    for each in list_pruned(FORMATS[event.wire], event.load, event.edits, before, at_ms):
+        yield PartUpdatedEvent(**common, message=each.node.hex(), part=each.part, why="pruned")
 
 
 def _note_unnumbered(error: Exception) -> None:

@@ -4,7 +4,8 @@ A result stands in the part of its call, so that a message that has nothing but 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -14,7 +15,7 @@ from proxy.engine.memory.path import MemoryPath
 from proxy.engine.ports import LogReader
 from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Summary
 from proxy.model.exchange import Usage
-from proxy.model.messages import ToolCall
+from proxy.model.messages import Message, ToolCall
 from proxy.model.parts import (
     CompactionPart,
     FileRefPart,
@@ -34,9 +35,10 @@ _PATCHED = re.compile(
     r"(?m)^(?:\*\*\* (?:Update|Add|Delete) File: |(?:\+\+\+|---) (?:[ab]/)?)(?!/dev/null)(\S.{0,299}?)[ \t]*$"
 )
 _HUNK = re.compile(r"(?m)^(?:@@|\*\*\* (?:Update|Add|Delete) File: )")
+_FENCED = re.compile(r"(?ms)^```(?:diff|patch)[ \t]*\n(?P<patch>.*?\n)```[ \t]*$")
 _BLOCK = re.compile(
     r"\[FILE: (?P<path>[^\n]*)\]\nref:(?P<id>[a-z2-7]{10}) · (?P<kind>[^\n·]*) · (?P<tokens>[\d,]+) tokens"
-    r"[^\n]*\n(?P<outline>.*?)\nThe original is intact",
+    r"[^\n]*\n(?P<outline>(?:.*?\n)?)The original is intact",
     re.DOTALL,
 )
 _edits = msgspec.json.Decoder(tuple[Edit, ...])
@@ -96,10 +98,12 @@ class _PartReader:
         elif seen.message.text or seen.message.media:
             media = (f"({each})" for each in seen.message.media)
             yield TextPart(fit_text("\n".join(filter(None, (seen.message.text, *media)))))
+            for found in _BLOCK.finditer(seen.message.text):
+                yield _make_file_part(found)
+            yield from _list_patches(found["patch"] for found in _FENCED.finditer(seen.message.text))
         for call in seen.message.calls:
             yield self._describe_call(call, place)
-            if patch := _find_patch(call):
-                yield patch
+            yield from islice(_list_patches(_list_texts(call)), 1)
         if is_own and not (place + 1 < len(self._path.sources) and self._continues(place + 1)):
             yield StepFinishPart(self._steps, _sum_tokens(self._path.usages.get(source.event)))
 
@@ -128,15 +132,13 @@ class _PartReader:
         answered = self._results.places.get((call.id, place))
         output = None if answered is None else fit_text(_read_output(self._path, answered, call.id))
         status = self._judge(output, at, answered)
-        given = msgspec.json.decode(encode_arguments(call.arguments))
-        return ToolPart(fit_text(call.name), fit_text(call.id), given, output, status)
+        return describe_call(call, output, status)
 
     def _judge(self, output: str | None, at: int, answered: int | None) -> ToolStatus:
         if output is None or answered is None:
             return ToolStatus("pending", at, None, None, None)
-        fault = fit_text(find_outcome(output)) or None
         completed = round(self._path.sources[answered].ts * 1000)
-        return ToolStatus("error" if fault else "completed", at, completed, self._shortened.get(answered), fault)
+        return judge_output(output, at, completed, self._shortened.get(answered))
 
     def _list_covering(self, place: int) -> Iterator[CompactionPart]:
         for summary in self._summaries.get(place, ()):
@@ -193,19 +195,55 @@ def _follow_epochs(
 
 def _read_block(edit: Replaced) -> FileRefPart | None:
     found = _BLOCK.search(edit.text)
-    if found is None:
-        return None
+    return None if found is None else _make_file_part(found)
+
+
+def _make_file_part(found: re.Match[str]) -> FileRefPart:
     tokens = int(found["tokens"].replace(",", ""))
-    outline = "\n".join(line.strip() for line in found["outline"].splitlines())
-    return FileRefPart(found["id"], found["path"], found["kind"], tokens, outline)
+    outline = "\n".join(line.removeprefix("  ") for line in found["outline"].splitlines())
+    return FileRefPart(found["id"], fit_text(found["path"]), fit_text(found["kind"]), tokens, fit_text(outline))
 
 
-def _find_patch(call: ToolCall) -> PatchPart | None:
-    """Return the patch in the arguments of a call, if they have one."""
-    for value in (read_object(call.arguments) or {}).values():
-        if isinstance(value, str) and _HUNK.search(value) and (files := _PATCHED.findall(value)):
-            return PatchPart(fit_text(value), list(dict.fromkeys(map(fit_text, files))))
-    return None
+def _list_patches(texts: Iterable[str]) -> Iterator[PatchPart]:
+    """Yield those of the texts that are patches."""
+    for text in texts:
+        if _HUNK.search(text) and (files := _PATCHED.findall(text)):
+            yield PatchPart(fit_text(text), list(dict.fromkeys(map(fit_text, files))))
+
+
+def _list_texts(call: ToolCall) -> Iterator[str]:
+    """Yield the texts in the arguments of a call; what is no JSON object is one text."""
+    given = read_object(call.arguments)
+    if given is None:
+        yield call.arguments
+        return
+    for value in given.values():
+        yield from (each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str))
+
+
+def list_new_parts(raw: bytes, message: Message, at_ms: int) -> Iterator[MessagePart]:
+    """Yield the parts that a message has when it comes: its calls are pending, and results are not among them."""
+    if thought := fit_text(_read_thought(raw)):
+        yield ReasoningPart(thought)
+    media = (f"({each})" for each in message.media)
+    said = message.beside if message.results else (message.text, *media)
+    if text := "\n".join(filter(None, said)):
+        yield TextPart(fit_text(text))
+    for call in message.calls:
+        yield describe_call(call, None, ToolStatus("pending", at_ms))
+        yield from _list_patches(_list_texts(call))
+
+
+def describe_call(call: ToolCall, output: str | None, status: ToolStatus) -> ToolPart:
+    """Return the part of a call."""
+    given = msgspec.json.decode(encode_arguments(call.arguments))
+    return ToolPart(fit_text(call.name), fit_text(call.id), given, output, status)
+
+
+def judge_output(output: str, started: int | None, completed: int, compacted: int | None = None) -> ToolStatus:
+    """Return how a call with an output stands."""
+    fault = fit_text(find_outcome(output)) or None
+    return ToolStatus("error" if fault else "completed", started, completed, compacted, fault)
 
 
 def _read_thought(raw: bytes) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.context.references import render_file_part
 from proxy.engine.response_reader import is_event_stream, read_received
 from proxy.engine.turns.calls import LocalResponse
 from proxy.model.errors import BadRequest
@@ -62,7 +63,7 @@ def write_messages(form: Format, message: str | Sequence[MessagePart]) -> list[b
         elif isinstance(part, TextPart):
             said.append(part.text)
         elif isinstance(part, FileRefPart):
-            said.append(_describe_file(part))
+            said.append(render_file_part(part))
         elif isinstance(part, PatchPart):
             said.append(part.unified_diff)
         else:
@@ -81,11 +82,6 @@ def _write_result(part: ToolPart) -> bytes:
     if not part.tool_call_id or output is None:
         raise BadRequest("the result of a tool has the tool_call_id of its call, and an output")
     return msgspec.json.encode({"role": "tool", "tool_call_id": part.tool_call_id, "content": output})
-
-
-def _describe_file(part: FileRefPart) -> str:
-    head = f"[file {part.path} · {part.file_type} · {part.token_count:,} tokens · in the log as ref:{part.content_id}]"
-    return f"{head}\n{part.exploration_summary}" if part.exploration_summary else head
 
 
 def read_answer(form: Format, headers: Headers, content: bytes) -> ReadAnswer:

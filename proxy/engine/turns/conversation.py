@@ -21,14 +21,14 @@ from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.engine.turns.answers import OnPart, PartReader, ReadAnswer, read_message, read_response, tell, write_messages
 from proxy.engine.turns.calls import LocalResponse, make_call
-from proxy.engine.turns.recording import CHAT, NewSession, TurnLog, TurnRecorder
+from proxy.engine.turns.recording import CHAT, NewSession, RecordedTurn, TurnLog, TurnRecorder
 from proxy.engine.turns.tools import ProgramTool, run_calls
 from proxy.model.errors import BadRequest, Conflict, StoreUnavailable, UpstreamRefused
 from proxy.model.events import DoomLoopDetected, EpochOpened, ReplyRecorded
 from proxy.model.exchange import ClientRequest, Headers, ProgramCall, SessionKey
 from proxy.model.lru import LruCache
 from proxy.model.parts import MessagePart, TextPart, ToolPart
-from proxy.model.results import TokenUsage, TurnResult, count_usage
+from proxy.model.results import RecordResult, TokenUsage, TurnResult, count_usage
 from proxy.wire.json_values import list_elements, read_object, read_text
 from proxy.wire.streams import read_error
 from proxy.wire.summary_request import list_headers, make_target
@@ -213,6 +213,15 @@ class ProgramSession:
         raws = write_messages(CHAT, message)
         async with self._lock:
             return await self._send(raws, tools, on_part, system_prompt, members or {})
+
+    async def record(self, turn: RecordedTurn) -> RecordResult:
+        """Record a turn that was made elsewhere. Raises as `TurnRecorder.record` does."""
+        async with self._lock:
+            kept = await self._home.recorder.record(self.key, turn, system=self.system_prompt)
+            self.waiting, self._unsent = read_message(CHAT, turn.answered[-1])[2], []
+            self.steps += sum([CHAT.reader.read_item(raw).role == "assistant" for raw in turn.answered])
+            self.usage += kept.result.tokens
+            return kept.result
 
     async def run_tools(
         self,

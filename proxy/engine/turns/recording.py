@@ -179,32 +179,40 @@ class TurnRecorder:
 
     async def _add(self, key: SessionKey, wanted: NewSession) -> None:
         """Write the call to the log with which a session begins. Raises StoreUnavailable."""
+        exchange = self.ids.next_exchange()
+        received = msgspec.json.encode({"id": key.id})
+        body = msgspec.json.encode(wanted)
+        await self.write_call(key, exchange, model=wanted.model, target=_CREATED, body=body, received=received)
+
+    async def write_call(
+        self, key: SessionKey, exchange: str, *, model: str, target: str, body: bytes, received: bytes
+    ) -> None:
+        """Write a call to the log that is no part of a conversation. Raises StoreUnavailable."""
         if problem := self.archive.health.problem:
-            raise StoreUnavailable(f"the log cannot take a session: {problem}")
-        exchange, now_ms = self.ids.next_exchange(), self.clock.now_ms()
+            raise StoreUnavailable(f"the log cannot take a call of a program: {problem}")
+        now_ms = self.clock.now_ms()
         opening = Opening(
             exchange=exchange,
             session=key,
             kind="recorded",
             wire="",
             mode="manage",
-            model=wanted.model,
+            model=model,
             method="POST",
-            target=_CREATED,
+            target=target,
             headers=_JSON,
-            body=make_manifest(msgspec.json.encode(wanted)),
+            body=make_manifest(body),
             opened_ms=now_ms,
         )
-        received = msgspec.json.encode({"id": key.id})
         ended = Outcome(
             exchange, 0, _STATUS_CREATED, _JSON, "complete", received, len(received), b"", Timings(0.0, 0.0, 0.0)
         )
         written = self.archive.append(opening, Round(exchange, 0, key.upstream, None), ended)
         self.archive.flush()
         if not await self.gate.confirm(written, 1.0):
-            raise StoreUnavailable("the log did not take the session in time")
+            raise StoreUnavailable("the log did not take the call of a program in time")
         if RequestRecorded in self.bus.subscribers:
-            told = RequestRecorded(exchange, key, key.upstream, wanted.model, "", (), 0, _list_no_roles, False, True)
+            told = RequestRecorded(exchange, key, key.upstream, model, "", (), 0, _list_no_roles, False, True)
             self.bus.publish(told)
 
     async def record(self, key: SessionKey, turn: RecordedTurn, once: str = "", system: str = "") -> KeptTurn:
@@ -224,6 +232,7 @@ class TurnRecorder:
             return kept
         respond = partial(self._respond, key, terms, turn, spelled)
         elsewhere, client = ProgramCall(key, spelled.told, respond), LocalClient(terms.form.name)
+        had_job = self.has_job(key.id)
         # A turn that was begun is recorded to its end, whoever still waits for that.
         await asyncio.shield(self.tasks.spawn(self.exchanges.carry(request, terms.form.name, client, elsewhere)))
         if isinstance(client.error, Conflict):  # of two with one key, the other one may have been first
@@ -232,10 +241,10 @@ class TurnRecorder:
                 return kept
         if client.error is not None:
             raise client.error
-        row = await self._find_row(key.id, find_header(client.labels, b"x-palimpsest-exchange").decode("latin-1"))
+        row = await self.find_row(key.id, find_header(client.labels, b"x-palimpsest-exchange").decode("latin-1"))
         if row is None:
             raise StoreUnavailable("the log has not taken the turn in time")
-        return KeptTurn(await self._describe(row))
+        return KeptTurn(await self._describe(row, is_begun=self.has_job(key.id) and not had_job))
 
     async def _find_terms(self, key: SessionKey, turn: RecordedTurn, system: str) -> _Terms:
         """Return how a session goes on: as its newest complete call did, or as it was begun."""
@@ -295,17 +304,18 @@ class TurnRecorder:
             return None
         if held.history != "record" or held.digest != sha256(spelled.told).digest():
             raise BadRequest("this idempotency-key was used with other messages")
-        row = await self._find_row(session, held.exchange)
+        row = await self.find_row(session, held.exchange)
         is_recorded = row is not None and _is_complete(row)
         return KeptTurn(await self._describe(row), is_repeated=True) if row is not None and is_recorded else None
 
-    async def _find_row(self, session: str, exchange: str) -> ExchangeRow | None:
+    async def find_row(self, session: str, exchange: str) -> ExchangeRow | None:
+        """Return a call of a session with its responses, None if the log has not taken it yet."""
         n = (await self.archive.number_calls([exchange])).get(exchange, 0)
         rows = await self.archive.list_exchanges(session, n - 1, 1) if n else ()
         return next(iter(rows), None)
 
-    async def _describe(self, row: ExchangeRow) -> RecordResult:
-        """Return what a recorded call came to, from the log alone."""
+    async def _describe(self, row: ExchangeRow, *, is_begun: bool = False) -> RecordResult:
+        """Return what a recorded call came to, from the log. `is_begun`: a summary began to be made behind it."""
         form, last = FORMATS[row.wire], row.rounds[-1]
         content = await self.archive.load_received(row.id, last.k)
         said = form.list_echoes(content)
@@ -316,7 +326,7 @@ class TurnRecorder:
             user_message_id=row.tip.hex(),
             assistant_message_id=(nodes[-1] if nodes else row.tip).hex(),
             tokens=count_usage(usage),
-            compaction_triggered=opened or self.has_job(row.session),
+            compaction_triggered=opened or is_begun,
         )
 
 

@@ -11,12 +11,13 @@ from itertools import groupby
 from typing import cast
 
 from proxy.engine.ports import ALL_SESSIONS, MOST_HELD, MOST_UNREAD, MOST_UNREAD_BYTES
-from proxy.model.epoch import Plan
-from proxy.model.errors import NotFound, StoreUnavailable
+from proxy.model.epoch import FILE_WIRE, OUTSIDE, Original, Plan, StoredOriginal, name_file
+from proxy.model.errors import Erased, NotFound, StoreUnavailable
 from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
 from proxy.model.log import AuxiliaryUsage, Bill, ExchangeRow, HeldRow, RoundRow, Selection, SessionRow, UnreadRow
 from proxy.model.manifest import BlobPiece, Piece, compute_digest, compute_root_link, encode_recipe
 from proxy.store.constraints import fit_text
+from proxy.store.sqlite import context_queries
 from proxy.store.sqlite.codec import RELATIONS, decode_headers, join_recipe
 from proxy.store.sqlite.context_queries import Row, refuse_erased
 from proxy.store.sqlite.lineage_queries import find_branches, load_positions
@@ -48,6 +49,8 @@ _KEY = """
 _REQUEST = """
     SELECT s.tenant, e.envelope, e.tip FROM exchange e JOIN session s ON s.id = e.session WHERE e.id = ?"""
 
+_FILE = "SELECT s.key FROM exchange e JOIN session s ON s.id = e.session WHERE e.id = ? AND e.kind = 'recorded'"
+
 _HELD = """
     SELECT s.tenant, h.envelope, h.tip FROM exchange e JOIN session s ON s.id = e.session
     JOIN held h ON h.exchange = e.seq WHERE e.id = ?"""
@@ -72,6 +75,22 @@ def load_request(connection: sqlite3.Connection, exchange: str) -> bytes:
     row = _expect(connection, _REQUEST, (exchange,), f"there is no exchange {exchange}")
     refuse_erased(connection, exchange)
     return _load_body(connection, *row)
+
+
+def load_original(connection: sqlite3.Connection, reference: str) -> StoredOriginal:
+    """Return what `LogReader.load_original` does, also for a file that a program has put into the log."""
+    try:
+        return context_queries.load_original(connection, reference)
+    except Erased:
+        raise
+    except NotFound:
+        exchange = fit_text(name_file(reference))
+        row = connection.execute(_FILE, (exchange,)).fetchone()
+        if row is None:
+            raise
+    raw = load_request(connection, exchange)
+    original = Original(reference, (compute_digest(raw),), FILE_WIRE, OUTSIDE)
+    return StoredOriginal(row[0], original, (raw,))
 
 
 def load_held(connection: sqlite3.Connection, exchange: str) -> bytes:

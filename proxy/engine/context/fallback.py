@@ -338,6 +338,16 @@ class FallbackChain:
             raise TimeoutError(f"planning took more than {wanted.seconds:g} s")
         return drafting.result()
 
+    async def foresee(self, state: RequestState, why: EpochReason) -> RenderedPlan:
+        """Return the plan with which an epoch would open for a request now. Nothing is kept of it."""
+        if state.context.drafting is not None:
+            await self.planner.wait(state.context.drafting, self.seconds)
+        inputs = self.list_inputs(state, why)
+        earlier = await self._find_drafted(state, inputs)
+        if earlier is not None and earlier.excess <= _MOST_EXCESS * state.budget.usable:
+            return earlier.draft
+        return await self.planner.draft(state.request, state.history, inputs)
+
     def draft_ahead(self, state: RequestState) -> None:
         """Plan the next epoch behind a request if one of the next calls probably opens it.
 

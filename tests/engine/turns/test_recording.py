@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from proxy.assembly import Engine, build_engine
 from proxy.config import load_settings
-from proxy.engine.memory.reports import load_sendable
+from proxy.engine.memory.reports import SendableDocument, load_sendable
 from proxy.engine.models import PriceList
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.reports.savings_report import load_report
@@ -70,6 +70,8 @@ class Program:
                 self.sent.append(body)
                 self.words += 1
                 said = give_answer(self.wire, f"word {self.words}", *self.calls)
+                for choice in said.get("choices", ()):
+                    choice["message"] = {name: each for name, each in choice["message"].items() if name != "refusal"}
                 wire.send(answer(json.dumps(said).encode(), JSON))
 
     async def open(self) -> None:
@@ -89,15 +91,14 @@ class Program:
         """Record a turn."""
         return await self.engine.turns.record(self.key, make_turn(asked, answered, **more), once)
 
+    async def load(self, wire: str = "") -> SendableDocument:
+        """What is to be sent next, as the API shows it."""
+        log = self.engine.memory_compaction.memory.archive
+        return await load_sendable(log, self.engine.manual_compaction, self.key.id, self.inputs, wire=wire)
+
     async def context(self, wire: str = "") -> list[Message]:
         """The messages to send next."""
-        document = await load_sendable(
-            self.engine.memory_compaction.memory.archive,
-            self.engine.manual_compaction,
-            self.key.id,
-            self.inputs,
-            wire=wire,
-        )
+        document = await self.load(wire)
         raw = document.input if wire == "responses" else document.messages
         assert isinstance(raw, bytes) or raw is not None
         found: list[Message] = json.loads(bytes(raw))  # type: ignore[arg-type]
@@ -114,8 +115,7 @@ class Program:
     @property
     def said(self) -> Message:
         """The message of the newest answer to a call through us."""
-        message: Message = give_answer("chat_completions", f"word {self.words}")["choices"][0]["message"]
-        return message
+        return {"role": "assistant", "content": f"word {self.words}"}
 
     async def settle(self) -> None:
         """Wait for what goes on behind calls."""
@@ -202,6 +202,32 @@ async def test_a_long_session_opens_epochs_and_its_context_stays_below_the_ceili
         items = await program.context("responses")
         called = [each["call_id"] for each in items if each["type"] == "function_call"]
         assert [each["call_id"] for each in items if each["type"] == "function_call_output"] == called[:-1]
+
+
+async def test_a_context_shows_the_epoch_that_would_open_with_the_next_call(tmp_path: Path) -> None:
+    async with programming(tmp_path, **{"compaction.auto": False}) as program:
+        unopened, promised = 0, list[Message]()
+        for number in range(16):
+            words = " ".join(f"part {number} of {place}" for place in range(110))
+            await program.record(f"Explain part {number}.", words)
+            document = await program.load()
+            messages = json.loads(bytes(document.messages))  # type: ignore[arg-type]
+            raws = [json.dumps(each).encode() for each in messages]
+            counted = await program.engine.turns.count(program.key, MODEL, raws)
+            assert counted < CEILING and abs((document.token_estimate or 0) - counted) < 100
+            known = len(await program.engine.archive.list_epochs(program.key.id))
+            assert messages[-1]["content"] == words
+            is_due = document.epoch == "" and "[palimpsest" in json.dumps(messages)
+            assert not promised or messages[: len(promised)] == promised  # the epoch that has opened is the one shown
+            promised = messages if is_due else []
+            unopened += is_due
+            assert await program.context() == messages
+            assert len(await program.engine.archive.list_epochs(program.key.id)) == known
+            if is_due and unopened % 2:
+                await program.send([user("Go on.")])
+                assert program.sent[-1]["messages"] == [*messages, user("Go on.")]
+                assert len(await program.engine.archive.list_epochs(program.key.id)) == known + 1
+        assert unopened > 2 and len(await program.engine.archive.list_epochs(program.key.id)) >= unopened - 1
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])

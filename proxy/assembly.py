@@ -65,7 +65,7 @@ from proxy.engine.runtime import (
 )
 from proxy.engine.token_counter import TokenCounter
 from proxy.engine.turns.conversation import Conversations, build_conversations
-from proxy.engine.turns.files import FileKeeper, build_prose
+from proxy.engine.turns.files import FileKeeper, build_files
 from proxy.engine.turns.recording import TurnRecorder
 from proxy.indexing import open_index as open_index
 from proxy.indexing import update_index as update_index
@@ -247,27 +247,10 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     retention = Retention(policy=settings.retention_policy(), erasing=erasing, clock=clock, sleep=asyncio.sleep)
     found = (memory_compaction.manual, memory_compaction, index, recall, lineage.tenants, events, hop_id)
     wired: dict[str, Any] = {"archive": archive, "tasks": tasks, "bus": bus, "models": models, "clock": clock}
-    cap, providers = policy.record_cap_bytes, settings.providers()
-    turns = build_conversations(
-        exchanges, resolver, reader, durability, schedule, ids=SystemIds(), cap=cap, providers=providers, **wired
-    )
+    turns = build_conversations(exchanges, resolver, reader, durability, trigger, cap=policy.record_cap_bytes, **wired)
     webhooks, clients = _build_webhooks(settings, events, bus) if connect is None else (Webhooks(events, ()), ())
-    files = _build_files(settings, turns.recorder, trigger, worker, archive.salt)
+    files = build_files(settings.file_policy(), turns.recorder, trigger, planner, worker=worker, secret=archive.salt)
     return Engine(*parts, *found, erasing, retention, turns.recorder, turns, webhooks, clients, files)
-
-
-def _build_files(
-    settings: Settings, recorder: TurnRecorder, trigger: CompactionTrigger, worker: WorkerProcess, secret: bytes
-) -> FileKeeper:
-    return FileKeeper(
-        recorder=recorder,
-        worker=worker,
-        secret=secret,
-        inline_tokens=settings.files.inline_tokens,
-        has_outlines=settings.files.outline,
-        cap=settings.engine_policy().record_cap_bytes,
-        prose=build_prose(settings.files.summary_model, trigger),
-    )
 
 
 def _build_events(

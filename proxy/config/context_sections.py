@@ -111,8 +111,8 @@ class FilesSettings(Section):
     summary_model: str = Field(
         "",
         description=(
-            "Model that adds a sentence to the outline of a file that a program shows (docs/sdk.md), within the limits "
-            "for summaries (compaction). Empty: none."
+            "Model that adds a sentence to the outlines of long contents: of files that programs show (docs/sdk.md), "
+            "of outputs in epochs. It is asked within the limits for summaries (compaction). Empty: none."
         ),
     )
 

@@ -40,7 +40,7 @@ from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.erasing.policy import RetentionPolicy
 from proxy.engine.events.webhooks import WebhookPolicy
 from proxy.engine.history.policy import NudgePolicy
-from proxy.engine.policy import EnginePolicy, Principal, Provider, SnapshotPolicy
+from proxy.engine.policy import EnginePolicy, FilePolicy, Principal, Provider, SnapshotPolicy
 from proxy.engine.recall.policy import RecallPolicy
 from proxy.model.card import Offer
 from proxy.model.epoch import Strategy
@@ -253,6 +253,11 @@ class Settings(BaseSettings):
             name: MemoryMark(each.compaction_ratio, each.safety_margin_tokens) for name, each in self.models.items()
         }
         return BudgetPolicy(**self.budget.model_dump(exclude={"estimator"}), memory_marks=tuple(marks.items()))
+
+    def file_policy(self) -> FilePolicy:
+        """Return how files are sent that programs show."""
+        files = self.files
+        return FilePolicy(files.inline_tokens, files.outline, files.summary_model, self.store.record_cap_bytes)
 
     def builder_policy(self) -> BuilderPolicy:
         """Return what may be replaced in a context."""

@@ -24,7 +24,7 @@ from proxy.engine.recall.rounds import RecallRounds
 from proxy.engine.relay import Relay, Send
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.request_resolver import BuildManifest, RequestResolver
-from proxy.engine.response_stream import EditingClient, ReceivedResponse
+from proxy.engine.response_stream import EditingClient, WholeResponse
 from proxy.engine.runtime import TaskRunner, attempt
 from proxy.model.epoch import ClearingTerms, Epoch, Plan, SourceNote
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
@@ -267,7 +267,8 @@ class ExchangeService:
             return (opening, *records)
         if isinstance(request, ManagedRequest):
             step = replace(step, layers=digest_layers(request.split, request.chain.preamble))
-            self._controller.note_prompt(request, step.layers)
+            if request.kind != "recorded":  # nothing was sent, so that no cache has it
+                self._controller.note_prompt(request, step.layers)
         records.append(step)
         if isinstance(request, ManagedRequest) and request.source:
             records += _note_source(self._controller.states, request)
@@ -437,7 +438,7 @@ class CapturedBody:
 async def _answer(respond: Callable[[bytes], Awaitable[bytes]], body: bytes | RequestBody) -> UpstreamResponse:
     """Return the response to a call that was made elsewhere."""
     assert isinstance(body, bytes), "it is read"
-    return ReceivedResponse(_OK, await respond(body))
+    return WholeResponse(_OK, (), await respond(body))
 
 
 def _note_uncounted(error: Exception) -> None:

@@ -144,6 +144,11 @@ class Models:
         self._asked[upstream.name] = now
         self._spawn(self._ask(upstream, select_for_model_list(headers)))
 
+    def ask_window(self, request: ResolvedRequest, budget: Budget) -> None:
+        """Ask the upstream of a request for the window of its model if that is unknown, and if it goes there."""
+        if budget.window is None and request.kind != "recorded":
+            self.ask(request.upstream, request.headers)
+
     def _forget(self) -> None:
         """Clear cached cards and budgets, since something new is known."""
         self._cards.clear()

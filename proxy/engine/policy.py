@@ -85,3 +85,16 @@ class SnapshotPolicy:
     max_episodic_items: int = 3
     max_semantic_items: int = 20
     tail: Literal["messages", "text"] = "messages"  # in which form the raw tail is shown
+
+
+@dataclass(frozen=True, slots=True)
+class FilePolicy:
+    """The most tokens of a file that is sent whole, whether outlines have structure, and who writes sentences.
+
+    `cap` are the most bytes that the log keeps whole of one.
+    """
+
+    inline_tokens: int
+    has_outlines: bool
+    summary_model: str
+    cap: int

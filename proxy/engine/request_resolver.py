@@ -256,12 +256,8 @@ class RequestResolver:
             return None
         model, program = parse_json_string(split.member("model")), options.program
         route = self._choose(model) if program is None else self._find_route(program.session.upstream)
-        upstream = route.upstream
-        session = (
-            make_session(caller.tenant, upstream.name, read_body_id(named, split), exchange)
-            if program is None
-            else program.session
-        )
+        session = make_session(caller.tenant, route.upstream.name, read_body_id(named, split), exchange)
+        session = session if program is None else program.session
         previous = parse_json_string(split.member(form.previous_key)) if form.previous_key else ""
         root = await self._find_root(form, session, previous, until)
         chain = await self._read_chain(form, session, split, remembered, root=root, until=until)
@@ -280,7 +276,7 @@ class RequestResolver:
             **asdict(request),
             exchange=exchange,
             session=session if place is None else place.session,
-            upstream=upstream,
+            upstream=route.upstream,
             mode="observe" if options.is_alone and options.mode == "manage" else options.mode,
             kind="managed" if program is None or program.respond is None else "recorded",
             wire=form.name,

@@ -338,28 +338,25 @@ def _is_plain_json(headers: Headers) -> bool:
     return kind == b"application/json" and not is_encoded(headers)
 
 
-class ReceivedResponse:
-    """A JSON response that has arrived as a whole; there is no connection."""
+class WholeResponse:
+    """A JSON response that is in memory; implements the port `UpstreamResponse`."""
 
     is_received = True
 
-    def __init__(self, status: int, content: bytes) -> None:
+    def __init__(self, status: int, headers: Headers, content: bytes) -> None:
         self.status = status
-        self.headers: Headers = _JSON
+        self.headers: Headers = (*_JSON, (b"content-length", b"%d" % len(content)), *headers)
+        self.is_ended = False
         self._content = content
 
-    @property
-    def is_ended(self) -> bool:
-        """True once every byte of the response has been read."""
-        return not self._content
-
     async def read(self) -> bytes:
-        """Return the body, then nothing."""
+        """Return the body, then empty bytes."""
         content, self._content = self._content, b""
+        self.is_ended = True
         return content
 
     async def pump(self, take: Callable[[bytes], bool]) -> None:
-        """Leave the body to `read`: it came together with the end."""
+        """Do nothing: all of it has come."""
 
     def close(self) -> None:
-        """Do nothing: there is no connection."""
+        """Do nothing."""

@@ -53,7 +53,7 @@ class Media:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply(Generic[Document]):
+class Answered(Generic[Document]):
     """A document with the status of its response, where that is not always 200."""
 
     document: Document
@@ -102,7 +102,7 @@ class Endpoint:
             )
             return respond_json(body, 405, {"allow": allowed})
         answer = await operation.answer(request)
-        if isinstance(answer, Reply):
+        if isinstance(answer, Answered):
             return respond_json(write_json(answer.document), answer.status)
         return answer if isinstance(answer, Response) else respond_json(write_json(answer))
 

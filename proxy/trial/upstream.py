@@ -4,7 +4,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from proxy.engine.ports import RequestBody
-from proxy.engine.response_stream import ReceivedResponse
+from proxy.engine.response_stream import WholeResponse
 from proxy.model.exchange import Headers
 from proxy.trial.requests import CALL
 from proxy.wire.headers import find_header
@@ -56,13 +56,13 @@ class ReplayUpstream:
         """Answer the call with this number."""
         self._number, self._answer = number, answer
 
-    async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> ReceivedResponse:
+    async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> WholeResponse:
         """Return the answer to the expected call."""
         is_expected = find_header(headers, CALL) == b"%d" % self._number
         if self._answer is None or not is_expected or not isinstance(body, bytes):
             self.refused += method == "POST"
-            return ReceivedResponse(_STATUS_MISSING, _REFUSAL)
-        return ReceivedResponse(_STATUS_OK, await self._answer(body))
+            return WholeResponse(_STATUS_MISSING, (), _REFUSAL)
+        return WholeResponse(_STATUS_OK, (), await self._answer(body))
 
     async def aclose(self) -> None:
         """Do nothing: there are no connections."""

@@ -1,5 +1,7 @@
 """Files of programs: small ones are sent whole, large ones as a reference that the log resolves."""
 
+import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,14 @@ from proxy.engine.recall.entries import EntryFinder
 from proxy.engine.recall.scope import Relatives, Scope
 from proxy.engine.reports.context import load_page
 from proxy.model.errors import Erased, NotFound, TooLarge
-from proxy.model.parts import FileRefPart, TextPart
+from proxy.model.parts import FileRefPart, TextPart, ToolPart
 from proxy.model.results import FileHandleResult
 from proxy.sdk.engines import ENGINES
 from proxy.sdk.errors import SessionClosedError
 from proxy.sdk.files import LargeFileHandler
 from tests.sdk.conftest import Create
 from tests.support.programs import ChatProvider, call, say
+from tests.support.scripted import LIMIT
 
 CODE = (
     "import os\n\n\nclass Parser:\n    def parse(self, text):\n        return text\n\n\n"
@@ -25,6 +28,7 @@ CODE = (
 SMALL = {"files.inline_tokens": 1000}
 PROSE = {**SMALL, "files.summary_model": "small"}
 SENTENCE = "It parses text, and little else."
+TOOL = {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
 
 
 def find_engine() -> Engine:
@@ -35,6 +39,12 @@ def find_engine() -> Engine:
 
 def find_log() -> Any:
     return find_engine().memory_compaction.memory.archive
+
+
+def find_sentences(session: str) -> Mapping[str, str]:
+    """The sentences about contents of a session."""
+    prose = find_engine().files.prose
+    return prose.list_known(session) if prose is not None else {}
 
 
 def read(result: FileHandleResult) -> FileRefPart:
@@ -144,3 +154,28 @@ async def test_what_cannot_be_kept_is_refused(create: Create, tmp_path: Path, mo
     await session.close()
     with pytest.raises(SessionClosedError):
         await files.handle_file("a.py", content="x")
+
+
+async def test_an_epoch_shows_the_sentence_about_a_large_output(create: Create, provider: ChatProvider) -> None:
+    settings = {
+        **PROSE,
+        "upstreams": [{"name": "main", "base_url": provider.base_url, "cache": "prefix"}],
+        "pricing": {name: {"input": 1.0} for name in ("m", "small")},
+        "budget.ceiling_tokens": 8000,
+        "models": {"m": {"window": 9000}},
+        "compaction.spend_fraction": 1.0,
+    }
+    usage = {"prompt_tokens": 4000, "completion_tokens": 5, "total_tokens": 4005}
+    provider.queue.append({**call(("c1", "read", {"path": "src/parser.py"})), "usage": usage})
+    async with await create(settings) as session:
+        await session.send("Read the parser.", tools=[TOOL])
+        provider.queue += [say("Done.", usage=usage), say(SENTENCE, usage=usage)]
+        await session.send([ToolPart("read", "c1", output=CODE)], tools=[TOOL])
+        async with asyncio.timeout(LIMIT):
+            while not find_sentences(session.id):  # noqa: ASYNC110 - nothing else tells
+                await asyncio.sleep(0.01)
+        for n in range(8):
+            await session.send(f"Step {n}: " + " ".join(f"w{n}{i}" for i in range(300)), tools=[TOOL])
+        assert [each["model"] for each in provider.seen].count("small") == 1
+        shown = [str(message["content"]) for each in provider.seen for message in each["messages"]]
+        assert any(text.startswith("[FILE: ") and SENTENCE in text for text in shown)

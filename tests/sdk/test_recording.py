@@ -1,6 +1,7 @@
 """Sessions of programs that make their calls elsewhere: what is recorded, and what they are given to send."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,7 @@ async def test_what_was_recorded_is_the_context_of_the_next_call(create: Create,
 async def test_a_context_is_written_for_each_api(create: Create) -> None:
     async with await create(system_prompt="Be brief.") as session:
         await session.record("list", [CALLING, {"role": "tool", "tool_call_id": "c1", "content": "a b"}, HELLO[1]])
+        unknown: Any = "soap"
         messages, items = await session.context("messages"), await session.context("responses")
         assert (messages.system, items.system) == ("Be brief.", "Be brief.")
         assert [each["role"] for each in messages.messages] == ["user", "assistant", "user", "assistant"]
@@ -44,7 +46,7 @@ async def test_a_context_is_written_for_each_api(create: Create) -> None:
             "message", "function_call", "function_call_output", "message",
         ]  # fmt: skip
         with pytest.raises(BadRequest, match="wire is one of chat, messages, responses"):
-            await session.context("soap")
+            await session.context(unknown)
 
 
 async def test_calls_that_were_recorded_wait_for_their_results(create: Create, provider: ChatProvider) -> None:

@@ -201,8 +201,9 @@ async def test_results_and_other_parts_are_sent_as_messages(create: Create, prov
                 ToolPart("add", "c2", None, None, ToolStatus("error", error_message="no")),
             ]
         )
-        file = "[file x.py · python · 12,000 tokens · in the log as ref:abc]\ndef f"
-        assert provider.said[-3:] == ["3", "no", f"see\n\n--- a\n+++ b\n\n{file}"]
+        assert provider.said[-3:-1] == ["3", "no"]
+        begins = "see\n\n--- a\n+++ b\n\n[FILE: x.py]\nref:abc · python · 12,000 tokens\n  def f\n"
+        assert provider.said[-1].startswith(begins)
         for bad in ("", [], [ReasoningPart("hm")], [ToolPart("add", "c1")]):
             with pytest.raises(BadRequest):
                 await session.send(bad)
@@ -361,3 +362,18 @@ async def test_closing_waits_for_a_summary_that_is_being_made(create: Create, pr
     order = ["SESSION_CREATED", "EPOCH_OPENED", "COMPACTION_TRIGGERED", "COMPACTION_COMPLETED", "SESSION_CLOSED"]
     assert [each for each in dict.fromkeys(told) if each in order][-3:] == order[-3:]
     assert told[-1] == "SESSION_CLOSED"
+
+
+async def test_a_message_that_begins_with_a_file_does_not_end_management(
+    create: Create, provider: ChatProvider
+) -> None:
+    provider.usage = None
+    file = FileRefPart("abcdefghij", "x.py", "python", 12_000, "def f")
+    async with await create({"budget.ceiling_tokens": 6_000, "budget.output_reserve": 500}) as session:
+        await session.send([file, TextPart("what is in it?")])
+        assert provider.said[-1].startswith("Here is a file.\n\n[FILE: x.py]\nref:abcdefghij · ")
+        for number in range(20):
+            said = f"look at the file of the host number {number} again. " * 40
+            if (await session.send(said)).compaction_triggered:
+                return
+    raise AssertionError("no epoch was opened")

@@ -253,7 +253,9 @@ async def test_only_what_is_managed_is_annotated(plan: Plan, upstream: ScriptedU
         for _ in range(3):
             await agent.step()
         fields = ("authorization: Bearer k", "x-palimpsest-session: build", field)
-        content = json.dumps(agent.tongue.spell(agent.steps)).encode()
+        body = agent.tongue.spell(agent.steps)
+        body["messages"][0]["content"] += ' "thinking"'  # where reasoning may be signed, that is looked for
+        content = json.dumps(body).encode()
         await served.ask(request("POST", agent.tongue.path, *fields, body=content))
     assert find_told(upstream.requests[3]) == ({6: 3} if "other" in field else {})
 

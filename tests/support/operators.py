@@ -11,7 +11,7 @@ from typing import Any
 from proxy.assembly import Engine, build_engine
 from proxy.config import Settings, load_settings
 from proxy.engine.ports import RequestBody
-from proxy.engine.response_stream import ReceivedResponse
+from proxy.engine.response_stream import WholeResponse
 from proxy.model.exchange import Headers
 
 USAGE = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
@@ -66,7 +66,7 @@ class Model:
         self.headers: list[Headers] = []
         self.running = self.most = 0
 
-    async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> ReceivedResponse:
+    async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> WholeResponse:
         """Answer a request."""
         assert isinstance(body, bytes)
         request = json.loads(body)
@@ -79,7 +79,7 @@ class Model:
             if isinstance(reply, Exception):
                 raise reply
             await asyncio.sleep(reply.seconds)
-            response = ReceivedResponse(reply.status, reply.render(request))
+            response = WholeResponse(reply.status, (), reply.render(request))
         finally:
             self.running -= 1
         kind = b"text/event-stream" if request.get("stream") and reply.status == 200 else b"application/json"

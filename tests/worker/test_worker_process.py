@@ -16,6 +16,7 @@ import pytest
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import BuilderPolicy
+from proxy.context.outline import OutlineJob, outline
 from proxy.engine.context.epoch_planner import PlanInputs, PlanJob, RenderedPlan, compute_plan
 from proxy.engine.context.history_cache import HistoryCache
 from proxy.engine.token_counter import Measured, MeasureJob, TokenCounter, measure
@@ -72,6 +73,14 @@ async def test_a_plan_is_the_one_that_this_process_would_make(worker: WorkerProc
     assert here.plan.references
     minimal = msgspec.structs.replace(job, is_minimal=True)
     assert (await worker.plan(minimal)).plan.rung == "minimal"
+
+
+async def test_a_content_is_outlined_as_this_process_would(worker: WorkerProcess) -> None:
+    job = OutlineJob("import os\n\n\nclass Parser:\n    pass\n", "src/a.py")
+    assert job.weight == len(job.text)
+    found = await worker.outline(job)
+    assert found == outline(job.text, job.path)
+    assert found.structure == ("imports os", "class Parser · lines 4-5")
 
 
 async def test_a_function_of_the_users_counts_in_the_worker_too(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def write_note(newest_first: Iterable[Message], least: int) -> str:
     )
 
 
-class _Run(msgspec.Struct, gc=False):
+class _Repetition(msgspec.Struct, gc=False):
     """The same calls in a row: their ids, `newest` of them in the newest answer, and the outputs that are known."""
 
     tool: str
@@ -65,7 +65,7 @@ class _Run(msgspec.Struct, gc=False):
     known: list[str]
 
 
-def _find_run(newest_first: Iterable[Message]) -> _Run:
+def _find_run(newest_first: Iterable[Message]) -> _Repetition:
     key: tuple[str, str] | None = None
     outputs: dict[str, str] = {}  # by the id of the call
     ids: list[str] = []
@@ -84,7 +84,7 @@ def _find_run(newest_first: Iterable[Message]) -> _Run:
         if same < len(made) or len(ids) >= MOST_COUNTED:
             break
     known = [outputs[id] for id in ids if id in outputs]
-    return _Run(key[0] if key is not None else "", ids, newest or len(ids), known)
+    return _Repetition(key[0] if key is not None else "", ids, newest or len(ids), known)
 
 
 def _normalize(call: ToolCall) -> str:

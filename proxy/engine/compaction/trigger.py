@@ -81,6 +81,7 @@ class CompactionTrigger:
     def __post_init__(self) -> None:
         self.open_calls = LruCache[str, _OpenCall](_MOST_CALLS)
         self.start_memory: StartMemory | None = None  # of the strategy `snapshot`
+        self.describe_outputs: Callable[[SentRequest], object] | None = None  # by `files.summary_model`
         self._unread = LruCache[str, SentRequest](_MOST_UNREAD)  # its answered calls, until their responses were read
         self._newest: dict[str, str] = {}  # the newest call of each local server
         self.stoppers: list[Callable[[str], object]] = []  # of other work at a local server, which has a call now
@@ -146,6 +147,8 @@ class CompactionTrigger:
             self._unread.put(event.exchange, request)
         elif not self.is_local(event.upstream, request.state.request.model):
             self.worker.start(request)
+            if self.describe_outputs is not None:
+                self.describe_outputs(request)
         elif self.policy.model:  # a server with one request at a time summarises only if a model is set
             self.call_later(_IDLE_SECONDS, lambda: self._start_if_idle(event, request))
 

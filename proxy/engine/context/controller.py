@@ -157,8 +157,6 @@ class ContextController:
 
     def note_prompt(self, request: ManagedRequest, layers: bytes) -> None:
         """Note a request that was sent, whatever was made of it."""
-        if request.kind == "recorded":  # nothing was sent, so that no cache of ours has it
-            return
         session, terms = request.session, FORMATS[request.wire].read_terms(request.split)
         named = request.exchange, session.id, session.upstream, request.model, request.chain.nodes
         self._bus.publish(PromptSent(*named, layers, request.opened_ms, terms))
@@ -248,8 +246,7 @@ class ContextController:
             return None
         if self.states.is_due(request, None, budget):
             return None
-        if budget.window is None and request.kind != "recorded":
-            self.states.models.ask(request.upstream, request.headers)
+        self.states.models.ask_window(request, budget)
         epoch_account = context.get_account(request.view, "", budget)
         epoch_account.account = record_use(epoch_account.account, self._clock.monotonic())
         changed, is_guarded = context.reasoning.find_changed(request, None), _is_risky(budget, request)
@@ -272,8 +269,7 @@ class ContextController:
         outgoing = self.chain.keep(uncounted.state)
         if outgoing is None:
             return None
-        if budget.window is None and request.kind != "recorded":
-            self.states.models.ask(request.upstream, request.headers)
+        self.states.models.ask_window(request, budget)
         _choose(uncounted.state, outgoing)
         outgoing = tell_removed(self._bus, request, context, outgoing)
         plan = Plan(request.exchange, 0, request.view, outgoing.rung, epoch.id)
@@ -339,8 +335,7 @@ class ContextController:
         epoch = context.find(request.view, request)
         if epoch is None and (reason := self._find_sign(request)):
             return await self._remove_foreign(request, self._stand_aside(request, reason))
-        if budget.window is None and request.kind != "recorded":
-            self.states.models.ask(request.upstream, request.headers)
+        self.states.models.ask_window(request, budget)
         state = await self.states.read(request, context, epoch, budget)
         decision = _defer(self._observer, request, decide(state.account, state.facts))
         chosen = await self._run_chain(state, decision, commit)

@@ -35,6 +35,7 @@ _FINISHED: Mapping[str, FinishReason] = {
     "tool_calls": "tool_use",
     "function_call": "tool_use",
 }
+_A_FILE = "Here is a file."
 _NO_TEXT = "a message is a text or a list of parts: text, tool (the result of a call), file_ref or patch"
 
 
@@ -68,6 +69,8 @@ def write_messages(form: Format, message: str | Sequence[MessagePart]) -> list[b
             said.append(part.unified_diff)
         else:
             raise BadRequest(f"{_NO_TEXT}; not {part!r:.100}")
+    if said and isinstance(next(part for part in message if not isinstance(part, ToolPart)), FileRefPart):
+        said.insert(0, _A_FILE)  # a message that begins with a reference looks as if somebody else managed the context
     if text := "\n\n".join(filter(None, said)):
         raws.append(form.write_message("user", msgspec.json.encode(text)))
     if not raws:

@@ -9,16 +9,16 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from proxy.engine.compaction.scheduling import JobSchedule
+from proxy.engine.compaction.trigger import CompactionTrigger
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import LOG_SECONDS
 from proxy.engine.history.loading import load_path
 from proxy.engine.models import Models, PriceList
-from proxy.engine.policy import Provider
-from proxy.engine.ports import Archive, Clock, Ids
+from proxy.engine.ports import Archive, Clock
 from proxy.engine.request_resolver import RequestResolver
 from proxy.engine.response_reader import ResponseReader
-from proxy.engine.runtime import EngineBus, TaskRunner
+from proxy.engine.runtime import EngineBus, SystemIds, TaskRunner
 from proxy.engine.turns.answers import OnPart, PartReader, ReadAnswer, read_message, read_response, tell, write_messages
 from proxy.engine.turns.calls import LocalResponse, make_call
 from proxy.engine.turns.recording import CHAT, NewSession, RecordedTurn, TurnLog, TurnRecorder
@@ -59,7 +59,7 @@ class KnownHistory(NamedTuple):
     waiting: tuple[ToolPart, ...]
 
 
-class _Noted(msgspec.Struct, gc=False):
+class _TurnNotes(msgspec.Struct, gc=False):
     """What has happened in a session since its last message was sent."""
 
     is_compacted: bool = False
@@ -79,7 +79,7 @@ class Conversations:
     tasks: TaskRunner
     bus: EngineBus
     cap: int
-    noted: dict[str, _Noted] = field(default_factory=dict, init=False)
+    noted: dict[str, _TurnNotes] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.open = WeakValueDictionary[str, ProgramSession]()  # one for each, however often it is loaded
@@ -277,7 +277,7 @@ class ProgramSession:
         brought = [*left, *raws]  # a program that repeats a call brings its results once more
         request = self._write_request(brought, tools, system_prompt, members, is_stream=on_part is not None)
         reader = PartReader(CHAT, self.steps + 1, on_part) if on_part is not None else None
-        had_job, noted = self.is_compacting, _Noted()
+        had_job, noted = self.is_compacting, _TurnNotes()
         home.noted[session] = noted
         self._is_uncertain, self._unsent = True, [raw for raw in brought if CHAT.reader.read_item(raw).results]
         try:
@@ -334,7 +334,7 @@ class ProgramSession:
             raise UpstreamRefused(what, response.status, response.content)
         return response
 
-    def _make_result(self, response: LocalResponse, answer: ReadAnswer, noted: _Noted) -> TurnResult:
+    def _make_result(self, response: LocalResponse, answer: ReadAnswer, noted: _TurnNotes) -> TurnResult:
         usage = answer.usage
         cost = None if usage is None else self._home.prices.price(self.key.upstream, self.model, usage).money
         return TurnResult(
@@ -365,18 +365,17 @@ def build_conversations(
     resolver: RequestResolver,
     reader: ResponseReader,
     gate: DurabilityWaiter,
-    schedule: JobSchedule,
+    trigger: CompactionTrigger,
     *,
     archive: TurnLog,
     tasks: TaskRunner,
     bus: EngineBus,
     models: Models,
     clock: Clock,
-    ids: Ids,
     cap: int,
-    providers: Mapping[str, Provider],
 ) -> Conversations:
     """Return what makes and records the calls of programs in this process."""
+    schedule = trigger.worker.schedule
     recorder = TurnRecorder(
         exchanges=exchanges,
         resolver=resolver,
@@ -386,7 +385,7 @@ def build_conversations(
         tasks=tasks,
         bus=bus,
         clock=clock,
-        ids=ids,
+        ids=SystemIds(),
         has_job=schedule.has_job,
     )
     return Conversations(
@@ -395,7 +394,7 @@ def build_conversations(
         reader=reader,
         recorder=recorder,
         schedule=schedule,
-        prices=PriceList(models.card, providers),
+        prices=PriceList(models.card, trigger.providers),
         tasks=tasks,
         bus=bus,
         cap=cap,

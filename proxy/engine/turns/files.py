@@ -10,21 +10,24 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from textwrap import wrap
 from typing import Protocol
 
 import msgspec
 
 from proxy.context.compaction.prompts import MAX_PROSE_CHARACTERS, PROSE_TOKENS, render_file_request
 from proxy.context.memory.traces import fit_text
-from proxy.context.outline import Outline, OutlineJob, outline
+from proxy.context.outline import LONGEST_LINE, Outline, OutlineJob, outline
 from proxy.context.references import cut_to_ends, make_reference
 from proxy.engine.compaction.credentials import CallCredential
+from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.model_call import ModelCall, ModelResponse
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.scheduling import list_summary_models
 from proxy.engine.compaction.summarizer import Summarizer
 from proxy.engine.compaction.trigger import CompactionTrigger
-from proxy.engine.policy import Provider
+from proxy.engine.context.epoch_planner import EpochPlanner
+from proxy.engine.policy import FilePolicy, Provider
 from proxy.engine.ports import Upstream
 from proxy.engine.request_resolver import Route
 from proxy.engine.turns.recording import CHAT, TurnRecorder
@@ -42,7 +45,8 @@ _JSON: Headers = ((b"content-type", b"application/json"),)
 _TARGET = "/-/api/refs/{}"
 # The tokens of a file that a model is shown for a sentence about it: its beginning and its end.
 _SHOWN_TOKENS = 6_000
-_MOST_SENTENCES = 4096
+_MOST_SESSIONS, _MOST_SENTENCES, _MOST_AT_ONCE = 1024, 256, 4
+_OUTPUT = "the output of a tool"
 _ANY = Provider()
 _FAILURES_APART = (WorkerLost, RuntimeError, ValueError, TypeError)
 
@@ -59,31 +63,67 @@ class OutliningWorker(Protocol):
 
 @dataclass(kw_only=True, eq=False)
 class FileProse:
-    """Asks a model for a sentence about a content, within the limits for summaries. Each content is asked for once."""
+    """Asks a model for a sentence about a content, within the limits for summaries. Each content is asked for once.
+
+    Outputs of tools above `inline_tokens` have theirs made behind the calls that may soon open an epoch, so that it
+    shows them.
+    """
 
     model: str
     policy: CompactionPolicy  # whose `may_receive` holds here, too
+    inline_tokens: int
     summarizer: Summarizer
     trigger: CompactionTrigger
     routes: Sequence[Route]
     providers: Mapping[str, Provider]
 
     def __post_init__(self) -> None:
-        self._known = LruCache[tuple[str, bytes], str](_MOST_SENTENCES)
+        self._known = LruCache[str, dict[str, str]](_MOST_SESSIONS)
+        self._running: set[str] = set()  # sessions whose outputs are being described
 
-    async def describe(self, session: SessionKey, model: str, path: str, seen: Outline, text: str) -> str:
+    def list_known(self, session: str) -> Mapping[str, str]:
+        """Return the sentences about contents of a session, by the hexadecimal SHA-256 of their text."""
+        return dict(self._known.peek(session) or {})
+
+    def describe_outputs(self, request: SentRequest) -> None:
+        """Start to have sentences written about the newest large outputs of a request."""
+        session, history = request.session, request.state.history
+        places = [place for place, each in enumerate(history.structures) if each.role == "tool"]
+        large = [place for place in places if history.count(place, place + 1) > self.inline_tokens]
+        if large and session not in self._running:
+            self._running.add(session)
+            task = self.summarizer.caller.tasks.spawn(self._describe_outputs(request, large[-_MOST_AT_ONCE:]))
+            task.add_done_callback(lambda task: self._running.discard(session))
+
+    async def _describe_outputs(self, request: SentRequest, places: Sequence[int]) -> None:
+        managed = request.state.request
+        raws, form = managed.list_raws(), FORMATS[managed.wire]
+        for place in places:
+            message = form.decode_message(raws[place]).message
+            for text in message.outputs or (message.text,):
+                if self.summarizer.count(text) > self.inline_tokens:
+                    seen = await asyncio.to_thread(outline, text)
+                    await self.describe(managed.session, managed.model, _OUTPUT, seen, text, is_manual=False)
+
+    async def describe(
+        self, session: SessionKey, model: str, path: str, seen: Outline, text: str, *, is_manual: bool = True
+    ) -> str:
         """Return a sentence about a content, or an empty text if no model has written one. Never raises."""
-        name = (session.id, sha256(text.encode("utf-8", "surrogatepass")).digest())
-        if (known := self._known.get(name)) is not None:
-            return known
-        said, problem = await self._ask(session, model, path, seen, text)
+        name = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        known = self._known.get(session.id) or {}
+        if name in known:
+            return known[name]
+        said, problem = await self._ask(session, model, path, seen, text, is_manual=is_manual)
         if problem:
             _log.info("a file has no sentence of %s: %s", self.model, problem, extra={"session": session.id})
         else:
-            self._known.put(name, said)
+            known = {**(self._known.peek(session.id) or {}), name: said}
+            self._known.put(session.id, dict(list(known.items())[-_MOST_SENTENCES:]))
         return said
 
-    async def _ask(self, session: SessionKey, model: str, path: str, seen: Outline, text: str) -> tuple[str, str]:
+    async def _ask(
+        self, session: SessionKey, model: str, path: str, seen: Outline, text: str, *, is_manual: bool
+    ) -> tuple[str, str]:
         """Return the sentence, or what is in the way of it."""
         home = next((route.upstream for route in self.routes if route.upstream.name == session.upstream), None)
         if home is None:
@@ -102,7 +142,9 @@ class FileProse:
         orders, shown = render_file_request(path, seen, cut_to_ends(text, _SHOWN_TOKENS, count))
         limit = OutputLimit(PROSE_TOKENS, self.policy.reasoning_tokens)
         expected = Usage(count(orders) + count(shown), PROSE_TOKENS)
-        if why := health.find_objection(session, credential, upstream, self.model, expected=expected, is_manual=True):
+        if why := health.find_objection(
+            session, credential, upstream, self.model, expected=expected, is_manual=is_manual
+        ):
             return "", why
         health.breakers.record_start(upstream, self.model, self.summarizer.clock.monotonic())
         body = write_compact(form, self.model, orders, shown, limit)
@@ -125,17 +167,12 @@ class FileProse:
 
 @dataclass(kw_only=True, eq=False)
 class FileKeeper:
-    """Decides how files are sent, and puts the large ones into the log.
+    """Decides how files are sent, and puts the large ones into the log."""
 
-    `inline_tokens` are the most of a file that is sent whole, `cap` the most bytes that the log keeps whole of one.
-    """
-
+    policy: FilePolicy
     recorder: TurnRecorder
     worker: OutliningWorker
     secret: bytes
-    inline_tokens: int
-    has_outlines: bool
-    cap: int
     prose: FileProse | None = None
 
     async def handle(self, key: SessionKey, model: str, path: str, content: str) -> FileHandleResult:
@@ -146,10 +183,12 @@ class FileKeeper:
         content = fit_text(content)
         raw = msgspec.json.encode({"role": "file", "name": fit_text(path), "content": content})
         tokens = await self.recorder.count(key, model, [raw])
-        if tokens <= self.inline_tokens:
+        if tokens <= self.policy.inline_tokens:
             return FileHandleResult(path=path, inline_content=content)
-        if len(raw) > self.cap:
-            raise TooLarge(f"{path} has {len(raw):,} bytes; the log keeps {self.cap:,} whole (store.record_cap_bytes)")
+        if len(raw) > self.policy.cap:
+            raise TooLarge(
+                f"{path} has {len(raw):,} bytes; the log keeps {self.policy.cap:,} whole (store.record_cap_bytes)"
+            )
         reference = make_reference(self.secret, key.id, sha256(b"file\0" + raw).digest())
         seen = await self._outline(content, path)
         said = await self.prose.describe(key, model, path, seen, content) if self.prose is not None else ""
@@ -158,7 +197,7 @@ class FileKeeper:
             received = msgspec.json.encode({"reference": reference})
             target = _TARGET.format(reference)
             await self.recorder.write_call(key, exchange, model=model, target=target, body=raw, received=received)
-        lines = filter(None, (said, *(seen.structure if self.has_outlines else ())))
+        lines = (*wrap(said, LONGEST_LINE), *(seen.structure if self.policy.has_outlines else ()))
         part = FileRefPart(reference, path, seen.kind, tokens, "\n".join(lines))
         return FileHandleResult(path=path, file_ref=part)
 
@@ -169,16 +208,26 @@ class FileKeeper:
             return await asyncio.to_thread(outline, content, path)
 
 
-def build_prose(model: str, trigger: CompactionTrigger) -> FileProse | None:
-    """Return what asks a model for sentences about files, None if no model is named."""
-    if not model:
-        return None
-    summarizer = trigger.worker.summarizer
-    return FileProse(
-        model=model,
-        policy=trigger.policy,
-        summarizer=summarizer,
-        trigger=trigger,
-        routes=summarizer.routes,
-        providers=summarizer.providers,
-    )
+def build_files(
+    policy: FilePolicy,
+    recorder: TurnRecorder,
+    trigger: CompactionTrigger,
+    planner: EpochPlanner,
+    *,
+    worker: OutliningWorker,
+    secret: bytes,
+) -> FileKeeper:
+    """Return what keeps files, with a model for sentences about them, and about outputs in epochs, if one is named."""
+    summarizer, prose = trigger.worker.summarizer, None
+    if policy.summary_model:
+        prose = FileProse(
+            model=policy.summary_model,
+            policy=trigger.policy,
+            inline_tokens=policy.inline_tokens,
+            summarizer=summarizer,
+            trigger=trigger,
+            routes=summarizer.routes,
+            providers=summarizer.providers,
+        )
+        trigger.describe_outputs, planner.find_sentences = prose.describe_outputs, prose.list_known
+    return FileKeeper(policy=policy, recorder=recorder, worker=worker, secret=secret, prose=prose)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from proxy import __version__
-from proxy.server.endpoints import JSON, Endpoint, Media, Operation, Reply, list_fields, respond_json
+from proxy.server.endpoints import JSON, Answered, Endpoint, Media, Operation, list_fields, respond_json
 
 API = "/-/api"
 DOCUMENT = f"{API}/openapi.json"
@@ -141,7 +141,7 @@ def _list_forms(operation: Operation) -> Iterator[Any]:
 
 def _list_alternatives(result: Any) -> Iterator[Any]:
     """Yield the documents that a handler may return; none for a response of which nothing is known."""
-    if get_origin(result) is Reply:
+    if get_origin(result) is Answered:
         (result,) = get_args(result)
     if result is not None and not (isinstance(result, type) and issubclass(result, Response)):
         yield from get_args(result) if isinstance(result, UnionType) else (result,)

@@ -11,7 +11,7 @@ from proxy.engine.reports.lookup import find_session
 from proxy.engine.turns.recording import NewSession, TurnRecorder, make_turn
 from proxy.model.results import FinishReason, RecordResult, TokenUsage
 from proxy.server.api.parameters import SessionPath
-from proxy.server.endpoints import Endpoint, Reply
+from proxy.server.endpoints import Answered, Endpoint
 
 MOST_BYTES = 64 * 1024 * 1024
 """Of a turn. `store.record_cap_bytes` bounds what of it is taken."""
@@ -67,16 +67,16 @@ class TurnsApi:
         record = Endpoint().on("POST", self._record, statuses=(_CREATED, _REPEATED), most_bytes=MOST_BYTES)
         return [Route("/api/sessions/{id}/record", record)]
 
-    async def _create(self, body: SessionRequest) -> Reply[SessionBegun]:
+    async def _create(self, body: SessionRequest) -> Answered[SessionBegun]:
         """Begin a session, in which turns can be recorded; 409 if there is one of this name."""
         parent = await find_session(self._turns.archive, body.parent) if body.parent else ""
         key = await self._turns.create(NewSession(body.model, body.name, body.upstream, body.system_prompt, parent))
-        return Reply(SessionBegun(key.id, key.family, body.model, key.upstream, key.parent), _CREATED)
+        return Answered(SessionBegun(key.id, key.family, body.model, key.upstream, key.parent), _CREATED)
 
-    async def _record(self, path: SessionPath, body: TurnRequest, request: Request) -> Reply[RecordResult]:
+    async def _record(self, path: SessionPath, body: TurnRequest, request: Request) -> Answered[RecordResult]:
         """Record a turn that was made elsewhere, once for each `idempotency-key`; 200 if it had been recorded."""
         key = await self._turns.archive.find_key(await find_session(self._turns.archive, path.id))
         user = [body.user] if isinstance(body.user, dict) else body.user
         turn = make_turn(user, body.assistant, tokens=body.tokens, finish_reason=body.finish_reason, model=body.model)
         kept = await self._turns.record(key, turn, request.headers.get(_KEY, "").strip())
-        return Reply(kept.result, _REPEATED if kept.is_repeated else _CREATED)
+        return Answered(kept.result, _REPEATED if kept.is_repeated else _CREATED)

@@ -232,6 +232,11 @@ async def test_the_end_does_not_wait_for_ever_for_the_log() -> None:
 
 async def test_without_webhooks_nothing_is_collected() -> None:
     stream = EventStream("run", lambda seconds, call: Timer(), lambda: 7)
+
+    async def settle() -> None:
+        raise AssertionError("nobody is told")
+
+    stream.settle = settle
     hooks: Sequence[Webhook] = ()
     await Webhooks(stream, hooks).finish(1.0)
     assert not stream.is_collecting

@@ -92,7 +92,11 @@ class Program:
     async def context(self, wire: str = "") -> list[Message]:
         """The messages to send next."""
         document = await load_sendable(
-            self.engine.archive, self.engine.manual_compaction, self.key.id, self.inputs, wire=wire
+            self.engine.memory_compaction.memory.archive,
+            self.engine.manual_compaction,
+            self.key.id,
+            self.inputs,
+            wire=wire,
         )
         raw = document.input if wire == "responses" else document.messages
         assert isinstance(raw, bytes) or raw is not None
@@ -171,7 +175,7 @@ def find_faults(messages: Sequence[Message]) -> list[str]:
 
 def answer_calls(message: Message) -> Message:
     """Results of the calls of the last message of a context of Anthropic's."""
-    ids = [each["id"] for each in list_parts(message) if each["type"] == "tool_use"]
+    ids = [each["id"] for each in list_parts(dict(message)) if each["type"] == "tool_use"]
     return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": "x"} for id in ids]}
 
 

@@ -13,7 +13,7 @@ from tests.support.whole_server import CHAT, WholeServer, serving_whole
 
 SESSIONS = "/-/api/sessions"
 CALL = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": '{"path":"."}'}}
-LISTED = [
+LISTED: list[dict[str, Any]] = [
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "c1", "content": "a.py b.py"},
     {"role": "assistant", "content": "There are two files."},

@@ -83,7 +83,7 @@ async def test_each_item_has_an_agent_with_a_session_of_its_own(bench: Bench) ->
 
 
 async def test_no_more_agents_run_at_once_than_the_settings_say(bench: Bench) -> None:
-    bench.model.say = lambda request, number: Reply("done", seconds=0.01)
+    bench.model.say = lambda request, number: Reply("done", seconds=0.5 if number < 4 else 0)
     await bench.results(range(20))
     assert bench.model.most == 4
 
@@ -105,7 +105,8 @@ async def test_a_parent_that_the_log_does_not_know_is_told_before_any_call(bench
 
 
 async def test_an_agent_that_is_never_done_fails_with_its_last_text(bench: Bench) -> None:
-    bench.model.say = lambda request, number: call("look", number, where="x")
+    silent = Reply(calls=call("look", 9, where="x").calls)
+    bench.model.say = lambda request, number: silent if number else call("look", where="x")
     (result,) = await bench.results(["a"], max_turns=3)
     assert (result.success, result.output_text) == (False, "I look.")
     assert result.error == "the agent was not done after 3 answers"

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
         ToolPart,
         ToolStatus,
     )
-<<<<<<< HEAD
-    from proxy.model.results import CompactionResult, FileHandleResult, TokenUsage, TurnResult
-=======
     from proxy.model.results import (
         AgentMapResult,
         BuiltContext,
@@ -36,7 +33,6 @@ if TYPE_CHECKING:
         TokenUsage,
         TurnResult,
     )
->>>>>>> h-session
     from proxy.sdk.engines import close_all
     from proxy.sdk.errors import (
         DuplicateIDError,
@@ -51,10 +47,7 @@ if TYPE_CHECKING:
     from proxy.sdk.events import EventBus
     from proxy.sdk.files import LargeFileHandler
     from proxy.sdk.models import ModelInfo
-<<<<<<< HEAD
-=======
     from proxy.sdk.operators import AgenticMap, LLMMap
->>>>>>> h-session
     from proxy.sdk.session import Session
 
 __version__ = "0.1.0"
@@ -68,31 +61,19 @@ _MODULES = {
         "ReasoningPart StepFinishPart StepStartPart TextPart "
         "ToolPart ToolStatus "
     ),
-<<<<<<< HEAD
-    "proxy.model.results": ("CompactionResult", "FileHandleResult", "TokenUsage", "TurnResult"),
-    "proxy.sdk.engines": ("close_all",),
-=======
     "proxy.model.results": (
         "AgentMapResult BuiltContext CompactionResult FileHandleResult MapResult RecordResult TokenUsage TurnResult "
     ),
     "proxy.sdk.engines": "close_all",
->>>>>>> h-session
     "proxy.sdk.errors": (
         "DuplicateIDError ImmutableFieldError LogHeldError MessageNotFoundError "
         "PartNotFoundError SessionClosedError SessionNotFoundError StoreError "
     ),
-<<<<<<< HEAD
-    "proxy.sdk.events": ("EventBus",),
-    "proxy.sdk.files": ("LargeFileHandler",),
-    "proxy.sdk.models": ("ModelInfo",),
-    "proxy.sdk.session": ("Session",),
-=======
     "proxy.sdk.events": "EventBus",
     "proxy.sdk.files": "LargeFileHandler",
     "proxy.sdk.models": "ModelInfo",
     "proxy.sdk.operators": "AgenticMap LLMMap",
     "proxy.sdk.session": "Session",
->>>>>>> h-session
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
@@ -110,10 +91,7 @@ __all__ = [
     "FileHandleResult",
     "FileRefPart",
     "ImmutableFieldError",
-<<<<<<< HEAD
-=======
     "LLMMap",
->>>>>>> h-session
     "LargeFileHandler",
     "LogHeldError",
     "MapResult",

@@ -1,8 +1,11 @@
 """What following events costs: `python -m benchmarks.following`, half a minute.
 
-A server carries short streamed calls at a fixed rate, each of which makes four events, first with nobody who follows
+A server carries short streamed calls at a fixed rate, each of which makes seven events, first with nobody who follows
 `/-/api/events`, then with so many readers of everything, then with one more that reads nothing. Tells the time of a
 call and the processor time of the server for one, how many events each reader got, and how late.
+
+Then the same number of handlers of an `EventBus` get events at that rate, half of them tasks: the processor time for an
+event, and how late the event loop is meanwhile for others.
 """
 
 import argparse
@@ -19,8 +22,11 @@ from pathlib import Path
 from benchmarks.path import build_short
 from benchmarks.processes import Nursery, read_cpu_seconds
 from benchmarks.targets import HARNESS_CORE, Setting, find_command, start_mock, start_palimpsest
+from proxy.engine.events.stream import EventStream
+from proxy.model.stream_events import SessionClosedEvent
+from proxy.sdk.events import EventBus
 
-_EVENTS_OF_A_CALL = 4
+_EVENTS_OF_A_CALL = 7
 _CONNECTIONS = 32
 
 
@@ -109,6 +115,47 @@ async def measure(port: int, pid: int, readers: int, rate: float, seconds: float
             await asyncio.gather(*tasks)
 
 
+async def measure_bus(handlers: int, rate: float, seconds: float) -> None:
+    """Measure handlers in this process, half of them asynchronous."""
+    loop, bus, late, heard = asyncio.get_running_loop(), EventBus(), list[float](), 0
+    stream = EventStream("bench", loop.call_later, lambda: time.time_ns() // 1_000_000)
+
+    def hear(event: str, payload: object) -> None:
+        nonlocal heard
+        heard += 1
+
+    async def hear_later(event: str, payload: object) -> None:
+        hear(event, payload)
+
+    async def tick() -> None:
+        while True:
+            due = loop.time() + 0.005
+            await asyncio.sleep(0.005)
+            late.append(1000 * (loop.time() - due))
+
+    async def run(*, is_told: bool) -> tuple[float, float]:
+        """The processor time for an event, in microseconds, and the 99th percentile of the lateness of a timer."""
+        late.clear()
+        ticking, used = asyncio.create_task(tick()), time.process_time()
+        began, count = loop.time(), int(rate * seconds)
+        for n in range(count):
+            await asyncio.sleep(max(0.0, began + n / rate - loop.time()))
+            if is_told:
+                stream.publish([SessionClosedEvent(at_ms=n, session="s")])
+        await bus.settle()
+        ticking.cancel()
+        return 1e6 * (time.process_time() - used) / count, sorted(late)[int(0.99 * len(late))]
+
+    bus.follow(stream, "s")
+    for n in range(handlers):
+        bus.subscribe("SESSION_CLOSED", hear_later if n % 2 else hear)
+    for is_told in (False, True):
+        used, worst = await run(is_told=is_told)
+        told = f"{used:.0f} us processor an event, loop late {worst:.2f} ms p99"
+        print(f"bus, {handlers if is_told else 'no'} handlers: {told}")
+    print(f"  {heard} calls of handlers for {int(rate * seconds)} events")
+
+
 def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -123,6 +170,7 @@ def main() -> None:
             target = start_palimpsest(Setting(nursery, folder, mock, port, find_command()), "palimpsest")
             assert target.child is not None
             asyncio.run(measure(target.port, target.child.pid, given.readers, given.rate, given.seconds))
+        asyncio.run(measure_bus(given.readers, given.rate, given.seconds))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

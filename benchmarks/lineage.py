@@ -24,7 +24,7 @@ from proxy.engine.policy import EnginePolicy
 from proxy.engine.request import ResolvedRequest
 from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader
-from proxy.engine.runtime import EventBus, SystemClock, TaskRunner
+from proxy.engine.runtime import EngineBus, SystemClock, TaskRunner
 from proxy.model.exchange import ClientRequest
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.memory_store.archive import MemoryArchive
@@ -74,7 +74,7 @@ class Desk:
         self._policy, self._clock, self._ids = EnginePolicy(cache_bytes=1 << 30), SystemClock(), Numbers()
         self.lineage = LineageTracker(archive, Tenants(b"s", self._clock), self._clock, 1 << 28, is_fresh=True)
         tasks = TaskRunner()
-        self._readings = ResponseReader(archive, EventBus(tasks), tasks, self.lineage, self._policy.record_cap_bytes)
+        self._readings = ResponseReader(archive, EngineBus(tasks), tasks, self.lineage, self._policy.record_cap_bytes)
         self.reception = self._make_reception()
 
     def _make_reception(self) -> RequestResolver:

@@ -20,7 +20,7 @@ def main() -> None:
             open_index=import_later("proxy.indexing", "open_index"),
             update_index=import_later("proxy.indexing", "update_index"),
             erase_session=import_later("proxy.indexing", "erase_session"),
-            count_tokens=import_later("proxy.reading", "count_tokens"),
+            build_tally=import_later("proxy.reading", "build_tally"),
             load_savings_inputs=import_later("proxy.reading", "measure"),
             ask_server=import_later("proxy.running", "ask_server"),
             follow_events=import_later("proxy.running", "follow_events"),

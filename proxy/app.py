@@ -26,7 +26,8 @@ from proxy.config.errors import Problem
 from proxy.context.budget import AUTO_CEILING, make_budget
 from proxy.doctor.surroundings import examine_surroundings
 from proxy.engine.doctor.findings import Diagnosis, conclude
-from proxy.engine.memory.files import MemoryMirror
+from proxy.engine.mapping.running import OperatorEngine
+from proxy.engine.memory.files import mirror_memory
 from proxy.engine.models import PriceList
 from proxy.engine.recall.recall import Recall
 from proxy.engine.reports.savings import SavingsInputs
@@ -34,17 +35,19 @@ from proxy.engine.reports.search import describe_health
 from proxy.engine.runtime import SystemClock, WriteBatcher
 from proxy.heap import HeapTrimmer, find_heap, tune_collector
 from proxy.model.errors import ProxyError, StoreUnavailable
-from proxy.model.events import ExchangeRecorded, SessionsErased
+from proxy.model.events import SessionsErased
 from proxy.running import find_admin_token, note_address
 from proxy.server.access import AccessRules
 from proxy.server.api.context import ContextApi
 from proxy.server.api.doctor import DoctorApi
 from proxy.server.api.erase import EraseApi
 from proxy.server.api.events import EventsApi
+from proxy.server.api.maps import MapsApi
 from proxy.server.api.memory import MemoryApi
 from proxy.server.api.messages import MessagesApi
 from proxy.server.api.search import SearchApi
 from proxy.server.api.sessions import SessionsApi
+from proxy.server.api.turns import TurnsApi
 from proxy.server.errors import Refused
 from proxy.server.health import Health, UpstreamCircuits
 from proxy.server.http11 import RESPONSE, Http11Protocol, close_idle
@@ -212,16 +215,8 @@ def _mirror_memory(engine: Engine, settings: Settings) -> None:
     """Keep the memory of sessions current in files, if the settings name a directory for them."""
     if not settings.memory.mirror:
         return
-    memory, loop = engine.memory_compaction.memory, asyncio.get_running_loop()
-    mirror = MemoryMirror(
-        log=memory.archive,
-        write=functools.partial(write_memory, Path(settings.memory.mirror)),
-        tasks=engine.tasks,
-        call_later=loop.call_later,
-        now=loop.time,
-    )
-    memory.listeners.append(mirror.note_change)
-    engine.bus.subscribe(ExchangeRecorded, mirror.note_exchange)
+    write = functools.partial(write_memory, Path(settings.memory.mirror))
+    mirror_memory(engine.memory_compaction.memory, write, engine.tasks, engine.bus)
 
 
 def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple[ASGIApp, Health]:
@@ -250,7 +245,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         engine.archive, engine.epoch_admin, engine.manual_compaction, engine.models.counter.count_messages, prices
     )
     inputs = SavingsInputs(prices, settings.budget_policy())
-    sessions = SessionsApi(engine.archive, inputs, EraseApi(engine.erasing))
+    sessions = SessionsApi(engine.archive, inputs, EraseApi(engine.erasing), TurnsApi(engine.turns))
     engine.bus.subscribe(SessionsErased, sessions.forget)
     find_tenant = functools.partial(engine.tenants.find_reader, is_open=policy.has_own_key)
     tools = McpTools(engine.archive, engine.recall, SystemClock(), settings.recall_policy())
@@ -267,6 +262,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         doctor=DoctorApi(functools.partial(_diagnose, settings, inputs)),
         memory=MemoryApi(engine.memory_compaction.memory, engine.memory_compaction, settings.snapshot_policy(), inputs),
         events=EventsApi(engine.archive, engine.events),
+        maps=MapsApi(OperatorEngine(home=engine.conversations, policy=settings.operators.policy())),
         find_tenant=find_tenant,
         mcp=McpEndpoint(tools, AccessRules(policy), find_tenant, policy),
     )
@@ -361,7 +357,7 @@ def _describe_missing(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield what works differently because an optional package is not installed."""
     if settings.mode == "manage" and settings.files.outline and not has_grammars():
         yield "outlines", "of Python, JSON and the like; those of other source code need the extra outlines (README.md)"
-    if settings.mode != "bypass" and not has_encoder():
+    if settings.mode != "bypass" and not settings.budget.estimator and not has_encoder():
         yield "tokens", "estimated, for this machine has no splintr"
 
 

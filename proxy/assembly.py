@@ -5,14 +5,15 @@ import contextlib
 import logging
 import math
 import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from proxy.config import ConfigError, Settings
 from proxy.config.errors import Problem
-from proxy.config.prompt_hook import find_prompt_hook
+from proxy.config.functions import find_prompt_hook
 from proxy.context.builder import ContextBuilder
 from proxy.context.epoch_decision import Holdout
 from proxy.context.message_features import FeatureExtractor
@@ -35,6 +36,7 @@ from proxy.engine.erasing.retention import Retention
 from proxy.engine.erasing.service import SessionErasing
 from proxy.engine.events.publisher import EventPublisher
 from proxy.engine.events.stream import EventStream
+from proxy.engine.events.webhooks import Webhook, Webhooks
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import build_histories
 from proxy.engine.lineage.identity import Tenants
@@ -54,7 +56,7 @@ from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader, UnreadResponses
 from proxy.engine.runtime import (
     Descriptors,
-    EventBus,
+    EngineBus,
     SystemClock,
     SystemIds,
     TaskRunner,
@@ -62,11 +64,14 @@ from proxy.engine.runtime import (
     read_descriptor_limit,
 )
 from proxy.engine.token_counter import TokenCounter
+from proxy.engine.turns.conversation import Conversations, build_conversations
+from proxy.engine.turns.files import FileKeeper, build_files
+from proxy.engine.turns.recording import TurnRecorder
 from proxy.indexing import open_index as open_index
 from proxy.indexing import update_index as update_index
 from proxy.model.errors import WorkerLost
 from proxy.model.events import AnswerRead, ExchangeRecorded, ReadingFailed
-from proxy.reading import build_tally as build_tally
+from proxy.reading import build_tokenizer
 from proxy.reading import measure as measure
 from proxy.reading import open_log as open_log
 from proxy.store.erasing.building import build_erasing
@@ -82,12 +87,16 @@ from proxy.worker.process import WorkerProcess
 from proxy.worker.program import COUNTED_IN, WorkerSettings, count_text
 
 
-class ClosableUpstream(Upstream, Protocol):
-    """An upstream with connections to close."""
+class ClosableClient(Protocol):
+    """A client with connections to close."""
 
     async def aclose(self) -> None:
         """Close them."""
         ...
+
+
+class ClosableUpstream(Upstream, ClosableClient, Protocol):
+    """An upstream with connections to close."""
 
 
 Connect = Callable[[UpstreamPolicy, TaskRunner, Descriptors, str], ClosableUpstream]
@@ -111,7 +120,7 @@ class Engine:
     exchanges: ExchangeService
     archive: Archive
     relay: Relay
-    bus: EventBus
+    bus: EngineBus
     tasks: TaskRunner
     descriptors: Descriptors
     upstreams: tuple[ClosableUpstream, ...]
@@ -128,6 +137,11 @@ class Engine:
     hop_id: str
     erasing: SessionErasing
     retention: Retention
+    turns: TurnRecorder
+    conversations: Conversations
+    webhooks: Webhooks
+    clients: tuple[ClosableClient, ...]
+    files: FileKeeper
 
     def prepare(self) -> None:
         """Load what would block calls if it were loaded later. Blocks for 50 ms."""
@@ -143,10 +157,11 @@ class Engine:
     async def close(self, seconds: float = math.inf) -> None:
         """Wait at most `seconds` for tasks, which the next start can resume; write what is pending, close the log."""
         await self.tasks.finish(min(_FINISH_SECONDS, seconds))
+        await self.webhooks.finish(min(_FINISH_SECONDS, seconds))
         await self.worker.close()
         await self.index.close()
-        for upstream in self.upstreams:
-            await upstream.aclose()
+        for client in (*self.upstreams, *self.clients):
+            await client.aclose()
         await self.archive.close()
         self.erasing.eraser.close()
 
@@ -159,7 +174,7 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     """
     archive = open_sqlite(settings.store_policy(), asyncio.get_running_loop())
     policies, clock, tasks = settings.upstream_policies(), clock or SystemClock(), TaskRunner()
-    policy, bus = settings.engine_policy(), EventBus(tasks)
+    policy, bus = settings.engine_policy(), EngineBus(tasks)
     descriptors, hop_id = Descriptors(read_descriptor_limit()), secrets.token_hex(8)
     upstreams = tuple([(connect or build_upstream)(each, tasks, descriptors, hop_id) for each in policies])
     routes = _list_routes(settings, policies, upstreams)
@@ -170,7 +185,7 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     resolver = RequestResolver(policy, routes, lineage=lineage, reader=reader, clock=clock, ids=SystemIds())
     if not lineage.index.is_complete:
         await UnreadResponses(archive, bus, tasks, lineage, reader, formats=FORMATS).read()
-    tokenizer, features = CountingTokenizer(), FeatureCache(policy.cache_bytes // 8)
+    tokenizer, features = build_tokenizer(settings), FeatureCache(policy.cache_bytes // 8)
     worker, count = _build_worker(settings, policy, is_indexed=connect is None), partial(count_text, tokenizer)
     models = build_models(settings, tokenizer, tasks, worker, clock)
     builder = ContextBuilder(settings.builder_policy(), count, features.find)
@@ -219,7 +234,7 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
         controller=controller,
         recall=rounds,
         histories=held,
-        loops=LoopWatch(bus, policy.loop_threshold) if policy.loop_threshold else None,
+        loops=LoopWatch(bus, policy.loop_threshold, policy.loop_action) if policy.loop_threshold else None,
     )
     memory_compaction = _build_memory(settings, archive, durability, trigger, controller, routes=routes, clock=clock)
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
@@ -231,11 +246,15 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     erasing = build_erasing(settings.store_policy().path, archive, settings.memory.mirror, bus, live)
     retention = Retention(policy=settings.retention_policy(), erasing=erasing, clock=clock, sleep=asyncio.sleep)
     found = (memory_compaction.manual, memory_compaction, index, recall, lineage.tenants, events, hop_id)
-    return Engine(*parts, *found, erasing, retention)
+    wired: dict[str, Any] = {"archive": archive, "tasks": tasks, "bus": bus, "models": models, "clock": clock}
+    turns = build_conversations(exchanges, resolver, reader, durability, trigger, cap=policy.record_cap_bytes, **wired)
+    webhooks, clients = _build_webhooks(settings, events, bus) if connect is None else (Webhooks(events, ()), ())
+    files = build_files(settings.file_policy(), turns.recorder, trigger, planner, worker=worker, secret=archive.salt)
+    return Engine(*parts, *found, erasing, retention, turns.recorder, turns, webhooks, clients, files)
 
 
 def _build_events(
-    settings: Settings, archive: SqliteArchive, bus: EventBus, tasks: TaskRunner, models: Models
+    settings: Settings, archive: SqliteArchive, bus: EngineBus, tasks: TaskRunner, models: Models
 ) -> EventStream:
     """Build the stream of events. Its ids begin with the time of the start: they differ from those of earlier runs."""
     clock, call_later = SystemClock(), asyncio.get_running_loop().call_later
@@ -247,6 +266,24 @@ def _build_events(
     return stream
 
 
+def _build_webhooks(
+    settings: Settings, stream: EventStream, bus: EngineBus
+) -> tuple[Webhooks, tuple[ClosableClient, ...]]:
+    """Build what sends events to other programs, and its clients. Only where there are any, httpx is needed."""
+    policies = settings.webhook_policies()
+    if not policies:
+        return Webhooks(stream, ()), ()
+    from proxy.upstream.httpx_client import WebhookClient  # noqa: PLC0415 - as said in build_upstream
+
+    clients = tuple([WebhookClient(policy.url, policy.timeout) for policy in policies])
+    ids = SystemIds()
+    hooks = [
+        Webhook(policy, client.post, bus, clock=SystemClock(), next_id=ids.next_exchange)
+        for policy, client in zip(policies, clients, strict=True)
+    ]
+    return Webhooks(stream, hooks), clients
+
+
 def _list_routes(
     settings: Settings, policies: Sequence[UpstreamPolicy], upstreams: Sequence[ClosableUpstream]
 ) -> tuple[Route, ...]:
@@ -256,7 +293,11 @@ def _list_routes(
 
 def _build_worker(settings: Settings, policy: EnginePolicy, *, is_indexed: bool) -> WorkerProcess:
     log = str(settings.store_policy().path.absolute()) if is_indexed else ""
-    worker_settings = WorkerSettings(settings.builder_policy(), policy.cache_bytes // 8, log)
+    estimator = settings.budget.estimator
+    search_path = tuple(filter(None, sys.path)) if estimator else ()
+    worker_settings = WorkerSettings(
+        settings.builder_policy(), policy.cache_bytes // 8, log, estimator=estimator, search_path=search_path
+    )
     return WorkerProcess(worker_settings, most_bytes=policy.cache_bytes // 2)
 
 
@@ -266,7 +307,7 @@ def _build_index(settings: Settings, worker: WorkerProcess, trigger: CompactionT
 
 
 def _build_lineage(
-    policy: EnginePolicy, archive: SqliteArchive, bus: EventBus, clock: Clock, *, is_fresh: bool
+    policy: EnginePolicy, archive: SqliteArchive, bus: EngineBus, clock: Clock, *, is_fresh: bool
 ) -> LineageTracker:
     tenants = Tenants(archive.salt, clock, policy.principals)
     lineage = LineageTracker(archive, tenants, clock, policy.cache_bytes // 8, is_fresh=is_fresh)
@@ -279,7 +320,7 @@ def build_controller(
     *,
     models: Models,
     planner: EpochPlanner,
-    bus: EventBus,
+    bus: EngineBus,
     clock: Clock,
     providers: Mapping[str, Provider],
     caches: ContextCaches,
@@ -366,7 +407,7 @@ def _build_compaction(
     caches: ContextCaches,
     models: Models,
     tasks: TaskRunner,
-    bus: EventBus,
+    bus: EngineBus,
     routes: Sequence[Route],
     planner: EpochPlanner,
     extract: FeatureExtractor,
@@ -386,7 +427,7 @@ def _build_compaction(
         providers=settings.providers(),
         routes=routes,
         count=count,
-        hook=find_prompt_hook(settings.compaction.prompt_hook),
+        hook=find_prompt_hook(settings),
         secret=archive.salt,
     )
     return build_trigger(
@@ -420,7 +461,8 @@ def build_upstream(
             raise ConfigError([Problem("upstreams", what)])
         from proxy.upstream.litellm_client import LitellmClient  # noqa: PLC0415 - as said above
 
-        return LitellmClient(policy, load_litellm(), tasks.spawn, hop_id=hop_id)
+        library = None if policy.is_deferred else load_litellm()
+        return LitellmClient(policy, library, tasks.spawn, hop_id=hop_id, load=load_litellm)
     if not policy.proxy:
         return DirectClient(policy, tasks.spawn, WriteBatcher(tasks.held), descriptors, hop_id=hop_id)
     from proxy.upstream.httpx_client import ProxiedClient  # noqa: PLC0415 - as said above
@@ -438,5 +480,6 @@ def build_models(
     """Build the catalog of models and the token counter. Their files are read when they are first needed."""
     clock = clock or SystemClock()
     catalog = ModelCatalog(settings.stated_windows(), settings.stated_prices(), clock, sized=settings.stated_sizes())
-    counting = TokenCounter(tokenizer, settings.engine_policy().cache_bytes // _CACHE_FOR_A_WEIGHT, worker)
+    most = settings.engine_policy().cache_bytes // _CACHE_FOR_A_WEIGHT
+    counting = TokenCounter(tokenizer, most, worker, is_by_model=tokenizer.is_by_model)
     return Models(catalog, counting, settings.budget_policy(), clock, tasks.spawn)

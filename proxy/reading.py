@@ -3,10 +3,11 @@
 It imports little of the engine and nothing of the HTTP server, so that a command starts in half the time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from proxy.config import Settings
+from proxy.config.functions import find_estimator
 from proxy.engine.models import PriceList
 from proxy.engine.reports.diff import Tally
 from proxy.engine.reports.savings import SavingsInputs
@@ -16,19 +17,20 @@ from proxy.model.card import LimitKey
 from proxy.store.sqlite.reader import SqliteReader
 from proxy.store.sqlite.recovery import recover_log
 from proxy.upstream.model_catalog import ModelCatalog
-from proxy.upstream.tokenizer import CountingTokenizer
+from proxy.upstream.tokenizer import CountingTokenizer, make_tokenizer
 
 NO_LISTINGS: Mapping[str, bytes] = MappingProxyType({})
 
 
-def build_tally() -> Tally:
-    """Return the function that counts tokens for commands. An encoder is loaded when it is first needed."""
-    return TokenCounter(CountingTokenizer()).count_messages
+def build_tokenizer(settings: Settings) -> CountingTokenizer:
+    """Return what counts tokens by these settings. An encoder is loaded when it is first needed. Raises ConfigError."""
+    return make_tokenizer(find_estimator(settings))
 
 
-async def count_tokens(model: str, raws: Sequence[bytes]) -> Sequence[int]:
-    """Return the tokens of each message, as a model counts them."""
-    return await build_tally()(model, raws)
+def build_tally(settings: Settings) -> Tally:
+    """Return the function that counts tokens for commands. Raises ConfigError."""
+    tokenizer = build_tokenizer(settings)
+    return TokenCounter(tokenizer, is_by_model=tokenizer.is_by_model).count_messages
 
 
 async def measure(settings: Settings, listings: Mapping[str, bytes] = NO_LISTINGS) -> SavingsInputs:

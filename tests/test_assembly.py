@@ -13,12 +13,14 @@ from proxy.assembly import (
     open_log,
 )
 from proxy.config import ConfigError, Settings, load_settings
-from proxy.config.prompt_hook import find_prompt_hook
+from proxy.config.functions import find_estimator, find_prompt_hook
 from proxy.context.epoch_decision import Holdout
+from proxy.engine.compaction.policy import PromptHook
 from proxy.engine.runtime import TaskRunner
 from proxy.engine.token_counter import Piece
 from proxy.model.card import LimitKey
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
+from proxy.reading import build_tally
 from proxy.upstream.httpx_client import ProxiedClient
 from proxy.upstream.tokenizer import CountingTokenizer
 
@@ -65,13 +67,47 @@ def adapt(prompt: str, level: int) -> str:
     return f"{prompt} At level {level}."
 
 
-def find_hook(path: str) -> object:
-    return find_prompt_hook(load_settings(None, {"compaction.prompt_hook": path}).compaction.prompt_hook)
+def adapt_by_name(messages: list[dict[str, str]], config: Settings, level: int) -> str:
+    """A hook that takes what it needs by name, and something else first."""
+    return f"{messages[0]['content']} {config.compaction.model} {level}"
+
+
+def adapt_all(*given: object, **beside: object) -> str:
+    """A hook that takes whatever comes."""
+    return f"{given} {sorted(beside)}"
+
+
+def adapt_backwards(level: int, prompt: str) -> str:
+    """A hook that has its parameters in another order."""
+    return f"{level} {prompt}"
+
+
+def adapt_none(*, style: str) -> str:
+    """A hook that nobody can call."""
+    return style
+
+
+def find_hook(path: str) -> PromptHook | None:
+    return find_prompt_hook(load_settings(None, {"compaction.prompt_hook": path}))
 
 
 def test_a_hook_is_found_by_its_path() -> None:
     assert find_hook("") is None
-    assert find_hook(f"{__name__}.adapt") is adapt
+    hook = find_hook(f"{__name__}.adapt")
+    assert hook is not None
+    assert hook("Write.", 2, [b"{}"]) == "Write. At level 2."
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("adapt_by_name", "Hello. small 1"), ("adapt_all", "('Write.', 1) []"), ("adapt_backwards", "1 Write.")],
+)
+def test_a_hook_may_take_messages_and_settings_by_name(name: str, said: str) -> None:
+    hook = find_prompt_hook(
+        load_settings(None, {"compaction.prompt_hook": f"{__name__}.{name}", "compaction.model": "small"})
+    )
+    assert hook is not None
+    assert hook("Write.", 1, [b'{"role":"user","content":"Hello."}']) == said
 
 
 @pytest.mark.parametrize(
@@ -80,11 +116,52 @@ def test_a_hook_is_found_by_its_path() -> None:
         ("no_such_package.prompts.adapt", "set PYTHONPATH"),
         (f"{__name__}.nothing", "names nothing in the module"),
         (f"{__name__}.LIMIT", "is no function"),
+        (f"{__name__}.adapt_none", "nor with messages and config by name: .*style"),
     ],
 )
 def test_a_hook_that_is_none_is_an_error_that_says_why(path: str, what: str) -> None:
     with pytest.raises(ConfigError, match=rf"compaction.prompt_hook: .*{what}"):
         find_hook(path)
+
+
+def count_letters(text: str, model: str | None = None) -> int:
+    """An estimator as a person may write one."""
+    return len(text)
+
+
+def count_without_model(text: str) -> int:
+    """One that cannot be asked for a model."""
+    return len(text)
+
+
+def count_roughly(text: str, model: str | None = None) -> float:
+    """One that returns no whole number."""
+    return len(text) / 4
+
+
+async def test_tokens_are_counted_by_the_estimator_of_the_settings(tmp_path: Path) -> None:
+    assert find_estimator(settings_in(tmp_path)) is None
+    settings = settings_in(tmp_path, **{"budget.estimator": f"{__name__}.count_letters"})
+    assert await build_tally(settings)("gpt-4o", [b'{"content":"Hello, you there."}']) == (17 + 3,)
+    engine = await build_engine(settings)
+    assert await engine.models.counter.count_messages("gpt-4o", [b'{"content":"Hello, you there."}']) == (17 + 3,)
+    await engine.warm()
+    await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("no_such_package.tokens.count", "set PYTHONPATH"),
+        ("__main__.count", "a module of its own"),
+        (f"{__name__}.LIMIT", "is no function"),
+        (f"{__name__}.count_without_model", "returns no number of tokens, .*unexpected keyword"),
+        (f"{__name__}.count_roughly", "returns no number of tokens, .*float"),
+    ],
+)
+async def test_an_estimator_that_is_none_is_an_error_that_says_why(tmp_path: Path, path: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=rf"budget.estimator: .*{what}"):
+        await build_engine(settings_in(tmp_path, **{"budget.estimator": path}))
 
 
 async def test_an_engine_has_an_upstream_for_each_in_the_settings(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -12,12 +12,13 @@ from typer.main import get_command
 from proxy import __version__
 from proxy.cli.main import build
 from proxy.config.reference import format_default, list_keys
-from proxy.model.stream_events import EVENT_TYPES
+from proxy.model.stream_events import BUS_EVENTS, EVENT_TYPES, MapEvents, StreamEvent, name_type
 from proxy.server.api.context import ContextApi
 from proxy.server.api.erase import EraseApi
 from proxy.server.api.events import EventsApi
 from proxy.server.api.memory import MemoryApi
 from proxy.server.api.sessions import SessionsApi
+from proxy.server.api.turns import TurnsApi
 from proxy.wire.headers import OWN_PREFIX
 from tests.support.memory_store.archive import MemoryArchive
 
@@ -89,14 +90,21 @@ def test_every_path_of_our_own_or_read_by_us_is_told() -> None:
 
 
 def test_every_type_of_event_is_told() -> None:
-    assert [name for name in EVENT_TYPES if f"| `{name}` |" not in PAGES["api"]] == []
+    told = dict(re.findall(r"(?m)^\| `([A-Z_]+)` \| (.*) \|$", PAGES["events"]))
+    kinds = {name_type(kind): kind for kind in get_args(StreamEvent | MapEvents)}
+    assert told.keys() == kinds.keys() == {*EVENT_TYPES, *BUS_EVENTS}
+    common = {"at_ms", "session", "exchange", "n", "run", "operator"}
+    fields = {name: {*kind.__struct_fields__} - common for name, kind in kinds.items()}
+    assert {
+        name: own for name in told if (own := {each for each in fields[name] if f"`{each}`" not in told[name]})
+    } == {}
 
 
 def list_api() -> list[str]:
     """The paths of the API; what is received stands beside what is sent."""
     unused: Any = None
     routes = (
-        *SessionsApi(MemoryArchive(), unused, EraseApi(unused)).list_routes(),
+        *SessionsApi(MemoryArchive(), unused, EraseApi(unused), TurnsApi(unused)).list_routes(),
         *ContextApi(MemoryArchive(), unused, unused, unused, unused).list_routes(),
         *MemoryApi(unused, unused, unused, unused).list_routes(),
         *EventsApi(MemoryArchive(), unused).list_routes(),

@@ -22,11 +22,12 @@ MOST_FILES, MEDIAN_LINES, SMALL_LINES, MOST_SMALL = 380, 150, 60, 0.1
 # A list of parts, each made of those before it: to cut it in two would mean to hand most of them on.
 LONG_FUNCTIONS = {"proxy/assembly.py: build_engine": 85}
 # Packages may have 15 modules; these more.
-MOST_MODULES = {"proxy/store/sqlite": 18, "proxy/context": 19, "proxy/engine/reports": 17, "proxy/model": 16}
+MOST_MODULES = {"proxy/store/sqlite": 18, "proxy/context": 19, "proxy/engine/reports": 17, "proxy/model": 18}
 # Imports a function may hold, by file: what many runs do not need and what costs start-up time.
 LAZY_IMPORTS: dict[str, set[str]] = {
     "proxy/app.py": {"proxy.telemetry.tracing"},
     "proxy/assembly.py": {"proxy.upstream.httpx_client", "proxy.upstream.litellm_client"},
+    "proxy/server/api/maps.py": {f"proxy.engine.mapping.{name}" for name in ("agentic_map", "llm_map", "prompts")},
     "proxy/upstream/tokenizer.py": {"splintr"},
 }
 # The functions in which an exception of any kind is caught for good, and why.
@@ -44,14 +45,18 @@ BROAD_EXCEPTS = {
     "engine.request_resolver.RequestResolver.make_opening": "a body that nothing is known of is kept whole",
     "engine.request_resolver.RequestResolver.resolve": "a body that we cannot read is still a call to carry",
     "engine.runtime.call_after_first_step": "hands on what is thrown into a task; catches nothing for good",
-    "engine.runtime.EventBus.publish": "a subscriber must not reach the publisher",
+    "engine.runtime.EngineBus.publish": "a subscriber must not reach the publisher",
     "engine.response_reader._try_to_read": "a response that cannot be read must not stop the reader",
+    "sdk.events.EventBus.publish": "a handler of a program must not reach the publisher",
     "store.search.indexer.Indexer._try_message": "a message that cannot be read must not end the index",
     "store.sqlite.writer.Writer._write_some": "a record that cannot be written must not end the writer thread",
+    "upstream.tokenizer.EstimatingTokenizer.try_estimate": "a function of the user's raises what it likes",
     "upstream.litellm_errors.mapping_errors": "the code of a hundred providers raises what it likes",
     "worker.program.serve": "what is wrong with a job is its result, and must not end the process",
 }
-MOST_BROAD_EXCEPTS = 19
+MOST_BROAD_EXCEPTS = 21
+# Names of the SDK that its specification has fixed.
+FIXED_NAMES = frozenset({"LargeFileHandler", "ModelInfo"})
 # How often tests use what is private to another file: each of them makes a change of that file harder.
 MOST_PRIVATE_USES = 17
 _NAMED_TUPLE = {"_asdict", "_field_defaults", "_fields", "_make", "_replace"}
@@ -158,7 +163,8 @@ def give_names_that_say_something(source: Source) -> Iterator[str]:
     if _EMPTY_MODULE.match(module):
         yield "the file's name says nothing"
     names = [node.name for node in source.nodes if isinstance(node, Function | ast.ClassDef)]
-    yield from (f"the name {name} says nothing" for name in (module, *names) if _EMPTY_NAME.search(name))
+    empty = (name for name in (module, *names) if _EMPTY_NAME.search(name) and name not in FIXED_NAMES)
+    yield from (f"the name {name} says nothing" for name in empty)
 
 
 def name_no_machine(source: Source) -> Iterator[str]:

@@ -60,22 +60,22 @@ class Services:
     server on it that is ending. `find_server` returns the address of the server that runs on it and those of its
     upstreams, or nothing. `open_log` opens the log for reading, `open_index` its index. `update_index` indexes what is
     new, or all of it anew, and tells of its progress; it raises StoreUnavailable while a server does so.
-    `count_tokens` counts the tokens of messages. `load_savings_inputs` returns the prices and policy for `savings`.
-    `ask_server` sends a request, given an API path and a body, to the running server: a POST without parameters, unless
-    `method` and `query` say otherwise. It returns the response's status and body, and raises ProxyError if no server
-    runs. `erase_session` erases one while no server runs, or says what that would do. `follow_events` passes on the
-    bytes of the server's stream of events, given parameters and the id of the last event that was seen, until it ends.
-    `find_link` returns the link to the server's page, with the admin token. `serve_mcp` serves MCP on standard input
-    and output until the input ends. `run_demo` runs the demonstration, and returns the exit code. `diagnose` returns
-    the findings of `palimpsest doctor`. `run_trial` estimates the newest sessions of transcripts, given their paths,
-    how many, and where to keep the logs; it tells of its progress.
+    `build_tally` returns what counts the tokens of messages. `load_savings_inputs` returns the prices and policy for
+    `savings`. `ask_server` sends a request, given an API path and a body, to the running server: a POST without
+    parameters, unless `method` and `query` say otherwise. It returns the response's status and body, and raises
+    ProxyError if no server runs. `erase_session` erases one while no server runs, or says what that would do.
+    `follow_events` passes on the bytes of the server's stream of events, given parameters and the id of the last event
+    that was seen, until it ends. `find_link` returns the link to the server's page, with the admin token. `serve_mcp`
+    serves MCP on standard input and output until the input ends. `run_demo` runs the demonstration, and returns the
+    exit code. `diagnose` returns the findings of `palimpsest doctor`. `run_trial` estimates the newest sessions of
+    transcripts, given their paths, how many, and where to keep the logs; it tells of its progress.
     """
 
     serve: Callable[..., int]
     open_log: Callable[[Settings], Log]
     open_index: Callable[[Settings], CommandIndex]
     update_index: Callable[..., IndexHealth]
-    count_tokens: Tally
+    build_tally: Callable[[Settings], Tally]
     load_savings_inputs: Callable[[Settings], Awaitable[SavingsInputs]]
     ask_server: Callable[..., tuple[int, bytes]]
     follow_events: Callable[[Settings, Sequence[tuple[str, str]], str, Callable[[bytes], object]], tuple[int, bytes]]

@@ -28,6 +28,8 @@ from proxy.cli.services import (
 )
 from proxy.config import Settings
 from proxy.model.errors import NotFound, ProxyError, UpstreamUnreachable
+from proxy.model.exchange import CONVERSATION
+from proxy.model.parts import MessagePart, ToolPart
 from proxy.model.stream_events import (
     AgentNudgedEvent,
     CacheMissedEvent,
@@ -42,9 +44,12 @@ from proxy.model.stream_events import (
     EpochOpenedEvent,
     EpochRevertedEvent,
     MessageCreatedEvent,
+    PartCreatedEvent,
+    PartUpdatedEvent,
     PruneCompletedEvent,
     ResetEvent,
     RungFailedEvent,
+    SessionClosedEvent,
     SessionCreatedEvent,
     SessionIdleEvent,
     StreamedEvent,
@@ -56,6 +61,7 @@ from proxy.model.stream_events import (
 
 _OK, _BUSY, _ERROR = 200, 503, 400
 _PAUSE_SECONDS = 1.0
+_KINDS = {"auxiliary": "our own call", "passthrough": "passed on unread", "recorded": "made elsewhere"}
 _ID_DIGITS = 8
 _MODEL_WIDTH = 18
 _LEAST_WIDTH = 40
@@ -204,7 +210,7 @@ def describe_event(event: StreamEvent, *, is_all: bool = True) -> Iterator[tuple
     Without `is_all`, calls that are no part of a conversation are told only if they fail.
     """
     if isinstance(event, CallCompletedEvent):
-        is_beside = event.kind != "managed" or event.is_side
+        is_beside = event.kind not in CONVERSATION or event.is_side
         is_failed = event.status >= _ERROR or event.completeness not in ("complete", "aborted")
         if is_all or is_failed or not is_beside:
             yield (_FAULT if is_failed else _NOTE), _describe_call(event)
@@ -220,7 +226,7 @@ def _describe_call(event: CallCompletedEvent) -> str:
     model = event.model or event.upstream
     parts = [f"{model if len(model) <= _MODEL_WIDTH else model[: _MODEL_WIDTH - 1] + '…':{_MODEL_WIDTH}}"]
     if event.kind != "managed":
-        parts.append({"auxiliary": "our own call", "passthrough": "passed on unread"}[event.kind])
+        parts.append(_KINDS[event.kind])
     if event.is_side:
         parts.append("side call")
     if event.client is not None or event.sent is not None:
@@ -305,9 +311,17 @@ def _describe_reset(event: ResetEvent) -> str:
     return "some events are missing here; `palimpsest sessions` has all calls"
 
 
+def _name_part(part: MessagePart) -> str:
+    kind = str(part.__struct_config__.tag).replace("_", " ")
+    return f"{kind} {part.tool_name} {part.status.state}" if isinstance(part, ToolPart) else kind
+
+
 _DESCRIPTIONS: Mapping[type[StreamEvent], tuple[str, Callable[[Any], str]]] = {
     SessionCreatedEvent: (_NOTE, _describe_session),
+    SessionClosedEvent: (_NOTE, lambda event: "closed by its program"),
     MessageCreatedEvent: (_NOTE, lambda event: f"message of {event.role or 'unknown role'}: {event.message[:12]}"),
+    PartCreatedEvent: (_NOTE, lambda event: f"part of {event.message[:12]}: {_name_part(event.part)}"),
+    PartUpdatedEvent: (_NOTE, lambda event: f"part of {event.message[:12]} {event.why}: {_name_part(event.part)}"),
     CallStartedEvent: (_NOTE, lambda event: f"{event.model or event.upstream}: sent"),
     CallUnreadableEvent: (_FAULT, lambda event: f"its response could not be read: {event.error}"),
     CacheMissedEvent: (_MISS, _describe_miss),

@@ -23,7 +23,7 @@ from proxy.context.conversation import BuilderPolicy
 from proxy.context.loops.detection import MOST_COUNTED
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.history.policy import NudgePolicy
-from proxy.engine.policy import EnginePolicy, SnapshotPolicy
+from proxy.engine.policy import EnginePolicy, LoopAction, OperatorPolicy, SnapshotPolicy
 from proxy.engine.recall.policy import RecallPolicy, RecallScope
 from proxy.model.card import Offer, Prices, Rates
 from proxy.model.epoch import Strategy
@@ -35,6 +35,7 @@ _MARK = MemoryMark()
 _POLICY = CompactionPolicy()
 _RECALL = RecallPolicy()
 _NUDGES = NudgePolicy()
+_OPERATORS = OperatorPolicy()
 _MILLION = 1_000_000
 
 
@@ -62,6 +63,14 @@ class BudgetSettings(Section):
     )
     compaction_reserve: Tokens = Field(
         _BUDGET.compaction_reserve, description="Further tokens of the window kept free, at most an eighth of it."
+    )
+    estimator: DottedPath = Field(
+        "",
+        description=(
+            "Dotted path of a function estimate(text, model=None) that returns the tokens of a text as an int. It is "
+            "used wherever text is counted, in the worker process, too; model is None for what no model reads yet. "
+            "Empty: OpenAI's encodings."
+        ),
     )
 
     @model_validator(mode="after")
@@ -98,6 +107,13 @@ class FilesSettings(Section):
         _BUILDER.has_outlines,
         description="Replace long contents by their structure; source code other than Python needs the extra "
         "outlines. Off: by their first lines.",
+    )
+    summary_model: str = Field(
+        "",
+        description=(
+            "Model that adds a sentence to the outlines of long contents: of files that programs show (docs/sdk.md), "
+            "of outputs in epochs. It is asked within the limits for summaries (compaction). Empty: none."
+        ),
     )
 
 
@@ -185,6 +201,34 @@ class DoomLoopSettings(Section):
             "events and the response header x-palimpsest-doom-loop; the calls go on. 0: no loop is looked for."
         ),
     )
+    action: LoopAction = Field(
+        EnginePolicy().loop_action,
+        description=(
+            "notify: as said above. annotate: where the outputs are the same, too, the model is told by a line behind "
+            "the newest one, which stays until the next epoch; the client does not see it (docs/troubleshooting.md)."
+        ),
+    )
+
+
+class OperatorSettings(Section):
+    """LLMMap and AgenticMap: a model call, or an agent, for each item of a list (docs/operators.md)."""
+
+    llm_map_concurrency: int = Field(
+        _OPERATORS.llm_map_concurrency, ge=1, le=1000, description="Number of calls that LLMMap makes at once."
+    )
+    agentic_map_concurrency: int = Field(
+        _OPERATORS.agentic_map_concurrency, ge=1, le=1000, description="Number of agents that AgenticMap runs at once."
+    )
+    max_retries: int = Field(
+        _OPERATORS.max_retries,
+        ge=0,
+        le=100,
+        description="How often LLMMap asks again for an item whose answer does not fit, or whose call failed.",
+    )
+
+    def policy(self) -> OperatorPolicy:
+        """Return the defaults of operators."""
+        return OperatorPolicy(**self.model_dump())
 
 
 class NudgeSettings(Section):
@@ -252,7 +296,8 @@ class CompactionSettings(Section):
     prompt_hook: DottedPath = Field(
         _POLICY.prompt_hook,
         description=(
-            "Dotted path of a function that takes the instruction and its level (1 or 2) and returns the one to use."
+            "Dotted path of a function that takes the instruction and its level (1 or 2) and returns the one to use; "
+            "by name also messages (those that are summarised) and config (these settings)."
         ),
     )
     level2: bool = Field(

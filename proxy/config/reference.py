@@ -85,8 +85,8 @@ def _walk(model: type[BaseModel], above: tuple[str, ...]) -> Iterator[SettingKey
 
 
 def _find_section(field: FieldInfo) -> type[BaseModel] | None:
-    if get_origin(field.annotation) is dict:
-        return None  # its keys are the user's own
+    if get_origin(field.annotation) is dict or field.default == ():
+        return None  # its keys are the user's own, or its entries, of which there are none without the user
     return next((kind for kind in (field.annotation, *get_args(field.annotation)) if _is_section(kind)), None)
 
 

@@ -3,12 +3,13 @@
 Defaults are those of the packages' policies, here and in `context_sections`.
 """
 
+import base64
 import re
 from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from proxy.config.value_types import (
@@ -22,11 +23,14 @@ from proxy.config.value_types import (
     SecretFile,
     Section,
     Size,
+    WebhookUrl,
     WebOrigin,
     check_proxy_url,
     find_environment_proxy,
 )
+from proxy.engine.events.webhooks import WebhookPolicy
 from proxy.engine.policy import EnginePolicy, Provider
+from proxy.model.stream_events import WEBHOOK_EVENTS
 from proxy.server.policy import ServerPolicy
 from proxy.store.policy import Durability, StorePolicy
 from proxy.telemetry.policy import Level, LogPolicy, TelemetryPolicy
@@ -416,3 +420,68 @@ class TelemetrySettings(Section):
         """Return where spans go."""
         headers = {name: value.get_secret_value() for name, value in self.headers.items()}
         return TelemetryPolicy(self.endpoint, headers, self.service_name, self.capture_content)
+
+
+_WEBHOOK = WebhookPolicy("", b"")
+_SECRET_PREFIX = "whsec_"
+_SECRET_BYTES = range(24, 65)
+
+
+class WebhookSettings(Section):
+    """A receiver of events."""
+
+    url: WebhookUrl = Field(description="Address to which each event is posted.")
+    secret: Secret = Field(
+        SecretStr(""),
+        description="Secret by which requests are signed: whsec_ and 24 to 64 random bytes in base64 (docs/events.md).",
+    )
+    secret_file: SecretFile = Field(SecretStr(""), description="File with the secret, instead of the setting.")
+    events: tuple[str, ...] = Field(_WEBHOOK.events, description="Types of the events that it gets. Empty: all.")
+    timeout: Seconds = Field(_WEBHOOK.timeout, description="Longest time for its response; seconds.")
+    most_waiting: int = Field(
+        _WEBHOOK.most_waiting, ge=1, description="Most events that wait for it; what comes after is dropped."
+    )
+
+    @field_validator("events")
+    @classmethod
+    def _check_events(cls, events: tuple[str, ...]) -> tuple[str, ...]:
+        for name in events:
+            if name not in WEBHOOK_EVENTS:
+                what = '"{name}" is no event; there are {names}'
+                raise PydanticCustomError("events", what, {"name": name, "names": ", ".join(WEBHOOK_EVENTS)})
+        return events
+
+    @model_validator(mode="after")
+    def _check_signing(self) -> Self:
+        _refuse_both(self.secret, self.secret_file, "secret")
+        self._decode_secret()
+        return self
+
+    def _decode_secret(self) -> bytes:
+        prefix, text = (given := reveal(self.secret, self.secret_file))[:6], given[6:]
+        try:
+            secret = base64.b64decode(text, validate=True)
+        except ValueError:
+            secret = b""
+        if prefix != _SECRET_PREFIX or len(secret) not in _SECRET_BYTES:
+            what = "needs a secret, or secret_file: whsec_ and 24 to 64 random bytes in base64 (docs/events.md)"
+            raise PydanticCustomError("secret", what)
+        return secret
+
+    def policy(self) -> WebhookPolicy:
+        """Return where events go, and which."""
+        return WebhookPolicy(self.url, self._decode_secret(), self.events, self.timeout, self.most_waiting)
+
+
+class EventsSettings(Section):
+    """Telling other programs what happens."""
+
+    webhooks: tuple[WebhookSettings, ...] = Field(
+        (),
+        description=(
+            "Receivers of events (docs/events.md), a list. url: the address to which each event is posted. secret, or "
+            "secret_file: whsec_ and 24 to 64 random bytes in base64, by which requests are signed. events: the types "
+            "that it gets (all). timeout: longest time for its response (10 s). most_waiting: most events that wait "
+            "for it (1,000); what comes after is dropped."
+        ),
+    )

@@ -15,6 +15,7 @@ from proxy.config.context_sections import (
     MemorySettings,
     ModelSettings,
     NudgeSettings,
+    OperatorSettings,
     PriceSettings,
     PruningSettings,
     RecallSettings,
@@ -23,6 +24,7 @@ from proxy.config.context_sections import (
 )
 from proxy.config.errors import ConfigError, Problem
 from proxy.config.sections import (
+    EventsSettings,
     LogSettings,
     ServerSettings,
     SessionsSettings,
@@ -36,8 +38,9 @@ from proxy.context.budget import BudgetPolicy, MemoryMark
 from proxy.context.conversation import BuilderPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.erasing.policy import RetentionPolicy
+from proxy.engine.events.webhooks import WebhookPolicy
 from proxy.engine.history.policy import NudgePolicy
-from proxy.engine.policy import EnginePolicy, Principal, Provider, SnapshotPolicy
+from proxy.engine.policy import EnginePolicy, FilePolicy, Principal, Provider, SnapshotPolicy
 from proxy.engine.recall.policy import RecallPolicy
 from proxy.model.card import Offer
 from proxy.model.epoch import Strategy
@@ -107,8 +110,10 @@ class Settings(BaseSettings):
     snapshot: SnapshotSettings = SnapshotSettings()
     compaction: CompactionSettings = CompactionSettings()
     memory: MemorySettings = MemorySettings()
+    operators: OperatorSettings = OperatorSettings()
     nudge: NudgeSettings = NudgeSettings()
     doom_loop: DoomLoopSettings = DoomLoopSettings()
+    events: EventsSettings = EventsSettings()
     pricing: dict[str, PriceSettings] = Field(
         {},
         description=(
@@ -215,6 +220,7 @@ class Settings(BaseSettings):
             principals={name: _read_principal(known_by) for name, known_by in self.tenants.items()},
             own_keys=tuple(each.api_key.encode("latin-1") for each in self.upstream_policies() if each.api_key),
             loop_threshold=self.doom_loop.threshold,
+            loop_action=self.doom_loop.action,
             strategy=self.strategy,
             strategies=tuple((name, each.strategy) for name, each in self.models.items() if each.strategy),
         )
@@ -247,7 +253,12 @@ class Settings(BaseSettings):
         marks = {
             name: MemoryMark(each.compaction_ratio, each.safety_margin_tokens) for name, each in self.models.items()
         }
-        return BudgetPolicy(**self.budget.model_dump(), memory_marks=tuple(marks.items()))
+        return BudgetPolicy(**self.budget.model_dump(exclude={"estimator"}), memory_marks=tuple(marks.items()))
+
+    def file_policy(self) -> FilePolicy:
+        """Return how files are sent that programs show."""
+        files = self.files
+        return FilePolicy(files.inline_tokens, files.outline, files.summary_model, self.store.record_cap_bytes)
 
     def builder_policy(self) -> BuilderPolicy:
         """Return what may be replaced in a context."""
@@ -280,6 +291,10 @@ class Settings(BaseSettings):
     def compaction_policy(self) -> CompactionPolicy:
         """Return who makes summaries, of what, and at what cost."""
         return CompactionPolicy(**self.compaction.model_dump())
+
+    def webhook_policies(self) -> tuple[WebhookPolicy, ...]:
+        """Return who is sent events."""
+        return tuple(webhook.policy() for webhook in self.events.webhooks)
 
     def stated_windows(self) -> dict[str, Offer]:
         """Return the context windows that the settings state, by the upstream's name."""

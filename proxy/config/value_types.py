@@ -91,6 +91,19 @@ def _check_base_url(value: str) -> str:
     return value.rstrip("/")
 
 
+def _check_webhook_url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        is_whole = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_whole = False
+    if not is_whole or not value.isascii() or not value.isprintable() or " " in value or "#" in value:
+        raise PydanticCustomError("webhook_url", "must be an address such as https://hooks.example/palimpsest")
+    if parts.username is not None or parts.password is not None:
+        raise PydanticCustomError("webhook_url", "must not hold a user or password; requests are signed by the secret")
+    return value
+
+
 def _check_proxy(value: SecretStr) -> SecretStr:
     if value.get_secret_value() not in ("none", "env"):
         check_proxy_url(value.get_secret_value())
@@ -175,6 +188,7 @@ OptionalDirectory = Annotated[str, AfterValidator(lambda value: str(_expand(Path
 Secret = Annotated[SecretStr, AfterValidator(_check_secret)]
 SecretFile = Annotated[Secret, BeforeValidator(_read_secret_file), WithJsonSchema({"type": "string"})]
 BaseUrl = Annotated[str, AfterValidator(_check_base_url)]
+WebhookUrl = Annotated[str, AfterValidator(_check_webhook_url)]
 ProxyUrl = Annotated[SecretStr, AfterValidator(_check_proxy)]
 HeaderName = Annotated[str, AfterValidator(_check_header_name)]
 HostName = Annotated[str, AfterValidator(str.lower)]

@@ -3,7 +3,7 @@
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -110,6 +110,7 @@ class PlanRequest(msgspec.Struct, frozen=True, gc=False):
     has_tool: bool = False  # the model will have the tool to recall
     strategy: Strategy = "epochs"
     memory: MemoryText | None = None  # of the strategy `snapshot`
+    sentences: Mapping[str, str] = {}  # about outputs, by the hexadecimal SHA-256 of their text
 
 
 _DIGITS = re.compile(r"\d+")

@@ -306,6 +306,18 @@ class Outline(msgspec.Struct, frozen=True, gc=False):
     shows: Literal["structure", "preview", "nothing"] = "structure"
 
 
+class OutlineJob(msgspec.Struct, frozen=True, gc=False, tag="outline"):
+    """A content to outline in the worker process, and its path."""
+
+    text: str
+    path: str
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory, roughly."""
+        return len(self.text)
+
+
 def outline(text: str, path: str = "", parse: OutlineParser | None = None) -> Outline:
     """Return the outline of a content; `parse` outlines the kinds that have no parser in this module."""
     if binary := detect_binary(text):

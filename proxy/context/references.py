@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from proxy.model.messages import RECALL_TOOL, Message
+from proxy.model.parts import FileRefPart
 
 CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 _BRACKETED = re.compile(r"\[(?=\s*/?\s*(?:FILE\b|tool\s*:))", re.IGNORECASE)
@@ -173,11 +174,10 @@ def make_reference(secret: bytes, session: str, digest: bytes) -> str:
 
 
 def render_file(file: FileReference) -> str:
-    """Render the block that replaces a large content."""
-    head = (
-        f"ref:{file.reference} · {sanitize_text(file.kind, _LONGEST_NAME)} · {file.tokens:,} tokens"
-        f" · {file.lines:,} lines · sha256 {file.digest.hex()[:12]}"
-    )
+    """Render the block that replaces a large content. Without a digest it says nothing of digest and lines."""
+    head = f"ref:{file.reference} · {sanitize_text(file.kind, _LONGEST_NAME)} · {file.tokens:,} tokens"
+    if file.digest:
+        head += f" · {file.lines:,} lines · sha256 {file.digest.hex()[:12]}"
     outline = (f"  {sanitize_text(line, _LONGEST_LINE)}" for line in file.outline)
     excerpt = ("its beginning and its end:", sanitize_lines(file.excerpt)) if file.excerpt else ()
     return "\n".join(
@@ -189,6 +189,15 @@ def render_file(file: FileReference) -> str:
             _render_access(file.way),
             "[/FILE]",
         )
+    )
+
+
+def render_file_part(part: FileRefPart) -> str:
+    """Render the block for a file that a program has put into the log."""
+    way = f"call {RECALL_TOOL} if there is that tool, read the file again, or ask the user for `palimpsest expand ID`"
+    outline = part.exploration_summary.splitlines()
+    return render_file(
+        FileReference(part.content_id, part.path, part.file_type, part.token_count, 0, b"", outline, way)
     )
 
 

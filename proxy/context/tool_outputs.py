@@ -5,13 +5,14 @@ Superseded outputs are replaced first, then repeated ones, then corrected errors
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
+from textwrap import wrap
 
 import msgspec
 
 from proxy.context.budget import MESSAGE_FRAME, estimate_tokens, find_cap
 from proxy.context.conversation import BuilderPolicy, ConversationIndex, CountedMessage, PlanRequest
 from proxy.context.message_features import count_lines, find_outcome
-from proxy.context.outline import OutlineParser, outline
+from proxy.context.outline import LONGEST_LINE, OutlineParser, outline
 from proxy.context.references import (
     PAGE,
     PAGE_OVERLAP,
@@ -291,7 +292,10 @@ def outline_output(
             tokens,
             output.lines,
             output.digest,
-            seen.structure if has_outline else (),
+            (
+                *wrap(view.sentences.get(output.digest.hex(), ""), LONGEST_LINE),
+                *(seen.structure if has_outline else ()),
+            ),
             find_access(has_tool=view.has_tool, has_effects=output.has_effects),
         )
         text = _append_parts(render_file(block), references)

@@ -24,11 +24,11 @@ from proxy.engine.recall.rounds import RecallRounds
 from proxy.engine.relay import Relay, Send
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.request_resolver import BuildManifest, RequestResolver
-from proxy.engine.response_stream import EditingClient
+from proxy.engine.response_stream import EditingClient, WholeResponse
 from proxy.engine.runtime import TaskRunner, attempt
 from proxy.model.epoch import ClearingTerms, Epoch, Plan, SourceNote
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
-from proxy.model.exchange import ClientRequest, Headers, Opening, RequestOptions, Round
+from proxy.model.exchange import ClientRequest, Headers, Opening, ProgramCall, RequestOptions, Round
 from proxy.model.log import Record
 from proxy.model.manifest import Manifest, make_capped_manifest, make_head_manifest, make_manifest
 from proxy.wire import FORMATS
@@ -40,6 +40,7 @@ _log = logging.getLogger("palimpsest.requests")
 MarkHeaders = Callable[[OpenExchange, Headers, bytes], Headers]
 """Returns the headers of a request as they are sent, with its place in a trace. The body is empty if it streams."""
 
+_OK = 200
 _REFUSED_FORM = frozenset({400, 413, 422})
 
 
@@ -97,12 +98,16 @@ class ExchangeService:
         """
         return self._policy.mode != "bypass" or self.read_options(headers).mode != "bypass"
 
-    def carry(self, incoming: ClientRequest, wire: str, client: Client) -> Coroutine[Any, Any, None]:
+    def carry(
+        self, incoming: ClientRequest, wire: str, client: Client, program: ProgramCall | None = None
+    ) -> Coroutine[Any, Any, None]:
         """Return a coroutine that carries a request whose whole body is in memory, in the wire format named `wire`.
 
-        If it is cancelled because the client disconnected, the call is recorded as aborted.
+        If it is cancelled because the client disconnected, the call is recorded as aborted. That of a `program` in this
+        process belongs to the session that this names; one that was made elsewhere is recorded, and answered with the
+        response that came there: nothing is sent.
         """
-        return self._hold(self._carry(incoming, self._formats[wire], client), client)
+        return self._hold(self._carry(incoming, self._formats[wire], client, program), client)
 
     def carry_count(self, incoming: ClientRequest, wire: str, client: Client) -> Coroutine[Any, Any, None]:
         """Return a coroutine that carries a request whose tokens the upstream is to count. See also `carry`.
@@ -133,13 +138,20 @@ class ExchangeService:
             self._tasks.held.discard(task)
             self._sessions.pop(task, None)
 
+    def find_upstream(self, model: str) -> str:
+        """Return the name of the upstream that requests to a model go to."""
+        return self._resolver.find_upstream(model)
+
     def is_open(self, session: str) -> bool:
         """Return whether a call of a session is under way."""
         return session in self._sessions.values()
 
-    async def _carry(self, incoming: ClientRequest, form: Format, client: Client) -> None:
+    async def _carry(self, incoming: ClientRequest, form: Format, client: Client, program: ProgramCall | None) -> None:
         self._check_log()
         options = self.read_options(incoming.headers)
+        if program is not None:
+            is_made = program.respond is not None
+            options = replace(options, history="record" if is_made else "program", program=program)
         if options.history is None:
             if is_nudge(options.source):
                 expect_messages(incoming, form)
@@ -165,7 +177,7 @@ class ExchangeService:
             self._histories.note_sent(held, request.exchange)
         loops = self._loops  # most calls are too short to be looked at
         if loops is not None and isinstance(request, ManagedRequest) and len(request.split.items) > loops.least:
-            client = loops.watch(request, client)
+            client, request = loops.watch(request, client), loops.annotate(request)
         _add_labels(client, request)
         exchange = self._open(request, form, client)
         exchange.arrived = arrived
@@ -180,7 +192,11 @@ class ExchangeService:
         exchange.is_urgent = request.is_stream
         self._prepare(request, exchange, outgoing)
         is_edited = isinstance(request, ManagedRequest) and request.clearing is not None
-        await self._relay.carry(exchange, self._bind(request, exchange, form, is_edited=is_edited), outgoing.body)
+        respond = options.program.respond if options.program is not None else None
+        send = (
+            self._bind(request, exchange, form, is_edited=is_edited) if respond is None else partial(_answer, respond)
+        )
+        await self._relay.carry(exchange, send, outgoing.body)
         if held is None and self._histories is not None:
             self._histories.forget(request.session.id)  # its answer is the end of the newest path now
 
@@ -213,7 +229,7 @@ class ExchangeService:
                 add_labels=partial(_add_labels, exchange.client, request),
                 run_after_send=exchange.run_after_send,
             )
-        if self._recall is not None and isinstance(request, ManagedRequest):
+        if self._recall is not None and isinstance(request, ManagedRequest) and request.kind != "recorded":
             exchange.rounds = self._recall.begin(request, outgoing, exchange)
         if outgoing.labels:
             _add_labels(exchange.client, request, outgoing.labels)
@@ -251,7 +267,8 @@ class ExchangeService:
             return (opening, *records)
         if isinstance(request, ManagedRequest):
             step = replace(step, layers=digest_layers(request.split, request.chain.preamble))
-            self._controller.note_prompt(request, step.layers)
+            if request.kind != "recorded":  # nothing was sent, so that no cache has it
+                self._controller.note_prompt(request, step.layers)
         records.append(step)
         if isinstance(request, ManagedRequest) and request.source:
             records += _note_source(self._controller.states, request)
@@ -284,6 +301,8 @@ class ExchangeService:
         self._check_log()
         unread = self._resolver.resolve_stream(incoming, self._read_unheld(incoming.headers))
         found = await attempt(self._resolver.find_counted(incoming, form, unread), _note_uncounted)
+        if found is not None and self._loops is not None:
+            found = self._loops.annotate(found)
         written = await attempt(write_counted(self._controller, found), _note_uncounted) if found is not None else None
         request, client_body = found or unread, self._resolver.strip_counted(incoming, form, unread.mode)
         body, own, cleared = written or (client_body, client_body, 0)
@@ -414,6 +433,12 @@ class CapturedBody:
         else:
             self._exchange.record_opening()
         return content
+
+
+async def _answer(respond: Callable[[bytes], Awaitable[bytes]], body: bytes | RequestBody) -> UpstreamResponse:
+    """Return the response to a call that was made elsewhere."""
+    assert isinstance(body, bytes), "it is read"
+    return WholeResponse(_OK, (), await respond(body))
 
 
 def _note_uncounted(error: Exception) -> None:

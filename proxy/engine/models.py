@@ -26,7 +26,7 @@ from proxy.context.provider_cache import (
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Catalog, Clock, Upstream
 from proxy.engine.request import ManagedRequest, ResolvedRequest
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import UNASKED, CacheTerms, Card, LimitKey, OverflowKind
 from proxy.model.epoch import Epoch, Strategy
@@ -144,6 +144,11 @@ class Models:
         self._asked[upstream.name] = now
         self._spawn(self._ask(upstream, select_for_model_list(headers)))
 
+    def ask_window(self, request: ResolvedRequest, budget: Budget) -> None:
+        """Ask the upstream of a request for the window of its model if that is unknown, and if it goes there."""
+        if budget.window is None and request.kind != "recorded":
+            self.ask(request.upstream, request.headers)
+
     def _forget(self) -> None:
         """Clear cached cards and budgets, since something new is known."""
         self._cards.clear()
@@ -202,7 +207,7 @@ class OverflowWatch:
     that a refusal names.
     """
 
-    def __init__(self, models: Models, bus: EventBus) -> None:
+    def __init__(self, models: Models, bus: EngineBus) -> None:
         self._models = models
         self._bus = bus
         self._due: LruCache[tuple[str, str], bool] = LruCache(_MOST_MODELS)
@@ -315,7 +320,7 @@ class CacheCalibrator:
     """Calibrations of each model of each upstream. Above the limit, those updated least recently are dropped."""
 
     def __init__(
-        self, counter: TokenCounter, providers: Mapping[str, Provider], overflows: OverflowWatch, bus: EventBus
+        self, counter: TokenCounter, providers: Mapping[str, Provider], overflows: OverflowWatch, bus: EngineBus
     ) -> None:
         self._counter = counter
         self._providers = providers

@@ -1,28 +1,31 @@
 """The request headers of our own: what a client asks for, by names that begin with `x-palimpsest-`."""
 
 from collections.abc import Sequence
-from typing import cast, get_args
+from typing import Literal, cast, get_args
 
 from proxy.context.strategies.sources import BROADCAST, is_source_kind
 from proxy.model.epoch import STRATEGIES, Strategy
 from proxy.model.errors import BadRequest
-from proxy.model.exchange import Headers, HistoryMode, Mode, RequestOptions
+from proxy.model.exchange import Headers, Mode, RequestOptions
 from proxy.wire.headers import find_header
 
 _MODE, _CEILING, _PIN = b"x-palimpsest-mode", b"x-palimpsest-ceiling", b"x-palimpsest-pin"
 _STRATEGY, _HISTORY, _SOURCE = b"x-palimpsest-strategy", b"x-palimpsest-history", b"x-palimpsest-source"
 _LONGEST_NUMBER = 9
+_ALONE = "none"
 
 
 def read_options(headers: Headers, mode: Mode) -> RequestOptions:
     """Return what a request asks for; without a header for it, its mode is `mode`. Raises BadRequest."""
+    history = _read_word(headers, _HISTORY, ("new", "server", _ALONE))
     return RequestOptions(
         cast(Mode, _read_word(headers, _MODE, get_args(Mode))) or mode,
         read_ceiling(headers),
         find_header(headers, _PIN).strip().lower() == b"true",
         strategy=read_strategy(headers),
-        history=cast(HistoryMode, _read_word(headers, _HISTORY, get_args(HistoryMode))) or None,
+        history=cast(Literal["new", "server"], history) if history and history != _ALONE else None,
         source=_read_source(headers),
+        is_alone=history == _ALONE,
     )
 
 

@@ -9,6 +9,7 @@ from proxy.model.card import CacheKind
 from proxy.model.epoch import Strategy
 from proxy.model.exchange import Mode
 
+LoopAction = Literal["notify", "annotate"]
 RECORD_CAP_BYTES = 8 * 1024 * 1024
 
 
@@ -55,6 +56,7 @@ class EnginePolicy:
     principals: Mapping[str, Principal] = field(default_factory=dict)  # tenants by name
     own_keys: tuple[bytes, ...] = field(default=(), repr=False)  # keys for upstreams, which are never recorded
     strategy: Strategy = "epochs"
+    loop_action: LoopAction = "notify"  # whether its model is told, too
     loop_threshold: int = 3  # how often in a row the same call of a tool is a loop; 0: none is looked for
     strategies: tuple[tuple[str, Strategy], ...] = ()  # by shell patterns of models; the first that matches counts
     # Bounds each of three waits of a call: for its session in the log, for a running summary and the plan together, and
@@ -67,6 +69,15 @@ class EnginePolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class OperatorPolicy:
+    """How many items of a list operators work on at once, and how often an item is asked for again."""
+
+    llm_map_concurrency: int = 16
+    agentic_map_concurrency: int = 4
+    max_retries: int = 3
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotPolicy:
     """What the strategy `snapshot` shows: the settings of the same names."""
 
@@ -74,3 +85,16 @@ class SnapshotPolicy:
     max_episodic_items: int = 3
     max_semantic_items: int = 20
     tail: Literal["messages", "text"] = "messages"  # in which form the raw tail is shown
+
+
+@dataclass(frozen=True, slots=True)
+class FilePolicy:
+    """The most tokens of a file that is sent whole, whether outlines have structure, and who writes sentences.
+
+    `cap` are the most bytes that the log keeps whole of one.
+    """
+
+    inline_tokens: int
+    has_outlines: bool
+    summary_model: str
+    cap: int

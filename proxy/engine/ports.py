@@ -453,8 +453,8 @@ class Tokenizer(Protocol):
         """Return whether this encoding is loaded, so that the next count need not load it."""
         ...
 
-    def count(self, text: str, encoding: Encoding) -> tuple[int, bool]:
-        """Count the tokens of a text. Return also whether the count is an estimate. Blocks."""
+    def count(self, text: str, encoding: Encoding, model: str = "") -> tuple[int, bool]:
+        """Count the tokens of a text for a model. Return also whether the count is an estimate. Blocks."""
         ...
 
 

@@ -23,7 +23,7 @@ from proxy.engine.response_stream import (
     set_length,
     spell_in_stream,
 )
-from proxy.engine.runtime import EventBus, call_after_first_step
+from proxy.engine.runtime import EngineBus, call_after_first_step
 from proxy.model.errors import ProxyError, UpstreamUnreachable
 from proxy.model.events import ExchangeRecorded, LimitsTold
 from proxy.model.exchange import Completeness, Outcome, Timings, Trailer
@@ -45,7 +45,7 @@ _log = logging.getLogger("palimpsest")
 class RoundRecorder:
     """Records how rounds ended, and announces it."""
 
-    def __init__(self, archive: Archive, reader: ResponseReader, bus: EventBus, clock: Clock) -> None:
+    def __init__(self, archive: Archive, reader: ResponseReader, bus: EngineBus, clock: Clock) -> None:
         self.archive = archive
         self._reader = reader
         self._bus = bus
@@ -174,7 +174,7 @@ class Relay:
     """Relays responses. Every path through `carry` leaves exactly one outcome per round in the log."""
 
     def __init__(
-        self, archive: Archive, durability: DurabilityWaiter, reader: ResponseReader, bus: EventBus, clock: Clock
+        self, archive: Archive, durability: DurabilityWaiter, reader: ResponseReader, bus: EngineBus, clock: Clock
     ) -> None:
         self.archive = archive
         self.recorder = RoundRecorder(archive, reader, bus, clock)

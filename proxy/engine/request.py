@@ -1,6 +1,6 @@
 """A resolved client request: its session, its upstream, and its messages in the form that context management needs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from proxy.engine.body_cache import Holding
 from proxy.engine.lineage.chain import Chain
@@ -9,10 +9,12 @@ from proxy.model.epoch import ClearingTerms, Strategy, name_view
 from proxy.model.exchange import ClientRequest, Kind, Mode, SessionKey
 from proxy.model.lineage import Step
 from proxy.model.manifest import compute_digest
+from proxy.wire import FORMATS
 from proxy.wire.body import SplitBody
 
 _CEILING = b"x-palimpsest-ceiling"
 _LONGEST_NUMBER = 9
+NO_NOTES: Mapping[int, bytes] = {}
 
 
 class ResolvedRequest(ClientRequest, frozen=True, gc=False, kw_only=True):
@@ -54,6 +56,9 @@ class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
     # Its last message is a nudge of ours, which adds no node to its chain: neither the log nor a later request has it.
     is_nudged: bool = False
     source: str = ""  # the kind of prompt source that it says its newest message is, if any
+    # What is sent behind outputs of tools in its messages, by index, as raw JSON strings (`context/loop_watch`). An
+    # epoch shows its messages without.
+    notes: Mapping[int, bytes] = NO_NOTES
 
     @property
     def view(self) -> str:
@@ -81,6 +86,20 @@ class ManagedRequest(ResolvedRequest, frozen=True, gc=False, kw_only=True):
         """Return the raw messages after the preamble, from one index on."""
         content = self.split.content
         return [content[span.start : span.end] for span in self.split.items[self.chain.preamble.count + start :]]
+
+    def load_message(self, place: int) -> tuple[bytes, bytes]:
+        """Return the node and the raw message at an index after the preamble."""
+        span = self.split.items[self.chain.preamble.count + place]
+        return self.nodes[place], self.split.content[span.start : span.end]
+
+    def add_notes(self, start: int, changed: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        """Return the messages from an index on that are sent changed: those of `changed`, and those with a note."""
+        notes = {place: note for place, note in self.notes.items() if place >= start}
+        if not notes:
+            return changed
+        append = FORMATS[self.wire].append_output
+        raws = {place: changed.get(place) or self.load_message(place)[1] for place in notes}
+        return {**changed, **{place: append(raws[place], note) for place, note in notes.items()}}
 
     def list_unkept(self) -> frozenset[int]:
         """Return the indexes of messages that the log does not have whole and nothing may replace."""

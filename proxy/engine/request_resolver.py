@@ -25,6 +25,7 @@ from proxy.engine.body_cache import (
 from proxy.engine.history.held import HeldExchange, SessionName
 from proxy.engine.lineage.chain import Chain, make_chain, read_messages
 from proxy.engine.lineage.identity import (
+    ClientId,
     ClientIdReader,
     Credential,
     asks_compaction,
@@ -40,7 +41,7 @@ from proxy.engine.ports import Clock, Ids, Upstream
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.response_reader import ResponseReader
 from proxy.model.epoch import ClearingTerms
-from proxy.model.errors import BadRequest, StoreUnavailable
+from proxy.model.errors import BadRequest, Conflict, StoreUnavailable
 from proxy.model.exchange import ClientRequest, Mode, Opening, RequestOptions, SessionKey
 from proxy.model.lineage import Step, compute_chain_root
 from proxy.model.manifest import Manifest, make_capped_manifest
@@ -117,6 +118,19 @@ class RequestResolver:
         key = make_session(caller.tenant, self._choose(parse_json_string(model)).upstream.name, named, "")
         return SessionName(key, named.family, self._lineage.tenants.trusts(caller))
 
+    def make_key(self, name: str, model: str, upstream: str = "", parent: str = "") -> SessionKey:
+        """Return the key of a session that is begun without a credential, of this name. Raises BadRequest."""
+        names = [route.upstream.name for route in self._routes]
+        if upstream not in ("", *names):
+            raise BadRequest(f"the settings have the upstreams {', '.join(names)}, not {upstream[:100]!r}")
+        route = self._find_route(upstream) if upstream else self._choose(model)
+        caller, named = self._lineage.tenants.identify(()), ClientId(name)
+        return replace(make_session(caller.tenant, route.upstream.name, named, ""), parent=parent)
+
+    def find_upstream(self, model: str) -> str:
+        """Return the name of the upstream that requests to a model go to."""
+        return self._choose(model).upstream.name
+
     async def resolve(
         self, request: ClientRequest, form: Format, options: RequestOptions, held: HeldExchange | None = None
     ) -> tuple[ResolvedRequest, BuildManifest]:
@@ -127,7 +141,7 @@ class RequestResolver:
         If we hold its history, `request` is that of `held`, and StoreUnavailable is raised if it is not understood.
         """
         exchange = self._ids.next_exchange()
-        caller = self._lineage.tenants.identify(request.headers)
+        caller = self._identify(request, options)
         try:
             resolved = await self._resolve(request, form, caller, exchange, options, held=held)
         except Exception:  # noqa: BLE001 - a boundary: a body that we cannot read is still a call to carry
@@ -234,15 +248,16 @@ class RequestResolver:
         """Resolve a body that can be read message by message, else return None."""
         content, until = request.body, self._clock.monotonic() + self._policy.hard_wait_seconds
         named = self._naming.read(request.headers)
-        key = (caller.tenant, form.name, named.family)
+        key = (caller.tenant, form.name, options.program.session.family if options.program else named.family)
         self.forget_lost()
         known, shared = self._histories.find(key, content)
         remembered = _Remembered(known, shared, self._histories.losses)
         if (split := split_known(content, form.items_key, known, shared, is_ours=held is not None)) is None:
             return None
-        route = self._choose(model := parse_json_string(split.member("model")))
-        upstream = route.upstream
-        session = make_session(caller.tenant, upstream.name, read_body_id(named, split), exchange)
+        model, program = parse_json_string(split.member("model")), options.program
+        route = self._choose(model) if program is None else self._find_route(program.session.upstream)
+        session = make_session(caller.tenant, route.upstream.name, read_body_id(named, split), exchange)
+        session = session if program is None else program.session
         previous = parse_json_string(split.member(form.previous_key)) if form.previous_key else ""
         root = await self._find_root(form, session, previous, until)
         chain = await self._read_chain(form, session, split, remembered, root=root, until=until)
@@ -254,15 +269,16 @@ class RequestResolver:
             is_held=held is not None,
         )
         holding = await self._hold(caller.tenant, split, remembered, until)
-        place = await self._place(query) if session.family or self._policy.infer else None
+        is_placed = (session.family or self._policy.infer) and not options.is_alone
+        place = await self._place(query) if is_placed else None
         # Nothing awaits from here on: the opening, with what the cache refers to, is logged before any later request's.
         resolved = ResolvedRequest(
             **asdict(request),
             exchange=exchange,
             session=session if place is None else place.session,
-            upstream=upstream,
-            mode=options.mode,
-            kind="managed",
+            upstream=route.upstream,
+            mode="observe" if options.is_alone and options.mode == "manage" else options.mode,
+            kind="managed" if program is None or program.respond is None else "recorded",
             wire=form.name,
             opened_ms=self._clock.now_ms(),
             model=model,
@@ -355,6 +371,19 @@ class RequestResolver:
 
     def _keep_whole(self, content: bytes) -> Manifest:
         return make_capped_manifest(content, self._policy.record_cap_bytes)
+
+    def _identify(self, request: ClientRequest, options: RequestOptions) -> Credential:
+        """Return the caller. A call of a program brings no credential: its session says whose it is."""
+        if options.program is not None:
+            return Credential(options.program.session.tenant, b"")
+        return self._lineage.tenants.identify(request.headers)
+
+    def _find_route(self, upstream: str) -> Route:
+        """Return the route to an upstream. Raises Conflict if the settings have none of this name."""
+        for route in self._routes:
+            if route.upstream.name == upstream:
+                return route
+        raise Conflict(f"the upstream of this session, {upstream!r}, is no longer in the settings")
 
     def _choose(self, model: str) -> Route:
         if model:

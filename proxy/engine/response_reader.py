@@ -8,6 +8,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping
+from functools import partial
 from itertools import islice
 from typing import Literal
 
@@ -15,7 +16,7 @@ import msgspec
 
 from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.ports import Archive
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import (
     AnswerRead,
@@ -111,7 +112,7 @@ class ResponseReader:
     def __init__(
         self,
         archive: Archive,
-        bus: EventBus,
+        bus: EngineBus,
         tasks: TaskRunner,
         lineage: LineageTracker,
         cap: int,
@@ -204,7 +205,9 @@ class ResponseReader:
             self._lineage.close(received.exchange)
         self._archive.append(reading, *([reply] if reply is not None else []), is_urgent=False)
         if reply is not None and ReplyRecorded in self._bus.subscribers:
-            self._bus.publish(ReplyRecorded(received.exchange, [row.node for row in reply.nodes]))
+            nodes, form = [row.node for row in reply.nodes], received.format
+            list_raws = partial(form.list_echoes, outcome[1])
+            self._bus.publish(ReplyRecorded(received.exchange, nodes, form.name, list_raws))
         if answer.usage is not None or answer.finish:
             told, usage = read_diagnosis(answer.value), answer.usage or Usage()
             named = received.exchange, received.k
@@ -238,7 +241,7 @@ class UnreadResponses:
     def __init__(
         self,
         archive: Archive,
-        bus: EventBus,
+        bus: EngineBus,
         tasks: TaskRunner,
         lineage: LineageTracker,
         reader: ResponseReader,

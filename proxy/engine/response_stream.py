@@ -25,6 +25,7 @@ _LAST_EVENT_SECONDS = 2.0
 # Well below the time after which clients give up on a silent server.
 HOLD_SECONDS = 5.0
 WAITING = b": waiting\n\n"
+_JSON: Headers = ((b"content-type", b"application/json"),)
 _COMMENTS = re.compile(rb"(?:[\r\n]*:[^\r\n]*[\r\n]+)+")
 _DATA = re.compile(rb"(?:\A|[\r\n])data: ?([^\r\n]*)")
 # A longer body or event is passed on as it is.
@@ -335,3 +336,27 @@ def set_length(headers: Headers, length: int | None) -> Headers:
 def _is_plain_json(headers: Headers) -> bool:
     kind = find_header(headers, b"content-type").partition(b";")[0].strip().lower()
     return kind == b"application/json" and not is_encoded(headers)
+
+
+class WholeResponse:
+    """A JSON response that is in memory; implements the port `UpstreamResponse`."""
+
+    is_received = True
+
+    def __init__(self, status: int, headers: Headers, content: bytes) -> None:
+        self.status = status
+        self.headers: Headers = (*_JSON, (b"content-length", b"%d" % len(content)), *headers)
+        self.is_ended = False
+        self._content = content
+
+    async def read(self) -> bytes:
+        """Return the body, then empty bytes."""
+        content, self._content = self._content, b""
+        self.is_ended = True
+        return content
+
+    async def pump(self, take: Callable[[bytes], bool]) -> None:
+        """Do nothing: all of it has come."""
+
+    def close(self) -> None:
+        """Do nothing."""

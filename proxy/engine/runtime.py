@@ -79,7 +79,7 @@ class TaskRunner:
             )
 
 
-class EventBus:
+class EngineBus:
     """Passes each event to the subscribers of its type, in order of subscription.
 
     `subscribers` has the types that anybody subscribes to: an event that is costly to make need not be made for nobody.

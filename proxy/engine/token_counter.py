@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from proxy.context.budget import TokenRatio, guess_ratio
+from proxy.context.budget import EXACT, TokenRatio, guess_ratio
 from proxy.context.model_catalog import Encoding, Family, count_media, count_tool_prompt, identify_family
 from proxy.engine.ports import Tokenizer
 from proxy.model.errors import WorkerLost
@@ -53,11 +53,15 @@ class Piece(NamedTuple):
 
 
 class MeasureJob(msgspec.Struct, frozen=True, gc=False, tag="measure"):
-    """Contents to measure, each with its raw bytes and kind. `wire` is the format of messages that are to be parsed."""
+    """Contents to measure, each with its raw bytes and kind. `wire` is the format of messages that are to be parsed.
+
+    `model` is that which reads them, empty if no model counts otherwise than its encoding.
+    """
 
     encoding: Encoding
     contents: Sequence[tuple[bytes, Literal["message", "tools", "text"]]]
     wire: str = ""
+    model: str = ""
 
     @property
     def weight(self) -> int:
@@ -88,12 +92,13 @@ def measure(job: MeasureJob, tokenizer: Tokenizer) -> list[Measured]:
 def _measure_one(job: MeasureJob, raw: bytes, kind: str, tokenizer: Tokenizer) -> Measured:
     if kind == "message" and job.wire:
         decoded = FORMATS[job.wire].decode_message(raw)
-        return Measured(_weigh(decoded.content, job.encoding, tokenizer), decoded.structure)
-    return Measured(_weigh(_read(Piece(b"", raw, kind != "message", kind == "text")), job.encoding, tokenizer))
+        return Measured(_weigh(decoded.content, job.encoding, tokenizer, job.model), decoded.structure)
+    content = _read(Piece(b"", raw, kind != "message", kind == "text"))
+    return Measured(_weigh(content, job.encoding, tokenizer, job.model))
 
 
-def _weigh(content: CountedContent, encoding: Encoding, tokenizer: Tokenizer) -> TokenWeight:
-    tokens, is_estimate = tokenizer.count(content.text, encoding)
+def _weigh(content: CountedContent, encoding: Encoding, tokenizer: Tokenizer, model: str) -> TokenWeight:
+    tokens, is_estimate = tokenizer.count(content.text, encoding, model)
     return TokenWeight(tokens + content.frame, content.media, is_estimate)
 
 
@@ -117,13 +122,22 @@ class _CountJob(NamedTuple):
 class TokenCounter:
     """Caches the weights of messages, the newest `most` of them (180 bytes each), and has each model's ratio.
 
-    `worker` measures long contents; without one a thread does.
+    `worker` measures long contents; without one a thread does. `is_by_model`: the tokenizer counts for each model what
+    that reads, so that weights are of one model, and no ratio is guessed.
     """
 
-    def __init__(self, tokenizer: Tokenizer, most: int = 65_536, worker: MeasuringWorker | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        most: int = 65_536,
+        worker: MeasuringWorker | None = None,
+        *,
+        is_by_model: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
         self._most = most
         self._worker = worker
+        self._is_by_model = is_by_model
         self._weights: dict[bytes, TokenWeight] = {}
         self._ratios: dict[tuple[str, str], TokenRatio] = {}
 
@@ -134,10 +148,11 @@ class TokenCounter:
         if job.fresh:
             fresh = tuple(job.fresh.values())
             if self.is_quick(model, [piece.raw for piece in fresh]):
-                found = [_weigh(_read(piece), job.family.encoding, self._tokenizer) for piece in fresh]
+                found = [_weigh(_read(piece), job.family.encoding, self._tokenizer, model) for piece in fresh]
             else:
                 contents = [(piece.raw, _name_kind(piece)) for piece in fresh]
-                found = [each.weight for each in await self._measure(MeasureJob(job.family.encoding, contents))]
+                asked = MeasureJob(job.family.encoding, contents, model=self._name_reader(model))
+                found = [each.weight for each in await self._measure(asked)]
         return self._make_count(job, found)
 
     async def measure(
@@ -145,11 +160,12 @@ class TokenCounter:
     ) -> tuple[list[MessageStructure], tuple[int, ...]]:
         """Return the structures and the tokens of long messages of a wire, whose hashes are not known."""
         family = identify_family(model)
-        job = MeasureJob(family.encoding, [(raw, "message") for raw in raws], wire)
+        job = MeasureJob(family.encoding, [(raw, "message") for raw in raws], wire, self._name_reader(model))
+        before = self._find_prefix(family, model)
         structures, tokens = [], []
         for raw, each in zip(raws, await self._measure(job), strict=True):
             piece = Piece(compute_digest(raw), raw)
-            self._remember(family, piece.digest, each.weight)
+            self._remember(before + piece.digest, each.weight)
             assert each.structure is not None, "messages of a wire are parsed"
             structures.append(each.structure)
             tokens.append(_sum(each.weight, piece, family, model))
@@ -169,7 +185,7 @@ class TokenCounter:
         """Return what `count` does, synchronously. Blocks, so use it only if `is_quick`."""
         family = identify_family(model)
         pieces = _spell_for(family, pieces)
-        weights = [self._weigh_now(family, piece) for piece in pieces]
+        weights = [self._weigh_now(family, piece, model) for piece in pieces]
         tokens = tuple([_sum(each, piece, family, model) for each, piece in zip(weights, pieces, strict=True)])
         return Count(tokens, any([each.is_estimate for each in weights]))
 
@@ -183,7 +199,9 @@ class TokenCounter:
 
     def find_ratio(self, upstream: str, model: str) -> TokenRatio:
         """Return how many tokens the model counts for each token of our count."""
-        return self._ratios.get((upstream, model)) or guess_ratio(identify_family(model))
+        return self._ratios.get((upstream, model)) or (
+            EXACT if self._is_by_model else guess_ratio(identify_family(model))
+        )
 
     def learn(self, upstream: str, model: str, ours: int, theirs: int) -> None:
         """Update a model's ratio from the input tokens of one request, in our count and in the provider's."""
@@ -195,36 +213,44 @@ class TokenCounter:
     def _open(self, model: str, pieces: Sequence[Piece]) -> "_CountJob":
         family = identify_family(model)
         pieces = _spell_for(family, pieces)
-        before = _BEFORE[family.encoding]
+        before = self._find_prefix(family, model)
         fresh = {piece.digest: piece for piece in pieces if before + piece.digest not in self._weights}
-        known = {piece.digest: self._recall(family, piece.digest) for piece in pieces if piece.digest not in fresh}
+        known = {piece.digest: self._recall(before + piece.digest) for piece in pieces if piece.digest not in fresh}
         return _CountJob(model, family, pieces, fresh, known)
 
     def _make_count(self, job: "_CountJob", found: Sequence[TokenWeight]) -> Count:
         """Return the count, and cache the weights that were found for new pieces."""
-        weights = job.known
+        weights, before = job.known, self._find_prefix(job.family, job.model)
         for digest, weight in zip(job.fresh, found, strict=True):
             weights[digest] = weight
-            self._remember(job.family, digest, weight)
+            self._remember(before + digest, weight)
         tokens = tuple(_sum(weights[piece.digest], piece, job.family, job.model) for piece in job.pieces)
         return Count(tokens, any(weight.is_estimate for weight in weights.values()))
 
-    def _weigh_now(self, family: Family, piece: Piece) -> TokenWeight:
+    def _name_reader(self, model: str) -> str:
+        return model if self._is_by_model else ""
+
+    def _find_prefix(self, family: Family, model: str) -> bytes:
+        """Return the prefix of a hash in the keys of weights for a model."""
+        return b"%b\0" % model.encode() if self._is_by_model else _BEFORE[family.encoding]
+
+    def _weigh_now(self, family: Family, piece: Piece, model: str) -> TokenWeight:
         """Return a cached weight, or compute it, and make it the newest."""
-        weight = self._weights.pop(_BEFORE[family.encoding] + piece.digest, None)
+        key = self._find_prefix(family, model) + piece.digest
+        weight = self._weights.pop(key, None)
         if weight is None:
-            weight = _weigh(_read(piece), family.encoding, self._tokenizer)
-        self._remember(family, piece.digest, weight)
+            weight = _weigh(_read(piece), family.encoding, self._tokenizer, model)
+        self._remember(key, weight)
         return weight
 
-    def _recall(self, family: Family, digest: bytes) -> TokenWeight:
+    def _recall(self, key: bytes) -> TokenWeight:
         """Return a cached weight, and make it the newest."""
-        weight = self._weights.pop(_BEFORE[family.encoding] + digest)
-        self._remember(family, digest, weight)
+        weight = self._weights.pop(key)
+        self._remember(key, weight)
         return weight
 
-    def _remember(self, family: Family, digest: bytes, weight: TokenWeight) -> None:
-        self._weights[_BEFORE[family.encoding] + digest] = weight
+    def _remember(self, key: bytes, weight: TokenWeight) -> None:
+        self._weights[key] = weight
         _forget_oldest(self._weights, self._most)
 
 

@@ -213,7 +213,8 @@ class Original(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The messages that a reference refers to, as the log keeps them.
 
     `digests` are the SHA-256 of the raw messages, each of which the log has as content of the tenant. `place` is that
-    of the first message. The reference begins at the character `offset` of their text (`context/references`).
+    of the first message, or OUTSIDE. The reference begins at the character `offset` of their text
+    (`context/references`).
     """
 
     id: str
@@ -221,6 +222,18 @@ class Original(msgspec.Struct, frozen=True, gc=False, array_like=True):
     wire: str
     place: int
     offset: int = 0
+
+
+OUTSIDE = -1
+"""The place of an original that is no message of its conversation: a file that a program has put into the log."""
+
+FILE_WIRE = "chat_completions"
+"""The format of the message that such a file is kept as. Its role is `file`, and its name is the path."""
+
+
+def name_file(reference: str) -> str:
+    """Return the id of the exchange in which the log has the file behind a reference."""
+    return f"file-{reference}"
 
 
 class ClearingTerms(msgspec.Struct, frozen=True, gc=False):

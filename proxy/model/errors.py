@@ -9,6 +9,7 @@ ProxyError
 │   └── SessionIdle
 ├── TooSoon               429
 ├── TooLarge              413
+├── UpstreamRefused       of the upstream
 ├── UpstreamUnreachable   502, or 504 after a timeout
 ├── StoreUnavailable      503
 ├── WorkerLost            503
@@ -114,6 +115,17 @@ class UpstreamUnreachable(ProxyError):
         if was_silent:
             self.status = 504
             self.code = "upstream_silent"
+
+
+class UpstreamRefused(ProxyError):
+    """The upstream has refused a call of a program in this process, with this status and body."""
+
+    code = "upstream_refused"
+
+    def __init__(self, message: str, status: int, body: bytes) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = body
 
 
 class StoreUnavailable(ProxyError):

@@ -45,7 +45,8 @@ class RequestRecorded(msgspec.Struct, frozen=True, gc=False):
     """A client's request that is read was sent, and its opening handed to the log. Published only if somebody listens.
 
     `nodes` are those of its messages that its session did not have, the first of which is at `place`, and `list_roles`
-    returns the roles of as many of the newest as are asked for. Until `is_accepted`, they are no part of the session.
+    returns the roles of as many of the newest as are asked for. `load` returns the node and the raw message at a place.
+    Until `is_accepted`, they are no part of the session.
     """
 
     exchange: str
@@ -58,13 +59,19 @@ class RequestRecorded(msgspec.Struct, frozen=True, gc=False):
     list_roles: Callable[[int], Sequence[str]]
     is_side: bool = False
     is_accepted: bool = True
+    load: Callable[[int], tuple[bytes, bytes]] | None = None
 
 
 class ReplyRecorded(msgspec.Struct, frozen=True, gc=False):
-    """The messages of a response were handed to the log. Published only if somebody listens."""
+    """The messages of a response were handed to the log. Published only if somebody listens.
+
+    `list_raws` returns what a client adds to its conversation for it, in the format `wire`.
+    """
 
     exchange: str
     nodes: Sequence[bytes]
+    wire: str = ""
+    list_raws: Callable[[], Sequence[bytes]] | None = None
 
 
 class AnswerRead(msgspec.Struct, frozen=True, gc=False):
@@ -189,6 +196,21 @@ class EpochOpened(msgspec.Struct, frozen=True, gc=False):
         """Return the event that tells of an epoch."""
         told = (epoch.id, epoch.session, epoch.exchange, epoch.why, epoch.tokens_before, epoch.tokens_after)
         return cls(*told, epoch.parent, epoch.edits)
+
+
+class OutputsShortened(msgspec.Struct, frozen=True, gc=False):
+    """An epoch that was opened has these edits. Published only if somebody listens.
+
+    `load` returns the node and the raw message, in the format `wire`, at a place of the request for which it opened.
+    """
+
+    epoch: str
+    parent: str
+    session: str
+    exchange: str
+    edits: bytes
+    wire: str
+    load: Callable[[int], tuple[bytes, bytes]]
 
 
 class CeilingUnreachable(msgspec.Struct, frozen=True, gc=False):
@@ -384,6 +406,19 @@ class SessionWentIdle(msgspec.Struct, frozen=True, gc=False):
     attempts: int
 
 
+class SessionClosed(msgspec.Struct, frozen=True, gc=False):
+    """A program has closed a session, whose summaries under way have ended."""
+
+    session: str
+
+
+class WebhookEnded(msgspec.Struct, frozen=True, gc=False):
+    """An event was sent to a webhook, or not: refused by it, failed too often, or dropped since too many wait."""
+
+    host: str
+    verdict: Literal["delivered", "refused", "failed", "dropped"]
+
+
 class SessionsErased(msgspec.Struct, frozen=True, gc=False):
     """The content of so many sessions was erased; `bytes` are those of what was stored, `sessions` are their ids."""
 
@@ -407,6 +442,7 @@ Event = (
     | ResponseRead
     | Planned
     | EpochOpened
+    | OutputsShortened
     | CeilingUnreachable
     | CeilingExceeded
     | EpochRefused
@@ -423,5 +459,7 @@ Event = (
     | SummaryWasted
     | Nudged
     | SessionWentIdle
+    | SessionClosed
+    | WebhookEnded
     | SessionsErased
 )

@@ -6,6 +6,7 @@ whose history we hold has a `HeldCall`, too.
 `model/lineage` has its position in the conversation, `model/log` lists all kinds of records.
 """
 
+from collections.abc import Awaitable, Callable
 from typing import Literal
 
 import msgspec
@@ -15,8 +16,12 @@ from proxy.model.manifest import Manifest
 
 Headers = tuple[tuple[bytes, bytes], ...]
 Mode = Literal["manage", "observe", "bypass"]
-Kind = Literal["managed", "passthrough", "auxiliary"]
-"""`managed`: read and perhaps rewritten. `passthrough`: forwarded unread. `auxiliary`: our own call, for a summary."""
+Kind = Literal["managed", "passthrough", "auxiliary", "recorded"]
+"""`managed`: read and perhaps rewritten. `passthrough`: forwarded unread. `auxiliary`: our own call, for a summary.
+`recorded`: made elsewhere, by a program that has told us of it; nothing was sent by us.
+"""
+CONVERSATION: frozenset[Kind] = frozenset({"managed", "recorded"})
+"""The kinds of calls that a conversation consists of."""
 Completeness = Literal["complete", "truncated", "aborted", "failed"]
 
 
@@ -30,8 +35,10 @@ beside the messages, which earlier versions did not record.
 """
 
 
-HistoryMode = Literal["new", "server"]
-"""What a request asks of a history that we hold: to begin one, or to continue it."""
+HistoryMode = Literal["new", "server", "program", "record"]
+"""What a request asks of a history that we hold: to begin one, to continue it, or to do either, for a call of a program
+in this process (`program`) or a turn that it made elsewhere (`record`). No client asks for the last two by header.
+"""
 
 
 class SessionKey(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -49,12 +56,25 @@ class SessionKey(msgspec.Struct, frozen=True, gc=False, array_like=True):
     parent: str = ""
 
 
+class ProgramCall(msgspec.Struct, frozen=True, gc=False):
+    """A call of a program in this process, and the session that it begins or continues.
+
+    If it was made elsewhere, and is only recorded, `told` is all that the program told of it, and `respond` writes the
+    body of its response, given what we would have sent.
+    """
+
+    session: SessionKey
+    told: bytes = b""
+    respond: Callable[[bytes], Awaitable[bytes]] | None = None
+
+
 class RequestOptions(msgspec.Struct, frozen=True, gc=False):
     """What the `x-palimpsest-` headers of a request ask for. `ceiling` is in the model's tokens, None if not asked for.
 
     `is_pinning`: its newest message is to stay in every rendering. `strategy` is None if it asks for none. `history`:
     we hold the history that it continues. `source` is the kind of prompt source that its newest message is
-    (`context/strategies/sources`), empty if untold.
+    (`context/strategies/sources`), empty if untold. `program` is no wish: it is set for calls in this process.
+    `is_alone`: it is no part of a conversation.
     """
 
     mode: Mode = "manage"
@@ -63,6 +83,8 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
     strategy: Strategy | None = None
     history: HistoryMode | None = None
     source: str = ""
+    program: ProgramCall | None = None
+    is_alone: bool = False
 
 
 class ClientRequest(msgspec.Struct, frozen=True, gc=False):

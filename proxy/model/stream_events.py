@@ -10,6 +10,8 @@ import msgspec
 
 from proxy.model.epoch import EpochReason, Rung, SummaryKind, SummaryLevel
 from proxy.model.exchange import Completeness, Kind, MissCause
+from proxy.model.parts import MessagePart
+from proxy.model.results import CompactionResult, TokenUsage
 
 
 class StreamedEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="type"):
@@ -17,6 +19,11 @@ class StreamedEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_fie
 
     at_ms: int
     session: str = ""
+
+    @property
+    def payload(self) -> object:
+        """What the handlers of an `EventBus` get of it."""
+        return self
 
 
 class CallEvent(StreamedEvent, frozen=True, gc=False, kw_only=True):
@@ -35,6 +42,10 @@ class SessionCreatedEvent(StreamedEvent, frozen=True, gc=False, kw_only=True, ta
     parent: str
 
 
+class SessionClosedEvent(StreamedEvent, frozen=True, gc=False, kw_only=True, tag="SESSION_CLOSED"):
+    """A program has closed a session; summaries under way have ended. It stays in the log, and may be loaded again."""
+
+
 class MessageCreatedEvent(CallEvent, frozen=True, gc=False, kw_only=True, tag="MESSAGE_CREATED"):
     """A message is in the log. `message` is its id, the same wherever its conversation is sent again.
 
@@ -44,6 +55,21 @@ class MessageCreatedEvent(CallEvent, frozen=True, gc=False, kw_only=True, tag="M
     message: str
     role: str
     place: int | None = None
+
+
+class PartCreatedEvent(CallEvent, frozen=True, gc=False, kw_only=True, tag="PART_CREATED"):
+    """A part of a message is in the log; its texts are cut to 1,000 characters. A result is in the part of its call."""
+
+    message: str
+    part: MessagePart
+
+
+class PartUpdatedEvent(CallEvent, frozen=True, gc=False, kw_only=True, tag="PART_UPDATED"):
+    """The part of a call stands otherwise: its result has come, or is sent in short from this call on."""
+
+    message: str
+    part: MessagePart
+    why: Literal["completed", "pruned"]
 
 
 class CallStartedEvent(CallEvent, frozen=True, gc=False, kw_only=True, tag="CALL_STARTED"):
@@ -172,6 +198,20 @@ class CompactionCompletedEvent(StreamedEvent, frozen=True, gc=False, kw_only=Tru
     reason: str
     is_manual: bool
 
+    @property
+    def payload(self) -> CompactionResult:
+        """The result of the compaction."""
+        return CompactionResult(
+            session_id=self.session,
+            summary_message_id=self.summary,
+            level_used=self.level,
+            compacted_message_count=self.messages,
+            summary_token_count=self.tokens_after,
+            tokens_before=self.tokens_before,
+            tokens_after=self.tokens_after,
+            elapsed_ms=self.elapsed_ms,
+        )
+
 
 class CompactionFailedEvent(StreamedEvent, frozen=True, gc=False, kw_only=True, tag="COMPACTION_FAILED"):
     """No summary came of an attempt."""
@@ -213,6 +253,44 @@ class SessionIdleEvent(CallEvent, frozen=True, gc=False, kw_only=True, tag="SESS
     attempts: int
 
 
+class MapEvent(StreamedEvent, frozen=True, gc=False, kw_only=True):
+    """An event of an operator that goes through a list of inputs: the id of its `run`, and which `operator` it is.
+
+    It is told on the bus that the operator was given, and not in the stream. `session` is that of the run, or empty.
+    """
+
+    run: str
+    operator: Literal["llm_map", "agentic_map"]
+
+
+class MapStartedEvent(MapEvent, frozen=True, gc=False, kw_only=True, tag="MAP_STARTED"):
+    """A run begins. `items` is null where the inputs come one by one."""
+
+    model: str
+    items: int | None
+
+
+class MapItemCompletedEvent(MapEvent, frozen=True, gc=False, kw_only=True, tag="MAP_ITEM_COMPLETED"):
+    """The result for the input at `index` is there. `item_session` is the session that worked on it, or empty."""
+
+    index: int
+    success: bool
+    error: str | None = None
+    attempts: int = 1
+    item_session: str = ""
+
+
+class MapCompletedEvent(MapEvent, frozen=True, gc=False, kw_only=True, tag="MAP_COMPLETED"):
+    """A run has ended, or was cancelled. `tokens` and `money` are those of all its calls; money is null if unknown."""
+
+    succeeded: int
+    failed: int
+    is_cancelled: bool
+    tokens: TokenUsage
+    money: float | None
+    elapsed_ms: int
+
+
 class ResetEvent(StreamedEvent, frozen=True, gc=False, kw_only=True, tag="RESET"):
     """Events may be missing before this one: load anew what they were to keep current.
 
@@ -233,7 +311,10 @@ class StreamEndedEvent(StreamedEvent, frozen=True, gc=False, kw_only=True, tag="
 
 StreamEvent = (
     SessionCreatedEvent
+    | SessionClosedEvent
     | MessageCreatedEvent
+    | PartCreatedEvent
+    | PartUpdatedEvent
     | CallStartedEvent
     | CallCompletedEvent
     | CallUnreadableEvent
@@ -262,3 +343,11 @@ def name_type(kind: type[StreamedEvent]) -> str:
 
 EVENT_TYPES: tuple[str, ...] = tuple(map(name_type, get_args(StreamEvent)))
 """All types that may be told, in the order of their description."""
+
+MapEvents = MapStartedEvent | MapItemCompletedEvent | MapCompletedEvent
+
+WEBHOOK_EVENTS: tuple[str, ...] = tuple([name for name in EVENT_TYPES if name not in ("RESET", "STREAM_ENDED")])
+"""The types that webhooks may be sent: all but those that tell of a connection."""
+
+BUS_EVENTS: tuple[str, ...] = (*WEBHOOK_EVENTS, *map(name_type, get_args(MapEvents)))
+"""The types that an `EventBus` may publish."""

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Self, TypeVar, get_type_hints
+from typing import Any, Generic, Self, TypeVar, get_type_hints
 
 import msgspec
 from msgspec.inspect import BoolType, IntType, LiteralType, Metadata, NoneType, StructType, UnionType, type_info
@@ -31,9 +31,11 @@ MAX_BODY_BYTES = 64 * 1024
 ANY = "*"
 """The name of a query parameter that stands for all others, which are not read."""
 _LONGEST_NUMBER = 9
+_OK = (200,)
 _PARTS = frozenset({"path", "query", "body", "request"})
 
 Form = TypeVar("Form", bound=msgspec.Struct)
+Document = TypeVar("Document", bound=msgspec.Struct)
 Responder = Callable[..., Awaitable[object]]
 """A handler: a coroutine function that returns a response, or a document that is sent as JSON.
 
@@ -50,6 +52,14 @@ class Media:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Answered(Generic[Document]):
+    """A document with the status of its response, where that is not always 200."""
+
+    document: Document
+    status: int
+
+
 class Endpoint:
     """An ASGI application for one path. `respond` serves GET and HEAD.
 
@@ -61,9 +71,16 @@ class Endpoint:
         if respond is not None:
             self.on("GET", respond, *parameters).on("HEAD", respond, *parameters)
 
-    def on(self, method: str, respond: Responder, *parameters: str) -> Self:
-        """Add a method."""
-        self.operations[method] = Operation(respond, parameters)
+    def on(
+        self,
+        method: str,
+        respond: Responder,
+        *parameters: str,
+        statuses: Sequence[int] = _OK,
+        most_bytes: int = MAX_BODY_BYTES,
+    ) -> Self:
+        """Add a method. `statuses` are those of its responses, `most_bytes` is the most that its body may have."""
+        self.operations[method] = Operation(respond, parameters, statuses, most_bytes)
         return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,6 +102,8 @@ class Endpoint:
             )
             return respond_json(body, 405, {"allow": allowed})
         answer = await operation.answer(request)
+        if isinstance(answer, Answered):
+            return respond_json(write_json(answer.document), answer.status)
         return answer if isinstance(answer, Response) else respond_json(write_json(answer))
 
 
@@ -94,9 +113,17 @@ class Operation:
     `path`, `query` and `body` are the Structs that the handler takes, None if it takes none.
     """
 
-    def __init__(self, respond: Responder, parameters: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        respond: Responder,
+        parameters: Sequence[str] = (),
+        statuses: Sequence[int] = _OK,
+        most_bytes: int = MAX_BODY_BYTES,
+    ) -> None:
         self.respond = respond
         self.parameters = tuple(parameters)
+        self.statuses = tuple(statuses)
+        self.most_bytes = most_bytes
 
     # Read when they are first needed: for all paths together that takes 25 ms, which the start of the server has not.
 
@@ -166,7 +193,7 @@ class Operation:
                     raise BadRequest(f"the parameter {field.encode_name!r} is given more than once")
             given["query"] = self.query(**read_values(self._query_fields, request.query_params))
         if self.body is not None:
-            given["body"] = read_document(await read_body(request, MAX_BODY_BYTES), self.body)
+            given["body"] = read_document(await read_body(request, self.most_bytes), self.body)
         if "request" in self._takes:
             given["request"] = request
         return await self.respond(**given)

@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.events import ExchangeRecorded
 
 OPEN_AFTER = 3
@@ -47,12 +47,14 @@ class UpstreamCircuits:
     What the proxy asks by itself stops earlier, by model (`compaction/model_health`).
     """
 
-    def __init__(self, names: Iterable[str], bus: EventBus) -> None:
+    def __init__(self, names: Iterable[str], bus: EngineBus) -> None:
         self._circuits = dict.fromkeys(names, UpstreamCircuit())
         bus.subscribe(ExchangeRecorded, self.note)
 
     def note(self, event: ExchangeRecorded) -> None:
         """Count a failure, or close the circuit. A call that told nothing of its upstream changes nothing."""
+        if event.kind == "recorded":
+            return
         if event.is_unreached or event.status >= _SERVER_ERROR:
             known = self._circuits.get(event.upstream, UpstreamCircuit())
             self._circuits[event.upstream] = UpstreamCircuit(known.failures + 1, event.status)

@@ -18,6 +18,7 @@ from proxy.server.api.context import ContextApi
 from proxy.server.api.doctor import DoctorApi
 from proxy.server.api.events import EventsApi
 from proxy.server.api.health import HealthApi
+from proxy.server.api.maps import MapsApi
 from proxy.server.api.memory import MemoryApi
 from proxy.server.api.messages import MessagesApi
 from proxy.server.api.openapi import ApiDocument
@@ -125,6 +126,7 @@ def build_routes(
     messages: MessagesApi,
     doctor: DoctorApi,
     events: EventsApi,
+    maps: MapsApi,
     mcp: ASGIApp,
     find_tenant: FindTenant,
 ) -> ASGIApp:
@@ -148,6 +150,7 @@ def build_routes(
         *messages.list_routes(),
         *doctor.list_routes(),
         *events.list_routes(),
+        *maps.list_routes(),
         *searches.list_own_routes(),
         *HealthApi(health, find_log_health, facts).list_routes(),
     ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.events import AnswerRead, ExchangeRecorded, Planned, ReadingFailed, ResponseRead
 from proxy.telemetry.log_lines import ACCESS
 
@@ -65,7 +65,7 @@ class AccessLog:
         self._now = now
         self._waiting: OrderedDict[str, _Request] = OrderedDict()  # by exchange
 
-    def subscribe(self, bus: EventBus) -> None:
+    def subscribe(self, bus: EngineBus) -> None:
         """Follow the calls of a bus."""
         bus.subscribe(Planned, self.note_plan)
         bus.subscribe(ExchangeRecorded, self.note_round)

@@ -196,6 +196,12 @@ METRICS: tuple[tuple[Kind, str, str, tuple[str, ...]], ...] = (
     ),
     ("counter", "palimpsest_erased_sessions", "Sessions whose content was erased, by why.", ("cause",)),
     ("counter", "palimpsest_erased_bytes", "Bytes of content that were erased, as they were stored.", ("cause",)),
+    (
+        "counter",
+        "palimpsest_webhooks",
+        "Events for webhooks, by host and verdict: delivered, refused, failed too often, or dropped for lack of room.",
+        ("host", "verdict"),
+    ),
     ("counter", "palimpsest_idle_sessions", "Sessions that went idle because no nudge was answered.", ()),
     (
         "seconds",

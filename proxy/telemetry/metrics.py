@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from proxy import __version__
 from proxy.context.pricing import Cost
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.events import (
     AnswerRead,
     AuxiliaryEnded,
@@ -43,6 +43,7 @@ from proxy.model.events import (
     SilentOverflowSeen,
     SummaryAdded,
     SummaryWasted,
+    WebhookEnded,
 )
 from proxy.model.exchange import Usage
 from proxy.model.log import ArchiveHealth
@@ -162,6 +163,7 @@ class Metrics(Collector):
             Nudged: lambda event: self._add("palimpsest_nudges", str(event.attempt)),
             SessionWentIdle: lambda event: self._add("palimpsest_idle_sessions"),
             SessionsErased: self._count_erased,
+            WebhookEnded: lambda event: self._add("palimpsest_webhooks", event.host, event.verdict),
             SummaryWasted: lambda event: self._add("palimpsest_wasted_tokens", count=event.cost),
         }
         self._registry = CollectorRegistry(auto_describe=False)
@@ -169,7 +171,7 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
         self._values["palimpsest_build_info"][__version__, platform.python_version()] = 1
 
-    def subscribe(self, bus: EventBus) -> None:
+    def subscribe(self, bus: EngineBus) -> None:
         """Count all events of a bus that have a metric."""
         for kind, count in self._counters.items():
             bus.subscribe(kind, count)
@@ -249,7 +251,7 @@ class Metrics(Collector):
         for name, count in counts.items():
             if count is not None:
                 self._add("palimpsest_usage_tokens", kind, label, name, count=count)
-        if usage.input is None and usage.output is None:
+        if kind == "recorded" or (usage.input is None and usage.output is None):
             return
         money = self._price(upstream, model, usage).money
         if money is None:

@@ -25,7 +25,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from proxy import __version__
 from proxy.engine.open_exchange import OpenExchange
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.events import AnswerRead, EpochOpened, ExchangeRecorded, Planned, ReadingFailed, ResponseRead
 from proxy.model.exchange import Headers, Usage
 from proxy.telemetry.policy import TelemetryPolicy
@@ -78,7 +78,7 @@ class Tracing:
         self._open: OrderedDict[str, Span] = OrderedDict()  # by exchange
         self._ended: OrderedDict[str, tuple[Span, int]] = OrderedDict()  # and when, until the response was read
 
-    def subscribe(self, bus: EventBus) -> None:
+    def subscribe(self, bus: EngineBus) -> None:
         """Follow the calls of a bus."""
         bus.subscribe(Planned, self.note_plan)
         bus.subscribe(EpochOpened, self.note_epoch)

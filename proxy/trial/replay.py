@@ -17,13 +17,14 @@ from proxy.config import Settings
 from proxy.config.sections import UpstreamSettings
 from proxy.engine.models import PriceList
 from proxy.engine.reports.titles import find_title
+from proxy.engine.turns.calls import LocalClient
 from proxy.model.epoch import Edit, Epoch, Replaced, Written
 from proxy.model.exchange import ClientRequest
 from proxy.model.log import Bill, ExchangeRow
 from proxy.transcripts.transcript import Transcript, TranscriptCall
 from proxy.trial.estimate import Cut, EpochEstimate, SessionEstimate, sum_costs
 from proxy.trial.requests import PATHS, Requests, make_response
-from proxy.trial.upstream import ReplayClock, ReplayUpstream, SilentClient
+from proxy.trial.upstream import ReplayClock, ReplayUpstream
 from proxy.trial.usage import UsageEstimator
 from proxy.wire import FORMATS
 
@@ -132,7 +133,7 @@ class _Replay:
 
     async def _make_call(self, requests: Requests, number: int, call: TranscriptCall) -> None:
         self._clock.wait_until(call.at_ms)
-        body, client = requests.make_body(call), SilentClient()
+        body, client = requests.make_body(call), LocalClient()
         own = await self._usage.find_own(call)
 
         async def answer(sent: bytes) -> bytes:
@@ -150,7 +151,7 @@ class _Replay:
         # When the next call comes, what is planned ahead for it has long been planned.
         await asyncio.sleep(0)
         await self._engine.worker.finish()
-        self._errors += bool(client.error)
+        self._errors += client.has_failed
         self._sessions[client.session] = None
 
     async def _settle(self) -> None:

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
+from proxy.engine.turns.responses import write_response
 from proxy.model.exchange import Headers, Usage
 from proxy.transcripts.transcript import Transcript, TranscriptCall, Wire, encode, read_json, read_list, read_map
 
@@ -98,49 +97,4 @@ def _mark(raw: bytes, marker: Mapping[str, str]) -> bytes:
 
 def make_response(wire: Wire, call: TranscriptCall, number: int, usage: Usage) -> bytes:
     """Return the body of a response with the answer of a call, and this usage."""
-    messages = [msgspec.Raw(raw) for raw in call.answer]
-    if wire == "responses":
-        value: dict[str, Any] = {
-            "id": f"resp_{number}",
-            "object": "response",
-            "status": "completed",
-            "output": messages,
-        }
-    elif wire == "anthropic_messages":
-        content = [block for raw in call.answer for block in read_list(read_map(read_json(raw)).get("content"))]
-        value = {"id": f"msg_{number}", "type": "message", "role": "assistant", "content": content}
-        value["stop_reason"] = (
-            "tool_use" if any(read_map(each).get("type") == "tool_use" for each in content) else "end_turn"
-        )
-    else:
-        calls = any(read_map(read_json(raw)).get("tool_calls") for raw in call.answer)
-        choice = {
-            "index": 0,
-            "message": messages[0] if messages else {},
-            "finish_reason": "tool_calls" if calls else "stop",
-        }
-        value = {"id": f"chatcmpl-{number}", "object": "chat.completion", "choices": [choice]}
-    return encode(value | {"model": call.model, "usage": _write_usage(wire, usage)})
-
-
-def _write_usage(wire: Wire, usage: Usage) -> dict[str, Any]:
-    whole, output, read, written = usage.input or 0, usage.output or 0, usage.cached, usage.written
-    if wire == "anthropic_messages":
-        parts = {"cache_read_input_tokens": read or 0, "cache_creation_input_tokens": written or 0}
-        return {"input_tokens": whole - sum(parts.values()), "output_tokens": output, **parts}
-    counts = {"cached_tokens": read} if read is not None else {}
-    if wire == "responses":
-        counts |= {"cache_write_tokens": written} if written else {}
-        return {
-            "input_tokens": whole,
-            "output_tokens": output,
-            "total_tokens": whole + output,
-            "input_tokens_details": counts,
-            "output_tokens_details": {"reasoning_tokens": usage.reasoning or 0},
-        }
-    return {
-        "prompt_tokens": whole,
-        "completion_tokens": output,
-        "total_tokens": whole + output,
-        "prompt_tokens_details": counts,
-    }
+    return write_response(wire, call.answer, number=str(number), model=call.model, usage=usage)

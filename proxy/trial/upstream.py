@@ -1,16 +1,15 @@
-"""A provider that answers as a transcript says, and a client that takes the answers; nothing leaves the process."""
+"""A provider that answers as a transcript says; nothing leaves the process."""
 
 import time
 from collections.abc import Awaitable, Callable
 
 from proxy.engine.ports import RequestBody
-from proxy.model.errors import ProxyError, UpstreamUnreachable
+from proxy.engine.response_stream import WholeResponse
 from proxy.model.exchange import Headers
 from proxy.trial.requests import CALL
 from proxy.wire.headers import find_header
 
 _STATUS_OK, _STATUS_MISSING = 200, 404
-_JSON: Headers = ((b"content-type", b"application/json"),)
 _REFUSAL = b'{"error":{"type":"not_found","message":"a transcript answers its own calls only"}}'
 
 
@@ -40,33 +39,6 @@ class ReplayClock:
         self._ahead += max(0.0, (at_ms - self.now_ms()) / 1000) if at_ms else 0.0
 
 
-class ReplayedResponse:
-    """A response that has arrived as a whole."""
-
-    is_received = True
-
-    def __init__(self, status: int, content: bytes) -> None:
-        self.status = status
-        self.headers: Headers = _JSON
-        self._content = content
-
-    @property
-    def is_ended(self) -> bool:
-        """True once every byte of the response has been read."""
-        return not self._content
-
-    async def read(self) -> bytes:
-        """Return the body, then nothing."""
-        content, self._content = self._content, b""
-        return content
-
-    async def pump(self, take: Callable[[bytes], bool]) -> None:
-        """Leave the body to `read`: it came together with the end."""
-
-    def close(self) -> None:
-        """Do nothing: there is no connection."""
-
-
 Answer = Callable[[bytes], Awaitable[bytes]]
 """Returns the body of the response to a request with this body."""
 
@@ -84,47 +56,13 @@ class ReplayUpstream:
         """Answer the call with this number."""
         self._number, self._answer = number, answer
 
-    async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> ReplayedResponse:
+    async def send(self, method: str, target: bytes, headers: Headers, body: bytes | RequestBody) -> WholeResponse:
         """Return the answer to the expected call."""
         is_expected = find_header(headers, CALL) == b"%d" % self._number
         if self._answer is None or not is_expected or not isinstance(body, bytes):
             self.refused += method == "POST"
-            return ReplayedResponse(_STATUS_MISSING, _REFUSAL)
-        return ReplayedResponse(_STATUS_OK, await self._answer(body))
+            return WholeResponse(_STATUS_MISSING, (), _REFUSAL)
+        return WholeResponse(_STATUS_OK, (), await self._answer(body))
 
     async def aclose(self) -> None:
         """Do nothing: there are no connections."""
-
-
-class SilentClient:
-    """A client that takes what comes. `error` is what it was told in place of an answer, `session` where it is kept."""
-
-    def __init__(self) -> None:
-        self.error = self.session = ""
-
-    def label(self, fields: Headers) -> None:
-        """Take headers, among them the session's id."""
-        self.session = find_header(fields, b"x-palimpsest-session").decode("latin-1") or self.session
-
-    def start(self, status: int, headers: Headers) -> None:
-        """Take the head of a response."""
-        if status != _STATUS_OK:
-            self.error = f"status {status}"
-
-    def write(self, content: bytes, *, is_last: bool = False) -> bool:
-        """Take a part of the body."""
-        return True
-
-    async def drain(self) -> None:
-        """Return at once."""
-
-    def fail(self, error: ProxyError) -> None:
-        """Take an error."""
-        self.error = str(error)
-
-    def dismiss(self) -> None:
-        """Take that the call was cancelled."""
-        self.error = self.error or str(UpstreamUnreachable("the call was cancelled"))
-
-    def abort(self) -> None:
-        """Take that the call has ended."""

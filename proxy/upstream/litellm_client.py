@@ -14,6 +14,7 @@ import httpx
 import orjson
 
 from proxy.engine.ports import RequestBody, UpstreamResponse
+from proxy.engine.response_stream import WholeResponse
 from proxy.model.errors import BadRequest, NotFound, TooLarge
 from proxy.model.exchange import Headers
 from proxy.upstream.litellm_errors import ProviderRefusal, mapping_errors, pick_headers
@@ -32,7 +33,6 @@ from proxy.wire import FORMATS, find_wire
 from proxy.wire.body import decode_content
 from proxy.wire.headers import HOP, find_credential, find_header, list_hops, strip_scheme
 
-_JSON = (b"content-type", b"application/json")
 _STREAM: Headers = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 # A body that comes in pieces is kept whole, up to this size.
 _MOST_BYTES = 64 * 1024 * 1024
@@ -43,13 +43,23 @@ _NO_KEY = "none"
 _PATTERN = frozenset("*?[")
 
 
-class LitellmClient:
-    """Sends requests to one upstream of kind litellm. `library` is litellm; `spawn` starts a task that receives."""
+Load = Callable[[], Any]
 
-    def __init__(self, policy: UpstreamPolicy, library: Any, spawn: Spawn, *, hop_id: str = "") -> None:
+
+class LitellmClient:
+    """Sends requests to one upstream of kind litellm. `library` is litellm; `spawn` starts a task that receives.
+
+    Without a `library` the first request loads it, in a thread, with `load`.
+    """
+
+    def __init__(
+        self, policy: UpstreamPolicy, library: Any, spawn: Spawn, *, hop_id: str = "", load: Load | None = None
+    ) -> None:
         self.name = policy.name
         self._policy = policy
         self._library = library
+        self._load = load
+        self._loading = asyncio.Lock()
         self._spawn = spawn
         self._hop_id = hop_id.encode() if is_near(urlsplit(policy.base_url).hostname or "") else b""
 
@@ -66,6 +76,7 @@ class LitellmClient:
             )
         content = body if isinstance(body, bytes) else await _read_all(body)
         try:
+            await self._find_library()
             members = ENTRY_POINTS[wire].read_members(_decode(headers, content))
             self._check_model(members.get("model"))
             return await self._call(wire, members, self._make_options(headers))
@@ -74,7 +85,13 @@ class LitellmClient:
 
     async def aclose(self) -> None:
         """Close the connections that litellm keeps."""
-        await self._library.close_litellm_async_clients()
+        if self._library is not None:
+            await self._library.close_litellm_async_clients()
+
+    async def _find_library(self) -> None:
+        if self._library is None and self._load is not None:
+            async with self._loading:
+                self._library = self._library or await asyncio.to_thread(self._load)
 
     async def _call(self, wire: str, members: dict[str, Any], options: dict[str, Any]) -> UpstreamResponse:
         with mapping_errors(self.name, (self._policy.api_key,)):
@@ -120,7 +137,7 @@ class LitellmClient:
         if patterns and not any(fnmatchcase(model, pattern) for pattern in patterns):
             raise BadRequest(f"no upstream takes the model {model[:200]!r}; add it to the models of one")
 
-    def _list_models(self) -> "WholeResponse":
+    def _list_models(self) -> WholeResponse:
         """Return the models of the settings. litellm cannot ask a provider for its own."""
         names = [name for name in self._policy.models if not _PATTERN.intersection(name)]
         if not names:
@@ -128,30 +145,6 @@ class LitellmClient:
             raise NotFound(f"the upstream {self.name!r} {what}")
         listed = [{"id": name, "object": "model", "created": 0, "owned_by": self.name} for name in names]
         return WholeResponse(200, (), orjson.dumps({"object": "list", "data": listed}))
-
-
-class WholeResponse:
-    """A response that is in memory; implements the port `UpstreamResponse`."""
-
-    is_received = True
-
-    def __init__(self, status: int, headers: Headers, content: bytes) -> None:
-        self.status = status
-        self.headers: Headers = (_JSON, (b"content-length", b"%d" % len(content)), *headers)
-        self.is_ended = False
-        self._content = content
-
-    async def read(self) -> bytes:
-        """Return the body, then empty bytes."""
-        content, self._content = self._content, b""
-        self.is_ended = True
-        return content
-
-    async def pump(self, take: Callable[[bytes], bool]) -> None:
-        """Do nothing: all of it has come."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class LitellmStream(ReceivedResponse):

@@ -116,8 +116,12 @@ class ModelCatalog:
     async def open(self) -> None:
         """Load the map once, in a thread. Until then look-ups do without it."""
         async with self._opening:
-            if self._bundled is None:
-                self._bundled = await asyncio.to_thread(self._load)
+            await asyncio.to_thread(self.load)
+
+    def load(self) -> None:
+        """Load the map, unless it is. Blocks for some 10 ms."""
+        if self._bundled is None:
+            self._bundled = self._load()
 
     def note_listing(self, upstream: str, content: bytes) -> None:
         """Remember an upstream's list of models. A list without models is ignored."""

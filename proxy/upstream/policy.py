@@ -26,6 +26,7 @@ class UpstreamPolicy:
     idle_timeout: float = 600.0
     proxy: str = field(default="", repr=False)
     kind: Kind = "openai"
+    is_deferred: bool = False  # litellm is imported with the first call, not before
 
     @property
     def address(self) -> str:

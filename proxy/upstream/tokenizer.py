@@ -5,10 +5,13 @@ wheel: nothing is downloaded. Counting never fails and takes time in proportion 
 count also loads the vocabulary, so call it in a thread.
 """
 
+import importlib
 import importlib.util
+import logging
+import operator
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from proxy.context.budget import cut_stretches, estimate_tokens
 from proxy.context.model_catalog import Encoding
@@ -20,6 +23,11 @@ _ID_BYTES = 4
 _NO_TOKEN = "palimpsest"
 # The beginning of every special token in these encodings. `encode_flat` would not treat such text as plain text.
 _SPECIAL = "<|"
+Estimate = Callable[..., int]
+"""Takes a text and, by name, the `model` that reads it, None if that is not known. Returns its tokens."""
+
+_log = logging.getLogger("palimpsest.models")
+
 # Characters from which a text is counted without the GIL. A shorter text takes less time than reacquiring the GIL may.
 _LONG = 32 * 1024
 
@@ -78,8 +86,22 @@ def load_encoder(encoding: Encoding) -> Encoder | None:
     return SplintrEncoder(splintr.Tokenizer.from_pretrained(encoding))
 
 
+def import_function(path: str) -> Callable[..., Any]:
+    """Return the function of a dotted path. Raises ImportError, AttributeError, and TypeError if it is no function."""
+    module, _, name = path.rpartition(".")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    if not callable(found):
+        raise TypeError(f"{path} is no function")
+    return found
+
+
 class CountingTokenizer:
-    """Counts tokens. Each encoding is loaded once, when it is first needed."""
+    """Counts tokens. Each encoding is loaded once, when it is first needed.
+
+    `is_by_model`: what it counts depends on the model, not only on the encoding.
+    """
+
+    is_by_model = False
 
     def __init__(self, load: Callable[[Encoding], Encoder | None] = load_encoder) -> None:
         self._load = load
@@ -101,7 +123,7 @@ class CountingTokenizer:
         """Return whether an encoding is ready, or known to be missing."""
         return encoding in self._encoders
 
-    def count(self, text: str, encoding: Encoding) -> tuple[int, bool]:
+    def count(self, text: str, encoding: Encoding, model: str = "") -> tuple[int, bool]:
         """Return the number of tokens of a text, and whether it is an estimate."""
         encoder = self._find(encoding)
         if encoder is None:
@@ -117,3 +139,49 @@ class CountingTokenizer:
                     encoder.warm()
                 self._encoders[encoding] = encoder
             return self._encoders[encoding]
+
+
+class EstimatingTokenizer(CountingTokenizer):
+    """Counts tokens by a function of the user's. Where that fails it counts as without one, and logs the first time."""
+
+    is_by_model = True
+
+    def __init__(self, estimate: Estimate, load: Callable[[Encoding], Encoder | None] = load_encoder) -> None:
+        super().__init__(load)
+        self._estimate = estimate
+        self._has_failed = False
+
+    def prepare(self, encoding: Encoding) -> None:
+        """Do nothing, since an encoding is needed only where the function fails."""
+
+    def warm(self, encoding: Encoding) -> None:
+        """Do nothing, like `prepare`."""
+
+    def is_ready(self, encoding: Encoding) -> bool:
+        """Return True: there is nothing to load."""
+        return True
+
+    def count(self, text: str, encoding: Encoding, model: str = "") -> tuple[int, bool]:
+        """Return the number of tokens of a text by the function, which is no estimate to us."""
+        found = self.try_estimate(text, model)
+        if isinstance(found, int):
+            return found, False
+        if not self._has_failed:
+            self._has_failed = True
+            _log.warning("budget.estimator failed, and tokens are counted as without it: %r", found)
+        return super().count(text, encoding)
+
+    def try_estimate(self, text: str, model: str = "") -> int | Exception:
+        """Return what the function counts, or what is wrong with it."""
+        try:
+            tokens = operator.index(self._estimate(text, model=model or None))
+            if tokens < 0:
+                raise ValueError(f"it returned {tokens}")
+        except Exception as error:  # noqa: BLE001 - the function is the user's, and counting never fails
+            return error
+        return tokens
+
+
+def make_tokenizer(estimate: Estimate | None) -> CountingTokenizer:
+    """Return a tokenizer that counts by a function of the user's, if there is one."""
+    return CountingTokenizer() if estimate is None else EstimatingTokenizer(estimate)

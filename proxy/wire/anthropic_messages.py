@@ -293,6 +293,15 @@ class AnthropicMessages(Format):
         thinking = _list_thinking(read_objects(message.get("content"))) if isinstance(message, dict) else []
         return _count_characters(thinking) if thinking else 0
 
+    def append_output(self, raw: bytes, line: bytes) -> bytes:
+        """Return a raw message with a text behind its last result of a tool."""
+        blocks = list_elements(content) if (content := read_member(raw, "content"))[:1] == b"[" else []
+        for i, block in reversed(tuple(enumerate(blocks))):
+            if (read_object(block.decode(errors="replace")) or {}).get("type") == "tool_result":
+                told = (*blocks[:i], self.append_text(block, "content", line), *blocks[i + 1 :])
+                return set_member(raw, "content", join_array(told))
+        return raw
+
     def add_cleared(self, raw: bytes, terms: ClearingTerms, cleared: ClearedContext) -> bytes:
         """Return a raw message, or the data of a `message_delta`, with the edits that were applied."""
         value = load_lenient(raw)

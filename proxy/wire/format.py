@@ -222,6 +222,22 @@ class Format(ABC):
         """
         return raw
 
+    def append_output(self, raw: bytes, line: bytes) -> bytes:
+        """Return a raw message, or item, with a text behind the newest tool's output in it.
+
+        The text is a raw JSON string. An output that cannot have it stays as it is.
+        """
+        return self.append_text(raw, "content", line)
+
+    def append_text(self, raw: bytes, name: str, text: bytes) -> bytes:
+        """Return a raw object with a text behind the one, or the parts, in this member."""
+        content = read_member(raw, name)
+        if content[:1] == b'"':
+            return set_member(raw, name, content[:-1] + text[1:])
+        if content[:1] != b"[":
+            return raw
+        return set_member(raw, name, join_array([*list_elements(content), self.write_text_part("tool", text)]))
+
     def write_text_part(self, role: str, text: bytes) -> bytes:
         """Return a raw text part for a message of a role; the text is given as a raw JSON string."""
         return b'{"type":"text","text":%b}' % text

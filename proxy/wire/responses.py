@@ -341,6 +341,11 @@ class Responses(Format):
             return set_member(raw, "output", join_array([told]))
         return raw
 
+    def append_output(self, raw: bytes, line: bytes) -> bytes:
+        """Return an item with a text behind its output, if that is a string or a list of parts."""
+        kind = self.read_item_kind(read_object(raw.decode(errors="replace")) or {})
+        return self.append_text(raw, "output", line) if kind in _TEXT_LISTS else raw
+
     def write_message(self, role: str, text: bytes) -> bytes:
         """Return a message item with one part."""
         part = self.write_text_part(role, text)

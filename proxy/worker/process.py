@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from proxy.context.outline import Outline, OutlineJob
 from proxy.engine.context.epoch_planner import PlanJob, RenderedPlan
 from proxy.engine.runtime import attempt
 from proxy.engine.token_counter import Measured, MeasureJob
@@ -46,6 +47,7 @@ _log = logging.getLogger("palimpsest.worker")
 _results = msgspec.msgpack.Decoder(Result)
 _plans = msgspec.msgpack.Decoder(RenderedPlan)
 _measured = msgspec.msgpack.Decoder(list[Measured])
+_outlines = msgspec.msgpack.Decoder(Outline)
 _health = msgspec.msgpack.Decoder(IndexHealth)
 _problems = msgspec.msgpack.Decoder(str)
 _passages = msgspec.msgpack.Decoder(PassageBatch)
@@ -117,6 +119,11 @@ class WorkerProcess:
         """Return the measurements of each content. Raises WorkerLost, or RuntimeError if measuring has failed."""
         measured: list[Measured] = await self._ask(job, self._urgent, _measured.decode)
         return measured
+
+    async def outline(self, job: OutlineJob) -> Outline:
+        """Return the outline of a content. Raises like `measure`."""
+        found: Outline = await self._ask(job, self._urgent, _outlines.decode)
+        return found
 
     async def rebuild_index(self) -> IndexHealth:
         """Have the index made anew. Raises WorkerLost and StoreUnavailable."""

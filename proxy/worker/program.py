@@ -20,11 +20,12 @@ import msgspec
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import BuilderPolicy
 from proxy.context.model_catalog import Encoding
+from proxy.context.outline import OutlineJob, outline
 from proxy.engine.context.epoch_planner import FeatureCache, PlanJob, compute_plan
 from proxy.engine.token_counter import MeasureJob, measure
 from proxy.model.search import IndexHealth
 from proxy.store.search.indexer import Indexer
-from proxy.upstream.tokenizer import CountingTokenizer
+from proxy.upstream.tokenizer import CountingTokenizer, import_function, make_tokenizer
 from proxy.worker.indexing import IdleIndexing, IndexJob, PassageJob, VectorJob
 from proxy.worker.outlines import Outliner
 
@@ -35,18 +36,21 @@ LENGTH_BYTES = 4
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
-Job = PlanJob | MeasureJob | IndexJob | PassageJob | VectorJob
+Job = PlanJob | MeasureJob | OutlineJob | IndexJob | PassageJob | VectorJob
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
     """The settings of a worker process: how plans are made, and the size of its cache of message features.
 
-    `log` is the path of the log that it indexes; without one it indexes nothing.
+    `log` is the path of the log that it indexes; without one it indexes nothing. `estimator` is the dotted path of the
+    function that counts tokens, and `search_path` where modules are looked for besides.
     """
 
     builder: BuilderPolicy
     cache_bytes: int
     log: str = ""
+    estimator: str = ""
+    search_path: tuple[str, ...] = ()
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):
@@ -61,7 +65,7 @@ class Jobs:
 
     def __init__(self, settings: WorkerSettings, indexer: Indexer | None = None) -> None:
         self._indexer = indexer
-        self.tokenizer = CountingTokenizer()
+        self.tokenizer = make_tokenizer(import_function(settings.estimator) if settings.estimator else None)
         self.outliner = Outliner()
         features = FeatureCache(settings.cache_bytes)
         self._builder = ContextBuilder(
@@ -76,6 +80,8 @@ class Jobs:
             return self._expect_indexer().list_passages(job.session, job.model)
         if isinstance(job, VectorJob):
             return self._expect_indexer().keep_vectors(job.session, job.model, job.batch)
+        if isinstance(job, OutlineJob):
+            return outline(job.text, job.path, self.outliner.outline)
         if isinstance(job, PlanJob):
             return compute_plan(job, self._builder)
         return [*measure(job, self.tokenizer)]
@@ -129,6 +135,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     end_with_parent()
     settings = msgspec.json.decode(sys.argv[1], type=WorkerSettings)
+    sys.path += [each for each in settings.search_path if each not in sys.path]
     indexer = Indexer(Path(settings.log)) if settings.log else None
     jobs = Jobs(settings, indexer)
     jobs.tokenizer.warm(COUNTED_IN)

@@ -63,7 +63,7 @@ def call_with(arguments: Sequence[str], open_log: Callable[[Settings], Any], **c
     """Run a command with these functions in place of the usual fakes; the exit code."""
     functions: dict[str, Any] = {
         "serve": lambda settings, until_unused=False: 0,
-        "count_tokens": tally,
+        "build_tally": lambda settings: tally,
         "load_savings_inputs": load_savings_inputs,
         "ask_server": refuse_to_ask,
         "follow_events": refuse_to_follow,

@@ -1,5 +1,8 @@
 """Sections of settings: what they refuse, and the policies made of them."""
 
+import base64
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ from proxy.config.settings import Settings
 from proxy.context.budget import BudgetPolicy
 from proxy.context.conversation import BuilderPolicy
 from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.events.webhooks import WebhookPolicy
 from proxy.engine.history.policy import NudgePolicy
 from proxy.engine.recall.policy import RecallPolicy
 from proxy.model.card import Offer, Prices, Rates
@@ -191,3 +195,42 @@ def test_a_hook_is_named_as_python_names_it() -> None:
 
 def test_only_an_upstream_may_receive_anything() -> None:
     assert 'names "nobody", which is none of the upstreams' in problem_of(may_receive=["nobody"])
+
+
+# --- webhooks --------------------------------------------------------------------------------------------------------
+
+GOOD_SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
+
+
+def test_webhooks_have_what_the_settings_say(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text(GOOD_SECRET + "\n")
+    given = [
+        {"url": "https://hooks.example/in?key=1", "secret": GOOD_SECRET},
+        {"url": "http://localhost:1/", "secret_file": str(file), "events": ["SESSION_CREATED"], "timeout": 2},
+    ]
+    first, second = Settings(events={"webhooks": given}).webhook_policies()
+    assert first == WebhookPolicy("https://hooks.example/in?key=1", b"s" * 32)
+    assert second == WebhookPolicy("http://localhost:1/", b"s" * 32, ("SESSION_CREATED",), 2.0)
+    assert first.host == "hooks.example"
+    assert "ssss" not in repr(first)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "needs a secret, or secret_file: whsec_"),
+        ({"secret": "whsec_short"}, "needs a secret"),
+        ({"secret": GOOD_SECRET.removeprefix("whsec_")}, "needs a secret"),
+        ({"secret": "whsec_" + base64.b64encode(b"s" * 65).decode()}, "needs a secret"),
+        ({"secret": GOOD_SECRET, "events": ["STREAM_ENDED"]}, '"STREAM_ENDED" is no event; there are SESSION_CREATED'),
+        ({"secret": GOOD_SECRET, "url": "hooks.example"}, "must be an address such as https://hooks.example"),
+        ({"secret": GOOD_SECRET, "url": "https://h:x/"}, "must be an address such as"),
+        ({"secret": GOOD_SECRET, "url": "https://u:p@hooks.example/"}, "must not hold a user or password"),
+        ({"secret": GOOD_SECRET, "timeout": 0}, "greater than 0"),
+    ],
+)
+def test_a_webhook_that_cannot_be_is_refused(given: dict[str, object], says: str) -> None:
+    webhook = {"url": "https://hooks.example/", **given}
+    with pytest.raises(ValidationError, match=re.escape(says)):
+        Settings(events={"webhooks": [webhook]})

@@ -66,6 +66,16 @@ def test_what_had_effects_is_not_to_be_repeated() -> None:
     assert "do not repeat" in text and "run it again" not in text
 
 
+def test_the_block_of_a_file_begins_with_the_sentence_about_it() -> None:
+    messages = [user("go"), *act("1", "cat src/a.py", "import os\n" + "# more\n" * 100), user("b")]
+    seen = look(messages)
+    request = msgspec.structs.replace(view(messages, 10_000), sentences={seen.found[2].digest.hex(): "It is empty."})
+    lines = outline_output(request, seen, 2).edit.text.splitlines()
+    assert lines[2:4] == ["  It is empty.", "  imports os"]
+    bare = outline_output(request, seen, 2, has_outline=False).edit.text.splitlines()
+    assert (bare[2], "  imports os" in bare) == ("  It is empty.", False)
+
+
 def test_the_block_of_a_file_shows_its_path_and_structure() -> None:
     source = "import os\n\n\ndef read_shape(raw):\n    return raw\n" + "# more\n" * 100
     messages = [user("go"), *act("1", "cat src/a.py", source), user("b")]

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.events import Event, ExchangeRecorded, ReadingFailed
 from tests.support.scripted import LIMIT
 
@@ -21,7 +21,7 @@ async def fail_later(event: Event) -> None:
 
 
 async def test_subscribers_of_a_type_hear_in_order_of_subscription() -> None:
-    bus = EventBus(TaskRunner())
+    bus = EngineBus(TaskRunner())
     heard: list[str] = []
     bus.subscribe(ReadingFailed, lambda event: heard.append("first"))
     bus.subscribe(ReadingFailed, lambda event: heard.append("second"))
@@ -31,14 +31,14 @@ async def test_subscribers_of_a_type_hear_in_order_of_subscription() -> None:
 
 
 async def test_an_event_without_subscribers_goes_nowhere() -> None:
-    bus, heard = EventBus(TaskRunner()), list[Event]()
+    bus, heard = EngineBus(TaskRunner()), list[Event]()
     bus.publish(EVENT)
     bus.subscribe(ReadingFailed, heard.append)
     assert heard == []
 
 
 async def test_a_subscriber_that_fails_is_logged_and_the_next_one_hears(caplog: pytest.LogCaptureFixture) -> None:
-    bus = EventBus(TaskRunner())
+    bus = EngineBus(TaskRunner())
     heard: list[Event] = []
     bus.subscribe(ReadingFailed, fail)
     bus.subscribe(ReadingFailed, heard.append)
@@ -50,7 +50,7 @@ async def test_a_subscriber_that_fails_is_logged_and_the_next_one_hears(caplog: 
 
 async def test_an_asynchronous_subscriber_gets_a_task_that_the_runner_holds() -> None:
     tasks = TaskRunner()
-    bus = EventBus(tasks)
+    bus = EngineBus(tasks)
     release, heard = asyncio.Event(), list[Event]()
 
     async def listen(event: Event) -> None:
@@ -67,7 +67,7 @@ async def test_an_asynchronous_subscriber_gets_a_task_that_the_runner_holds() ->
 
 async def test_an_asynchronous_failure_is_logged_and_reaches_nobody(caplog: pytest.LogCaptureFixture) -> None:
     tasks = TaskRunner()
-    bus = EventBus(tasks)
+    bus = EngineBus(tasks)
     bus.subscribe(ReadingFailed, fail_later)
     with caplog.at_level(logging.ERROR):
         bus.publish(EVENT)
@@ -76,7 +76,7 @@ async def test_an_asynchronous_failure_is_logged_and_reaches_nobody(caplog: pyte
 
 
 async def test_a_forgotten_subscriber_hears_nothing_more_wherever_it_subscribed() -> None:
-    bus = EventBus(TaskRunner())
+    bus = EngineBus(TaskRunner())
     heard: list[Event] = []
     listener = heard.append
     bus.subscribe(ReadingFailed, listener)
@@ -87,7 +87,7 @@ async def test_a_forgotten_subscriber_hears_nothing_more_wherever_it_subscribed(
 
 
 async def test_forgetting_one_subscriber_leaves_the_others() -> None:
-    bus = EventBus(TaskRunner())
+    bus = EngineBus(TaskRunner())
     left: list[Event] = []
     kept: list[list[Event]] = [[], []]
     leaver = left.append
@@ -100,7 +100,7 @@ async def test_forgetting_one_subscriber_leaves_the_others() -> None:
 
 
 async def test_a_subscriber_may_leave_while_it_is_told() -> None:
-    bus = EventBus(TaskRunner())
+    bus = EngineBus(TaskRunner())
     heard: list[str] = []
 
     def once(event: Event) -> None:

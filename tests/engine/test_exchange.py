@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from proxy.engine.policy import EnginePolicy
 from proxy.model.errors import BadRequest
 from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, Outcome, Reading, RequestOptions, Round
+from proxy.model.lineage import Step
 from proxy.model.manifest import compute_digest
 from tests.support.engine import (
     HEALTHY,
@@ -51,6 +52,21 @@ async def test_a_request_may_ask_for_a_mode(asked: bytes, mode: Mode) -> None:
     assert engine.exchanges.read_options(headers) == RequestOptions(mode)
     await finish(engine, engine.begin(replace(MANAGED, headers=headers), "chat_completions", RecordingClient()))
     assert engine.archive.opening.mode == mode
+
+
+async def test_a_call_that_stands_alone_is_recorded_in_its_session_and_part_of_no_conversation() -> None:
+    named: Headers = ((b"x-palimpsest-session", b"batch"),)
+    body = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
+    alone, placed = ((*named, (b"x-palimpsest-history", b"none")), named)
+    engine = make_engine(answer(b'{"choices":[{"message":{"role":"assistant","content":"yes"}}]}'))
+    for headers in (alone, placed):
+        request = replace(MANAGED, headers=headers, body=body)
+        await finish(engine, engine.begin(request, "chat_completions", RecordingClient()))
+    first, second = engine.archive.of(Opening)
+    assert (first.session.family, first.mode, first.kind) == ("batch", "observe", "managed")
+    assert (second.session, second.mode) == (first.session, "manage")
+    assert [each.exchange for each in engine.archive.of(Step)] == [second.exchange]
+    assert first.exchange in [each.exchange for each in engine.archive.of(Reading)]
 
 
 async def test_without_asking_the_configured_mode_holds() -> None:

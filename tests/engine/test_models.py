@@ -24,7 +24,7 @@ class NoTokens:
     def is_ready(self, encoding: Encoding) -> bool:
         raise AssertionError
 
-    def count(self, text: str, encoding: Encoding) -> tuple[int, bool]:
+    def count(self, text: str, encoding: Encoding, model: str = "") -> tuple[int, bool]:
         raise AssertionError
 
 

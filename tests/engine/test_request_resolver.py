@@ -13,7 +13,7 @@ from proxy.engine.policy import EnginePolicy
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.exchange import ClientRequest, Headers, Opening, RequestOptions
 from proxy.model.manifest import compute_digest, make_manifest
 from proxy.wire.chat_completions import ChatCompletions
@@ -33,7 +33,7 @@ class Setup:
         policy = EnginePolicy(record_cap_bytes=cap)
         clock, tasks = FixedClock(), TaskRunner()
         lineage = make_lineage(self.archive, clock, policy)
-        readings = ResponseReader(self.archive, EventBus(tasks), tasks, lineage, cap)
+        readings = ResponseReader(self.archive, EngineBus(tasks), tasks, lineage, cap)
         self.resolver = RequestResolver(
             policy, chosen, lineage=lineage, reader=readings, clock=clock, ids=CountingIds()
         )

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.response_reader import ResponseReader, UnreadAnswer, is_event_stream, read_received
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.events import Event, ReadingFailed
 from proxy.model.exchange import Answer, Headers, Reading
 from proxy.wire.chat_completions import ChatCompletions
@@ -30,7 +30,7 @@ class Setup:
         self.archive = FakeArchive(is_instant=True)
         self.tasks = TaskRunner()
         self.failures: list[Event] = []
-        bus = EventBus(self.tasks)
+        bus = EngineBus(self.tasks)
         bus.subscribe(ReadingFailed, self.failures.append)
         lineage = make_lineage(self.archive, FixedClock(), EnginePolicy())
         self.readings = ResponseReader(

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from proxy.context.model_catalog import Encoding
-from proxy.engine.token_counter import Piece, TokenCounter
+from proxy.engine.token_counter import Measured, MeasureJob, Piece, TokenCounter, measure
 from tests.support.managing import QuarterTokens
 
 
@@ -23,7 +23,7 @@ class Words:
     def is_ready(self, encoding: Encoding) -> bool:
         return self.is_loaded
 
-    def count(self, text: str, encoding: Encoding) -> tuple[int, bool]:
+    def count(self, text: str, encoding: Encoding, model: str = "") -> tuple[int, bool]:
         self.counted.append((text, encoding))
         self.threads.add(threading.get_ident())
         return len(text.split()), self._is_estimate
@@ -153,3 +153,42 @@ async def test_messages_without_hashes_are_tallied_as_the_others() -> None:
     assert await counting.count_messages("gpt-4o", [piece.raw, piece.raw]) == (8, 8)
     assert await counting.count_messages("gpt-4o", [piece.raw]) == (8,)
     assert len(words.counted) == 1
+
+
+class ByModel(Words):
+    """A tokenizer that counts one more for each letter of the model's name; the worker measures by it, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jobs: list[MeasureJob] = []
+
+    def count(self, text: str, encoding: Encoding, model: str = "") -> tuple[int, bool]:
+        return super().count(text, encoding)[0] + len(model), False
+
+    async def measure(self, job: MeasureJob) -> list[Measured]:
+        self.jobs.append(job)
+        return measure(job, self)
+
+
+async def test_a_tokenizer_that_goes_by_the_model_counts_for_each() -> None:
+    words = ByModel()
+    counting = TokenCounter(words, worker=words, is_by_model=True)
+    short, long = make_piece("a", 5), make_piece("b", 50_000)
+    for piece, tokens in ((short, 8), (long, 50_003)):
+        for _ in range(2):
+            assert (await counting.count("m", [piece])).tokens == (tokens + 1,)
+            assert (await counting.count("claude", [piece])).tokens == (tokens + 6,)
+            assert counting.count_now("claude", [piece]).tokens == (tokens + 6,)
+    assert (len(words.counted), [job.model for job in words.jobs]) == (4, ["m", "claude"])
+    _, tokens_of = await counting.measure("chat_completions", "claude", [long.raw])
+    assert tokens_of == (50_009,)
+    assert counting.count_now("claude", [long]).tokens == (50_009,)
+    assert counting.find_ratio("main", "claude").apply(100) == 100
+
+
+async def test_otherwise_models_share_what_the_worker_measures() -> None:
+    words = ByModel()
+    counting = TokenCounter(words, worker=words)
+    for model in ("gpt-4o", "claude"):
+        assert (await counting.count(model, [make_piece("b", 50_000)])).tokens == (50_003,)
+    assert [job.model for job in words.jobs] == [""]

@@ -90,7 +90,12 @@ def _chat_answer(asked: dict[str, Any]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": "".join(WORDS), "refusal": None}
     if asked.get("response_format"):
         message["content"] = json.dumps({"name": "palimpsest", "pages": 3})
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+    finish = "stop"
+    if asked.get("tools") and asked["messages"][-1]["role"] == "user":
+        function = {"name": "read", "arguments": '{"path": "a.py"}'}
+        message |= {"content": None, "tool_calls": [{"id": "call_0", "type": "function", "function": function}]}
+        finish = "tool_calls"
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
     usage = {"prompt_tokens": 7, "completion_tokens": 11, "total_tokens": 18}
     return {
         "id": "chatcmpl-1",

@@ -17,7 +17,7 @@ from proxy.engine.policy import EnginePolicy
 from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.exchange import ClientRequest, Headers
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
@@ -111,7 +111,7 @@ def open_recording(
 async def carry(archive: SqliteArchive, response: ScriptedResponse, client: RecordingClient) -> None:
     """One call, and the end of the log."""
     policy, tasks = EnginePolicy(commit_wait_ms=10_000), TaskRunner()
-    bus, clock = EventBus(tasks), FixedClock()
+    bus, clock = EngineBus(tasks), FixedClock()
     lineage = make_lineage(archive, clock, policy)
     readings = ResponseReader(archive, bus, tasks, lineage, policy.record_cap_bytes)
     relay = Relay(archive, DurabilityWaiter(archive, policy.commit_wait_ms), readings, bus, clock)

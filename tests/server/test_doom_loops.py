@@ -1,5 +1,6 @@
 """Agents that go round in circles, on every wire: who is told, when, and that the calls go on."""
 
+import itertools
 import json
 import logging
 from collections.abc import Sequence
@@ -151,3 +152,122 @@ def test_a_label_stands_beside_those_of_the_call() -> None:
     client: Any = Client()
     LabellingClient(client, ((b"a", b"1"),)).label(((b"b", b"2"),))
     assert client.fields == ((b"b", b"2"), (b"a", b"1"))
+
+
+# --- what the model is told ------------------------------------------------------------------------------------------
+
+TOLD = "[This call was made {} times in a row, with the same arguments and the same output each time. "
+
+
+def annotating(plan: Plan) -> Plan:
+    return replace(plan, engine=replace(plan.engine, loop_action="annotate"))
+
+
+def list_items(asked: Message) -> list[Any]:
+    body = json.loads(asked.body)
+    items: list[Any] = body.get("input") or body["messages"]
+    return items
+
+
+def find_told(asked: Message) -> dict[int, int]:
+    """How many calls are told of, by the index of the element that tells it."""
+    found = {}
+    for place, item in enumerate(list_items(asked)):
+        for count in range(2, 20):
+            if TOLD.format(count) in json.dumps(item):
+                found[place] = count
+    return found
+
+
+@pytest.mark.parametrize("tongue", TONGUES)
+async def test_a_model_is_told_behind_the_output_that_makes_it_a_loop_and_the_line_stays(
+    plan: Plan, upstream: ScriptedUpstream, tongue: Tongue
+) -> None:
+    async with serving(annotating(plan)) as served:
+        agent = Agent(served, upstream, tongue)
+        for _ in range(8):
+            await agent.step()
+        await agent.step(name="other")
+        await agent.step()
+    told = [find_told(asked) for asked in upstream.requests]
+    assert told == [{}] * 3 + [{6: 3}] * 3 + [{6: 3, 12: 6}] * 4
+    for earlier, later in itertools.pairwise(upstream.requests):  # what a provider's cache has stays as it was
+        body = earlier.body[: earlier.body.rindex(b"]") if b"[" in earlier.body else 0]
+        assert later.body.startswith(body[: body.rindex(b"}") + 1])
+    own = [list_items(asked) for asked in upstream.requests]
+    given = json.dumps(own[3][6])
+    assert json.loads(given.replace(json.dumps("\n\n" + read_line(given))[1:-1], "")) == tongue.give(2, "failed")
+
+
+def read_line(text: str) -> str:
+    start = text.index("[This call")
+    return text[start : text.index("]", start) + 1]
+
+
+async def test_outputs_that_differ_or_words_of_the_user_make_no_line(plan: Plan, upstream: ScriptedUpstream) -> None:
+    async with serving(annotating(plan)) as served:
+        agent = Agent(served, upstream, TONGUES[0])
+        for n in range(6):
+            await agent.step(output=str(n // 2))
+    assert [find_told(asked) for asked in upstream.requests] == [{}] * 6
+
+
+async def test_the_line_is_the_same_after_a_restart_and_on_another_branch(
+    plan: Plan, upstream: ScriptedUpstream
+) -> None:
+    async with serving(annotating(plan)) as served:
+        agent = Agent(served, upstream, TONGUES[0])
+        for _ in range(5):
+            await agent.step()
+        agent.steps[4:] = [("other", "{}", "x")]
+        await agent.step()
+        agent.steps[2:] = [("other", "{}", "x")] * 2
+        await agent.step()
+    async with serving(annotating(plan)) as served:
+        again = Agent(served, upstream, TONGUES[0])
+        again.steps = [("bash", COMMAND, "failed")] * 4
+        await again.step()
+    told = [find_told(asked) for asked in upstream.requests]
+    assert told[4:] == [{6: 3}, {6: 3}, {}, {6: 3}]
+    assert upstream.requests[4].body == upstream.requests[7].body
+
+
+async def test_several_calls_at_once_are_told_of_when_all_have_an_output(
+    plan: Plan, upstream: ScriptedUpstream
+) -> None:
+    tongue = TONGUES[0]
+    asks = [tongue.call(n, "bash", COMMAND)[0]["tool_calls"][0] for n in range(4)]
+    body = tongue.spell([("bash", COMMAND, "failed")] * 2)
+    body["messages"] += [{"role": "assistant", "content": None, "tool_calls": asks}]
+    body["messages"] += [tongue.give(n, "failed") for n in range(4)]
+    async with serving(annotating(plan)) as served:
+        upstream.close_after(answer(b"{}", "Connection: close"))
+        await served.ask(request("POST", tongue.path, "x-palimpsest-session: s", body=json.dumps(body).encode()))
+    assert find_told(upstream.requests[0]) == {9: 6}
+
+
+@pytest.mark.parametrize("field", ["x-palimpsest-mode: observe", "x-palimpsest-mode: bypass", "x-other: 1"])
+async def test_only_what_is_managed_is_annotated(plan: Plan, upstream: ScriptedUpstream, field: str) -> None:
+    async with serving(annotating(plan)) as served:
+        agent = Agent(served, upstream, TONGUES[0])
+        for _ in range(3):
+            await agent.step()
+        fields = ("authorization: Bearer k", "x-palimpsest-session: build", field)
+        body = agent.tongue.spell(agent.steps)
+        body["messages"][0]["content"] += ' "thinking"'  # where reasoning may be signed, that is looked for
+        content = json.dumps(body).encode()
+        await served.ask(request("POST", agent.tongue.path, *fields, body=content))
+    assert find_told(upstream.requests[3]) == ({6: 3} if "other" in field else {})
+
+
+@pytest.mark.parametrize(("model", "is_told"), [("claude-next-1", False), ("claude-sonnet-4-5", True)])
+async def test_where_reasoning_may_be_bound_to_what_precedes_it_no_line_is_written(
+    plan: Plan, upstream: ScriptedUpstream, model: str, is_told: bool
+) -> None:
+    tongue = TONGUES[2]
+    body = {**tongue.spell([("bash", COMMAND, "failed")] * 4), "model": model}
+    body["messages"][1]["content"].insert(0, {"type": "thinking", "thinking": "hm", "signature": "s"})
+    async with serving(annotating(plan)) as served:
+        upstream.close_after(answer(b"{}", "Connection: close"))
+        await served.ask(request("POST", tongue.path, "x-palimpsest-session: s", body=json.dumps(body).encode()))
+    assert find_told(upstream.requests[0]) == ({6: 3} if is_told else {})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.events import ExchangeRecorded
 from proxy.model.exchange import Completeness
 from proxy.server.health import OPEN_AFTER, UpstreamCircuits
@@ -17,12 +17,12 @@ def ended(upstream: str, status: int, *, is_unreached: bool = False) -> Exchange
 
 
 @pytest.fixture
-def bus() -> EventBus:
-    return EventBus(TaskRunner())
+def bus() -> EngineBus:
+    return EngineBus(TaskRunner())
 
 
 @pytest.mark.parametrize(("status", "told"), [(0, "no response"), (503, "status 503")])
-def test_failures_in_a_row_open_the_circuit_of_their_upstream_alone(bus: EventBus, status: int, told: str) -> None:
+def test_failures_in_a_row_open_the_circuit_of_their_upstream_alone(bus: EngineBus, status: int, told: str) -> None:
     circuits = UpstreamCircuits(("a", "b"), bus)
     for count in range(1, OPEN_AFTER + 1):
         bus.publish(ended("a", status, is_unreached=not status))
@@ -32,7 +32,7 @@ def test_failures_in_a_row_open_the_circuit_of_their_upstream_alone(bus: EventBu
 
 
 @pytest.mark.parametrize("status", [200, 400, 401, 429])
-def test_any_response_closes_it(bus: EventBus, status: int) -> None:
+def test_any_response_closes_it(bus: EngineBus, status: int) -> None:
     circuits = UpstreamCircuits(("a",), bus)
     for _ in range(OPEN_AFTER):
         bus.publish(ended("a", 500))
@@ -40,7 +40,7 @@ def test_any_response_closes_it(bus: EventBus, status: int) -> None:
     assert circuits.describe() == {"a": {"circuit": "closed"}}
 
 
-def test_a_call_that_never_went_there_tells_nothing(bus: EventBus) -> None:
+def test_a_call_that_never_went_there_tells_nothing(bus: EngineBus) -> None:
     circuits = UpstreamCircuits(("a",), bus)
     bus.publish(ended("a", 500))
     bus.publish(ended("a", 0))

@@ -20,7 +20,7 @@ from proxy.engine.recall.rounds import RecallRounds, Run, build_offers
 from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader, UnreadResponses
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.card import Card
 from proxy.model.errors import NotFound, ProxyError, StoreUnavailable, UpstreamUnreachable
 from proxy.model.events import Event, ExchangeRecorded, ReadingFailed
@@ -492,7 +492,7 @@ class Engine:
         self.clock = FixedClock()
         self.ids: CountingIds = after.ids if after else CountingIds()
         self.tasks = TaskRunner() if tasks is None else tasks
-        self.bus = EventBus(self.tasks)
+        self.bus = EngineBus(self.tasks)
         self.events: list[Event] = []
         hear_all(self.bus, self.events.append)
         self.gate = DurabilityWaiter(self.archive, policy.commit_wait_ms, is_strict=policy.on_failure == "refuse")

@@ -21,7 +21,7 @@ from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Tokenizer
 from proxy.engine.recall.rounds import Prepare, RecallRounds, Run, build_offers
 from proxy.engine.request import ManagedRequest
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.epoch import ContextPlan, Epoch, EpochUse, Pin, Plan, Recalled, StoredContext
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import Event, RungFailed
@@ -328,7 +328,7 @@ class Setup:
         hard_wait_seconds: float = 30.0,
     ) -> None:
         tasks = TaskRunner()
-        self.bus = EventBus(tasks)
+        self.bus = EngineBus(tasks)
         self.events: list[Event] = []
         hear_all(self.bus, self.events.append)
         self.builder, self.clock, self.log = OwnBuilder(*acts), FixedClock(), ContextLog()

@@ -22,7 +22,7 @@ from proxy.engine.models import Models
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Archive, Clock, Tokenizer
 from proxy.engine.request import ManagedRequest
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import Card, LimitKey
 from proxy.model.errors import WorkerLost
@@ -44,7 +44,7 @@ class QuarterTokens:
         """There is nothing to load."""
         return True
 
-    def count(self, text: str, encoding: Encoding) -> tuple[int, bool]:
+    def count(self, text: str, encoding: Encoding, model: str = "") -> tuple[int, bool]:
         """At least one for any text."""
         return -(-len(text) // 4), False
 
@@ -106,7 +106,7 @@ class NoObserver:
 
 def make_controller(
     archive: Archive,
-    bus: EventBus,
+    bus: EngineBus,
     clock: Clock,
     tasks: TaskRunner,
     *,

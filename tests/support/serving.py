@@ -24,14 +24,15 @@ from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.events.publisher import EventPublisher
 from proxy.engine.events.stream import EventStream
 from proxy.engine.exchange import ExchangeService
+from proxy.engine.mapping.running import OperatorEngine
 from proxy.engine.memory.memory import SessionMemory
 from proxy.engine.models import PriceList
-from proxy.engine.policy import EnginePolicy, SnapshotPolicy
+from proxy.engine.policy import EnginePolicy, OperatorPolicy, SnapshotPolicy
 from proxy.engine.relay import Relay
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.request_resolver import RequestResolver, Route
 from proxy.engine.response_reader import ResponseReader
-from proxy.engine.runtime import Descriptors, EventBus, SystemClock, SystemIds, TaskRunner, WriteBatcher
+from proxy.engine.runtime import Descriptors, EngineBus, SystemClock, SystemIds, TaskRunner, WriteBatcher
 from proxy.model.events import ExchangeRecorded, ReadingFailed
 from proxy.model.exchange import Opening, Outcome
 from proxy.server.access import FindTenant
@@ -39,10 +40,12 @@ from proxy.server.api.context import ContextApi
 from proxy.server.api.doctor import DoctorApi
 from proxy.server.api.erase import EraseApi
 from proxy.server.api.events import EventsApi
+from proxy.server.api.maps import MapsApi
 from proxy.server.api.memory import MemoryApi
 from proxy.server.api.messages import MessagesApi
 from proxy.server.api.search import SearchApi
 from proxy.server.api.sessions import SessionsApi
+from proxy.server.api.turns import TurnsApi
 from proxy.server.health import Health
 from proxy.server.http11 import Http11Protocol, close_idle
 from proxy.server.policy import ServerPolicy
@@ -73,7 +76,7 @@ class Served:
     tasks: TaskRunner
     state: ServerState
     forwarder: DirectClient
-    bus: EventBus
+    bus: EngineBus
     readings: ResponseReader
     events: EventStream
 
@@ -147,7 +150,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
     """Serve until the block ends; then nothing may be left that had to be cancelled."""
     loop = asyncio.get_running_loop()
     archive, tasks = archive or FakeArchive(is_instant=True), TaskRunner()
-    bus = EventBus(tasks)
+    bus = EngineBus(tasks)
     upstream = UpstreamPolicy(
         "scripted",
         plan.base_url,
@@ -170,6 +173,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
         archive,
         SavingsInputs(PriceList(controller.states.models.card), BudgetPolicy(plan.ceiling)),
         EraseApi(cast(Any, None)),
+        TurnsApi(cast(Any, None)),
     )
     memory: Any = SessionMemory(archive=cast(Any, archive), gate=gate, clock=SystemClock())
     events = EventStream("run", loop.call_later, SystemClock().now_ms)
@@ -195,6 +199,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
         doctor=DoctorApi(plan.diagnose),
         memory=MemoryApi(memory, cast(Any, None), SnapshotPolicy(), cast(Any, None)),
         events=EventsApi(archive, events),
+        maps=MapsApi(OperatorEngine(home=cast(Any, None), policy=OperatorPolicy())),
         mcp=Response(status_code=404),
         searches=SearchApi(archive, plan.index, SystemClock().now_ms, plan.index.look),
         find_tenant=plan.find_tenant,
@@ -231,7 +236,7 @@ def _build_exchanges(
     plan: Plan,
     archive: FakeArchive,
     forwarder: DirectClient,
-    bus: EventBus,
+    bus: EngineBus,
     tasks: TaskRunner,
     controller: ContextController,
 ) -> tuple[ExchangeService, ResponseReader]:
@@ -246,7 +251,8 @@ def _build_exchanges(
     )
     formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
     policy = replace(plan.engine, own_keys=(plan.api_key.encode(),) if plan.api_key else ())
-    loops = LoopWatch(bus, plan.engine.loop_threshold) if plan.engine.loop_threshold else None
+    least = plan.engine.loop_threshold
+    loops = LoopWatch(bus, least, plan.engine.loop_action) if least else None
     parts_of_calls: dict[str, Any] = {"resolver": reception, "relay": relay, "tasks": tasks, "controller": controller}
     return ExchangeService(policy, formats, **parts_of_calls, loops=loops), readings
 

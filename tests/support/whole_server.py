@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 
 from proxy.app import build_app, configure
 from proxy.assembly import Engine, build_engine
-from proxy.config import load_settings
+from proxy.config import Settings, load_settings
 from tests.support.managing import make_history, spell
 from tests.support.scripted import LIMIT, ScriptedUpstream, Wire, answer
 
@@ -59,6 +59,16 @@ async def serving_whole(data: Path, upstream: ScriptedUpstream, **flags: object)
     upstreams = [{"name": "scripted", "base_url": upstream.url}]
     settings = load_settings(None, {"data": str(data), "upstreams": upstreams, "server.admin_token": TOKEN, **flags})
     engine = await build_engine(settings)
+    try:
+        async with serving_engine(engine, settings) as served:
+            yield served
+    finally:
+        await engine.close()
+
+
+@contextlib.asynccontextmanager
+async def serving_engine(engine: Engine, settings: Settings) -> AsyncIterator[WholeServer]:
+    """Serve an engine until the block ends. It is not closed then."""
     policy = replace(settings.server_policy(), hop_id=engine.hop_id)
     app, _ = build_app(engine, settings, policy)
     config = configure(app, policy, engine)
@@ -78,4 +88,3 @@ async def serving_whole(data: Path, upstream: ScriptedUpstream, **flags: object)
         server.close()
         for connection in list(state.connections):
             connection.transport.abort()
-        await engine.close()

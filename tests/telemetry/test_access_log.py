@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.epoch import Plan
 from proxy.model.events import AnswerRead, Event, ExchangeRecorded, Planned, ReadingFailed, ResponseRead
 from proxy.model.exchange import Usage
@@ -25,7 +25,7 @@ class Serving:
     """An application that publishes what a call publishes, behind the access log."""
 
     def __init__(self, *events: Event, status: int = 200) -> None:
-        self.bus = EventBus(TaskRunner())
+        self.bus = EngineBus(TaskRunner())
         self.log = AccessLog(self.app, lambda scope: status, iter(range(0, 1000, 2)).__next__)
         self.log.subscribe(self.bus)
         self._events = events
@@ -125,7 +125,7 @@ async def test_lines_that_wait_are_written_when_the_server_ends_or_too_many_wait
     assert len(lines) == 1
     numbers = iter(range(2000))
     busy = Serving()
-    busy.bus = EventBus(TaskRunner())
+    busy.bus = EngineBus(TaskRunner())
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         busy.bus.publish(replace(RECORDED, exchange=f"e{next(numbers)}"))

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from proxy.engine.open_exchange import CappedBuffer, OpenExchange
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.epoch import Plan
 from proxy.model.events import AnswerRead, EpochOpened, ExchangeRecorded, Planned, ReadingFailed, ResponseRead
 from proxy.model.exchange import Headers, Usage
@@ -47,7 +47,7 @@ class Traced:
     def __init__(self, *, capture_content: bool = False) -> None:
         self.exporter = InMemorySpanExporter()
         self.tasks = TaskRunner()
-        self.bus = EventBus(self.tasks)
+        self.bus = EngineBus(self.tasks)
         servers = {"main": "https://api.openai.com/v1", "claude": "https://api.anthropic.com"}
         self.tracing = Tracing(
             TelemetryPolicy("http://none", capture_content=capture_content), servers, SimpleSpanProcessor(self.exporter)

@@ -1,6 +1,7 @@
-"""Upstreams behind an HTTP proxy: what httpx carries."""
+"""Upstreams behind an HTTP proxy, and webhooks: what httpx carries."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 import ssl
@@ -14,7 +15,7 @@ from proxy.engine.ports import UpstreamResponse
 from proxy.engine.runtime import TaskRunner
 from proxy.model.errors import BadRequest, UpstreamUnreachable
 from proxy.model.exchange import Headers
-from proxy.upstream.httpx_client import ProxiedClient
+from proxy.upstream.httpx_client import ProxiedClient, WebhookClient
 from proxy.upstream.policy import UpstreamPolicy
 from tests.support.http_proxy import HttpProxy
 from tests.support.loops import put_forward
@@ -520,3 +521,66 @@ async def test_a_proxy_may_be_spoken_to_over_tls(
         client = make(proxy=secure.url)
         assert await ask(client) == b"ok"
         await client.aclose()
+
+
+# --- webhooks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def receiver(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedUpstream]:
+    """Who gets webhooks, whatever proxy the environment names."""
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    async with ScriptedUpstream() as server:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def posting(server: ScriptedUpstream, seconds: float = LIMIT) -> AsyncIterator[WebhookClient]:
+    client = WebhookClient(f"http://127.0.0.1:{server.port}/in?token=t%2F1", seconds)
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+async def test_a_webhook_is_posted_as_it_is_and_no_redirect_is_followed(receiver: ScriptedUpstream) -> None:
+    fields = ("Location: /elsewhere", "Set-Cookie: a=b; Path=/")
+    receiver.answer_with(answer(b"{}", *fields, status="307 Temporary Redirect"))
+    async with posting(receiver) as client:
+        headers = ((b"webhook-id", b"msg_1"), (b"content-type", b"application/json"))
+        assert [await client.post(headers, b'{"a":1}') for _ in range(2)] == [307, 307]
+    assert [request.line for request in receiver.requests] == [b"POST /in?token=t%2F1 HTTP/1.1"] * 2
+    for request in receiver.requests:
+        assert (request.body, request.find(b"webhook-id"), request.all(b"cookie")) == (b'{"a":1}', b"msg_1", [])
+    assert receiver.accepted == 1
+
+
+async def test_a_webhook_that_hangs_or_does_not_end_is_left(receiver: ScriptedUpstream) -> None:
+    async def hang(wire: Wire) -> None:
+        await wire.read_request()
+        await asyncio.Event().wait()
+
+    async def go_on(wire: Wire) -> None:
+        await wire.read_request()
+        wire.send(answer(b"x" * 200_000))
+
+    receiver.script = hang
+    async with posting(receiver, 0.05) as client:
+        with pytest.raises(TimeoutError):
+            await client.post((), b"{}")
+    receiver.script = go_on
+    async with posting(receiver) as client:
+        assert await client.post((), b"{}") == 200
+
+
+async def test_a_webhook_without_a_receiver_is_an_error() -> None:
+    listener = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    listener.close()
+    await listener.wait_closed()
+    client = WebhookClient(f"http://127.0.0.1:{port}/", LIMIT)
+    with pytest.raises(UpstreamUnreachable, match="no response"):
+        await client.post((), b"{}")
+    await client.aclose()
+    await client.aclose()

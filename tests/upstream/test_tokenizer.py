@@ -3,12 +3,21 @@
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from proxy.context.budget import LONGEST_RUN
 from proxy.context.model_catalog import Encoding
-from proxy.upstream.tokenizer import CountingTokenizer, Encoder, SplintrEncoder, has_encoder, load_encoder
+from proxy.upstream.tokenizer import (
+    CountingTokenizer,
+    Encoder,
+    EstimatingTokenizer,
+    SplintrEncoder,
+    has_encoder,
+    load_encoder,
+    make_tokenizer,
+)
 from tests.support.scripted import LIMIT
 
 
@@ -129,3 +138,26 @@ def test_other_threads_run_while_an_encoder_is_warmed() -> None:
     while warming.is_alive():
         steps += 1
     assert steps > 10_000  # one turn of five milliseconds between two native calls is some 10,000 of these
+
+
+def estimate(text: str, model: str | None = None) -> int:
+    """Count as a person may: a letter is a token, and some model has more."""
+    return len(text) * (2 if model == "wordy" else 1)
+
+
+def test_a_function_of_the_users_counts_for_each_model() -> None:
+    tokenizer = make_tokenizer(estimate)
+    assert tokenizer.is_by_model
+    tokenizer.prepare("o200k_base")
+    tokenizer.warm("o200k_base")
+    assert tokenizer.is_ready("o200k_base")
+    assert tokenizer.count("abc", "o200k_base") == (3, False)
+    assert tokenizer.count("abc", "o200k_base", "wordy") == (6, False)
+    assert not make_tokenizer(None).is_by_model
+
+
+@pytest.mark.parametrize("bad", [lambda text, model: 1 / 0, lambda text, model: -1, lambda text, model: "3"])
+def test_where_that_function_fails_tokens_are_counted_as_without_it(bad: Any, caplog: Any) -> None:
+    tokenizer = EstimatingTokenizer(bad, lambda encoding: Letters())
+    assert [tokenizer.count("abcd", "o200k_base", "m") for _ in range(2)] == [(4, False)] * 2
+    assert [each.getMessage()[:23] for each in caplog.records] == ["budget.estimator failed"]

@@ -16,6 +16,7 @@ import pytest
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
 from proxy.context.conversation import BuilderPolicy
+from proxy.context.outline import OutlineJob, outline
 from proxy.engine.context.epoch_planner import PlanInputs, PlanJob, RenderedPlan, compute_plan
 from proxy.engine.context.history_cache import HistoryCache
 from proxy.engine.token_counter import Measured, MeasureJob, TokenCounter, measure
@@ -72,6 +73,33 @@ async def test_a_plan_is_the_one_that_this_process_would_make(worker: WorkerProc
     assert here.plan.references
     minimal = msgspec.structs.replace(job, is_minimal=True)
     assert (await worker.plan(minimal)).plan.rung == "minimal"
+
+
+async def test_a_content_is_outlined_as_this_process_would(worker: WorkerProcess) -> None:
+    job = OutlineJob("import os\n\n\nclass Parser:\n    pass\n", "src/a.py")
+    assert job.weight == len(job.text)
+    found = await worker.outline(job)
+    assert found == outline(job.text, job.path)
+    assert found.structure == ("imports os", "class Parser · lines 4-5")
+
+
+async def test_a_function_of_the_users_counts_in_the_worker_too(tmp_path: Path) -> None:
+    (tmp_path / "our_tokens.py").write_text("def estimate(text, model=None):\n    return 1000 + len(model or '')\n")
+    settings = msgspec.structs.replace(SETTINGS, estimator="our_tokens.estimate", search_path=(str(tmp_path),))
+    worker = WorkerProcess(settings, job_seconds=LIMIT)
+    try:
+        found = await worker.measure(msgspec.structs.replace(CONTENTS, model="m"))
+        assert [each.weight.text_tokens for each in found if each.structure is None] == [1001, 1001]
+        job = await make_job()
+        there, here = (await worker.plan(job)).plan, compute_plan(job, ContextBuilder(BuilderPolicy(), count_thousand))
+        assert there == here.plan
+    finally:
+        await worker.close()
+
+
+def count_thousand(text: str) -> int:
+    """What the worker counts by the function above, of what no model reads yet."""
+    return 1000
 
 
 async def test_what_is_measured_is_what_this_process_would_measure(worker: WorkerProcess) -> None:

@@ -57,7 +57,8 @@ def diff(
     """Compare what was sent upstream with what the client sent."""
     services: Services = context.obj
     found = read_session(
-        services, data, config, session, lambda log, _, id: load_difference(log, id, n, services.count_tokens, k)
+        *(services, data, config, session),
+        lambda log, settings, id: load_difference(log, id, n, services.build_tally(settings), k),
     )
     typer.echo(write_json(describe_difference(found)) if as_json else format_difference(found), nl=False)
 

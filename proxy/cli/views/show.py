@@ -273,6 +273,8 @@ class _CallFacts:
             marks.append(Styled(_SPECIAL[row.relation], ""))
         if row.kind == "auxiliary":
             marks.append(Styled("our own call", "dim"))
+        if row.kind == "recorded":
+            marks.append(Styled("made elsewhere", "dim"))
         if row.is_side:
             marks.append(Styled("side call", "dim"))
         if last is not None and last.plan is not None and last.plan.rung == "minimal":

@@ -48,7 +48,7 @@ def show_window(
     services: Services = context.obj
 
     async def query(log: LogReader, settings: Settings, id: str) -> Window:
-        return await load_window(log, id, await services.load_savings_inputs(settings), services.count_tokens)
+        return await load_window(log, id, await services.load_savings_inputs(settings), services.build_tally(settings))
 
     found = read_session(services, data, config, session, query)
     screen = find_screen()

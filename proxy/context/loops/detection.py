@@ -29,13 +29,52 @@ def find_repeated_call(newest_first: Iterable[Message], least: int) -> RepeatedC
 
     Messages are read only as far back as that takes.
     """
+    run = _find_run(newest_first)
+    if len(run.ids) < least:
+        return None
+    return RepeatedCall(run.tool, len(run.ids), has_same_output=len(run.known) > 1 and len(set(run.known)) == 1)
+
+
+def write_note(newest_first: Iterable[Message], least: int) -> str:
+    """Return what a model is told of the loop that the newest messages end with, all of it answered; empty if none.
+
+    It is told at `least` calls, and again whenever their number has doubled, so that it depends only on the messages up
+    to the newest: what has been told stays where it was.
+    """
+    run = _find_run(newest_first)
+    count, is_same = len(run.ids), len(set(run.known)) == 1
+    if count != len(run.known) or not is_same or count >= MOST_COUNTED:
+        return ""
+    due = least
+    while 2 * due <= count:
+        due *= 2
+    if not count - run.newest < due <= count or count < 2:
+        return ""
+    return (
+        f"[This call was made {count} times in a row, with the same arguments and the same output each time. "
+        "Repeating it will not change that: go on in another way, or say what you need.]"
+    )
+
+
+class _Repetition(msgspec.Struct, gc=False):
+    """The same calls in a row: their ids, `newest` of them in the newest answer, and the outputs that are known."""
+
+    tool: str
+    ids: list[str]
+    newest: int
+    known: list[str]
+
+
+def _find_run(newest_first: Iterable[Message]) -> _Repetition:
     key: tuple[str, str] | None = None
     outputs: dict[str, str] = {}  # by the id of the call
     ids: list[str] = []
+    newest = 0
     for message in newest_first:
         if message.results:
             texts = message.outputs or (message.text,) * len(message.results)
             outputs |= dict(zip(message.results, texts, strict=False))
+            newest = newest or len(ids)
         if message.role not in ("assistant", "tool") and (message.text or message.media) and not message.results:
             break
         made = [(call.name, _normalize(call)) for call in reversed(message.calls)]
@@ -44,10 +83,8 @@ def find_repeated_call(newest_first: Iterable[Message], least: int) -> RepeatedC
         ids += [call.id for call in tuple(reversed(message.calls))[:same]]
         if same < len(made) or len(ids) >= MOST_COUNTED:
             break
-    if key is None or len(ids) < least:
-        return None
     known = [outputs[id] for id in ids if id in outputs]
-    return RepeatedCall(key[0], len(ids), has_same_output=len(known) > 1 and len(set(known)) == 1)
+    return _Repetition(key[0] if key is not None else "", ids, newest or len(ids), known)
 
 
 def _normalize(call: ToolCall) -> str:

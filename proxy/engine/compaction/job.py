@@ -170,6 +170,10 @@ class SummaryJob(msgspec.Struct, frozen=True, gc=False):
         last = self.request.nodes[self.span.stop - 1]
         return make_reference(secret, self.request.session, sha256(b"summary" + last + span).digest())
 
+    def list_raws(self) -> list[bytes]:
+        """Return the raw messages that the summary covers, as the client sent them."""
+        return self.request.state.request.list_raws(self.span.start)[: self.span.stop - self.span.start]
+
     def list_digests(self) -> tuple[bytes, ...]:
         """Return the hashes of the raw messages of a leaf."""
         if self.parents:

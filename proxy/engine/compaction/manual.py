@@ -17,6 +17,7 @@ from proxy.engine.context.fallback import FallbackChain
 from proxy.engine.context.request_state import RequestState, StateReader
 from proxy.engine.context.rewriter import Invalid
 from proxy.engine.durability import DurabilityWaiter
+from proxy.engine.lineage.chain import make_chain, read_messages
 from proxy.engine.options import read_ceiling, read_strategy
 from proxy.engine.ports import Archive, Clock, Ids
 from proxy.engine.reports.context import Compaction
@@ -29,7 +30,7 @@ from proxy.model.errors import Conflict
 from proxy.model.lineage import Step
 from proxy.model.log import ExchangeRow
 from proxy.wire import FORMATS
-from proxy.wire.body import remove_member
+from proxy.wire.body import append_item, remove_member
 
 _ACCEPTED = range(200, 300)
 _PATIENCE_SECONDS = 120.0
@@ -120,15 +121,23 @@ class ManualCompaction:
         """Return the request of a call as it would be sent now."""
         return self._make_request(await self.load_state(row))
 
-    async def load_state(self, row: ExchangeRow) -> RequestState:
-        """Return the state of what will extend the request of a call. To look at it changes nothing of later calls."""
-        return await self._compute_state(await self._load(row), is_kept=False)
+    async def load_state(self, row: ExchangeRow, answer: Sequence[bytes] = ()) -> RequestState:
+        """Return the state of what will extend the request of a call, and the raw messages of an answer to it.
 
-    async def _load(self, row: ExchangeRow) -> ManagedRequest:
+        To look at it changes nothing of later calls.
+        """
+        return await self._compute_state(await self._load(row, answer), is_kept=False)
+
+    async def _load(self, row: ExchangeRow, answer: Sequence[bytes] = ()) -> ManagedRequest:
         """Return the request of a call with its place in the session, but without an exchange of its own."""
         key = await self.archive.find_key(row.session)
         split, chain = await load_chain(self.archive, row, key.upstream)
         form, route = find_format(row), self._find_route(key.upstream)
+        depth = row.depth + len(answer)
+        if answer:
+            for raw in answer:
+                split = append_item(split, raw)
+            chain = make_chain(read_messages(form, split, None, 0, chain.root), None, chain.root)
         clearing = read_clearing(form, split, route, "manage")
         return ManagedRequest(
             "POST",
@@ -145,7 +154,7 @@ class ManualCompaction:
             model=row.model,
             ceiling=read_ceiling(row.headers),
             strategy=read_strategy(row.headers) or self.find_strategy(row.model),
-            step=Step("", row.relation or "append", row.is_side, row.tip, row.depth, row.base, (), ()),
+            step=Step("", row.relation or "append", row.is_side, chain.tip, depth, row.base, (), ()),
             items_key=form.items_key,
             split=split if clearing is None else remove_member(split, form.clearing_key),
             chain=chain,

@@ -17,7 +17,7 @@ from proxy.engine.relay import Relay
 from proxy.engine.request import ManagedRequest
 from proxy.engine.response_reader import read_received
 from proxy.engine.response_stream import is_plain_stream
-from proxy.engine.runtime import EventBus, TaskRunner, attempt
+from proxy.engine.runtime import EngineBus, TaskRunner, attempt
 from proxy.model.errors import ProxyError
 from proxy.model.events import AuxiliaryEnded
 from proxy.model.exchange import Answer, Headers, Opening, Round, SessionKey, Usage
@@ -185,7 +185,7 @@ class ModelCaller:
     relay: Relay
     memory: ContextCaches
     tasks: TaskRunner
-    bus: EventBus
+    bus: EngineBus
     clock: Clock
     ids: Ids
     health: ModelHealth

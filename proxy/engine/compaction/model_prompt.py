@@ -120,7 +120,7 @@ class PromptBuilder:
     def _make_order(self, job: SummaryJob, level: SummaryLevel, most: int | None) -> SummaryOrder:
         custom = (job.options.prompt if job.options is not None else "") or self._policy.prompt
         if self._hook is not None:
-            custom = self._hook(custom or render_wording(level), level)
+            custom = self._hook(custom or render_wording(level), level, job.list_raws())
         allowed = MAX_TOKENS[level] if most is None else min(most, MAX_TOKENS[level])
         target, facts = job.compute_target(level, allowed), 0
         if level == 1 and not job.parents:

@@ -1,10 +1,13 @@
 """The settings of summaries, as values; `config` fills them in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-PromptHook = Callable[[str, int], str]
-"""Takes the instruction for a summary and its level (1 or 2), returns the instruction to use."""
+PromptHook = Callable[[str, int, Sequence[bytes]], str]
+"""Takes the instruction for a summary, its level (1 or 2), and the raw messages that are summarised.
+
+Returns the instruction to use.
+"""
 
 
 @dataclass(frozen=True, slots=True)

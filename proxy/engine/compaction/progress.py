@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from proxy.context.compaction.spans import WITHOUT_MODEL
 from proxy.engine.compaction.job import SummaryJob
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.epoch import Summary
 from proxy.model.events import CompactionEnded, CompactionStarted, SummaryAdded
 
@@ -19,7 +19,7 @@ class CompactionProgress:
     A summary that was put together without asking anybody is added, but was never begun.
     """
 
-    def __init__(self, bus: EventBus, now: Callable[[], float]) -> None:
+    def __init__(self, bus: EngineBus, now: Callable[[], float]) -> None:
         self.bus = bus
         self._now = now
         self._began: dict[int, float] = {}  # by the identity of the job, which its caller holds until it has ended

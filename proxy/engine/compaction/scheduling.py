@@ -114,6 +114,10 @@ class JobSchedule:
         """Return whether a branch of a session is worked on."""
         return session in self._running
 
+    def list_tasks(self, session: str) -> "list[asyncio.Task[None]]":
+        """Return the tasks that work on branches of a session."""
+        return [job.task for job in self._running.get(session, ())]
+
     def name_lease(self, request: SentRequest) -> str:
         """Return the name of a branch's lease.
 

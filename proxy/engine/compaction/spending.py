@@ -10,9 +10,9 @@ from proxy.context.pricing import Cost
 from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.models import PriceList
 from proxy.engine.ports import Clock
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.events import AnswerRead, ExchangeRecorded, SummaryWasted
-from proxy.model.exchange import Usage
+from proxy.model.exchange import CONVERSATION, Usage
 from proxy.model.log import AuxiliaryUsage
 from proxy.model.lru import LruCache
 
@@ -48,7 +48,7 @@ class SpendBudget:
     own calls and for its summaries.
     """
 
-    def __init__(self, policy: CompactionPolicy, prices: PriceList, bus: EventBus, clock: Clock) -> None:
+    def __init__(self, policy: CompactionPolicy, prices: PriceList, bus: EngineBus, clock: Clock) -> None:
         self._policy = policy
         self._prices = prices
         self._bus = bus
@@ -81,7 +81,7 @@ class SpendBudget:
     def record_exchange(self, event: ExchangeRecorded) -> None:
         """Record that a client's call has ended, whose response will be read. Subscribed to the bus."""
         estimate = self._estimates.pop(event.exchange)
-        if event.kind != "managed" or not event.is_readable or not event.is_final:
+        if event.kind not in CONVERSATION or not event.is_readable or not event.is_final:
             return
         self._waiting.put(event.exchange, event)
         if estimate is None:

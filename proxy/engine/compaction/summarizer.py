@@ -33,7 +33,7 @@ from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import Clock, Ids
 from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import Route
-from proxy.engine.runtime import EventBus, TaskRunner, attempt
+from proxy.engine.runtime import EngineBus, TaskRunner, attempt
 from proxy.model.epoch import Summary, SummaryLevel
 from proxy.model.events import AnswerRead, ExchangeRecorded, LimitsTold
 from proxy.wire import FORMATS
@@ -371,7 +371,7 @@ def build_summarizer(
     memory: ContextCaches,
     models: Models,
     tasks: TaskRunner,
-    bus: EventBus,
+    bus: EngineBus,
     clock: Clock,
     ids: Ids,
     providers: Mapping[str, Provider],

@@ -29,7 +29,7 @@ from proxy.engine.models import Models
 from proxy.engine.policy import Provider
 from proxy.engine.ports import Archive, Leases
 from proxy.engine.request import ManagedRequest
-from proxy.engine.runtime import EventBus, TaskRunner, attempt
+from proxy.engine.runtime import EngineBus, TaskRunner, attempt
 from proxy.model.card import Card
 from proxy.model.events import AnswerRead, ExchangeRecorded
 from proxy.model.exchange import SessionKey, Usage
@@ -82,6 +82,7 @@ class CompactionTrigger:
     def __post_init__(self) -> None:
         self.open_calls = LruCache[str, _OpenCall](_MOST_CALLS)
         self.start_memory: StartMemory | None = None  # of the strategy `snapshot`
+        self.describe_outputs: Callable[[SentRequest], object] | None = None  # by `files.summary_model`
         self._unread = LruCache[str, SentRequest](_MOST_UNREAD)  # its answered calls, until their responses were read
         self._newest: dict[str, str] = {}  # the newest call of each local server
         self.stoppers: list[Callable[[str], object]] = []  # of other work at a local server, which has a call now
@@ -102,6 +103,8 @@ class CompactionTrigger:
         if request.clearing is not None:  # what goes upstream lacks the member, and so this beta
             headers = drop_beta(headers, FORMATS[request.wire].clearing_beta)
         credential = CallCredential(request.upstream, request.target, headers)
+        if request.kind == "recorded" and (newest := self.credentials.find_newest(request.session.id)) is not None:
+            credential = newest[1]  # it brings none of its own
         self.open_calls.put(request.exchange, _OpenCall(request.chain.tip, credential, request.session))
 
     def note_sent(self, state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> None:
@@ -145,6 +148,8 @@ class CompactionTrigger:
             self._unread.put(event.exchange, request)
         elif not self.is_local(event.upstream, request.state.request.model):
             self.worker.start(request)
+            if self.describe_outputs is not None:
+                self.describe_outputs(request)
         elif self.policy.model:  # a server with one request at a time summarises only if a model is set
             self.call_later(_IDLE_SECONDS, lambda: self._start_if_idle(event, request))
 
@@ -200,7 +205,7 @@ def build_trigger(
     leases: Leases,
     memory: ContextCaches,
     tasks: TaskRunner,
-    bus: EventBus,
+    bus: EngineBus,
     planner: EpochPlanner,
     builder_policy: BuilderPolicy,
     extract: FeatureExtractor,

@@ -18,7 +18,7 @@ from proxy.engine.context.session_context import SessionContext
 from proxy.engine.models import CacheCalibrator, ExpectedUsage, find_cache
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.card import CacheTerms, Card
 from proxy.model.epoch import Epoch, Plan, Rung
 from proxy.model.events import (
@@ -26,6 +26,7 @@ from proxy.model.events import (
     CacheUsed,
     CeilingUnreachable,
     EpochOpened,
+    OutputsShortened,
     Planned,
     PromptSent,
     ReasoningRemoved,
@@ -66,7 +67,7 @@ def label_note(note: str) -> Headers:
 
 
 def tell_removed(
-    bus: EventBus, request: ManagedRequest, context: SessionContext, outgoing: OutgoingRequest
+    bus: EngineBus, request: ManagedRequest, context: SessionContext, outgoing: OutgoingRequest
 ) -> OutgoingRequest:
     """Tell of reasoning that is not sent: once of each message, and always where management was not asked for."""
     if not outgoing.removed:
@@ -79,7 +80,7 @@ def tell_removed(
     return replace(outgoing, note=format_removed(len(outgoing.removed)))
 
 
-def tell_recorded(bus: EventBus, request: ManagedRequest) -> None:
+def tell_recorded(bus: EngineBus, request: ManagedRequest) -> None:
     """Tell of a request whose opening is handed to the log."""
     step, decode = request.step, FORMATS[request.wire].decode_message
     place = min(step.base, len(request.nodes)) if step is not None else 0
@@ -88,10 +89,19 @@ def tell_recorded(bus: EventBus, request: ManagedRequest) -> None:
         return [decode(raw).structure.role for raw in request.list_raws(max(place, len(request.nodes) - most))]
 
     told = (request.upstream.name, request.model, request.wire, request.nodes[place:], place, list_roles)
-    bus.publish(RequestRecorded(request.exchange, request.session, *told, request.is_side, step is not None))
+    is_read = (request.is_side, step is not None)
+    bus.publish(RequestRecorded(request.exchange, request.session, *told, *is_read, request.load_message))
 
 
-def tell_unreachable(bus: EventBus, state: RequestState, protected: int) -> None:
+def tell_opened(bus: EngineBus, request: ManagedRequest, epoch: Epoch) -> None:
+    """Tell of an epoch that was opened for a request, and of what it has in short."""
+    bus.publish(EpochOpened.of(epoch))
+    if OutputsShortened in bus.subscribers:
+        named = epoch.id, epoch.parent, epoch.session, epoch.exchange
+        bus.publish(OutputsShortened(*named, epoch.edits, request.wire, request.load_message))
+
+
+def tell_unreachable(bus: EngineBus, state: RequestState, protected: int) -> None:
     """Report that there is no room for all that should stay, once until an epoch has room again."""
     if not protected:
         state.context.reported.discard(state.view)
@@ -109,7 +119,7 @@ def tell_unreachable(bus: EventBus, state: RequestState, protected: int) -> None
     bus.publish(CeilingUnreachable(*named, state.view, shown, state.to_model_tokens(state.budget.usable)))
 
 
-def tell_failure(bus: EventBus, state: RequestState, rung: Rung, error: Exception) -> None:
+def tell_failure(bus: EngineBus, state: RequestState, rung: Rung, error: Exception) -> None:
     """Tell of a fallback level that failed."""
     problem = f"{type(error).__name__}: {error}"
     _log.warning(
@@ -180,7 +190,7 @@ class UsageAccounting:
 
     def watch(self, request: ManagedRequest, body: bytes) -> None:
         """Watch the response to a request that is not counted: it may show that the request was too long."""
-        if request.chain.is_plain and len(body) < _WATCHED_BYTES:
+        if (request.chain.is_plain and len(body) < _WATCHED_BYTES) or request.kind == "recorded":
             return
         key = find_key(request)
         size = len(body) if request.chain.is_plain else 0
@@ -195,6 +205,8 @@ class UsageAccounting:
         saving = _estimate_saving(state, outgoing, client_matching, ends)
         client_read = _find_read(state, client_matching)
         sent_read = None if client_matching is None else _find_read(state, matching, ends)
+        if request.kind == "recorded":  # whoever made the call has saved it, or not
+            saving = client_read = sent_read = None
         idle = state.account.compute_idle(state.now)
         is_recent = idle is not None and idle <= _SURELY_KEPT_SECONDS
         expected = ExpectedUsage(
@@ -207,7 +219,8 @@ class UsageAccounting:
             key=find_key(request),
             size=len(outgoing.body) if request.chain.is_plain else 0,
         )
-        self._calibrator.wait_for(request.exchange, 0, expected)
+        if request.kind != "recorded":  # its usage may be of another prompt, or our own estimate
+            self._calibrator.wait_for(request.exchange, 0, expected)
         self._observer.note_sent(state, outgoing, decision)
         plan = Plan(
             request.exchange,
@@ -341,7 +354,9 @@ class CacheWatch:
     that memory does not have, the first call counts as its first.
     """
 
-    def __init__(self, bus: EventBus, find_card: Callable[[str, str], Card], providers: Mapping[str, Provider]) -> None:
+    def __init__(
+        self, bus: EngineBus, find_card: Callable[[str, str], Card], providers: Mapping[str, Provider]
+    ) -> None:
         self._bus = bus
         self._find_card = find_card
         self._providers = providers

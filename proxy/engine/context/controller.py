@@ -44,7 +44,7 @@ from proxy.engine.context.request_state import OutgoingRequest, RequestState, St
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.open_exchange import RetrySource
 from proxy.engine.request import ManagedRequest, ResolvedRequest
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.epoch import Epoch, EpochUse, Pin, Plan
 from proxy.model.events import CeilingExceeded, Planned, PromptSent, RequestRecorded, RungFailed
 from proxy.model.exchange import Headers
@@ -75,7 +75,7 @@ class ContextController:
         states: StateReader,
         chain: FallbackChain,
         accounting: UsageAccounting,
-        bus: EventBus,
+        bus: EngineBus,
         observer: SentObserver,
     ) -> None:
         self.states = states
@@ -225,7 +225,8 @@ class ContextController:
         is_short = request.chain.is_plain and is_below_soft_mark(budget, len(content))
         if not is_short or self.states.is_overflowed(request) or _find_mark(request):
             return None
-        return OutgoingRequest("original", content, is_managed=True, is_guarded=_is_risky(budget, request))
+        own = make_own_body(request, {})
+        return OutgoingRequest("original", own, is_managed=True, is_guarded=_is_risky(budget, request))
 
     def _pass_known(self, request: ManagedRequest) -> OutgoingRequest | None:
         """Return what is sent if the session is in memory and the tokens of the new messages make no difference."""
@@ -245,8 +246,7 @@ class ContextController:
             return None
         if self.states.is_due(request, None, budget):
             return None
-        if budget.window is None:
-            self.states.models.ask(request.upstream, request.headers)
+        self.states.models.ask_window(request, budget)
         epoch_account = context.get_account(request.view, "", budget)
         epoch_account.account = record_use(epoch_account.account, self._clock.monotonic())
         changed, is_guarded = context.reasoning.find_changed(request, None), _is_risky(budget, request)
@@ -269,8 +269,7 @@ class ContextController:
         outgoing = self.chain.keep(uncounted.state)
         if outgoing is None:
             return None
-        if budget.window is None:
-            self.states.models.ask(request.upstream, request.headers)
+        self.states.models.ask_window(request, budget)
         _choose(uncounted.state, outgoing)
         outgoing = tell_removed(self._bus, request, context, outgoing)
         plan = Plan(request.exchange, 0, request.view, outgoing.rung, epoch.id)
@@ -336,8 +335,7 @@ class ContextController:
         epoch = context.find(request.view, request)
         if epoch is None and (reason := self._find_sign(request)):
             return await self._remove_foreign(request, self._stand_aside(request, reason))
-        if budget.window is None:
-            self.states.models.ask(request.upstream, request.headers)
+        self.states.models.ask_window(request, budget)
         state = await self.states.read(request, context, epoch, budget)
         decision = _defer(self._observer, request, decide(state.account, state.facts))
         chosen = await self._run_chain(state, decision, commit)

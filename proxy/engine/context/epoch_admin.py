@@ -14,7 +14,7 @@ from proxy.engine.ports import Archive, Ids
 from proxy.engine.reports.context import Pinned, Reversion
 from proxy.engine.reports.conversation import MessageList, load_history
 from proxy.engine.reports.lookup import read_back
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.card import LimitKey
 from proxy.model.epoch import Epoch, Pin, Plan, read_view
 from proxy.model.errors import Conflict, NotFound, StoreUnavailable
@@ -27,7 +27,7 @@ class EpochAdmin:
     """Reverts epochs and pins messages. Sessions and exchanges must be in the log: the caller checks that."""
 
     def __init__(
-        self, states: StateReader, archive: Archive, durability: DurabilityWaiter, bus: EventBus, ids: Ids
+        self, states: StateReader, archive: Archive, durability: DurabilityWaiter, bus: EngineBus, ids: Ids
     ) -> None:
         self._states = states
         self._archive = archive

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from itertools import pairwise
 from typing import Protocol
@@ -165,6 +165,7 @@ class PlanJob(msgspec.Struct, frozen=True, gc=False, tag="plan"):
     has_tool: bool = False
     strategy: Strategy = "epochs"
     memory: MemoryText | None = None
+    sentences: Mapping[str, str] = {}
 
     @property
     def weight(self) -> int:
@@ -228,6 +229,7 @@ def make_plan_request(job: PlanJob) -> PlanRequest:
         has_tool=job.has_tool,
         strategy=job.strategy,
         memory=job.memory,
+        sentences=job.sentences,
     )
 
 
@@ -257,6 +259,7 @@ class EpochPlanner:
         self._builder = builder
         self._secret = secret
         self._providers = providers
+        self.find_sentences: Callable[[str], Mapping[str, str]] = lambda session: {}  # about outputs of a session
 
     def draft(
         self, request: ManagedRequest, history: MeasuredHistory, inputs: PlanInputs, *, is_ahead: bool = False
@@ -319,6 +322,7 @@ class EpochPlanner:
             has_tool=inputs.has_tool,
             strategy=request.strategy,
             memory=inputs.memory,
+            sentences=self.find_sentences(request.session.id),
         )
 
 

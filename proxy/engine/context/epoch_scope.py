@@ -370,7 +370,8 @@ def _strip_rounds(recalled: Recalled, strip: Callable[[bytes], bytes]) -> Recall
 
 
 def make_own_body(request: ManagedRequest, changed: Mapping[int, bytes]) -> bytes:
-    """Return the client's body, with these messages changed."""
+    """Return the client's body, with these messages changed, and with its notes."""
+    changed = request.add_notes(0, changed)
     return change_items(request.split, request.chain.preamble.count, changed) if changed else request.split.content
 
 

@@ -14,7 +14,7 @@ import msgspec
 from proxy.context.budget import Budget
 from proxy.context.epoch_decision import AWAITED, NEEDED, PRICED, decide, forecast_calls, record_epoch
 from proxy.context.verbatim import RECENT_GROUPS, find_tail
-from proxy.engine.context.accounting import tell_failure, tell_unreachable
+from proxy.engine.context.accounting import tell_failure, tell_opened, tell_unreachable
 from proxy.engine.context.epoch_planner import (
     DraftedPlan,
     EpochPlanner,
@@ -32,10 +32,9 @@ from proxy.engine.context.rewriter import Rewriter
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.tool_offers import NO_RECALLED, count_tool
 from proxy.engine.ports import Clock
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.epoch import Epoch, EpochReason, Original, Recalled, Rung
 from proxy.model.errors import Conflict, StoreUnavailable
-from proxy.model.events import EpochOpened
 from proxy.wire import FORMATS
 
 Commit = Callable[[Epoch], Awaitable[bool]]
@@ -85,7 +84,7 @@ class FallbackChain:
         caches: ContextCaches,
         planner: EpochPlanner,
         rewriter: Rewriter,
-        bus: EventBus,
+        bus: EngineBus,
         clock: Clock,
         hard_wait_seconds: float,
         is_patient: bool = False,
@@ -253,7 +252,7 @@ class FallbackChain:
             raise StoreUnavailable("the log did not take the epoch in time")
         self._contexts.add(epoch.session, epoch, len(request.nodes))
         state.find_account(epoch).account = state.account
-        self._bus.publish(EpochOpened.of(epoch))
+        tell_opened(self._bus, state.request, epoch)
         return msgspec.structs.replace(outgoing, body=body)
 
     async def _open(self, state: RequestState, wanted: _EpochRequest) -> OutgoingRequest | None:
@@ -339,6 +338,16 @@ class FallbackChain:
             raise TimeoutError(f"planning took more than {wanted.seconds:g} s")
         return drafting.result()
 
+    async def foresee(self, state: RequestState, why: EpochReason) -> RenderedPlan:
+        """Return the plan with which an epoch would open for a request now. Nothing is kept of it."""
+        if state.context.drafting is not None:
+            await self.planner.wait(state.context.drafting, self.seconds)
+        inputs = self.list_inputs(state, why)
+        earlier = await self._find_drafted(state, inputs)
+        if earlier is not None and earlier.excess <= _MOST_EXCESS * state.budget.usable:
+            return earlier.draft
+        return await self.planner.draft(state.request, state.history, inputs)
+
     def draft_ahead(self, state: RequestState) -> None:
         """Plan the next epoch behind a request if one of the next calls probably opens it.
 
@@ -419,7 +428,7 @@ class FallbackChain:
         context.sizes[epoch.id] = frozen
         account = record_epoch(state.account, state.tokens, tokens, protected, state.budget)
         state.find_account(epoch).account = account
-        self._bus.publish(EpochOpened.of(epoch))
+        tell_opened(self._bus, state.request, epoch)
         return OutgoingRequest(rung, body, tokens, epoch, is_opened=True, removed=(*state.list_bound(), *state.changed))
 
 

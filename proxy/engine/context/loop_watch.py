@@ -1,25 +1,35 @@
 """Telling of agents that go round in circles (`context/loops`): an event, a line in the log, and a response header.
 
 A call is looked at when its response has been read, since that makes the newest call of a tool. By then the head of the
-response has left, so that the header comes with the next one of the conversation. No call is held or changed.
+response has left, so that the header comes with the next one of the conversation. No call is held.
+
+If the settings say so (`annotate`), the model is told, too, by a note behind the output that completes a loop of equal
+outputs. It depends only on the messages up to that one, so that it is the same in every later request, and after a
+restart; an epoch shows its messages without. Reasoning may be signed over all that precedes it (`context/verbatim`), a
+note as well: such a history, which must stay valid without us, has none.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache, partial
 from itertools import islice
 
 import msgspec
+from msgspec.structs import replace
 
-from proxy.context.loops.detection import find_repeated_call
+from proxy.context.loops.detection import find_repeated_call, write_note
+from proxy.context.verbatim import may_bind_reasoning
+from proxy.engine.policy import LoopAction
 from proxy.engine.ports import Client
 from proxy.engine.request import ManagedRequest
 from proxy.engine.response_stream import PassingClient
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.events import DoomLoopDetected, ToolsCalled
 from proxy.model.exchange import Headers
 from proxy.model.lru import LruCache
 from proxy.model.messages import Message
 from proxy.wire import FORMATS
+from proxy.wire.json_values import encode_text
 
 LABEL: Headers = ((b"x-palimpsest-doom-loop", b"true"),)
 _MOST_BYTES = 32 * 1024 * 1024  # of requests whose responses were not read yet
@@ -36,13 +46,23 @@ class _Loop(msgspec.Struct, frozen=True, gc=False):
     told: int
 
 
+class _Noted(msgspec.Struct, frozen=True, gc=False):
+    """The notes of a view's first messages, by index: of so many, which end with `tip`."""
+
+    depth: int
+    tip: bytes
+    notes: Mapping[int, bytes]
+
+
 class LoopWatch:
     """Watches the responses of conversations for calls that are made `threshold` times in a row.
 
     `least` is how many messages a request has before it can be one of a loop, or of one after it.
     """
 
-    def __init__(self, bus: EventBus, threshold: int) -> None:
+    def __init__(self, bus: EngineBus, threshold: int, action: LoopAction = "notify") -> None:
+        self._is_annotating = action == "annotate"
+        self._noted = LruCache[tuple[str, str], _Noted](_MOST_SESSIONS)
         self.least = threshold - 1
         self._bus = bus
         self._threshold = threshold
@@ -59,6 +79,33 @@ class LoopWatch:
         if loop is None or len(nodes) <= loop.depth or nodes[loop.depth - 1] != loop.tip:
             return client
         return LabellingClient(client, LABEL)
+
+    def annotate(self, request: ManagedRequest) -> ManagedRequest:
+        """Return a request with the notes that its model is to read, if models are told."""
+        is_managed = request.mode == "manage" and request.step is not None and not request.is_side
+        if not (self._is_annotating and is_managed):
+            return request
+        notes = self._find_notes(request)
+        return replace(request, notes=notes) if notes else request
+
+    def _find_notes(self, request: ManagedRequest) -> Mapping[int, bytes]:
+        """Return the notes of a request. Of what continues the request before only the new messages are looked at."""
+        nodes, key = request.nodes, (request.session.id, request.view)
+        before, start = self._noted.get(key), 0
+        notes: dict[int, bytes] = {}
+        if before is not None and 0 < before.depth <= len(nodes) and nodes[before.depth - 1] == before.tip:
+            start, notes = before.depth, dict(before.notes)
+        decode = cache(partial(_decode, request))
+        for place in range(max(start, self.least), len(nodes)):
+            if not request.chain.items[place].results:
+                continue
+            note = write_note(map(decode, range(place, -1, -1)), self._threshold)
+            if note and not _is_bound(request, place):
+                notes[place] = encode_text(f"\n\n{note}")
+        if depth := len(request.kept_nodes):
+            kept = {place: note for place, note in notes.items() if place < depth}
+            self._noted.put(key, _Noted(depth, nodes[depth - 1], kept))
+        return notes
 
     def note_calls(self, event: ToolsCalled) -> None:
         """Look for a loop that a response goes on with. Called behind calls, by the bus."""
@@ -95,6 +142,18 @@ class LabellingClient(PassingClient):
     def label(self, fields: Headers) -> None:
         """Add headers to the head of the response."""
         super().label((*fields, *self._own))
+
+
+def _decode(request: ManagedRequest, place: int) -> Message:
+    return FORMATS[request.wire].parse_message(request.load_message(place)[1])
+
+
+def _is_bound(request: ManagedRequest, place: int) -> bool:
+    """Return whether reasoning that may be bound to what precedes it stands before a message."""
+    if not may_bind_reasoning(request.model):
+        return False
+    strip = FORMATS[request.wire].strip_reasoning
+    return any(strip(raw) is not raw for raw in request.list_raws()[:place])
 
 
 def _read_back(request: ManagedRequest, answer: bytes) -> Iterator[Message]:

@@ -19,8 +19,8 @@ from proxy.engine.context.fallback import BLIND_SHARE, Commit, FallbackChain
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader, find_key
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.open_exchange import Refusal, Retry, Start
-from proxy.engine.request import ManagedRequest
-from proxy.engine.runtime import EventBus
+from proxy.engine.request import NO_NOTES, ManagedRequest
+from proxy.engine.runtime import EngineBus
 from proxy.model.epoch import Epoch, Plan, Rung
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import CeilingExceeded, EpochRefused, ReasoningRemoved
@@ -67,7 +67,7 @@ class RefusalRetry:
         self,
         states: StateReader,
         chain: FallbackChain,
-        bus: EventBus,
+        bus: EngineBus,
         request: ManagedRequest,
         outgoing: OutgoingRequest,
         *,
@@ -193,7 +193,8 @@ class RefusalRetry:
         room = state.budget.find_room()
         if self._level in (*_BEGINNING, "unsigned") and (room is None or state.client_tokens <= room):
             plan = self._make_plan(state, "original", state.client_tokens, said)
-            own = make_own_body(self._request, state.context.reasoning.find_changed(self._request, None))
+            plain = msgspec.structs.replace(self._request, notes=NO_NOTES)
+            own = make_own_body(plain, state.context.reasoning.find_changed(plain, None))
             return self._send("original", own, plan)
         if self._level == "minimal":
             return None

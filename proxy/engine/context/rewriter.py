@@ -101,7 +101,7 @@ class Rewriter:
         if lasting is None:
             lasting = make_verdict(history.runs, judged.splices, rules, judged.ids)
         judged.verdict = lasting
-        sent = MarkedRequest(rendered, changed)
+        sent = MarkedRequest(rendered, request.add_notes(epoch.depth, changed))
         if form.takes_markers:
             kept = history.list_markers()[len(lost) :]
             has_room = len(rules.markers) + len(kept) + bool(lost) < MOST_MARKERS

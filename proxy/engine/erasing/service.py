@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.lookup import find_session
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.erasing import Cause, ErasableSession, SessionErasure
 from proxy.model.errors import Conflict
 from proxy.model.events import SessionsErased
@@ -79,7 +79,7 @@ class SessionErasing:
     forget: Callable[[Sequence[str]], Awaitable[None]] | None = None
     remove_files: Callable[[str], None] = remove_nothing
     list_left: Callable[[], Sequence[str]] = tuple
-    bus: EventBus | None = None
+    bus: EngineBus | None = None
 
     async def measure(self, prefix: str) -> SessionErasure:
         """Return what erasing a session would do. Raises NotFound, Erased."""

@@ -87,12 +87,14 @@ class CallUnderWay:
 
     def _sum_cost(self, outcome: ExchangeRecorded) -> Cost | None:
         known = [usage for usage in self.usages.values() if usage.input is not None]
-        if not known:
+        if not known or outcome.kind == "recorded":
             return None
         return sum((self.prices.price(outcome.upstream, outcome.model, usage) for usage in known), start=Cost())
 
     def _sum_saved(self, outcome: ExchangeRecorded) -> Cost | None:
         """Return what managing saved, as `engine/reports/savings` finds it; None if unknown."""
+        if outcome.kind == "recorded":
+            return None
         card = self.prices.find_card(outcome.upstream, outcome.model)
         cache = self.prices.find_cache(outcome.upstream, card)
         pairs = [(self.plans[k], usage) for k, usage in self.usages.items() if k in self.plans]

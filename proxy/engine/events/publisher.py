@@ -1,10 +1,12 @@
 """Makes the events of the stream from those of the engine.
 
 While nobody reads the stream it subscribes to nothing, so that calls cost what they would without it. Else an event of
-the engine is only put into a list. A moment later all of the list are told together, in their order, once the log has
-what was queued for it before: so an event is durable before it is told, and calls have their numbers.
+the engine is only put into a list. A moment later, or at once if somebody in this process listens, all of the list are
+told together, in their order, once the log has what was queued for it before: so an event is durable before it is told,
+and calls have their numbers.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -13,9 +15,10 @@ from typing import Any
 import msgspec
 
 from proxy.engine.events.calls import OpenCalls
+from proxy.engine.events.parts import find_pruned, group_items, list_completed, list_created, list_pruned
 from proxy.engine.events.stream import CallLater, EventStream
 from proxy.engine.models import PriceList
-from proxy.engine.runtime import EventBus, TaskRunner, attempt
+from proxy.engine.runtime import EngineBus, TaskRunner, attempt
 from proxy.model.epoch import Edit, Replaced
 from proxy.model.events import (
     AnswerRead,
@@ -30,13 +33,16 @@ from proxy.model.events import (
     Event,
     ExchangeRecorded,
     Nudged,
+    OutputsShortened,
     ReadingFailed,
     ReplyRecorded,
     RequestRecorded,
     RungFailed,
+    SessionClosed,
     SessionWentIdle,
     SummaryAdded,
 )
+from proxy.model.lru import LruCache
 from proxy.model.stream_events import (
     AgentNudgedEvent,
     CacheMissedEvent,
@@ -51,18 +57,23 @@ from proxy.model.stream_events import (
     EpochOpenedEvent,
     EpochRevertedEvent,
     MessageCreatedEvent,
+    PartCreatedEvent,
+    PartUpdatedEvent,
     PruneCompletedEvent,
     RungFailedEvent,
+    SessionClosedEvent,
     SessionCreatedEvent,
     SessionIdleEvent,
     StreamEvent,
     SummaryAddedEvent,
 )
+from proxy.wire import FORMATS
 
 GATHER_SECONDS = 0.05
 # The most messages of one request that are told: a session that continues another one brings them all at once.
 MOST_MESSAGES = 64
 _MOST_PENDING = 16_384
+_MOST_EPOCHS = 1024
 _LONGEST = 1000  # characters of an error
 
 NumberCalls = Callable[[Sequence[str]], Awaitable[Mapping[str, int]]]
@@ -83,7 +94,7 @@ class EventPublisher:
 
     def __init__(
         self,
-        bus: EventBus,
+        bus: EngineBus,
         stream: EventStream,
         prices: PriceList,
         *,
@@ -99,8 +110,10 @@ class EventPublisher:
         self._call_later = call_later
         self._now_ms = now_ms
         self._calls = OpenCalls(prices)
+        self._pruned = LruCache[str, frozenset[int]](_MOST_EPOCHS)  # the places that an epoch has in short, by its id
         self._pending: list[tuple[str, Make]] = []
         self._is_due = False
+        self._settled = asyncio.Event()
         self._heard: Mapping[type[Event], Callable[[Any], None]] = {
             RequestRecorded: self._note_request,
             ReplyRecorded: self._note_reply,
@@ -110,6 +123,7 @@ class EventPublisher:
             ReadingFailed: self._note_unread,
             CacheUsed: self._note_cache,
             EpochOpened: self._note_epoch,
+            OutputsShortened: self._note_shortened,
             EpochRefused: self._note_refused,
             RungFailed: self._note_rung,
             CeilingExceeded: self._note_excess,
@@ -119,8 +133,9 @@ class EventPublisher:
             DoomLoopDetected: self._note_loop,
             Nudged: self._note_nudge,
             SessionWentIdle: self._note_idle,
+            SessionClosed: self._note_closed,
         }
-        stream.on_listen, stream.on_idle = self._subscribe, self._unsubscribe
+        stream.on_listen, stream.on_idle, stream.settle = self._subscribe, self._unsubscribe, self._settle
 
     def _subscribe(self) -> None:
         for kind, note in self._heard.items():
@@ -137,8 +152,17 @@ class EventPublisher:
         if len(self._pending) < _MOST_PENDING:
             self._pending.append((exchange, make))
         if not self._is_due:
-            self._is_due = True
-            self._call_later(GATHER_SECONDS, self._start)
+            self._order()
+
+    def _order(self) -> None:
+        self._is_due = True
+        self._settled.clear()
+        self._call_later(0.0 if self.stream.is_heard else GATHER_SECONDS, self._start)
+
+    async def _settle(self) -> None:
+        """Wait until all that has happened before was told."""
+        while self._is_due:
+            await self._settled.wait()
 
     def _tell(self, exchange: str, event: CallEvent) -> None:
         self._put(exchange, partial(_number_event, event))
@@ -151,12 +175,14 @@ class EventPublisher:
         pending, self._pending = self._pending, []
         named = tuple(dict.fromkeys(exchange for exchange, _ in pending if exchange))
         numbers = await attempt(self._number(named), _note_unnumbered) if named else {}
-        for exchange, make in pending:
-            self.stream.publish(make((numbers or {}).get(exchange)))
-        self._is_due = False
-        if self._pending:
-            self._is_due = True
-            self._call_later(GATHER_SECONDS, self._start)
+        try:
+            for exchange, make in pending:
+                self.stream.publish(make((numbers or {}).get(exchange)))
+        finally:
+            self._is_due = False
+            self._settled.set()
+            if self._pending:
+                self._order()
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
@@ -170,6 +196,8 @@ class EventPublisher:
         if n == 1:
             told: dict[str, Any] = {"name": session.family, "parent": session.parent, "upstream": session.upstream}
             yield SessionCreatedEvent(**common, **told, model=event.model)
+        if not event.wire:  # a session was begun, without a call
+            return
         common |= {"model": event.model, "upstream": event.upstream, "wire": event.wire}
         yield CallStartedEvent(**common, exchange=event.exchange, n=n, is_side=event.is_side)
         if event.is_accepted:
@@ -226,6 +254,12 @@ class EventPublisher:
     def _note_epoch(self, event: EpochOpened) -> None:
         self._put(event.exchange, partial(_tell_epoch, event, self._now_ms()))
 
+    def _note_shortened(self, event: OutputsShortened) -> None:
+        before, now = self._pruned.get(event.parent) or frozenset(), find_pruned(event.edits)
+        self._pruned.put(event.epoch, now)
+        if now - before:
+            self._put(event.exchange, partial(_tell_shortened, event, before, self._now_ms()))
+
     def _note_refused(self, event: EpochRefused) -> None:
         self._tell(event.exchange, self._make(EpochRevertedEvent, event, reverted=event.epoch, why="refused"))
 
@@ -281,6 +315,10 @@ class EventPublisher:
     def _note_idle(self, event: SessionWentIdle) -> None:
         self._tell(event.exchange, self._make(SessionIdleEvent, event, attempts=event.attempts))
 
+    def _note_closed(self, event: SessionClosed) -> None:
+        closed = SessionClosedEvent(at_ms=self._now_ms(), session=event.session)
+        self._put("", lambda n: (closed,))
+
     def _make(self, kind: Callable[..., CallEvent], event: Any, **fields: object) -> CallEvent:
         return kind(at_ms=self._now_ms(), session=event.session, exchange=event.exchange, **fields)
 
@@ -295,15 +333,30 @@ def _tell_messages(event: RequestRecorded, at_ms: int, n: int | None) -> Iterato
         return
     nodes = event.nodes[-MOST_MESSAGES:]
     first = event.place + len(event.nodes) - len(nodes)
+    common: dict[str, Any] = {"at_ms": at_ms, "session": event.session.id, "exchange": event.exchange, "n": n}
     for i, (node, role) in enumerate(zip(nodes, event.list_roles(MOST_MESSAGES), strict=False)):
-        common: dict[str, Any] = {"at_ms": at_ms, "session": event.session.id, "exchange": event.exchange, "n": n}
         yield MessageCreatedEvent(**common, message=node.hex(), role=role, place=first + i)
+        if event.load is None:
+            continue
+        form = FORMATS[event.wire]
+        for each in list_created(form, node, (event.load(first + i)[1],), at_ms):
+            yield PartCreatedEvent(**common, message=each.node.hex(), part=each.part)
+        for each in list_completed(form, event.load, first + i, at_ms):
+            yield PartUpdatedEvent(**common, message=each.node.hex(), part=each.part, why="completed")
 
 
 def _tell_reply(event: ReplyRecorded, session: str, at_ms: int, n: int | None) -> Iterator[StreamEvent]:
-    for node in event.nodes if n is not None else ():
-        common: dict[str, Any] = {"at_ms": at_ms, "session": session, "exchange": event.exchange, "n": n}
+    if n is None:
+        return
+    common: dict[str, Any] = {"at_ms": at_ms, "session": session, "exchange": event.exchange, "n": n}
+    for node in event.nodes:
         yield MessageCreatedEvent(**common, message=node.hex(), role="assistant")
+    if event.list_raws is None:
+        return
+    form = FORMATS[event.wire]
+    for node, raws in group_items(form, event.nodes, event.list_raws()):
+        for each in list_created(form, node, raws, at_ms):
+            yield PartCreatedEvent(**common, message=node.hex(), part=each.part)
 
 
 def _tell_epoch(event: EpochOpened, at_ms: int, n: int | None) -> Iterator[StreamEvent]:
@@ -319,6 +372,15 @@ def _tell_epoch(event: EpochOpened, at_ms: int, n: int | None) -> Iterator[Strea
     counts["shortened"] = kinds.count("shortened")
     if any(counts.values()):
         yield PruneCompletedEvent(**common, epoch=event.epoch, **counts)
+
+
+def _tell_shortened(
+    event: OutputsShortened, before: frozenset[int], at_ms: int, n: int | None
+) -> Iterator[StreamEvent]:
+    """Yield the parts that an epoch has in short, and the one before it had not."""
+    common: dict[str, Any] = {"at_ms": at_ms, "session": event.session, "exchange": event.exchange, "n": n}
+    for each in list_pruned(FORMATS[event.wire], event.load, event.edits, before, at_ms):
+        yield PartUpdatedEvent(**common, message=each.node.hex(), part=each.part, why="pruned")
 
 
 def _note_unnumbered(error: Exception) -> None:

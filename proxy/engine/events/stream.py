@@ -7,14 +7,16 @@ The id of an event is that of this run of the server and a number, `RUN-NUMBER`.
 its last event gets all since, if the ring has them. Else it is told to load its data anew (`RESET`): after a restart of
 the server, and when it was away for too long. While nobody reads, nothing is collected, but for a while after the last
 reader has left, so that it may come back.
+
+A listener is in this process. It is called with the events of one session, or of all, as they are.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -25,6 +27,7 @@ _RETRY_MS = 1000
 _encoder = msgspec.json.Encoder()
 
 Reason = Literal["slow", "stopping"]
+Told = TypeVar("Told", bound=StreamedEvent)
 
 
 class TooManyReaders(ProxyError):
@@ -74,6 +77,10 @@ class Wanted:
 EVERYTHING = Wanted()
 
 
+Hear = Callable[[StreamEvent], object]
+"""Is called with an event. It must not raise."""
+
+
 class EventReader:
     """One reader of the stream, and the events that wait for it."""
 
@@ -105,7 +112,10 @@ class EventReader:
 
 
 class EventStream:
-    """The events of this run of the server. `run` names the run; `on_listen` and `on_idle` begin and end collecting."""
+    """The events of this run of the server. `run` names the run; `on_listen` and `on_idle` begin and end collecting.
+
+    `settle` waits until all that has happened before was told.
+    """
 
     def __init__(
         self, run: str, call_later: CallLater, now_ms: Callable[[], int], policy: StreamPolicy = _DEFAULT_POLICY
@@ -113,10 +123,12 @@ class EventStream:
         self.policy = policy
         self.on_listen: Callable[[], object] = _do_nothing
         self.on_idle: Callable[[], object] = _do_nothing
+        self.settle: Callable[[], Coroutine[Any, Any, None]] = _settle_nothing
         self._run = run
         self._call_later = call_later
         self._now_ms = now_ms
         self._readers: set[EventReader] = set()
+        self._listeners: dict[str, tuple[Hear, ...]] = {}  # by their session, empty for all
         self._kept: deque[tuple[int, str, str, bytes]] = deque(maxlen=policy.most_kept)
         self._newest = 0
         self._oldest = 0  # the number before the first event that was kept without a gap up to the newest
@@ -139,12 +151,28 @@ class EventStream:
         """The id of the newest event."""
         return f"{self._run}-{self._newest}"
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether anybody in this process listens, whom events are told at once."""
+        return bool(self._listeners)
+
+    def listen(self, hear: Hear, session: str = "") -> None:
+        """Call `hear` with the events of a session, or of all, from now on."""
+        self._listeners[session] = (*self._listeners.get(session, ()), hear)
+        self._collect()
+
+    def stop_listening(self, hear: Hear, session: str = "") -> None:
+        """Do not call `hear` any more with the events of a session, or of all."""
+        left = tuple([each for each in self._listeners.pop(session, ()) if each != hear])
+        if left:
+            self._listeners[session] = left
+        self._rest()
+
     def hold(self) -> str:
         """Collect events for a while, and return the id of the newest: a stream that begins there misses none."""
         if not self._is_closed:
             self._collect()
-            if not self._readers:
-                self._set_end()
+            self._rest()
         return self.position
 
     def open(self, wanted: Wanted = EVERYTHING, after: str = "") -> EventReader:
@@ -170,8 +198,7 @@ class EventStream:
     def leave(self, reader: EventReader) -> None:
         """Forget a reader. Without any, events are collected for a while longer."""
         self._readers.discard(reader)
-        if not self._readers and self._is_collecting:
-            self._set_end()
+        self._rest()
 
     def publish(self, events: Iterable[StreamEvent]) -> None:
         """Give events their ids, keep them, and queue them for all who want them."""
@@ -184,16 +211,24 @@ class EventStream:
             for reader in self._readers:
                 if reader.wanted.accepts(kind, event.session):
                     reader.put(frame)
+            for hear in self._list_listeners(event.session):
+                hear(event)
         most = self.policy.most_waiting
         for reader in [reader for reader in self._readers if len(reader.waiting) > most]:
             self._drop(reader, "slow")
 
     def close(self) -> None:
-        """End all streams at once, and open no other."""
+        """End all streams at once, and open no other. Who listens in this process hears what comes."""
         self._is_closed = True
         for reader in tuple(self._readers):
             self._drop(reader, "stopping", is_kept=True)
-        self._stop()
+        self._rest()
+
+    def _list_listeners(self, session: str) -> tuple[Hear, ...]:
+        if not self._listeners:
+            return ()
+        own = self._listeners.get(session, ()) if session else ()
+        return own + self._listeners.get("", ())
 
     def _find_gap(self, after: str) -> Literal["restarted", "expired", "unknown"] | None:
         """Return why events after this id are missing, None if they are not."""
@@ -217,8 +252,13 @@ class EventStream:
             self._beat = self._call_later(self.policy.heartbeat, self._send_heartbeat)
             self.on_listen()
 
-    def _set_end(self) -> None:
-        if self._end is None:
+    def _rest(self) -> None:
+        """Have collecting end if nobody is there: after a while, or at once if nobody can come back."""
+        if not self._is_collecting or self._readers or self._listeners:
+            return
+        if self._is_closed:
+            self._stop()
+        elif self._end is None:
             self._end = self._call_later(self.policy.linger, self._stop)
 
     def _stop(self) -> None:
@@ -256,16 +296,22 @@ def _encode(event: StreamedEvent) -> bytes:
     try:
         return _encoder.encode(event)
     except UnicodeEncodeError:  # half a surrogate pair, of a client or a provider
-        fields: dict[str, Any] = {name: getattr(event, name) for name in event.__struct_fields__}
-        plain: dict[str, Any] = {
-            name: _replace_lone(value) if isinstance(value, str) else value for name, value in fields.items()
-        }
-        return _encoder.encode(type(event)(**plain))
+        return _encoder.encode(make_encodable(event))
 
 
-def _replace_lone(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
+def make_encodable(event: Told) -> Told:
+    """Return an event without halves of surrogate pairs."""
+    fields: dict[str, Any] = {name: _replace_lone(getattr(event, name)) for name in event.__struct_fields__}
+    return type(event)(**fields)
+
+
+def _replace_lone(value: object) -> object:
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 def _do_nothing() -> None:
+    pass
+
+
+async def _settle_nothing() -> None:
     pass

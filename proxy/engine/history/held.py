@@ -34,9 +34,9 @@ from proxy.engine.history.policy import NudgePolicy
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import MOST_HELD, Client, Clock
 from proxy.engine.request import ManagedRequest
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, TooLarge, Unproven
-from proxy.model.exchange import ClientRequest, HeldCall, RequestOptions, SessionKey
+from proxy.model.exchange import ClientRequest, Headers, HeldCall, HistoryMode, RequestOptions, SessionKey
 from proxy.model.lru import LruCache
 from proxy.wire.body import split_body
 from proxy.wire.format import Format
@@ -229,8 +229,12 @@ class HeldHistories:
             raise BadRequest("x-palimpsest-history is for requests whose body is a JSON object, not compressed")
         if len(incoming.body) > self._cap:
             raise TooLarge(f"a history takes requests of at most {self._cap} bytes (store.record_cap_bytes)")
-        name = self._namer.name_session(incoming, split.member("model"))
-        brought = read_brought(form, split)
+        program = options.program
+        if program is None:
+            name, told = self._namer.name_session(incoming, split.member("model")), b""
+        else:
+            name, told = SessionName(program.session, program.session.family), program.told
+        brought = read_brought(form, split, told)
         turn = await self._take_turn(name.key.id)
         try:
             held = turn.held = await self._begin(incoming, form, name, options=options, brought=brought)
@@ -265,13 +269,15 @@ class HeldHistories:
     async def _begin(
         self, incoming: ClientRequest, form: Format, name: SessionName, *, options: RequestOptions, brought: Brought
     ) -> HeldExchange:
-        session, is_new = name.key.id, options.history == "new"
-        key = find_header(incoming.headers, _KEY).decode("latin-1").strip()[:_LONGEST_KEY] if brought.raws else ""
-        known = await self._expect(name, is_new=is_new, key=key)
+        session = name.key.id
+        key = read_key(incoming.headers) if brought.raws else ""
+        known = await self._expect(name, history=options.history, key=key)
         path = known.path if known is not None else None
         if path is not None and path.wire != form.name:
             raise BadRequest(f"the history of this session is in the format {path.wire}, not {form.name}")
         is_repeated = path is not None and bool(key) and key == path.key
+        if is_repeated and options.history == "record":
+            raise Conflict("a turn with this idempotency-key was recorded just now")
         if known is not None and key in known.used and not is_repeated:
             raise Conflict("a call with this idempotency-key was answered, and the history has gone on since")
         if path is not None and is_repeated and brought.digest != path.digest:
@@ -294,8 +300,11 @@ class HeldHistories:
             generation=self._log.health.generation,
         )
 
-    async def _expect(self, name: SessionName, *, is_new: bool, key: str) -> _HeldSession | None:
+    async def _expect(self, name: SessionName, *, history: HistoryMode | None, key: str) -> _HeldSession | None:
         """Return what is known of a session, None for one that begins. Raises ProxyError if it must not be so."""
+        if history in ("program", "record"):
+            return await self._find(name.key.id)
+        is_new = history == "new"
         try:
             known = await self._find(name.key.id)
         except NotFound as error:
@@ -364,8 +373,13 @@ class HeldHistories:
         self._nudger.note_end(held.session, held.exchange, held.nudge, is_answered=is_answered)
 
 
+def read_key(headers: Headers) -> str:
+    """Return the idempotency key of a request, empty if it has none."""
+    return find_header(headers, _KEY).decode("latin-1").strip()[:_LONGEST_KEY]
+
+
 def build_histories(
-    nudges: NudgePolicy, policy: EnginePolicy, log: HistoryLog, resolver: SessionNamer, *, bus: EventBus, clock: Clock
+    nudges: NudgePolicy, policy: EnginePolicy, log: HistoryLog, resolver: SessionNamer, *, bus: EngineBus, clock: Clock
 ) -> HeldHistories:
     """Return the histories that we hold."""
     return HeldHistories(

@@ -8,6 +8,7 @@ from proxy.engine.ports import HeldCalls, LogReader
 from proxy.engine.reports.conversation import list_raws, load_chain
 from proxy.engine.reports.lookup import read_back
 from proxy.model.epoch import StoredContext
+from proxy.model.exchange import CONVERSATION
 from proxy.model.log import ArchiveHealth, ExchangeRow, HeldRow
 from proxy.wire import FORMATS
 
@@ -44,7 +45,7 @@ def _order(exchange: str) -> tuple[int, str]:
 
 
 def _may_be_complete(row: ExchangeRow) -> bool:
-    is_part = row.kind == "managed" and row.wire in FORMATS and bool(row.tip) and not row.is_side
+    is_part = row.kind in CONVERSATION and row.wire in FORMATS and bool(row.tip) and not row.is_side
     return is_part and bool(row.rounds) and row.rounds[-1].completeness == "complete"
 
 

@@ -12,7 +12,7 @@ from proxy.context.strategies.sources import WAITING_TICK, find_source, is_nudge
 from proxy.engine.history.path import HeldPath, TailMessage
 from proxy.engine.history.policy import NudgePolicy
 from proxy.engine.ports import Clock
-from proxy.engine.runtime import EventBus
+from proxy.engine.runtime import EngineBus
 from proxy.model.errors import BadRequest, SessionIdle, TooSoon
 from proxy.model.events import Nudged, SessionWentIdle
 from proxy.model.exchange import SessionKey
@@ -44,7 +44,7 @@ NO_NUDGE = Nudge()
 class Nudger:
     """Decides whether a call without messages is nudged, and with which words."""
 
-    def __init__(self, policy: NudgePolicy, clock: Clock, bus: EventBus) -> None:
+    def __init__(self, policy: NudgePolicy, clock: Clock, bus: EngineBus) -> None:
         self._policy = policy
         self._clock = clock
         self._bus = bus

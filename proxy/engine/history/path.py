@@ -29,18 +29,19 @@ _MOST_NAMED = 8
 class Brought(NamedTuple):
     """What a client's request brings: raw messages, split into its system messages at the beginning and the rest.
 
-    `items` are those of the rest.
+    `items` are those of the rest. `told` is what was told of a turn that was made elsewhere.
     """
 
     split: SplitBody
     leading: tuple[bytes, ...]
     raws: tuple[bytes, ...]
     items: tuple[Item, ...]
+    told: bytes = b""
 
     @property
     def digest(self) -> bytes:
-        """The SHA-256 of all its messages."""
-        return sha256(b"\n".join((*self.leading, *self.raws))).digest()
+        """The SHA-256 of all its messages; of a turn that was made elsewhere, that of all that was told of it."""
+        return sha256(self.told or b"\n".join((*self.leading, *self.raws))).digest()
 
 
 class TailMessage(NamedTuple):
@@ -89,7 +90,7 @@ class WholeBody(NamedTuple):
     end: int
 
 
-def read_brought(form: Format, split: SplitBody) -> Brought:
+def read_brought(form: Format, split: SplitBody, told: bytes = b"") -> Brought:
     """Return what a request brings. Raises BadRequest for one that cannot have a history of ours."""
     for name in _EXCLUDED:
         if split.member(name) not in _NO_MEMBER:
@@ -105,7 +106,7 @@ def read_brought(form: Format, split: SplitBody) -> Brought:
     leading = count_preamble(items)
     if form.is_aside(split):
         raise BadRequest("a request for a compaction is no part of a history")
-    return Brought(split, raws[:leading], raws[leading:], items[leading:])
+    return Brought(split, raws[:leading], raws[leading:], items[leading:], told)
 
 
 def pair_results(waiting: Iterable[str], items: Iterable[Item]) -> tuple[str, ...]:

@@ -158,7 +158,8 @@ class LineageTracker:
             return
         is_accepted = event.status in _SUCCESS
         if is_accepted:
-            self.tenants.prove(exchange.token)
+            if event.kind != "recorded":  # no upstream of ours has seen a credential
+                self.tenants.prove(exchange.token)
             if exchange.untrusted is not None or exchange.source is not None:
                 self._accept(exchange)
         elif exchange.untrusted is not None:  # a rejected caller's request does not become part of the conversation

@@ -14,12 +14,14 @@ import msgspec
 
 from proxy.context.memory.facts import format_episode, is_on_path, list_items
 from proxy.context.memory.traces import list_covered
+from proxy.engine.memory.memory import SessionMemory
 from proxy.engine.memory.path import MemoryReader, load_path
 from proxy.engine.reports.lookup import find_session
 from proxy.engine.reports.sessions import write_json
-from proxy.engine.runtime import TaskRunner, attempt
+from proxy.engine.runtime import EngineBus, TaskRunner, attempt
 from proxy.model.errors import NotFound
 from proxy.model.events import ExchangeRecorded
+from proxy.model.exchange import CONVERSATION
 
 FILES = ("raw_traces.jsonl", "raw_traces_archive.jsonl", "episodic.jsonl", "semantic.jsonl")
 
@@ -76,7 +78,7 @@ class MemoryMirror:
 
     def note_exchange(self, event: ExchangeRecorded) -> None:
         """Have the memory of a session written after a call. Subscribed to the bus."""
-        if event.is_final and event.kind == "managed":
+        if event.is_final and event.kind in CONVERSATION:
             self.note_change(event.session)
 
     def note_change(self, session: str, seconds: float = _WAIT_SECONDS) -> None:
@@ -114,3 +116,11 @@ class MemoryMirror:
             _log.error(
                 "the memory of sessions cannot be written to files, the log has it; check memory.mirror: %s", error
             )
+
+
+def mirror_memory(memory: SessionMemory, write: Write, tasks: TaskRunner, bus: EngineBus) -> None:
+    """Keep the memory of sessions current in files."""
+    loop = asyncio.get_running_loop()
+    mirror = MemoryMirror(log=memory.archive, write=write, tasks=tasks, call_later=loop.call_later, now=loop.time)
+    memory.listeners.append(mirror.note_change)
+    bus.subscribe(ExchangeRecorded, mirror.note_exchange)

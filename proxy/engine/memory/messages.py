@@ -5,8 +5,8 @@ A result stands in the part of its call, so that a message that has nothing but 
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -14,102 +14,35 @@ from proxy.context.memory.traces import encode_arguments, fit_text
 from proxy.context.message_features import find_outcome
 from proxy.engine.memory.path import MemoryPath
 from proxy.engine.ports import LogReader
-from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Summary, SummaryLevel
+from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Summary
 from proxy.model.exchange import Usage
-from proxy.model.messages import ToolCall
+from proxy.model.messages import Message, ToolCall
+from proxy.model.parts import (
+    CompactionPart,
+    FileRefPart,
+    MessagePart,
+    PatchPart,
+    ReasoningPart,
+    StepFinishPart,
+    StepStartPart,
+    TextPart,
+    ToolPart,
+    ToolStatus,
+)
 from proxy.wire.json_values import JSON_ERRORS, limit_depth, load_json, read_object
 from proxy.wire.messages import read_reasoning
-
-ToolState = Literal["pending", "running", "completed", "error"]
 
 _PATCHED = re.compile(
     r"(?m)^(?:\*\*\* (?:Update|Add|Delete) File: |(?:\+\+\+|---) (?:[ab]/)?)(?!/dev/null)(\S.{0,299}?)[ \t]*$"
 )
 _HUNK = re.compile(r"(?m)^(?:@@|\*\*\* (?:Update|Add|Delete) File: )")
+_FENCED = re.compile(r"(?ms)^```(?:diff|patch)[ \t]*\n(?P<patch>.*?\n)```[ \t]*$")
 _BLOCK = re.compile(
     r"\[FILE: (?P<path>[^\n]*)\]\nref:(?P<id>[a-z2-7]{10}) · (?P<kind>[^\n·]*) · (?P<tokens>[\d,]+) tokens"
-    r"[^\n]*\n(?P<outline>.*?)\nThe original is intact",
+    r"[^\n]*\n(?P<outline>(?:.*?\n)?)The original is intact",
     re.DOTALL,
 )
 _edits = msgspec.json.Decoder(tuple[Edit, ...])
-
-
-class TextPart(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
-    """What was said."""
-
-    text: str
-
-
-class ReasoningPart(msgspec.Struct, frozen=True, tag="reasoning", tag_field="type"):
-    """What was thought, as far as it can be read."""
-
-    text: str
-
-
-class ToolStatus(msgspec.Struct, frozen=True):
-    """How a call stands. Times are in milliseconds since 1970, of the calls of the client that first had each part.
-
-    `compacted_at`: since when models are sent something shorter in place of the output; null while they have it whole.
-    """
-
-    state: ToolState
-    started_at: int
-    completed_at: int | None
-    compacted_at: int | None
-    error_message: str | None
-
-
-class ToolPart(msgspec.Struct, frozen=True, tag="tool", tag_field="type"):
-    """A call of a tool, with its output once there is one. Without a call that is known, `input` is null."""
-
-    tool_name: str
-    tool_call_id: str
-    input: msgspec.Raw | None
-    output: str | None
-    status: ToolStatus
-
-
-class CompactionPart(msgspec.Struct, frozen=True, tag="compaction", tag_field="type"):
-    """A summary that was made of the messages up to this one; `summary_node_id` is its id."""
-
-    summary_node_id: str
-    level: SummaryLevel
-    compacted_message_count: int
-
-
-class StepStartPart(msgspec.Struct, frozen=True, tag="step_start", tag_field="type"):
-    """A response of the model begins; steps are counted from 1 along the conversation."""
-
-    step_index: int
-
-
-class StepFinishPart(msgspec.Struct, frozen=True, tag="step_finish", tag_field="type"):
-    """It ends; `tokens_used` are those of its prompt and of the response, null where the provider did not say."""
-
-    step_index: int
-    tokens_used: int | None
-
-
-class PatchPart(msgspec.Struct, frozen=True, tag="patch", tag_field="type"):
-    """A patch that a call makes."""
-
-    unified_diff: str
-    files_changed: list[str]
-
-
-class FileRefPart(msgspec.Struct, frozen=True, tag="file_ref", tag_field="type"):
-    """A large content in whose place models are sent an outline; `content_id` is the reference to all of it."""
-
-    content_id: str
-    path: str
-    file_type: str
-    token_count: int
-    exploration_summary: str
-
-
-MessagePart = (
-    TextPart | ReasoningPart | ToolPart | CompactionPart | StepStartPart | StepFinishPart | PatchPart | FileRefPart
-)
 
 
 class MessageDocument(msgspec.Struct, frozen=True):
@@ -166,10 +99,12 @@ class _PartReader:
         elif seen.message.text or seen.message.media:
             media = (f"({each})" for each in seen.message.media)
             yield TextPart(fit_text("\n".join(filter(None, (seen.message.text, *media)))))
+            for found in _BLOCK.finditer(seen.message.text):
+                yield _make_file_part(found)
+            yield from _list_patches(found["patch"] for found in _FENCED.finditer(seen.message.text))
         for call in seen.message.calls:
             yield self._describe_call(call, place)
-            if patch := _find_patch(call):
-                yield patch
+            yield from islice(_list_patches(_list_texts(call)), 1)
         if is_own and not (place + 1 < len(self._path.sources) and self._continues(place + 1)):
             yield StepFinishPart(self._steps, _sum_tokens(self._path.usages.get(source.event)))
 
@@ -198,14 +133,13 @@ class _PartReader:
         answered = self._results.places.get((call.id, place))
         output = None if answered is None else fit_text(_read_output(self._path, answered, call.id))
         status = self._judge(output, at, answered)
-        return ToolPart(fit_text(call.name), fit_text(call.id), encode_arguments(call.arguments), output, status)
+        return describe_call(call, output, status)
 
     def _judge(self, output: str | None, at: int, answered: int | None) -> ToolStatus:
         if output is None or answered is None:
             return ToolStatus("pending", at, None, None, None)
-        fault = fit_text(find_outcome(output)) or None
         completed = round(self._path.sources[answered].ts * 1000)
-        return ToolStatus("error" if fault else "completed", at, completed, self._shortened.get(answered), fault)
+        return judge_output(output, at, completed, self._shortened.get(answered))
 
     def _list_covering(self, place: int) -> Iterator[CompactionPart]:
         for summary in self._summaries.get(place, ()):
@@ -270,19 +204,55 @@ def _follow_epochs(
 
 def _read_block(edit: Replaced) -> FileRefPart | None:
     found = _BLOCK.search(edit.text)
-    if found is None:
-        return None
+    return None if found is None else _make_file_part(found)
+
+
+def _make_file_part(found: re.Match[str]) -> FileRefPart:
     tokens = int(found["tokens"].replace(",", ""))
-    outline = "\n".join(line.strip() for line in found["outline"].splitlines())
-    return FileRefPart(found["id"], found["path"], found["kind"], tokens, outline)
+    outline = "\n".join(line.removeprefix("  ") for line in found["outline"].splitlines())
+    return FileRefPart(found["id"], fit_text(found["path"]), fit_text(found["kind"]), tokens, fit_text(outline))
 
 
-def _find_patch(call: ToolCall) -> PatchPart | None:
-    """Return the patch in the arguments of a call, if they have one."""
-    for value in (read_object(call.arguments) or {}).values():
-        if isinstance(value, str) and _HUNK.search(value) and (files := _PATCHED.findall(value)):
-            return PatchPart(fit_text(value), list(dict.fromkeys(map(fit_text, files))))
-    return None
+def _list_patches(texts: Iterable[str]) -> Iterator[PatchPart]:
+    """Yield those of the texts that are patches."""
+    for text in texts:
+        if _HUNK.search(text) and (files := _PATCHED.findall(text)):
+            yield PatchPart(fit_text(text), list(dict.fromkeys(map(fit_text, files))))
+
+
+def _list_texts(call: ToolCall) -> Iterator[str]:
+    """Yield the texts in the arguments of a call; what is no JSON object is one text."""
+    given = read_object(call.arguments)
+    if given is None:
+        yield call.arguments
+        return
+    for value in given.values():
+        yield from (each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str))
+
+
+def list_new_parts(raw: bytes, message: Message, at_ms: int) -> Iterator[MessagePart]:
+    """Yield the parts that a message has when it comes: its calls are pending, and results are not among them."""
+    if thought := fit_text(_read_thought(raw)):
+        yield ReasoningPart(thought)
+    media = (f"({each})" for each in message.media)
+    said = message.beside if message.results else (message.text, *media)
+    if text := "\n".join(filter(None, said)):
+        yield TextPart(fit_text(text))
+    for call in message.calls:
+        yield describe_call(call, None, ToolStatus("pending", at_ms))
+        yield from _list_patches(_list_texts(call))
+
+
+def describe_call(call: ToolCall, output: str | None, status: ToolStatus) -> ToolPart:
+    """Return the part of a call."""
+    given = msgspec.json.decode(encode_arguments(call.arguments))
+    return ToolPart(fit_text(call.name), fit_text(call.id), given, output, status)
+
+
+def judge_output(output: str, started: int | None, completed: int, compacted: int | None = None) -> ToolStatus:
+    """Return how a call with an output stands."""
+    fault = fit_text(find_outcome(output)) or None
+    return ToolStatus("error" if fault else "completed", started, completed, compacted, fault)
 
 
 def _read_thought(raw: bytes) -> str:

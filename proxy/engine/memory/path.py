@@ -12,8 +12,9 @@ from proxy.engine.lineage.chain import Chain
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.conversation import find_format, list_raws, load_chain
 from proxy.engine.reports.lookup import pick_branch, read_back, read_branch_back, read_pages
+from proxy.engine.response_reader import read_received
 from proxy.model.errors import Erased, NotFound
-from proxy.model.exchange import Usage
+from proxy.model.exchange import CONVERSATION, Usage
 from proxy.model.lineage import compute_chain_root, extend_chain
 from proxy.model.log import BranchRow, Call, ExchangeRow
 from proxy.model.memory import RawTrace, StoredMemory
@@ -35,6 +36,8 @@ class MemoryReader(LogReader, Protocol):
 
 
 _MOST_LOOKED_AT = 200
+_MOST_READ = 64 * 1024 * 1024
+_SUCCESS = range(200, 300)
 _NOTHING = "this session has no conversation that can be read, so that nothing is remembered of it"
 
 
@@ -76,7 +79,8 @@ async def load_path(log: LogReader, session: str, branch: str = "") -> MemoryPat
     row, split, chain = await _find_readable(log, rows, upstream, b"" if chosen is None else chosen.tip)
     form = find_format(row)
     (whole,) = await log.list_exchanges(session, row.n - 1, 1)
-    echoes = form.list_echoes(whole.rounds[-1].answer) if whole.rounds and whole.rounds[-1].answer else []
+    answer = await _load_answer(log, whole, form)
+    echoes = form.list_echoes(answer) if answer else []
     every = list_raws(split)
     raws = [*every[chain.preamble.count :], *echoes]
     last = chain.nodes[-1] if chain.nodes else compute_chain_root(upstream)
@@ -105,6 +109,19 @@ def _read_message(form: Format, raw: bytes) -> CountedMessage:
     return CountedMessage(decoded.message, decoded.structure, 0)
 
 
+async def _load_answer(log: LogReader, row: ExchangeRow, form: Format) -> bytes:
+    """Return what the response to a call says, also if it is recorded and not read yet; empty if there is none."""
+    last = row.rounds[-1] if row.rounds else None
+    if last is None or last.answer:
+        return last.answer if last is not None else b""
+    if last.completeness != "complete" or last.status not in _SUCCESS or len(row.rounds) > 1:
+        return b""
+    try:
+        return read_received(form, last.headers, await log.load_received(row.id, last.k), _MOST_READ)[1]
+    except (NotFound, ValueError):
+        return b""
+
+
 async def _find_readable(
     log: LogReader, rows: AsyncIterator[ExchangeRow], upstream: str, tip: bytes
 ) -> tuple[ExchangeRow, SplitBody, Chain]:
@@ -117,7 +134,7 @@ async def _find_readable(
         looked_at += 1
         if looked_at > _MOST_LOOKED_AT:
             break
-        if row.wire not in FORMATS or row.kind != "managed" or not row.tip or row.tip != (tip or row.tip):
+        if row.wire not in FORMATS or row.kind not in CONVERSATION or not row.tip or row.tip != (tip or row.tip):
             continue
         if row.is_side and not tip:
             continue

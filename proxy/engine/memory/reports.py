@@ -12,6 +12,7 @@ from proxy.context.memory.bundle import render_bundle, render_turns
 from proxy.context.memory.facts import choose_items, find_request, list_items
 from proxy.context.memory.traces import pair_calls, read_turn_number
 from proxy.engine.compaction.manual import ManualCompaction
+from proxy.engine.compaction.preview import foresee_request
 from proxy.engine.memory.path import MemoryPath, MemoryReader, load_path
 from proxy.engine.reports.conversation import find_format, list_raws, split_whole
 from proxy.engine.reports.lookup import find_newest_call, find_session
@@ -70,13 +71,15 @@ class SnapshotDocument(ConversationDocument, frozen=True, kw_only=True):
 
 
 class SendableDocument(ConversationDocument, frozen=True, kw_only=True):
-    """What would be sent now; `epoch` is the id of the epoch that applies, empty if none does.
+    """What would be sent now; `epoch` is the id of the epoch that applies, empty if none does yet.
 
-    `window` is what fills the context of the newest call, by kind; null where that was erased.
+    `token_estimate` are its tokens, null without the messages. `window` is what fills the context of the newest call,
+    by kind; null where that was erased.
     """
 
     epoch: str
-    window: Window | None
+    token_estimate: int | None = None
+    window: Window | None = None
 
 
 async def load_report(
@@ -199,12 +202,17 @@ async def load_sendable(
         return SendableDocument(session=session, exchange=row.id, wire=wire, epoch=epoch, window=window)
     path = await load_path(log, session, branch)
     form = find_format(path.row)
-    sent = await manual.load_request(path.row)
+    sent = await foresee_request(manual, path.row, path.raws[path.row.depth :])
     items = list_raws(split_whole(sent.body, form.items_key))[len(path.leading) :]
-    answer = path.raws[len(sent.nodes) :]
-    members = _describe(path, form, (*items, *answer), wire)
-    epoch = sent.epoch.id if sent.epoch else ""
-    return SendableDocument(session=session, exchange=path.row.id, epoch=epoch, window=window, **members)
+    members = _describe(path, form, items, wire)
+    return SendableDocument(
+        session=session,
+        exchange=path.row.id,
+        epoch=sent.epoch,
+        token_estimate=sent.tokens,
+        window=window,
+        **members,
+    )
 
 
 def _describe(path: MemoryPath, form: Format, items: Sequence[bytes], wire: str) -> dict[str, Any]:

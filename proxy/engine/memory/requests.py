@@ -10,10 +10,11 @@ from functools import partial
 
 from proxy.context.epoch_decision import LATE, SIDE
 from proxy.engine.memory.compaction import MemoryCompaction
-from proxy.engine.runtime import EventBus, TaskRunner, attempt
+from proxy.engine.runtime import EngineBus, TaskRunner, attempt
 from proxy.model.epoch import read_view
 from proxy.model.errors import Conflict, NotFound
 from proxy.model.events import ExchangeRecorded, Planned
+from proxy.model.exchange import CONVERSATION
 
 _ANSWERED = range(200, 300)
 _UNASKED = (SIDE, LATE)  # calls that could open no epoch, whatever was asked for
@@ -36,7 +37,7 @@ class MemoryRequests:
     def note_exchange(self, event: ExchangeRecorded) -> None:
         """Make memory behind a response, if it was asked for. Subscribed to the bus."""
         memory, session = self.compaction.memory, event.session
-        if session not in memory.asked or event.kind != "managed":
+        if session not in memory.asked or event.kind not in CONVERSATION:
             return
         if event.is_final and event.status in _ANSWERED and event.completeness == "complete":
             memory.asked.discard(session)
@@ -62,7 +63,7 @@ class MemoryRequests:
             await memory.order(session, "clear")
 
 
-def follow_requests(compaction: MemoryCompaction, tasks: TaskRunner, bus: EventBus) -> MemoryRequests:
+def follow_requests(compaction: MemoryCompaction, tasks: TaskRunner, bus: EngineBus) -> MemoryRequests:
     """Return what carries out orders from now on, and those of before once they are loaded."""
     requests = MemoryRequests(compaction=compaction, tasks=tasks)
     bus.subscribe(ExchangeRecorded, requests.note_exchange)

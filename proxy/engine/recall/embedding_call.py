@@ -20,7 +20,7 @@ from proxy.engine.open_exchange import CappedBuffer, OpenExchange
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Clock, Ids, Upstream
 from proxy.engine.relay import Relay
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.errors import ProxyError
 from proxy.model.events import EmbeddingEnded
 from proxy.model.exchange import Headers, Opening, Reading, Round, SessionKey, Usage
@@ -167,7 +167,7 @@ class EmbeddingCaller:
     policy: EnginePolicy
     relay: Relay
     tasks: TaskRunner
-    bus: EventBus
+    bus: EngineBus
     clock: Clock
     ids: Ids
     health: ModelHealth

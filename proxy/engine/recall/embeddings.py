@@ -24,7 +24,7 @@ from proxy.engine.request_resolver import Route
 from proxy.engine.runtime import TaskRunner
 from proxy.model.errors import StoreUnavailable, WorkerLost
 from proxy.model.events import ExchangeRecorded
-from proxy.model.exchange import SessionKey
+from proxy.model.exchange import CONVERSATION, SessionKey
 from proxy.model.lru import LruCache
 from proxy.model.search import QueryVector, SearchQuery
 from proxy.retrieval.vectors import PassageBatch, VectorBatch
@@ -68,7 +68,7 @@ class Embedder:
 
     def note_exchange(self, event: ExchangeRecorded) -> None:
         """Record that a client's call has ended. Subscribed to the bus, behind the trigger, which keeps credentials."""
-        if event.kind != "managed" or not event.is_final or event.status not in _ACCEPTED:
+        if event.kind not in CONVERSATION or not event.is_final or event.status not in _ACCEPTED:
             return
         if self.trigger.credentials.find_newest(event.session) is None:
             return

@@ -22,10 +22,12 @@ from proxy.engine.recall.scope import (
 from proxy.engine.recall.versions import list_paths
 from proxy.engine.reports.context import OriginalText, load_original_text
 from proxy.engine.reports.lookup import read_back
+from proxy.model.epoch import OUTSIDE
 from proxy.model.errors import Erased, NotFound
 from proxy.model.messages import Message
 from proxy.model.search import EntryKind, IndexedEntry
 from proxy.wire import FORMATS
+from proxy.wire.json_values import read_object, read_text
 
 _MOST_NAMED = 3
 _CLOSE = 0.75
@@ -77,6 +79,8 @@ class EntryFinder:
             return _read_indexed(indexed, await self._place(scope, relatives, name, indexed.session, find))
         if not await self._is_own(scope, relatives, loaded.session):
             raise NotFound(await self._tell_unknown(scope, name))
+        if loaded.original.place == OUTSIDE and loaded.session in (*relatives.line, relatives.parent_session):
+            return _read_file(name, loaded)
         find = partial(find_standing, stored=loaded)
         standing = await self._place(scope, relatives, name, loaded.session, find)
         return await asyncio.to_thread(_read_original, name, loaded, standing)
@@ -189,6 +193,21 @@ def _read_original(name: str, loaded: OriginalText, standing: Standing) -> Found
         text=loaded.text,
         path=paths[0] if len(paths) == 1 else "",
         standing=standing,
+    )
+
+
+def _read_file(name: str, loaded: OriginalText) -> FoundEntry:
+    """Return what the reference of a file names that a program has put into the log."""
+    members = read_object(loaded.messages[0].decode(errors="replace")) or {}
+    return FoundEntry(
+        reference=name,
+        session=loaded.session,
+        kind="message",
+        role=read_text(members.get("role")),
+        tool="",
+        text=loaded.text,
+        path=read_text(members.get("name")),
+        standing=Standing(),
     )
 
 

@@ -14,7 +14,7 @@ from proxy.engine.reports.lookup import read_back
 from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Edit, Epoch, Kept, Replaced
 from proxy.model.errors import NotFound
-from proxy.model.exchange import SessionKey
+from proxy.model.exchange import CONVERSATION, SessionKey
 from proxy.model.log import ExchangeRow
 from proxy.wire import FORMATS
 
@@ -138,7 +138,7 @@ async def _load_parent(log: RecallLog, scope: Scope, opened_ms: int) -> History 
 
 def is_conversation(row: ExchangeRow) -> bool:
     """Return whether an exchange is part of a conversation whose messages can be read."""
-    return row.wire in FORMATS and row.kind == "managed" and bool(row.tip) and not row.is_side
+    return row.wire in FORMATS and row.kind in CONVERSATION and bool(row.tip) and not row.is_side
 
 
 async def load_row(log: LogReader, row: ExchangeRow) -> History:

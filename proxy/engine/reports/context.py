@@ -28,6 +28,7 @@ from proxy.model.epoch import (
 )
 from proxy.model.errors import Erased, NotFound
 from proxy.model.log import ExchangeRow
+from proxy.model.results import CompactionResult
 from proxy.wire import FORMATS
 
 Document = dict[str, Any]
@@ -141,8 +142,12 @@ class PinDocument(msgspec.Struct, frozen=True):
     tokens: int | None
 
 
-class CompactionDocument(msgspec.Struct, frozen=True):
-    """The result of a compaction that was asked for; `summary` is the one that was made last."""
+class CompactionDocument(CompactionResult, frozen=True, kw_only=True):
+    """The result of a compaction that was asked for; `summary` is the one that was made last.
+
+    `session`, `summary`, `messages_covered` and `ms` say the same as the fields of `CompactionResult`. `level` is that
+    of the summary, null if none was made. `reason` says why the result is no better than it is.
+    """
 
     session: str
     epoch: str | None
@@ -150,8 +155,6 @@ class CompactionDocument(msgspec.Struct, frozen=True):
     level: SummaryLevel | None
     kind: SummaryKind | None
     messages_covered: int
-    tokens_before: int
-    tokens_after: int
     ms: int
     calls: list[str]
     cost_tokens: int
@@ -336,20 +339,37 @@ def describe_pinned(pinned: Pinned) -> PinDocument:
     return PinDocument(pinned.node.hex(), pinned.exchange.n, pinned.place, message.role, text, pinned.tokens)
 
 
-def describe_compaction(found: Compaction) -> CompactionDocument:
-    """Return the result of a manual compaction as a document."""
+def make_compaction_result(found: Compaction) -> CompactionResult:
+    """Return the result of a manual compaction as programs get it."""
     last = found.summaries[-1] if found.summaries else None
-    covered = {place for each in found.summaries for place in range(each.start, each.stop)}
-    return CompactionDocument(
-        session=found.session,
-        epoch=found.epoch.id if found.epoch else None,
-        summary=last.id if last else None,
-        level=last.level if last else None,
-        kind=last.kind if last else None,
-        messages_covered=len(covered),
+    return CompactionResult(
+        session_id=found.session,
+        summary_message_id=last.id if last else None,
+        level_used=last.level if last else 3,  # a ledger is made without a model
+        compacted_message_count=_count_covered(found),
+        summary_token_count=last.tokens if last else 0,
         tokens_before=found.epoch.tokens_before if found.epoch else found.tokens,
         tokens_after=found.epoch.tokens_after if found.epoch else found.tokens,
-        ms=found.ms,
+        elapsed_ms=found.ms,
+    )
+
+
+def _count_covered(found: Compaction) -> int:
+    return len({place for each in found.summaries for place in range(each.start, each.stop)})
+
+
+def describe_compaction(found: Compaction) -> CompactionDocument:
+    """Return the result of a manual compaction as a document."""
+    last, result = found.summaries[-1] if found.summaries else None, make_compaction_result(found)
+    return CompactionDocument(
+        **msgspec.structs.asdict(result),
+        session=result.session_id,
+        epoch=found.epoch.id if found.epoch else None,
+        summary=result.summary_message_id,
+        level=last.level if last else None,
+        kind=last.kind if last else None,
+        messages_covered=result.compacted_message_count,
+        ms=result.elapsed_ms,
         calls=list(found.calls),
         cost_tokens=round(found.cost),
         reason=found.reason,

@@ -7,6 +7,7 @@ from typing import Literal
 from proxy.engine.ports import ALL_SESSIONS, LogReader
 from proxy.model.epoch import Epoch
 from proxy.model.errors import Erased, NotFound
+from proxy.model.exchange import CONVERSATION
 from proxy.model.log import BranchRow, ExchangeRow, Selection, SessionRow
 from proxy.wire import FORMATS
 
@@ -98,7 +99,7 @@ async def read_back(log: LogReader, session: str) -> AsyncIterator[ExchangeRow]:
 async def find_newest_call(log: LogReader, session: str) -> ExchangeRow:
     """Return the newest call of the conversation of a session that was sent, and can be read. Raises NotFound."""
     async for row in read_back(log, session):
-        if row.kind == "managed" and row.wire in FORMATS and row.rounds and not row.is_side:
+        if row.kind in CONVERSATION and row.wire in FORMATS and row.rounds and not row.is_side:
             return row
     raise NotFound("no call of this session can be read: none was in a known wire format")
 

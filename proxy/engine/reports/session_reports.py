@@ -25,6 +25,7 @@ from proxy.engine.reports.timeline import (
     summarize_epochs,
 )
 from proxy.model.card import Card
+from proxy.model.exchange import CONVERSATION
 from proxy.model.figures import RoundFigures
 from proxy.model.lru import LruCache
 
@@ -154,4 +155,4 @@ def _is_open(row: RoundFigures, now_ms: int) -> bool:
     if row.status is None:
         return now_ms - row.at_ms < _LONGEST_MS
     ended_ms = row.at_ms + (row.total_ms or 0.0)
-    return row.input is None and row.kind == "managed" and now_ms - ended_ms < _READ_WITHIN_MS
+    return row.input is None and row.kind in CONVERSATION and now_ms - ended_ms < _READ_WITHIN_MS

@@ -16,7 +16,7 @@ from proxy.engine.ports import LogReader
 from proxy.engine.reports.cache import CacheCall, explain_miss
 from proxy.engine.reports.savings import SavingsInputs, remember_cards
 from proxy.model.epoch import Epoch, EpochReason, read_view
-from proxy.model.exchange import Usage
+from proxy.model.exchange import CONVERSATION, Usage
 from proxy.model.figures import RoundFigures
 
 MarkKind = Literal["epoch", "miss", "error", "loop", "compaction", "notice"]
@@ -167,7 +167,7 @@ def group_calls(rounds: Iterable[RoundFigures]) -> Iterator[CallFigures]:
 
 def price_round(row: RoundFigures, prices: PriceList) -> tuple[Cost | None, Cost | None]:
     """Return what a round cost, and what managing it saved; None for what is not known."""
-    if row.input is None:
+    if row.input is None or row.kind == "recorded":
         return None, None
     card = prices.find_card(row.upstream, row.model)
     cache = prices.find_cache(row.upstream, card)
@@ -259,7 +259,7 @@ def summarize_epochs(epochs: Sequence[Epoch], rounds: Sequence[RoundFigures], pr
     for row in rounds:
         if row.epoch:
             under.setdefault(row.epoch, []).append(row)
-        if row.kind == "managed" and not row.is_side and row.view:
+        if row.kind in CONVERSATION and not row.is_side and row.view:
             newest[row.view] = row.epoch
     undone: dict[str, EpochState] = {
         each.parent: "refused" if each.why == "refused" else "reverted" for each in epochs if each.is_reversion

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from proxy import __version__
-from proxy.server.endpoints import JSON, Endpoint, Media, Operation, list_fields, respond_json
+from proxy.server.endpoints import JSON, Answered, Endpoint, Media, Operation, list_fields, respond_json
 
 API = "/-/api"
 DOCUMENT = f"{API}/openapi.json"
@@ -141,6 +141,8 @@ def _list_forms(operation: Operation) -> Iterator[Any]:
 
 def _list_alternatives(result: Any) -> Iterator[Any]:
     """Yield the documents that a handler may return; none for a response of which nothing is known."""
+    if get_origin(result) is Answered:
+        (result,) = get_args(result)
     if result is not None and not (isinstance(result, type) and issubclass(result, Response)):
         yield from get_args(result) if isinstance(result, UnionType) else (result,)
 
@@ -174,7 +176,7 @@ def _describe_operation(
         content = {JSON: {"schema": shown[0] if len(shown) == 1 else dict[str, Any](anyOf=shown)}} if shown else {}
     told = "; ".join(each.text for each in media) or _sum_up(operation)
     answer = {"description": told, "content": content} if content else {"description": told}
-    return found | {"responses": {"200": answer, "default": _ERROR}}
+    return found | {"responses": {**{str(status): answer for status in operation.statuses}, "default": _ERROR}}
 
 
 def _describe_parameters(place: str, form: type[msgspec.Struct] | None) -> Iterator[dict[str, Any]]:

@@ -36,6 +36,7 @@ from proxy.engine.reports.timeline import MOST_CALLS, EpochSummary, Timeline
 from proxy.model.events import SessionsErased
 from proxy.server.api.erase import EraseApi
 from proxy.server.api.parameters import Branch, Cursor, Limit, ListingQuery, NumberedPath, RoundQuery, SessionPath
+from proxy.server.api.turns import TurnsApi
 from proxy.server.endpoints import GUARDS, JSON, Endpoint, Media
 
 # Of a search among sessions, pages of the log that are read for one page of the listing.
@@ -93,8 +94,9 @@ class ExportQuery(msgspec.Struct, frozen=True):
 class SessionsApi:
     """Endpoints that show sessions, exchanges and savings, including what was recorded last."""
 
-    def __init__(self, log: LogReader, inputs: SavingsInputs, erasing: EraseApi) -> None:
+    def __init__(self, log: LogReader, inputs: SavingsInputs, erasing: EraseApi, turns: TurnsApi) -> None:
         self._log = log
+        self._turns = turns
         self._erasing = erasing
         self._inputs = inputs
         self.titles = TitleCache()
@@ -110,7 +112,8 @@ class SessionsApi:
         """Return the routes, below `/-`."""
         exchange = "/api/sessions/{id}/exchanges/{n}"
         return [
-            Route("/api/sessions", Endpoint(self._list_sessions)),
+            Route("/api/sessions", self._turns.add_to(Endpoint(self._list_sessions))),
+            *self._turns.list_routes(),
             Route("/api/sessions/{id}", self._erasing.add_to(Endpoint(self._show_session))),
             Route("/api/sessions/{id}/cache", Endpoint(self._show_cache)),
             Route("/api/sessions/{id}/epochs", Endpoint(self._list_epochs)),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from proxy.engine.erasing.live import LiveSessions
 from proxy.engine.erasing.service import SessionErasing, remove_nothing
-from proxy.engine.runtime import EventBus, SystemClock
+from proxy.engine.runtime import EngineBus, SystemClock
 from proxy.model.erasing import SessionErasure
 from proxy.store.erasing.eraser import SqliteEraser
 from proxy.store.memory_files import remove_memory
@@ -16,7 +16,7 @@ from proxy.store.sqlite.recovery import list_aside
 
 
 def build_erasing(
-    log: Path, archive: SqliteArchive, mirror: str, bus: EventBus | None = None, live: LiveSessions | None = None
+    log: Path, archive: SqliteArchive, mirror: str, bus: EngineBus | None = None, live: LiveSessions | None = None
 ) -> SessionErasing:
     """Return what erases sessions. `mirror` is the directory of files of memory; `live` knows a running server."""
     build = partial(

@@ -11,12 +11,13 @@ from itertools import groupby
 from typing import cast
 
 from proxy.engine.ports import ALL_SESSIONS, MOST_HELD, MOST_UNREAD, MOST_UNREAD_BYTES
-from proxy.model.epoch import Plan
-from proxy.model.errors import NotFound, StoreUnavailable
+from proxy.model.epoch import FILE_WIRE, OUTSIDE, Original, Plan, StoredOriginal, name_file
+from proxy.model.errors import Erased, NotFound, StoreUnavailable
 from proxy.model.exchange import Completeness, Headers, Kind, Mode, SessionKey, Timings, Usage
 from proxy.model.log import AuxiliaryUsage, Bill, ExchangeRow, HeldRow, RoundRow, Selection, SessionRow, UnreadRow
 from proxy.model.manifest import BlobPiece, Piece, compute_digest, compute_root_link, encode_recipe
 from proxy.store.constraints import fit_text
+from proxy.store.sqlite import context_queries
 from proxy.store.sqlite.codec import RELATIONS, decode_headers, join_recipe
 from proxy.store.sqlite.context_queries import Row, refuse_erased
 from proxy.store.sqlite.lineage_queries import find_branches, load_positions
@@ -48,6 +49,8 @@ _KEY = """
 _REQUEST = """
     SELECT s.tenant, e.envelope, e.tip FROM exchange e JOIN session s ON s.id = e.session WHERE e.id = ?"""
 
+_FILE = "SELECT s.key FROM exchange e JOIN session s ON s.id = e.session WHERE e.id = ? AND e.kind = 'recorded'"
+
 _HELD = """
     SELECT s.tenant, h.envelope, h.tip FROM exchange e JOIN session s ON s.id = e.session
     JOIN held h ON h.exchange = e.seq WHERE e.id = ?"""
@@ -72,6 +75,22 @@ def load_request(connection: sqlite3.Connection, exchange: str) -> bytes:
     row = _expect(connection, _REQUEST, (exchange,), f"there is no exchange {exchange}")
     refuse_erased(connection, exchange)
     return _load_body(connection, *row)
+
+
+def load_original(connection: sqlite3.Connection, reference: str) -> StoredOriginal:
+    """Return what `LogReader.load_original` does, also for a file that a program has put into the log."""
+    try:
+        return context_queries.load_original(connection, reference)
+    except Erased:
+        raise
+    except NotFound:
+        exchange = fit_text(name_file(reference))
+        row = connection.execute(_FILE, (exchange,)).fetchone()
+        if row is None:
+            raise
+    raw = load_request(connection, exchange)
+    original = Original(reference, (compute_digest(raw),), FILE_WIRE, OUTSIDE)
+    return StoredOriginal(row[0], original, (raw,))
 
 
 def load_held(connection: sqlite3.Connection, exchange: str) -> bytes:
@@ -167,7 +186,7 @@ _TURNED_AWAY = ", ".join(map(str, sorted(TURNED_AWAY)))
 # names a session or is a POST.
 _CALLED = f"""
     EXISTS (SELECT 1 FROM exchange x JOIN session y ON y.id = x.session WHERE x.session = {{session}} AND (
-        x.kind = 'auxiliary'
+        x.kind IN ('auxiliary', 'recorded')
         OR x.kind = 'managed' AND NOT EXISTS (
             SELECT 1 FROM outcome o WHERE o.exchange = x.seq AND o.status IN ({_TURNED_AWAY}))
         OR x.kind = 'passthrough' AND (y.family <> '' OR x.method = 'POST') AND EXISTS (
@@ -242,7 +261,7 @@ _BILL_ROWS = """
         LEFT JOIN decision c ON c.exchange = r.exchange AND c.k = r.k
     WHERE e.seq IN (
         SELECT x.seq FROM exchange x
-        WHERE x.seq > ?1 AND x.mode = 'manage' AND x.kind <> 'passthrough'{own}
+        WHERE x.seq > ?1 AND x.mode = 'manage' AND x.kind NOT IN ('passthrough', 'recorded'){own}
             AND EXISTS (SELECT 1 FROM round y WHERE y.exchange = x.seq)
         ORDER BY x.seq LIMIT ?2)
     ORDER BY e.seq, r.k"""

@@ -88,7 +88,7 @@ class Exchange:
 
 
 @dataclass(slots=True)
-class Session:
+class OpenSession:
     """A session's row id, its tenant, and the number of its last exchange."""
 
     id: int
@@ -194,7 +194,7 @@ class RowIdCache:
         self.blobs: GenerationCache[tuple[int, bytes], int] = GenerationCache(8192)
         self.links: GenerationCache[bytes, bool] = GenerationCache(8192)
         self.exchanges: GenerationCache[str, Exchange] = GenerationCache(4096)
-        self.sessions: GenerationCache[str, Session] = GenerationCache(4096)
+        self.sessions: GenerationCache[str, OpenSession] = GenerationCache(4096)
         self._tenants: GenerationCache[bytes, Tenant] = GenerationCache(4096)
         self.headers: GenerationCache[tuple[int, tuple[bytes, ...]], HeaderBase] = GenerationCache(256)
         self.received: GenerationCache[tuple[int, int], Reference] = GenerationCache(2048)
@@ -311,18 +311,18 @@ class RowIdCache:
         self._tenants.put(fingerprint, added)
         return added
 
-    def find_session(self, key: str) -> Session | None:
+    def find_session(self, key: str) -> OpenSession | None:
         """Return the session with this key. The caller counts its `n` in place."""
         found = self.sessions.get(key)
         if found is None:
             row = self._connection.execute(_FIND_SESSION, (key,)).fetchone()
             if row:
                 tenant = self._tenants.get(row[2]) or self.put_tenant(row[2], row[1])
-                found = Session(row[0], tenant, row[3] or 0)
+                found = OpenSession(row[0], tenant, row[3] or 0)
                 self.sessions.put(key, found)
         return found
 
-    def expect_session(self, name: str) -> tuple[Session, Reference]:
+    def expect_session(self, name: str) -> tuple[OpenSession, Reference]:
         """Return the session with this id, and how a row refers to it. Raises DanglingReference."""
         key = fit_text(name)
         session = self.find_session(key)

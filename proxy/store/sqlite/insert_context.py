@@ -37,7 +37,7 @@ from proxy.store.sqlite.codec import (
     encode_ids,
     encode_remembered,
 )
-from proxy.store.sqlite.id_cache import DanglingReference, GenerationCache, RowBuffer, RowIdCache, Session
+from proxy.store.sqlite.id_cache import DanglingReference, GenerationCache, OpenSession, RowBuffer, RowIdCache
 
 # Parents come before children. The columns of a sealed table are seq, seal, references, then the values as sealed.
 INSERTS = {
@@ -276,7 +276,7 @@ class ContextInserter:
             ),
         )
 
-    def _name_original(self, session: Session, key: str, original: Original) -> StoredReference:
+    def _name_original(self, session: OpenSession, key: str, original: Original) -> StoredReference:
         original = fit_original(original)
         known = self._find_reference(original.id)
         if known is not None:

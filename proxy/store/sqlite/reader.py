@@ -148,7 +148,7 @@ class SqliteReader:
     list_uses = _make_method(context_queries.list_uses, is_call=True)
     load_memory = _make_method(context_queries.load_memory, is_call=True)
     list_memory_requests = _make_method(context_queries.list_memory_requests)
-    load_original = _make_method(context_queries.load_original, is_call=True)
+    load_original = _make_method(exchange_queries.load_original, is_call=True)
 
     async def verify(self) -> Verification:
         """Re-derive every digest, link, recipe and seal from what is stored."""

@@ -24,10 +24,10 @@ from proxy.store.sqlite.id_cache import (
     DanglingReference,
     Exchange,
     HeaderBase,
+    OpenSession,
     Reference,
     RowBuffer,
     RowIdCache,
-    Session,
     Tenant,
 )
 from proxy.store.sqlite.journal import advance_journal_position
@@ -255,7 +255,7 @@ class TransactionWriter:
         values = (found.seq, held.history, fit_text(held.key), held.digest, tip, body.size, body.whole_digest)
         self._rows.add_sealed("held", (envelope,), values)
 
-    def _open_session(self, key: SessionKey, now_ms: int) -> Session:
+    def _open_session(self, key: SessionKey, now_ms: int) -> OpenSession:
         ids, name = self._ids, fit_text(key.id)
         session = ids.find_session(name)
         if session:
@@ -264,7 +264,7 @@ class TransactionWriter:
         if tenant is None:
             tenant = ids.put_tenant(key.tenant, ids.next_id("tenant"))
             self._rows.add("tenant", (tenant.id, key.tenant))
-        session = Session(ids.next_id("session"), tenant, 0)
+        session = OpenSession(ids.next_id("session"), tenant, 0)
         ids.sessions.put(name, session)
         upstream = fit_text(key.upstream)
         row = (session.id, name, tenant.id, upstream, fit_text(key.family), now_ms, fit_text(key.parent))

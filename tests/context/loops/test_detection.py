@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.context.loops.detection import MOST_COUNTED, RepeatedCall, find_repeated_call
+from proxy.context.loops.detection import MOST_COUNTED, RepeatedCall, find_repeated_call, write_note
 from proxy.model.messages import Message, ToolCall
 
 
@@ -84,3 +84,50 @@ def test_messages_are_read_only_as_far_as_it_takes() -> None:
 
     found = find_repeated_call(play(), 3)
     assert (found, read) == (RepeatedCall("bash", MOST_COUNTED, has_same_output=False), MOST_COUNTED)
+
+
+# --- what the model is told ------------------------------------------------------------------------------------------
+
+
+def loop(count: int, output: str = "same") -> list[Message]:
+    return [each for n in range(count) for each in (ask(str(n)), give(str(n), output))]
+
+
+def tell(messages: list[Message], least: int = 3) -> str:
+    return write_note(reversed(messages), least)
+
+
+def test_a_loop_is_told_when_it_is_one_and_whenever_it_has_doubled() -> None:
+    told = [count for count in range(1, 60) if tell([USER, *loop(count)])]
+    assert told == [3, 6, 12, 24, 48]
+    assert tell([USER, *loop(3)]).startswith(
+        "[This call was made 3 times in a row, with the same arguments and the same"
+    )
+    assert [count for count in range(1, 9) if tell(loop(count), 1)] == [2, 4, 8], "one call is no loop"
+
+
+def test_only_equal_outputs_that_are_all_there_are_told() -> None:
+    assert not tell([*loop(2), ask("x"), give("x", "other")])
+    assert not tell([*loop(2), ask("x")])
+    assert not tell([])
+    assert not tell([USER])
+    assert not tell([*loop(2), USER, ask("x"), give("x", "same")])
+
+
+def test_of_several_calls_at_once_the_last_output_tells() -> None:
+    several = Message(
+        "assistant", "", calls=tuple(ToolCall(f"s{n}", "bash", '{"cmd": "ls", "n": 1}') for n in range(4))
+    )
+    outputs = [give(f"s{n}", "same") for n in range(4)]
+    assert not tell([*loop(1), several, *outputs[:3]])
+    assert "5 times" in tell([*loop(1), several, *outputs]), "the third was within"
+    together = Message("user", "same", results=("s0", "s1", "s2", "s3"), outputs=("same",) * 4)
+    assert "4 times" in tell([several, together])
+    assert not tell([*loop(3), several, *outputs][:-4])
+    assert "7 times" in tell([*loop(3), several, *outputs])
+
+
+def test_a_loop_longer_than_is_counted_is_told_no_more() -> None:
+    assert not tell(loop(MOST_COUNTED), 25)
+    assert not tell(loop(MOST_COUNTED + 30), 25)
+    assert tell(loop(50), 25)

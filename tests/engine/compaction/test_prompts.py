@@ -178,10 +178,10 @@ async def test_what_is_asked_fits_into_the_models_window() -> None:
 
 @pytest.mark.parametrize("level", [1, 2])
 async def test_a_persons_words_stand_in_place_of_ours(level: Any) -> None:
-    work, seen = await plan(), list[tuple[str, int]]()
+    work, seen = await plan(), list[tuple[str, int, list[bytes]]]()
 
-    def hook(prompt: str, level: int) -> str:
-        seen.append((prompt, level))
+    def hook(prompt: str, level: int, raws: list[bytes]) -> str:
+        seen.append((prompt, level, raws))
         return f"{prompt} In verse."
 
     own = make(CompactionPolicy(prompt="Be brief."), hook).write_compact(work, level, "m", None, form=CHAT)
@@ -191,3 +191,4 @@ async def test_a_persons_words_stand_in_place_of_ours(level: Any) -> None:
     assert [each[1] for each in seen] == [level, level]
     assert seen[0][0] == "Be brief."
     assert "third person" in seen[1][0]
+    assert [json.loads(raw) for raw in seen[0][2]] == HISTORY[1:30]

@@ -10,7 +10,7 @@ from proxy.engine.compaction.policy import CompactionPolicy
 from proxy.engine.compaction.spending import SpendBudget
 from proxy.engine.models import PriceList
 from proxy.engine.policy import Provider
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.card import CacheFacts, Card, Prices, Rates
 from proxy.model.errors import StoreUnavailable
 from proxy.model.events import AnswerRead, Event, ExchangeRecorded, SummaryWasted
@@ -47,7 +47,7 @@ class World:
     def __init__(self, *, is_priced: bool = True, **policy: float) -> None:
         card = Card(prices=Prices(Rates(1.0, 5.0, 0.1, 1.0)), prices_source="settings")
         self.clock, self.events = FixedClock(), list[Event]()
-        bus = EventBus(TaskRunner())
+        bus = EngineBus(TaskRunner())
         hear_all(bus, self.events.append)
         self.asked: list[tuple[str, str]] = []
 
@@ -102,7 +102,7 @@ def test_a_call_costs_what_the_cache_of_its_models_generation_takes_where_no_pri
     """As commands and metrics say: a read costs a tenth and a write a quarter more, not half and nothing more."""
     card = Card(caches=(CacheFacts("openai-breakpoints", "a page", ("api.example",), read=0.1, write=1.25),))
     prices = PriceList(lambda upstream, model: card, {"main": Provider(host="api.example")})
-    budget = SpendBudget(CompactionPolicy(), prices, EventBus(TaskRunner()), FixedClock())
+    budget = SpendBudget(CompactionPolicy(), prices, EngineBus(TaskRunner()), FixedClock())
     usage = Usage(1000, 0, cached=600, written=400)
     assert budget.price("main", "m", usage).tokens == pytest.approx(560.0)
     assert budget.price("main", "m", usage) == prices.price("main", "m", usage)

@@ -322,7 +322,7 @@ async def test_an_instruction_that_leads_to_nothing_is_held_against_its_session_
 
 async def test_a_prompt_that_a_hook_may_have_changed_is_held_against_its_session_too() -> None:
     policy = replace(FREE, prompt_hook="mine.change")
-    draft = Draft(*[say("Sorry, what?")] * 4, policy=policy, hook=lambda instruction, level: "Write a poem.")
+    draft = Draft(*[say("Sorry, what?")] * 4, policy=policy, hook=lambda instruction, level, raws: "Write a poem.")
     for _ in range(2):
         await draft.get(is_needed=True)
     assert draft.shop.summarizer.health.breakers.get("main", "gpt-4o").failures == 0

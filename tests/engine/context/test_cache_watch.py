@@ -7,7 +7,7 @@ import pytest
 from proxy.engine.context import accounting
 from proxy.engine.context.accounting import CacheWatch
 from proxy.engine.policy import Provider
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.card import UNASKED, CacheFacts, CacheTerms, Card
 from proxy.model.epoch import Plan
 from proxy.model.events import AnswerRead, CacheUsed, EpochOpened, Planned, PromptSent
@@ -21,7 +21,7 @@ class Watched:
     """A bus with a watch."""
 
     def __init__(self, provider: Provider | None = None, card: Card = UNKNOWN_CARD) -> None:
-        self.bus = EventBus(TaskRunner())
+        self.bus = EngineBus(TaskRunner())
         self.told: list[CacheUsed] = []
         CacheWatch(self.bus, lambda upstream, model: card, {"main": provider} if provider else {})
         self.bus.subscribe(CacheUsed, self.told.append)

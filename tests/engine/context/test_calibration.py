@@ -8,7 +8,7 @@ from proxy.context.pricing import Tariff
 from proxy.engine import models as module
 from proxy.engine.models import CacheCalibrator, ExpectedUsage, Models, OverflowWatch
 from proxy.engine.policy import Provider
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import UNASKED, CacheTerms, Card, LimitKey, Prices, Rates
 from proxy.model.events import AnswerRead, CacheDiffers, Event, SilentOverflowSeen
@@ -27,7 +27,7 @@ class World:
 
     def __init__(self, provider: Provider | None = None, window: int | None = None) -> None:
         self.counting = TokenCounter(QuarterTokens())
-        self.bus, self.tasks = EventBus(TaskRunner()), TaskRunner()
+        self.bus, self.tasks = EngineBus(TaskRunner()), TaskRunner()
         self.events: list[Event] = []
         hear_all(self.bus, self.events.append)
         self.catalog = StatedCatalog(window)

@@ -34,7 +34,7 @@ class Tokens(QuarterTokens):
     def is_ready(self, encoding: Any) -> bool:
         return self.is_loaded
 
-    def count(self, text: str, encoding: Any) -> tuple[int, bool]:
+    def count(self, text: str, encoding: Any, model: str = "") -> tuple[int, bool]:
         self.texts.append(text)
         self.threads.add(threading.get_ident())
         return super().count(text, encoding)

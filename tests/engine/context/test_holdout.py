@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from proxy.context.epoch_decision import Decision
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.request import ManagedRequest
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.model.epoch import Epoch, Plan
 from proxy.model.events import Planned
 from tests.support.engine import FixedClock
@@ -134,7 +134,7 @@ async def test_nobody_hears_of_a_session_that_is_held_out_who_might_make_summari
     tasks, told = TaskRunner(), []
     for share in (ALL, 0.0):
         noting = Noting()
-        parts = (ContextLog(), EventBus(tasks), FixedClock(), tasks)
+        parts = (ContextLog(), EngineBus(tasks), FixedClock(), tasks)
         setup = Setup()
         setup.controller = make_controller(*parts, ceiling=CEILING, watcher=noting, held_out=share)
         await prepare(setup, until(22))

@@ -12,7 +12,7 @@ from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.context.session_context import SessionContext
 from proxy.engine.models import CacheCalibrator, Models, OverflowWatch
 from proxy.engine.request import ManagedRequest
-from proxy.engine.runtime import EventBus, TaskRunner
+from proxy.engine.runtime import EngineBus, TaskRunner
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import Card, LimitKey
 from proxy.model.exchange import Headers
@@ -36,7 +36,7 @@ class World:
         policy = BudgetPolicy(ceiling_tokens=50_000)
         self.models = Models(self.catalog, self.counting, policy, self.clock, TaskRunner().spawn)
         self.memory = ContextCaches(StatedArchive(), self.counting, 1 << 24)
-        bus = EventBus(TaskRunner())
+        bus = EngineBus(TaskRunner())
         overflows = OverflowWatch(self.models, bus)
         calibrator = CacheCalibrator(self.counting, {}, overflows, bus)
         self.state_reader = StateReader(self.memory, self.models, calibrator, self.clock, overflows=overflows)

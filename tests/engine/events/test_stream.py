@@ -232,3 +232,35 @@ def test_a_text_that_is_no_text_is_told_all_the_same() -> None:
     stream.publish([CallUnreadableEvent(at_ms=1, session="s1", exchange="x", error="half \ud83d\nof it")])
     (found,) = told(reader)
     assert found[2]["error"] == "half ?\nof it"
+
+
+def test_a_listener_hears_of_its_session_or_of_all_as_it_happens() -> None:
+    stream, clock = make_stream()
+    every, one = list[StreamEvent](), list[StreamEvent]()
+    stream.listen(every.append)
+    stream.listen(one.append, "s2")
+    first, second = event("x1"), event("x2", "s2")
+    stream.publish([first, second])
+    assert (every, one, stream.is_heard) == ([first, second], [second], True)
+    stream.stop_listening(one.append, "s2")
+    stream.stop_listening(one.append, "s3")  # where it never was
+    stream.publish([second])
+    assert (every, one) == ([first, second, second], [second])
+    clock.run(60.0)
+    assert stream.is_collecting
+    stream.stop_listening(every.append)
+    assert not stream.is_heard
+    clock.run(60.0)
+    assert not stream.is_collecting
+
+
+def test_what_happens_in_the_drain_is_told_in_this_process_only() -> None:
+    stream, clock = make_stream()
+    heard = list[StreamEvent]()
+    reader = stream.open()
+    stream.listen(heard.append)
+    stream.close()
+    stream.publish([event("x1")])
+    assert (names(reader), heard) == (["stopping"], [event("x1")])
+    stream.stop_listening(heard.append)
+    assert (stream.is_collecting, clock.timers) == (False, [])

@@ -4,14 +4,16 @@ import json
 from typing import Any
 
 import msgspec
+import pytest
 
 from proxy.engine.compaction.job import ManualOptions
 from proxy.engine.memory.messages import MessageDocument, load_messages
 from proxy.engine.memory.path import load_path
 from proxy.engine.recall.files import list_files
 from proxy.engine.recall.history import History
+from proxy.engine.reports.context import make_compaction_result
 from proxy.model.epoch import Epoch, Kept, Summary, Written
-from tests.support.compacting import Workshop
+from tests.support.compacting import WIRES, Workshop
 from tests.support.managing import Message
 from tests.support.remembering import make_memory, report_with_facts, talk
 
@@ -86,6 +88,26 @@ async def test_reasoning_patches_failures_and_open_calls_are_parts() -> None:
     assert (orphan["tool_name"], orphan["input"], orphan["output"]) == ("", None, "late")
 
 
+async def test_a_patch_is_found_in_a_fence_a_list_of_words_and_a_call_that_is_no_json() -> None:
+    shop = Workshop(report_with_facts, ceiling=100_000)
+    free = call("c2", "apply_patch")
+    free["tool_calls"][0]["function"]["arguments"] = "*** Begin Patch\n*** Update File: src/a.py\n@@\n-a\n+b\n"
+    told = [
+        {"role": "user", "content": f"Apply this:\n```diff\n{PATCH}```\nand not this:\n```\n{PATCH}```\n"},
+        call("c1", "shell", command=["apply_patch", PATCH], timeout=10),
+        result("c1", "ok"),
+        free,
+        result("c2", "ok"),
+        call("c3", "write", content="+ no patch"),
+    ]
+    await shop.ask([SYSTEM, *told])
+    found = show(await load(shop))
+    patches = [part for each in found for part in each["parts"] if part["type"] == "patch"]
+    assert [each["files_changed"] for each in patches] == [["src/lexer.py"], ["src/lexer.py"], ["src/a.py"]]
+    assert patches[0]["unified_diff"] == PATCH
+    assert [part["type"] for part in found[0]["parts"]] == ["text", "patch"]
+
+
 async def test_a_call_without_a_result_is_pending() -> None:
     shop = Workshop(report_with_facts, ceiling=100_000)
     await shop.ask([SYSTEM, {"role": "user", "content": "go"}, call("c1", "read", path="a.py")])
@@ -142,6 +164,25 @@ async def test_an_output_is_compacted_since_the_first_of_the_epochs_in_a_row_tha
     assert await add(third, first) == [None, 2, 2]
     assert await add(first) == [3, None, None]
     assert await add(third, third) == [3, 4, None]
+
+
+@pytest.mark.parametrize("wire", list(WIRES))
+async def test_every_wire_has_the_same_parts_and_results_of_compactions(wire: str) -> None:
+    shop = Workshop(report_with_facts, ceiling=100_000, wire=wire)
+    await talk(shop, (*TEXTS, "Go on.", "And on."), system=SYSTEM)
+    found = show(await load(shop))
+    kinds = [part["type"] for each in found for part in each["parts"]]
+    assert kinds[:4] == ["text", "step_start", "tool", "step_finish"]
+    assert kinds.count("step_start") == kinds.count("step_finish") > 5
+    tools = [part for each in found for part in each["parts"] if part["type"] == "tool"]
+    assert {(tool["tool_name"], tool["status"]["state"]) for tool in tools} == {("bash", "completed")}
+    assert tools[0]["input"] == {"command": "run 1 0"}
+    result = make_compaction_result(await make_memory(shop).manual.compact(shop.session, ManualOptions(level=3)))
+    (summary, *_) = await shop.log.list_summaries(shop.session)
+    assert (result.session_id, result.summary_message_id, result.level_used) == (shop.session, summary.id, 3)
+    assert result.tokens_after < result.tokens_before
+    assert (result.compacted_message_count, result.summary_token_count) == (summary.stop, summary.tokens)
+    assert any(part["type"] == "compaction" for each in show(await load(shop)) for part in each["parts"])
 
 
 async def test_files_are_listed_with_who_read_and_wrote_them() -> None:

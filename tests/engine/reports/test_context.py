@@ -164,6 +164,12 @@ def test_the_summary_that_was_made_last_is_told_and_each_message_counts_once() -
         "calls": ["x1", "x2"],
         "cost_tokens": 13,
         "reason": "it was slow",
+        "session_id": "s1",
+        "summary_message_id": "c",
+        "level_used": 2,
+        "compacted_message_count": 9,
+        "summary_token_count": merged.tokens,
+        "elapsed_ms": 1200,
     }
 
 
@@ -171,6 +177,7 @@ def test_without_a_summary_and_an_epoch_all_stays_as_it_was() -> None:
     told = as_document(describe_compaction(Compaction("s1", None, (), 9500, 1, (), 0.0, "too little")))
     assert [told[name] for name in ("epoch", "summary", "level", "kind", "messages_covered")] == [None] * 4 + [0]
     assert (told["tokens_before"], told["tokens_after"]) == (9500, 9500)
+    assert (told["level_used"], told["summary_message_id"], told["summary_token_count"]) == (3, None, 0)
 
 
 def test_messages_of_several_summaries_are_added_up() -> None:

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.context.budget import BudgetPolicy
-from proxy.engine.memory.messages import TextPart
 from proxy.engine.models import PriceList
 from proxy.engine.reports.calls import RoundDocument, describe_body, is_json
 from proxy.engine.reports.context import EditDocument
@@ -25,6 +24,7 @@ from proxy.engine.reports.sessions import (
 from proxy.model.card import Card
 from proxy.model.errors import NotFound
 from proxy.model.log import Call
+from proxy.model.parts import TextPart
 from proxy.store.sqlite.lineage_queries import ExchangePosition, find_branches
 from tests.support.fake_log import BRANCHES, SESSION, FakeLog, branch, tree_log
 

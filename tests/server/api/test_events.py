@@ -35,6 +35,9 @@ USAGE = {"prompt_tokens": 17, "completion_tokens": 2, "prompt_tokens_details": {
 ANSWER = {"choices": [{"message": say("4"), "finish_reason": "stop"}], "usage": USAGE}
 ASKED = {"role": "user", "content": "2+2?"}
 
+_SAID = ("MESSAGE_CREATED", "PART_CREATED")
+FIRST_CALL = ("SESSION_CREATED", "CALL_STARTED", *_SAID, *_SAID, "CALL_COMPLETED")
+
 
 class Follower:
     """A client of the stream: what it has read of it."""
@@ -112,9 +115,7 @@ async def test_a_call_is_told_from_its_session_to_its_row_of_the_timeline(
 ) -> None:
     async with following(talked) as follower:
         await ask(talked)
-        created, started, asked, answered, row = await follower.read(
-            "SESSION_CREATED", "CALL_STARTED", "MESSAGE_CREATED", "MESSAGE_CREATED", "CALL_COMPLETED"
-        )
+        created, started, asked, said, answered, told, row = await follower.read(*FIRST_CALL)
         session, exchange = archive.opening.session.id, archive.opening.exchange
         assert {each["session"] for each in (created, started, asked, answered, row)} == {session}
         assert (created["name"], created["model"], created["upstream"]) == ("talk", "gpt-5", "scripted")
@@ -122,15 +123,15 @@ async def test_a_call_is_told_from_its_session_to_its_row_of_the_timeline(
         assert named.items() <= started.items() and started["is_side"] is False
         assert (asked["role"], asked["place"], answered["role"], answered["place"]) == ("user", 0, "assistant", None)
         assert asked["message"] != answered["message"]
+        assert (said["message"], said["part"]) == (asked["message"], {"type": "text", "text": "2+2?"})
+        assert (told["message"], told["part"]) == (answered["message"], {"type": "text", "text": "4"})
         expected = {**named, "status": 200, "completeness": "complete", "error": "", "kind": "managed", "epoch": ""}
         assert expected.items() <= row.items()
         assert (row["client"], row["sent"], row["input"], row["read"], row["output"]) == (17, 17, 17, 5, 2)
         assert 0 <= row["seconds"] < LIMIT
         assert 0 < row["overhead_seconds"] < LIMIT
         await ask(talked, ASKED, say("4"), ASKED)
-        started, asked, _, row = await follower.read(
-            "CALL_STARTED", "MESSAGE_CREATED", "MESSAGE_CREATED", "CALL_COMPLETED"
-        )
+        started, asked, *_, row = await follower.read(*FIRST_CALL[1:])
         assert (started["n"], asked["place"], row["n"]) == (2, 2, 2)
 
 
@@ -148,7 +149,7 @@ async def test_a_response_that_cannot_be_read_is_told(plan: Plan, upstream: Scri
     upstream.answer_with(answer(b"\xff"))
     async with serving(plan, ReadableArchive()) as served, following(served) as follower:
         await served.ask(turn(ASKED))
-        await follower.read("SESSION_CREATED", "CALL_STARTED", "MESSAGE_CREATED", "CALL_UNREADABLE", "CALL_COMPLETED")
+        await follower.read(*FIRST_CALL[:4], "CALL_UNREADABLE", "CALL_COMPLETED")
 
 
 async def test_messages_of_a_caller_who_claims_to_be_somebody_are_told_once_the_upstream_has_accepted_it(
@@ -165,8 +166,7 @@ async def test_messages_of_a_caller_who_claims_to_be_somebody_are_told_once_the_
         await follower.read("SESSION_CREATED", "CALL_STARTED", "CALL_COMPLETED")
         upstream.answer_with(answer(json.dumps(ANSWER).encode()))
         assert (await served.ask(call)).status == 200
-        types = ("SESSION_CREATED", "CALL_STARTED", "MESSAGE_CREATED", "MESSAGE_CREATED", "CALL_COMPLETED")
-        _, _, asked, answered, _ = await follower.read(*types)
+        _, _, asked, _, answered, *_ = await follower.read(*FIRST_CALL)
         assert (asked["role"], answered["role"]) == ("user", "assistant")
 
 
@@ -321,3 +321,17 @@ async def left_pending(served: Served) -> None:
         while before != served.events.position:
             before = served.events.position
             await asyncio.sleep(0.3)
+
+
+async def test_a_result_completes_the_part_of_its_call(talked: Served) -> None:
+    made = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"cmd":"ls"}'}}
+    async with following(talked, "?type=PART_CREATED,PART_UPDATED,MESSAGE_CREATED") as follower:
+        await ask(talked)
+        await follower.read(*_SAID, *_SAID)
+        called = {"role": "assistant", "content": None, "tool_calls": [made]}
+        await ask(talked, ASKED, called, {"role": "tool", "tool_call_id": "c1", "content": "a.py"})
+        call, created, _, updated = await follower.read(*_SAID, "MESSAGE_CREATED", "PART_UPDATED")
+    assert created["message"] == updated["message"] == call["message"]
+    assert (created["part"]["status"]["state"], created["part"]["output"]) == ("pending", None)
+    assert (updated["why"], updated["part"]["status"]["state"]) == ("completed", "completed")
+    assert (updated["part"]["tool_name"], updated["part"]["output"]) == ("bash", "a.py")

@@ -92,7 +92,7 @@ def test_every_handler_has_types_and_says_what_it_does(document: Any) -> None:
         for method, operation in operations.items():
             ids.append(operation["operationId"])
             assert operation["summary"], (path, method)
-            shown = [each["schema"] for each in operation["responses"]["200"].get("content", {}).values()]
+            shown = [each["schema"] for each in next(iter(operation["responses"].values())).get("content", {}).values()]
             assert all(shown) or path == DOCUMENT or path.endswith("/export"), (path, method)
             named = {each["name"] for each in operation["parameters"] if each["in"] == "path"}
             assert named == {part.strip("{}") for part in path.split("/") if part.startswith("{")}

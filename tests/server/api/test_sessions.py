@@ -448,7 +448,7 @@ async def test_what_managing_saves_is_told_of_those_that_are_only_observed(
 
 async def test_what_was_read_of_a_session_is_forgotten_once_it_is_erased() -> None:
     unused: Any = None
-    api = SessionsApi(unused, unused, unused)
+    api = SessionsApi(unused, unused, unused, unused)
     for session in ("gone", "left"):
         api.titles.titles.put(session, "Secret words")
         known: Any = object()

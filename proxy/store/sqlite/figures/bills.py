@@ -103,12 +103,13 @@ def select_rows(chosen: str, hint: str = "") -> str:
 # The tokens that were sent: as the provider counted them, or as we did where it answered without saying how many.
 _SIZE = "ifnull(input, iif(status BETWEEN 200 AND 299, sent, NULL))"
 _IS_COUNTED = f"kind <> 'auxiliary' AND {_SIZE} IS NOT NULL"
-MAIN = "kind = 'managed' AND NOT is_side"
+MAIN = "kind IN ('managed', 'recorded') AND NOT is_side"
 MANAGED = "mode = 'manage' AND kind <> 'passthrough'"
 _FAILED = "is_last AND (status >= 400 OR status = 0 OR completeness IN ('failed', 'truncated'))"
 # How the rounds of a sum are charged: not, for us, for the client, and what is known of the client's own requests.
+# What was made elsewhere is not, whatever its usage: nothing was spent here.
 UNKNOWN, OURS, PLAIN, OWN, ESTIMATE = range(5)
-_SHARE = f"""CASE WHEN input IS NULL THEN {UNKNOWN} WHEN kind = 'auxiliary' THEN {OURS}
+_SHARE = f"""CASE WHEN input IS NULL OR kind = 'recorded' THEN {UNKNOWN} WHEN kind = 'auxiliary' THEN {OURS}
     WHEN NOT ({MANAGED}) THEN {PLAIN}
     WHEN own_input IS NOT NULL THEN {OWN} WHEN saving IS NOT NULL THEN {ESTIMATE} ELSE {PLAIN} END"""
 _DAY_MS = 86_400_000

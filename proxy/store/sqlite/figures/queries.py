@@ -12,7 +12,7 @@ import orjson
 from msgspec.structs import replace
 
 from proxy.model.errors import NotFound
-from proxy.model.exchange import Usage
+from proxy.model.exchange import CONVERSATION, Usage
 from proxy.model.figures import TIERS, Newest, RoundFigures, SessionHead, Tally
 from proxy.store.constraints import fit_text
 from proxy.store.sqlite.codec import decode_headers, encode_ids
@@ -77,7 +77,8 @@ _HEADS = """
     SELECT s.key, e.id, e.n, e.wire, unpack(p.codec, p.bytes), e.changes, e.whole <> x''
     FROM session s JOIN exchange e ON e.seq = ifnull(
         (SELECT x.seq FROM exchange x JOIN step t ON t.session = x.session AND t.n = x.n
-            WHERE x.session = s.id AND x.kind = 'managed' AND x.wire <> '' AND NOT t.is_side ORDER BY x.n LIMIT 1),
+            WHERE x.session = s.id AND x.kind IN ('managed', 'recorded') AND x.wire <> '' AND NOT t.is_side
+            ORDER BY x.n LIMIT 1),
         (SELECT x.seq FROM exchange x WHERE x.session = s.id AND x.kind <> 'auxiliary' ORDER BY x.n LIMIT 1))
     LEFT JOIN payload p ON p.id = e.headers
     WHERE s.id IN (SELECT value FROM json_each(?))"""
@@ -111,7 +112,7 @@ def _read_newest(connection: sqlite3.Connection, key: str, id: int, last: int) -
                 found.setdefault("opened_ms", at_ms)
             if kind != "auxiliary":
                 found.setdefault("mode", mode)
-            if kind == "managed" and not is_side:
+            if kind in CONVERSATION and not is_side:
                 found.setdefault("is_ended", bool(is_end))
                 known = {"view": view} if view else {}
                 if sent is not None:

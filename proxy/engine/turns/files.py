@@ -1,0 +1,233 @@
+"""Files that programs show to models: sent whole while they are small, else a reference to what the log has.
+
+A large file is in the log as a call without a conversation, once for each content and path of a session. Its reference
+is read like any other (`palimpsest expand`, the tool to recall, the API), and has the outline that epochs show of large
+outputs, too.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from textwrap import wrap
+from typing import Protocol
+
+import msgspec
+
+from proxy.context.compaction.prompts import MAX_PROSE_CHARACTERS, PROSE_TOKENS, render_file_request
+from proxy.context.memory.traces import fit_text
+from proxy.context.outline import LONGEST_LINE, Outline, OutlineJob, outline
+from proxy.context.references import cut_to_ends, make_reference
+from proxy.engine.compaction.credentials import CallCredential
+from proxy.engine.compaction.job import SentRequest
+from proxy.engine.compaction.model_call import ModelCall, ModelResponse
+from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.compaction.scheduling import list_summary_models
+from proxy.engine.compaction.summarizer import Summarizer
+from proxy.engine.compaction.trigger import CompactionTrigger
+from proxy.engine.context.epoch_planner import EpochPlanner
+from proxy.engine.policy import FilePolicy, Provider
+from proxy.engine.ports import Upstream
+from proxy.engine.request_resolver import Route
+from proxy.engine.turns.recording import CHAT, TurnRecorder
+from proxy.model.epoch import name_file
+from proxy.model.errors import TooLarge, WorkerLost
+from proxy.model.exchange import Headers, SessionKey, Usage
+from proxy.model.lru import LruCache
+from proxy.model.parts import FileRefPart
+from proxy.model.results import FileHandleResult
+from proxy.wire import FORMATS
+from proxy.wire.format import Format
+from proxy.wire.summary_request import OutputLimit, find_form, list_headers, make_target, write_compact
+
+_JSON: Headers = ((b"content-type", b"application/json"),)
+_TARGET = "/-/api/refs/{}"
+# The tokens of a file that a model is shown for a sentence about it: its beginning and its end.
+_SHOWN_TOKENS = 6_000
+_MOST_SESSIONS, _MOST_SENTENCES, _MOST_AT_ONCE = 1024, 256, 4
+_OUTPUT = "the output of a tool"
+_ANY = Provider()
+_FAILURES_APART = (WorkerLost, RuntimeError, ValueError, TypeError)
+
+_log = logging.getLogger("palimpsest.files")
+
+
+class OutliningWorker(Protocol):
+    """Outlines in another process. Raises WorkerLost, and RuntimeError if that has failed."""
+
+    async def outline(self, job: OutlineJob) -> Outline:
+        """Return the outline of a content."""
+        ...
+
+
+@dataclass(kw_only=True, eq=False)
+class FileProse:
+    """Asks a model for a sentence about a content, within the limits for summaries. Each content is asked for once.
+
+    Outputs of tools above `inline_tokens` have theirs made behind the calls that may soon open an epoch, so that it
+    shows them.
+    """
+
+    model: str
+    policy: CompactionPolicy  # whose `may_receive` holds here, too
+    inline_tokens: int
+    summarizer: Summarizer
+    trigger: CompactionTrigger
+    routes: Sequence[Route]
+    providers: Mapping[str, Provider]
+
+    def __post_init__(self) -> None:
+        self._known = LruCache[str, dict[str, str]](_MOST_SESSIONS)
+        self._running: set[str] = set()  # sessions whose outputs are being described
+
+    def list_known(self, session: str) -> Mapping[str, str]:
+        """Return the sentences about contents of a session, by the hexadecimal SHA-256 of their text."""
+        return dict(self._known.peek(session) or {})
+
+    def describe_outputs(self, request: SentRequest) -> None:
+        """Start to have sentences written about the newest large outputs of a request."""
+        session, history = request.session, request.state.history
+        places = [place for place, each in enumerate(history.structures) if each.role == "tool"]
+        large = [place for place in places if history.count(place, place + 1) > self.inline_tokens]
+        if large and session not in self._running:
+            self._running.add(session)
+            task = self.summarizer.caller.tasks.spawn(self._describe_outputs(request, large[-_MOST_AT_ONCE:]))
+            task.add_done_callback(lambda task: self._running.discard(session))
+
+    async def _describe_outputs(self, request: SentRequest, places: Sequence[int]) -> None:
+        managed = request.state.request
+        raws, form = managed.list_raws(), FORMATS[managed.wire]
+        for place in places:
+            message = form.decode_message(raws[place]).message
+            for text in message.outputs or (message.text,):
+                if self.summarizer.count(text) > self.inline_tokens:
+                    seen = await asyncio.to_thread(outline, text)
+                    await self.describe(managed.session, managed.model, _OUTPUT, seen, text, is_manual=False)
+
+    async def describe(
+        self, session: SessionKey, model: str, path: str, seen: Outline, text: str, *, is_manual: bool = True
+    ) -> str:
+        """Return a sentence about a content, or an empty text if no model has written one. Never raises."""
+        name = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        known = self._known.get(session.id) or {}
+        if name in known:
+            return known[name]
+        said, problem = await self._ask(session, model, path, seen, text, is_manual=is_manual)
+        if problem:
+            _log.info("a file has no sentence of %s: %s", self.model, problem, extra={"session": session.id})
+        else:
+            known = {**(self._known.peek(session.id) or {}), name: said}
+            self._known.put(session.id, dict(list(known.items())[-_MOST_SENTENCES:]))
+        return said
+
+    async def _ask(
+        self, session: SessionKey, model: str, path: str, seen: Outline, text: str, *, is_manual: bool
+    ) -> tuple[str, str]:
+        """Return the sentence, or what is in the way of it."""
+        home = next((route.upstream for route in self.routes if route.upstream.name == session.upstream), None)
+        if home is None:
+            return "", "the upstream of the session is no longer in the settings"
+        newest = self.trigger.credentials.find_newest(session.id)
+        credential = newest[1] if newest else CallCredential(home, make_target(CHAT), (*_JSON, *list_headers(CHAT)))
+        policy = replace(self.policy, model=self.model, fallback_models=())
+        target = next(list_summary_models(policy, credential.upstream, model, self.routes))
+        upstream, health = target.upstream.name, self.summarizer.health
+        if newest is None and not self.providers.get(upstream, _ANY).has_own_key:
+            return "", "no call of this session was accepted lately, so that there is no credential"
+        if self.trigger.is_local(upstream, self.model) and self.trigger.has_call(upstream):
+            return "", "the local server has a client's call"
+        form = self._find_form(session, target.upstream, credential)
+        count = self.summarizer.count
+        orders, shown = render_file_request(path, seen, cut_to_ends(text, _SHOWN_TOKENS, count))
+        limit = OutputLimit(PROSE_TOKENS, self.policy.reasoning_tokens)
+        expected = Usage(count(orders) + count(shown), PROSE_TOKENS)
+        if why := health.find_objection(
+            session, credential, upstream, self.model, expected=expected, is_manual=is_manual
+        ):
+            return "", why
+        health.breakers.record_start(upstream, self.model, self.summarizer.clock.monotonic())
+        body = write_compact(form, self.model, orders, shown, limit)
+        asked = ModelCall(session, credential, target.upstream, form, self.model, body, MAX_PROSE_CHARACTERS, expected)
+        response = await self.summarizer.caller.call(asked)
+        if not isinstance(response, ModelResponse):
+            health.breakers.record_failure(upstream, self.model, self.summarizer.clock.monotonic())
+            return "", response.reason
+        health.breakers.record_success(upstream, self.model)
+        said = " ".join(fit_text(response.text).split())
+        return (said, "") if said and not response.is_tool_call else ("", "it wrote no sentence")
+
+    def _find_form(self, session: SessionKey, target: Upstream, credential: CallCredential) -> Format:
+        """Return the format of a call: at the session's own upstream that of its calls."""
+        if target.name != session.upstream:
+            return find_form(self.providers.get(target.name, _ANY).host)
+        path = credential.target.partition(b"?")[0].decode("latin-1")
+        return next((form for form in FORMATS.values() if path.endswith(form.path_ending)), CHAT)
+
+
+@dataclass(kw_only=True, eq=False)
+class FileKeeper:
+    """Decides how files are sent, and puts the large ones into the log."""
+
+    policy: FilePolicy
+    recorder: TurnRecorder
+    worker: OutliningWorker
+    secret: bytes
+    prose: FileProse | None = None
+
+    async def handle(self, key: SessionKey, model: str, path: str, content: str) -> FileHandleResult:
+        """Return how a file is to be sent in a session with this model; a reference to it is in the log then.
+
+        Raises TooLarge for a file that the log does not keep whole, and StoreUnavailable.
+        """
+        content = fit_text(content)
+        raw = msgspec.json.encode({"role": "file", "name": fit_text(path), "content": content})
+        tokens = await self.recorder.count(key, model, [raw])
+        if tokens <= self.policy.inline_tokens:
+            return FileHandleResult(path=path, inline_content=content)
+        if len(raw) > self.policy.cap:
+            raise TooLarge(
+                f"{path} has {len(raw):,} bytes; the log keeps {self.policy.cap:,} whole (store.record_cap_bytes)"
+            )
+        reference = make_reference(self.secret, key.id, sha256(b"file\0" + raw).digest())
+        seen = await self._outline(content, path)
+        said = await self.prose.describe(key, model, path, seen, content) if self.prose is not None else ""
+        exchange = name_file(reference)
+        if not await self.recorder.archive.number_calls([exchange]):
+            received = msgspec.json.encode({"reference": reference})
+            target = _TARGET.format(reference)
+            await self.recorder.write_call(key, exchange, model=model, target=target, body=raw, received=received)
+        lines = (*wrap(said, LONGEST_LINE), *(seen.structure if self.policy.has_outlines else ()))
+        part = FileRefPart(reference, path, seen.kind, tokens, "\n".join(lines))
+        return FileHandleResult(path=path, file_ref=part)
+
+    async def _outline(self, content: str, path: str) -> Outline:
+        try:
+            return await self.worker.outline(OutlineJob(content, path))
+        except _FAILURES_APART:
+            return await asyncio.to_thread(outline, content, path)
+
+
+def build_files(
+    policy: FilePolicy,
+    recorder: TurnRecorder,
+    trigger: CompactionTrigger,
+    planner: EpochPlanner,
+    *,
+    worker: OutliningWorker,
+    secret: bytes,
+) -> FileKeeper:
+    """Return what keeps files, with a model for sentences about them, and about outputs in epochs, if one is named."""
+    summarizer, prose = trigger.worker.summarizer, None
+    if policy.summary_model:
+        prose = FileProse(
+            model=policy.summary_model,
+            policy=trigger.policy,
+            inline_tokens=policy.inline_tokens,
+            summarizer=summarizer,
+            trigger=trigger,
+            routes=summarizer.routes,
+            providers=summarizer.providers,
+        )
+        trigger.describe_outputs, planner.find_sentences = prose.describe_outputs, prose.list_known
+    return FileKeeper(policy=policy, recorder=recorder, worker=worker, secret=secret, prose=prose)

@@ -1,0 +1,393 @@
+"""Turns that a program has made elsewhere: recorded as if they had been calls of ours, without one being made.
+
+A recorded turn takes the way of a call whose history we hold (`engine/history`), up to the upstream: in its place, the
+answer that the program brought is the response. So lineage, epochs, summaries, memory and events are as they would be.
+The log says of what kind the call was (`recorded`), and of which tokens the program said nothing: these are estimated.
+
+A session that was begun by hand is in the log, too, as a call without a conversation: its first one.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from proxy.engine.durability import DurabilityWaiter
+from proxy.engine.exchange import ExchangeService
+from proxy.engine.history.held import read_key
+from proxy.engine.models import Models
+from proxy.engine.ports import Archive, Clock, Ids
+from proxy.engine.reports.conversation import list_raws, split_whole
+from proxy.engine.reports.lookup import read_back
+from proxy.engine.request_resolver import RequestResolver
+from proxy.engine.runtime import EngineBus, TaskRunner
+from proxy.engine.turns.calls import LocalClient
+from proxy.engine.turns.responses import write_response
+from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable
+from proxy.model.events import RequestRecorded
+from proxy.model.exchange import (
+    CONVERSATION,
+    ClientRequest,
+    Headers,
+    Opening,
+    Outcome,
+    ProgramCall,
+    Round,
+    SessionKey,
+    Timings,
+    Usage,
+)
+from proxy.model.lineage import extend_chain
+from proxy.model.log import ExchangeRow
+from proxy.model.manifest import make_manifest
+from proxy.model.results import FinishReason, RecordResult, TokenUsage, count_usage
+from proxy.wire import FORMATS
+from proxy.wire.format import Format
+from proxy.wire.headers import find_header
+from proxy.wire.json_values import encode_text, join_array, read_object
+from proxy.wire.summary_request import list_headers, make_target
+from proxy.wire.translation.conversations import translate
+
+Message = Mapping[str, Any]
+"""A message as the API of chat completions has it."""
+
+CHAT = FORMATS["chat_completions"]
+"""The format in which turns are told, and that of a session which begins with one."""
+
+_CREATED = "/-/api/sessions"
+_JSON: Headers = ((b"content-type", b"application/json"),)
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+_LEADING = frozenset({"system", "developer"})
+_LONGEST_NAME = 200
+_STATUS_CREATED = 201
+_READ_BACK = 200
+
+
+class TurnLog(Archive, Protocol):
+    """The log, as far as turns need it."""
+
+    async def number_calls(self, exchanges: Sequence[str]) -> Mapping[str, int]:
+        """Return the numbers of exchanges in their sessions; those that the log has not yet are missing."""
+        ...
+
+
+class NewSession(msgspec.Struct, frozen=True):
+    """A session to begin: its model, its client's name for it, its system prompt, and the id of its parent."""
+
+    model: str
+    name: str = ""
+    upstream: str = ""
+    system_prompt: str = ""
+    parent: str = ""
+
+
+class RecordedTurn(msgspec.Struct, frozen=True):
+    """A turn that was made elsewhere: the raw messages of the API of chat completions that were sent, and came back.
+
+    `asked` are those of the user, or the results of tools. `answered` ends with an answer of the model's; before that
+    there may be earlier ones of the turn, whose tools had results. `tokens` are None if the program does not know them.
+    """
+
+    asked: tuple[bytes, ...]
+    answered: tuple[bytes, ...]
+    tokens: TokenUsage | None = None
+    finish_reason: FinishReason = "stop"
+    model: str = ""
+
+
+class KeptTurn(NamedTuple):
+    """The result of recording a turn. `is_repeated`: it had been recorded before, under the same key."""
+
+    result: RecordResult
+    is_repeated: bool = False
+
+
+class _Terms(NamedTuple):
+    """In which format a session goes on, with which model; and its system prompt, if it has no call yet."""
+
+    form: Format
+    model: str
+    system: str = ""
+
+
+def make_turn(
+    asked: str | Sequence[Message],
+    answered: str | Message | Sequence[Message],
+    *,
+    tokens: TokenUsage | None = None,
+    finish_reason: FinishReason = "stop",
+    model: str = "",
+) -> RecordedTurn:
+    """Return a turn from texts or messages. Raises BadRequest if it is none."""
+    told = _list_messages(asked, "user"), _list_messages(answered, "assistant")
+    for message in (*told[0], *told[1]):
+        if message.get("role") not in _ROLES:
+            raise BadRequest(f"a message has one of the roles {', '.join(sorted(_ROLES))}: {str(message)[:100]!r}")
+    if not told[0]:
+        raise BadRequest("a turn begins with a message of the user, or with the results of tools")
+    if not told[1] or told[1][-1].get("role") != "assistant":
+        raise BadRequest("a turn ends with an answer: the last message of the assistant's part has the role assistant")
+    if not (told[1][-1].get("content") or told[1][-1].get("tool_calls")):
+        raise BadRequest("the answer of a turn says something, or calls a tool; this one does neither")
+    raws = [tuple(msgspec.json.encode(message) for message in part) for part in told]
+    return RecordedTurn(raws[0], raws[1], tokens, finish_reason, model)
+
+
+def _list_messages(told: str | Message | Sequence[Message], role: str) -> Sequence[Message]:
+    if isinstance(told, str):
+        return [{"role": role, "content": told}] if told else []
+    return [told] if isinstance(told, Mapping) else told
+
+
+@dataclass(kw_only=True, eq=False)
+class TurnRecorder:
+    """Begins sessions, and records turns in them. `has_job` says whether a summary of a session is being made."""
+
+    exchanges: ExchangeService
+    resolver: RequestResolver
+    archive: TurnLog
+    gate: DurabilityWaiter
+    models: Models
+    tasks: TaskRunner
+    bus: EngineBus
+    clock: Clock
+    ids: Ids
+    has_job: Callable[[str], bool]
+    creating: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def create(self, wanted: NewSession) -> SessionKey:
+        """Begin a session, which is in the log then. Raises Conflict if there is one of this name, and BadRequest."""
+        name = wanted.name or f"session-{self.ids.next_exchange()}"
+        if not (name.isascii() and name.isprintable() and name == name.strip()) or len(name) > _LONGEST_NAME:
+            raise BadRequest(f"a session's name is 1 to {_LONGEST_NAME} printable ASCII characters")
+        if not wanted.model:
+            raise BadRequest("a session needs a model")
+        if wanted.parent:
+            await self.archive.find_key(wanted.parent)
+        key = self.resolver.make_key(name, wanted.model, wanted.upstream, wanted.parent)
+        async with self.creating:
+            try:
+                await self.archive.find_key(key.id)
+            except NotFound:
+                await self._add(key, wanted)
+                return key
+        raise Conflict(f"there is a session of the name {name!r} already: {key.id}")
+
+    async def _add(self, key: SessionKey, wanted: NewSession) -> None:
+        """Write the call to the log with which a session begins. Raises StoreUnavailable."""
+        exchange = self.ids.next_exchange()
+        received = msgspec.json.encode({"id": key.id})
+        body = msgspec.json.encode(wanted)
+        await self.write_call(key, exchange, model=wanted.model, target=_CREATED, body=body, received=received)
+
+    async def write_call(
+        self, key: SessionKey, exchange: str, *, model: str, target: str, body: bytes, received: bytes
+    ) -> None:
+        """Write a call to the log that is no part of a conversation. Raises StoreUnavailable."""
+        if problem := self.archive.health.problem:
+            raise StoreUnavailable(f"the log cannot take a call of a program: {problem}")
+        now_ms = self.clock.now_ms()
+        opening = Opening(
+            exchange=exchange,
+            session=key,
+            kind="recorded",
+            wire="",
+            mode="manage",
+            model=model,
+            method="POST",
+            target=target,
+            headers=_JSON,
+            body=make_manifest(body),
+            opened_ms=now_ms,
+        )
+        ended = Outcome(
+            exchange, 0, _STATUS_CREATED, _JSON, "complete", received, len(received), b"", Timings(0.0, 0.0, 0.0)
+        )
+        written = self.archive.append(opening, Round(exchange, 0, key.upstream, None), ended)
+        self.archive.flush()
+        if not await self.gate.confirm(written, 1.0):
+            raise StoreUnavailable("the log did not take the call of a program in time")
+        if RequestRecorded in self.bus.subscribers:
+            told = RequestRecorded(exchange, key, key.upstream, model, "", (), 0, _list_no_roles, False, True)
+            self.bus.publish(told)
+
+    async def record(self, key: SessionKey, turn: RecordedTurn, once: str = "", system: str = "") -> KeptTurn:
+        """Record a turn in a session. With `once`, an idempotency key, it is recorded only once.
+
+        `system` is the system prompt of a session that has no turn yet. Raises BadRequest for a turn that does not
+        continue the conversation, Conflict while another turn of the session is under way, NotFound if its history was
+        erased, and StoreUnavailable.
+        """
+        terms = await self._find_terms(key, turn, system)
+        spelled = _spell(terms, turn)
+        headers = (*_JSON, *list_headers(terms.form))
+        if once:
+            headers = (*headers, (b"idempotency-key", once.encode("latin-1", "replace")))
+        request = ClientRequest("POST", make_target(terms.form), headers, spelled.body)
+        if (kept := await self._find_kept(key.id, read_key(headers), spelled)) is not None:
+            return kept
+        respond = partial(self._respond, key, terms, turn, spelled)
+        elsewhere, client = ProgramCall(key, spelled.told, respond), LocalClient(terms.form.name)
+        had_job = self.has_job(key.id)
+        # A turn that was begun is recorded to its end, whoever still waits for that.
+        await asyncio.shield(self.tasks.spawn(self.exchanges.carry(request, terms.form.name, client, elsewhere)))
+        if isinstance(client.error, Conflict):  # of two with one key, the other one may have been first
+            kept = await self._find_kept(key.id, read_key(headers), spelled)
+            if kept is not None:
+                return kept
+        if client.error is not None:
+            raise client.error
+        row = await self.find_row(key.id, find_header(client.labels, b"x-palimpsest-exchange").decode("latin-1"))
+        if row is None:
+            raise StoreUnavailable("the log has not taken the turn in time")
+        return KeptTurn(await self._describe(row, is_begun=self.has_job(key.id) and not had_job))
+
+    async def _find_terms(self, key: SessionKey, turn: RecordedTurn, system: str) -> _Terms:
+        """Return how a session goes on: as its newest complete call did, or as it was begun."""
+        model, looked_at = turn.model, 0
+        try:
+            async for row in read_back(self.archive, key.id):
+                looked_at += 1
+                if row.kind in CONVERSATION and row.wire in FORMATS and not row.is_side and _is_complete(row):
+                    return _Terms(FORMATS[row.wire], model or row.model, system)
+                if looked_at >= _READ_BACK:
+                    break
+            (first,) = await self.archive.list_calls(key.id, 0, 1)
+        except NotFound:
+            first = None
+        if first is not None and first.kind == "recorded" and not first.wire:
+            begun = msgspec.json.decode(await self.archive.load_request(first.id), type=NewSession)
+            model, system = model or begun.model, system or begun.system_prompt
+        if not model:
+            raise BadRequest("the first turn of a session says which model has answered: model")
+        return _Terms(CHAT, model, system)
+
+    async def _respond(
+        self, key: SessionKey, terms: "_Terms", turn: RecordedTurn, spelled: "_SpelledTurn", sent: bytes
+    ) -> bytes:
+        """Return the body of the response that came elsewhere. Without known tokens, those of `sent` are counted."""
+        usage = turn.tokens
+        if usage is not None:
+            whole = usage.input + usage.cache_read + usage.cache_write
+            counted = Usage(whole, usage.output, usage.cache_read, usage.cache_write)
+        else:
+            raws = list_raws(split_whole(sent, terms.form.items_key))
+            counted = Usage(
+                await self.count(key, terms.model, raws), await self.count(key, terms.model, spelled.answer)
+            )
+        number = self.ids.next_exchange()
+        more = {"palimpsest": {"recorded": True, "usage": "estimated" if usage is None else "told"}}
+        return write_response(
+            terms.form.name,
+            spelled.answer,
+            number=number,
+            model=terms.model,
+            usage=counted,
+            finish=turn.finish_reason if turn.finish_reason != "stop" else None,
+            more=more,
+        )
+
+    async def count(self, key: SessionKey, model: str, raws: Sequence[bytes]) -> int:
+        """Return the tokens of raw messages, as the model counts them."""
+        counter = self.models.counter
+        return counter.find_ratio(key.upstream, model).apply(sum(await counter.count_messages(model, raws)))
+
+    async def _find_kept(self, session: str, once: str, spelled: "_SpelledTurn") -> KeptTurn | None:
+        """Return what was recorded under a key, None if nothing was. Raises BadRequest if it was another turn."""
+        known = await self.archive.list_held(session) if once else ()
+        held = next((each for each in known if each.key == once), None)
+        if held is None:
+            return None
+        if held.history != "record" or held.digest != sha256(spelled.told).digest():
+            raise BadRequest("this idempotency-key was used with other messages")
+        row = await self.find_row(session, held.exchange)
+        is_recorded = row is not None and _is_complete(row)
+        return KeptTurn(await self._describe(row), is_repeated=True) if row is not None and is_recorded else None
+
+    async def find_row(self, session: str, exchange: str) -> ExchangeRow | None:
+        """Return a call of a session with its responses, None if the log has not taken it yet."""
+        n = (await self.archive.number_calls([exchange])).get(exchange, 0)
+        rows = await self.archive.list_exchanges(session, n - 1, 1) if n else ()
+        return next(iter(rows), None)
+
+    async def _describe(self, row: ExchangeRow, *, is_begun: bool = False) -> RecordResult:
+        """Return what a recorded call came to, from the log. `is_begun`: a summary began to be made behind it."""
+        form, last = FORMATS[row.wire], row.rounds[-1]
+        content = await self.archive.load_received(row.id, last.k)
+        said = form.list_echoes(content)
+        nodes = extend_chain(row.tip, [form.reader.read_item(raw).form for raw in said])
+        usage = last.usage or form.read_answer(read_object(content.decode("utf-8", "replace")) or {}).usage
+        opened = any(each.plan is not None and each.plan.rung == "plan" for each in row.rounds)
+        return RecordResult(
+            user_message_id=row.tip.hex(),
+            assistant_message_id=(nodes[-1] if nodes else row.tip).hex(),
+            tokens=count_usage(usage),
+            compaction_triggered=opened or is_begun,
+        )
+
+
+class _SpelledTurn(NamedTuple):
+    """A turn in the format of its session: the body of the request that brings it, and the raw messages of its answer.
+
+    `told` is all that the turn says, as it was told.
+    """
+
+    body: bytes
+    answer: tuple[bytes, ...]
+    told: bytes
+
+
+def _spell(terms: _Terms, turn: RecordedTurn) -> _SpelledTurn:
+    form, brought = terms.form, (*turn.asked, *turn.answered[:-1])
+    answer: tuple[bytes, ...] = turn.answered[-1:]
+    leading = 0
+    while leading < len(brought) and _read_role(brought[leading]) in _LEADING:
+        leading += 1
+    first, rest = brought[:leading], brought[leading:]
+    if not first and terms.system:
+        first = (CHAT.write_message("system", encode_text(terms.system)),)
+    instructions = ""
+    if form is not CHAT:
+        instructions = "\n\n".join(CHAT.parse_message(raw).text for raw in first)
+        first = ()
+        # A result is only translated behind its call, which may be the end of what was recorded before.
+        calls = _write_calls(rest)
+        before = len(translate(CHAT, form, calls).items)
+        stop = len(translate(CHAT, form, (*calls, *rest)).items)
+        items = translate(CHAT, form, (*calls, *rest, *answer)).items
+        rest, answer = items[before:stop], items[stop:]
+    members = {form.items_key: join_array((*first, *rest)), "model": encode_text(terms.model)}
+    if instructions and form.instructions_key:
+        members[form.instructions_key] = encode_text(instructions)
+    body = b"{%b}" % b",".join([b"%b:%b" % (encode_text(name), value) for name, value in members.items()])
+    return _SpelledTurn(body, answer, join_array((*turn.asked, *turn.answered)))
+
+
+def _list_no_roles(most: int) -> list[str]:
+    return []
+
+
+def _read_role(raw: bytes) -> str:
+    return CHAT.reader.read_item(raw).role
+
+
+def _write_calls(raws: Sequence[bytes]) -> tuple[bytes, ...]:
+    """Return a message with the calls whose results some messages begin with; none if they begin with no results."""
+    ids: list[str] = []
+    for raw in raws:
+        results = CHAT.reader.read_item(raw).results
+        if not results:
+            break
+        ids += results
+    if not ids:
+        return ()
+    calls = [{"id": id, "type": "function", "function": {"name": "call", "arguments": "{}"}} for id in ids]
+    return (msgspec.json.encode({"role": "assistant", "content": None, "tool_calls": calls}),)
+
+
+def _is_complete(row: ExchangeRow) -> bool:
+    return bool(row.rounds) and row.rounds[-1].completeness == "complete"

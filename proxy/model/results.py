@@ -1,0 +1,141 @@
+"""What programs get back: the tokens of a call, and the results of turns, compactions, files and operators."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from proxy.model.epoch import SummaryLevel
+from proxy.model.exchange import Usage
+from proxy.model.parts import FileRefPart
+
+FinishReason = Literal["stop", "max_tokens", "tool_use", "error"]
+"""Why an answer ended: by itself, at its limit of tokens, to have tools called, or by a fault of the provider."""
+
+
+class TokenUsage(msgspec.Struct, frozen=True, gc=False):
+    """The tokens of one call, or of several.
+
+    The four counts have no token in common: `input` are those of prompts that no cache had, `cache_read` and
+    `cache_write` those read from and written to the provider's cache, `output` those of answers. `total` is what the
+    provider reported as the whole, 0 where it did not.
+    """
+
+    input: int = 0
+    output: int = 0
+    cache_read: int = 0
+    cache_write: int = 0
+    total: int = 0
+
+    def effective_total(self) -> int:
+        """Return `total` where it is known, else the sum of the other four: the tokens that were in the context."""
+        return self.total or self.input + self.output + self.cache_read + self.cache_write
+
+    def __add__(self, other: "TokenUsage") -> "TokenUsage":
+        """Return the sum. Its effective total is the sum of both; it has a `total` as soon as one of them has one."""
+        has_total = self.total or other.total
+        return TokenUsage(
+            self.input + other.input,
+            self.output + other.output,
+            self.cache_read + other.cache_read,
+            self.cache_write + other.cache_write,
+            self.effective_total() + other.effective_total() if has_total else 0,
+        )
+
+
+def count_usage(usage: Usage | None) -> TokenUsage:
+    """Return what a provider counted, whose input includes what its cache was read and written for."""
+    if usage is None:
+        return TokenUsage()
+    read, written = usage.cached or 0, usage.written or 0
+    whole, output = usage.input or 0, usage.output or 0
+    return TokenUsage(max(0, whole - read - written), output, read, written, whole + output)
+
+
+class CompactionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a compaction that has shortened what is sent.
+
+    `summary_message_id` is the id of the newest summary that was made, null if there is only a ledger. `level_used` is
+    1 for a report of a model, 2 for a short one, 3 for what was made without a model, such as a ledger.
+    `compacted_message_count` are the messages that are covered. `tokens_before` and `tokens_after` are those of what
+    is sent.
+    """
+
+    session_id: str
+    summary_message_id: str | None
+    level_used: SummaryLevel
+    compacted_message_count: int
+    summary_token_count: int
+    tokens_before: int
+    tokens_after: int
+    elapsed_ms: int
+
+
+class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of `Session.send`: the answer's text, and the id of its message.
+
+    `cost` is in the currency of the prices, null where no price is known. `compaction_triggered`: a summary began to be
+    made behind the call, or the call opened an epoch; `compaction_result` is that of a compaction that was waited for.
+    """
+
+    message_id: str
+    text: str
+    finish_reason: FinishReason
+    tokens: TokenUsage = TokenUsage()
+    cost: float | None = None
+    compaction_triggered: bool = False
+    compaction_result: CompactionResult | None = None
+    doom_loop_detected: bool = False
+
+
+class RecordResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of recording a turn that was made elsewhere: the ids of its two messages, and its tokens."""
+
+    user_message_id: str
+    assistant_message_id: str
+    tokens: TokenUsage = TokenUsage()
+    compaction_triggered: bool = False
+
+
+class BuiltContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be sent in a call that is made elsewhere: the messages of a wire format, and their tokens.
+
+    `system` is the system prompt where the format has it beside the messages; else it is the first of these.
+    """
+
+    messages: list[dict[str, Any]]
+    token_estimate: int
+    system: str = ""
+
+
+class FileHandleResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How a file is to be sent: `inline_content` is its text, or else `file_ref` a reference in its place."""
+
+    path: str
+    inline_content: str | None = None
+    file_ref: FileRefPart | None = None
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether the file is to be sent as it is."""
+        return self.file_ref is None
+
+
+class MapResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result for one input of an LLMMap: what a model answered, valid by the schema, or the error."""
+
+    input: Any
+    output: Any = None
+    success: bool = False
+    error: str | None = None
+    attempts: int = 0
+
+
+class AgentMapResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result for one input of an AgenticMap: the last text of its agent, and the session that it has worked in."""
+
+    input: Any
+    session_id: str
+    output_text: str = ""
+    success: bool = False
+    error: str | None = None
+    token_usage: TokenUsage = TokenUsage()

@@ -1,0 +1,1 @@
+"""The engine without HTTP, for Python programs: life cycle, names and errors. It contains no rules."""

@@ -1,0 +1,41 @@
+"""A provider and sessions for the tests of the SDK."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.sdk.engines import close_all
+from proxy.sdk.session import Session
+from tests.support.programs import ChatProvider, run_chat_provider
+
+Create = Callable[..., Awaitable[Session]]
+
+
+@pytest.fixture
+async def provider() -> AsyncIterator[ChatProvider]:
+    async with run_chat_provider() as running:
+        yield running
+        await close_all()
+
+
+@pytest.fixture
+def create(provider: ChatProvider, tmp_path: Path) -> Create:
+    """Begins sessions on one log; settings by key path."""
+
+    async def make(settings: dict[str, Any] | None = None, **options: Any) -> Session:
+        config = provider.settings(tmp_path, **(settings or {}))
+        return await Session.create(**{"model": "m", "config": config, **options})
+
+    return make
+
+
+@pytest.fixture
+def load(provider: ChatProvider, tmp_path: Path) -> Create:
+    """Opens sessions of that log."""
+
+    async def open_again(session: str) -> Session:
+        return await Session.load(session, db_path=tmp_path)
+
+    return open_again

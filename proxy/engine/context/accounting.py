@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from proxy.context.budget import Budget
 from proxy.context.cache_misses import PromptTrail, SentPrompt, can_have_missed, explain_use, name_rewriting
 from proxy.context.epoch_decision import CacheCostAccount, Decision, SentTokens, record_request, record_use
 from proxy.context.pricing import RequestSizes, estimate_client_read, estimate_saving, price_missed, price_saved
@@ -15,7 +16,7 @@ from proxy.engine.context.epoch_scope import format_removed
 from proxy.engine.context.request_state import OutgoingRequest, RequestState, find_key
 from proxy.engine.context.session_caches import SentBodies
 from proxy.engine.context.session_context import SessionContext
-from proxy.engine.models import CacheCalibrator, ExpectedUsage, find_cache
+from proxy.engine.models import CacheCalibrator, ExpectedUsage, Models, find_cache
 from proxy.engine.policy import Provider
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EngineBus
@@ -93,6 +94,12 @@ def tell_recorded(bus: EngineBus, request: ManagedRequest) -> None:
     told = (request.upstream.name, request.model, request.wire, request.nodes[place:], place, list_roles)
     is_read = (request.is_side, step is not None)
     bus.publish(RequestRecorded(request.exchange, request.session, *told, *is_read, request.load_message))
+
+
+def ask_window(models: Models, request: ManagedRequest, budget: Budget) -> None:
+    """Ask the upstream for the window of a model if it is not known, and if a call to it is made."""
+    if budget.window is None and request.kind != "recorded":
+        models.ask(request.upstream, request.headers)
 
 
 def tell_opened(bus: EngineBus, request: ManagedRequest, epoch: Epoch) -> None:

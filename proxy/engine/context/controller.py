@@ -31,6 +31,7 @@ from proxy.engine.context.accounting import (
     SentObserver,
     UsageAccounting,
     add_note,
+    ask_window,
     label_note,
     list_labels,
     tell_recorded,
@@ -225,9 +226,8 @@ class ContextController:
         is_short = request.chain.is_plain and is_below_soft_mark(budget, len(content))
         if not is_short or self.states.is_overflowed(request) or _find_mark(request):
             return None
-        return OutgoingRequest(
-            "original", make_own_body(request), is_managed=True, is_guarded=_is_risky(budget, request)
-        )
+        own = make_own_body(request)
+        return OutgoingRequest("original", own, is_managed=True, is_guarded=_is_risky(budget, request))
 
     def _pass_known(self, request: ManagedRequest) -> OutgoingRequest | None:
         """Return what is sent if the session is in memory and the tokens of the new messages make no difference."""
@@ -247,8 +247,7 @@ class ContextController:
             return None
         if self.states.is_due(request, None, budget):
             return None
-        if budget.window is None and request.kind != "recorded":
-            self.states.models.ask(request.upstream, request.headers)
+        ask_window(self.states.models, request, budget)
         epoch_account = context.get_account(request.view, "", budget)
         epoch_account.account = record_use(epoch_account.account, self._clock.monotonic())
         changed, is_guarded = context.reasoning.find_changed(request, None), _is_risky(budget, request)
@@ -271,8 +270,7 @@ class ContextController:
         outgoing = self.chain.keep(uncounted.state)
         if outgoing is None:
             return None
-        if budget.window is None and request.kind != "recorded":
-            self.states.models.ask(request.upstream, request.headers)
+        ask_window(self.states.models, request, budget)
         _choose(uncounted.state, outgoing)
         outgoing = tell_removed(self._bus, request, context, outgoing)
         plan = Plan(request.exchange, 0, request.view, outgoing.rung, epoch.id)
@@ -338,8 +336,7 @@ class ContextController:
         epoch = context.find(request.view, request)
         if epoch is None and (reason := self._find_sign(request)):
             return await self._remove_foreign(request, self._stand_aside(request, reason))
-        if budget.window is None and request.kind != "recorded":
-            self.states.models.ask(request.upstream, request.headers)
+        ask_window(self.states.models, request, budget)
         state = await self.states.read(request, context, epoch, budget)
         decision = _defer(self._observer, request, decide(state.account, state.facts))
         chosen = await self._run_chain(state, decision, commit)

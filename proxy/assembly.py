@@ -36,7 +36,7 @@ from proxy.engine.erasing.retention import Retention
 from proxy.engine.erasing.service import SessionErasing
 from proxy.engine.events.publisher import EventPublisher
 from proxy.engine.events.stream import EventStream
-from proxy.engine.events.webhooks import Webhook, Webhooks
+from proxy.engine.events.webhooks import Webhook, WebhookPolicy, Webhooks
 from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import build_histories
 from proxy.engine.lineage.identity import Tenants
@@ -87,16 +87,12 @@ from proxy.worker.process import WorkerProcess
 from proxy.worker.program import COUNTED_IN, WorkerSettings, count_text
 
 
-class ClosableClient(Protocol):
-    """A client with connections to close."""
+class ClosableUpstream(Upstream, Protocol):
+    """An upstream with connections to close."""
 
     async def aclose(self) -> None:
         """Close them."""
         ...
-
-
-class ClosableUpstream(Upstream, ClosableClient, Protocol):
-    """An upstream with connections to close."""
 
 
 Connect = Callable[[UpstreamPolicy, TaskRunner, Descriptors, str], ClosableUpstream]
@@ -140,7 +136,6 @@ class Engine:
     turns: TurnRecorder
     conversations: Conversations
     webhooks: Webhooks
-    clients: tuple[ClosableClient, ...]
     files: FileKeeper
 
     def prepare(self) -> None:
@@ -160,8 +155,8 @@ class Engine:
         await self.webhooks.finish(min(_FINISH_SECONDS, seconds))
         await self.worker.close()
         await self.index.close()
-        for client in (*self.upstreams, *self.clients):
-            await client.aclose()
+        for upstream in self.upstreams:
+            await upstream.aclose()
         await self.archive.close()
         self.erasing.eraser.close()
 
@@ -239,7 +234,7 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     memory_compaction = _build_memory(settings, archive, durability, trigger, controller, routes=routes, clock=clock)
     epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker, epoch_admin)
-    events = _build_events(settings, archive, bus, tasks, models)
+    events, webhooks = _build_events(settings, archive, bus, tasks, models, is_told=connect is None)
     memory, schedule = memory_compaction.memory, trigger.worker.schedule
     known = (exchanges, lineage, reader, resolver, schedule, caches, held, memory, features)
     live = LiveSessions(*known, worker.restart)
@@ -248,40 +243,32 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     found = (memory_compaction.manual, memory_compaction, index, recall, lineage.tenants, events, hop_id)
     wired: dict[str, Any] = {"archive": archive, "tasks": tasks, "bus": bus, "models": models, "clock": clock}
     turns = build_conversations(exchanges, resolver, reader, durability, trigger, cap=policy.record_cap_bytes, **wired)
-    webhooks, clients = _build_webhooks(settings, events, bus) if connect is None else (Webhooks(events, ()), ())
     files = build_files(settings.file_policy(), turns.recorder, trigger, planner, worker=worker, secret=archive.salt)
-    return Engine(*parts, *found, erasing, retention, turns.recorder, turns, webhooks, clients, files)
+    return Engine(*parts, *found, erasing, retention, turns.recorder, turns, webhooks, files)
 
 
 def _build_events(
-    settings: Settings, archive: SqliteArchive, bus: EngineBus, tasks: TaskRunner, models: Models
-) -> EventStream:
-    """Build the stream of events. Its ids begin with the time of the start: they differ from those of earlier runs."""
+    settings: Settings, archive: SqliteArchive, bus: EngineBus, tasks: TaskRunner, models: Models, *, is_told: bool
+) -> tuple[EventStream, Webhooks]:
+    """Build the stream of events, and the webhooks that are told of them.
+
+    The ids of events begin with the time of the start: they differ from those of earlier runs.
+    """
     clock, call_later = SystemClock(), asyncio.get_running_loop().call_later
     stream = EventStream(f"{clock.now_ms():x}", call_later, clock.now_ms)
     prices = PriceList(models.card, settings.providers())
     EventPublisher(
         bus, stream, prices, number=archive.number_calls, tasks=tasks, call_later=call_later, now_ms=clock.now_ms
     )
-    return stream
+    policies, ids = settings.webhook_policies() if is_told else (), SystemIds()
+    return stream, Webhooks(stream, [_build_webhook(policy, bus, ids) for policy in policies])
 
 
-def _build_webhooks(
-    settings: Settings, stream: EventStream, bus: EngineBus
-) -> tuple[Webhooks, tuple[ClosableClient, ...]]:
-    """Build what sends events to other programs, and its clients. Only where there are any, httpx is needed."""
-    policies = settings.webhook_policies()
-    if not policies:
-        return Webhooks(stream, ()), ()
+def _build_webhook(policy: WebhookPolicy, bus: EngineBus, ids: SystemIds) -> Webhook:
     from proxy.upstream.httpx_client import WebhookClient  # noqa: PLC0415 - as said in build_upstream
 
-    clients = tuple([WebhookClient(policy.url, policy.timeout) for policy in policies])
-    ids = SystemIds()
-    hooks = [
-        Webhook(policy, client.post, bus, clock=SystemClock(), next_id=ids.next_exchange)
-        for policy, client in zip(policies, clients, strict=True)
-    ]
-    return Webhooks(stream, hooks), clients
+    client = WebhookClient(policy.url, policy.timeout)
+    return Webhook(policy, client, bus, clock=SystemClock(), next_id=ids.next_exchange)
 
 
 def _list_routes(

@@ -81,7 +81,9 @@ def tell_removed(
 
 
 def tell_recorded(bus: EngineBus, request: ManagedRequest) -> None:
-    """Tell of a request whose opening is handed to the log."""
+    """Tell of a request whose opening is handed to the log, if anybody listens."""
+    if RequestRecorded not in bus.subscribers:
+        return
     step, decode = request.step, FORMATS[request.wire].decode_message
     place = min(step.base, len(request.nodes)) if step is not None else 0
 

@@ -46,7 +46,7 @@ from proxy.engine.open_exchange import RetrySource
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EngineBus
 from proxy.model.epoch import Epoch, EpochUse, Pin, Plan
-from proxy.model.events import CeilingExceeded, Planned, PromptSent, RequestRecorded, RungFailed
+from proxy.model.events import CeilingExceeded, Planned, PromptSent, RungFailed
 from proxy.model.exchange import Headers
 from proxy.model.manifest import Manifest
 from proxy.wire import FORMATS
@@ -159,12 +159,12 @@ class ContextController:
         """Note a request that was sent, whatever was made of it."""
         session, terms = request.session, FORMATS[request.wire].read_terms(request.split)
         named = request.exchange, session.id, session.upstream, request.model, request.chain.nodes
-        self._bus.publish(PromptSent(*named, layers, request.opened_ms, terms))
+        if request.kind != "recorded":  # nothing was sent, so that no cache of ours has it
+            self._bus.publish(PromptSent(*named, layers, request.opened_ms, terms))
 
     def note_recorded(self, request: ManagedRequest) -> None:
         """Tell of a request whose opening is handed to the log, if anybody listens."""
-        if RequestRecorded in self._bus.subscribers:
-            tell_recorded(self._bus, request)
+        tell_recorded(self._bus, request)
 
     def watch(self, request: ManagedRequest, outgoing: OutgoingRequest) -> None:
         """Watch the response to a request that was sent uncounted, and never will be counted."""
@@ -225,7 +225,7 @@ class ContextController:
         is_short = request.chain.is_plain and is_below_soft_mark(budget, len(content))
         if not is_short or self.states.is_overflowed(request) or _find_mark(request):
             return None
-        own = make_own_body(request, {})
+        own = make_own_body(request)
         return OutgoingRequest("original", own, is_managed=True, is_guarded=_is_risky(budget, request))
 
     def _pass_known(self, request: ManagedRequest) -> OutgoingRequest | None:

@@ -30,7 +30,7 @@ from proxy.engine.request import ManagedRequest
 from proxy.model.epoch import Epoch, EpochUse, HiddenRound, Kept, Recalled, Replaced, Written
 from proxy.wire import FORMATS
 from proxy.wire.identity import Item
-from proxy.wire.rendering import change_items
+from proxy.wire.rendering import NO_CHANGES, change_items
 
 _EPOCH_WEIGHT = 1000
 _ORIGINAL_WEIGHT = 400
@@ -369,7 +369,7 @@ def _strip_rounds(recalled: Recalled, strip: Callable[[bytes], bytes]) -> Recall
     return replace(recalled, rounds=tuple(rounds))
 
 
-def make_own_body(request: ManagedRequest, changed: Mapping[int, bytes]) -> bytes:
+def make_own_body(request: ManagedRequest, changed: Mapping[int, bytes] = NO_CHANGES) -> bytes:
     """Return the client's body, with these messages changed, and with its notes."""
     changed = request.add_notes(0, changed)
     return change_items(request.split, request.chain.preamble.count, changed) if changed else request.split.content

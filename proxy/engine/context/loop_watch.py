@@ -46,7 +46,7 @@ class _Loop(msgspec.Struct, frozen=True, gc=False):
     told: int
 
 
-class _Noted(msgspec.Struct, frozen=True, gc=False):
+class _SeenNotes(msgspec.Struct, frozen=True, gc=False):
     """The notes of a view's first messages, by index: of so many, which end with `tip`."""
 
     depth: int
@@ -62,7 +62,7 @@ class LoopWatch:
 
     def __init__(self, bus: EngineBus, threshold: int, action: LoopAction = "notify") -> None:
         self._is_annotating = action == "annotate"
-        self._noted = LruCache[tuple[str, str], _Noted](_MOST_SESSIONS)
+        self._noted = LruCache[tuple[str, str], _SeenNotes](_MOST_SESSIONS)
         self.least = threshold - 1
         self._bus = bus
         self._threshold = threshold
@@ -104,7 +104,7 @@ class LoopWatch:
                 notes[place] = encode_text(f"\n\n{note}")
         if depth := len(request.kept_nodes):
             kept = {place: note for place, note in notes.items() if place < depth}
-            self._noted.put(key, _Noted(depth, nodes[depth - 1], kept))
+            self._noted.put(key, _SeenNotes(depth, nodes[depth - 1], kept))
         return notes
 
     def note_calls(self, event: ToolsCalled) -> None:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -37,10 +37,20 @@ _AT_ONCE = 4  # requests under way to one receiver
 _AGAIN = frozenset({408, 425, 429})  # of what is otherwise a refusal
 _LONGEST = 200  # characters of a reason in the log
 
-Post = Callable[[Headers, bytes], Awaitable[int]]
-"""Sends a request to one address, and returns the status of its response. Raises ProxyError or TimeoutError."""
 
 _log = logging.getLogger("palimpsest.webhooks")
+
+
+class WebhookReceiver(Protocol):
+    """Sends requests to one address."""
+
+    async def post(self, headers: Headers, body: bytes) -> int:
+        """Return the status of the response. Raises ProxyError or TimeoutError."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +87,12 @@ def sign(secret: bytes, id: str, seconds: int, body: bytes) -> str:
 
 
 class Webhook:
-    """Sends events to one receiver, a few at once. `sleep` and `clock` are those of the engine."""
+    """Sends events to one receiver, a few at once."""
 
     def __init__(
         self,
         policy: WebhookPolicy,
-        post: Post,
+        receiver: WebhookReceiver,
         bus: EngineBus,
         *,
         clock: Clock,
@@ -90,7 +100,7 @@ class Webhook:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._policy = policy
-        self._post = post
+        self._receiver = receiver
         self._bus = bus
         self._clock = clock
         self._next_id = next_id
@@ -113,7 +123,7 @@ class Webhook:
             task.add_done_callback(self._tasks.discard)
 
     async def finish(self, seconds: float) -> int:
-        """Wait for what was put, at most so many seconds. Return how many events were not sent."""
+        """Wait for what was put, at most so many seconds, and close. Return how many events were not sent."""
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=seconds)
         under_way = tuple(self._tasks)
@@ -121,6 +131,7 @@ class Webhook:
             task.cancel()
         if under_way:
             await asyncio.wait(under_way)
+        await self._receiver.aclose()
         return len(self._waiting) + len(under_way)
 
     async def _run(self) -> None:
@@ -158,7 +169,7 @@ class Webhook:
             (b"webhook-signature", sign(self._policy.secret, id, seconds, body).encode()),
         )
         try:
-            status = await self._post(headers, body)
+            status = await self._receiver.post(headers, body)
         except TimeoutError:
             return 0, f"no response within {self._policy.timeout:g} s"
         except ProxyError as error:

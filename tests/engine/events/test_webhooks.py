@@ -46,6 +46,7 @@ class Receiver:
     under_way: int = 0
     most: int = 0
     pauses: list[float] = field(default_factory=list)
+    is_closed: bool = False
 
     async def post(self, headers: Headers, body: bytes) -> int:
         self.requests.append(({name.decode(): value.decode() for name, value in headers}, body))
@@ -63,6 +64,9 @@ class Receiver:
         finally:
             self.under_way -= 1
 
+    async def aclose(self) -> None:
+        self.is_closed = True
+
     async def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
 
@@ -78,7 +82,7 @@ def make_hook(receiver: Receiver, **policy: Any) -> tuple[Webhook, list[str]]:
     ids = iter(range(100))
     hook = Webhook(
         WebhookPolicy(URL, SECRET, **policy),
-        receiver.post,
+        receiver,
         bus,
         clock=Clock(),
         next_id=lambda: str(next(ids)),
@@ -92,6 +96,7 @@ async def deliver(receiver: Receiver, *events: StreamEvent, **policy: Any) -> li
     for each in events:
         hook.put(each)
     assert await hook.finish(LIMIT) == 0
+    assert receiver.is_closed
     return verdicts
 
 

@@ -24,7 +24,9 @@ NOT_RUN = {
     "git clone … /usr/local/lib/palimpsest && make -C /usr/local/lib/palimpsest install": "installs a service as root",
     "OLLAMA_CONTEXT_LENGTH=16384 ollama serve": "starts an engine, which is no package",
     "palimpsest serve --upstream http://127.0.0.1:8080/v1": "serves until it is stopped, before an engine",
-    ".venv/bin/python -m benchmarks.engine --server LLAMA_SERVER --model MODEL.gguf --ceiling 4000": "needs an engine",
+    ".venv/bin/python -m benchmarks.engine --server LLAMA_SERVER --model MODEL.gguf --ceiling 4000": (
+        "needs an engine and a model, which are no packages of ours"
+    ),
     "palimpsest try": "needs sessions that clients keep; tests/trial runs it on some",
     "palimpsest memory SESSION": "needs a session with facts; tests/journeys/test_memory.py runs these commands",
 }

@@ -3,6 +3,7 @@
 `tests/journeys/test_documented_commands` runs the blocks of commands.
 """
 
+import base64
 import json
 import re
 import shlex
@@ -19,7 +20,7 @@ from proxy.config import load_settings
 from proxy.config.reference import list_keys
 from tests.support.pages import BLOCKS, NOT_RUN, PAGES, ROOT, SHELL, Block, strip
 
-LANGUAGES = {"sh", "text", "text output", "yaml", "json"}
+LANGUAGES = {"sh", "text", "text output", "yaml", "json", "python"}
 
 
 def test_every_block_is_of_a_known_kind() -> None:
@@ -38,7 +39,8 @@ def test_the_list_of_what_is_not_run_has_no_other_entries() -> None:
 )
 def test_settings_in_a_page_are_settings(block: Block, tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
-    file.write_text(block.text)
+    file.write_text(block.text.replace("/run/secrets", str(tmp_path)))
+    (tmp_path / "webhook").write_text("whsec_" + base64.b64encode(bytes(32)).decode())
     load_settings(file)
 
 

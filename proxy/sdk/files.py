@@ -7,7 +7,7 @@ from proxy.model.errors import TooLarge
 from proxy.model.results import FileHandleResult
 from proxy.sdk.session import Session
 
-_MOST_BYTES = 256 * 1024 * 1024
+MOST_BYTES = 256 * 1024 * 1024
 
 
 class LargeFileHandler:
@@ -31,6 +31,6 @@ class LargeFileHandler:
 
 
 def _read(path: Path) -> str:
-    if (size := path.stat().st_size) > _MOST_BYTES:
-        raise TooLarge(f"{path} has {size:,} bytes; at most {_MOST_BYTES:,} are read. Give a part of it as content")
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise TooLarge(f"{path} has {size:,} bytes; at most {MOST_BYTES:,} are read. Give a part of it as content")
     return path.read_text(encoding="utf-8", errors="replace")

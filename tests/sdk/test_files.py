@@ -16,7 +16,7 @@ from proxy.model.parts import FileRefPart, TextPart, ToolPart
 from proxy.model.results import FileHandleResult
 from proxy.sdk.engines import ENGINES
 from proxy.sdk.errors import SessionClosedError
-from proxy.sdk.files import LargeFileHandler
+from proxy.sdk.files import MOST_BYTES, LargeFileHandler
 from tests.sdk.conftest import Create
 from tests.support.programs import ChatProvider, call, say
 from tests.support.scripted import LIMIT
@@ -140,15 +140,15 @@ async def test_without_a_sentence_the_outline_is_enough(create: Create, provider
         assert len(provider.seen) >= 1
 
 
-async def test_what_cannot_be_kept_is_refused(create: Create, tmp_path: Path, monkeypatch: Any) -> None:
+async def test_what_cannot_be_kept_is_refused(create: Create, tmp_path: Path) -> None:
     session = await create({**SMALL, "store.record_cap_bytes": 4096})
     files = LargeFileHandler(session)
     with pytest.raises(TooLarge, match=r"store\.record_cap_bytes"):
         await files.handle_file("a.py", content=CODE)
     with pytest.raises(FileNotFoundError):
         await files.handle_file(tmp_path / "none.py")
-    monkeypatch.setattr("proxy.sdk.files._MOST_BYTES", 3)
-    (tmp_path / "long.py").write_text("abcd")
+    with (tmp_path / "long.py").open("wb") as sparse:
+        sparse.truncate(MOST_BYTES + 1)
     with pytest.raises(TooLarge, match="Give a part of it"):
         await files.handle_file(tmp_path / "long.py")
     await session.close()

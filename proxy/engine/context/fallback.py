@@ -27,6 +27,7 @@ from proxy.engine.context.epoch_planner import (
     remove_compaction,
 )
 from proxy.engine.context.epoch_scope import make_own_body
+from proxy.engine.context.history_cache import HistoryCache
 from proxy.engine.context.request_state import NO_MEMORY, MemorySource, OutgoingRequest, RequestState
 from proxy.engine.context.rewriter import Rewriter
 from proxy.engine.context.session_caches import ContextCaches
@@ -327,7 +328,7 @@ class FallbackChain:
         if context.drafting is not None:
             raise TimeoutError(f"the plan of an earlier request takes more than {wanted.seconds:g} s")
         inputs = self.list_inputs(state, wanted.why)
-        earlier = await self._find_drafted(state, inputs)
+        earlier = await _find_drafted(self._histories, state, inputs)
         if earlier is not None and earlier.excess <= _MOST_EXCESS * state.budget.usable:
             return earlier.draft
         drafting = self._draft(state, inputs)
@@ -343,7 +344,7 @@ class FallbackChain:
         if state.context.drafting is not None:
             await self.planner.wait(state.context.drafting, self.seconds)
         inputs = self.list_inputs(state, why)
-        earlier = await self._find_drafted(state, inputs)
+        earlier = await _find_drafted(self._histories, state, inputs)
         if earlier is not None and earlier.excess <= _MOST_EXCESS * state.budget.usable:
             return earlier.draft
         return await self.planner.draft(state.request, state.history, inputs)
@@ -369,19 +370,6 @@ class FallbackChain:
         # there may be no later call that weighs it
         drafting.add_done_callback(lambda _: self._contexts.weigh(request.session.id))
         return drafting
-
-    async def _find_drafted(self, state: RequestState, inputs: PlanInputs) -> "_EarlierPlan | None":
-        """Return the plan that is kept if it holds for a request, makes it shorter, and leaves it below its ceiling."""
-        drafted = state.find_drafted()
-        if drafted is None or not drafted.holds(inputs, state.history.structures):
-            return None
-        draft = drafted.drafting.result()
-        frozen = await self._histories.count_messages(state.request, draft.rendered)
-        tokens = state.history.tokens - state.history.count_to(draft.plan.through) + frozen
-        tokens += state.count_recalled(draft.plan.through) if state.tool else 0
-        excess = tokens - state.history.head.tokens - drafted.tokens
-        tokens += count_tool(state.tool)
-        return _EarlierPlan(draft, excess) if tokens < min(state.budget.high, state.tokens) else None
 
     def list_inputs(self, state: RequestState, why: EpochReason) -> PlanInputs:
         """Return the inputs of a plan for an epoch that opens for this reason."""
@@ -430,6 +418,20 @@ class FallbackChain:
         state.find_account(epoch).account = account
         tell_opened(self._bus, state.request, epoch)
         return OutgoingRequest(rung, body, tokens, epoch, is_opened=True, removed=(*state.list_bound(), *state.changed))
+
+
+async def _find_drafted(histories: HistoryCache, state: RequestState, inputs: PlanInputs) -> "_EarlierPlan | None":
+    """Return the plan that is kept if it holds for a request, makes it shorter, and leaves it below its ceiling."""
+    drafted = state.find_drafted()
+    if drafted is None or not drafted.holds(inputs, state.history.structures):
+        return None
+    draft = drafted.drafting.result()
+    frozen = await histories.count_messages(state.request, draft.rendered)
+    tokens = state.history.tokens - state.history.count_to(draft.plan.through) + frozen
+    tokens += state.count_recalled(draft.plan.through) if state.tool else 0
+    excess = tokens - state.history.head.tokens - drafted.tokens
+    tokens += count_tool(state.tool)
+    return _EarlierPlan(draft, excess) if tokens < min(state.budget.high, state.tokens) else None
 
 
 def _count_under(state: RequestState, draft: RenderedPlan, frozen: int) -> int:

@@ -62,6 +62,9 @@ class Program:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             while True:
                 request = await wire.read_request()
+                if not request.body:  # which models there are: the end of the engine would wait for an answer
+                    wire.send(answer(b'{"data":[]}', JSON))
+                    continue
                 body = json.loads(request.body)
                 if is_own(request.body):
                     self.asked.append(body)

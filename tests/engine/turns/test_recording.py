@@ -263,7 +263,7 @@ async def test_summaries_are_made_of_what_was_recorded_and_are_in_the_context(tm
         began: list[CompactionStarted] = []
         program.engine.bus.subscribe(CompactionStarted, began.append)
         kept = []
-        for asked, answered in list_turns(120):
+        for asked, answered in list_turns(80):
             kept.append(await program.record(asked, answered))
             await program.settle()
         assert began and began[0].session == program.key.id

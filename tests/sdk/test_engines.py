@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,11 @@ async def _open_and_close(path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["", "http://127.0.0.1:8484\n"])
-async def test_a_log_that_another_process_writes(create: Create, tmp_path: Path, address: str) -> None:
+async def test_a_log_that_another_process_writes(
+    create: Create, tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = Settings.store_policy
+    monkeypatch.setattr(Settings, "store_policy", lambda self: replace(waiting(self), lock_ms=100))
     if address:
         (tmp_path / "address").write_text(address)
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "log.db")]

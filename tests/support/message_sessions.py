@@ -53,16 +53,16 @@ class MessageSession(WireSession):
     def write(self) -> bytes:
         """The body of a call."""
         system: dict[str, Any] = {"type": "text", "text": "You are an agent. " * 30}
-        messages: list[Any] = deepcopy(self.history)
+        messages: list[Any] = [*self.history]
         body: dict[str, Any] = {"model": self.model, "max_tokens": 4096, "stream": self.is_stream}
         body |= {"thinking": {"type": "adaptive"}, **self.more, "tools": TOOLS}
         if self.marking:
             system["cache_control"] = {"type": "ephemeral"} | ({"ttl": "1h"} if self.marking == "long" else {})
         if self.marking == "top":
             body["cache_control"] = {"type": "ephemeral"}
-        for message in (
-            messages[-1:] if self.marking == "hopping" else messages[-3::2] if self.marking == "long" else ()
-        ):
+        places = range(len(messages))
+        for place in places[-1:] if self.marking == "hopping" else places[-3::2] if self.marking == "long" else ():
+            message = messages[place] = deepcopy(messages[place])
             if isinstance(message["content"], str):
                 message["content"] = [{"type": "text", "text": message["content"]}]
             if message["role"] != "assistant":

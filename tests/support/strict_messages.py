@@ -8,7 +8,7 @@ import hmac
 import json
 from collections.abc import Callable, Iterator
 from hashlib import sha256
-from itertools import count
+from itertools import count, takewhile
 from random import Random
 from typing import Any
 
@@ -223,8 +223,11 @@ class StrictMessages(ScriptedUpstream):
         if known is not request:
             tools = sorted(normalize(request.get("tools") or []), key=lambda tool: json.dumps(tool, sort_keys=True))
             head = [tools, normalize({"content": request.get("system") or ""})]
-            prefixes = [sha256(json.dumps(head, sort_keys=True).encode()).digest()]
-            for message in request["messages"]:
+            first = sha256(json.dumps(head, sort_keys=True).encode()).digest()
+            pairs = zip(known["messages"], request["messages"], strict=False) if prefixes[:1] == [first] else ()
+            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            prefixes = [first, *prefixes[1 : same + 1]]
+            for message in request["messages"][same:]:
                 plain = json.dumps(normalize(message), sort_keys=True)
                 prefixes.append(sha256(prefixes[-1] + plain.encode()).digest())
             self._prefixes = request, prefixes

@@ -19,7 +19,7 @@ from proxy.worker.indexing import IdleIndexing, IndexJob
 from proxy.worker.process import WorkerProcess
 from proxy.worker.program import Jobs, WorkerSettings
 from tests.store.search.test_indexer import write_work
-from tests.support.embedding import encode
+from tests.support.embedding import ESTIMATOR, encode
 from tests.support.indexing import LogBuilder, say
 from tests.support.scripted import LIMIT
 
@@ -36,7 +36,8 @@ def log(tmp_path: Path) -> Iterator[LogBuilder]:
 @pytest.fixture
 async def worker(log: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[WorkerProcess]:
     monkeypatch.setattr("proxy.worker.process.ASK_SECONDS", 0.02)
-    made = WorkerProcess(WorkerSettings(BuilderPolicy(), 1 << 20, str(log.path)), job_seconds=LIMIT)
+    settings = WorkerSettings(BuilderPolicy(), 1 << 20, str(log.path), ESTIMATOR)
+    made = WorkerProcess(settings, job_seconds=LIMIT)
     yield made
     await made.close()
 

@@ -26,10 +26,12 @@ from proxy.upstream.tokenizer import CountingTokenizer
 from proxy.worker import process
 from proxy.worker.process import MOST_BYTES, WorkerProcess
 from proxy.worker.program import LENGTH_BYTES, Jobs, Result, WorkerSettings, count_text, main, make_frame, serve
+from tests.support.embedding import ESTIMATOR
 from tests.support.managing import QuarterTokens, make_history, make_planner, make_subject
 from tests.support.scripted import LIMIT
 
 SETTINGS = WorkerSettings(BuilderPolicy(), 1 << 20)
+TOKENIZER = CountingTokenizer()  # to load and warm an encoder takes 0.2 s
 BUDGET = make_budget(1_000_000, None, None, BudgetPolicy(ceiling_tokens=8_000))
 CONTENTS = MeasureJob(
     "o200k_base",
@@ -48,6 +50,16 @@ async def make_job(steps: int = 40) -> PlanJob:
 
 @pytest.fixture
 async def worker() -> AsyncIterator[WorkerProcess]:
+    """A worker that counts words, so that its start takes half the time."""
+    made = WorkerProcess(msgspec.structs.replace(SETTINGS, estimator=ESTIMATOR), job_seconds=LIMIT)
+    yield made
+    await made.close()
+    assert made.pid is None
+
+
+@pytest.fixture
+async def counting() -> AsyncIterator[WorkerProcess]:
+    """A worker that counts tokens."""
     made = WorkerProcess(SETTINGS, job_seconds=LIMIT)
     yield made
     await made.close()
@@ -66,13 +78,13 @@ def is_running(pid: int) -> bool:
     return True
 
 
-async def test_a_plan_is_the_one_that_this_process_would_make(worker: WorkerProcess) -> None:
-    job, tokenizer = await make_job(), CountingTokenizer()
-    here = compute_plan(job, ContextBuilder(BuilderPolicy(), lambda text: count_text(tokenizer, text)))
-    assert await worker.plan(job) == here
+async def test_a_plan_is_the_one_that_this_process_would_make(counting: WorkerProcess) -> None:
+    job = await make_job()
+    here = compute_plan(job, ContextBuilder(BuilderPolicy(), lambda text: count_text(TOKENIZER, text)))
+    assert await counting.plan(job) == here
     assert here.plan.references
     minimal = msgspec.structs.replace(job, is_minimal=True)
-    assert (await worker.plan(minimal)).plan.rung == "minimal"
+    assert (await counting.plan(minimal)).plan.rung == "minimal"
 
 
 async def test_a_content_is_outlined_as_this_process_would(worker: WorkerProcess) -> None:
@@ -102,9 +114,9 @@ def count_thousand(text: str) -> int:
     return 1000
 
 
-async def test_what_is_measured_is_what_this_process_would_measure(worker: WorkerProcess) -> None:
-    here = measure(CONTENTS, CountingTokenizer())
-    assert await worker.measure(CONTENTS) == here
+async def test_what_is_measured_is_what_this_process_would_measure(counting: WorkerProcess) -> None:
+    here = measure(CONTENTS, TOKENIZER)
+    assert await counting.measure(CONTENTS) == here
     assert [each.structure is not None for each in here] == [True, False, False]
 
 
@@ -317,35 +329,35 @@ async def test_a_stop_while_it_starts_leaves_no_process() -> None:
         assert starting.pid is None
 
 
-async def test_long_messages_are_measured_in_it_and_in_a_thread_where_it_is_lost(worker: WorkerProcess) -> None:
+async def test_long_messages_are_measured_in_it_and_in_a_thread_where_it_is_lost(counting: WorkerProcess) -> None:
     request = make_subject(make_history(200, 1600))
     raws = request.list_raws()
     assert sum(map(len, raws)) > 100_000
     broken = make_misbehaving("sys.exit()")
-    counters = [TokenCounter(CountingTokenizer(), worker=each) for each in (worker, None, broken)]
+    counters = [TokenCounter(TOKENIZER, worker=each) for each in (counting, None, broken)]
     counts = [await counter.measure("chat_completions", "gpt-4o", raws) for counter in counters]
     assert counts[0] == counts[1] == counts[2]
-    assert worker.pid is not None
+    assert counting.pid is not None
     pieces = [await counter.count_messages("gpt-4o", raws) for counter in counters]
     assert pieces == [counts[0][1]] * 3
     await broken.close()
 
 
-async def test_what_has_no_form_between_processes_is_measured_in_a_thread(worker: WorkerProcess) -> None:
+async def test_what_has_no_form_between_processes_is_measured_in_a_thread(counting: WorkerProcess) -> None:
     """Half a character in an id: JSON can spell it, and UTF-8 cannot."""
     raws = make_subject(make_history(200, 1600)).list_raws()
     raws.append(b'{"role": "tool", "tool_call_id": "\\ud800", "content": "x"}')
-    counters = [TokenCounter(CountingTokenizer(), worker=each) for each in (worker, None)]
+    counters = [TokenCounter(TOKENIZER, worker=each) for each in (counting, None)]
     counts = [await counter.measure("chat_completions", "gpt-4o", raws) for counter in counters]
     assert counts[0] == counts[1]
-    assert worker.pid is not None
+    assert counting.pid is not None
 
 
 async def test_a_worker_that_takes_too_long_to_measure_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.engine.token_counter.APART_SECONDS", 0.05)
     hanging, raws = make_misbehaving("time.sleep(600)"), make_subject(make_history(200, 1600)).list_raws()
-    counts = await TokenCounter(CountingTokenizer(), worker=hanging).measure("chat_completions", "gpt-4o", raws)
-    assert counts == await TokenCounter(CountingTokenizer()).measure("chat_completions", "gpt-4o", raws)
+    counts = await TokenCounter(TOKENIZER, worker=hanging).measure("chat_completions", "gpt-4o", raws)
+    assert counts == await TokenCounter(TOKENIZER).measure("chat_completions", "gpt-4o", raws)
     await hanging.close()
 
 
@@ -363,7 +375,7 @@ async def test_the_program_does_each_job_of_its_input() -> None:
     plan, failed, measured = results
     assert msgspec.msgpack.decode(plan.content, type=RenderedPlan).plan.through
     assert failed.problem.startswith("ValueError: ")
-    assert msgspec.msgpack.decode(measured.content, type=list[Measured]) == measure(CONTENTS, CountingTokenizer())
+    assert msgspec.msgpack.decode(measured.content, type=list[Measured]) == measure(CONTENTS, TOKENIZER)
 
 
 def test_the_program_ends_with_its_input(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,9 @@ class Program:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             while True:
                 request = await wire.read_request()
+                if not request.body:  # which models there are: the end of the engine would wait for an answer
+                    wire.send(answer(b'{"data":[]}', JSON))
+                    continue
                 body = json.loads(request.body)
                 if is_own(request.body):
                     self.asked.append(body)
@@ -260,7 +263,7 @@ async def test_summaries_are_made_of_what_was_recorded_and_are_in_the_context(tm
         began: list[CompactionStarted] = []
         program.engine.bus.subscribe(CompactionStarted, began.append)
         kept = []
-        for asked, answered in list_turns(120):
+        for asked, answered in list_turns(80):
             kept.append(await program.record(asked, answered))
             await program.settle()
         assert began and began[0].session == program.key.id

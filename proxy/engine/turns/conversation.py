@@ -25,7 +25,7 @@ from proxy.engine.turns.answers import OnPart, PartReader, ReadAnswer, read_mess
 from proxy.engine.turns.calls import LocalResponse, make_call
 from proxy.engine.turns.recording import CHAT, NewSession, RecordedTurn, TurnLog, TurnRecorder, is_beginning
 from proxy.engine.turns.tools import ProgramTool, run_calls
-from proxy.model.epoch import Edit, Kept, Summary, Written
+from proxy.model.epoch import Edit, Kept, Replaced, Summary, Written
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, UpstreamRefused
 from proxy.model.events import CompactionEnded, DoomLoopDetected, EpochOpened, ReplyRecorded
 from proxy.model.exchange import ClientRequest, Headers, ProgramCall, SessionKey
@@ -346,6 +346,7 @@ class ProgramSession:
         edits = _edits.decode(opened.edits) if opened.edits else ()
         written = [each for each in edits if isinstance(each, Written)]
         covered = {place for each in written for place in range(each.start, each.stop)}
+        covered |= {each.place for each in edits if isinstance(each, Replaced)}
         reports = {each.report for each in written if each.report}
         known: Sequence[Summary] = ()
         if reports:

@@ -55,11 +55,12 @@ _FIXED = frozenset(
     {"id", "agent", "model", "parent_id", "token_usage", "event_bus", "compaction_in_progress", "memory"}
 )
 _ids = SystemIds()
-# How long handlers of events have at the end.
-_HANDLER_SECONDS = 5.0
+
+HANDLER_SECONDS = 5.0
+"""How long handlers of events have to end when a session is closed."""
 
 
-class _Call:
+class _SessionCall:
     """A call of a session: whatever it waits for runs within it."""
 
     def __init__(self, session: "Session") -> None:
@@ -67,7 +68,7 @@ class _Call:
         self.is_over = False
 
 
-_AROUND: ContextVar[tuple[_Call, ...]] = ContextVar("palimpsest_calls", default=())
+_AROUND: ContextVar[tuple[_SessionCall, ...]] = ContextVar("palimpsest_calls", default=())
 
 
 class Session:
@@ -322,7 +323,7 @@ class Session:
             await self._is_idle.wait()
             await self._own.wait_for_compaction()
             self._shared.engine.bus.publish(SessionClosed(self.id))
-            await self._bus.end(_HANDLER_SECONDS)
+            await self._bus.end(HANDLER_SECONDS)
         finally:
             self._bus.leave()
             self._shared.closers.discard(self.close)
@@ -343,7 +344,7 @@ class Session:
     async def _using(self) -> AsyncIterator[None]:
         """Keep the log open for a call, and name its errors as programs know them."""
         self._expect_open()
-        call = _Call(self)
+        call = _SessionCall(self)
         around = _AROUND.set((*_AROUND.get(), call))
         self._calls += 1
         self._is_idle.clear()

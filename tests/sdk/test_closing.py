@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from proxy.engine.runtime import SystemIds
 from proxy.model.errors import Conflict
+from proxy.model.events import RequestRecorded
 from proxy.model.results import TokenUsage
 from proxy.model.stream_events import SessionClosedEvent
 from proxy.sdk import events as sdk_events
@@ -92,7 +94,7 @@ async def test_whoever_closes_second_waits_for_the_first(create: Create, provide
     provider.gate.clear()
     sending = asyncio.ensure_future(session.send("a"))
     await provider.called.wait()
-    closing = [asyncio.ensure_future(session.close()), asyncio.ensure_future(close_all())]
+    closing = [asyncio.ensure_future(each) for each in (session.close(), session.close(), close_all())]
     await asyncio.sleep(0.05)
     assert not any(each.done() for each in closing)
     provider.gate.set()
@@ -141,6 +143,46 @@ async def test_tokens_are_counted_of_calls_whose_answer_was_not_taken(create: Cr
         assert session.token_usage == TokenUsage(20, 6, 0, 0, 26)
 
 
+async def test_calls_whose_answer_was_not_taken_are_executed_by_the_next_run(
+    create: Create, provider: ChatProvider
+) -> None:
+    def fail(part: object) -> None:
+        raise KeyError("mine")
+
+    def add(a: int) -> int:
+        """Add one."""
+        return a + 1
+
+    provider.queue += [call(("c1", "add", {"a": 1}), text="look"), say("done")]
+    async with await create() as session:
+        with pytest.raises(KeyError):
+            await session.run_tools("go", [add], on_part=fail)
+        assert (await session.run_tools(None, [add])).text == "done"
+        assert provider.said[-1] == "2"
+
+
+async def test_a_recording_that_nobody_waits_for_counts(create: Create, provider: ChatProvider) -> None:
+    def add(a: int) -> int:
+        """Add one."""
+        return a + 1
+
+    made = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    provider.queue.append(say("done"))
+    async with await create() as session:
+        (shared,) = ENGINES.open.values()
+        begun = asyncio.Event()
+        shared.engine.bus.subscribe(RequestRecorded, lambda event: begun.set())
+        recording = asyncio.ensure_future(session.record("go", {"role": "assistant", "tool_calls": [made]}))
+        await begun.wait()
+        recording.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await recording
+        while not (await session.messages())[1:]:
+            await asyncio.sleep(0.01)
+        assert (await session.run_tools(None, [add])).text == "done"
+        assert provider.said[-1] == "2"
+
+
 async def test_another_loop_is_told_where_the_session_is_open(create: Create) -> None:
     async with await create() as session:
         problems = list[BaseException]()
@@ -161,16 +203,11 @@ async def test_another_loop_is_told_where_the_session_is_open(create: Create) ->
 
 async def test_a_name_that_is_taken_is_an_error_of_its_own(create: Create, monkeypatch: pytest.MonkeyPatch) -> None:
     async with await create(agent="scout") as session:
-        number = (await session._shared.engine.archive.find_key(session.id)).family.removeprefix("scout-")
-
-        class Ids:
-            def next_exchange(self) -> str:
-                return number
-
-        monkeypatch.setattr(sdk_session, "_ids", Ids())
+        (shared,) = ENGINES.open.values()
+        number = (await shared.engine.archive.find_key(session.id)).family.removeprefix("scout-")
+        monkeypatch.setattr(SystemIds, "next_exchange", lambda self: number)
         with pytest.raises(DuplicateIDError, match="of the name 'scout-"):
             await create(agent="scout")
-        (shared,) = ENGINES.open.values()
         assert shared.users == 1
 
 
@@ -201,7 +238,7 @@ async def test_a_slow_handler_misses_what_comes_and_the_others_do_not(
 async def test_handlers_that_do_not_end_are_cancelled_at_the_end(
     create: Create, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sdk_session, "_HANDLER_SECONDS", 0.05)
+    monkeypatch.setattr(sdk_session, "HANDLER_SECONDS", 0.05)
     cancelled = list[str]()
 
     async def wait(event: str, payload: object) -> None:

@@ -119,7 +119,8 @@ async def test_what_a_reference_names_is_given_back(create: Create, provider: Ch
         assert await session.original(part.content_id) == await session.original(f"ref:{part.content_id}")
         assert CODE in await session.original(part.content_id)
         await send_until_compacted(session)
-        epochs = await session._shared.engine.archive.list_epochs(session.id)
+        (shared,) = ENGINES.open.values()
+        epochs = await shared.engine.archive.list_epochs(session.id)
         whole = "".join([await session.original(f"ref:{each.id}") for each in epochs[-1].originals])
         assert make_text(2) in whole
         for unknown in ("", "ref:aaaaaaaaaa", "what"):
@@ -129,7 +130,8 @@ async def test_what_a_reference_names_is_given_back(create: Create, provider: Ch
 
 async def test_a_file_is_never_taken_for_the_newest_turn(create: Create, load: Create, provider: ChatProvider) -> None:
     async with await create({"files.inline_tokens": 1000}) as session:
-        log = session._shared.engine.archive
+        (shared,) = ENGINES.open.values()
+        log = shared.engine.archive
 
         async def look() -> tuple[Any, ...]:
             document, newest = await load_context(session), (await log.load_newest((session.id,)))[0]

@@ -200,6 +200,7 @@ class ProgramSession:
         self.notes = _TurnNotes()
         self._home = home
         self._lock = asyncio.Lock()
+        self._recording = set[asyncio.Task[RecordResult]]()
         self._telling = set[asyncio.Task[Any]]()  # those that are within `on_part` of a message
         self.steps = 0  # answers in the history
         # Results that a call brought which has failed, as far as is known here: the log knows.
@@ -242,14 +243,28 @@ class ProgramSession:
             return await self._send(raws, tools, on_part, system_prompt, members or {})
 
     async def record(self, turn: RecordedTurn) -> RecordResult:
-        """Record a turn that was made elsewhere. Raises as `TurnRecorder.record` does."""
+        """Record a turn that was made elsewhere, to its end once begun. Raises as `TurnRecorder.record` does."""
         self._expect_free()
-        async with self._lock:
-            kept = await self._home.recorder.record(self.key, turn, system=self.system_prompt)
-            self.waiting, self._unsent = read_message(CHAT, turn.answered[-1])[2], []
-            self.steps += sum([CHAT.reader.read_item(raw).role == "assistant" for raw in turn.answered])
-            self.usage += kept.result.tokens
-            return kept.result
+        await self._lock.acquire()
+        recording = asyncio.get_running_loop().create_task(self._record(turn))
+        self._recording.add(recording)
+        recording.add_done_callback(self._end_recording)
+        return await asyncio.shield(recording)
+
+    def _end_recording(self, recording: "asyncio.Task[RecordResult]") -> None:
+        self._lock.release()
+        self._recording.discard(recording)
+        if not recording.cancelled():
+            recording.exception()  # perhaps nobody waits for it any more
+
+    async def _record(self, turn: RecordedTurn) -> RecordResult:
+        if self._is_uncertain:
+            await self._find_out()
+        kept = await self._home.recorder.record(self.key, turn, system=self.system_prompt)
+        self.waiting, self._unsent = read_message(CHAT, turn.answered[-1])[2], []
+        self.steps += sum([CHAT.reader.read_item(raw).role == "assistant" for raw in turn.answered])
+        self.usage += kept.result.tokens
+        return kept.result
 
     def _expect_free(self) -> None:
         """Raise Conflict if the call that the current one would wait for waits for the current one."""
@@ -283,6 +298,10 @@ class ProgramSession:
             raise BadRequest("max_turns is at least 1")
         known = {tool.name: tool for tool in tools}
         options: dict[str, Any] = {"tools": tools, "on_part": on_part, "system_prompt": system_prompt}
+        self._expect_free()
+        async with self._lock:
+            if self._is_uncertain:
+                await self._find_out()
         brought = [TextPart(message)] if isinstance(message, str) else [*(message or ())]
         if self.waiting and not any(isinstance(part, ToolPart) for part in brought):
             brought = [*await self._execute(known, on_part), *brought]

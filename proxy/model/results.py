@@ -56,8 +56,8 @@ class CompactionResult(msgspec.Struct, frozen=True, kw_only=True):
 
     `summary_message_id` is the id of the newest summary that was made, null if there is only a ledger. `level_used` is
     1 for a report of a model, 2 for a short one, 3 for what was made without a model, such as a ledger.
-    `compacted_message_count` are the messages that are covered. `tokens_before` and `tokens_after` are those of what
-    is sent.
+    `compacted_message_count` are the messages that are covered; of an epoch those that are not sent whole.
+    `tokens_before` and `tokens_after` are those of what is sent; of a summary those of what it covers, and its own.
     """
 
     session_id: str
@@ -74,7 +74,8 @@ class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of `Session.send`: the answer's text, and the id of its message.
 
     `cost` is in the currency of the prices, null where no price is known. `compaction_triggered`: a summary began to be
-    made behind the call, or the call opened an epoch; `compaction_result` is that of a compaction that was waited for.
+    made behind the call, or the call opened an epoch. `compaction_result` is the newest summary that was made since the
+    result before, else the epoch, whose `elapsed_ms` are 0 for they are part of the call; null if there is neither.
     """
 
     message_id: str

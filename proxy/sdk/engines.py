@@ -101,6 +101,7 @@ class EngineRegistry:
 
     def __init__(self) -> None:
         self.open: dict[Path, SharedEngine] = {}
+        self._closing = set[asyncio.Task[None]]()
         self._locks = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Path, asyncio.Lock]]()
 
     async def acquire(self, config: Settings | None, db_path: str | Path | None) -> SharedEngine:
@@ -125,7 +126,13 @@ class EngineRegistry:
             await self.close(shared)
 
     async def close(self, shared: SharedEngine) -> None:
-        """Close an engine that nobody uses, unless that was done."""
+        """Close an engine that nobody uses, unless that was done; to the end, even if the caller is cancelled."""
+        closing = asyncio.get_running_loop().create_task(self._close(shared))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        await asyncio.shield(closing)
+
+    async def _close(self, shared: SharedEngine) -> None:
         async with self._lock(shared.path):
             if shared.is_closed or shared.users > 0:
                 return
@@ -143,13 +150,17 @@ ENGINES = EngineRegistry()
 
 
 async def close_all() -> None:
-    """Close all sessions of this event loop, and the engines that they use: then their logs are free."""
+    """Close all sessions of this event loop, and the engines that they use: then their logs are free.
+
+    Within a call of a session, its engine closes once that call has ended.
+    """
     loop = asyncio.get_running_loop()
     for shared in [each for each in ENGINES.open.values() if each.loop is loop]:
         for close in [*shared.closers]:
             await close()
-        shared.users = 0
-        await ENGINES.close(shared)
+        if not shared.closers:
+            shared.users = 0
+            await ENGINES.close(shared)
 
 
 def find_folder(config: Settings, db_path: str | Path | None) -> Path:

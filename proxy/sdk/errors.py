@@ -19,7 +19,7 @@ ProxyError
 import contextlib
 from collections.abc import Iterator
 
-from proxy.model.errors import NotFound, ProxyError, StoreUnavailable
+from proxy.model.errors import Conflict, NotFound, ProxyError, StoreUnavailable
 
 
 class StoreError(ProxyError):
@@ -78,10 +78,16 @@ class SessionClosedError(StoreError):
 
 
 @contextlib.contextmanager
-def naming_errors(missing: type[StoreError] = SessionNotFoundError) -> Iterator[None]:
-    """Raise the engine's errors about the log by their names here: NotFound as `missing`, StoreUnavailable."""
+def naming_errors(
+    missing: type[StoreError] = SessionNotFoundError, taken: type[ProxyError] = Conflict
+) -> Iterator[None]:
+    """Raise the engine's errors about the log by their names here: NotFound as `missing`, Conflict as `taken`."""
     try:
         yield
+    except Conflict as error:
+        if taken is Conflict:
+            raise
+        raise taken(str(error)) from error
     except NotFound as error:
         raise missing(str(error)) from error
     except StoreUnavailable as error:

@@ -3,12 +3,15 @@
 A handler is called with the name of an event and its payload: the object that `/-/api/events` sends for it
 (`model/stream_events`), and of a compaction its result. Handlers are called in the order in which they were registered;
 what an asynchronous one returns runs as a task. A handler that raises is logged: neither the others nor the publisher
-learn of it.
+learn of it. Of the tasks of a handler at most `MOST_WAITING` are under way; what happens meanwhile it is not told.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from proxy.engine.events.stream import EventStream
@@ -20,9 +23,28 @@ EVERY = "*"
 Handler = Callable[[str, Any], Awaitable[object] | object]
 """Is called with the name of an event and its payload."""
 
+MOST_WAITING = 1000
+"""How many tasks of one asynchronous handler are under way at most."""
+
 _FAILED = "a handler of the event %s failed; the other handlers and the session go on"
 
+_SLOW = "a handler of the event %s is slower than its events: %d of its tasks are under way, and it misses what comes"
+_CANCELLED_SECONDS = 1.0  # that a task which was cancelled has to clean up
+
 _log = logging.getLogger("palimpsest.sdk.events")
+
+
+_HANDLING: ContextVar[tuple["EventBus", ...]] = ContextVar("palimpsest_handling", default=())
+
+
+@dataclass(slots=True, eq=False)
+class _Subscription:
+    """A handler and its event. `waiting` are its tasks under way, `dropped` the events that it was not told of."""
+
+    event: str
+    handler: Handler
+    waiting: int = 0
+    dropped: int = 0
 
 
 class EventBus:
@@ -32,17 +54,23 @@ class EventBus:
     """
 
     def __init__(self) -> None:
-        self._handlers: tuple[tuple[str, Handler], ...] = ()
+        self._handlers: tuple[_Subscription, ...] = ()
+        self._dropped = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._stream: EventStream | None = None
         self._session = ""
         self._is_listening = False
 
+    @property
+    def dropped(self) -> int:
+        """How many events handlers were not told of, because they were too slow."""
+        return self._dropped
+
     def subscribe(self, event: str, handler: Handler) -> None:
         """Call `handler(event, payload)` with every event of this name. Raises ValueError if there is none."""
         if event != EVERY and event not in BUS_EVENTS:
             raise ValueError(f"{event!r} is no event; there are {', '.join(BUS_EVENTS)}")
-        self._handlers = (*self._handlers, (event, handler))
+        self._handlers = (*self._handlers, _Subscription(event, handler))
         self._listen()
 
     def subscribe_all(self, handler: Handler) -> None:
@@ -51,20 +79,20 @@ class EventBus:
 
     def unsubscribe(self, event: str, handler: Handler) -> None:
         """Do not call a handler any more with this event. `"*"` ends what `subscribe_all` began."""
-        self._handlers = tuple([each for each in self._handlers if each != (event, handler)])
+        self._handlers = tuple([each for each in self._handlers if (each.event, each.handler) != (event, handler)])
         if not self._handlers:
             self._stop_listening()
 
     def publish(self, event: StreamedEvent) -> None:
         """Call the handlers of an event."""
         name = name_type(type(event))
-        for wanted, handler in self._handlers:
-            if wanted not in (name, EVERY):
+        for each in self._handlers:
+            if each.event not in (name, EVERY) or self._drops(each, name):
                 continue
             try:
-                waiting = handler(name, event.payload)
+                waiting = each.handler(name, event.payload)
                 if isinstance(waiting, Awaitable):
-                    self._spawn(name, waiting)
+                    self._spawn(name, waiting, each)
             except Exception:  # noqa: BLE001 - a boundary: a handler must not reach the publisher
                 _log.exception(_FAILED, name)
 
@@ -82,12 +110,25 @@ class EventBus:
     async def settle(self) -> None:
         """Wait until all that has happened was told, and until the tasks of handlers have ended.
 
-        Called from the task of a handler, it waits for no task: two would wait for each other.
+        Called within the task of a handler, it waits for no task: two would wait for each other.
         """
         if self._stream is not None and self._is_listening:
             await self._stream.settle()
-        while self._tasks and asyncio.current_task() not in self._tasks:
+        while self._tasks and self not in _HANDLING.get():
             await asyncio.wait(self._tasks)
+
+    async def end(self, seconds: float) -> None:
+        """Settle, for so long at most; then cancel what handlers still do."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.settle()
+        except TimeoutError:
+            left = tuple(self._tasks)
+            _log.warning("%d tasks of handlers have not ended after %g s, and were cancelled", len(left), seconds)
+            for task in left:
+                task.cancel()
+            if left:
+                await asyncio.wait(left, timeout=_CANCELLED_SECONDS)
 
     def _listen(self) -> None:
         if self._handlers and self._stream is not None and not self._is_listening:
@@ -99,16 +140,28 @@ class EventBus:
             self._stream.stop_listening(self.publish, self._session)
         self._is_listening = False
 
-    def _spawn(self, name: str, waiting: Awaitable[object]) -> None:
-        task = asyncio.get_running_loop().create_task(_wait_for(waiting), name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._let_go)
+    def _drops(self, subscription: _Subscription, name: str) -> bool:
+        """Return whether a handler is too slow to be told of one more event, and say so the first time."""
+        if subscription.waiting < MOST_WAITING:
+            return False
+        if not subscription.dropped:
+            _log.warning(_SLOW, name, subscription.waiting)
+        subscription.dropped += 1
+        self._dropped += 1
+        return True
 
-    def _let_go(self, task: "asyncio.Task[None]") -> None:
+    def _spawn(self, name: str, waiting: Awaitable[object], subscription: _Subscription) -> None:
+        task = asyncio.get_running_loop().create_task(self._wait_for(waiting), name=name)
+        subscription.waiting += 1
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._let_go, subscription))
+
+    async def _wait_for(self, waiting: Awaitable[object]) -> None:
+        _HANDLING.set((*_HANDLING.get(), self))
+        await waiting
+
+    def _let_go(self, subscription: _Subscription, task: "asyncio.Task[None]") -> None:
+        subscription.waiting -= 1
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error(_FAILED, task.get_name(), exc_info=error)
-
-
-async def _wait_for(waiting: Awaitable[object]) -> None:
-    await waiting

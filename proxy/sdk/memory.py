@@ -1,6 +1,7 @@
 """What is remembered of a session: reports on its turns and facts, for the program that the session belongs to."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 
 from proxy.assembly import Engine
 from proxy.engine.compaction.job import ManualOptions
@@ -8,34 +9,37 @@ from proxy.engine.memory.compaction import MemoryResult
 from proxy.engine.memory.reports import DEFAULT_LIMIT, BundleDocument, MemoryReport, load_bundle, load_report
 from proxy.engine.policy import SnapshotPolicy
 from proxy.model.memory import ItemType
-from proxy.sdk.errors import naming_errors
 
 
 class MemoryOfSession:
     """The memory of one session. It is made by summaries, by the strategy `snapshot`, and by `compact`.
 
-    `expect_open` raises an error once the session was closed.
+    `using` keeps the log open for a call, and raises an error once the session was closed.
     """
 
-    def __init__(self, engine: Engine, session: str, policy: SnapshotPolicy, expect_open: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        session: str,
+        policy: SnapshotPolicy,
+        using: Callable[[], AbstractAsyncContextManager[None]],
+    ) -> None:
         self._compaction = engine.memory_compaction
         self._session = session
         self._policy = policy
-        self._expect_open = expect_open
+        self._using = using
 
     async def items(self, *, kind: ItemType | None = None, turn: str = "", limit: int = DEFAULT_LIMIT) -> MemoryReport:
         """Return the newest items, of a kind or of a turn if these are given, and how many there are."""
-        self._expect_open()
-        with naming_errors():
+        async with self._using():
             log = self._compaction.memory.archive
             return await load_report(log, self._session, kind=kind, turn=turn, limit=limit)
 
     async def bundle(self, max_episodic: int | None = None, max_semantic: int | None = None) -> BundleDocument:
         """Return the items that a model would be shown, and their text; by default as many as the settings say."""
-        self._expect_open()
         episodic = self._policy.max_episodic_items if max_episodic is None else max_episodic
         semantic = self._policy.max_semantic_items if max_semantic is None else max_semantic
-        with naming_errors():
+        async with self._using():
             bundle, text = await load_bundle(self._compaction.memory.archive, self._session, episodic, semantic)
         return BundleDocument(bundle.episodic, bundle.semantic, text=text)
 
@@ -44,12 +48,10 @@ class MemoryOfSession:
 
         Raises Conflict if there is nothing to do, and BadRequest for an unknown turn.
         """
-        self._expect_open()
-        with naming_errors():
+        async with self._using():
             return await self._compaction.compact(self._session, turn_ids, ManualOptions())
 
     async def reset(self) -> None:
         """Forget all items."""
-        self._expect_open()
-        with naming_errors():
+        async with self._using():
             await self._compaction.memory.order(self._session, "reset")

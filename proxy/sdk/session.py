@@ -3,16 +3,17 @@
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from proxy.config import Settings
 from proxy.engine.compaction.job import ManualOptions
-from proxy.engine.memory.messages import MessageDocument, load_messages
+from proxy.engine.memory.messages import MessageDocument, load_message, load_messages
 from proxy.engine.memory.path import load_path
-from proxy.engine.reports.context import make_compaction_result
+from proxy.engine.reports.context import load_page, make_compaction_result
 from proxy.engine.runtime import SystemIds
 from proxy.engine.turns.answers import OnPart
 from proxy.engine.turns.context import ContextWire, build_context
@@ -32,7 +33,15 @@ from proxy.model.results import (
     TurnResult,
 )
 from proxy.sdk.engines import ENGINES, SharedEngine
-from proxy.sdk.errors import ImmutableFieldError, SessionClosedError, naming_errors
+from proxy.sdk.errors import (
+    DuplicateIDError,
+    ImmutableFieldError,
+    MessageNotFoundError,
+    PartNotFoundError,
+    SessionClosedError,
+    StoreError,
+    naming_errors,
+)
 from proxy.sdk.events import EventBus, Handler
 from proxy.sdk.memory import MemoryOfSession
 
@@ -47,6 +56,20 @@ _FIXED = frozenset(
 )
 _ids = SystemIds()
 
+HANDLER_SECONDS = 5.0
+"""How long handlers of events have to end when a session is closed."""
+
+
+class _SessionCall:
+    """A call of a session: whatever it waits for runs within it."""
+
+    def __init__(self, session: "Session") -> None:
+        self.session = session
+        self.is_over = False
+
+
+_AROUND: ContextVar[tuple[_SessionCall, ...]] = ContextVar("palimpsest_calls", default=())
+
 
 class Session:
     """A conversation with a model, kept in the log and managed as any other.
@@ -60,7 +83,8 @@ class Session:
         self._own = own
         self._bus = EventBus()
         self._bus.follow(shared.engine.events, own.key.id)
-        self._is_closed = False
+        self._is_closed = self._is_closing = False
+        self._has_closed = asyncio.Event()
         self._calls = 0  # under way
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -81,7 +105,7 @@ class Session:
 
         `parent_id` is the session whose agent starts this one. Without `config` the settings are those of the
         environment and of the file that PALIMPSEST_CONFIG names. `db_path` is the directory of the log. Raises
-        ConfigError, also if a key is missing, and StoreError.
+        ConfigError, also if a key is missing, and StoreError, of which DuplicateIDError: its name is taken.
         """
         if not _AGENT.fullmatch(agent):
             raise BadRequest(f"agent is a name of letters, digits and . _ : / -, not {agent!r:.100}")
@@ -89,7 +113,7 @@ class Session:
         try:
             shared.check_model(model)
             wanted = NewSession(model, f"{agent}-{_ids.next_exchange()}", "", system_prompt, parent_id or "")
-            with naming_errors():
+            with naming_errors(taken=DuplicateIDError):
                 own = await shared.engine.conversations.create(wanted)
             return cls(shared, own)
         except BaseException:
@@ -156,7 +180,7 @@ class Session:
     def memory(self) -> MemoryOfSession:
         """What is remembered of the session."""
         shared = self._shared
-        return MemoryOfSession(shared.engine, self.id, shared.settings.snapshot_policy(), self._check_open)
+        return MemoryOfSession(shared.engine, self.id, shared.settings.snapshot_policy(), self._using)
 
     def subscribe(self, event: str, handler: Handler) -> None:
         """Call `handler(event, payload)` with every event of this name. Raises ValueError if there is none."""
@@ -177,7 +201,7 @@ class Session:
         UpstreamRefused, UpstreamUnreachable, BadRequest, StoreError and SessionClosedError.
         """
         offered = [make_tool(each) for each in tools or ()]
-        with self._using():
+        async with self._using():
             turn = await self._own.send(message, tools=offered, on_part=on_part, system_prompt=system_prompt)
         return turn.result
 
@@ -197,7 +221,7 @@ class Session:
         the calls of the last one wait: `run_tools(None, tools)` goes on with them. Tokens and cost are those of all.
         """
         offered = [make_tool(each) for each in tools]
-        with self._using():
+        async with self._using():
             turn = await self._own.run_tools(
                 message, offered, max_turns=max_turns, on_part=on_part, system_prompt=system_prompt
             )
@@ -217,7 +241,7 @@ class Session:
         of tools, and what came back, the last of which is the answer. Without `tokens` these are estimated. Raises
         BadRequest for a turn that does not continue the conversation, Conflict, StoreError and SessionClosedError.
         """
-        with self._using():
+        async with self._using():
             turn = make_turn(user_message, assistant_response, tokens=tokens, finish_reason=finish_reason)
             return await self._own.record(turn)
 
@@ -227,7 +251,7 @@ class Session:
         `wire` is chat, messages (Anthropic's, whose system prompt is in `system`) or responses. Nothing is opened.
         """
         engine = self._shared.engine
-        with self._using():
+        async with self._using():
             own, cap = self._own, engine.conversations.cap
             return await build_context(
                 engine.turns, engine.manual_compaction, own.key, wire, system=own.system_prompt, cap=cap
@@ -236,17 +260,38 @@ class Session:
     async def messages(self) -> list[MessageDocument]:
         """Return the messages of the conversation with their parts, oldest first, summaries behind what they cover."""
         log = self._shared.engine.memory_compaction.memory.archive
-        with self._using():
+        async with self._using():
             if not self._own.steps:
                 return []
             return await load_messages(log, await load_path(log, self.id))
+
+    async def message(self, message_id: str) -> MessageDocument:
+        """Return a message of the conversation with its parts, whole, whatever of it is still sent.
+
+        The id is that of a result, an event or `messages`. A message of nothing but results has them as parts, with
+        their calls. Raises MessageNotFoundError.
+        """
+        log = self._shared.engine.memory_compaction.memory.archive
+        async with self._using():
+            with naming_errors(MessageNotFoundError):
+                return await load_message(log, await load_path(log, self.id), message_id)
+
+    async def original(self, ref: str) -> str:
+        """Return the text that a reference names, such as `ref:abcdefghij`, of any session of the log.
+
+        That of a summary is what it covers. Raises PartNotFoundError.
+        """
+        log = self._shared.engine.memory_compaction.memory.archive
+        async with self._using():
+            with naming_errors(PartNotFoundError):
+                return (await load_page(log, ref, None)).text
 
     async def compact(self) -> CompactionResult:
         """Summarise the conversation now, and send it in short from the next call on.
 
         Raises Conflict if there is nothing to compact, and StoreError.
         """
-        with self._using():
+        async with self._using():
             found = await self._shared.engine.manual_compaction.compact(self.id, ManualOptions())
         return make_compaction_result(found)
 
@@ -255,23 +300,37 @@ class Session:
 
         Raises StoreError, and TooLarge for more than the log keeps whole.
         """
-        with self._using():
+        async with self._using():
             return await self._shared.engine.files.handle(self._own.key, self.model, str(path), content)
 
     async def close(self) -> None:
-        """Wait for calls under way and a summary that is being made, and give the log back. It may be called twice."""
-        if self._is_closed:
-            return
+        """Wait for calls under way and a summary that is being made, and give the log back. It may be called twice.
+
+        Within a call, such as from `on_part` or a tool, it returns at once: the session is closed when the call has
+        ended, before that returns. Handlers of events have five seconds to end.
+        """
+        self._expect_loop()
         self._is_closed = True
+        if not any(call.session is self and not call.is_over for call in _AROUND.get()):
+            await self._close()
+
+    async def _close(self) -> None:
+        if self._is_closing:
+            await self._has_closed.wait()
+            return
+        self._is_closing = True
         try:
             await self._is_idle.wait()
             await self._own.wait_for_compaction()
             self._shared.engine.bus.publish(SessionClosed(self.id))
-            await self._bus.settle()
+            await self._bus.end(HANDLER_SECONDS)
         finally:
             self._bus.leave()
             self._shared.closers.discard(self.close)
-            await ENGINES.release(self._shared)
+            try:
+                await ENGINES.release(self._shared)
+            finally:
+                self._has_closed.set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -281,20 +340,31 @@ class Session:
     ) -> None:
         await self.close()
 
-    @contextlib.contextmanager
-    def _using(self) -> Iterator[None]:
+    @contextlib.asynccontextmanager
+    async def _using(self) -> AsyncIterator[None]:
         """Keep the log open for a call, and name its errors as programs know them."""
-        self._check_open()
+        self._expect_open()
+        call = _SessionCall(self)
+        around = _AROUND.set((*_AROUND.get(), call))
         self._calls += 1
         self._is_idle.clear()
         try:
             with naming_errors():
                 yield
         finally:
+            _AROUND.reset(around)
+            call.is_over = True
             self._calls -= 1
             if not self._calls:
                 self._is_idle.set()
+                if self._is_closed and not self._is_closing:  # from within a call
+                    await self._close()
 
-    def _check_open(self) -> None:
+    def _expect_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._shared.loop:
+            raise StoreError(f"the session {self.id} is open in another event loop; use it there, or load it anew")
+
+    def _expect_open(self) -> None:
+        self._expect_loop()
         if self._is_closed or self._shared.is_closed:
             raise SessionClosedError(f"the session {self.id} was closed; Session.load({self.id!r}) opens it again")

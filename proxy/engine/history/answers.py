@@ -5,9 +5,11 @@ from typing import NamedTuple
 
 from proxy.engine.ports import LogReader
 from proxy.engine.response_reader import is_event_stream
+from proxy.model.errors import NotFound
 from proxy.model.exchange import Headers
 from proxy.model.log import ExchangeRow
 from proxy.model.messages import RECALL_TOOL
+from proxy.wire import FORMATS
 from proxy.wire.body import decode_content
 from proxy.wire.format import Format
 from proxy.wire.headers import find_header
@@ -49,6 +51,21 @@ def _drop_unreadable(form: Format, items: Sequence[bytes]) -> tuple[bytes, ...]:
         if item.get("type") != "reasoning" or item.get("encrypted_content") or item.get("content"):
             kept.append(raw)
     return tuple(items if len(kept) == len(items) else map(form.detach, kept))
+
+
+async def is_answered(log: LogReader, row: ExchangeRow, cap: int) -> bool:
+    """Return whether a history may go on with the answer to a call: whether it is complete, and can be read."""
+    if not row.rounds or row.rounds[-1].completeness != "complete" or row.rounds[-1].status not in _SUCCESS:
+        return False
+    rounds = 0
+    try:
+        if len(row.rounds) > 1:
+            recalled = (await log.load_context(row.session)).recalled
+            rounds = next((len(each.rounds) for each in recalled if each.exchange == row.id), 0)
+        answer = await load_held_answer(log, FORMATS[row.wire], row, cap, rounds=rounds, is_stored=True)
+    except NotFound:
+        return False
+    return answer is not None
 
 
 async def load_held_answer(

@@ -15,6 +15,7 @@ from proxy.context.message_features import find_outcome
 from proxy.engine.memory.path import MemoryPath
 from proxy.engine.ports import LogReader
 from proxy.model.epoch import Edit, Epoch, Kept, Replaced, Summary
+from proxy.model.errors import NotFound
 from proxy.model.exchange import Usage
 from proxy.model.messages import Message, ToolCall
 from proxy.model.parts import (
@@ -64,6 +65,16 @@ async def load_messages(log: LogReader, path: MemoryPath) -> list[MessageDocumen
     return await asyncio.to_thread(lambda: list(_PartReader(path, epochs, summaries).read()))
 
 
+async def load_message(log: LogReader, path: MemoryPath, id: str) -> MessageDocument:
+    """Return a message of a conversation by its node; one of nothing but results with these. Raises NotFound."""
+    place = next((place for place, node in enumerate(path.nodes) if node.hex() == id), None)
+    if place is None:
+        raise NotFound(f"the conversation has no message {id[:80]!r}; Session.messages has those that there are")
+    epochs = await log.list_epochs(path.row.session)
+    summaries = await log.list_summaries(path.row.session)
+    return await asyncio.to_thread(lambda: _PartReader(path, epochs, summaries).find(place))
+
+
 class _PartReader:
     """Reads the messages of one conversation."""
 
@@ -78,13 +89,25 @@ class _PartReader:
         self._steps = 0
 
     def read(self) -> Iterator[MessageDocument]:
-        for place, source in enumerate(self._path.sources):
+        for place in range(len(self._path.sources)):
             parts = [*self._list_said(place), *self._list_covering(place)]
             if parts:
-                call = self._path.calls.get(source.event)
-                role = fit_text(self._path.messages[place].structure.role)
-                at = round(source.ts * 1000)
-                yield MessageDocument(source.node.hex(), place, call.n if call else None, source.event, at, role, parts)
+                yield self._describe(place, parts)
+
+    def find(self, place: int) -> MessageDocument:
+        """Return one message. If all that it says stands in the parts of calls, these are its parts."""
+        for found in self.read():
+            if found.place == place:
+                return found
+        calls = {(call.id, at): call for at, seen in enumerate(self._path.messages) for call in seen.message.calls}
+        answers = [asked for asked, answered in self._results.places.items() if answered == place]
+        return self._describe(place, [self._describe_call(calls[asked], asked[1]) for asked in answers])
+
+    def _describe(self, place: int, parts: list[MessagePart]) -> MessageDocument:
+        source = self._path.sources[place]
+        call, role = self._path.calls.get(source.event), fit_text(self._path.messages[place].structure.role)
+        at = round(source.ts * 1000)
+        return MessageDocument(source.node.hex(), place, call.n if call else None, source.event, at, role, parts)
 
     def _list_said(self, place: int) -> Iterator[MessagePart]:
         seen, source = self._path.messages[place], self._path.sources[place]

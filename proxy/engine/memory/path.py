@@ -8,10 +8,11 @@ import msgspec
 
 from proxy.context.conversation import CountedMessage
 from proxy.context.memory.traces import TraceSource, Turn, list_traces, list_turns
+from proxy.engine.history.answers import is_answered
 from proxy.engine.lineage.chain import Chain
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.conversation import find_format, list_raws, load_chain
-from proxy.engine.reports.lookup import pick_branch, read_back, read_branch_back, read_pages
+from proxy.engine.reports.lookup import find_newest_call, pick_branch, read_back, read_branch_back, read_pages
 from proxy.engine.response_reader import read_received
 from proxy.model.errors import Erased, NotFound
 from proxy.model.exchange import CONVERSATION, Usage
@@ -67,16 +68,18 @@ class MemoryPath(msgspec.Struct, frozen=True):
         return self.turns[-1 - turns : -1] if turns > 0 else ()
 
 
-async def load_path(log: LogReader, session: str, branch: str = "") -> MemoryPath:
+async def load_path(log: LogReader, session: str, branch: str = "", *, is_whole: bool = False) -> MemoryPath:
     """Load the newest conversation of a session that can be read, or that of the branch with this tip.
 
-    Raises NotFound.
+    If it `is_whole`, its newest call has a complete answer. Raises NotFound.
     """
     upstream = (await log.find_session(session)).upstream
     branches = await log.list_branches(session)
     chosen = pick_branch(branches, branch) if branch else None
     rows = read_back(log, session) if chosen is None else read_branch_back(log, session, chosen)
-    row, split, chain = await _find_readable(log, rows, upstream, b"" if chosen is None else chosen.tip)
+    row, split, chain = await _find_readable(
+        log, rows, upstream, b"" if chosen is None else chosen.tip, is_whole=is_whole
+    )
     form = find_format(row)
     (whole,) = await log.list_exchanges(session, row.n - 1, 1)
     answer = await _load_answer(log, whole, form)
@@ -123,11 +126,11 @@ async def _load_answer(log: LogReader, row: ExchangeRow, form: Format) -> bytes:
 
 
 async def _find_readable(
-    log: LogReader, rows: AsyncIterator[ExchangeRow], upstream: str, tip: bytes
+    log: LogReader, rows: AsyncIterator[ExchangeRow], upstream: str, tip: bytes, *, is_whole: bool
 ) -> tuple[ExchangeRow, SplitBody, Chain]:
     """Return the newest exchange that is part of a conversation and can be read; with a tip, that ended at it.
 
-    Raises NotFound.
+    `is_whole` is as in `load_path`. Raises NotFound.
     """
     looked_at, gone = 0, None
     async for row in rows:
@@ -138,6 +141,8 @@ async def _find_readable(
             continue
         if row.is_side and not tip:
             continue
+        if is_whole and not await is_answered(log, row, _MOST_READ):
+            continue
         try:
             return row, *await load_chain(log, row, upstream)
         except Erased as error:
@@ -145,6 +150,20 @@ async def _find_readable(
         except NotFound:
             continue
     raise gone or NotFound(_NOTHING)
+
+
+async def find_answered(log: LogReader, session: str) -> ExchangeRow:
+    """Return the newest call of a conversation that has a complete answer, else the newest. Raises NotFound."""
+    looked_at, newest = 0, None
+    async for row in read_back(log, session):
+        looked_at += 1
+        if looked_at > _MOST_LOOKED_AT:
+            break
+        if row.wire in FORMATS and row.kind in CONVERSATION and row.tip and row.rounds and not row.is_side:
+            newest = newest or row
+            if await is_answered(log, row, _MOST_READ):
+                return row
+    return newest or await find_newest_call(log, session)
 
 
 def _list_calls(branches: Sequence[BranchRow], row: ExchangeRow) -> Sequence[Call]:

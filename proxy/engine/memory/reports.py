@@ -13,9 +13,9 @@ from proxy.context.memory.facts import choose_items, find_request, list_items
 from proxy.context.memory.traces import pair_calls, read_turn_number
 from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.compaction.preview import foresee_request
-from proxy.engine.memory.path import MemoryPath, MemoryReader, load_path
+from proxy.engine.memory.path import MemoryPath, MemoryReader, find_answered, load_path
 from proxy.engine.reports.conversation import find_format, list_raws, split_whole
-from proxy.engine.reports.lookup import find_newest_call, find_session
+from proxy.engine.reports.lookup import find_session
 from proxy.engine.reports.savings import SavingsInputs
 from proxy.engine.reports.window import HeldCache, Window, load_window
 from proxy.model.errors import BadRequest, NotFound
@@ -182,7 +182,7 @@ async def load_sendable(
     has_messages: bool = True,
     known: HeldCache | None = None,
 ) -> SendableDocument:
-    """Return what would be sent now of a session's newest conversation if its client went on with it.
+    """Return what would be sent now if a client went on with a session's newest conversation that was answered.
 
     Raises NotFound, BadRequest for an unknown wire, and Conflict where no call was answered.
     """
@@ -195,12 +195,12 @@ async def load_sendable(
     except NotFound:
         window = None
     if not has_messages:  # needs no settings of the upstream, which may be gone, and not all of a long history
-        row = (await load_path(log, session, branch)).row if branch else await find_newest_call(log, session)
+        row = (await load_path(log, session, branch)).row if branch else await find_answered(log, session)
         plans = [each.plan for each in row.rounds if each.plan is not None]
         epoch = plans[-1].epoch if plans else ""
         wire = wire or row.wire
         return SendableDocument(session=session, exchange=row.id, wire=wire, epoch=epoch, window=window)
-    path = await load_path(log, session, branch)
+    path = await _load_answered(log, session, branch)
     form = find_format(path.row)
     sent = await foresee_request(manual, path.row, path.raws[path.row.depth :])
     items = list_raws(split_whole(sent.body, form.items_key))[len(path.leading) :]
@@ -213,6 +213,16 @@ async def load_sendable(
         window=window,
         **members,
     )
+
+
+async def _load_answered(log: MemoryReader, session: str, branch: str) -> MemoryPath:
+    """Return the conversation that goes on: up to its newest complete answer, if no branch is named and it has one."""
+    if not branch:
+        try:
+            return await load_path(log, session, is_whole=True)
+        except NotFound:  # no call was answered
+            pass
+    return await load_path(log, session, branch)
 
 
 def _describe(path: MemoryPath, form: Format, items: Sequence[bytes], wire: str) -> dict[str, Any]:

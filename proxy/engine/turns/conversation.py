@@ -1,8 +1,10 @@
 """Sessions of programs in this process: each call brings what is new, and the log has the rest (`engine/history`)."""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -21,14 +23,15 @@ from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EngineBus, SystemIds, TaskRunner
 from proxy.engine.turns.answers import OnPart, PartReader, ReadAnswer, read_message, read_response, tell, write_messages
 from proxy.engine.turns.calls import LocalResponse, make_call
-from proxy.engine.turns.recording import CHAT, NewSession, RecordedTurn, TurnLog, TurnRecorder
+from proxy.engine.turns.recording import CHAT, NewSession, RecordedTurn, TurnLog, TurnRecorder, is_beginning
 from proxy.engine.turns.tools import ProgramTool, run_calls
-from proxy.model.errors import BadRequest, Conflict, StoreUnavailable, UpstreamRefused
-from proxy.model.events import DoomLoopDetected, EpochOpened, ReplyRecorded
+from proxy.model.epoch import Edit, Kept, Replaced, Summary, Written
+from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, UpstreamRefused
+from proxy.model.events import CompactionEnded, DoomLoopDetected, EpochOpened, ReplyRecorded
 from proxy.model.exchange import ClientRequest, Headers, ProgramCall, SessionKey
 from proxy.model.lru import LruCache
 from proxy.model.parts import MessagePart, TextPart, ToolPart
-from proxy.model.results import RecordResult, TokenUsage, TurnResult, count_usage
+from proxy.model.results import CompactionResult, RecordResult, TokenUsage, TurnResult, count_usage
 from proxy.wire.json_values import list_elements, read_object, read_text
 from proxy.wire.streams import read_error
 from proxy.wire.summary_request import list_headers, make_target
@@ -41,6 +44,7 @@ _MOST_REPLIES, _MOST_QUOTED = 256, 300
 _JSON: Headers = ((b"content-type", b"application/json"),)
 _NO_TOKENS = TokenUsage()
 _LEADING = frozenset({"system", "developer"})
+_edits = msgspec.json.Decoder(tuple[Edit, ...])
 
 
 class AnsweredTurn(msgspec.Struct, frozen=True):
@@ -59,11 +63,16 @@ class KnownHistory(NamedTuple):
     waiting: tuple[ToolPart, ...]
 
 
-class _TurnNotes(msgspec.Struct, gc=False):
-    """What has happened in a session since its last message was sent."""
+@dataclass(slots=True)
+class _TurnNotes:
+    """What has happened in a session: with the message that is being sent, and since the last one, its newest summary.
 
-    is_compacted: bool = False
+    `epoch` is one that has opened with a call of the message.
+    """
+
+    epoch: EpochOpened | None = None
     has_loop: bool = False
+    summary: CompactionResult | None = None
 
 
 @dataclass(kw_only=True, eq=False)
@@ -79,7 +88,6 @@ class Conversations:
     tasks: TaskRunner
     bus: EngineBus
     cap: int
-    noted: dict[str, _TurnNotes] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.open = WeakValueDictionary[str, ProgramSession]()  # one for each, however often it is loaded
@@ -89,6 +97,7 @@ class Conversations:
     async def create(self, wanted: NewSession) -> "ProgramSession":
         """Begin a session, which is in the log then. Raises BadRequest, NotFound, Conflict and StoreUnavailable."""
         key = await self.recorder.create(wanted)
+        self.listen()
         found = ProgramSession(self, key, wanted.model, wanted.system_prompt)
         return self.open.setdefault(key.id, found)
 
@@ -101,8 +110,9 @@ class Conversations:
         if begun is None and history is None:
             raise Conflict("this session has no complete answer, so that there is nothing to go on with")
         row = await self.archive.find_session(session)
+        self.listen()
         own = begun or NewSession(row.model, system_prompt=history.system if history is not None else "")
-        found = ProgramSession(self, key, row.model or own.model, own.system_prompt, await self._sum_usage(session))
+        found = ProgramSession(self, key, row.model or own.model, own.system_prompt, await self.sum_usage(session))
         found.restore(history)
         return self.open.setdefault(session, found)
 
@@ -127,11 +137,11 @@ class Conversations:
     async def _load_begun(self, session: str) -> NewSession | None:
         """Return how a session was begun by a program, None if it was not."""
         for row in await self.archive.list_calls(session, 0, 1):
-            if row.kind == "recorded" and not row.wire:
+            if is_beginning(row):
                 return msgspec.json.decode(await self.archive.load_request(row.id), type=NewSession)
         return None
 
-    async def _sum_usage(self, session: str) -> TokenUsage:
+    async def sum_usage(self, session: str) -> TokenUsage:
         """Return the tokens of all calls of a session so far."""
         total = TokenUsage()
         for tally in await self.archive.load_tallies([session]):
@@ -142,24 +152,38 @@ class Conversations:
         return total
 
     def listen(self) -> None:
-        """Listen to what happens in sessions, from the first call on."""
+        """Listen to what happens in sessions, from the first one on that is opened."""
         if not self._is_listening:
             self._is_listening = True
             self.bus.subscribe(ReplyRecorded, self._note_reply)
             self.bus.subscribe(EpochOpened, self._note_epoch)
             self.bus.subscribe(DoomLoopDetected, self._note_loop)
+            self.bus.subscribe(CompactionEnded, self._note_summary)
 
     def _note_reply(self, event: ReplyRecorded) -> None:
         if event.nodes:
             self.replies.put(event.exchange, event.nodes[-1].hex())
 
     def _note_epoch(self, event: EpochOpened) -> None:
-        if (noted := self.noted.get(event.session)) is not None:
-            noted.is_compacted = True
+        if event.exchange and (session := self.open.get(event.session)) is not None:
+            session.notes.epoch = event
 
     def _note_loop(self, event: DoomLoopDetected) -> None:
-        if (noted := self.noted.get(event.session)) is not None:
-            noted.has_loop = True
+        if (session := self.open.get(event.session)) is not None:
+            session.notes.has_loop = True
+
+    def _note_summary(self, event: CompactionEnded) -> None:
+        if event.summary and (session := self.open.get(event.session)) is not None:
+            session.notes.summary = CompactionResult(
+                session_id=event.session,
+                summary_message_id=event.summary,
+                level_used=event.level,
+                compacted_message_count=event.messages,
+                summary_token_count=event.tokens,
+                tokens_before=event.covered,
+                tokens_after=event.tokens,
+                elapsed_ms=round(1000 * event.seconds),
+            )
 
 
 class ProgramSession:
@@ -173,8 +197,11 @@ class ProgramSession:
         self.system_prompt = system_prompt
         self.waiting: tuple[ToolPart, ...] = ()  # the calls of the newest answer, until their results are sent
         self.usage = usage  # of all its calls
+        self.notes = _TurnNotes()
         self._home = home
         self._lock = asyncio.Lock()
+        self._recording = set[asyncio.Task[RecordResult]]()
+        self._telling = set[asyncio.Task[Any]]()  # those that are within `on_part` of a message
         self.steps = 0  # answers in the history
         # Results that a call brought which has failed, as far as is known here: the log knows.
         self._unsent: list[bytes] = []
@@ -211,17 +238,47 @@ class ProgramSession:
         the message brought are kept, and go out with the next one.
         """
         raws = write_messages(CHAT, message)
+        self._expect_free()
         async with self._lock:
             return await self._send(raws, tools, on_part, system_prompt, members or {})
 
     async def record(self, turn: RecordedTurn) -> RecordResult:
-        """Record a turn that was made elsewhere. Raises as `TurnRecorder.record` does."""
-        async with self._lock:
-            kept = await self._home.recorder.record(self.key, turn, system=self.system_prompt)
-            self.waiting, self._unsent = read_message(CHAT, turn.answered[-1])[2], []
-            self.steps += sum([CHAT.reader.read_item(raw).role == "assistant" for raw in turn.answered])
-            self.usage += kept.result.tokens
-            return kept.result
+        """Record a turn that was made elsewhere, to its end once begun. Raises as `TurnRecorder.record` does."""
+        self._expect_free()
+        await self._lock.acquire()
+        recording = asyncio.get_running_loop().create_task(self._record(turn))
+        self._recording.add(recording)
+        recording.add_done_callback(self._end_recording)
+        return await asyncio.shield(recording)
+
+    def _end_recording(self, recording: "asyncio.Task[RecordResult]") -> None:
+        self._lock.release()
+        self._recording.discard(recording)
+        if not recording.cancelled():
+            recording.exception()  # perhaps nobody waits for it any more
+
+    async def _record(self, turn: RecordedTurn) -> RecordResult:
+        if self._is_uncertain:
+            await self._find_out()
+        kept = await self._home.recorder.record(self.key, turn, system=self.system_prompt)
+        self.waiting, self._unsent = read_message(CHAT, turn.answered[-1])[2], []
+        self.steps += sum([CHAT.reader.read_item(raw).role == "assistant" for raw in turn.answered])
+        self.usage += kept.result.tokens
+        return kept.result
+
+    def _expect_free(self) -> None:
+        """Raise Conflict if the call that the current one would wait for waits for the current one."""
+        if asyncio.current_task() in self._telling:
+            raise Conflict("a message of this session is under way, and waits for its on_part: send when it has ended")
+
+    async def _tell(self, on_part: OnPart, part: MessagePart) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "it is called in a task"
+        self._telling.add(task)
+        try:
+            await tell(on_part, part)
+        finally:
+            self._telling.discard(task)
 
     async def run_tools(
         self,
@@ -241,6 +298,10 @@ class ProgramSession:
             raise BadRequest("max_turns is at least 1")
         known = {tool.name: tool for tool in tools}
         options: dict[str, Any] = {"tools": tools, "on_part": on_part, "system_prompt": system_prompt}
+        self._expect_free()
+        async with self._lock:
+            if self._is_uncertain:
+                await self._find_out()
         brought = [TextPart(message)] if isinstance(message, str) else [*(message or ())]
         if self.waiting and not any(isinstance(part, ToolPart) for part in brought):
             brought = [*await self._execute(known, on_part), *brought]
@@ -268,38 +329,66 @@ class ProgramSession:
         system_prompt: str | None,
         members: Mapping[str, Any],
     ) -> AnsweredTurn:
-        home, session = self._home, self.key.id
-        home.listen()
+        home = self._home
         if self._is_uncertain:
             await self._find_out()
         again = {call for raw in raws for call in CHAT.reader.read_item(raw).results}
         left = [raw for raw in self._unsent if again.isdisjoint(CHAT.reader.read_item(raw).results)]
         brought = [*left, *raws]  # a program that repeats a call brings its results once more
         request = self._write_request(brought, tools, system_prompt, members, is_stream=on_part is not None)
-        reader = PartReader(CHAT, self.steps + 1, on_part) if on_part is not None else None
-        had_job, noted = self.is_compacting, _TurnNotes()
-        home.noted[session] = noted
+        reader = PartReader(CHAT, self.steps + 1, partial(self._tell, on_part)) if on_part is not None else None
+        had_job, notes = self.is_compacting, self.notes
+        notes.epoch, notes.has_loop = None, False
         self._is_uncertain, self._unsent = True, [raw for raw in brought if CHAT.reader.read_item(raw).results]
-        try:
-            response = await self._call(request, reader)
-            answer = read_response(CHAT, response)
-            await home.reader.read_now(response.exchange)
-        finally:
-            del home.noted[session]
+        response = await self._call(request, reader)
+        answer = read_response(CHAT, response)
+        await home.reader.read_now(response.exchange)
         if not answer.error:
             self._is_uncertain, self._unsent = False, []
             self.waiting, self.steps = answer.calls, self.steps + 1
+        self.usage += count_usage(answer.usage)
         if reader is not None:
             await reader.finish(answer)
-        self.usage += count_usage(answer.usage)
-        noted.is_compacted |= self.is_compacting and not had_job
-        return AnsweredTurn(self._make_result(response, answer, noted), answer.calls, response.exchange)
+        is_begun, compacted = self.is_compacting and not had_job, notes.summary
+        if compacted is None and notes.epoch is not None:
+            compacted = await self._describe_epoch(notes.epoch)
+        self.notes = _TurnNotes()
+        result = self._make_result(response, answer, notes)
+        if is_begun or compacted is not None:
+            result = msgspec.structs.replace(
+                result, compaction_triggered=is_begun or notes.epoch is not None, compaction_result=compacted
+            )
+        return AnsweredTurn(result, answer.calls, response.exchange)
+
+    async def _describe_epoch(self, opened: EpochOpened) -> CompactionResult:
+        """Return what an epoch has shortened, by the newest summary that it shows, or by a ledger only."""
+        edits = _edits.decode(opened.edits) if opened.edits else ()
+        written = [each for each in edits if isinstance(each, Written)]
+        covered = {place for each in written for place in range(each.start, each.stop)}
+        covered |= {each.place for each in edits if isinstance(each, Replaced)}
+        reports = {each.report for each in written if each.report}
+        known: Sequence[Summary] = ()
+        if reports:
+            with contextlib.suppress(NotFound, StoreUnavailable):  # the answer is there, whatever becomes of this
+                known = await self._home.archive.list_summaries(self.key.id)
+        shown = next((each for each in reversed(known) if each.id in reports), None)
+        return CompactionResult(
+            session_id=opened.session,
+            summary_message_id=shown.id if shown is not None else None,
+            level_used=shown.level if shown is not None else 3,
+            compacted_message_count=len(covered - {each.place for each in edits if isinstance(each, Kept)}),
+            summary_token_count=shown.tokens if shown is not None else 0,
+            tokens_before=opened.tokens_before,
+            tokens_after=opened.tokens_after,
+            elapsed_ms=0,
+        )
 
     async def _find_out(self) -> None:
         """Ask the log what has become of a call that has failed, or whose answer was not taken."""
         self.restore(await self._home.load_history(self.key.id))
         left = {call.tool_call_id for call in self.waiting}
         self._unsent = [raw for raw in self._unsent if left.issuperset(CHAT.reader.read_item(raw).results)]
+        self.usage = await self._home.sum_usage(self.key.id)
         self._is_uncertain = False
 
     def _write_request(
@@ -334,7 +423,7 @@ class ProgramSession:
             raise UpstreamRefused(what, response.status, response.content)
         return response
 
-    def _make_result(self, response: LocalResponse, answer: ReadAnswer, noted: _TurnNotes) -> TurnResult:
+    def _make_result(self, response: LocalResponse, answer: ReadAnswer, notes: _TurnNotes) -> TurnResult:
         usage = answer.usage
         cost = None if usage is None else self._home.prices.price(self.key.upstream, self.model, usage).money
         return TurnResult(
@@ -343,8 +432,7 @@ class ProgramSession:
             finish_reason=answer.finish,
             tokens=count_usage(usage),
             cost=cost,
-            compaction_triggered=noted.is_compacted,
-            doom_loop_detected=noted.has_loop,
+            doom_loop_detected=notes.has_loop,
         )
 
 
@@ -355,6 +443,7 @@ def _add_results(before: TurnResult, last: TurnResult) -> TurnResult:
         last,
         tokens=before.tokens + last.tokens,
         cost=(before.cost or 0.0) + (last.cost or 0.0) if is_priced else None,
+        compaction_result=last.compaction_result or before.compaction_result,
         compaction_triggered=before.compaction_triggered or last.compaction_triggered,
         doom_loop_detected=before.doom_loop_detected or last.doom_loop_detected,
     )

@@ -21,6 +21,7 @@ from proxy.engine.exchange import ExchangeService
 from proxy.engine.history.held import read_key
 from proxy.engine.models import Models
 from proxy.engine.ports import Archive, Clock, Ids
+from proxy.engine.recall.scope import is_conversation
 from proxy.engine.reports.conversation import list_raws, split_whole
 from proxy.engine.reports.lookup import read_back
 from proxy.engine.request_resolver import RequestResolver
@@ -30,7 +31,6 @@ from proxy.engine.turns.responses import write_response
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable
 from proxy.model.events import RequestRecorded
 from proxy.model.exchange import (
-    CONVERSATION,
     ClientRequest,
     Headers,
     Opening,
@@ -252,14 +252,14 @@ class TurnRecorder:
         try:
             async for row in read_back(self.archive, key.id):
                 looked_at += 1
-                if row.kind in CONVERSATION and row.wire in FORMATS and not row.is_side and _is_complete(row):
+                if is_conversation(row) and _is_complete(row):
                     return _Terms(FORMATS[row.wire], model or row.model, system)
                 if looked_at >= _READ_BACK:
                     break
             (first,) = await self.archive.list_calls(key.id, 0, 1)
         except NotFound:
             first = None
-        if first is not None and first.kind == "recorded" and not first.wire:
+        if first is not None and is_beginning(first):
             begun = msgspec.json.decode(await self.archive.load_request(first.id), type=NewSession)
             model, system = model or begun.model, system or begun.system_prompt
         if not model:
@@ -387,6 +387,11 @@ def _write_calls(raws: Sequence[bytes]) -> tuple[bytes, ...]:
         return ()
     calls = [{"id": id, "type": "function", "function": {"name": "call", "arguments": "{}"}} for id in ids]
     return (msgspec.json.encode({"role": "assistant", "content": None, "tool_calls": calls}),)
+
+
+def is_beginning(row: ExchangeRow) -> bool:
+    """Return whether a call is the one that a session begins with which was begun by hand."""
+    return row.kind == "recorded" and not row.wire and row.target == _CREATED
 
 
 def _is_complete(row: ExchangeRow) -> bool:

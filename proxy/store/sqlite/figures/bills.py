@@ -22,7 +22,7 @@ from proxy.store.sqlite.codec import encode_ids
 CHUNK = 256
 """Calls of which rows are derived in one transaction, which takes some 5 ms."""
 
-_VERSION = 2
+_VERSION = 3
 _KEY = "bills"
 _SEQ_SIZE = 8
 
@@ -44,7 +44,8 @@ _FACTS = f"""
     SELECT e.session, e.n, ifnull(r.k, -1) AS k, e.seq AS exchange, e.opened_ms AS at_ms, e.kind, e.mode,
         ifnull(r.upstream, '') AS upstream, e.model, ifnull(c.view, '') AS view, ifnull(c.rung, '') AS rung,
         ifnull(c.reason = '{HELD_OUT}', 0) AS is_held, c.epoch, o.status, ifnull(o.completeness, '') AS completeness,
-        ifnull(t.is_side, 0) AS is_side,
+        -- A call that is no part of a conversation: a session was begun by hand, or a file is kept.
+        iif(e.kind = 'recorded' AND e.wire = '', 1, ifnull(t.is_side, 0)) AS is_side,
         NOT EXISTS (SELECT 1 FROM round later WHERE later.exchange = e.seq AND later.k > r.k) AS is_last,
         CASE WHEN g.exchange IS NULL OR g.finish = '' OR g.finish IN ({_TOOL_FINISHES}) THEN 0
             WHEN e.wire <> 'responses' THEN 1

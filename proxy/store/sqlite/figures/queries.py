@@ -59,6 +59,7 @@ _COUNTS = """
 _LATER = f"""
     WITH row AS ({{rows}})
     SELECT count(*) FROM row WHERE is_last AND k >= 0 AND kind <> 'auxiliary' AND {MANAGED}
+        AND NOT (kind = 'recorded' AND is_side)
         AND n > (SELECT max(n) FROM row WHERE rung = 'plan' AND {MANAGED})"""
 
 _ROUNDS = """
@@ -100,6 +101,7 @@ def _read_newest(connection: sqlite3.Connection, key: str, id: int, last: int) -
     query, named = _select_rows(connection, [id])
     query = _NEWEST.format(rows=query, place="n > :after AND n <= :until")
     found: dict[str, Any] = {}
+    apart = ""
     recalled = 0  # the newest call of the conversation, if the model recalled in it: an earlier round has its tokens
     for until in range(last, 0, -_AT_ONCE):
         rows = connection.execute(query, {**named, "after": until - _AT_ONCE, "until": until})
@@ -110,7 +112,9 @@ def _read_newest(connection: sqlite3.Connection, key: str, id: int, last: int) -
                 continue
             if status is None:
                 found.setdefault("opened_ms", at_ms)
-            if kind != "auxiliary":
+            if kind == "recorded" and is_side:  # it has no mode of its own
+                apart = mode
+            elif kind != "auxiliary":
                 found.setdefault("mode", mode)
             if kind in CONVERSATION and not is_side:
                 found.setdefault("is_ended", bool(is_end))
@@ -121,7 +125,7 @@ def _read_newest(connection: sqlite3.Connection, key: str, id: int, last: int) -
                 found = known | ({"usable": usable} if usable else {}) | found
         if found.keys() >= {"mode", "view", "sent", "usable"}:
             break
-    return Newest(key, **found)
+    return Newest(key, **({"mode": apart} | found))
 
 
 def load_tallies(

@@ -272,18 +272,18 @@ class ProgramSession:
         home.listen()
         if self._is_uncertain:
             await self._find_out()
-        again = {call for raw in raws for call in CHAT.reader.read_item(raw).results}
+        results = [raw for raw in raws if CHAT.reader.read_item(raw).results]
+        again = {call for raw in results for call in CHAT.reader.read_item(raw).results}
         left = [raw for raw in self._unsent if again.isdisjoint(CHAT.reader.read_item(raw).results)]
         brought = [*left, *raws]  # a program that repeats a call brings its results once more
         request = self._write_request(brought, tools, system_prompt, members, is_stream=on_part is not None)
         reader = PartReader(CHAT, self.steps + 1, on_part) if on_part is not None else None
         had_job, noted = self.is_compacting, _TurnNotes()
         home.noted[session] = noted
-        self._is_uncertain, self._unsent = True, [raw for raw in brought if CHAT.reader.read_item(raw).results]
+        self._is_uncertain, self._unsent = True, [*left, *results]
         try:
             response = await self._call(request, reader)
-            answer = read_response(CHAT, response)
-            await home.reader.read_now(response.exchange)
+            answer = read_response(CHAT, response, await home.reader.read_now(response.exchange))
         finally:
             del home.noted[session]
         if not answer.error:

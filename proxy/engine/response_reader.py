@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from itertools import islice
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -73,6 +73,14 @@ class UnreadAnswer(msgspec.Struct, frozen=True, gc=False):
     def name(self) -> str:
         """The name under which it waits: of an exchange, only the last round counts for the conversation."""
         return f"{self.exchange} {self.k}" if self.kind == "hidden" else self.exchange
+
+
+class ReadResponse(NamedTuple):
+    """The bytes of a response as they were recorded, what they say, and the same as JSON."""
+
+    content: bytes
+    answer: Answer
+    plain: bytes
 
 
 def read_received(form: Format, headers: Headers, content: bytes, cap: int) -> tuple[Answer, bytes]:
@@ -146,17 +154,18 @@ class ResponseReader:
         if not isinstance(outcome, Exception):
             self._archive.append(self._make_reading(received, *outcome), is_urgent=False)
 
-    async def read_now(self, exchange: str) -> None:
-        """Read an answer now if it still waits, since a request already contains it."""
+    async def read_now(self, exchange: str) -> ReadResponse | None:
+        """Read an answer now if it still waits, since a request already contains it. Return what was read now."""
         received = self._waiting.get(exchange)
         if received is None:
-            return
+            return None
         if len(received.content) <= _INLINE_BYTES:
             outcome = _try_to_read(received, self._cap)
         else:
             outcome = await asyncio.to_thread(_try_to_read, received, self._cap)
         if self._take(exchange) is not None:  # else it was read meanwhile
             self._keep(received, outcome)
+        return None if isinstance(outcome, Exception) else ReadResponse(received.content, *outcome)
 
     async def finish(self) -> None:
         """Return when nothing waits to be read."""

@@ -27,6 +27,8 @@ _OPAQUE = frozenset({"input", "arguments"})
 _GAP = b"{, \t\r\n"
 
 _encode = msgspec.json.Encoder().encode
+_read_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_read_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
 
 Change = Callable[[str, bytes], bytes | None]
@@ -232,15 +234,21 @@ def set_member(raw: bytes, name: str, value: bytes) -> bytes:
 
 
 def read_member(raw: bytes, name: str) -> bytes:
-    """Return the raw value of a member, empty if there is none."""
-    split = split_body(raw, "")
-    return split.member(name) if split else b""
+    """Return the raw value of a member, empty if there is none. Of several with one name the last counts."""
+    try:
+        return bytes(_read_members(raw).get(name, b""))
+    except JSON_ERRORS:  # as in `split_body`, which says more than is wanted here
+        split = split_body(raw, "")
+        return split.member(name) if split else b""
 
 
 def list_elements(raw: bytes) -> list[bytes]:
     """Return the raw elements of an array; an empty list for anything else."""
-    split = split_body(b'{"":%b}' % raw, "", len(raw))
-    return [split.content[span.start : span.end] for span in split.items] if split else []
+    try:
+        return list(map(bytes, _read_elements(raw)))
+    except JSON_ERRORS:
+        split = split_body(b'{"":%b}' % raw, "", len(raw))
+        return [split.content[span.start : span.end] for span in split.items] if split else []
 
 
 def join_array(elements: Iterable[bytes]) -> bytes:

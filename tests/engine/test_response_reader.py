@@ -184,6 +184,17 @@ async def test_an_answer_in_a_hurry_is_read_where_it_delays_nobody_else(size: in
     assert len(await setup.finish()) == 1
 
 
+async def test_what_is_read_in_a_hurry_is_returned_once() -> None:
+    setup = Setup()
+    setup.submit("x1")
+    read = await setup.readings.read_now("x1")
+    assert read is not None
+    assert (read.plain, read.answer.value) == (read.content, json.loads(read.content))
+    assert await setup.readings.read_now("x1") is None
+    setup.readings.submit(UnreadAnswer("x2", 0, ThreadTelling(), JSON, b"[]"))
+    assert await setup.readings.read_now("x2") is None
+
+
 async def test_the_oldest_of_too_many_waiting_answers_stay_unread_and_that_is_told() -> None:
     setup = Setup()
     for number in range(4100):

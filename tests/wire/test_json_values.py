@@ -21,6 +21,7 @@ from proxy.wire.json_values import (
     normalize_arguments,
     normalize_object,
     read_member,
+    read_object,
     set_member,
 )
 from tests.support.echoes import inputs, spell, spell_like_javascript, texts, values
@@ -186,7 +187,22 @@ def test_an_array_is_taken_apart() -> None:
 def test_what_cannot_be_taken_apart_stays_whole(raw: bytes) -> None:
     assert change_members(raw, lambda _name, _value: None) == raw
     assert set_member(raw, "a", b"1") == raw
+
+
+@pytest.mark.parametrize("raw", [b"", b"[1]", b"{", b"\xff"])
+def test_what_is_no_object_has_no_members(raw: bytes) -> None:
     assert read_member(raw, "a") == b""
+
+
+def test_of_several_members_with_one_name_the_last_is_read() -> None:
+    raw = b'{"a":1,"a":2}'
+    assert read_object(raw.decode()) == {"a": 2}
+    assert read_member(raw, "a") == b"2"
+
+
+def test_json_that_is_not_strict_is_taken_apart() -> None:
+    raw = b'{"a":["\\ud800", NaN]}'
+    assert list_elements(read_member(raw, "a")) == [b'"\\ud800"', b"NaN"]
 
 
 @pytest.mark.parametrize("raw", [b"", b'"x"', b"{}", b"[1", b'1,"a":2'])

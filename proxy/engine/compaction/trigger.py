@@ -177,11 +177,11 @@ class CompactionTrigger:
         provider = self.providers.get(upstream, _ANY)
         if provider.cache is not None or upstream not in self._near:
             return provider.cache == "local"
-        return is_local_server(provider, self.models.card(upstream, model))
+        return not self.models.card(upstream, model).prices_source
 
 
 def is_local_server(provider: Provider, card: Card) -> bool:
-    """Return whether an upstream serves one request at a time: as declared, else if it is near and has no price."""
+    """Return what `CompactionTrigger.is_local` does: as declared, else if it is near and has no price."""
     if provider.cache is not None:
         return provider.cache == "local"
     return is_near(provider.host) and not card.prices_source

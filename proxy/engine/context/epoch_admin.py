@@ -3,7 +3,7 @@
 What cannot be done raises an error. What is done is in the log before it takes effect.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from proxy.context.pricing import quote_revert
 from proxy.engine.context.client_orders import find_pin_objection
@@ -81,10 +81,11 @@ class EpochAdmin:
             raise NotFound("this message is not pinned; GET /-/api/sessions/SESSION/pins lists those that are")
         await self._note(context, session, node, is_on=False)
 
-    async def list_pins(self, session: str, branches: Sequence[BranchRow]) -> list[Pinned]:
+    async def list_pins(self, session: str) -> list[Pinned]:
         """Return the pinned messages of a session, each from the newest branch that has it."""
         left = set((await self._states.caches.contexts.load(session)).pinned)
         found: list[Pinned] = []
+        branches = await self._archive.list_branches(session) if left else ()  # slow in a long session
         for branch in reversed(branches):
             if left:
                 here = await self._find_pins(session, branch, left)

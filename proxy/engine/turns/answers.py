@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from proxy.context.references import render_file_part
-from proxy.engine.response_reader import is_event_stream, read_received
+from proxy.engine.response_reader import ReadResponse, is_event_stream, read_received
 from proxy.engine.turns.calls import LocalResponse
 from proxy.model.errors import BadRequest
 from proxy.model.exchange import Headers, Usage
@@ -87,9 +87,15 @@ def _write_result(part: ToolPart) -> bytes:
     return msgspec.json.encode({"role": "tool", "tool_call_id": part.tool_call_id, "content": output})
 
 
-def read_answer(form: Format, headers: Headers, content: bytes) -> ReadAnswer:
-    """Return what a complete answer says. Raises ValueError if it is none."""
-    answer, raw = read_received(form, headers, content, len(content))
+def read_answer(form: Format, headers: Headers, content: bytes, known: ReadResponse | None = None) -> ReadAnswer:
+    """Return what a complete answer says, which is `known` if that has the same bytes. Raises ValueError if it is none.
+
+    It has others where an answer was stitched of several rounds, or its record was redacted.
+    """
+    if known is not None and known.content == content:
+        answer, raw = known.answer, known.plain
+    else:
+        answer, raw = read_received(form, headers, content, len(content))
     echoes = form.list_echoes(raw)
     reasoning, text, calls = read_message(form, echoes[0]) if echoes else ("", "", ())
     # Some servers say "stop" though they call tools.
@@ -176,9 +182,9 @@ def _list_said(form: Format, answer: bytes) -> Iterator[MessagePart]:
             yield TextPart(text)
 
 
-def read_response(form: Format, response: LocalResponse) -> ReadAnswer:
+def read_response(form: Format, response: LocalResponse, known: ReadResponse | None = None) -> ReadAnswer:
     """Return what a successful response says; one that cannot be read is an error of its provider's."""
     try:
-        return read_answer(form, response.headers, response.content)
+        return read_answer(form, response.headers, response.content, known)
     except ValueError as error:
         return ReadAnswer("", "", (), "error", None, str(error))

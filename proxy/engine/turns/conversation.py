@@ -332,17 +332,17 @@ class ProgramSession:
         home = self._home
         if self._is_uncertain:
             await self._find_out()
-        again = {call for raw in raws for call in CHAT.reader.read_item(raw).results}
+        results = [raw for raw in raws if CHAT.reader.read_item(raw).results]
+        again = {call for raw in results for call in CHAT.reader.read_item(raw).results}
         left = [raw for raw in self._unsent if again.isdisjoint(CHAT.reader.read_item(raw).results)]
         brought = [*left, *raws]  # a program that repeats a call brings its results once more
         request = self._write_request(brought, tools, system_prompt, members, is_stream=on_part is not None)
         reader = PartReader(CHAT, self.steps + 1, partial(self._tell, on_part)) if on_part is not None else None
         had_job, notes = self.is_compacting, self.notes
         notes.epoch, notes.has_loop = None, False
-        self._is_uncertain, self._unsent = True, [raw for raw in brought if CHAT.reader.read_item(raw).results]
+        self._is_uncertain, self._unsent = True, [*left, *results]
         response = await self._call(request, reader)
-        answer = read_response(CHAT, response)
-        await home.reader.read_now(response.exchange)
+        answer = read_response(CHAT, response, await home.reader.read_now(response.exchange))
         if not answer.error:
             self._is_uncertain, self._unsent = False, []
             self.waiting, self.steps = answer.calls, self.steps + 1

@@ -177,8 +177,7 @@ class ContextApi:
 
     async def _list_pins(self, path: SessionPath) -> Listing[PinDocument]:
         """List the pinned messages of a session."""
-        session = await find_session(self._log, path.id)
-        pins = await self._epochs.list_pins(session, await self._log.list_branches(session))
+        pins = await self._epochs.list_pins(await find_session(self._log, path.id))
         return Listing([describe_pinned(each) for each in pins], None)
 
     async def _pin(self, path: SessionPath, query: MessageQuery) -> PinDocument:

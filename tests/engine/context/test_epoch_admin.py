@@ -3,6 +3,7 @@
 import asyncio
 import json
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from msgspec.structs import replace
@@ -166,34 +167,39 @@ async def test_the_newest_message_is_pinned_where_no_place_is_named(talk: Talk) 
     history = await talk.grow(2, size=100)
     pinned = await talk.care.pin(await row_of(talk, 2), None)
     assert json.loads(pinned.raw) == history[-1]
-    assert [each.node for each in await list_pins(talk)] == [pinned.node]
-
-
-async def list_pins(talk: Talk) -> Any:
-    return await talk.care.list_pins(talk.session, await talk.log.list_branches(talk.session))
+    assert [each.node for each in await talk.care.list_pins(talk.session)] == [pinned.node]
 
 
 async def test_pins_are_listed_where_they_stand_and_outlive_a_restart(talk: Talk) -> None:
     await talk.grow(3, size=100)
     pinned = [await talk.care.pin(await row_of(talk, 3), place) for place in (0, 4)]
     for _ in range(2):
-        assert [(pin.node, pin.place, pin.tokens) for pin in await list_pins(talk)] == [
+        assert [(pin.node, pin.place, pin.tokens) for pin in await talk.care.list_pins(talk.session)] == [
             (pin.node, pin.place, pin.tokens) for pin in pinned
         ]
         await talk.reopen()
     await talk.care.unpin(await row_of(talk, 3), 4)
     await talk.care.unpin_node(talk.session, pinned[0].node)
-    assert await list_pins(talk) == []
+    assert await talk.care.list_pins(talk.session) == []
     for question in (talk.care.unpin(await row_of(talk, 3), 4), talk.care.unpin_node(talk.session, b"?")):
         with pytest.raises(NotFound, match="not pinned"):
             await question
 
 
-async def test_a_pin_on_a_branch_that_nobody_has_any_more_is_listed_without_a_place(talk: Talk) -> None:
+async def test_a_pin_on_a_branch_that_nobody_has_any_more_is_listed_without_a_place(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await talk.grow(2, size=100)
     await talk.care.pin(await row_of(talk, 2), 0)
-    (lost,) = await talk.care.list_pins(talk.session, ())
+    monkeypatch.setattr(talk.log, "list_branches", AsyncMock(return_value=()))
+    (lost,) = await talk.care.list_pins(talk.session)
     assert (lost.exchange, lost.raw) == (None, b"")
+
+
+async def test_without_pins_the_branches_are_not_asked_for(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    await talk.grow(2, size=100)
+    monkeypatch.setattr(talk.log, "list_branches", AsyncMock(side_effect=StoreUnavailable("asked")))
+    assert await talk.care.list_pins(talk.session) == []
 
 
 async def test_pins_beyond_their_share_are_refused(talk: Talk) -> None:
@@ -201,7 +207,7 @@ async def test_pins_beyond_their_share_are_refused(talk: Talk) -> None:
     await talk.care.pin(await row_of(talk, 2), 2)
     with pytest.raises(Conflict, match=r"0\.1 of its budget; these would have"):
         await talk.care.pin(await row_of(talk, 2), 4)
-    assert [each.place for each in await list_pins(talk)] == [2]
+    assert [each.place for each in await talk.care.list_pins(talk.session)] == [2]
 
 
 async def test_what_is_pinned_already_is_not_noted_again(talk: Talk) -> None:
@@ -247,4 +253,4 @@ async def test_what_the_log_does_not_take_is_not_done(talk: Talk) -> None:
         await care.pin(await row_of(talk), 0)
     await talk.ask(history)
     assert talk.upstream.bodies[-1] == shortened
-    assert await list_pins(talk) == []
+    assert await talk.care.list_pins(talk.session) == []

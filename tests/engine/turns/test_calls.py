@@ -4,9 +4,12 @@ from typing import Any
 
 import pytest
 
+from proxy.engine.response_reader import ReadResponse, read_received
+from proxy.engine.turns.answers import read_response
 from proxy.engine.turns.calls import LocalResponse, Take, make_call
 from proxy.model.errors import BadRequest, UpstreamUnreachable
 from proxy.model.exchange import ClientRequest, Headers, Outcome
+from proxy.wire import FORMATS
 from tests.support.engine import JSON, STREAM, Engine, ScriptedResponse, ScriptedUpstream
 from tests.support.holding import KEY, answer, user
 
@@ -127,3 +130,12 @@ async def test_a_call_that_the_engine_ends_says_so() -> None:
     await caller.engine.tasks.finish(0)
     with pytest.raises(UpstreamUnreachable, match="cancelled"):
         await calling
+
+
+def test_an_answer_with_the_bytes_of_the_record_is_not_parsed_again() -> None:
+    chat, body = FORMATS["chat_completions"], json.dumps(answer("chat_completions", "said")).encode()
+    told, plain = read_received(chat, JSON, json.dumps(answer("chat_completions", "recorded")).encode(), 1000)
+    response = LocalResponse(200, JSON, body, "s", "x", ())
+    assert read_response(chat, response, ReadResponse(body, told, plain)).text == "recorded"
+    assert read_response(chat, response, ReadResponse(plain, told, plain)).text == "said"  # the record was redacted
+    assert read_response(chat, response).text == "said"

@@ -33,7 +33,7 @@ def test_a_program_is_told_what_to_correct() -> None:
     with pytest.raises(ConfigError, match=r"upstream: unknown key; did you mean upstreams\?"):
         Settings(upstream=[])  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"^upstreams\[0\].base_url: must be an address such as"):
-        Settings(upstreams=[{"base_url": "x"}])  # type: ignore[arg-type]
+        Settings(upstreams=[{"base_url": "x"}])
 
 
 def test_without_any_source_the_defaults_are_those_of_the_rooms() -> None:

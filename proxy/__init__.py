@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from proxy.config import ConfigError, Settings
     from proxy.engine.turns.tools import make_tool
-    from proxy.model.errors import BadRequest, Conflict, ProxyError, UpstreamRefused, UpstreamUnreachable
+    from proxy.model.errors import BadRequest, Conflict, ProxyError, TooLarge, UpstreamRefused, UpstreamUnreachable
     from proxy.model.parts import (
         CompactionPart,
         FileRefPart,
@@ -55,7 +55,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "proxy.config": "ConfigError Settings",
     "proxy.engine.turns.tools": "make_tool",
-    "proxy.model.errors": ("BadRequest Conflict ProxyError UpstreamRefused UpstreamUnreachable "),
+    "proxy.model.errors": "BadRequest Conflict ProxyError TooLarge UpstreamRefused UpstreamUnreachable",
     "proxy.model.parts": (
         "CompactionPart FileRefPart MessagePart PatchPart "
         "ReasoningPart StepFinishPart StepStartPart TextPart "
@@ -112,6 +112,7 @@ __all__ = [
     "StoreError",
     "TextPart",
     "TokenUsage",
+    "TooLarge",
     "ToolPart",
     "ToolStatus",
     "TurnResult",

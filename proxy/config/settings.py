@@ -1,9 +1,9 @@
 """The settings as one tree, checks that concern several sections, and the policies of the packages."""
 
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -22,7 +22,7 @@ from proxy.config.context_sections import (
     SnapshotSettings,
     TurnsSettings,
 )
-from proxy.config.errors import ConfigError, Problem
+from proxy.config.errors import ConfigError, Problem, list_problems
 from proxy.config.sections import (
     EventsSettings,
     LogSettings,
@@ -129,6 +129,18 @@ class Settings(BaseSettings):
             "header each value of which is one. Without: each key or token is its own tenant."
         ),
     )
+
+    if not TYPE_CHECKING:  # type checkers and editors go by the fields
+
+        def __init__(self, **values: Any) -> None:
+            """Check the values. Raises ConfigError; a loader gets ValidationError, and names the sources."""
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                if "_build_sources" in values:
+                    raise
+                problems = list_problems(error, ((values, lambda _: ""),), tuple(type(self).model_fields))
+                raise ConfigError(problems) from error
 
     @field_validator("upstreams")
     @classmethod

@@ -107,6 +107,8 @@ class EngineRegistry:
     async def acquire(self, config: Settings | None, db_path: str | Path | None) -> SharedEngine:
         """Return the engine on a log, which `release` gives back. Raises ConfigError and StoreError."""
         given = config
+        if not isinstance(config, Settings | None):
+            raise TypeError(f"config is Settings(...), not {config!r:.100}")
         if config is None:
             config = load_settings()
         path = find_folder(config, db_path)

@@ -70,6 +70,8 @@ class EventBus:
         """Call `handler(event, payload)` with every event of this name. Raises ValueError if there is none."""
         if event != EVERY and event not in BUS_EVENTS:
             raise ValueError(f"{event!r} is no event; there are {', '.join(BUS_EVENTS)}")
+        if not callable(handler):
+            raise TypeError(f"a handler is a function of an event and its payload, not {handler!r:.100}")
         self._handlers = (*self._handlers, _Subscription(event, handler))
         self._listen()
 

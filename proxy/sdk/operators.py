@@ -4,12 +4,13 @@
 one is asked for, and given back after the last one. On a terminal a line on standard error shows how far a run is.
 """
 
+import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence, Sized
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence, Sized
 from contextlib import aclosing
-from typing import Any, Generic, Self, TextIO, TypeVar
+from typing import Any, Generic, TextIO, TypeVar
 
 from pydantic import BaseModel
 
@@ -21,12 +22,12 @@ from proxy.engine.mapping.pool import Inputs
 from proxy.engine.mapping.prompts import ItemTemplate, OutputSchema
 from proxy.engine.mapping.running import MapRun, MapTotals, Operator, OperatorEngine, require_least
 from proxy.engine.turns.conversation import MOST_TURNS
-from proxy.engine.turns.tools import make_tool
+from proxy.engine.turns.tools import make_tools
 from proxy.model.results import AgentMapResult, MapResult
 from proxy.sdk.engines import ENGINES, SharedEngine
 from proxy.sdk.errors import naming_errors
 from proxy.sdk.events import EventBus
-from proxy.sdk.session import Tool
+from proxy.sdk.session import AGENT_NAME, Tool
 
 _EVERY_SECONDS = 0.1
 _BAR = 24
@@ -48,16 +49,30 @@ class MapResults(Generic[R]):
     def __init__(self, results: AsyncGenerator[tuple[int, R]], totals: MapTotals) -> None:
         self.totals = totals
         self._results = results
+        self._taking = asyncio.Lock()  # a loop that was left is closed by a task, while the program goes on
+        self._is_ended = False
 
-    def __aiter__(self) -> Self:
-        return self
+    async def __aiter__(self) -> AsyncGenerator[R]:
+        """Yield the results. Leaving the loop ends the run, also while something refers to this object."""
+        try:
+            while True:
+                yield await anext(self)
+        except StopAsyncIteration:
+            return
+        finally:
+            await self.aclose()
 
     async def __anext__(self) -> R:
-        return (await anext(self._results))[1]
+        async with self._taking:
+            if self._is_ended:
+                raise StopAsyncIteration
+            return (await anext(self._results))[1]
 
     async def aclose(self) -> None:
         """End the run. Nothing of it is running afterwards."""
-        await self._results.aclose()
+        self._is_ended = True
+        async with self._taking:
+            await self._results.aclose()
 
     async def in_order(self) -> list[R]:
         """Return all results that are still to come, in the order of the inputs."""
@@ -71,7 +86,9 @@ class _Operator:
     operator: Operator
 
     def __init__(self, config: Config = None, event_bus: EventBus | None = None) -> None:
-        self._config = config
+        if not isinstance(event_bus, EventBus | None):
+            raise TypeError(f"event_bus is an EventBus, not {event_bus!r:.100}")
+        self._config = _check_config(config)
         self._bus = event_bus
         self._totals = MapTotals()
 
@@ -90,11 +107,17 @@ class _Operator:
         config: Config = None,
         parent: str = "",
     ) -> MapResults[R]:
-        """Return the results to come. Raises ValueError for a concurrency below 1."""
+        """Return the results to come. Raises ValueError for a concurrency below 1, and a model without a name."""
+        if not isinstance(inputs, Iterable | AsyncIterable):
+            raise TypeError(
+                f"inputs are a list, a generator or another iterable, also an async one, not {inputs!r:.100}"
+            )
+        if not isinstance(model, str) or not model:
+            raise ValueError(f"model is the name of a model, not {model!r:.100}")
         if concurrency is not None:
             require_least("concurrency", concurrency, 1)
         totals = self._totals = MapTotals()
-        config = self._config if config is None else config
+        config = self._config if config is None else _check_config(config)
         results = self._run(inputs, model, begin, concurrency=concurrency, config=config, parent=parent, totals=totals)
         return MapResults(results, totals)
 
@@ -160,8 +183,10 @@ class LLMMap(_Operator):
         error. `timeout` is that of one call, in seconds; a temperature of None is left to the upstream. Raises
         ValueError for a template, a schema or a number that cannot be.
         """
-        if timeout <= 0:
-            raise ValueError(f"timeout is a number of seconds above 0, not {timeout}")
+        if not isinstance(timeout, int | float) or not timeout > 0:
+            raise ValueError(f"timeout is a number of seconds above 0, not {timeout!r:.100}")
+        if not isinstance(temperature, int | float | None):
+            raise ValueError(f"temperature is a number, or None, not {temperature!r:.100}")
         if max_retries is not None:
             require_least("max_retries", max_retries, 0)
         order = LlmMapOrder(
@@ -222,7 +247,9 @@ class AgenticMap(_Operator):
         cannot be, and TypeError for what is no tool.
         """
         require_least("max_turns", max_turns, 1)
-        made = [make_tool(each) for each in tools or ()]
+        if not AGENT_NAME.fullmatch(agent):
+            raise ValueError(f"agent is a name of letters, digits and . _ : / -, not {agent!r:.100}")
+        made = make_tools(tools)
         offered = tuple([each for each in made if each.is_read_only or not read_only])
         if made and not offered:
             _log.warning("no tool is marked as read-only, so that the agents have none; see make_tool, and read_only")
@@ -245,6 +272,12 @@ class AgenticMap(_Operator):
     ) -> list[AgentMapResult]:
         """Return all results in the order of the inputs. It takes what `run` takes."""
         return await self.run(inputs, agent_prompt_template, model, **options).in_order()
+
+
+def _check_config(config: Config) -> Config:
+    if not isinstance(config, Settings | OperatorSettings | None):
+        raise TypeError(f"config is Settings(...), or its part operators, not {config!r:.100}")
+    return config
 
 
 async def _acquire(config: Config, parent: str) -> SharedEngine:

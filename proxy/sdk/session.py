@@ -19,7 +19,7 @@ from proxy.engine.turns.answers import OnPart
 from proxy.engine.turns.context import ContextWire, build_context
 from proxy.engine.turns.conversation import MOST_TURNS, ProgramSession
 from proxy.engine.turns.recording import NewSession, make_turn
-from proxy.engine.turns.tools import ProgramTool, make_tool
+from proxy.engine.turns.tools import ProgramTool, make_tools
 from proxy.model.errors import BadRequest
 from proxy.model.events import SessionClosed
 from proxy.model.parts import MessagePart
@@ -50,7 +50,7 @@ SYSTEM_PROMPT = "You are a helpful assistant."
 Tool = ProgramTool | Callable[..., Any] | Mapping[str, Any]
 """A tool: a Python function, what `make_tool` returns, or a mapping that describes one as a provider's API does."""
 
-_AGENT = re.compile(r"[\w.:/-]{1,80}", re.ASCII)
+AGENT_NAME = re.compile(r"[\w.:/-]{1,80}", re.ASCII)
 _FIXED = frozenset(
     {"id", "agent", "model", "parent_id", "token_usage", "event_bus", "compaction_in_progress", "memory"}
 )
@@ -107,7 +107,8 @@ class Session:
         environment and of the file that PALIMPSEST_CONFIG names. `db_path` is the directory of the log. Raises
         ConfigError, also if a key is missing, and StoreError, of which DuplicateIDError: its name is taken.
         """
-        if not _AGENT.fullmatch(agent):
+        _check_texts(model=model, agent=agent, system_prompt=system_prompt)
+        if not AGENT_NAME.fullmatch(agent):
             raise BadRequest(f"agent is a name of letters, digits and . _ : / -, not {agent!r:.100}")
         shared = await ENGINES.acquire(config, db_path)
         try:
@@ -200,7 +201,8 @@ class Session:
         each part of the answer as it comes, and waited for. `system_prompt` is that of this call alone. Raises
         UpstreamRefused, UpstreamUnreachable, BadRequest, StoreError and SessionClosedError.
         """
-        offered = [make_tool(each) for each in tools or ()]
+        offered = make_tools(tools)
+        _check_call(on_part, system_prompt)
         async with self._using():
             turn = await self._own.send(message, tools=offered, on_part=on_part, system_prompt=system_prompt)
         return turn.result
@@ -220,7 +222,8 @@ class Session:
         What a tool raises is the result of its call. After `max_turns` answers the `finish_reason` is `tool_use`, and
         the calls of the last one wait: `run_tools(None, tools)` goes on with them. Tokens and cost are those of all.
         """
-        offered = [make_tool(each) for each in tools]
+        offered = make_tools(tools)
+        _check_call(on_part, system_prompt)
         async with self._using():
             turn = await self._own.run_tools(
                 message, offered, max_turns=max_turns, on_part=on_part, system_prompt=system_prompt
@@ -368,3 +371,17 @@ class Session:
         self._expect_loop()
         if self._is_closed or self._shared.is_closed:
             raise SessionClosedError(f"the session {self.id} was closed; Session.load({self.id!r}) opens it again")
+
+
+def _check_call(on_part: OnPart | None, system_prompt: str | None) -> None:
+    """Raise for what a call cannot have, before it is made."""
+    if on_part is not None and not callable(on_part):
+        raise TypeError(f"on_part is a function of a part, not {on_part!r:.100}")
+    if system_prompt is not None:
+        _check_texts(system_prompt=system_prompt)
+
+
+def _check_texts(**given: object) -> None:
+    for name, value in given.items():
+        if not isinstance(value, str):
+            raise BadRequest(f"{name} is a text, not {value!r:.100}")

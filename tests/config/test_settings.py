@@ -22,9 +22,18 @@ PROXY = "http://user:hidden@proxy.example:3128"
 
 
 def problems_of(**values: Any) -> list[tuple[tuple[str | int, ...], str]]:
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(ConfigError) as caught:
         Settings(**values)
-    return [(error["loc"], error["msg"]) for error in caught.value.errors()]
+    cause = caught.value.__cause__
+    assert isinstance(cause, ValidationError)
+    return [(error["loc"], error["msg"]) for error in cause.errors()]
+
+
+def test_a_program_is_told_what_to_correct() -> None:
+    with pytest.raises(ConfigError, match=r"upstream: unknown key; did you mean upstreams\?"):
+        Settings(upstream=[])  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"^upstreams\[0\].base_url: must be an address such as"):
+        Settings(upstreams=[{"base_url": "x"}])
 
 
 def test_without_any_source_the_defaults_are_those_of_the_rooms() -> None:

@@ -48,6 +48,11 @@ def keep(heard: list[Any], *name: str) -> Callable[[str, Any], None]:
     return lambda event, payload: heard.append((*name, event, payload))
 
 
+def test_a_handler_can_be_called() -> None:
+    with pytest.raises(TypeError, match="a handler is a function of an event and its payload, not 5"):
+        EventBus().subscribe_all(5)  # type: ignore[arg-type]
+
+
 def test_handlers_are_called_in_the_order_of_their_registration() -> None:
     bus, heard = EventBus(), list[Any]()
     bus.subscribe("MAP_STARTED", keep(heard, "first"))

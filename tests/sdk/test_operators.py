@@ -101,6 +101,10 @@ def test_what_cannot_be_is_told_before_anything_is_opened() -> None:
         ("{{ item }}", SCHEMA, {"concurrency": 0}, "concurrency is at least 1"),
         ("{{ item }}", SCHEMA, {"max_retries": -1}, "max_retries is at least 0"),
         ("{{ item }}", SCHEMA, {"timeout": 0}, "timeout"),
+        ("{{ item }}", SCHEMA, {"timeout": None}, "timeout is a number of seconds"),
+        ("{{ item }}", SCHEMA, {"temperature": "hot"}, "temperature is a number, or None"),
+        ("{{ item }}", SCHEMA, {"concurrency": 2.5}, "concurrency is a whole number"),
+        (None, SCHEMA, {}, "template is a text"),
     ):
         with pytest.raises(ValueError, match=why):
             mapper.run([], template, schema, "m", **options)  # type: ignore[arg-type]
@@ -108,9 +112,33 @@ def test_what_cannot_be_is_told_before_anything_is_opened() -> None:
         agents.run([], "Go on", "m")
     with pytest.raises(ValueError, match="max_turns is at least 1"):
         agents.run([], "{{ item }}", "m", max_turns=0)
+    with pytest.raises(ValueError, match="agent is a name"):
+        agents.run([], "{{ item }}", "m", agent="a b")
+    with pytest.raises(ValueError, match="model is the name of a model"):
+        agents.run([], "{{ item }}", "")
+    with pytest.raises(TypeError, match="inputs are a list"):
+        mapper.run(5, "{{ item }}", SCHEMA, "m")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"config is Settings\(...\)"):
+        LLMMap({"data": "x"})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="event_bus is an EventBus"):
+        LLMMap(None, print)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="a tool is a function"):
         agents.run([], "{{ item }}", "m", tools=[3])  # type: ignore[list-item]
     assert not ENGINES.open
+
+
+async def test_leaving_the_loop_ends_a_run_whose_results_are_kept(config: Settings, bus: EventBus) -> None:
+    ended = asyncio.Event()
+    bus.subscribe("MAP_COMPLETED", lambda event, payload: ended.set())
+    results = LLMMap(config, bus).run(range(1_000_000), "{{ item }}", SCHEMA, "m")
+    async for result in results:
+        assert result.success
+        break
+    await asyncio.wait_for(ended.wait(), 10)
+    await results.aclose()
+    assert not ENGINES.open
+    assert results.totals.succeeded < 100
+    assert [result async for result in results] == []
 
 
 async def test_a_missing_key_is_told_before_any_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

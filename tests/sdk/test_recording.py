@@ -35,6 +35,24 @@ async def test_what_was_recorded_is_the_context_of_the_next_call(create: Create,
         assert provider.seen[-1]["messages"] == [*built.messages, {"role": "user", "content": "And now?"}]
 
 
+async def test_what_is_no_turn_is_refused_and_leaves_no_trace(create: Create, caplog: pytest.LogCaptureFixture) -> None:
+    turns: list[tuple[Any, Any, dict[str, Any], str]] = [
+        (None, "hi", {}, "messages as mappings"),
+        ("hello", object(), {}, "model_dump"),
+        (["hello"], "hi", {}, "messages as mappings"),
+        ("hello", "hi", {"finish_reason": "done"}, "finish_reason is one of stop, max_tokens"),
+        ("hello", "hi", {"tokens": {"input": 1}}, "tokens are a TokenUsage"),
+        ("hello", "hi", {"tokens": TokenUsage(input=-1)}, "at least 0"),
+    ]
+    async with await create() as session:
+        for asked, answered, options, why in turns:
+            with pytest.raises(BadRequest, match=why):
+                await session.record(asked, answered, **options)
+        assert await session.messages() == []
+        await session.record("hello", "hi")
+    assert not caplog.records
+
+
 async def test_a_context_is_written_for_each_api(create: Create) -> None:
     async with await create(system_prompt="Be brief.") as session:
         await session.record("list", [CALLING, {"role": "tool", "tool_call_id": "c1", "content": "a b"}, HELLO[1]])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from proxy.engine.turns.tools import make_tool
 from proxy.model.errors import BadRequest, Conflict, UpstreamRefused, UpstreamUnreachable
 from proxy.model.parts import (
     FileRefPart,
@@ -49,6 +50,39 @@ async def test_each_message_brings_what_is_new_and_the_model_gets_all(create: Cr
             ("user", ["a"]), ("assistant", ["word 1"]), ("user", ["b"]), ("assistant", ["word 2"]),
         ]  # fmt: skip
         assert [each.id for each in told if each.role == "assistant"] == [first.message_id, second.message_id]
+
+
+async def test_what_no_call_can_have_is_refused_before_it_is_made(create: Create, provider: ChatProvider) -> None:
+    def other(a: int) -> int:
+        return a
+
+    messages: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+        (None, {}, BadRequest, "a text or a list of parts"),
+        ({"role": "user"}, {}, BadRequest, "a text or a list of parts"),
+        ([ToolPart("add", "c1", output={"a": 1})], {}, BadRequest, "an output, which is a text"),  # type: ignore[arg-type]
+        ("a", {"system_prompt": 5}, BadRequest, "system_prompt is a text"),
+        ("a", {"on_part": 5}, TypeError, "on_part is a function"),
+        ("a", {"tools": add}, TypeError, "tools are a list"),
+        ("a", {"tools": [lambda x: x]}, TypeError, "a tool has a name of letters"),
+        ("a", {"tools": [add, make_tool(other, name="add")]}, TypeError, "two tools have the name 'add'"),
+    ]
+    async with await create() as session:
+        for message, options, kind, why in messages:
+            with pytest.raises(kind, match=why):
+                await session.send(message, **options)
+            if message is not None:
+                with pytest.raises(kind, match=why):
+                    await session.run_tools(message, **{"tools": [], **options})
+        assert provider.seen == [] and await session.messages() == []
+        assert (await session.send("a")).text == "word 1"
+
+
+async def test_a_session_is_begun_with_texts_and_settings(create: Create) -> None:
+    for options in ({"model": 5}, {"agent": 5}, {"system_prompt": None}):
+        with pytest.raises(BadRequest, match=f"{next(iter(options))} is a text"):
+            await create(**options)
+    with pytest.raises(TypeError, match=r"config is Settings\(...\)"):
+        await create(config={"data": "x"})
 
 
 async def test_a_session_without_a_message_has_none_and_can_be_loaded(

@@ -48,6 +48,8 @@ class ItemTemplate:
     """
 
     def __init__(self, text: str) -> None:
+        if not isinstance(text, str):
+            raise ValueError(f"the prompt template is a text, not {type(text).__name__}")
         environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
         try:
             tree = environment.parse(text)

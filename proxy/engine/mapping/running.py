@@ -179,7 +179,9 @@ class OperatorEngine:
 
 
 def require_least(name: str, number: int, least: int) -> int:
-    """Return a number. Raises ValueError if it is below the least one."""
+    """Return a number. Raises ValueError if it is below the least one, or no whole number."""
+    if not isinstance(number, int):
+        raise ValueError(f"{name} is a whole number, not {number!r:.100}")
     if number < least:
         raise ValueError(f"{name} is at least {least}, not {number}")
     return number

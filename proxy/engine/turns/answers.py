@@ -55,8 +55,7 @@ def write_messages(form: Format, message: str | Sequence[MessagePart]) -> list[b
 
     Raises BadRequest for a message that says nothing, and for parts that only a model makes.
     """
-    if isinstance(message, str):
-        message = (TextPart(message),)
+    message = list_parts(message)
     raws, said = list[bytes](), list[str]()
     for part in message:
         if isinstance(part, ToolPart):
@@ -78,12 +77,21 @@ def write_messages(form: Format, message: str | Sequence[MessagePart]) -> list[b
     return raws
 
 
+def list_parts(message: str | Sequence[MessagePart]) -> Sequence[MessagePart]:
+    """Return the parts of a message. Raises BadRequest for what is neither a text nor a list."""
+    if isinstance(message, str):
+        return (TextPart(message),)
+    if not isinstance(message, list | tuple):
+        raise BadRequest(f"{_NO_TEXT}; not {message!r:.100}")
+    return message
+
+
 def _write_result(part: ToolPart) -> bytes:
     output = part.output
     if output is None:
         output = part.status.error_message
-    if not part.tool_call_id or output is None:
-        raise BadRequest("the result of a tool has the tool_call_id of its call, and an output")
+    if not part.tool_call_id or not isinstance(output, str):
+        raise BadRequest("the result of a tool has the tool_call_id of its call, and an output, which is a text")
     return msgspec.json.encode({"role": "tool", "tool_call_id": part.tool_call_id, "content": output})
 
 

@@ -21,7 +21,16 @@ from proxy.engine.ports import Archive, Clock
 from proxy.engine.request_resolver import RequestResolver
 from proxy.engine.response_reader import ResponseReader
 from proxy.engine.runtime import EngineBus, SystemIds, TaskRunner
-from proxy.engine.turns.answers import OnPart, PartReader, ReadAnswer, read_message, read_response, tell, write_messages
+from proxy.engine.turns.answers import (
+    OnPart,
+    PartReader,
+    ReadAnswer,
+    list_parts,
+    read_message,
+    read_response,
+    tell,
+    write_messages,
+)
 from proxy.engine.turns.calls import LocalResponse, make_call
 from proxy.engine.turns.recording import CHAT, NewSession, RecordedTurn, TurnLog, TurnRecorder, is_beginning
 from proxy.engine.turns.tools import ProgramTool, run_calls
@@ -30,7 +39,7 @@ from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable,
 from proxy.model.events import CompactionEnded, DoomLoopDetected, EpochOpened, ReplyRecorded
 from proxy.model.exchange import ClientRequest, Headers, ProgramCall, SessionKey
 from proxy.model.lru import LruCache
-from proxy.model.parts import MessagePart, TextPart, ToolPart
+from proxy.model.parts import MessagePart, ToolPart
 from proxy.model.results import CompactionResult, RecordResult, TokenUsage, TurnResult, count_usage
 from proxy.wire.json_values import list_elements, read_object, read_text
 from proxy.wire.streams import read_error
@@ -302,7 +311,7 @@ class ProgramSession:
         async with self._lock:
             if self._is_uncertain:
                 await self._find_out()
-        brought = [TextPart(message)] if isinstance(message, str) else [*(message or ())]
+        brought = [] if message is None else [*list_parts(message)]
         if self.waiting and not any(isinstance(part, ToolPart) for part in brought):
             brought = [*await self._execute(known, on_part), *brought]
         turn = await self.send(brought, **options)

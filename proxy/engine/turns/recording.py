@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, get_args
 
 import msgspec
 
@@ -61,6 +61,11 @@ CHAT = FORMATS["chat_completions"]
 _CREATED = "/-/api/sessions"
 _JSON: Headers = ((b"content-type", b"application/json"),)
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+_REASONS: tuple[str, ...] = get_args(FinishReason)
+_NO_MESSAGE = (
+    "a turn is told by texts, or by messages as mappings, as the API of chat completions has them; not by {0!r:.100}"
+    " (of an object of an SDK give its `model_dump(exclude_none=True)`)"
+)
 _LEADING = frozenset({"system", "developer"})
 _LONGEST_NAME = 200
 _STATUS_CREATED = 201
@@ -123,8 +128,14 @@ def make_turn(
     model: str = "",
 ) -> RecordedTurn:
     """Return a turn from texts or messages. Raises BadRequest if it is none."""
+    if finish_reason not in _REASONS:
+        raise BadRequest(f"finish_reason is one of {', '.join(_REASONS)}, not {finish_reason!r:.100}")
+    if tokens is not None and not (isinstance(tokens, TokenUsage) and min(msgspec.structs.astuple(tokens)) >= 0):
+        raise BadRequest(f"tokens are a TokenUsage of counts that are at least 0, not {tokens!r:.200}")
     told = _list_messages(asked, "user"), _list_messages(answered, "assistant")
     for message in (*told[0], *told[1]):
+        if not isinstance(message, Mapping):
+            raise BadRequest(_NO_MESSAGE.format(message))
         if message.get("role") not in _ROLES:
             raise BadRequest(f"a message has one of the roles {', '.join(sorted(_ROLES))}: {str(message)[:100]!r}")
     if not told[0]:
@@ -140,7 +151,11 @@ def make_turn(
 def _list_messages(told: str | Message | Sequence[Message], role: str) -> Sequence[Message]:
     if isinstance(told, str):
         return [{"role": role, "content": told}] if told else []
-    return [told] if isinstance(told, Mapping) else told
+    if isinstance(told, Mapping):
+        return [told]
+    if not isinstance(told, list | tuple):
+        raise BadRequest(_NO_MESSAGE.format(told))
+    return told
 
 
 @dataclass(kw_only=True, eq=False)

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -12,6 +13,9 @@ from pydantic_core import ArgsKwargs
 
 from proxy.engine.runtime import attempt
 from proxy.model.parts import ToolPart, ToolStatus
+
+_BREAK = "\n"
+_NAME = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 class ProgramTool(msgspec.Struct, frozen=True):
@@ -54,10 +58,10 @@ def make_tool(
         schema = told.get("parameters") or told.get("input_schema") or {"type": "object", "properties": {}}
         if not isinstance(told.get("name"), str):
             raise TypeError(f"a tool that is described has a name, a description and parameters: {source!r:.200}")
-        return ProgramTool(told["name"], told.get("description", ""), schema)
+        return ProgramTool(_check_name(told["name"]), told.get("description", ""), schema)
     if not callable(source):
         raise TypeError(f"a tool is a function, or a mapping that describes one, not {source!r:.200}")
-    named = name or getattr(source, "__name__", "") or type(source).__name__
+    named = _check_name(name or getattr(source, "__name__", "") or type(source).__name__)
     said = description or inspect.getdoc(source) or ""
     call: Any = source
     if parameters is None:
@@ -66,10 +70,29 @@ def make_tool(
             parameters = adapter.json_schema()
         except (PydanticUserError, NameError, TypeError, ValueError) as error:
             what = f"the arguments of the tool {named!r} have no schema; give parameters"
-            raise TypeError(f"{what}: {error}") from error
+            raise TypeError(f"{what}: {str(error).partition(_BREAK)[0]}") from error
         call = partial(_call_validated, adapter)
     is_async = inspect.iscoroutinefunction(source) or inspect.iscoroutinefunction(type(source).__call__)
     return ProgramTool(named, said, parameters, call, is_read_only, is_async)
+
+
+def make_tools(sources: Sequence[ProgramTool | Callable[..., Any] | Mapping[str, Any]] | None) -> list[ProgramTool]:
+    """Return the tools of a call, each as `make_tool` makes it. Raises TypeError, also for two of one name."""
+    if not isinstance(sources, Sequence | None):
+        raise TypeError(f"tools are a list of functions or mappings, not {sources!r:.200}")
+    tools = [make_tool(each) for each in sources or ()]
+    names = [tool.name for tool in tools]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise TypeError(f"two tools have the name {twice[0]!r}; give one of them another: make_tool(..., name=...)")
+    return tools
+
+
+def _check_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise TypeError(
+            f"a tool has a name of letters, digits and . _ : -, not {name!r:.100}: make_tool(..., name=...)"
+        )
+    return name
 
 
 def _call_validated(adapter: TypeAdapter[Any], /, **arguments: Any) -> Any:

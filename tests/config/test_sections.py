@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from proxy.config import ConfigError, load_settings
 from proxy.config.settings import Settings
@@ -19,10 +18,10 @@ from proxy.engine.recall.policy import RecallPolicy
 from proxy.model.card import Offer, Prices, Rates
 
 
-def problems_of(**values: Any) -> list[tuple[str | int, ...]]:
-    with pytest.raises(ValidationError) as caught:
+def problems_of(**values: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
         Settings(**values)
-    return [error["loc"] for error in caught.value.errors()]
+    return [problem.key for problem in caught.value.problems]
 
 
 def test_without_any_source_the_defaults_are_those_of_the_rooms() -> None:
@@ -109,7 +108,7 @@ def test_what_is_said_to_cost_nothing_costs_nothing() -> None:
         ("pricing", "m", {"input": 1, "retention_seconds": 0}),
     ],
 )
-def test_what_makes_no_sense_is_refused_at_its_key(section: str, key: str, value: object) -> None:
+    assert problems_of(**{section: {key: value}})[0].startswith(f"{section}.{key}")
     assert problems_of(**{section: {key: value}})[0][:2] == (section, key)
 
 
@@ -131,10 +130,10 @@ def test_a_mistyped_key_comes_with_a_hint(path: str, meant: str) -> None:
 
 
 def problem_of(**values: Any) -> str:
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(ConfigError) as caught:
         Settings(compaction=values)
-    [error] = caught.value.errors()
-    return f"{'.'.join(map(str, error['loc']))}: {error['msg']}"
+    [problem] = caught.value.problems
+    return str(problem)
 
 
 def test_without_any_source_the_defaults_are_those_of_the_room() -> None:
@@ -232,5 +231,5 @@ def test_webhooks_have_what_the_settings_say(tmp_path: Path) -> None:
 )
 def test_a_webhook_that_cannot_be_is_refused(given: dict[str, object], says: str) -> None:
     webhook = {"url": "https://hooks.example/", **given}
-    with pytest.raises(ValidationError, match=re.escape(says)):
+    with pytest.raises(ConfigError, match=re.escape(says)):
         Settings(events={"webhooks": [webhook]})

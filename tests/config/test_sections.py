@@ -108,12 +108,12 @@ def test_what_is_said_to_cost_nothing_costs_nothing() -> None:
         ("pricing", "m", {"input": 1, "retention_seconds": 0}),
     ],
 )
+def test_what_makes_no_sense_is_refused_at_its_key(section: str, key: str, value: object) -> None:
     assert problems_of(**{section: {key: value}})[0].startswith(f"{section}.{key}")
-    assert problems_of(**{section: {key: value}})[0][:2] == (section, key)
 
 
 def test_a_context_is_shortened_below_the_mark_at_which_it_is() -> None:
-    assert problems_of(budget={"soft_fraction": 0.3, "low_fraction": 0.3}) == [("budget",)]
+    assert problems_of(budget={"soft_fraction": 0.3, "low_fraction": 0.3}) == ["budget"]
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,11 @@ async def _load(
 
 
 def _sum_estimates(totals: Iterable[SessionTotal]) -> TotalEstimate | None:
-    known = [total for total in totals if total.saved is not None]
-    if not known:
+    found = list(totals)
+    if all(total.saved is None for total in found):
         return None
+    # our own calls cost something also where nothing is known of what they saved
+    known = [total for total in found if total.saved is not None or total.auxiliary.tokens]
     saved = sum((each.net for each in known), start=Cost())
     losses = [each.net for each in known if each.net.tokens < 0]
     share = compute_share(saved, sum((each.spent for each in known), start=Cost()))

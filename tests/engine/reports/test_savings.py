@@ -292,6 +292,18 @@ async def test_our_auxiliary_calls_count_against_a_session() -> None:
     assert await load_saving(log, "unknown", inputs) is None
 
 
+async def test_the_total_and_its_parts_agree_where_our_calls_belong_to_a_session_of_which_no_saving_is_known() -> None:
+    book = Book()
+    plan_call(book, "s", 90.0)
+    book.add("other", 30, kind="auxiliary")
+    log: Any = book
+    report = await load_report(log, SavingsInputs(PriceList(lambda upstream, model: PRICED), BudgetPolicy()))
+    assert report.estimate is not None
+    assert report.estimate.tokens == sum(part.tokens or 0 for part in report.models) == 60.0
+    assert sum(part.tokens or 0 for part in report.days) == 60.0
+    assert (report.estimate.losing, report.estimate.lost_tokens) == (1, -30.0)
+
+
 @pytest.mark.parametrize(
     ("rungs", "reason"),
     [

@@ -63,7 +63,7 @@ def test_the_raw_view_of_a_shortened_call_has_the_recorded_bytes(browser: Browse
     watched = watch(browser, site.origin, TOKEN)
     watched.open(f"/-/sessions/{session}/calls/{call}")
     settle(watched.page)
-    watched.page.get_by_role("button", name="Raw").click()
+    watched.page.get_by_role("button", name="Raw", exact=True).click()
     watched.page.wait_for_selector(".raw pre")
     left, right = (each.evaluate("x => x.textContent") for each in watched.page.locator(".raw pre").all())
     assert left.split("\n\n", 1)[1][:100_000] == own[:100_000]

@@ -114,7 +114,7 @@ def look(watched: Watched, path: str) -> None:
     page = watched.page
     for button in page.locator("#unchanged, .fold button, [data-orig]").all():
         button.click()
-    if (raw := page.get_by_role("button", name="Raw")).count():
+    if (raw := page.get_by_role("button", name="Raw", exact=True)).count():
         raw.click()
         expect(page.locator(".raw pre").first).to_be_visible(timeout=60_000)
 

@@ -108,7 +108,7 @@ def test_the_raw_view_has_the_bytes_of_the_client(browser: Browser, site: Runnin
     session = next(each for each in read(site, "/sessions")["items"] if each["name"] == "bytes")["id"]
     watched = watch(browser, site.origin, TOKEN)
     watched.open(f"/-/sessions/{session}/calls/1")
-    watched.page.get_by_role("button", name="Raw").click()
+    watched.page.get_by_role("button", name="Raw", exact=True).click()
     watched.page.wait_for_selector(".raw pre")
     client, sent = (each.evaluate("x => x.textContent") for each in watched.page.locator(".raw pre").all())
     assert (client.split("\n\n", 1)[1], sent) == (body, body)

@@ -35,6 +35,14 @@ async def test_what_was_recorded_is_the_context_of_the_next_call(create: Create,
         assert provider.seen[-1]["messages"] == [*built.messages, {"role": "user", "content": "And now?"}]
 
 
+async def test_both_messages_are_told_before_a_session_is_closed(create: Create) -> None:
+    told: list[str] = []
+    async with await create() as session:
+        session.subscribe("MESSAGE_CREATED", lambda event, payload: told.append(payload.message))
+        kept = await session.record("hello", "hi")
+    assert told == [kept.user_message_id, kept.assistant_message_id]
+
+
 async def test_what_is_no_turn_is_refused_and_leaves_no_trace(create: Create, caplog: pytest.LogCaptureFixture) -> None:
     turns: list[tuple[Any, Any, dict[str, Any], str]] = [
         (None, "hi", {}, "messages as mappings"),

@@ -273,6 +273,7 @@ class ProgramSession:
         self.waiting, self._unsent = read_message(CHAT, turn.answered[-1])[2], []
         self.steps += sum([CHAT.reader.read_item(raw).role == "assistant" for raw in turn.answered])
         self.usage += kept.result.tokens
+        await self._home.reader.read_now(kept.exchange)
         return kept.result
 
     def _expect_free(self) -> None:

@@ -105,9 +105,10 @@ class RecordedTurn(msgspec.Struct, frozen=True):
 
 
 class KeptTurn(NamedTuple):
-    """The result of recording a turn. `is_repeated`: it had been recorded before, under the same key."""
+    """The result of recording a turn, and its exchange. `is_repeated`: it had been recorded under the same key."""
 
     result: RecordResult
+    exchange: str
     is_repeated: bool = False
 
 
@@ -259,7 +260,7 @@ class TurnRecorder:
         row = await self.find_row(key.id, find_header(client.labels, b"x-palimpsest-exchange").decode("latin-1"))
         if row is None:
             raise StoreUnavailable("the log has not taken the turn in time")
-        return KeptTurn(await self._describe(row, is_begun=self.has_job(key.id) and not had_job))
+        return KeptTurn(await self._describe(row, is_begun=self.has_job(key.id) and not had_job), row.id)
 
     async def _find_terms(self, key: SessionKey, turn: RecordedTurn, system: str) -> _Terms:
         """Return how a session goes on: as its newest complete call did, or as it was begun."""
@@ -321,7 +322,9 @@ class TurnRecorder:
             raise BadRequest("this idempotency-key was used with other messages")
         row = await self.find_row(session, held.exchange)
         is_recorded = row is not None and _is_complete(row)
-        return KeptTurn(await self._describe(row), is_repeated=True) if row is not None and is_recorded else None
+        return (
+            KeptTurn(await self._describe(row), row.id, is_repeated=True) if row is not None and is_recorded else None
+        )
 
     async def find_row(self, session: str, exchange: str) -> ExchangeRow | None:
         """Return a call of a session with its responses, None if the log has not taken it yet."""

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from proxy.model.errors import BadRequest
+from proxy.model.events import ReplyRecorded
 from proxy.model.parts import ToolPart
 from proxy.model.results import TokenUsage
+from proxy.sdk.engines import ENGINES
 from proxy.sdk.errors import SessionClosedError
 from proxy.sdk.session import Session
 from tests.sdk.conftest import Create
@@ -35,12 +37,16 @@ async def test_what_was_recorded_is_the_context_of_the_next_call(create: Create,
         assert provider.seen[-1]["messages"] == [*built.messages, {"role": "user", "content": "And now?"}]
 
 
-async def test_both_messages_are_told_before_a_session_is_closed(create: Create) -> None:
-    told: list[str] = []
+async def test_the_answer_has_been_read_when_it_is_recorded_so_that_a_close_loses_no_event(
+    create: Create, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.engine.response_reader.GATHER_SECONDS", 0.5)  # by itself it is read only later
+    read: list[str] = []
     async with await create() as session:
-        session.subscribe("MESSAGE_CREATED", lambda event, payload: told.append(payload.message))
+        (shared,) = ENGINES.open.values()
+        shared.engine.bus.subscribe(ReplyRecorded, lambda event: read.append(event.nodes[-1].hex()))
         kept = await session.record("hello", "hi")
-    assert told == [kept.user_message_id, kept.assistant_message_id]
+        assert read == [kept.assistant_message_id]
 
 
 async def test_what_is_no_turn_is_refused_and_leaves_no_trace(create: Create, caplog: pytest.LogCaptureFixture) -> None:

@@ -25,7 +25,7 @@ from proxy.upstream.httpx_client import ProxiedClient
 from proxy.upstream.tokenizer import CountingTokenizer
 
 ROOT = Path(__file__).parents[1]
-LIMIT = 60.0
+LIMIT = 300.0
 
 
 class Noted:

@@ -14,7 +14,7 @@ from proxy.model.errors import NotFound, StoreUnavailable, UpstreamUnreachable
 from proxy.running import ask_server, find_address, find_admin_token, find_link, find_server, note_address
 from tests.journeys.provider import run_application
 
-LIMIT = 60.0
+LIMIT = 300.0
 
 
 def settings_in(data: Path, **flags: object) -> Settings:

@@ -57,7 +57,9 @@ async def serving_whole(data: Path, upstream: ScriptedUpstream, **flags: object)
 
     upstream.script = play
     upstreams = [{"name": "scripted", "base_url": upstream.url}]
-    settings = load_settings(None, {"data": str(data), "upstreams": upstreams, "server.admin_token": TOKEN, **flags})
+    # A plan is waited for however busy the machine is: with the default it would decide what is sent.
+    own = {"data": str(data), "upstreams": upstreams, "server.admin_token": TOKEN}
+    settings = load_settings(None, {**own, "compaction.hard_wait_seconds": LIMIT, **flags})
     engine = await build_engine(settings)
     try:
         async with serving_engine(engine, settings) as served:

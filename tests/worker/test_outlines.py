@@ -9,7 +9,7 @@ import pytest
 
 from proxy.worker.outlines import GRAMMARS, PROGRAM, TIME_LIMIT, Outliner, has_grammars
 
-LIMIT = 60.0
+LIMIT = 300.0
 JAVA = "class A {\n  void m() {\n  }\n}\n"
 FOUND = ["class A · lines 1-4", "  method m · lines 2-3"]
 # A program that counts its starts in a file, dies of "die", keeps silent at "hang", answers nonsense to "babble".

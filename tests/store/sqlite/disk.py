@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-LIMIT = 60.0
+LIMIT = 300.0
 
 FULL = sqlite3.OperationalError("database or disk is full")
 LOCKED = sqlite3.OperationalError("database is locked")

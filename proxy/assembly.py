@@ -124,7 +124,6 @@ class Engine:
     models: Models
     tokenizer: CountingTokenizer
     worker: WorkerProcess
-    sandbox: SandboxProcesses
     epoch_admin: EpochAdmin
     manual_compaction: ManualCompaction
     memory_compaction: MemoryCompaction
@@ -139,6 +138,7 @@ class Engine:
     conversations: Conversations
     webhooks: Webhooks
     files: FileKeeper
+    sandbox: SandboxProcesses
 
     def prepare(self) -> None:
         """Load what would block calls if it were loaded later. Blocks for 50 ms."""
@@ -234,22 +234,8 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
         loops=LoopWatch(bus, policy.loop_threshold, policy.loop_action) if policy.loop_threshold else None,
     )
     memory_compaction = _build_memory(settings, archive, durability, trigger, controller, routes=routes, clock=clock)
-    sandbox = SandboxProcesses()
-    epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
-    parts = (
-        exchanges,
-        archive,
-        relay,
-        bus,
-        tasks,
-        descriptors,
-        upstreams,
-        models,
-        tokenizer,
-        worker,
-        sandbox,
-        epoch_admin,
-    )
+    epoch_admin, sandbox = EpochAdmin(controller.states, archive, durability, bus, SystemIds()), SandboxProcesses()
+    parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker, epoch_admin)
     events, webhooks = _build_events(settings, archive, bus, tasks, models, is_told=connect is None)
     memory, schedule = memory_compaction.memory, trigger.worker.schedule
     known = (exchanges, lineage, reader, resolver, schedule, caches, held, memory, features)
@@ -260,7 +246,7 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     wired: dict[str, Any] = {"archive": archive, "tasks": tasks, "bus": bus, "models": models, "clock": clock}
     turns = build_conversations(exchanges, resolver, reader, durability, trigger, cap=policy.record_cap_bytes, **wired)
     files = build_files(settings.file_policy(), turns.recorder, trigger, planner, worker=worker, secret=archive.salt)
-    return Engine(*parts, *found, erasing, retention, turns.recorder, turns, webhooks, files)
+    return Engine(*parts, *found, erasing, retention, turns.recorder, turns, webhooks, files, sandbox)
 
 
 def _build_events(

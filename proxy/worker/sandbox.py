@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from proxy.engine.mapping.sandbox import Batch, Kind, Limits, Outcome, Task, TaskFailed
+from proxy.engine.mapping.sandbox import Batch, Kind, Limits, Task, TaskFailed, TaskOutcome
 from proxy.model.errors import WorkerLost
 from proxy.worker.process import JobProcess
 
@@ -35,14 +35,14 @@ _ADVICE: dict[Kind, str] = {
     "read": "make its patterns, references and combinations (anyOf, oneOf, uniqueItems) simpler",
 }
 
-_outcomes = msgspec.msgpack.Decoder(list[Outcome])
+_outcomes = msgspec.msgpack.Decoder(list[TaskOutcome])
 
 
-class _Waiting(msgspec.Struct, gc=False, eq=False):
+class _WaitingTask(msgspec.Struct, gc=False, eq=False):
     """A task that waits to be done, and the future for what it comes to."""
 
     task: Task
-    outcome: "asyncio.Future[Outcome]"
+    outcome: "asyncio.Future[TaskOutcome]"
     is_alone: bool = False
 
 
@@ -60,7 +60,7 @@ class SandboxProcesses:
         for process in reversed(self._processes):
             self._free.put_nowait(process)
         self._is_closed = False
-        self._runs: dict[str, deque[_Waiting]] = {}
+        self._runs: dict[str, deque[_WaitingTask]] = {}
         self._serving: set[asyncio.Task[None]] = set()
 
     @property
@@ -68,10 +68,10 @@ class SandboxProcesses:
         """The ids of the processes that run."""
         return [process.pid for process in self._processes if process.pid is not None]
 
-    async def do(self, run: str, task: Task) -> Outcome:
+    async def do(self, run: str, task: Task) -> TaskOutcome:
         """Return what a task of a run comes to. Raises TaskFailed, and WorkerLost if there is no process to do it."""
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(task, loop.create_future())
+        waiting = _WaitingTask(task, loop.create_future())
         if run in self._runs:
             self._runs[run].append(waiting)
         else:
@@ -103,7 +103,7 @@ class SandboxProcesses:
                 self._free.put_nowait(process)
         del self._runs[run]
 
-    async def _do_some(self, process: JobProcess, queue: deque[_Waiting]) -> None:
+    async def _do_some(self, process: JobProcess, queue: deque[_WaitingTask]) -> None:
         """Do tasks at the head of a queue. Put them back, to be done one by one, if that fails."""
         batch = _take(queue)
         if not batch:
@@ -112,7 +112,7 @@ class SandboxProcesses:
             outcomes = await process.ask(Batch(tuple([each.task for each in batch])), _outcomes.decode)
         except (WorkerLost, RuntimeError) as error:
             if len(batch) > 1:
-                queue.extendleft(_Waiting(each.task, each.outcome, is_alone=True) for each in reversed(batch))
+                queue.extendleft(_WaitingTask(each.task, each.outcome, is_alone=True) for each in reversed(batch))
             else:
                 _fail(batch[0], self._explain(batch[0].task.kind, error, process.exit_code))
             return
@@ -135,9 +135,9 @@ class SandboxProcesses:
         return TaskFailed(f"{what} has ended the process that did it (code {exit_code}): {advice}")
 
 
-def _take(queue: deque[_Waiting]) -> list[_Waiting]:
+def _take(queue: deque[_WaitingTask]) -> list[_WaitingTask]:
     """Take the tasks that are done next. Drop those whose callers have gone."""
-    taken, size = list[_Waiting](), 0
+    taken, size = list[_WaitingTask](), 0
     while queue and len(taken) < _BATCH_TASKS:
         if queue[0].outcome.done():
             queue.popleft()
@@ -151,6 +151,6 @@ def _take(queue: deque[_Waiting]) -> list[_Waiting]:
     return taken
 
 
-def _fail(waiting: _Waiting, error: Exception) -> None:
+def _fail(waiting: _WaitingTask, error: Exception) -> None:
     if not waiting.outcome.done():
         waiting.outcome.set_exception(error)

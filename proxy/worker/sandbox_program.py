@@ -13,7 +13,7 @@ from functools import lru_cache
 import msgspec
 
 from proxy.engine.mapping.prompts import ItemTemplate, OutputSchema, find_json
-from proxy.engine.mapping.sandbox import Batch, Limits, Outcome, Task, Unfit, unpack_item
+from proxy.engine.mapping.sandbox import Batch, Limits, Task, TaskOutcome, Unfit, unpack_item
 from proxy.worker.frames import end_with_parent, serve, write_no_core
 
 _KNOWN = 16  # templates, and schemas, that are kept
@@ -25,7 +25,7 @@ class Tasks:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
 
-    def do(self, batch: Batch) -> list[Outcome]:
+    def do(self, batch: Batch) -> list[TaskOutcome]:
         """Return what each task comes to. Raises any error that one of them raises."""
         signal.setitimer(signal.ITIMER_PROF, self._limits.cpu_seconds)
         try:
@@ -37,28 +37,28 @@ class Tasks:
         return outcomes
 
 
-def _check(task: Task) -> Outcome:
+def _check(task: Task) -> TaskOutcome:
     try:
         _find_template(task.rule).compile()
         if task.content:
             _find_schema(task.content)
     except ValueError as error:
-        return Outcome(problem=str(error))
-    return Outcome()
+        return TaskOutcome(problem=str(error))
+    return TaskOutcome()
 
 
-def _render(task: Task) -> Outcome:
-    return Outcome(_find_template(task.rule).render(unpack_item(task.content)).encode("utf-8", "surrogatepass"))
+def _render(task: Task) -> TaskOutcome:
+    return TaskOutcome(_find_template(task.rule).render(unpack_item(task.content)).encode("utf-8", "surrogatepass"))
 
 
-def _read(task: Task) -> Outcome:
+def _read(task: Task) -> TaskOutcome:
     try:
         found, value = find_json(task.content.decode("utf-8", "surrogatepass"))
         if task.rule:
             _find_schema(task.rule).check(value)
     except Unfit as error:
-        return Outcome(problem=str(error))
-    return Outcome(found.encode())
+        return TaskOutcome(problem=str(error))
+    return TaskOutcome(found.encode())
 
 
 _DOING = {"check": _check, "render": _render, "read": _read}

@@ -56,7 +56,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
         return sum(task.weight for task in self.tasks)
 
 
-class Outcome(msgspec.Struct, frozen=True, array_like=True):
+class TaskOutcome(msgspec.Struct, frozen=True, array_like=True):
     """What a task comes to: a prompt, or the JSON of a value. `problem` is what is wrong with a rule or an answer."""
 
     content: bytes = b""
@@ -74,7 +74,7 @@ class Unfit(Exception):
 class Sandbox(Protocol):
     """Does tasks in a process apart, within limits. No run keeps the others from having theirs done."""
 
-    async def do(self, run: str, task: Task) -> Outcome:
+    async def do(self, run: str, task: Task) -> TaskOutcome:
         """Return what a task of a run comes to. Raises TaskFailed, and WorkerLost if there is no process to do it."""
         ...
 
@@ -142,6 +142,8 @@ class _PlainPickler(pickle.Pickler):
 
 
 class _PlainUnpickler(pickle.Unpickler):
+    """Reads these types only."""
+
     def find_class(self, module_name: str, global_name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"{module_name}.{global_name} is no plain data")
 

@@ -1,6 +1,6 @@
 """What is erased without being asked: too old, or too much, and never what is in use."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import pytest
@@ -44,9 +44,9 @@ class FakeEraser:
     async def measure_used(self) -> int:
         return 100 * len(self.left)
 
-    async def remove_rest(self) -> Sequence[str]:
+    async def remove_rest(self) -> Mapping[str, str]:
         self.removed += 1
-        return ()
+        return {}
 
     async def overwrite(self) -> bool:
         self.overwritten += 1

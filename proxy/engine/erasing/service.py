@@ -5,7 +5,7 @@ sends then is recorded again, with the new call, and nothing from before is used
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,8 +32,8 @@ class Eraser(Protocol):
         """Erase a session at once. Raises what `measure` does, Conflict if it is called meanwhile, StoreUnavailable."""
         ...
 
-    async def remove_rest(self) -> Sequence[str]:
-        """Remove the files of memory of erased sessions. Return the directories of those that cannot be removed."""
+    async def remove_rest(self) -> Mapping[str, str]:
+        """Remove the files of memory of erased sessions. Return where those of which session could not be removed."""
         ...
 
     async def erase_slowly(self, sessions: Sequence[str], cause: Cause) -> int:
@@ -97,7 +97,7 @@ class SessionErasing:
             extra={"session": session},
         )
         self._publish((session,), erased.bytes, "person")
-        return replace(erased, left_files=(*self.list_left(), *left))
+        return replace(erased, left_files=tuple(self.list_left()), left_memory=left.get(session))
 
     async def erase_slowly(self, sessions: Sequence[str], cause: Cause) -> tuple[Sequence[str], int]:
         """Erase those of the sessions that are not in use, behind traffic. Return them, and the bytes."""
@@ -115,8 +115,8 @@ class SessionErasing:
         if self.bus is not None:
             self.bus.publish(SessionsErased(len(sessions), size, cause, tuple(sessions)))
 
-    async def _clean(self, sessions: Sequence[str]) -> Sequence[str]:
-        """Have memory forget sessions, then remove their files. Return the directories of those that are left."""
+    async def _clean(self, sessions: Sequence[str]) -> Mapping[str, str]:
+        """Have memory forget sessions, then remove their files. Return where those of which session are left."""
         if self.forget is not None:
             await self.forget(sessions)
         return await self.eraser.remove_rest()

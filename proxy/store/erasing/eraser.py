@@ -11,7 +11,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
@@ -175,9 +175,9 @@ class SqliteEraser:
         async with self._lock:
             return await self._overwrite()
 
-    async def remove_rest(self) -> Sequence[str]:
-        """Remove the files of memory of erased sessions. Return the directories of those that cannot be removed."""
-        left: list[str] = []
+    async def remove_rest(self) -> Mapping[str, str]:
+        """Remove the files of memory of erased sessions. Return where those of which session could not be removed."""
+        left: dict[str, str] = {}
         async with self._lock:
             for each in await self._log.run_task(_list_remains):
                 folder = Path(os.fsdecode(each.mirror))
@@ -185,7 +185,7 @@ class SqliteEraser:
                     await asyncio.to_thread(remove_memory, folder, each.key)
                 except OSError as error:
                     _log.error("files of the memory of session %s, which was erased, are left: %s", each.key, error)
-                    left.append(str(folder))
+                    left[each.key] = str(folder)
                 else:
                     await self._log.run_task(partial(_note_removed, each))
         return left

@@ -56,7 +56,7 @@ class Copies(Disk):
         self.folder = folder
         self.copies = 0
         self.is_on = False
-        self.before: Callable[[], None] = int
+        self.before: Callable[[], object] = int
 
     def _visit(self, sql: str) -> None:
         super()._visit(sql)

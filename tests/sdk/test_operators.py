@@ -24,6 +24,7 @@ from proxy.sdk.operators import ProgressLine
 from proxy.worker.sandbox import SandboxProcesses
 from tests.sdk.conftest import Create
 from tests.support.programs import ChatProvider, Reply, call, say
+from tests.support.scripted import LIMIT
 
 SCHEMA: dict[str, Any] = {"type": "object", "required": ["said"]}
 
@@ -177,7 +178,7 @@ async def test_leaving_the_loop_ends_a_run_whose_results_are_kept(config: Settin
     async for result in results:
         assert result.success
         break
-    await asyncio.wait_for(ended.wait(), 10)
+    await asyncio.wait_for(ended.wait(), LIMIT)
     await results.aclose()
     assert not ENGINES.open
     assert results.totals.succeeded < 100

@@ -125,7 +125,10 @@ async def test_a_bad_order_is_refused_before_any_call(bench: Bench, changes: dic
 async def test_what_takes_too_much_fails_as_the_result_of_its_input(bench: Bench) -> None:
     for template, why in [
         ("{{ item }}{% if item == 'bad' %}" + ENDLESS + "{% endif %}", "takes more than 0.5 s of processor time: use"),
-        ("{{ item }}{% if item == 'bad' %}{{ 9 ** (9 ** (item | length * 3)) }}{% endif %}", "takes more than 0.5 s of processor time"),
+        (
+            "{{ item }}{% if item == 'bad' %}{{ 9 ** (9 ** (item | length * 3)) }}{% endif %}",
+            "takes more than 0.5 s of processor time",
+        ),
         ("{{ item }}{{ item * 700000000 if item == 'bad' }}", "takes more than 512 MB of memory: use"),
         ("{{ item | center(1500000000 if item == 'bad' else 1) }}", "takes more than 512 MB of memory: use"),
         ("{{ item | center(10000000 if item == 'bad' else 1) }}", "the result has more than 8 MB"),

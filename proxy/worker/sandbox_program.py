@@ -86,6 +86,8 @@ def main() -> None:
     limits = msgspec.json.decode(sys.argv[1], type=Limits)
     write_no_core()
     limit_memory(limits.memory_bytes)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # whoever started us may ignore or block it, and that is inherited
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGPROF,))
     end_with_parent()
     decoder = msgspec.msgpack.Decoder(Batch)
     serve(Tasks(limits).do, decoder.decode, sys.stdin.buffer, sys.stdout.buffer)

@@ -262,7 +262,7 @@ def build_app(engine: Engine, settings: Settings, policy: ServerPolicy) -> tuple
         doctor=DoctorApi(functools.partial(_diagnose, settings, inputs)),
         memory=MemoryApi(engine.memory_compaction.memory, engine.memory_compaction, settings.snapshot_policy(), inputs),
         events=EventsApi(engine.archive, engine.events),
-        maps=MapsApi(OperatorEngine(home=engine.conversations, policy=settings.operators.policy())),
+        maps=MapsApi(OperatorEngine(engine.conversations, settings.operators.policy(), engine.sandbox)),
         find_tenant=find_tenant,
         mcp=McpEndpoint(tools, AccessRules(policy), find_tenant, policy),
     )

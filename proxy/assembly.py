@@ -85,6 +85,7 @@ from proxy.upstream.tokenizer import CountingTokenizer
 from proxy.wire import FORMATS
 from proxy.worker.process import WorkerProcess
 from proxy.worker.program import COUNTED_IN, WorkerSettings, count_text
+from proxy.worker.sandbox import SandboxProcesses
 
 
 class ClosableUpstream(Upstream, Protocol):
@@ -137,6 +138,7 @@ class Engine:
     conversations: Conversations
     webhooks: Webhooks
     files: FileKeeper
+    sandbox: SandboxProcesses
 
     def prepare(self) -> None:
         """Load what would block calls if it were loaded later. Blocks for 50 ms."""
@@ -153,7 +155,7 @@ class Engine:
         """Wait at most `seconds` for tasks, which the next start can resume; write what is pending, close the log."""
         await self.tasks.finish(min(_FINISH_SECONDS, seconds))
         await self.webhooks.finish(min(_FINISH_SECONDS, seconds))
-        await self.worker.close()
+        await asyncio.gather(self.worker.close(), self.sandbox.close())
         await self.index.close()
         for upstream in self.upstreams:
             await upstream.aclose()
@@ -232,19 +234,19 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
         loops=LoopWatch(bus, policy.loop_threshold, policy.loop_action) if policy.loop_threshold else None,
     )
     memory_compaction = _build_memory(settings, archive, durability, trigger, controller, routes=routes, clock=clock)
-    epoch_admin = EpochAdmin(controller.states, archive, durability, bus, SystemIds())
+    epoch_admin, sandbox = EpochAdmin(controller.states, archive, durability, bus, SystemIds()), SandboxProcesses()
     parts = (exchanges, archive, relay, bus, tasks, descriptors, upstreams, models, tokenizer, worker, epoch_admin)
     events, webhooks = _build_events(settings, archive, bus, tasks, models, is_told=connect is None)
     memory, schedule = memory_compaction.memory, trigger.worker.schedule
     known = (exchanges, lineage, reader, resolver, schedule, caches, held, memory, features)
-    live = LiveSessions(*known, worker.restart)
+    live = LiveSessions(*known, (worker.restart, sandbox.restart))
     erasing = build_erasing(settings.store_policy().path, archive, settings.memory.mirror, bus, live)
     retention = Retention(policy=settings.retention_policy(), erasing=erasing, clock=clock, sleep=asyncio.sleep)
     found = (memory_compaction.manual, memory_compaction, index, recall, lineage.tenants, events, hop_id)
     wired: dict[str, Any] = {"archive": archive, "tasks": tasks, "bus": bus, "models": models, "clock": clock}
     turns = build_conversations(exchanges, resolver, reader, durability, trigger, cap=policy.record_cap_bytes, **wired)
     files = build_files(settings.file_policy(), turns.recorder, trigger, planner, worker=worker, secret=archive.salt)
-    return Engine(*parts, *found, erasing, retention, turns.recorder, turns, webhooks, files)
+    return Engine(*parts, *found, erasing, retention, turns.recorder, turns, webhooks, files, sandbox)
 
 
 def _build_events(

@@ -28,7 +28,6 @@ MOST_MODULES = {"proxy/store/sqlite": 18, "proxy/context": 19, "proxy/engine/rep
 LAZY_IMPORTS: dict[str, set[str]] = {
     "proxy/app.py": {"proxy.telemetry.tracing"},
     "proxy/assembly.py": {"proxy.upstream.httpx_client", "proxy.upstream.litellm_client"},
-    "proxy/server/api/maps.py": {f"proxy.engine.mapping.{name}" for name in ("agentic_map", "llm_map", "prompts")},
     "proxy/upstream/tokenizer.py": {"splintr"},
 }
 # The functions in which an exception of any kind is caught for good, and why.
@@ -53,7 +52,7 @@ BROAD_EXCEPTS = {
     "store.sqlite.writer.Writer._write_some": "a record that cannot be written must not end the writer thread",
     "upstream.tokenizer.EstimatingTokenizer.try_estimate": "a function of the user's raises what it likes",
     "upstream.litellm_errors.mapping_errors": "the code of a hundred providers raises what it likes",
-    "worker.program.serve": "what is wrong with a job is its result, and must not end the process",
+    "worker.frames.serve": "what is wrong with a job is its result, and must not end the process",
 }
 MOST_BROAD_EXCEPTS = 21
 # Names of the SDK that its specification has fixed.

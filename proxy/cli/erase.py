@@ -100,6 +100,8 @@ def describe(found: SessionErasure) -> str:
     lines += [
         f"left      {path} may have calls of any session; delete it if you need none" for path in found.left_files
     ]
+    if found.left_memory is not None:
+        lines.append(f"left      files of its memory in {found.left_memory} could not be removed; erase it again")
     lines.append("stays     its hashes, sizes, times, token counts, model names and ids")
     return "\n".join(lines)
 

@@ -29,6 +29,7 @@ class SessionErasure(msgspec.Struct, frozen=True):
     at_ms: int | None = None  # when it was done
     is_overwritten: bool = False  # whether no file of the log has any of its bytes left
     left_files: tuple[str, ...] = ()  # that may have content of it, and that a person has to judge
+    left_memory: str | None = None  # a directory that has files of its memory, which could not be removed
 
 
 class ErasableSession(msgspec.Struct, frozen=True):

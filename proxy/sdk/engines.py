@@ -134,6 +134,12 @@ class EngineRegistry:
         closing.add_done_callback(self._closing.discard)
         await asyncio.shield(closing)
 
+    async def finish_closing(self) -> None:
+        """Wait for the engines of this event loop whose closing others have begun."""
+        loop = asyncio.get_running_loop()
+        if closing := [each for each in self._closing if each.get_loop() is loop]:
+            await asyncio.wait(closing)
+
     async def _close(self, shared: SharedEngine) -> None:
         async with self._lock(shared.path):
             if shared.is_closed or shared.users > 0:
@@ -163,6 +169,7 @@ async def close_all() -> None:
         if not shared.closers:
             shared.users = 0
             await ENGINES.close(shared)
+    await ENGINES.finish_closing()
 
 
 def find_folder(config: Settings, db_path: str | Path | None) -> Path:

@@ -5,14 +5,16 @@ one is asked for, and given back after the last one. On a terminal a line on sta
 """
 
 import asyncio
+import json
 import logging
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence, Sized
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Generic, TextIO, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from proxy.config import Settings
 from proxy.config.context_sections import OperatorSettings
@@ -21,6 +23,7 @@ from proxy.engine.mapping.llm_map import LlmMapOrder, LlmMapper
 from proxy.engine.mapping.pool import Inputs
 from proxy.engine.mapping.prompts import ItemTemplate, OutputSchema
 from proxy.engine.mapping.running import MapRun, MapTotals, Operator, OperatorEngine, require_least
+from proxy.engine.mapping.sandbox import PromptTemplate, Unfit, join_errors, name_place
 from proxy.engine.turns.conversation import MOST_TURNS
 from proxy.engine.turns.tools import make_tools
 from proxy.model.results import AgentMapResult, MapResult
@@ -36,6 +39,8 @@ R = TypeVar("R", bound=MapResult | AgentMapResult)
 Config = Settings | OperatorSettings | None
 """All settings, or only those of operators: the others are then those of the environment and its file."""
 Begin = Callable[[OperatorEngine, MapRun], AsyncGenerator[tuple[int, R]]]
+
+Convert = Callable[[object], object]
 
 _log = logging.getLogger("palimpsest.sdk.operators")
 
@@ -136,7 +141,7 @@ class _Operator:
         try:
             shared.check_model(model)
             settings = config if isinstance(config, OperatorSettings) else shared.settings.operators
-            engine = OperatorEngine(home=shared.engine.conversations, policy=settings.policy())
+            engine = OperatorEngine(shared.engine.conversations, settings.policy(), shared.engine.sandbox)
             with naming_errors():
                 if parent:
                     await shared.engine.archive.find_session(parent)
@@ -189,9 +194,11 @@ class LLMMap(_Operator):
             raise ValueError(f"temperature is a number, or None, not {temperature!r:.100}")
         if max_retries is not None:
             require_least("max_retries", max_retries, 0)
+        document, convert = _read_schema(output_schema)
         order = LlmMapOrder(
-            template=ItemTemplate(prompt_template),
-            schema=OutputSchema(output_schema),
+            template=_read_template(prompt_template),
+            schema=document,
+            convert=convert,
             model=model,
             max_retries=max_retries,
             system_prompt=system_prompt,
@@ -254,7 +261,7 @@ class AgenticMap(_Operator):
         if made and not offered:
             _log.warning("no tool is marked as read-only, so that the agents have none; see make_tool, and read_only")
         order = AgenticMapOrder(
-            template=ItemTemplate(agent_prompt_template),
+            template=_read_template(agent_prompt_template),
             model=model,
             agent=agent,
             parent=parent_session_id or "",
@@ -272,6 +279,34 @@ class AgenticMap(_Operator):
     ) -> list[AgentMapResult]:
         """Return all results in the order of the inputs. It takes what `run` takes."""
         return await self.run(inputs, agent_prompt_template, model, **options).in_order()
+
+
+def _read_template(text: str) -> PromptTemplate:
+    """Return a template that was checked. Raises ValueError."""
+    return PromptTemplate(text, ItemTemplate(text).render)
+
+
+def _read_schema(schema: dict[str, Any] | type[BaseModel]) -> tuple[Mapping[str, Any], Convert | None]:
+    """Return a schema as a document, and what makes instances if it is a pydantic model. Raises ValueError."""
+    if isinstance(schema, type) and issubclass(schema, BaseModel):
+        return schema.model_json_schema(), partial(_make_instance, schema)
+    if not isinstance(schema, Mapping):
+        raise ValueError(f"output_schema is a JSON Schema or a pydantic model, not {type(schema).__name__}")
+    OutputSchema(schema)
+    return schema, None
+
+
+def _make_instance(model: type[BaseModel], value: object) -> object:
+    """Return the instance of a model that a value says. Raises Unfit."""
+    try:
+        return model.model_validate_json(json.dumps(value))
+    except ValidationError as error:
+        raise Unfit(join_errors(_list_errors(error))) from error
+
+
+def _list_errors(error: ValidationError) -> Iterator[str]:
+    for each in error.errors(include_url=False, include_context=False, include_input=False):
+        yield f"{name_place(each['loc'])}: {each['msg']}"
 
 
 def _check_config(config: Config) -> Config:

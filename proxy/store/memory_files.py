@@ -25,12 +25,18 @@ def write_memory(folder: Path, session: str, files: Mapping[str, bytes]) -> Path
 
 
 def remove_memory(folder: Path, session: str) -> None:
-    """Delete the files of a session below `agents/SESSION`, if there are any. Raises OSError."""
+    """Delete the files of a session below `agents/SESSION`, if there are any, for good. Raises OSError."""
     own = _find_own(folder, session)
-    for path in own.iterdir() if own.is_dir() else ():
+    if not own.is_dir():
+        return
+    for path in own.iterdir():
         path.unlink(missing_ok=True)
-    if own.is_dir():
-        own.rmdir()
+    own.rmdir()
+    handle = os.open(own.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _find_own(folder: Path, session: str) -> Path:

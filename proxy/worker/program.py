@@ -1,19 +1,13 @@
 """The program of the worker process: makes plans, measures long messages, and requests outlines, one job at a time.
 
 While it has none, it indexes the log for search. It reads jobs from standard input and writes results to standard
-output. Each is a frame: four bytes of length, then MessagePack. It ends at the end of its input. Neither its
-environment nor its jobs contain API keys; the only secret it gets is the one that makes references unguessable.
+output (`frames`). It ends at the end of its input. Neither its environment nor its jobs contain API keys; the only
+secret it gets is the one that makes references unguessable.
 """
 
-import contextlib
-import ctypes
-import resource
-import signal
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -26,15 +20,12 @@ from proxy.engine.token_counter import MeasureJob, measure
 from proxy.model.search import IndexHealth
 from proxy.store.search.indexer import Indexer
 from proxy.upstream.tokenizer import CountingTokenizer, import_function, make_tokenizer
+from proxy.worker.frames import end_with_parent, serve, write_no_core
 from proxy.worker.indexing import IdleIndexing, IndexJob, PassageJob, VectorJob
 from proxy.worker.outlines import Outliner
 
 # Text that the builder writes is counted in the encoding of most models. It is counted again once it is sent.
 COUNTED_IN: Encoding = "o200k_base"
-
-LENGTH_BYTES = 4
-_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
-
 
 Job = PlanJob | MeasureJob | OutlineJob | IndexJob | PassageJob | VectorJob
 
@@ -51,13 +42,6 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     log: str = ""
     estimator: str = ""
     search_path: tuple[str, ...] = ()
-
-
-class Result(msgspec.Struct, frozen=True, array_like=True):
-    """The result of a job in MessagePack, or the problem if it failed."""
-
-    content: bytes
-    problem: str = ""
 
 
 class Jobs:
@@ -103,47 +87,21 @@ def count_text(tokenizer: CountingTokenizer, text: str) -> int:
     return tokenizer.count(text, COUNTED_IN)[0]
 
 
-def serve(jobs: Jobs, source: BinaryIO, sink: BinaryIO, wait: Callable[[], None] = lambda: None) -> None:
-    """Read jobs from `source` and write their results to `sink` until `source` ends. `wait` returns when one comes."""
-    decoder, encoder = msgspec.msgpack.Decoder(Job), msgspec.msgpack.Encoder()
-    wait()
-    while len(length := source.read(LENGTH_BYTES)) == LENGTH_BYTES:
-        frame = source.read(int.from_bytes(length))
-        try:
-            result = Result(encoder.encode(jobs.do(decoder.decode(frame))))
-        except Exception as error:  # noqa: BLE001 - a boundary: the error is the result
-            result = Result(b"", f"{type(error).__name__}: {error}")
-        sink.write(make_frame(result))
-        sink.flush()
-        wait()
-
-
-def make_frame(value: msgspec.Struct) -> bytes:
-    """Return a job or a result as a frame."""
-    content = msgspec.msgpack.encode(value)
-    return len(content).to_bytes(LENGTH_BYTES) + content
-
-
-def end_with_parent() -> None:
-    """Have the kernel end this process with its parent, which may be killed while a job never ends. Linux only."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-
-
 def main() -> None:
     """Serve standard input, without a core dump."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    write_no_core()
     end_with_parent()
     settings = msgspec.json.decode(sys.argv[1], type=WorkerSettings)
     sys.path += [each for each in settings.search_path if each not in sys.path]
     indexer = Indexer(Path(settings.log)) if settings.log else None
     jobs = Jobs(settings, indexer)
     jobs.tokenizer.warm(COUNTED_IN)
+    source, decode = sys.stdin.buffer, msgspec.msgpack.Decoder(Job).decode
     try:
         if indexer is None:
-            serve(jobs, sys.stdin.buffer, sys.stdout.buffer)
+            serve(jobs.do, decode, source, sys.stdout.buffer)
         else:
-            serve(jobs, sys.stdin.buffer, sys.stdout.buffer, IdleIndexing(indexer, sys.stdin.buffer).run)
+            serve(jobs.do, decode, source, sys.stdout.buffer, IdleIndexing(indexer, source).run)
     finally:
         jobs.outliner.close()
         if indexer is not None:

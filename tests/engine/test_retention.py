@@ -1,6 +1,6 @@
 """What is erased without being asked: too old, or too much, and never what is in use."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import pytest
@@ -29,7 +29,7 @@ class FakeEraser:
     def __init__(self, **last: int) -> None:
         self.left = last
         self.erased: list[tuple[str, Cause]] = []
-        self.overwritten = 0
+        self.overwritten = self.removed = 0
 
     async def list_idle(self, before_ms: int, limit: int) -> Sequence[ErasableSession]:
         old = sorted((last, name) for name, last in self.left.items() if last < before_ms)
@@ -43,6 +43,10 @@ class FakeEraser:
 
     async def measure_used(self) -> int:
         return 100 * len(self.left)
+
+    async def remove_rest(self) -> Mapping[str, str]:
+        self.removed += 1
+        return {}
 
     async def overwrite(self) -> bool:
         self.overwritten += 1
@@ -90,4 +94,4 @@ async def test_nothing_is_erased_that_nobody_asked_to(most: int) -> None:
 async def test_without_a_policy_only_what_was_begun_is_finished() -> None:
     eraser = FakeEraser(old=5)
     await make_retention(eraser).run()
-    assert (eraser.erased, eraser.overwritten > 0) == ([], True)
+    assert (eraser.erased, eraser.overwritten > 0, eraser.removed) == ([], True, 1)

@@ -54,8 +54,10 @@ class Running:
 def start_proxy(data: Path, upstream: str, *options: str, module: str = "proxy", **settings: str) -> Running:
     """Start a proxy on a free port and wait for its address; `settings` are names of the environment without prefix.
 
-    An empty `upstream` leaves it to the settings. `module` is what is run.
+    An empty `upstream` leaves it to the settings. `module` is what is run. A request waits for its plan, however busy
+    the machine is.
     """
+    settings = {"COMPACTION__HARD_WAIT_SECONDS": "60", **settings}
     command = [sys.executable, "-m", module, "serve", "--port", "0", "--data", str(data)]
     command += ["--upstream", upstream] if upstream else []
     process = subprocess.Popen(

@@ -104,6 +104,53 @@ def test_a_session_is_erased(tmp_path: Path) -> None:
     assert TOKEN not in told
 
 
+def test_an_erasure_that_was_not_finished_is_finished_by_the_next_start_and_by_another(tmp_path: Path) -> None:
+    provider, history = Teller(), make_secret(make_history(STEPS + 4, 2400))
+    data, mirror = tmp_path / "data", tmp_path / "mirror"
+    with run_application(provider.app) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        with run_proxy(data, url, MEMORY__MIRROR=str(mirror)) as proxy:
+            sessions = [remember(proxy, provider, history, mirror, name) for name in ("first", "second")]
+            for session in sessions:
+                (mirror / "agents" / session / "stuck").mkdir()  # what keeps files from being removed
+                code, out, told = erase(proxy, session, "--yes", "--json")
+                assert (code, json.loads(out)["left_memory"]) == (0, str(mirror)), told
+            first, second = (mirror / "agents" / session for session in sessions)
+            (first / "stuck").rmdir()
+            code, out, told = erase(proxy, sessions[0], "--yes", "--json")
+            done = json.loads(out)
+            assert (code, done["is_done"], done["left_memory"]) == (0, True, None), told
+            assert not first.exists() and second.exists()
+            status, content = call(proxy, f"/sessions/{sessions[0]}", "DELETE")
+            assert (status, b"was erased on" in content) == (410, True)
+            proxy.kill()
+        (second / "stuck").rmdir()
+        with run_proxy(data, url) as proxy:  # memory is not mirrored any more
+            wait_until_gone(tmp_path)
+            for _ in range(600):
+                if call(proxy, f"/sessions/{sessions[1]}", "DELETE")[0] == 410:
+                    break
+                time.sleep(0.1)
+            assert call(proxy, f"/sessions/{sessions[1]}", "DELETE")[0] == 410
+            assert not second.exists()
+    assert run_command("verify", "--data", str(data)).returncode == 0
+
+
+def remember(proxy: Running, provider: Teller, history: list[Message], mirror: Path, name: str) -> str:
+    """Have a session with files of its memory. Return its id."""
+    agent = Agent(proxy, provider, {**LARGE, "x-palimpsest-session": name})
+    grow(agent, history, range(1, STEPS + 1))
+    session = agent.labels[0]["x-palimpsest-session"]
+    load(proxy, f"/sessions/{session}/compact", "POST")
+    agent.ask(history[: 2 + 2 * (STEPS + 1)])
+    agent.close()
+    for _ in range(600):
+        if list_files(mirror / "agents" / session):
+            return session
+        time.sleep(0.1)
+    raise AssertionError("no memory was written")
+
+
 def check_erased(proxy: Running, session: str, reference: str) -> None:
     status, content = call(proxy, f"/refs/{reference}")
     assert status == 410 and b"was erased on" in content, content

@@ -25,6 +25,7 @@ from proxy.model.stream_events import (
     StreamEvent,
 )
 from proxy.sdk.events import EventBus
+from tests.support.scripted import LIMIT
 
 CLOSED = SessionClosedEvent(at_ms=1, session="s1")
 STARTED = MapStartedEvent(at_ms=1, run="r", operator="llm_map", model="m", items=2)
@@ -99,7 +100,7 @@ async def test_an_asynchronous_handler_is_a_task_that_settling_waits_for() -> No
     bus.publish(STARTED)
     assert heard == []
     release.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(LIMIT):
         await bus.settle()
     assert sorted(heard) == ["MAP_STARTED", "MAP_STARTED", "SESSION_CLOSED", "SESSION_CLOSED"]
 

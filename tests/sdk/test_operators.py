@@ -4,6 +4,8 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,16 @@ from pydantic import BaseModel
 from proxy import AgenticMap, EventBus, LLMMap, MapResult, make_tool
 from proxy.config import ConfigError, Settings
 from proxy.engine.mapping.running import MapTotals
+from proxy.engine.mapping.sandbox import Limits
 from proxy.model.log import Selection
 from proxy.model.results import TokenUsage
 from proxy.sdk.engines import ENGINES
 from proxy.sdk.errors import SessionNotFoundError
 from proxy.sdk.operators import ProgressLine
+from proxy.worker.sandbox import SandboxProcesses
 from tests.sdk.conftest import Create
 from tests.support.programs import ChatProvider, Reply, call, say
+from tests.support.scripted import LIMIT
 
 SCHEMA: dict[str, Any] = {"type": "object", "required": ["said"]}
 
@@ -83,6 +88,13 @@ async def test_outputs_are_instances_of_a_model(config: Settings) -> None:
     assert result.output == Said(said="a")
 
 
+async def test_an_answer_that_is_no_instance_says_why(config: Settings, provider: ChatProvider) -> None:
+    provider.respond = lambda asked: say('{"said": [1]}')
+    (result,) = await LLMMap(config).run_batch(["a"], "{{ item }}", Said, "m", max_retries=1)
+    assert (result.error, result.attempts) == ("$.said: Input should be a valid string", 2)
+    assert '"said"' in provider.seen[0]["messages"][0]["content"]
+
+
 async def test_inputs_may_come_one_by_one(config: Settings) -> None:
     async def come() -> AsyncIterator[str]:
         for each in "abc":
@@ -105,6 +117,10 @@ def test_what_cannot_be_is_told_before_anything_is_opened() -> None:
         ("{{ item }}", SCHEMA, {"temperature": "hot"}, "temperature is a number, or None"),
         ("{{ item }}", SCHEMA, {"concurrency": 2.5}, "concurrency is a whole number"),
         (None, SCHEMA, {}, "template is a text"),
+        ("{{ item }}", "object", {}, "output_schema is a JSON Schema or a pydantic model, not str"),
+        ("{{ item }}", int, {}, "not type"),
+        ("{{ item }}", {"$ref": "#"}, {}, "never ends"),
+        ("{{ " + "(" * 3000 + "item" + ")" * 3000 + " }}", SCHEMA, {}, "nested too deeply"),
     ):
         with pytest.raises(ValueError, match=why):
             mapper.run([], template, schema, "m", **options)  # type: ignore[arg-type]
@@ -127,6 +143,34 @@ def test_what_cannot_be_is_told_before_anything_is_opened() -> None:
     assert not ENGINES.open
 
 
+@dataclass
+class Book:
+    """An item that is an object of the program's own."""
+
+    title: str
+
+    def shout(self) -> str:
+        return self.title.upper()
+
+
+async def test_objects_of_the_program_are_rendered_and_made_in_it(config: Settings) -> None:
+    items = [Book("one"), {"shout": Book("two").shout}, Book("three")]
+    results = await LLMMap(config).run_batch(items, "{{ item.shout() }}", Said, "m")
+    assert [result.success for result in results] == [True] * 3
+    assert {type(result.output) for result in results} == {Said}
+
+
+async def test_what_takes_too_much_fails_alone(config: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.assembly.SandboxProcesses", partial(SandboxProcesses, Limits(cpu_seconds=0.5)))
+    endless = "{% for i in range(item) %}{% for j in range(item) %}{% endfor %}{% endfor %}{{ item }}"
+    results = await LLMMap(config).run_batch([1, 99_999, 2], endless, SCHEMA, "m")
+    assert [result.success for result in results] == [True, False, True]
+    assert "takes more than 0.5 s of processor time" in str(results[1].error)
+    agents = await AgenticMap(config).run_batch([1, 99_999], endless, "m")
+    assert [result.success for result in agents] == [True, False]
+    assert "takes more than 0.5 s of processor time" in str(agents[1].error)
+
+
 async def test_leaving_the_loop_ends_a_run_whose_results_are_kept(config: Settings, bus: EventBus) -> None:
     ended = asyncio.Event()
     bus.subscribe("MAP_COMPLETED", lambda event, payload: ended.set())
@@ -134,7 +178,7 @@ async def test_leaving_the_loop_ends_a_run_whose_results_are_kept(config: Settin
     async for result in results:
         assert result.success
         break
-    await asyncio.wait_for(ended.wait(), 10)
+    await asyncio.wait_for(ended.wait(), LIMIT)
     await results.aclose()
     assert not ENGINES.open
     assert results.totals.succeeded < 100

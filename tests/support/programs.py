@@ -11,6 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from proxy.config import Settings, make_settings
+from tests.support.scripted import LIMIT
 
 Reply = dict[str, Any]
 USAGE = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
@@ -62,8 +63,9 @@ class ChatProvider:
         return [str(each.get("content") or "") for each in self.seen[-1]["messages"]]
 
     def settings(self, data: Path, **more: Any) -> Settings:
-        """Settings with this provider as the only upstream."""
-        return make_settings({"data": str(data), "upstreams": [{"base_url": self.base_url}], **more})
+        """Settings with this provider as the only upstream. A busy machine makes no call go on without its plan."""
+        patient = {"compaction.hard_wait_seconds": LIMIT, "store.commit_wait_ms": round(1000 * LIMIT)}
+        return make_settings({"data": str(data), "upstreams": [{"base_url": self.base_url}], **patient, **more})
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         asked = await request.json()

@@ -199,7 +199,7 @@ async def serving(plan: Plan, archive: FakeArchive | None = None) -> AsyncIterat
         doctor=DoctorApi(plan.diagnose),
         memory=MemoryApi(memory, cast(Any, None), SnapshotPolicy(), cast(Any, None)),
         events=EventsApi(archive, events),
-        maps=MapsApi(OperatorEngine(home=cast(Any, None), policy=OperatorPolicy())),
+        maps=MapsApi(OperatorEngine(cast(Any, None), OperatorPolicy(), cast(Any, None))),
         mcp=Response(status_code=404),
         searches=SearchApi(archive, plan.index, SystemClock().now_ms, plan.index.look),
         find_tenant=plan.find_tenant,

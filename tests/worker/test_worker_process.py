@@ -24,8 +24,9 @@ from proxy.model.errors import WorkerLost
 from proxy.model.shared_list import extend_shared
 from proxy.upstream.tokenizer import CountingTokenizer
 from proxy.worker import process
+from proxy.worker.frames import LENGTH_BYTES, Result, make_frame, serve
 from proxy.worker.process import MOST_BYTES, WorkerProcess
-from proxy.worker.program import LENGTH_BYTES, Jobs, Result, WorkerSettings, count_text, main, make_frame, serve
+from proxy.worker.program import Job, Jobs, WorkerSettings, count_text, main
 from tests.support.embedding import ESTIMATOR
 from tests.support.managing import QuarterTokens, make_history, make_planner, make_subject
 from tests.support.scripted import LIMIT
@@ -366,12 +367,13 @@ async def test_the_program_does_each_job_of_its_input() -> None:
     bad = msgspec.structs.replace(job, tokens=[1])
     sink = io.BytesIO()
     jobs = Jobs(SETTINGS)
-    serve(jobs, io.BytesIO(make_frame(job) + make_frame(bad) + make_frame(CONTENTS)), sink)
-    results, frames = [], sink.getvalue()
-    while frames:
-        size = int.from_bytes(frames[:LENGTH_BYTES])
-        results.append(msgspec.msgpack.decode(frames[LENGTH_BYTES : LENGTH_BYTES + size], type=Result))
-        frames = frames[LENGTH_BYTES + size :]
+    frames = io.BytesIO(make_frame(job) + make_frame(bad) + make_frame(CONTENTS))
+    serve(jobs.do, msgspec.msgpack.Decoder(Job).decode, frames, sink)
+    results, written = [], sink.getvalue()
+    while written:
+        size = int.from_bytes(written[:LENGTH_BYTES])
+        results.append(msgspec.msgpack.decode(written[LENGTH_BYTES : LENGTH_BYTES + size], type=Result))
+        written = written[LENGTH_BYTES + size :]
     plan, failed, measured = results
     assert msgspec.msgpack.decode(plan.content, type=RenderedPlan).plan.through
     assert failed.problem.startswith("ValueError: ")

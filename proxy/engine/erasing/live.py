@@ -16,7 +16,7 @@ from proxy.engine.response_reader import ResponseReader
 
 @dataclass(frozen=True, slots=True)
 class LiveSessions:
-    """What settles sessions, and forgets them. `restart` ends the worker process, whose memory has messages, too."""
+    """What settles sessions, and forgets them. `restarts` end the processes whose memory has messages, too."""
 
     exchanges: ExchangeService
     lineage: LineageTracker
@@ -27,7 +27,7 @@ class LiveSessions:
     histories: HeldHistories
     memory: SessionMemory
     features: FeatureCache
-    restart: Callable[[], Awaitable[None]]
+    restarts: Sequence[Callable[[], Awaitable[None]]]
 
     async def settle(self, session: str) -> str:
         """Read the answers of a session that wait to be read. Return what goes on in it, or an empty text."""
@@ -48,4 +48,5 @@ class LiveSessions:
         self.memory.forget()
         for session in sessions:
             self.histories.forget(session)
-        await self.restart()
+        for restart in self.restarts:
+            await restart()

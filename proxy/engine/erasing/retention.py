@@ -7,6 +7,7 @@ erased, and neither is one with a call under way.
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from proxy.engine.erasing.policy import RetentionPolicy
@@ -36,6 +37,8 @@ class Retention:
 
     async def run(self) -> None:
         """Go on with what was begun, then look now and then, until cancelled."""
+        with suppress(ProxyError):  # the log cannot be written; it is tried again with the next erasure
+            await self.erasing.eraser.remove_rest()
         await self.sleep(_FIRST_SECONDS)
         while True:
             try:

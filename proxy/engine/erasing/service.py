@@ -4,9 +4,8 @@ A session with a call under way is not erased. A later call of an erased session
 sends then is recorded again, with the new call, and nothing from before is used for it.
 """
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,11 +25,15 @@ class Eraser(Protocol):
     """What erases in the log. A session is given by its whole id."""
 
     async def measure(self, session: str) -> SessionErasure:
-        """Return what erasing a session would do. Raises NotFound, and Erased if nothing came since it was erased."""
+        """Return what erasing a session would do. Raises NotFound, and Erased if nothing is left of it."""
         ...
 
     async def erase(self, session: str, cause: Cause = "person") -> SessionErasure:
         """Erase a session at once. Raises what `measure` does, Conflict if it is called meanwhile, StoreUnavailable."""
+        ...
+
+    async def remove_rest(self) -> Mapping[str, str]:
+        """Remove the files of memory of erased sessions. Return where those of which session could not be removed."""
         ...
 
     async def erase_slowly(self, sessions: Sequence[str], cause: Cause) -> int:
@@ -59,25 +62,19 @@ async def settle_nothing(session: str) -> str:
     return ""
 
 
-def remove_nothing(session: str) -> None:
-    """Delete no files, where memory is not mirrored."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionErasing:
     """Erases sessions.
 
     `settle` waits for what the server still does for a session, such as reading its last answer, and returns what goes
-    on in it that forbids to erase it, or an empty text. `forget` drops what memory has of sessions. `remove_files`
-    deletes the files of a session's memory, and blocks; `list_left` returns files that may have content of any session.
-    Sessions and bytes are published to `bus`.
+    on in it that forbids to erase it, or an empty text. `forget` drops what memory has of sessions; `list_left` returns
+    files that may have content of any session. Sessions and bytes are published to `bus`.
     """
 
     log: LogReader
     eraser: Eraser
     settle: Callable[[str], Awaitable[str]] = settle_nothing
     forget: Callable[[Sequence[str]], Awaitable[None]] | None = None
-    remove_files: Callable[[str], None] = remove_nothing
     list_left: Callable[[], Sequence[str]] = tuple
     bus: EngineBus | None = None
 
@@ -91,7 +88,7 @@ class SessionErasing:
         if reason := await self.settle(session):
             raise Conflict(f"session {session} is in use: {reason}; try again once that has ended")
         erased = await self.eraser.erase(session)
-        await self._clean((session,))
+        left = await self._clean((session,))
         _log.warning(
             "a session was erased: %d calls, %d contents, %d bytes",
             erased.calls,
@@ -100,7 +97,7 @@ class SessionErasing:
             extra={"session": session},
         )
         self._publish((session,), erased.bytes, "person")
-        return replace(erased, left_files=tuple(self.list_left()))
+        return replace(erased, left_files=tuple(self.list_left()), left_memory=left.get(session))
 
     async def erase_slowly(self, sessions: Sequence[str], cause: Cause) -> tuple[Sequence[str], int]:
         """Erase those of the sessions that are not in use, behind traffic. Return them, and the bytes."""
@@ -118,8 +115,8 @@ class SessionErasing:
         if self.bus is not None:
             self.bus.publish(SessionsErased(len(sessions), size, cause, tuple(sessions)))
 
-    async def _clean(self, sessions: Sequence[str]) -> None:
+    async def _clean(self, sessions: Sequence[str]) -> Mapping[str, str]:
+        """Have memory forget sessions, then remove their files. Return where those of which session are left."""
         if self.forget is not None:
             await self.forget(sessions)
-        for session in sessions:
-            await asyncio.to_thread(self.remove_files, session)
+        return await self.eraser.remove_rest()

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.engine.mapping.pool import Inputs
-from proxy.engine.mapping.prompts import ItemTemplate
 from proxy.engine.mapping.running import CallFailed, CallPacer, MapRun, OperatorEngine, describe_problem, require_least
+from proxy.engine.mapping.sandbox import PromptTemplate
 from proxy.engine.runtime import attempt
 from proxy.engine.turns.conversation import MOST_TURNS, AnsweredTurn, ProgramSession
 from proxy.engine.turns.recording import NewSession
@@ -30,7 +30,7 @@ AGENT_PROMPT = (
 class AgenticMapOrder:
     """What each agent is asked, and what it may use. `parent` is the id of the session that starts them, or empty."""
 
-    template: ItemTemplate
+    template: PromptTemplate
     model: str
     agent: str = "general"
     parent: str = ""
@@ -90,7 +90,7 @@ class AgentMapper:
     async def _run_agent(self, item: Any, work: _Work) -> None:
         """Have an agent work until it is done. Raises what keeps it from that."""
         order = self._order
-        prompt = order.template.render(item)
+        prompt = await self._run.sandbox.render(order.template, item)
         await self._pacer.wait()
         name = f"{order.agent}-{self._ids.next_exchange()}"
         work.session = await self._home.create(NewSession(order.model, name, "", order.system_prompt, order.parent))

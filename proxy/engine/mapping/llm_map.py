@@ -6,14 +6,14 @@ they were made. A retry after an answer that does not fit shows the model this a
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from proxy.context.pricing import Cost
 from proxy.engine.mapping.pool import Inputs
-from proxy.engine.mapping.prompts import ItemTemplate, OutputSchema, Unfit, write_correction
 from proxy.engine.mapping.running import CallFailed, CallPacer, MapRun, OperatorEngine, describe_problem
+from proxy.engine.mapping.sandbox import PromptTemplate, Unfit
 from proxy.engine.response_reader import read_received
 from proxy.engine.runtime import attempt
 from proxy.engine.turns.calls import LocalResponse, make_call
@@ -28,6 +28,11 @@ _FORM = ChatCompletions()
 _TARGET = b"/v1/chat/completions"
 _SUCCESS = range(200, 300)
 _MOST_ANSWER = 8 * 1024 * 1024
+_ORDERS = (
+    "Answer with one JSON value that fits the JSON Schema below, and with nothing else: no explanation, no Markdown.\n"
+    "JSON Schema:\n"
+)
+_CORRECTION = "This answer is not valid:\n{0}\nAnswer again, with nothing but one JSON value that fits the schema."
 _CUT_OFF = "the answer was cut off at the limit of output tokens; answer more briefly"
 
 Message = dict[str, str]
@@ -35,11 +40,16 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmMapOrder:
-    """What is asked for each item. `timeout` is in seconds. A temperature of None is left to the upstream."""
+    """What is asked for each item. `timeout` is in seconds. A temperature of None is left to the upstream.
 
-    template: ItemTemplate
-    schema: OutputSchema
+    `schema` is the JSON Schema that the model is shown, and that its answers have to fit; but if there is `convert`,
+    that says what an answer's value becomes, or raises Unfit.
+    """
+
+    template: PromptTemplate
+    schema: Mapping[str, object]
     model: str
+    convert: Callable[[object], object] | None = None
     max_retries: int | None = None  # None: as the settings say
     system_prompt: str | None = None
     temperature: float | None = 0.0
@@ -47,8 +57,9 @@ class LlmMapOrder:
 
     @property
     def system(self) -> str:
-        """The system message."""
-        return "\n\n".join(filter(None, (self.system_prompt, self.schema.orders)))
+        """The system message. It is the same for all items, so that a provider's cache has it."""
+        orders = _ORDERS + json.dumps(self.schema, ensure_ascii=False)
+        return "\n\n".join(filter(None, (self.system_prompt, orders)))
 
 
 class LlmMapper:
@@ -63,6 +74,7 @@ class LlmMapper:
         self._pacer = CallPacer(run, retries)
         named = ((b"x-palimpsest-session", f"map:{run.id}".encode()), (b"x-palimpsest-history", b"none"))
         self._headers: Headers = ((b"content-type", b"application/json"), *named)
+        self._rule = "" if order.convert is not None else json.dumps(order.schema)
         self._system: Message = {"role": "system", "content": order.system}
 
     def results(self, inputs: Inputs[Any]) -> AsyncGenerator[tuple[int, MapResult]]:
@@ -80,7 +92,7 @@ class LlmMapper:
 
     async def _find_answer(self, item: Any, tries: list[int]) -> MapResult:
         """Ask until an answer fits. Each call is noted in `tries`. Raises what is wrong with the last one."""
-        prompt: Message = {"role": "user", "content": self._order.template.render(item)}
+        prompt: Message = {"role": "user", "content": await self._run.sandbox.render(self._order.template, item)}
         messages, problem = [self._system, prompt], Exception()
         for count in range(1, self._pacer.most_calls + 1):
             await self._pacer.wait()
@@ -89,15 +101,20 @@ class LlmMapper:
                 text, is_cut = await self._ask(messages)
                 if is_cut:
                     raise Unfit(_CUT_OFF)
-                output = self._order.schema.read(text)
+                output = await self._read_value(text)
                 return MapResult(input=item, output=output, success=True, attempts=count)
             except Unfit as error:
                 problem = error
                 said = [{"role": "assistant", "content": text}] if text else []
-                messages = [self._system, prompt, *said, {"role": "user", "content": write_correction(error)}]
+                messages = [self._system, prompt, *said, {"role": "user", "content": _CORRECTION.format(error)}]
             except CallFailed as error:
                 await self._pacer.wait_after(error, count)
         raise problem
+
+    async def _read_value(self, text: str) -> object:
+        """Return the value that an answer says. Raises Unfit."""
+        value = await self._run.sandbox.read(self._rule, text)
+        return value if self._order.convert is None else self._order.convert(value)
 
     async def _ask(self, messages: list[Message]) -> tuple[str, bool]:
         """Make a call. Return the text of the answer, and whether it was cut off. Raises CallFailed."""

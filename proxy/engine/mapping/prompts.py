@@ -1,44 +1,35 @@
 """What an operator asks for each item: the prompt by a template, and an answer that fits a schema.
 
-Both are checked before the first call. Templates run in a sandbox: they come from callers, and so do the items.
+Both are checked before the first call. Templates run in Jinja's sandbox: they come from callers, and so do the items.
+Neither rendering nor checking an answer is bounded, so that a process of its own does them (`sandbox`); checking that a
+template or a schema can be evaluates nothing.
 """
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NoReturn
 
 import msgspec
-from jinja2 import StrictUndefined, TemplateError, meta
+from jinja2 import StrictUndefined, Template, TemplateError, meta, pass_context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jsonschema.exceptions import SchemaError, ValidationError
 from jsonschema.validators import Draft202012Validator, validator_for
-from pydantic import BaseModel
-from pydantic import ValidationError as ModelError
 from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
+from proxy.engine.mapping.sandbox import Unfit, join_errors, name_place
 from proxy.wire.json_values import JSON_ERRORS, is_shallow
 
 ITEM = "item"
 """The name by which a template refers to what it is rendered for."""
 
-_MOST_ERRORS = 5
 _LONGEST_ERROR = 300
 _FENCED = re.compile(r"```[a-zA-Z]*\s*\n(.*?)\n?\s*```", re.DOTALL)
 # Models that think in the text do so before their answer.
 _THOUGHT = re.compile(r"\A\s*<(think|thinking)>.*?</\1>", re.DOTALL)
 _OPENING = re.compile(r"[{\[]")
-
-_ORDERS = (
-    "Answer with one JSON value that fits the JSON Schema below, and with nothing else: no explanation, no Markdown.\n"
-    "JSON Schema:\n"
-)
-_CORRECTION = "This answer is not valid:\n{0}\nAnswer again, with nothing but one JSON value that fits the schema."
-
-
-class Unfit(Exception):
-    """An answer that does not fit the schema. Its text is what to tell the model."""
 
 
 class ItemTemplate:
@@ -50,23 +41,63 @@ class ItemTemplate:
     def __init__(self, text: str) -> None:
         if not isinstance(text, str):
             raise ValueError(f"the prompt template is a text, not {type(text).__name__}")
-        environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+        self._text = text
+        self._template: Template | None = None
+        environment = _make_checking()
         try:
             tree = environment.parse(text)
             names = meta.find_undeclared_variables(tree) - environment.globals.keys()
             if any(True for _ in meta.find_referenced_templates(tree)):
                 raise ValueError("a prompt template cannot load other templates")
-            self._template = environment.from_string(text)
+        except RecursionError:
+            raise ValueError("the prompt template is nested too deeply") from None
         except TemplateError as error:
             raise ValueError(f"the prompt template is not valid: {_describe(error)}") from error
         if ITEM not in names:
             raise ValueError("the prompt template does not use item: write {{ item }} where it is to stand")
         if others := sorted(names - {ITEM}):
-            raise ValueError(f"the prompt template uses {', '.join(others)}, but there is only item")
+            raise ValueError(f"the prompt template uses {_join_names(others)}, but there is only item")
+
+    def compile(self) -> Template:
+        """Return the compiled template. What it has of constants is evaluated here. Raises ValueError."""
+        if self._template is None:
+            try:
+                self._template = _make_environment().from_string(self._text)
+            except RecursionError:
+                raise ValueError("the prompt template is nested too deeply") from None
+            except (TemplateError, SyntaxError) as error:
+                raise ValueError(f"the prompt template is not valid: {_describe(error)}") from error
+        return self._template
 
     def render(self, item: object) -> str:
         """Return the prompt for an item. May raise anything: a template calculates with what the item is."""
-        return self._template.render({ITEM: item})
+        return self.compile().render({ITEM: item})
+
+
+def _make_environment() -> ImmutableSandboxedEnvironment:
+    return ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+
+
+def _make_checking() -> ImmutableSandboxedEnvironment:
+    """Return an environment that reads templates, and evaluates nothing of them while it looks what they use.
+
+    Jinja folds constants, but no operator that is intercepted, and no filter or test that needs the context.
+    """
+    environment = _make_environment()
+    environment.intercepted_binops = frozenset(environment.default_binop_table)
+    environment.intercepted_unops = frozenset(environment.default_unop_table)
+    environment.filters = dict.fromkeys(environment.filters, _refuse)
+    environment.tests = dict.fromkeys(environment.tests, _refuse)
+    return environment
+
+
+@pass_context
+def _refuse(*_: object) -> NoReturn:
+    raise AssertionError("a template that is only checked is not rendered")
+
+
+def _join_names(names: list[str]) -> str:
+    return ", ".join(names)[:_LONGEST_ERROR]
 
 
 def _describe(error: Exception) -> str:
@@ -74,70 +105,124 @@ def _describe(error: Exception) -> str:
 
 
 class OutputSchema:
-    """What answers have to fit: a JSON Schema, or a pydantic model. Raises ValueError for what is neither.
+    """A JSON Schema that answers have to fit. Raises ValueError for what is none.
 
-    A schema may refer to itself only. Nothing is ever fetched for it.
+    It may refer to itself only, and has to come to an end. Nothing is ever fetched for it.
     """
 
-    def __init__(self, schema: Mapping[str, object] | type[BaseModel]) -> None:
-        self._model: type[BaseModel] | None = None
-        if isinstance(schema, type) and issubclass(schema, BaseModel):
-            self._model, self.document = schema, schema.model_json_schema()
-        elif isinstance(schema, Mapping):
-            self.document = dict(schema)
-        else:
-            raise ValueError(f"output_schema is a JSON Schema or a pydantic model, not {type(schema).__name__}")
-        find = validator_for(self.document, default=Draft202012Validator)
+    def __init__(self, document: Mapping[str, object]) -> None:
+        find = validator_for(document, default=Draft202012Validator)
         try:
-            find.check_schema(self.document)
-            _check_references(self.document)
+            if not is_shallow(document):
+                raise RecursionError
+            find.check_schema(document)
+            _check_references(document, find.check_schema)
+        except RecursionError:
+            raise ValueError("output_schema is nested too deeply") from None
         except SchemaError as error:
-            raise ValueError(f"output_schema is no valid JSON Schema: {_say_where(error)}") from error
-        self._validator = find(self.document, registry=Registry(), format_checker=find.FORMAT_CHECKER)
+            what = _say_where(error)[:_LONGEST_ERROR]
+            raise ValueError(f"output_schema is no valid JSON Schema: {what}") from error
+        self._validator = find(document, registry=Registry(), format_checker=find.FORMAT_CHECKER)
 
-    @property
-    def orders(self) -> str:
-        """What tells a model how to answer. It is the same for all items, so that a provider's cache has it."""
-        return _ORDERS + json.dumps(self.document, ensure_ascii=False)
-
-    def read(self, text: str) -> object:
-        """Return the value that an answer says: an instance of the model, if there is one. Raises Unfit."""
-        value = find_json(text)
-        if self._model is not None:
-            try:
-                return self._model.model_validate_json(json.dumps(value))
-            except ModelError as error:
-                raise Unfit(_join(_list_model_errors(error))) from error
+    def check(self, value: object) -> None:
+        """Raise Unfit for a value that does not fit."""
         errors = sorted(self._validator.iter_errors(value), key=lambda each: [str(step) for step in each.absolute_path])
         if errors:
-            raise Unfit(_join(map(_say_where, errors)))
-        return value
+            raise Unfit(join_errors(map(_say_where, errors)))
 
 
-def _check_references(document: Mapping[str, object]) -> None:
-    """Raise ValueError if a schema refers to something that is not in it."""
-    whole: Resource[object] = Resource.from_contents(document, default_specification=DRAFT202012)
-    resolver = Registry().with_resource(whole.id() or "", whole).resolver_with_root(whole)
-    waiting = [(whole, resolver)]
-    while waiting:
+# The members of a schema whose schemas apply to the same value as it does: one schema, a list of them, or some by name.
+_SAME_VALUE = (
+    *("not", "if", "then", "else", "allOf", "anyOf", "oneOf", "dependentSchemas", "dependencies"),
+    *("extends", "type", "disallow"),  # of the oldest drafts
+)
+
+
+def _check_references(document: Mapping[str, object], check: Callable[[Any], None]) -> None:
+    """Raise ValueError if a schema refers to what is not in it, or to itself for the same value, which never ends.
+
+    `check` raises for what is no schema: a reference may lead to where none is expected.
+    """
+    whole: Resource[Any] = Resource.from_contents(document, default_specification=DRAFT202012)
+    root = Registry().with_resource(whole.id() or "", whole).resolver_with_root(whole)
+    leads: dict[int, list[object]] = {}
+    known, waiting, referred = {id(document)}, [(whole, root)], list[tuple[Any, Any]]()
+    while waiting or referred:
+        if not waiting:  # the schemas that stand where schemas do are all known
+            target, resolver = referred.pop()
+            if id(target) not in known:
+                check(target)
+                known.add(id(target))
+                waiting.append((Resource.from_contents(target, default_specification=DRAFT202012), resolver))
+            continue
         resource, resolver = waiting.pop()
-        reference = resource.contents.get("$ref") if isinstance(resource.contents, dict) else None
+        if isinstance(resource.contents, dict):
+            targets = [_look_up(resolver, name) for name in _list_references(resource.contents)]
+            leads[id(resource.contents)] = [*_list_same_value(resource.contents), *[each for each, _ in targets]]
+            referred += targets
+        inner = [(each, resolver.in_subresource(each)) for each in resource.subresources()]
+        known.update(id(each.contents) for each, _ in inner)
+        waiting += inner
+    if _has_circle(leads):
+        raise ValueError("output_schema refers to itself for the same value, so that checking an answer never ends")
+
+
+def _list_references(schema: Mapping[str, object]) -> Iterator[str]:
+    for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
+        reference = schema.get(keyword)
         if isinstance(reference, str):
-            try:
-                resolver.lookup(reference)
-            except Unresolvable as error:
-                what = f"output_schema refers to {reference[:100]!r}, which is not in it; nothing is fetched"
-                raise ValueError(what) from error
-        waiting += [(each, resolver.in_subresource(each)) for each in resource.subresources()]
+            yield reference
 
 
-def write_correction(problem: Unfit) -> str:
-    """Return what is said to a model whose answer did not fit."""
-    return _CORRECTION.format(problem)
+def _look_up(resolver: Any, reference: str) -> tuple[object, Any]:
+    """Return the schema that a reference leads to, and the resolver there."""
+    told = f"output_schema refers to {reference[:100]!r}, which is"
+    try:
+        found = resolver.lookup(reference)
+    except (Unresolvable, ValueError) as error:
+        raise ValueError(f"{told} not in it; nothing is fetched") from error
+    if not isinstance(found.contents, dict | bool):
+        raise ValueError(f"{told} no schema")
+    return found.contents, found.resolver
 
 
-def find_json(text: str) -> object:
-    """Return the JSON value of an answer, which may stand in a block of Markdown or behind words. Raises Unfit."""
+def _list_same_value(schema: Mapping[str, object]) -> Iterator[object]:
+    """Yield what is, or has, schemas for the value that a schema is for."""
+    for keyword in _SAME_VALUE:
+        value = schema.get(keyword)
+        if isinstance(value, list):
+            yield from value
+        elif isinstance(value, dict):
+            yield value
+            if keyword in ("dependentSchemas", "dependencies"):
+                yield from value.values()
+
+
+def _has_circle(leads: Mapping[int, Iterable[object]]) -> bool:
+    """Return whether something leads to itself. `leads` has for the id of each what it leads to."""
+    is_on_the_way: dict[int, bool] = {}
+    for start in leads:
+        way = [] if start in is_on_the_way else [(start, iter(leads[start]))]
+        is_on_the_way.setdefault(start, True)
+        while way:
+            key, rest = way[-1]
+            following = next((id(each) for each in rest if id(each) in leads and is_on_the_way.get(id(each), True)), 0)
+            if not following:
+                is_on_the_way[key] = False
+                way.pop()
+            elif following in is_on_the_way:
+                return True
+            else:
+                is_on_the_way[following] = True
+                way.append((following, iter(leads[following])))
+    return False
+
+
+def find_json(text: str) -> tuple[str, object]:
+    """Return the JSON of an answer, which may stand in a block of Markdown or behind words, and its value.
+
+    Raises Unfit.
+    """
     text = _THOUGHT.sub("", text).strip()
     for candidate in _list_candidates(text):
         try:
@@ -146,7 +231,7 @@ def find_json(text: str) -> object:
             continue
         if not is_shallow(value):
             raise Unfit("the answer is nested too deeply")
-        return value
+        return candidate, value
     try:
         msgspec.json.decode(text)
     except JSON_ERRORS as error:
@@ -167,21 +252,5 @@ def _list_candidates(text: str) -> Iterator[str]:
         yield text[opening.start() : end]
 
 
-def _list_model_errors(error: ModelError) -> Iterator[str]:
-    for each in error.errors(include_url=False, include_context=False, include_input=False):
-        yield f"{_name_place(each['loc'])}: {each['msg']}"
-
-
 def _say_where(error: ValidationError | SchemaError) -> str:
-    return f"{_name_place(error.absolute_path)}: {error.message}"
-
-
-def _name_place(path: Iterable[object]) -> str:
-    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in path]
-    return f"${''.join(steps)}"
-
-
-def _join(errors: Iterable[str]) -> str:
-    told = [each[:_LONGEST_ERROR] for each in errors]
-    more = [f"and {len(told) - _MOST_ERRORS} more"] if len(told) > _MOST_ERRORS else []
-    return "\n".join([*told[:_MOST_ERRORS], *more])
+    return f"{name_place(error.absolute_path)}: {error.message}"

@@ -13,6 +13,7 @@ import msgspec
 
 from proxy.context.pricing import Cost
 from proxy.engine.mapping.pool import Inputs, run_each
+from proxy.engine.mapping.sandbox import RunSandbox, Sandbox, TaskFailed
 from proxy.engine.policy import OperatorPolicy
 from proxy.engine.ports import Clock, Ids
 from proxy.engine.runtime import SystemClock, SystemIds, TaskRunner
@@ -90,6 +91,7 @@ class MapRun:
     concurrency: int
     tasks: TaskRunner
     clock: Clock
+    sandbox: RunSandbox
     publish: Publish | None = None
     session: str = ""  # where its calls are kept, once that is known
     totals: MapTotals = field(default_factory=MapTotals)
@@ -153,12 +155,13 @@ class MapRun:
         self.publish(event)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class OperatorEngine:
     """What operators need of an engine."""
 
     home: Conversations  # the sessions of programs, with what makes calls
     policy: OperatorPolicy
+    sandbox: Sandbox
     clock: Clock = field(default_factory=SystemClock)
     ids: Ids = field(default_factory=SystemIds)
 
@@ -167,13 +170,15 @@ class OperatorEngine:
     ) -> MapRun:
         """Return a new run. Raises ValueError for a concurrency below 1."""
         usual = {"llm_map": self.policy.llm_map_concurrency, "agentic_map": self.policy.agentic_map_concurrency}
+        id = self.ids.next_exchange()
         return MapRun(
-            id=self.ids.next_exchange(),
+            id=id,
             operator=operator,
             model=model,
             concurrency=require_least("concurrency", usual[operator] if concurrency is None else concurrency, 1),
             tasks=self.home.tasks,
             clock=self.clock,
+            sandbox=RunSandbox(self.sandbox, id),
             publish=publish,
         )
 
@@ -240,6 +245,6 @@ class CallPacer:
 
 def describe_problem(error: Exception, *expected: type[Exception]) -> str:
     """Return why an item has no output: for an `expected` error and for one of ours its text, else its type, too."""
-    if isinstance(error, (CallFailed, ProxyError, *expected)):
+    if isinstance(error, (CallFailed, TaskFailed, ProxyError, *expected)):
         return str(error)
     return f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]

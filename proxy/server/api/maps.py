@@ -4,7 +4,7 @@ A run ends with its client: what runs is cancelled when the connection closes. T
 settings, with the keys that are set there.
 """
 
-import asyncio
+import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
@@ -14,12 +14,16 @@ from msgspec import Meta
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from proxy.engine.mapping.agentic_map import AGENT_PROMPT, AgenticMapOrder, AgentMapper
+from proxy.engine.mapping.llm_map import LlmMapOrder, LlmMapper
 from proxy.engine.mapping.running import MapRun, MapTotals, OperatorEngine
+from proxy.engine.mapping.sandbox import PromptTemplate, TaskFailed
 from proxy.engine.reports.sessions import write_json
 from proxy.engine.turns.conversation import MOST_TURNS
 from proxy.model.errors import BadRequest, ProxyError
 from proxy.model.results import AgentMapResult, MapResult
 from proxy.server.endpoints import GUARDS, Endpoint, Media
+from proxy.wire.json_values import is_shallow
 
 MOST_BYTES = 16 * 1024 * 1024
 _MEDIA = "application/x-ndjson"
@@ -85,24 +89,20 @@ class MapsApi:
     async def _run(self, body: MapOrder) -> Annotated[Response, Media(_MEDIA, "a line of JSON for each result")]:
         """Ask a model, or an agent, for a result for each input, and stream the results as they come."""
         try:
-            run, results = await asyncio.to_thread(_begin, self._engine, body)
-        except ValueError as error:
+            run, results = await _begin(self._engine, body)
+        except (ValueError, TaskFailed) as error:
             raise BadRequest(str(error)) from error
         if body.parent_session_id:
             await self._engine.home.archive.find_session(body.parent_session_id)
         return StreamingResponse(_write(run, results), headers=_HEADERS, media_type=_MEDIA)
 
 
-def _begin(engine: OperatorEngine, body: MapOrder) -> tuple[MapRun, Results]:
-    """Check an order. Return its run and the results to come. Raises ValueError. Blocks for a moment at first."""
-    # What makes prompts and checks answers takes 0.3 s to import, and few need it.
-    from proxy.engine.mapping.agentic_map import AGENT_PROMPT, AgenticMapOrder, AgentMapper  # noqa: PLC0415
-    from proxy.engine.mapping.llm_map import LlmMapOrder, LlmMapper  # noqa: PLC0415
-    from proxy.engine.mapping.prompts import ItemTemplate, OutputSchema  # noqa: PLC0415
-
-    template, run = ItemTemplate(body.prompt_template), engine.begin(body.operator, body.model, body.concurrency)
+async def _begin(engine: OperatorEngine, body: MapOrder) -> tuple[MapRun, Results]:
+    """Check an order. Return its run and the results to come. Raises ValueError, TaskFailed and WorkerLost."""
+    run = engine.begin(body.operator, body.model, body.concurrency)
+    template, schema = PromptTemplate(body.prompt_template), body.output_schema
     if body.operator == "agentic_map":
-        if body.output_schema is not None:
+        if schema is not None:
             raise ValueError("output_schema is for llm_map; an agent's result is its last text")
         agents = AgenticMapOrder(
             template=template,
@@ -113,20 +113,24 @@ def _begin(engine: OperatorEngine, body: MapOrder) -> tuple[MapRun, Results]:
             max_retries=body.max_retries,
             system_prompt=AGENT_PROMPT if body.system_prompt is None else body.system_prompt,
         )
+        await run.sandbox.check(template.text, "")
         return run, AgentMapper(agents, run, engine).results(body.inputs)
-    if body.output_schema is None:
+    if schema is None:
         raise ValueError("llm_map needs an output_schema")
     if body.parent_session_id:
         raise ValueError("parent_session_id is for agentic_map; the calls of llm_map belong to no session")
+    if not is_shallow(schema):
+        raise ValueError("output_schema is nested too deeply")
     order = LlmMapOrder(
         template=template,
-        schema=OutputSchema(body.output_schema),
+        schema=schema,
         model=body.model,
         max_retries=body.max_retries,
         system_prompt=body.system_prompt,
         temperature=body.temperature,
         timeout=body.timeout,
     )
+    await run.sandbox.check(template.text, json.dumps(schema))
     return run, LlmMapper(order, run, engine).results(body.inputs)
 
 

@@ -5,11 +5,10 @@ from functools import partial
 from pathlib import Path
 
 from proxy.engine.erasing.live import LiveSessions
-from proxy.engine.erasing.service import SessionErasing, remove_nothing
+from proxy.engine.erasing.service import SessionErasing
 from proxy.engine.runtime import EngineBus, SystemClock
 from proxy.model.erasing import SessionErasure
 from proxy.store.erasing.eraser import SqliteEraser
-from proxy.store.memory_files import remove_memory
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from proxy.store.sqlite.recovery import list_aside
@@ -22,8 +21,7 @@ def build_erasing(
     build = partial(
         SessionErasing,
         log=archive,
-        eraser=SqliteEraser(archive, SystemClock()),
-        remove_files=partial(remove_memory, Path(mirror)) if mirror else remove_nothing,
+        eraser=SqliteEraser(archive, SystemClock(), mirror=mirror),
         list_left=partial(list_aside, log),
         bus=bus,
     )

@@ -33,8 +33,8 @@ _SESSION = """
 _ERASURES = "SELECT payload, digest FROM erasure WHERE scope = ? AND seq > ? ORDER BY seq"
 _LAST_ERASED = "SELECT seq, seal FROM erased ORDER BY seq DESC LIMIT 1"
 _ADD_ERASED = """
-    INSERT INTO erased(seq, seal, session, cause, at_ms, through, until, payloads, bytes, digest)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+    INSERT INTO erased(seq, seal, session, cause, at_ms, through, until, payloads, bytes, digest, remains)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _NOTE = "INSERT INTO meta(key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 _CAME = "it was called while it was to be erased; nothing of it was erased, try again once it is idle"
 
@@ -43,6 +43,7 @@ _CAME = "it was called while it was to be erased; nothing of it was erased, try 
 class Deletion:
     """The deletion of the content of sessions, by row id, that was found when the log ended at `heads`.
 
+    `mirror` is the directory that has files of their memory, which are to be removed afterwards, or empty.
     Its methods are tasks of the writer thread, and leave no transaction open. They raise Conflict if a session has got
     something new.
     """
@@ -51,6 +52,7 @@ class Deletion:
     heads: Heads
     cause: Cause
     at_ms: int
+    mirror: bytes = b""
     contents: int = 0
     bytes: int = 0
 
@@ -118,7 +120,7 @@ class Deletion:
             contents = sum(1 for payload, _ in rows if payload)
             values = (self.cause, self.at_ms, through, last, contents, self.bytes, digest_erasure(rows))
             seal = seal_after(seal, (seq + 1, key, *values))
-            connection.execute(_ADD_ERASED, (seq + 1, seal, session, *values))
+            connection.execute(_ADD_ERASED, (seq + 1, seal, session, *values, self.mirror))
             note_seal_head(connection, "erased", seq + 1, seal)
 
 

@@ -3,18 +3,21 @@
 A person's erasure deletes all at once; retention deletes in steps, after each of which the writer is free for four
 times as long. Afterwards the write-ahead log is emptied, and the gaps in pages are overwritten, in steps as well, since
 nobody may write meanwhile. That is noted in the log until it is done, so that a start after a crash goes on with it.
+Where files of a session's memory are to be removed is noted in the row of its erasure, until that is done.
 """
 
 import asyncio
 import logging
+import os
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 import orjson
+from msgspec.structs import replace
 
 from proxy.engine.ports import Clock
 from proxy.model.erasing import Cause, ErasableSession, SessionErasure
@@ -22,6 +25,7 @@ from proxy.model.errors import Erased, NotFound, StoreUnavailable, tell_day
 from proxy.store.erasing.deletion import Deletion, is_unwiped, note_wiped
 from proxy.store.erasing.gaps import PageGaps
 from proxy.store.erasing.reach import Content, Heads, list_unshared, read_heads
+from proxy.store.memory_files import remove_memory
 from proxy.store.sqlite.connection import FILE_ERRORS, FileIdentity, advise, connect_reader
 
 T = TypeVar("T")
@@ -40,6 +44,11 @@ _STATE = """
     SELECT (SELECT max(seq) FROM exchange WHERE session = s.id), (SELECT count(*) FROM exchange WHERE session = s.id),
         (SELECT max(through) FROM erased WHERE session = s.id), (SELECT max(at_ms) FROM erased WHERE session = s.id)
     FROM session s WHERE s.id = ?"""
+_ERASED = "SELECT payloads, bytes, cause, at_ms FROM erased WHERE session = ? ORDER BY seq DESC LIMIT 1"
+_REMAINS = """
+    SELECT s.key, x.session, x.remains FROM erased x JOIN session s ON s.id = x.session
+    WHERE x.remains <> x'' ORDER BY x.seq"""
+_REMOVED = "UPDATE erased SET remains = x'' WHERE session = ? AND remains = ?"
 _SAME_BEGINNING = """
     SELECT DISTINCT o.key FROM node n
     JOIN node m ON substr(m.hash, 1, 6) = substr(n.hash, 1, 6) AND m.is_answer IN (0, 1) AND m.hash = n.hash
@@ -82,6 +91,14 @@ class ErasableLog(Protocol):
         ...
 
 
+class _Remains(NamedTuple):
+    """A session, its row id, and the directory that has files of it."""
+
+    key: str
+    session: int
+    mirror: bytes
+
+
 class _Plan(NamedTuple):
     """What is to be deleted of sessions, by row id, and where the log ended then."""
 
@@ -95,37 +112,41 @@ class SqliteEraser:
     """The `Eraser` port over log.db. It does one thing after another."""
 
     def __init__(
-        self, log: ErasableLog, clock: Clock, rest: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self,
+        log: ErasableLog,
+        clock: Clock,
+        rest: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        mirror: str = "",
     ) -> None:
         self._log = log
         self._clock = clock
         self._rest = rest
+        self._mirror = os.fsencode(Path(mirror).absolute()) if mirror else b""
         self._lock = asyncio.Lock()
         self._identity = FileIdentity(log.path, 0)
         self._gaps: PageGaps | None = None
 
     async def measure(self, session: str) -> SessionErasure:
-        """Return what erasing a session would do. Raises NotFound, and Erased if nothing came since it was erased."""
+        """Return what erasing a session would do. Raises NotFound, and Erased if nothing is left of it."""
         await self._log.run_task(_wait)
         return (await asyncio.to_thread(self._read, partial(_describe, session=session)))[0]
 
     async def erase(self, session: str, cause: Cause = "person") -> SessionErasure:
         """Erase a session in one transaction, then overwrite what is left of it in the files of the log.
 
+        If it was erased before, and not to the end, go on with that. `remove_rest` does what is left to do outside.
         Raises what `measure` does, Conflict if the session is called meanwhile, and StoreUnavailable.
         """
         async with self._lock:
             self._log.note_erased()  # from here on, bodies are recorded without reference to what may go
             await self._log.run_task(_wait)
             described, plan = await asyncio.to_thread(self._read, partial(_describe, session=session))
-            deletion = Deletion(plan.sessions, plan.heads, cause, self._clock.now_ms())
+            if plan is None:
+                return replace(described, is_done=True, is_overwritten=await self._try_to_overwrite())
+            deletion = Deletion(plan.sessions, plan.heads, cause, self._clock.now_ms(), self._mirror)
             await self._log.run_task(partial(self._delete_all, deletion, plan.found))
             self._log.note_erased()
-            try:
-                is_overwritten = await self._overwrite()
-            except StoreUnavailable as error:  # the session is erased all the same, and a later run goes on with it
-                _log.error("a session was erased, but bytes of it may be left in the files of the log: %s", error)
-                is_overwritten = False
+            is_overwritten = await self._try_to_overwrite()
         return _finish(described, deletion, is_overwritten=is_overwritten)
 
     async def erase_slowly(self, sessions: Sequence[str], cause: Cause) -> int:
@@ -137,7 +158,7 @@ class SqliteEraser:
             self._log.note_erased()
             await self._log.run_task(_wait)
             plan = await asyncio.to_thread(self._read, partial(_plan, keys=sessions))
-            deletion = Deletion(plan.sessions, plan.heads, cause, self._clock.now_ms())
+            deletion = Deletion(plan.sessions, plan.heads, cause, self._clock.now_ms(), self._mirror)
             try:
                 await self._log.run_task(partial(deletion.load, found=plan.found[:_LOAD_STEP]))
                 for start in range(_LOAD_STEP, len(plan.found), _LOAD_STEP):
@@ -153,6 +174,21 @@ class SqliteEraser:
         """Overwrite what is left of erased content in the files of the log. Return whether none is left."""
         async with self._lock:
             return await self._overwrite()
+
+    async def remove_rest(self) -> Mapping[str, str]:
+        """Remove the files of memory of erased sessions. Return where those of which session could not be removed."""
+        left: dict[str, str] = {}
+        async with self._lock:
+            for each in await self._log.run_task(_list_remains):
+                folder = Path(os.fsdecode(each.mirror))
+                try:
+                    await asyncio.to_thread(remove_memory, folder, each.key)
+                except OSError as error:
+                    _log.error("files of the memory of session %s, which was erased, are left: %s", each.key, error)
+                    left[each.key] = str(folder)
+                else:
+                    await self._log.run_task(partial(_note_removed, each))
+        return left
 
     async def list_idle(self, before_ms: int, limit: int) -> Sequence[ErasableSession]:
         """Return sessions that have content and were not called since, the longest idle one first."""
@@ -192,6 +228,13 @@ class SqliteEraser:
         is_left = deletion.delete_some(connection, _STEP_CONTENTS, _STEP_BYTES)
         self._log.note_erased_in_thread(deletion.contents - before[0], deletion.bytes - before[1])
         return is_left
+
+    async def _try_to_overwrite(self) -> bool:
+        try:
+            return await self._overwrite()
+        except StoreUnavailable as error:  # the session is erased all the same, and a later run goes on with it
+            _log.error("a session was erased, but bytes of it may be left in the files of the log: %s", error)
+            return False
 
     async def _overwrite(self) -> bool:
         if not await self._log.run_task(is_unwiped):
@@ -240,6 +283,14 @@ def _finish_wiping(connection: sqlite3.Connection) -> None:
     connection.execute("DROP TABLE IF EXISTS temp.candidate")
 
 
+def _list_remains(connection: sqlite3.Connection) -> list[_Remains]:
+    return [_Remains(*row) for row in connection.execute(_REMAINS)]
+
+
+def _note_removed(remains: _Remains, connection: sqlite3.Connection) -> None:
+    connection.execute(_REMOVED, (remains.session, remains.mirror))
+
+
 def _load_more(connection: sqlite3.Connection, found: Sequence[Content]) -> None:
     connection.executemany("INSERT INTO temp.candidate VALUES (?, ?, ?, ?)", found)
 
@@ -251,17 +302,22 @@ def _plan(log: sqlite3.Connection, keys: Sequence[str]) -> _Plan:
     return _Plan(sessions, read_heads(log), found, kept)
 
 
-def _describe(log: sqlite3.Connection, session: str) -> tuple[SessionErasure, _Plan]:
+def _describe(log: sqlite3.Connection, session: str) -> tuple[SessionErasure, _Plan | None]:
+    """Return what erasing a session does, and how; without a plan if it is erased and something remains to be done."""
     row = log.execute(_FIND, (session,)).fetchone()
     if row is None:
         raise NotFound(f"there is no session {session}")
     newest, calls, through, at_ms = log.execute(_STATE, row).fetchone()
-    if through is not None and through >= newest:
+    is_erased = through is not None and through >= newest
+    if is_erased and not is_unwiped(log) and all(each.key != session for each in _list_remains(log)):
         raise Erased(f"session {session} was erased{tell_day(at_ms)}", session, at_ms)
-    plan = _plan(log, (session,))
     same, children, later = (
         tuple([key for (key,) in log.execute(query, row)]) for query in (_SAME_BEGINNING, _CHILDREN, _CONTINUED_BY)
     )
+    if is_erased:
+        contents, size, cause, at_ms = log.execute(_ERASED, row).fetchone()
+        return SessionErasure(session, False, calls, contents, size, 0, same, children, later, cause, at_ms), None
+    plan = _plan(log, (session,))
     size = sum(each.size for each in plan.found)
     described = SessionErasure(session, False, calls, len(plan.found), size, plan.kept_bytes, same, children, later)
     return described, plan

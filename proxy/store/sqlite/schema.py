@@ -20,14 +20,16 @@
   `source` is managed context: what a request told of its newest message.
 - `erasure` names each payload that was deleted. `erased` says of which session, up to which exchange, when and why; its
   digest commits to the rows of `erasure` with its session as their scope, since the session's last row of `erased`.
-  Content that comes again is stored again, under the id that it had.
+  `erased.remains` is the directory of files of memory that are still to be removed, and no part of the seal. Content
+  that comes again is stored again, under the id that it had.
 - `session`, `step`, `mark` and `adoption` have no seals. `meta` has a tally for each of these tables.
 
 Triggers abort UPDATE, DELETE, and an INSERT whose key exists, since REPLACE deletes without firing delete triggers on
 connections that did not set `recursive_triggers`. Mutable are `meta`, `permit`, `lease`, `bill` and `tally`, which are
-derived from the record (`store/sqlite/figures`); a payload may be deleted while `permit` has a row. Foreign keys exist
-among record tables only, so that SQLite refuses an outcome whose round was lost. References to content have no foreign
-keys, each of which would cost a look-up: the writer makes them in the same transaction, and `verify` checks them.
+derived from the record (`store/sqlite/figures`); `erased.remains` may be emptied; a payload may be deleted while
+`permit` has a row. Foreign keys exist among record tables only, so that SQLite refuses an outcome whose round was lost.
+References to content have no foreign keys, each of which would cost a look-up: the writer makes them in the same
+transaction, and `verify` checks them.
 """
 
 import os
@@ -433,6 +435,21 @@ def m012_overhead(connection: sqlite3.Connection) -> None:
         connection.execute(f"ALTER TABLE {table} ADD COLUMN overhead_ms REAL")
 
 
+def m013_remains(connection: sqlite3.Connection) -> None:
+    """Add what is left of an erased session outside the log: the directory that has files of its memory.
+
+    It is emptied once they are removed: the one thing of its row that changes.
+    """
+    connection.execute("ALTER TABLE erased ADD COLUMN remains BLOB NOT NULL DEFAULT x''")
+    kept = ("seq", "seal", "session", "cause", "at_ms", "through", "until", "payloads", "bytes", "digest")
+    changes = " OR ".join(f"NEW.{name} IS NOT OLD.{name}" for name in kept)
+    connection.execute("DROP TRIGGER erased_keep")
+    connection.execute(
+        f"CREATE TRIGGER erased_keep BEFORE UPDATE ON erased WHEN NEW.remains <> x'' OR {changes}"
+        " BEGIN SELECT RAISE(ABORT, 'erased is append-only'); END"
+    )
+
+
 Migration = Callable[[sqlite3.Connection], None]
 
 MIGRATIONS: tuple[Migration, ...] = (
@@ -448,6 +465,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     m010_bills,
     m011_erased,
     m012_overhead,
+    m013_remains,
 )
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from proxy.assembly import Engine
 from proxy.engine.mapping.agentic_map import AgenticMapOrder, AgentMapper
-from proxy.engine.mapping.prompts import ItemTemplate
 from proxy.engine.mapping.running import OperatorEngine
+from proxy.engine.mapping.sandbox import PromptTemplate
 from proxy.engine.policy import OperatorPolicy
 from proxy.engine.turns.recording import NewSession
 from proxy.engine.turns.tools import ProgramTool, make_tool
@@ -47,13 +47,13 @@ class Bench:
         self.engine = engine
         self.model = model
         self.told: list[Any] = []
-        self.operators = OperatorEngine(home=engine.conversations, policy=OperatorPolicy())
+        self.operators = OperatorEngine(engine.conversations, OperatorPolicy(), engine.sandbox)
         self.run = self.operators.begin("agentic_map", "m1", publish=self.told.append)
 
     def make(
         self, text: str = "{{ item }}", *, tools: tuple[ProgramTool, ...] = (make_tool(look),), **changes: Any
     ) -> AgentMapper:
-        order = AgenticMapOrder(template=ItemTemplate(text), model="m1", tools=tools, **changes)
+        order = AgenticMapOrder(template=PromptTemplate(text), model="m1", tools=tools, **changes)
         return AgentMapper(order, self.run, self.operators)
 
     async def results(self, inputs: Any, **changes: Any) -> list[AgentMapResult]:

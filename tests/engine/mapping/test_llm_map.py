@@ -11,8 +11,8 @@ import pytest
 
 from proxy.assembly import Engine
 from proxy.engine.mapping.llm_map import LlmMapOrder, LlmMapper
-from proxy.engine.mapping.prompts import ItemTemplate, OutputSchema
 from proxy.engine.mapping.running import MapRun, OperatorEngine
+from proxy.engine.mapping.sandbox import PromptTemplate
 from proxy.engine.policy import OperatorPolicy
 from proxy.model.errors import UpstreamUnreachable
 from proxy.model.log import Selection
@@ -30,7 +30,7 @@ class Bench:
     def __init__(self, engine: Engine, model: Model) -> None:
         self.engine = engine
         self.model = model
-        self.operators = OperatorEngine(home=engine.conversations, policy=OperatorPolicy())
+        self.operators = OperatorEngine(engine.conversations, OperatorPolicy(), engine.sandbox)
         self.told: list[Any] = []
         self.run = self.begin()
 
@@ -38,8 +38,8 @@ class Bench:
         return self.operators.begin("llm_map", "m1", concurrency, self.told.append)
 
     def make(self, text: str = "Say {{ item }}", **changes: Any) -> LlmMapper:
-        given: dict[str, Any] = {"schema": OutputSchema(SCHEMA), "model": "m1", **changes}
-        order = LlmMapOrder(template=ItemTemplate(text), **given)
+        given: dict[str, Any] = {"schema": SCHEMA, "model": "m1", **changes}
+        order = LlmMapOrder(template=PromptTemplate(text), **given)
         return LlmMapper(order, self.run, self.operators)
 
     async def results(self, inputs: Any, **changes: Any) -> list[MapResult]:
@@ -101,7 +101,7 @@ async def test_a_retry_shows_the_model_its_answer_and_the_error(bench: Bench) ->
 
 
 async def test_what_nothing_fits_fails_after_the_retries(bench: Bench) -> None:
-    (result,) = await bench.results(["a"], schema=OutputSchema({"type": "object", "not": {}}), max_retries=2)
+    (result,) = await bench.results(["a"], schema={"type": "object", "not": {}}, max_retries=2)
     assert (result.success, result.output, result.attempts) == (False, None, 3)
     assert "should not be valid under {}" in str(result.error)
     assert (len(bench.model.requests), len(bench.model.requests[-1]["messages"])) == (3, 4)

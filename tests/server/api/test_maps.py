@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ import httpx
 import pytest
 
 from proxy.assembly import Engine
+from proxy.engine.mapping.sandbox import Limits
+from proxy.worker.sandbox import SandboxProcesses
 from tests.support.operators import Model, Reply, answer_last, running_engine, settings_for
 from tests.support.scripted import LIMIT
 from tests.support.whole_server import TOKEN, WholeServer, serving_engine
 
 SCHEMA = {"type": "object", "required": ["said"]}
+ENDLESS = "{% for i in range(99999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}"
 ORDER: dict[str, Any] = {
     "model": "m1",
     "inputs": ["a", {"b": 1}],
@@ -34,9 +38,22 @@ class Bench:
     async def ask(self, **changes: Any) -> httpx.Response:
         return await self.client.post("/-/api/maps", json={**ORDER, **changes})
 
+    async def results(self, **changes: Any) -> list[dict[str, Any]]:
+        """Return the results of an order, in the order of its inputs."""
+        response = await self.ask(**changes)
+        assert response.status_code == 200
+        *lines, _ = [json.loads(line) for line in response.text.splitlines()]
+        return [each["result"] for each in sorted(lines, key=lambda line: int(line["index"]))]
+
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+def cpu_seconds() -> float:
+    return Limits().cpu_seconds
+
+
+@pytest.fixture
+async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu_seconds: float) -> AsyncIterator[Bench]:
+    monkeypatch.setattr("proxy.assembly.SandboxProcesses", partial(SandboxProcesses, Limits(cpu_seconds)))
     model = Model(answer_last)
     settings = settings_for(tmp_path, **{"server.admin_token": TOKEN, "operators.max_retries": 1})
     async with running_engine(tmp_path, model) as engine:
@@ -84,6 +101,11 @@ async def test_the_numbers_of_the_settings_hold_unless_the_order_has_others(benc
         ({"prompt_template": ""}, "prompt_template"),
         ({"output_schema": {"type": "objekt"}}, "no valid JSON Schema"),
         ({"output_schema": {"$ref": "http://127.0.0.1:1/schema"}}, "nothing is fetched"),
+        ({"output_schema": {"$dynamicRef": "http://127.0.0.1:1/schema"}}, "nothing is fetched"),
+        ({"output_schema": {"$ref": "#"}}, "never ends"),
+        ({"output_schema": json.loads('{"not":' * 900 + "{}" + "}" * 900)}, "output_schema is nested too deeply"),
+        ({"prompt_template": "{{ " + "(" * 3000 + "item" + ")" * 3000 + " }}"}, "template is nested too deeply"),
+        ({"prompt_template": "{% for a in item %}" * 30 + "{% endfor %}" * 30}, "too many statically nested blocks"),
         ({"output_schema": None}, "needs an output_schema"),
         ({"operator": "agentic_map"}, "output_schema is for llm_map"),
         ({"parent_session_id": "a"}, "parent_session_id is for agentic_map"),
@@ -97,6 +119,50 @@ async def test_a_bad_order_is_refused_before_any_call(bench: Bench, changes: dic
     assert response.status_code == 400
     assert why in response.json()["error"]["message"]
     assert not bench.model.requests
+
+
+@pytest.mark.parametrize("cpu_seconds", [0.5])
+async def test_what_takes_too_much_fails_as_the_result_of_its_input(bench: Bench) -> None:
+    for template, why in [
+        ("{{ item }}{% if item == 'bad' %}" + ENDLESS + "{% endif %}", "takes more than 0.5 s of processor time: use"),
+        (
+            "{{ item }}{% if item == 'bad' %}{{ 9 ** (9 ** (item | length * 3)) }}{% endif %}",
+            "takes more than 0.5 s of processor time",
+        ),
+        ("{{ item }}{{ item * 700000000 if item == 'bad' }}", "takes more than 512 MB of memory: use"),
+        ("{{ item | center(1500000000 if item == 'bad' else 1) }}", "takes more than 512 MB of memory: use"),
+        ("{{ item | center(10000000 if item == 'bad' else 1) }}", "the result has more than 8 MB"),
+    ]:
+        bench.model.requests.clear()
+        results = await bench.results(inputs=["a", "bad", "b"], prompt_template=template)
+        assert [each["success"] for each in results] == [True, False, True], template
+        assert "rendering the prompt template" in results[1]["error"] and why in results[1]["error"]
+        assert (results[1]["attempts"], len(bench.model.requests)) == (0, 2)
+    bench.model.requests.clear()
+    response = await bench.ask(prompt_template="{{ item }}{{ 9 ** (9 ** 9) }}")  # a constant: it is known beforehand
+    assert (response.status_code, bench.model.requests) == (400, [])
+    assert "takes more than 0.5 s of processor time" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("cpu_seconds", [0.5])
+async def test_an_answer_whose_check_takes_too_much_fails_and_is_not_asked_for_again(bench: Bench) -> None:
+    schema = {"properties": {"said": {"pattern": "^(a+)+$"}}}
+    results = await bench.results(inputs=["aaa", "a" * 50 + "!"], prompt_template="{{ item }}", output_schema=schema)
+    assert [each["success"] for each in results] == [True, False]
+    assert "checking the answer against output_schema takes more than 0.5 s of processor time" in results[1]["error"]
+    assert (results[1]["attempts"], len(bench.model.requests)) == (1, 2)
+
+
+@pytest.mark.parametrize("cpu_seconds", [600.0])
+async def test_nothing_waits_for_an_order_that_never_ends(bench: Bench) -> None:
+    order = {**ORDER, "prompt_template": ENDLESS + "{{ item }}", "inputs": list(range(20))}
+    never = asyncio.ensure_future(bench.client.post("/-/api/maps", json=order))
+    async with asyncio.timeout(LIMIT):
+        for _ in range(3):
+            assert [each["success"] for each in await bench.results()] == [True, True]
+            assert (await bench.client.get("/-/live")).status_code == 200
+    assert not never.done()
+    never.cancel()
 
 
 async def test_inputs_may_be_many(bench: Bench) -> None:

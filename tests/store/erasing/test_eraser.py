@@ -3,17 +3,23 @@
 import asyncio
 import shutil
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from proxy.engine.erasing.policy import RetentionPolicy
+from proxy.engine.erasing.retention import Retention
+from proxy.engine.erasing.service import SessionErasing
 from proxy.engine.runtime import SystemClock
+from proxy.model.erasing import SessionErasure
 from proxy.model.errors import Conflict, Erased, NotFound, StoreUnavailable
 from proxy.model.lineage import Adoption
 from proxy.store.erasing.eraser import SqliteEraser
 from proxy.store.erasing.gaps import PageGaps
+from proxy.store.memory_files import write_memory
 from proxy.store.policy import StorePolicy
 from proxy.store.sqlite.archive import SqliteArchive, open_sqlite
 from tests.store.samples import (
@@ -40,16 +46,21 @@ OWN, OTHER = make_key("own"), make_key("other")
 
 
 class Copies(Disk):
-    """A disk that copies the files of a log before each statement of the writer, while that is wanted."""
+    """A disk that copies the files of a log before each statement of the writer, while that is wanted.
+
+    It calls `before` as well.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
         self.copies = 0
         self.is_on = False
+        self.before: Callable[[], object] = int
 
     def _visit(self, sql: str) -> None:
         super()._visit(sql)
+        self.before()
         if self.is_on:
             into = self.folder.with_name(f"copy{self.copies}")
             into.mkdir()
@@ -130,6 +141,91 @@ async def test_a_kill_at_any_point_leaves_all_or_nothing(world: World, tmp_path:
         eraser.close()
     assert states == sorted(states, reverse=True) and set(states) == {"whole", "erased"}
     assert len(states) > 20
+
+
+@pytest.fixture
+async def steps(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Erase the session to the end. Return how many copies were made of all files: before each change to one of them.
+
+    Each is what a kill -9 would leave then.
+    """
+    mirror = world.path.parent / "mirror"
+    write_memory(mirror, OWN.id, {"a.jsonl": SECRET, "b.jsonl": b"more of " + SECRET})
+    write_memory(mirror, OTHER.id, {"a.jsonl": b"another's"})
+    count = 0
+
+    def copy() -> None:
+        nonlocal count
+        shutil.copytree(world.path.parent, tmp_path / f"step{count}", ignore=shutil.ignore_patterns("*-shm", "*.lock"))
+        count += 1
+
+    def copy_before(change: Any) -> Any:
+        def changing(*arguments: Any, **named: Any) -> Any:
+            copy()
+            return change(*arguments, **named)
+
+        return changing
+
+    for name in ("unlink", "rmdir"):
+        monkeypatch.setattr(Path, name, copy_before(getattr(Path, name)))
+    monkeypatch.setattr(PageGaps, "overwrite", copy_before(PageGaps.overwrite))
+    world.disk.before = copy
+    eraser = SqliteEraser(world.archive, SystemClock(), mirror=str(mirror))
+    assert (await SessionErasing(log=world.archive, eraser=eraser).erase(OWN.id)).is_done
+    copy()
+    monkeypatch.undo()
+    world.disk.before = int
+    await world.archive.close()
+    eraser.close()
+    return count
+
+
+def put_back(world: World, copy: Path) -> None:
+    """Have the files be as they were in a copy: they know where they are."""
+    shutil.rmtree(world.path.parent)
+    shutil.copytree(copy, world.path.parent)
+
+
+def find_rest(folder: Path) -> Iterator[str]:
+    """The files that have content of the session, or are of its memory."""
+    for path in folder.rglob("*"):
+        if OWN.id in path.name or (path.is_file() and SECRET in path.read_bytes()):
+            yield path.relative_to(folder).as_posix()
+
+
+@pytest.mark.parametrize("is_second", [False, True], ids=["the next start", "a second erasure"])
+async def test_a_kill_at_any_step_leaves_nothing_that_is_not_removed_afterwards(
+    world: World, tmp_path: Path, steps: int, is_second: bool
+) -> None:
+    seen = []
+    for n in range(steps):
+        put_back(world, tmp_path / f"step{n}")
+        archive = open_sqlite(StorePolicy(world.path), asyncio.get_running_loop())
+        mirror = str(world.path.parent / "mirror") if is_second else ""  # it may not be mirrored any more
+        eraser = SqliteEraser(archive, SystemClock(), mirror=mirror)
+        erasing = SessionErasing(log=archive, eraser=eraser)
+        state = await read_state(archive)
+        left = list(find_rest(world.path.parent))
+        if is_second:
+            try:
+                erased: SessionErasure | None = await erasing.erase(OWN.id)
+            except Erased:
+                erased = None
+            assert (erased is not None and erased.is_done) or not left
+        else:
+            await Retention(policy=RetentionPolicy(), erasing=erasing, clock=SystemClock(), sleep=not_at_all).run()
+        await archive.close()
+        eraser.close()
+        seen.append((state, bool(left)))
+        rest = list(find_rest(world.path.parent))
+        assert rest == [] if state == "erased" or is_second else len(rest) == 4
+        assert (world.path.parent / "mirror" / "agents" / OTHER.id / "a.jsonl").exists()
+    assert {("whole", True), ("erased", True), ("erased", False)} <= set(seen)
+    assert seen.count(("erased", True)) > 5
+
+
+async def not_at_all(seconds: float) -> None:
+    """Do not sleep."""
 
 
 @pytest.mark.parametrize("word", ["DELETE FROM payload", "INSERT INTO erasure", "\n    INSERT INTO erased", "COMMIT"])

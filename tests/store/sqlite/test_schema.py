@@ -36,7 +36,7 @@ ROWS = {
     "recalled": (1, b"", 1, 1, "m", 1, b"n", 1, 9, 1, b"d"),
     "memory": (1, b"", 1, "report", "", 0, 0, 2, b"n", 1, b"d"),
     "held": (1, b"", 1, 1, "new", "k", b"d", b"t", 1, b""),
-    "erased": (1, b"", 1, "person", 1, 1, 1, 1, 1, b"d"),
+    "erased": (1, b"", 1, "person", 1, 1, 1, 1, 1, b"d", b"m"),
     "source": (1, b"", 1, 1, b"n", "tick"),
 }
 # a second row, new in the first column (its rowid or link), that takes the place of the first by another key
@@ -86,6 +86,19 @@ def test_a_row_is_neither_changed_nor_deleted(log: sqlite3.Connection, table: st
             log.execute(f"UPDATE {table} SET {column} = {column}")
     with pytest.raises(sqlite3.IntegrityError, match=f"{table} is append-only"):
         log.execute(f"DELETE FROM {table}")
+
+
+def test_what_remains_of_an_erasure_is_emptied_and_nothing_else_of_it_ever_changes(log: sqlite3.Connection) -> None:
+    insert(log, "erased", ROWS["erased"])
+    log.execute("UPDATE erased SET remains = x''")
+    for column, value in zip(
+        ["seq", "seal", "session", "cause", "at_ms", "through", "until", "payloads", "bytes", "digest", "remains"],
+        [9, b"9", 9, "age", 9, 9, 9, 9, 9, b"9", b"9"],
+        strict=True,
+    ):
+        with pytest.raises(sqlite3.IntegrityError, match="erased is append-only"):
+            log.execute(f"UPDATE erased SET {column} = ?", (value,))
+    assert log.execute("SELECT * FROM erased").fetchall() == [(*ROWS["erased"][:-1], b"")]
 
 
 @pytest.mark.parametrize("table", ROWS)
@@ -154,6 +167,7 @@ DIGESTS = {
     "m010_bills": "6479cef9bd665ea2949bf61d2c1415c914a446c91bc6a8dde2d3e62c718e40d8",
     "m011_erased": "978045fa2f50aa72a802b65666c08f0341ce722fd3b86bc961a15fb627d86f08",
     "m012_overhead": "177057cc5a96a4c30236efa5eb1aaf0ede052494b49703054e460609b7a660b6",
+    "m013_remains": "1a8ecf34362ceb9c3f1be4b96541b6a7da1631699b6cacbcdb7aaf845e5b1ab6",
 }
 
 

@@ -47,7 +47,7 @@ _LONGEST_INTRO = 160
 _PATH = r"[\w.@~+-]{0,200}(?:[/\\][\w.@~+ -]{1,200}){0,30}\.\w{1,10}"
 _BLOCK_PATH = re.compile(
     rf"(?:(?:`{{3,}}+|~{{3,}}+)(?:[\w+-]{{0,30}}[ \t:{{]{{1,9}})?(?:(?:file|path|title|filename)=)?[\"']?({_PATH})\b"
-    rf"|[ \t]*<\w+[^>\n]{{0,200}}?\b(?:path|name|file|src|source|filename)=[\"']?({_PATH})\b)"
+    rf"|[ \t]*<\w++[^>\n]{{0,200}}?\b(?:path|name|file|src|source|filename)=[\"']?({_PATH})\b)"
 )
 _PATH_LINE = re.compile(rf"(?:[ \t#*>`-]|\bFile:?[ \t]){{0,9}}({_PATH})[ \t*`:]{{0,9}}")
 

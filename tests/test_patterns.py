@@ -73,7 +73,11 @@ def list_values(value: object, depth: int = 0) -> Iterator["re.Pattern[Any]"]:
             yield from list_values(each, depth + 1)
     elif depth < 6 and type(value).__module__.startswith("proxy.") and not isinstance(value, type):
         for name in dir(value):
-            yield from list_values(vars(type(value)).get(name) or getattr(value, name, None), depth + 1) if not name.startswith("__") else ()
+            yield from (
+                list_values(vars(type(value)).get(name) or getattr(value, name, None), depth + 1)
+                if not name.startswith("__")
+                else ()
+            )
 
 
 def list_named(holder: object, name: str) -> Iterator[tuple[str, "re.Pattern[Any]"]]:
@@ -106,7 +110,9 @@ def list_calls(tree: ast.Module) -> Iterator[ast.Call]:
 
 def find_pattern(call: ast.Call, module: Any) -> "re.Pattern[Any] | None":
     """Return the pattern of a call of `re`, None if the names of its module do not tell it."""
-    flags = [each.value for each in call.keywords if each.arg == "flags"] + (call.args[1:2] if call.func.attr == "compile" else [])  # type: ignore[attr-defined]
+    flags = [each.value for each in call.keywords if each.arg == "flags"] + (
+        call.args[1:2] if call.func.attr == "compile" else []
+    )  # type: ignore[attr-defined]
     try:
         values = [eval(compile(ast.Expression(each), "", "eval"), vars(module)) for each in (call.args[0], *flags)]
     except NameError:
@@ -143,7 +149,12 @@ def _add(found: dict[tuple[object, int], Found], name: str, pattern: "re.Pattern
 
 def test_every_pattern_is_found() -> None:
     """A pattern that is made when a function runs escapes the gate, unless it is listed with what bounds it."""
-    unknown = {name for name in list_modules() for call in list_calls(parse(name)) if not find_pattern(call, list_modules()[name])}
+    unknown = {
+        name
+        for name in list_modules()
+        for call in list_calls(parse(name))
+        if not find_pattern(call, list_modules()[name])
+    }
     assert unknown == MADE_LATER.keys()
     assert len(find_patterns()) > 250
     assert all(any(each.name == name for each in find_patterns()) for name in METHODS)
@@ -157,7 +168,13 @@ def test_patterns_are_linear() -> None:
 @pytest.mark.parametrize("method", ["search", "finditer"])
 @pytest.mark.parametrize(
     "pattern",
-    [r"<(?=\s*/?\s*(?:\||user\b))", r"^\W*(?:action|tool)\b[^\n]*:", r"\s+$", r"(a+)+$", r"```[a-z]*\s*\n(.*?)\n?\s*```"],
+    [
+        r"<(?=\s*/?\s*(?:\||user\b))",
+        r"^\W*(?:action|tool)\b[^\n]*:",
+        r"\s+$",
+        r"(a+)+$",
+        r"```[a-z]*\s*\n(.*?)\n?\s*```",
+    ],
 )
 def test_quadratic_patterns_are_rejected(pattern: str, method: str) -> None:
     assert find_slow_string(re.compile(pattern, re.MULTILINE | re.DOTALL), [method])
@@ -168,6 +185,8 @@ def test_patterns_that_read_runs_again_are_rejected(pattern: str) -> None:
     assert find_slow_string(re.compile(pattern), ["finditer"])
 
 
-@pytest.mark.parametrize("pattern", [r"<(?=\s*+/?+\s*+(?:\||user\b))", r"[\w.]+@[\w.]+"[:6], r"\s++", r"(?m)^[^\w\n]*+tool\b[^\n]*:"])
+@pytest.mark.parametrize(
+    "pattern", [r"<(?=\s*+/?+\s*+(?:\||user\b))", r"[\w.]+@[\w.]+"[:6], r"\s++", r"(?m)^[^\w\n]*+tool\b[^\n]*:"]
+)
 def test_linear_patterns_are_accepted(pattern: str) -> None:
     assert not find_slow_string(re.compile(pattern), ["search", "finditer", "match", "fullmatch"])

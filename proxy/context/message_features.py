@@ -129,7 +129,9 @@ _ERROR_OBJECT = re.compile(
     r'|"(?:is_?error)"\s*:\s*true|"(?:success|ok)"\s*:\s*false|"status(?:_?code)?"\s*:\s*[45]\d\d\b',
     re.IGNORECASE,
 )
-_ERROR_LABEL = re.compile(r"(?i)(?:\w+ )?(?:error|fatal|failure|failed|exception)\s*+(?:(?:\[\w{1,40}\]|\(\w{1,40}\))\s*+)?:")
+_ERROR_LABEL = re.compile(
+    r"(?i)(?:\w+ )?(?:error|fatal|failure|failed|exception)\s*+(?:(?:\[\w{1,40}\]|\(\w{1,40}\))\s*+)?:"
+)
 _ERROR_LAST = re.compile(
     r"^(?:make(?:\[\d+\])?: \*\*\* |npm ERR! |E: |fatal: |error(?:\[\w{1,20}\])?: |Error: )"
     r"|: (?:command not found|No such file or directory|Permission denied|not found)$"

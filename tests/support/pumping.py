@@ -96,7 +96,9 @@ def _sample(op: Any, argument: Any) -> str:
     if op is not ops.IN:  # any character, or any but one
         return "a" if op is ops.ANY or argument != ord("a") else "b"
     if argument[0][0] is ops.NEGATE:
-        return "".join(each for each in "a -1\n" if not any(_contains(*each_in, each) for each_in in argument[1:])) or "~"
+        return (
+            "".join(each for each in "a -1\n" if not any(_contains(*each_in, each) for each_in in argument[1:])) or "~"
+        )
     return "".join(map(_sample_of_class, argument))
 
 
@@ -113,7 +115,11 @@ def _contains(op: Any, argument: Any, character: str) -> bool:
     if op is ops.RANGE:
         return argument[0] <= ord(character) <= argument[1]
     name = str(argument)
-    kinds = {"DIGIT": character.isdigit(), "SPACE": character.isspace(), "WORD": character.isalnum() or character == "_"}
+    kinds = {
+        "DIGIT": character.isdigit(),
+        "SPACE": character.isspace(),
+        "WORD": character.isalnum() or character == "_",
+    }
     return kinds[name.rpartition("_")[2]] is not name.startswith("CATEGORY_NOT")
 
 

@@ -23,7 +23,8 @@ _MARKER_LIKE = re.compile(
     re.IGNORECASE,
 )
 _TAGGED = re.compile(
-    r"<(?=\s*+(?:/\s*+)?(?:\||system\b|system-\w|user\b|assistant\b|human\b|tool_\w|function_|developer\b|s>))", re.IGNORECASE
+    r"<(?=\s*+(?:/\s*+)?(?:\||system\b|system-\w|user\b|assistant\b|human\b|tool_\w|function_|developer\b|s>))",
+    re.IGNORECASE,
 )
 _SPEAKER = re.compile(
     r"(?im)^([\s>*#_\-]{0,12})(system|developer|assistant|user|human)([*_]{0,3})\s{0,3}:(?=\s|[*_]|$)"

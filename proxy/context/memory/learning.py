@@ -61,7 +61,7 @@ def learn_facts(
     span: MessageRange,
     nodes: Sequence[bytes],
     *,
-    stated: Iterable[str] = (),
+    stated: Collection[str] = (),
     report: str = "",
     foreign: Collection[int] = (),
 ) -> tuple[LearnedFact, ...]:

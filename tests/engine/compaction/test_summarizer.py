@@ -280,7 +280,7 @@ async def test_reports_are_merged() -> None:
     assert (made.kind, made.parents, made.digests, made.covered) == ("condensed", ("a", "b"), (), 4000)
     assert draft.ways == ["compact"]
     job = await draft.plan(parents=parents, span=MessageRange(0, 20, 900))
-    without = draft.shop.summarizer.write_without_model(job)
+    without = await draft.shop.summarizer.write_without_model(job)
     assert (without.level, without.kind, without.parents) == (3, "condensed", ("a", "b"))
     assert "The parts up to here were looked at." in without.text
     assert without.files == ("aaaaaaaaaa", "baaaaaaaaa", "bbbbbbbbbb")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -103,9 +103,9 @@ def list_uses(tree: ast.Module) -> dict[str, set[str]]:
 def list_calls(tree: ast.Module) -> Iterator[ast.Call]:
     """Yield the calls of functions of `re` that take a pattern."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _FUNCTIONS:
-            if isinstance(node.func.value, ast.Name) and node.func.value.id == "re":
-                yield node
+        called = node.func if isinstance(node, ast.Call) else None
+        if isinstance(called, ast.Attribute) and called.attr in _FUNCTIONS and ast.unparse(called.value) == "re":
+            yield cast(ast.Call, node)
 
 
 def find_pattern(call: ast.Call, module: Any) -> "re.Pattern[Any] | None":

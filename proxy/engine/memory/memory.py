@@ -165,7 +165,7 @@ class SessionMemory:
 
     async def _learn(self, job: SummaryJob, summary: Summary) -> tuple[tuple[LearnedFact, ...], list[int]]:
         """Return the facts of a report, and the numbers of the turns that it covers, at least in part."""
-        said = (job.request.nodes, summary.facts, summary.text, job.foreign)
+        said = (list(job.request.nodes), summary.facts, summary.text, job.foreign)
         facts = await self.texts.run(learn_facts, job.index, job.span, *said)
         turns = await asyncio.to_thread(list_turns, job.index.messages)
         return facts, [each.number for each in turns if each.start < job.span.stop and job.span.start < each.stop]

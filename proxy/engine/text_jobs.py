@@ -17,6 +17,7 @@ from proxy.context.compaction.prompts import render_summaries, render_transcript
 from proxy.context.conversation import BuilderPolicy, ConversationIndex, index_conversation
 from proxy.context.memory.learning import learn_facts
 from proxy.context.message_features import FeatureExtractor
+from proxy.context.outline import outline
 from proxy.engine.context.epoch_planner import PlanJob, make_plan_request
 from proxy.model.errors import WorkerLost
 
@@ -46,6 +47,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
         digest_messages,
         digest_summaries,
         learn_facts,
+        outline,
     )
 }
 

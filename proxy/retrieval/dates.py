@@ -44,7 +44,8 @@ _CLOCK = re.compile(r"(?i)\b(\d{1,2}):(\d\d)(?::\d\d)?\s*(am|pm)?")
 _HEAD = (
     r"(?i)[\s\[({<*_#=-]*+(?:(?:(?:session|chat|conversation|message)\s*+)?(?:\d{1,4}(?![\d:])\s*+)?"
     r"(?:date|time|timestamp|day|datum|fecha)?(?:\s*+(?:and|&|/)\s*+time)?[\s:=*\[(-]*+)(?:today is |on |at )?"
-    r"(?P<before>\d{1,2}:\d\d(?::\d\d)?(?:\s*+(?:am|pm))?[\s,]*+(?:on )?)?(?:(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*[,.]? )?"
+    r"(?P<before>\d{1,2}:\d\d(?::\d\d)?(?:\s*+(?:am|pm))?[\s,]*+(?:on )?)?"
+    r"(?:(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*[,.]? )?"
 )
 _AFTER = (
     r"(?:[\s,T]*+(?:at )?(?:\((?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\)\s*+)?"

@@ -14,6 +14,7 @@ from proxy.context.compaction.summary_text import SummaryFrame
 from proxy.context.conversation import BuilderPolicy
 from proxy.context.memory.learning import learn_facts
 from proxy.context.message_features import extract_features
+from proxy.context.outline import outline
 from proxy.engine.text_jobs import TextJob, TextJobs, compute, index_plan
 from proxy.model.errors import WorkerLost
 from tests.support.compacting import Workshop
@@ -70,6 +71,7 @@ async def test_each_function_gives_the_same_in_either_process(monkeypatch: pytes
         (digest_messages, index, span, FRAME, ("bcdefghijk",)),
         (digest_summaries, [ANSWER, ANSWER], span, FRAME),
         (learn_facts, index, span, nodes, ("- [decision] Use x.",), ANSWER, frozenset({2})),
+        (outline, "def f():\n    pass\n"),
     ]
     there, here = OtherProcess(), TextJobs(TOOLS)
     for call in calls:

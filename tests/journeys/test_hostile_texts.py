@@ -3,6 +3,7 @@
 What is measured is processor time, of the server and its worker process together: other programs do not count.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -90,11 +91,12 @@ def grow(proxy: Running, output: str, said: str) -> str:
 def test_a_text_takes_time_in_proportion_to_its_length(name: str, tmp_path: Path) -> None:
     provider = Reporter()
     output, said = TEXTS[name] if name in TEXTS else (write_paragraphs(120_000), "")
-    with run_application(provider.app) as port:
-        with run_proxy(tmp_path, f"http://127.0.0.1:{port}/v1", "--ceiling", "16000") as proxy:
-            session = grow(proxy, output, said)
-            where = ("--port", str(proxy.port), "--admin-token", TOKEN, "--data", str(tmp_path))
-            run_command("compact", session, *where)  # it fails if a report is being made just now
-            assert measure_processor(proxy) < MOST_SECONDS
-            assert provider.asked
-            assert proxy.stop() == 0
+    with contextlib.ExitStack() as running:
+        port = running.enter_context(run_application(provider.app))
+        proxy = running.enter_context(run_proxy(tmp_path, f"http://127.0.0.1:{port}/v1", "--ceiling", "16000"))
+        session = grow(proxy, output, said)
+        where = ("--port", str(proxy.port), "--admin-token", TOKEN, "--data", str(tmp_path))
+        run_command("compact", session, *where)  # it fails if a report is being made just now
+        assert measure_processor(proxy) < MOST_SECONDS
+        assert provider.asked
+        assert proxy.stop() == 0

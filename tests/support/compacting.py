@@ -197,12 +197,13 @@ class Workshop(Engine):
         providers = {**providers, "main": provider} if provider is not None else {**providers}
         self.memory, planner = ContextCaches(log, models.counter, 1 << 26), make_planner(providers=providers)
         self.leases = MemoryLeases(self.clock)
+        count = lambda text: QuarterTokens().count(text, "o200k_base")[0]  # noqa: E731
         self.summarizer = build_summarizer(
             policy, engine_policy, relay=self.relay, memory=self.memory, models=models, tasks=self.tasks, bus=self.bus,
             clock=self.clock, ids=self.ids, providers=providers,
             routes=[Route(self.model), *map(Route, others)],
-            count=lambda text: QuarterTokens().count(text, "o200k_base")[0], hook=hook, secret=b"secret",
-            texts=TextJobs({"count": lambda text: QuarterTokens().count(text, "o200k_base")[0], "extract": extract_features}),
+            count=count, hook=hook, secret=b"secret",
+            texts=TextJobs({"count": count, "extract": extract_features}),
         )  # fmt: skip
         self.trigger = build_trigger(
             policy, self.summarizer, archive=log, gate=self.gate, leases=self.leases, memory=self.memory,

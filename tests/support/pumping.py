@@ -9,11 +9,11 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 # The parts of the standard library that parse patterns; the public names of both modules are deprecated.
 from re import _constants as ops  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
+from typing import Any
 
 GENERIC = (*" \t\n\r<[(\"'`a1A#>-/.:=_{|*\\\u6587\u0e01\u00e9", "\r\n", "#\n", "ab ", "> a.", "a/", "a.b", '["', "a, ")
 """Pumps that every pattern meets, whatever it names."""

@@ -39,8 +39,8 @@ _PATCHED = re.compile(
 _HUNK = re.compile(r"(?m)^(?:@@|\*\*\* (?:Update|Add|Delete) File: )")
 _FENCED = re.compile(r"(?ms)^```(?:diff|patch)[ \t]*\n(?P<patch>.*?)(?:\n(?P<end>```)[ \t]*$|\Z)")
 _BLOCK = re.compile(
-    r"\[FILE: (?P<path>(?:(?!\[FILE: )[^\n])*)\]\nref:(?P<id>[a-z2-7]{10}) · (?P<kind>[^\n·]*) · (?P<tokens>[\d,]+) tokens"
-    r"[^\n]*\n(?P<outline>(?:(?:(?!\[FILE: ).)*?\n)?)The original is intact",
+    r"\[FILE: (?P<path>(?:(?!\[FILE: )[^\n])*)\]\nref:(?P<id>[a-z2-7]{10}) · (?P<kind>[^\n·]*) · (?P<tokens>[\d,]+)"
+    r" tokens[^\n]*\n(?P<outline>(?:(?:(?!\[FILE: ).)*?\n)?)The original is intact",
     re.DOTALL,
 )
 _edits = msgspec.json.Decoder(tuple[Edit, ...])

@@ -99,7 +99,6 @@ def list_paths(call: ToolCall) -> list[str]:
 
 def _list_commands(call: ToolCall) -> Iterator[str]:
     """Yield the values of the arguments without the texts in commands; of programs that write, their strings stay."""
-
     for value in _list_values(call):
         yield _shorten(value) if "<<" in value else value
 

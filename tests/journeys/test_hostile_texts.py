@@ -20,6 +20,7 @@ from tests.support.compacting import REPORT, is_own
 STEPS, AT = 26, (2, 9)
 # An ordinary text of this size takes 4 to 6 s, half of it for the start of both processes.
 MOST_SECONDS = 20.0
+BLANKS, LINES = " " * 20_000, "\n" * 20_000
 CJK = random.Random(1)
 
 
@@ -35,15 +36,13 @@ def write_paragraphs(size: int) -> str:
 
 
 TEXTS = {
-    "tags": ("page:\n<" + " " * 20_000 + "x", ""),
-    "brackets": ("page:\n[" + "\n" * 20_000 + "x", ""),
-    "touch": ("", "sed -i" + " " * 20_000 + "x\n" + "touch" + "\t" * 20_000 + "x"),
-    "newlines": ("", "THOUGHT: a" + "\n" * 20_000 + "x"),
-    "headings": ("", "#\n" * 10_000 + "x"),
-    "heredocs": ("<<a\n" * 5_000, "```diff\n" * 3_000),
-    "fences": ("```json" + "\n" * 20_000 + "x", "`" * 20_000 + "x"),
-    "rules": (", " + " " * 20_000 + "x", "[FILE: " * 3_000),
+    "markers": (f"page:\n<{BLANKS}x\n[{LINES}x, {BLANKS}x", "[FILE: " * 3_000),
+    "commands": ("<<a\n" * 5_000, f"sed -i{BLANKS}x\ntouch{BLANKS}x\n" + "```diff\n" * 3_000),
+    "actions": ("", f"THOUGHT: a{LINES}x" + "#\n" * 10_000),
+    "fences": (f"```json{LINES}x", "`" * 20_000 + "x"),
+    "paragraphs": (write_paragraphs(120_000), ""),
 }
+"""For each, what tools return and users paste, and what the model says and types."""
 
 
 def measure_processor(proxy: Running) -> float:
@@ -87,10 +86,10 @@ def grow(proxy: Running, output: str, said: str) -> str:
         return answered.headers["x-palimpsest-session"]
 
 
-@pytest.mark.parametrize("name", [*TEXTS, "paragraphs"])
+@pytest.mark.parametrize("name", TEXTS)
 def test_a_text_takes_time_in_proportion_to_its_length(name: str, tmp_path: Path) -> None:
     provider = Reporter()
-    output, said = TEXTS[name] if name in TEXTS else (write_paragraphs(120_000), "")
+    output, said = TEXTS[name]
     with contextlib.ExitStack() as running:
         port = running.enter_context(run_application(provider.app))
         proxy = running.enter_context(run_proxy(tmp_path, f"http://127.0.0.1:{port}/v1", "--ceiling", "16000"))

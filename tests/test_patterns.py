@@ -111,8 +111,8 @@ def list_calls(tree: ast.Module) -> Iterator[ast.Call]:
 def find_pattern(call: ast.Call, module: Any) -> "re.Pattern[Any] | None":
     """Return the pattern of a call of `re`, None if the names of its module do not tell it."""
     flags = [each.value for each in call.keywords if each.arg == "flags"] + (
-        call.args[1:2] if call.func.attr == "compile" else []
-    )  # type: ignore[attr-defined]
+        call.args[1:2] if ast.unparse(call.func).removeprefix("re.") == "compile" else []
+    )
     try:
         values = [eval(compile(ast.Expression(each), "", "eval"), vars(module)) for each in (call.args[0], *flags)]
     except NameError:
@@ -135,9 +135,14 @@ def find_patterns() -> tuple[Found, ...]:
             methods = METHODS.get(f"{name}.{key}") or uses.get(key) or everywhere.get(key) or _METHODS
             _add(found, f"{name}.{key}", pattern, methods)
         for call in list_calls(trees[name]):
-            pattern = find_pattern(call, module)
-            if pattern is not None and (pattern.pattern, pattern.flags) not in found:
-                _add(found, f"{name}:{call.lineno}", pattern, {call.func.attr} & _METHODS or _METHODS)  # type: ignore[attr-defined]
+            made = find_pattern(call, module)
+            if made is not None and (made.pattern, made.flags) not in found:
+                _add(
+                    found,
+                    f"{name}:{call.lineno}",
+                    made,
+                    {ast.unparse(call.func).removeprefix("re.")} & _METHODS or _METHODS,
+                )
     return tuple(found.values())
 
 

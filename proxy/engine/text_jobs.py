@@ -24,9 +24,9 @@ from proxy.model.errors import WorkerLost
 _T = TypeVar("_T")
 
 # Bytes of the values from which on a function is called in the worker process.
-_APART = 64 * 1024
+APART_BYTES = 64 * 1024
 # Seconds for which a caller waits for its turn and for the result.
-_WAIT_SECONDS = 60.0
+WAIT_SECONDS = 60.0
 
 Tools = Mapping[str, Callable[..., Any]]
 """What functions get by these names in either process, since it is no value: `count` and `extract`."""
@@ -96,7 +96,7 @@ class TextJobs:
         job = self._make_job(function, values)
         if self._worker is not None and job is not None:
             try:
-                async with asyncio.timeout(_WAIT_SECONDS):
+                async with asyncio.timeout(WAIT_SECONDS):
                     found = await self._worker.compute(job, get_type_hints(function)["return"])
                 return found
             except TimeoutError:
@@ -118,7 +118,7 @@ class TextJobs:
             content = msgspec.msgpack.encode(values)
         except (TypeError, ValueError, OverflowError):
             return None
-        return TextJob(function.__name__, content) if len(content) >= _APART else None
+        return TextJob(function.__name__, content) if len(content) >= APART_BYTES else None
 
 
 def _list_values(function: Callable[..., Any], tools: Tools) -> list[str]:

@@ -22,7 +22,7 @@ from proxy.context.conversation import BuilderPolicy
 from proxy.context.model_catalog import Encoding
 from proxy.context.outline import OutlineJob, outline
 from proxy.engine.context.epoch_planner import FeatureCache, PlanJob, compute_plan
-from proxy.engine.text_jobs import TextJob, compute
+from proxy.engine.text_jobs import TextJob, Tools, compute
 from proxy.engine.token_counter import MeasureJob, measure
 from proxy.model.search import IndexHealth
 from proxy.store.search.indexer import Indexer
@@ -71,7 +71,7 @@ class Jobs:
         features = FeatureCache(settings.cache_bytes)
         count = partial(count_text, self.tokenizer)
         self._builder = ContextBuilder(settings.builder, count, features.find, self.outliner.outline)
-        self._tools = {"count": count, "extract": features.find}
+        self._tools: Tools = {"count": count, "extract": features.find}
 
     def do(self, job: Job) -> Any:
         """Return the result of a job. Raises any error that the job raises."""

@@ -58,7 +58,7 @@ async def read_plan() -> Any:
 
 
 async def test_each_function_gives_the_same_in_either_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.engine.text_jobs._APART", 0)
+    monkeypatch.setattr("proxy.engine.text_jobs.APART_BYTES", 0)
     plan, index, span, nodes = await read_plan()
     task = SummaryTask(index, span, 1, 2000, span.tokens)
     calls: list[tuple[Any, ...]] = [
@@ -90,7 +90,7 @@ async def test_short_texts_and_what_cannot_be_transferred_are_read_here() -> Non
 
 
 async def test_what_has_failed_there_is_tried_here_unless_the_process_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.engine.text_jobs._WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("proxy.engine.text_jobs.WAIT_SECONDS", 0.01)
     long = (render_summaries, ["word " * 20_000], 100_000, None)
     assert "word" in await TextJobs(TOOLS, OtherProcess(RuntimeError("no"))).run(*long)
     for fault in (WorkerLost("gone"), TimeoutError()):

@@ -5,15 +5,16 @@ of its repetitions, what this repeats, and an end that does or does not match. A
 """
 
 import gc
+import importlib
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 # The parts of the standard library that parse patterns; the public names of both modules are deprecated.
-from re import _constants as ops  # type: ignore[attr-defined]
-from re import _parser as parser  # type: ignore[attr-defined]
-from typing import Any
+ops: Any = importlib.import_module("re._constants")
+parser: Any = importlib.import_module("re._parser")
 
 GENERIC = (*" \t\n\r<[(\"'`a1A#>-/.:=_{|*\\\u6587\u0e01\u00e9", "\r\n", "#\n", "ab ", "> a.", "a/", "a.b", '["', "a, ")
 """Pumps that every pattern meets, whatever it names."""
@@ -76,7 +77,7 @@ class Pumps:
         once = behind[len(prefix) :]
         if once and (most is ops.MAXREPEAT or most >= _LONG_REPEAT):
             self.repeated[prefix, once] = None
-        return prefix + once * min(least, 50)
+        return prefix + once * min(int(least), 50)
 
     def list_strings(self) -> Iterator[tuple[str, str, str]]:
         """Yield prefixes, pumps and ends."""
@@ -100,7 +101,7 @@ def _sample(op: Any, argument: Any) -> str:
         return "a" if op is ops.ANY or argument != ord("a") else "b"
     if argument[0][0] is ops.NEGATE:
         return (
-            "".join(each for each in "a -1\n" if not any(_contains(*each_in, each) for each_in in argument[1:])) or "~"
+            "".join(each for each in "a -1\n" if not any(_contains(each_in, each) for each_in in argument[1:])) or "~"
         )
     return "".join(map(_sample_of_class, argument))
 
@@ -109,14 +110,15 @@ def _sample_of_class(node: Any) -> str:
     op, argument = node
     if op is ops.LITERAL:
         return chr(argument)
-    return chr(argument[0]) if op is ops.RANGE else _CATEGORIES[str(argument)]
+    return chr(int(argument[0])) if op is ops.RANGE else _CATEGORIES[str(argument)]
 
 
-def _contains(op: Any, argument: Any, character: str) -> bool:
+def _contains(node: Any, character: str) -> bool:
+    op, argument = node
     if op is ops.LITERAL:
         return chr(argument) == character
     if op is ops.RANGE:
-        return argument[0] <= ord(character) <= argument[1]
+        return int(argument[0]) <= ord(character) <= int(argument[1])
     name = str(argument)
     kinds = {
         "DIGIT": character.isdigit(),

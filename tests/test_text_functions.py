@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 
@@ -63,11 +63,10 @@ def list_functions() -> Iterator[tuple[str, Callable[..., Any], type]]:
 
 def find_kind(function: Callable[..., Any]) -> type | None:
     """Return the type of a function's only required parameter, if that is `str` or `bytes`."""
-    hints = get_type_hints(function)
     parameters = inspect.signature(function).parameters.values()
     needed = [each.name for each in parameters if each.default is each.empty and each.kind is not each.VAR_POSITIONAL]
-    kind = hints.get(needed[0]) if len(needed) == 1 else None
-    return kind if kind in (str, bytes) else None
+    kind = function.__annotations__.get(needed[0]) if len(needed) == 1 else None
+    return kind if kind in (str, bytes) and not inspect.iscoroutinefunction(function) else None
 
 
 def call(function: Callable[..., Any], text: Any) -> None:

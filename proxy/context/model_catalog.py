@@ -84,7 +84,7 @@ _MOST_PARTS = 16
 
 
 def _without_prefixes(name: str) -> list[str]:
-    found = []
+    found: list[str] = []
     while "/" in name and len(found) < _MOST_PARTS:
         name = name.partition("/")[2]
         found.append(name)
@@ -93,7 +93,7 @@ def _without_prefixes(name: str) -> list[str]:
 
 
 def _without_variants(name: str) -> list[str]:
-    found = []
+    found = list[str]()
     if ":" in name:
         name = name.partition(":")[0]
         found.append(name)

@@ -16,7 +16,6 @@ from proxy.config.errors import Problem
 from proxy.config.functions import find_prompt_hook
 from proxy.context.builder import ContextBuilder
 from proxy.context.epoch_decision import Holdout
-from proxy.context.message_features import FeatureExtractor
 from proxy.engine.compaction.manual import ManualCompaction
 from proxy.engine.compaction.summarizer import build_summarizer
 from proxy.engine.compaction.trigger import CompactionTrigger, build_trigger
@@ -63,6 +62,7 @@ from proxy.engine.runtime import (
     WriteBatcher,
     read_descriptor_limit,
 )
+from proxy.engine.text_jobs import TextJobs
 from proxy.engine.token_counter import TokenCounter
 from proxy.engine.turns.conversation import Conversations, build_conversations
 from proxy.engine.turns.files import FileKeeper, build_files
@@ -199,7 +199,7 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
         bus=bus,
         routes=routes,
         planner=planner,
-        extract=features.find,
+        texts=TextJobs({"count": count, "extract": features.find}, worker),
         count=count,
         clock=clock,
     )
@@ -399,7 +399,7 @@ def _build_compaction(
     bus: EngineBus,
     routes: Sequence[Route],
     planner: EpochPlanner,
-    extract: FeatureExtractor,
+    texts: TextJobs,
     count: Callable[[str], int],
     clock: Clock,
 ) -> CompactionTrigger:
@@ -418,6 +418,7 @@ def _build_compaction(
         count=count,
         hook=find_prompt_hook(settings),
         secret=archive.salt,
+        texts=texts,
     )
     return build_trigger(
         settings.compaction_policy(),
@@ -430,7 +431,6 @@ def _build_compaction(
         bus=bus,
         planner=planner,
         builder_policy=settings.builder_policy(),
-        extract=extract,
         owner=SystemIds().next_exchange(),
         call_later=asyncio.get_running_loop().call_later,
     )

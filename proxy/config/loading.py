@@ -21,7 +21,7 @@ FILE_VARIABLE, MEMORY_VARIABLE = "PALIMPSEST_CONFIG", "PALIMPSEST_MEMORY_DIR"
 _NO_SETTINGS = frozenset({FILE_VARIABLE.lower(), MEMORY_VARIABLE.lower()})
 
 _TOO_DEEP = "is nested too deep, or holds itself (&name ... *name)"
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*+)(?::-([^}]*+))?(?:\}|\Z)")
 
 
 def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
@@ -172,6 +172,8 @@ def interpolate(tree: dict[str, Any], variables: Mapping[str, str], source: str,
 
     def look_up(found: re.Match[str], path: tuple[str | int, ...]) -> str:
         name, default = found[1], found[2]
+        if not found[0].endswith("}"):
+            return found[0]
         if name not in variables and default is None:
             what = f"the variable {name} is not set; set it, or write ${{{name}:-default}}"
             problems.append(Problem(format_path(path), what, source))

@@ -117,7 +117,7 @@ _DIGITS = re.compile(r"\d+")
 _MARKUP = re.compile(r"[<>\[\]{}#=|]")
 # How agents without tool calls write an action: a code block, an XML element, a JSON object, a labelled line.
 _ACTION = re.compile(
-    r"```|<[A-Za-z_][^<>\n]*>|\{\s*\"|^\W*(?:action|command|tool)\b[^\n]*:", re.IGNORECASE | re.MULTILINE
+    r"```|<[A-Za-z_][^<>\n]*>|\{\s*\"|^[^\w\n]*+(?:action|command|tool)\b[^\n]*:", re.IGNORECASE | re.MULTILINE
 )
 # How machine output begins. People's prompts may begin alike, too ("Ticket 12:", "## Task 5"), but not with these.
 _MACHINE_HEAD = re.compile(

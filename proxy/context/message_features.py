@@ -23,7 +23,7 @@ _UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
 _UNSPACED_FILE = re.compile(
     r"(?<![\w./-])[\w/-]{1,60}(?:\.[\w/-]{1,60}){0,3}\.[A-Za-z][A-Za-z0-9]{0,7}(?![A-Za-z0-9_])"
 )
-_HEXES = re.compile(r"(?=[0-9a-f-]*\d)[0-9a-f]{7,}[0-9a-f-]*")
+_HEXES = re.compile(r"(?=[0-9a-f-]*\d)[0-9a-f]{7}[0-9a-f-]*")
 _STAMP = re.compile(r"[0-9TZ:./_-]+")
 
 
@@ -97,7 +97,9 @@ _SUMMARY_LINES, _LAST_LINES = 6, 3
 
 _IMPORT = re.compile(r"(?m)^[ \t]*(?:\d+[:\t ][ \t]*)?(?:from|import|#include|use|require|using)\b.{1,300}$")
 _WRITES = re.compile(
-    r"(?:>>?|\btee(?: -a)?|\bsed -i\b[^\n|;&]{0,400}[ \t]|\b(?:cp|mv|patch|touch|mkdir)\b[^\n|;&]{0,200}[ \t])[ \t]*"
+    r"(?:(?:>>?|\btee(?: -a)?)[ \t]*+"
+    r"|\bsed -i\b(?:[^\n|;&]{400}[ \t]++|[^\n|;&]{0,400}[ \t](?![ \t]))"
+    r"|\b(?:cp|mv|patch|touch|mkdir)\b(?:[^\n|;&]{200}[ \t]++|[^\n|;&]{0,200}[ \t](?![ \t])))"
     r"([\w./-]*[\w-]\.\w{1,8}|[\w.-]*/[\w./-]+)"
 )
 # Commands of shells that change something, at the beginning of a command.
@@ -127,7 +129,9 @@ _ERROR_OBJECT = re.compile(
     r'|"(?:is_?error)"\s*:\s*true|"(?:success|ok)"\s*:\s*false|"status(?:_?code)?"\s*:\s*[45]\d\d\b',
     re.IGNORECASE,
 )
-_ERROR_LABEL = re.compile(r"(?i)(?:\w+ )?(?:error|fatal|failure|failed|exception)\s*(?:\[\w{1,40}\]|\(\w{1,40}\))?\s*:")
+_ERROR_LABEL = re.compile(
+    r"(?i)(?:\w+ )?(?:error|fatal|failure|failed|exception)\s*+(?:(?:\[\w{1,40}\]|\(\w{1,40}\))\s*+)?:"
+)
 _ERROR_LAST = re.compile(
     r"^(?:make(?:\[\d+\])?: \*\*\* |npm ERR! |E: |fatal: |error(?:\[\w{1,20}\])?: |Error: )"
     r"|: (?:command not found|No such file or directory|Permission denied|not found)$"
@@ -185,7 +189,7 @@ def extract_features_without_identifiers(message: Message) -> MessageFeatures:
 
 
 # A line that is around an output, not of it: a tag, or an exit code in one.
-_WRAPPER_LINE = re.compile(r"</?[A-Za-z][\w-]{0,40}>|<([A-Za-z][\w-]{0,40})>\s*-?\d{0,6}\s*</\1>")
+_WRAPPER_LINE = re.compile(r"</?[A-Za-z][\w-]{0,40}>|<([A-Za-z][\w-]{0,40})>\s*+-?\d{0,6}+\s*+</\1>")
 
 
 def is_wrapper_line(line: str) -> bool:

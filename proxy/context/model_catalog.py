@@ -79,9 +79,13 @@ def strip_cloud(model: str) -> str:
     return _CLOUD_VENDOR.sub("", _REGION.sub("", name))
 
 
+# No name has more slashes or variants. Each is cut off by itself, so that more of them would take quadratic time.
+_MOST_PARTS = 16
+
+
 def _without_prefixes(name: str) -> list[str]:
-    found = []
-    while "/" in name:
+    found: list[str] = []
+    while "/" in name and len(found) < _MOST_PARTS:
         name = name.partition("/")[2]
         found.append(name)
     bare = strip_cloud(name)
@@ -89,11 +93,11 @@ def _without_prefixes(name: str) -> list[str]:
 
 
 def _without_variants(name: str) -> list[str]:
-    found = []
+    found = list[str]()
     if ":" in name:
         name = name.partition(":")[0]
         found.append(name)
-    while (shorter := _VARIANT.sub("", name)) != name:
+    while (shorter := _VARIANT.sub("", name)) != name and len(found) < _MOST_PARTS:
         name = shorter
         found.append(name)
     return found

@@ -15,7 +15,7 @@ from proxy.model.messages import RECALL_TOOL, Message
 from proxy.model.parts import FileRefPart
 
 CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
-_BRACKETED = re.compile(r"\[(?=\s*/?\s*(?:FILE\b|tool\s*:))", re.IGNORECASE)
+_BRACKETED = re.compile(r"\[(?=\s*+(?:/\s*+)?(?:FILE\b|tool\s*:))", re.IGNORECASE)
 _REFERRING = re.compile(r"\bref:(?=[a-z0-9]{10})", re.IGNORECASE)
 
 
@@ -95,7 +95,7 @@ def _list_values(name: str, value: object, depth: int) -> Iterator[str]:
         yield f"{name}: {text}" if name else text
 
 
-_FOLDED = re.compile(r"([\w./@-]{0,160}[/.])\{([\w@-]+(?:,[\w@-]+)+)\}([\w.@-]*)")
+_FOLDED = re.compile(r"(?<![\w./@-])([\w./@-]{0,160}[/.])\{([\w@-]+(?:,[\w@-]+)+)\}([\w.@-]*)")
 _FOLDABLE = re.compile(r"([\w.@/-]*/|(?:\w+\.)+)([\w@-]+)((?:\.[A-Za-z]\w{0,4})?)")
 
 

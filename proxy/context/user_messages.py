@@ -410,7 +410,7 @@ def _remove_pasted(
 
 
 _LEAST_BLOCK = 400
-_WRAPPING = re.compile(r"\A(?:[`~]{3,}.*|[ \t]*<[^>\n]*>)\n|\n(?:[`~]{3,}|</[^>\n]*>)[ \t]*\Z")
+_WRAPPING = re.compile(r"\A(?:[`~]{3}.*|[ \t]*<[^>\n]*>)\n|\n(?:[`~]{3,}+|</[^>\n]*>)[ \t]*+\Z")
 # Tokens of the notes for a block, and the fewest that a block keeps if any of it stays.
 _BLOCK_NOTE, _LEAST_EXCERPT = 24, 40
 # The most tokens of a block's outline, as a share of its tokens.

@@ -27,7 +27,7 @@ _MACHINE_LINE = re.compile(
     r"|\W{0,2}(?:TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|FATAL|CRITICAL)\b"
     r"|[\w./-]+:\d+[: ]"  # a place in a file
     r"|\s*(?:at |File \"|Traceback )|(?:\+\+\+|---|@@) "
-    r"|(?: {4,}|\t)\s*(?![-*+\d\s])"
+    r"|(?: {4}|\t)\s*+(?![-*+\d\s])"
 )
 _SYMBOLS = re.compile(r"[^\w\s.,;]|\d")
 _MAX_SYMBOLS_SHARE = 0.25
@@ -46,8 +46,8 @@ def list_pasted(text: str, shortest: int) -> list[tuple[int, int]]:
 _LONGEST_INTRO = 160
 _PATH = r"[\w.@~+-]{0,200}(?:[/\\][\w.@~+ -]{1,200}){0,30}\.\w{1,10}"
 _BLOCK_PATH = re.compile(
-    rf"(?:[`~]{{3,}}(?:[\w+-]{{0,30}}[ \t:{{]{{1,9}})?(?:(?:file|path|title|filename)=)?[\"']?({_PATH})\b"
-    rf"|[ \t]*<\w+[^>\n]{{0,200}}?\b(?:path|name|file|src|source|filename)=[\"']?({_PATH})\b)"
+    rf"(?:(?:`{{3,}}+|~{{3,}}+)(?:[\w+-]{{0,30}}[ \t:{{]{{1,9}})?(?:(?:file|path|title|filename)=)?[\"']?({_PATH})\b"
+    rf"|[ \t]*<\w++[^>\n]{{0,200}}?\b(?:path|name|file|src|source|filename)=[\"']?({_PATH})\b)"
 )
 _PATH_LINE = re.compile(rf"(?:[ \t#*>`-]|\bFile:?[ \t]){{0,9}}({_PATH})[ \t*`:]{{0,9}}")
 
@@ -200,9 +200,9 @@ _HEAD = "Rules that the user stated, in the user's own words, each behind the nu
 # What makes a sentence an instruction that lasts is an imperative or a modal that is said to somebody, in the major
 # languages; "always" or "never" alone makes none. The first list counts at the beginning of a clause only.
 _CLAUSE = (
-    r"(?:^|[,;:.!?\u2013\u2014(-]\s+|\b(?:and|but|so|then|also|please|und|aber|et|mais|y|pero|e|ma|mas|en|maar|"
-    r"и|но)\s+)"
-    r"[\s\"'*_`\u201c\u2018\u00ab\u00bf\u00a1>]{0,6}"
+    r"(?:^|[,;:.!?\u2013\u2014(-]\s++|\b(?:and|but|so|then|also|please|und|aber|et|mais|y|pero|e|ma|mas|en|maar|"
+    r"и|но)\s++)"
+    r"[\s\"'*_`\u201c\u2018\u00ab\u00bf\u00a1>]{0,6}+"
 )
 _IMPERATIVES = (
     # English

@@ -122,7 +122,7 @@ def order_identifiers(identifiers: IdentifierIndex, words: Iterable[str]) -> lis
 _SHORTEST, _LONGEST = 20, 120
 _LOOKED_AT = 64_000
 
-_NUMBERED = re.compile(r"\d+[:\-\t ]\s*")
+_NUMBERED = re.compile(r"(?<!\d)\d++[:\-\t ]\s*")
 _IMPORT = re.compile(r"(?:from|import|#include|use|require|using)\b")
 _IN_LETTERS = re.compile(r"[A-Za-z]{3}")
 

@@ -42,12 +42,13 @@ _DATES = (
 _CLOCK = re.compile(r"(?i)\b(\d{1,2}):(\d\d)(?::\d\d)?\s*(am|pm)?")
 # What a text that states its own time begins with: brackets, a label, the time of day.
 _HEAD = (
-    r"(?i)[\s\[({<*_#=-]*(?:(?:(?:session|chat|conversation|message)\s*)?(?:\d{1,4}(?![\d:])\s*)?"
-    r"(?:date|time|timestamp|day|datum|fecha)?(?:\s*(?:and|&|/)\s*time)?[\s:=*\[(-]*)(?:today is |on |at )?"
-    r"(?P<before>\d{1,2}:\d\d(?::\d\d)?\s*(?:am|pm)?[\s,]*(?:on )?)?(?:(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*[,.]? )?"
+    r"(?i)[\s\[({<*_#=-]*+(?:(?:(?:session|chat|conversation|message)\s*+)?(?:\d{1,4}(?![\d:])\s*+)?"
+    r"(?:date|time|timestamp|day|datum|fecha)?(?:\s*+(?:and|&|/)\s*+time)?[\s:=*\[(-]*+)(?:today is |on |at )?"
+    r"(?P<before>\d{1,2}:\d\d(?::\d\d)?(?:\s*+(?:am|pm))?[\s,]*+(?:on )?)?"
+    r"(?:(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*[,.]? )?"
 )
 _AFTER = (
-    r"(?:[\s,T]*(?:at )?(?:\((?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\)\s*)?"
+    r"(?:[\s,T]*+(?:at )?(?:\((?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\)\s*+)?"
     r"(?P<after>\d{1,2}:\d\d(?::\d\d)?\s*(?:am|pm)?))?"
 )
 _STATED = tuple(re.compile(_HEAD + each.pattern.removeprefix("(?i)") + _AFTER) for each in _DATES[:3])

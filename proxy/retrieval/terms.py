@@ -21,7 +21,7 @@ _TOKEN = re.compile(rf"[\w$@{_MARKS}]+(?:[-./\\:~+#&=]{{1,3}}[\w$@{_MARKS}]+)*")
 _JOINERS = re.compile(r"[-./\\:~+#&=_$@]+")
 _COMPONENT = re.compile(r"[/\\:&=#]+|\.{2,}")
 _PIECE = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+|[^\W\d_a-zA-Z]+")
-_LINE_NUMBER, _NAMED = re.compile(r"(?::\d+)+$"), re.compile(r"[./\\_]")
+_LINE_NUMBER, _NAMED = re.compile(r"(?::\d+){1,4}$"), re.compile(r"[./\\_]")
 _MIXED_CASE = re.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]{2}")
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _UNSPACED = re.compile(

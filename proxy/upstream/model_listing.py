@@ -27,7 +27,7 @@ _WINDOWS = (
 )
 _OUTPUTS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "outputTokenLimit")
 _INNER = ("meta", "top_provider", "limits")
-_NUM_CTX = re.compile(r"(?m)^\s*num_ctx\s+(\d{1,9})\s*$")
+_NUM_CTX = re.compile(r"(?m)^[^\S\n]*+num_ctx\s+(\d{1,9})\s*$")
 
 
 def read_listing(content: bytes) -> Mapping[str, Offer]:

@@ -177,7 +177,10 @@ _HOLDERS = ("source", "image_url", "file", "input_audio")
 _CONTENTS = ("data", "url", "image_url", "file_data", "file_url", "result")
 _HEAD = 256 * 1024  # of base64; a JPEG's size stands behind its thumbnail
 _PAGE = re.compile(rb"/Type\s*/Page(?![A-Za-z])")
-_PAGE_COUNT = re.compile(rb"/Type\s*/Pages\b[^>]*?/Count\s+(\d+)|/Count\s+(\d+)[^>]*?/Type\s*/Pages\b")
+_PAGE_COUNT = re.compile(
+    rb"/Type\s*/Pages\b(?:(?!/Type\s*/Pages\b)[^>])*?/Count\s+(\d+)"
+    rb"|/Count\s+(\d+)(?:(?!/Count\s)[^>])*?/Type\s*/Pages\b"
+)
 _MOST_SIDE = 1 << 16
 
 

@@ -40,7 +40,7 @@ _MOST_LED = 64
 _TEXT_PART = b'{"type":"text","text":%b}'
 _CALLED, _ARGUMENTS = ("function", "custom"), ("arguments", "input")
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-_BEFORE = re.compile(rb"[ \t\r\n]*,?[ \t\r\n]*")
+_BEFORE = re.compile(rb"[ \t\r\n]*+,?[ \t\r\n]*+")
 _BEHIND = re.compile(rb"[ \t\r\n]*[,\]]")
 
 NO_CHANGES: Mapping[int, bytes] = MappingProxyType({})

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from proxy.context.outline import Outline, OutlineJob
 from proxy.engine.context.epoch_planner import PlanJob, RenderedPlan
 from proxy.engine.runtime import attempt
+from proxy.engine.text_jobs import TextJob
 from proxy.engine.token_counter import Measured, MeasureJob
 from proxy.model.errors import StoreUnavailable, WorkerLost
 from proxy.model.search import IndexHealth
@@ -74,7 +75,7 @@ class _Waiting(msgspec.Struct, gc=False, eq=False):
 
 
 class JobProcess:
-    """Does one job at a time in a process of its own. Jobs made ahead wait until there are no others.
+    """Does one job at a time in a process of its own: first those that calls wait for, last those made ahead.
 
     A job raises WorkerLost if the process dies or the job takes longer than `job_seconds`; the next job restarts the
     process. A job also raises WorkerLost if all jobs together would exceed `most_bytes`, and, if `pauses`, for a while
@@ -100,6 +101,7 @@ class JobProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
         self._urgent: deque[_Waiting] = deque()
+        self._texts: deque[_Waiting] = deque()
         self._ahead: deque[_Waiting] = deque()
         self._serving: asyncio.Task[None] | None = None
         self._losses = 0
@@ -136,7 +138,7 @@ class JobProcess:
             self._serving.cancel()
             await asyncio.wait((self._serving,))
         await self._end(_CLOSING_SECONDS if self._is_idle else 0.0)
-        for waiting in (*self._urgent, *self._ahead):
+        for waiting in (*self._urgent, *self._texts, *self._ahead):
             _fail(waiting, WorkerLost(_STOPPING))
 
     def _ask(self, job: SizedJob, queue: deque[_Waiting], decode: Callable[[bytes], Any]) -> "asyncio.Future[Any]":
@@ -172,7 +174,7 @@ class JobProcess:
 
     async def _serve(self) -> None:
         """Do jobs until none waits. Each caller gets a result or an error."""
-        while queue := self._urgent or self._ahead:
+        while queue := self._urgent or self._texts or self._ahead:
             waiting, problems = queue.popleft(), list[Exception]()
             if asyncio.get_running_loop().time() < self._refused_until:
                 _fail(waiting, WorkerLost(self._refusal))
@@ -318,6 +320,10 @@ class WorkerProcess(JobProcess):
         """Return the outline of a content. Raises like `measure`."""
         found: Outline = await self._ask(job, self._urgent, _outlines.decode)
         return found
+
+    def compute(self, job: TextJob, result: Any) -> "asyncio.Future[Any]":
+        """Return a future for what a function returns, of type `result`, once no call waits. It raises like `plan`."""
+        return self._ask(job, self._texts, partial(msgspec.msgpack.decode, type=result))
 
     async def rebuild_index(self) -> IndexHealth:
         """Have the index made anew. Raises WorkerLost and StoreUnavailable."""

@@ -1,4 +1,4 @@
-"""The program of the worker process: makes plans, measures long messages, and requests outlines, one job at a time.
+"""The program of the worker process: makes plans, reads long texts, and requests outlines, one job at a time.
 
 While it has none, it indexes the log for search. It reads jobs from standard input and writes results to standard
 output (`frames`). It ends at the end of its input. Neither its environment nor its jobs contain API keys; the only
@@ -8,6 +8,7 @@ secret it gets is the one that makes references unguessable.
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -16,6 +17,7 @@ from proxy.context.conversation import BuilderPolicy
 from proxy.context.model_catalog import Encoding
 from proxy.context.outline import OutlineJob, outline
 from proxy.engine.context.epoch_planner import FeatureCache, PlanJob, compute_plan
+from proxy.engine.text_jobs import TextJob, Tools, compute
 from proxy.engine.token_counter import MeasureJob, measure
 from proxy.model.search import IndexHealth
 from proxy.store.search.indexer import Indexer
@@ -27,7 +29,7 @@ from proxy.worker.outlines import Outliner
 # Text that the builder writes is counted in the encoding of most models. It is counted again once it is sent.
 COUNTED_IN: Encoding = "o200k_base"
 
-Job = PlanJob | MeasureJob | OutlineJob | IndexJob | PassageJob | VectorJob
+Job = PlanJob | MeasureJob | OutlineJob | TextJob | IndexJob | PassageJob | VectorJob
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
@@ -52,11 +54,11 @@ class Jobs:
         self.tokenizer = make_tokenizer(import_function(settings.estimator) if settings.estimator else None)
         self.outliner = Outliner()
         features = FeatureCache(settings.cache_bytes)
-        self._builder = ContextBuilder(
-            settings.builder, partial(count_text, self.tokenizer), features.find, self.outliner.outline
-        )
+        count = partial(count_text, self.tokenizer)
+        self._builder = ContextBuilder(settings.builder, count, features.find, self.outliner.outline)
+        self._tools: Tools = {"count": count, "extract": features.find}
 
-    def do(self, job: Job) -> msgspec.Struct | list[msgspec.Struct] | str:
+    def do(self, job: Job) -> Any:
         """Return the result of a job. Raises any error that the job raises."""
         if isinstance(job, IndexJob):
             return self._look_at_index(job)
@@ -68,6 +70,8 @@ class Jobs:
             return outline(job.text, job.path, self.outliner.outline)
         if isinstance(job, PlanJob):
             return compute_plan(job, self._builder)
+        if isinstance(job, TextJob):
+            return compute(job, self._tools)
         return [*measure(job, self.tokenizer)]
 
     def _expect_indexer(self) -> Indexer:

@@ -211,6 +211,10 @@ def test_a_default_also_stands_in_for_an_empty_variable() -> None:
     assert interpolate({"a": "${E:-x}"}, {"E": ""}, "", []) == {"a": "x"}
 
 
+def test_what_is_not_closed_stays_as_it_is() -> None:
+    assert interpolate({"a": "${A}${A:-b", "b": "${A"}, {"A": "1"}, "", []) == {"a": "1${A:-b", "b": "${A"}
+
+
 def test_a_missing_variable_is_a_problem_of_its_key() -> None:
     problems: list[Problem] = []
     interpolate({"l": [{"k": "${A}"}]}, {}, "conf.yaml", problems)

@@ -1,7 +1,8 @@
 import json
+import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.context.budget import (
@@ -261,6 +262,23 @@ def test_a_long_run_of_one_kind_is_cut(kind: str) -> None:
     assert "".join(stretches) == text
     assert 3 <= len(stretches) <= 3 * len(kind) + 1
     assert max(map(len, stretches)) <= 2 * LONGEST_RUN
+
+
+RUNS = st.tuples(
+    st.sampled_from("a中-1 \u2003é\n"), st.sampled_from([1, 7, LONGEST_RUN - 1, LONGEST_RUN, LONGEST_RUN + 3])
+)
+RUN = re.compile(rf"[A-Za-z\u0080-\U0010ffff]{{{LONGEST_RUN},}}|[^A-Za-z0-9\s]{{{LONGEST_RUN},}}|\s{{{LONGEST_RUN},}}")
+
+
+@settings(max_examples=30)
+@given(st.lists(RUNS, max_size=5))
+def test_the_runs_are_those_that_a_search_from_each_character_finds(runs: list[tuple[str, int]]) -> None:
+    text, start, expected = "".join(character * size for character, size in runs), 0, list[str]()
+    for run in RUN.finditer(text):
+        for end in range(run.start() + LONGEST_RUN, run.end(), LONGEST_RUN):
+            expected.append(text[start:end])
+            start = end
+    assert list(cut_stretches(text)) == [*expected, text[start:]]
 
 
 @pytest.mark.parametrize("text", ["", "word " * 10_000, '{"a":1,"b":[2]}' * 5000, "a" * (LONGEST_RUN - 1)])

@@ -213,3 +213,8 @@ def test_media_add_up() -> None:
 
 def test_anthropic_adds_instructions_where_tools_are_offered() -> None:
     assert [count_tool_prompt(identify_family(model)) for model in ("claude-x", "gpt-4o")] == [346, 0]
+
+
+@pytest.mark.parametrize("unit", ["a/", "-latest", "/"])
+def test_a_name_of_very_many_parts_has_few_names(unit: str) -> None:
+    assert len(list_names(f"m{unit * 1000}x")) <= 18 and len(list_names(f"m{unit * 1000}")) < 300

@@ -26,6 +26,7 @@ from proxy.engine.models import Models
 from proxy.engine.policy import EnginePolicy, Provider
 from proxy.engine.ports import RequestBody
 from proxy.engine.request_resolver import Route
+from proxy.engine.text_jobs import TextJobs
 from proxy.engine.token_counter import TokenCounter
 from proxy.model.card import Card
 from proxy.model.epoch import Summary
@@ -196,15 +197,17 @@ class Workshop(Engine):
         providers = {**providers, "main": provider} if provider is not None else {**providers}
         self.memory, planner = ContextCaches(log, models.counter, 1 << 26), make_planner(providers=providers)
         self.leases = MemoryLeases(self.clock)
+        count = lambda text: QuarterTokens().count(text, "o200k_base")[0]  # noqa: E731
         self.summarizer = build_summarizer(
             policy, engine_policy, relay=self.relay, memory=self.memory, models=models, tasks=self.tasks, bus=self.bus,
             clock=self.clock, ids=self.ids, providers=providers,
             routes=[Route(self.model), *map(Route, others)],
-            count=lambda text: QuarterTokens().count(text, "o200k_base")[0], hook=hook, secret=b"secret",
+            count=count, hook=hook, secret=b"secret",
+            texts=TextJobs({"count": count, "extract": extract_features}),
         )  # fmt: skip
         self.trigger = build_trigger(
             policy, self.summarizer, archive=log, gate=self.gate, leases=self.leases, memory=self.memory,
-            tasks=self.tasks, bus=self.bus, planner=planner, builder_policy=BuilderPolicy(), extract=extract_features,
+            tasks=self.tasks, bus=self.bus, planner=planner, builder_policy=BuilderPolicy(),
             owner="me",
             call_later=lambda seconds, work: self.later.append(work),
         )  # fmt: skip

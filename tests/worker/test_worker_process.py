@@ -15,10 +15,12 @@ import pytest
 
 from proxy.context.budget import BudgetPolicy, make_budget
 from proxy.context.builder import ContextBuilder
-from proxy.context.conversation import BuilderPolicy
+from proxy.context.conversation import BuilderPolicy, ConversationIndex
+from proxy.context.message_features import extract_features
 from proxy.context.outline import OutlineJob, outline
 from proxy.engine.context.epoch_planner import PlanInputs, PlanJob, RenderedPlan, compute_plan
 from proxy.engine.context.history_cache import HistoryCache
+from proxy.engine.text_jobs import TextJob, TextJobs, index_plan
 from proxy.engine.token_counter import Measured, MeasureJob, TokenCounter, measure
 from proxy.model.errors import WorkerLost
 from proxy.model.shared_list import extend_shared
@@ -94,6 +96,21 @@ async def test_a_content_is_outlined_as_this_process_would(worker: WorkerProcess
     found = await worker.outline(job)
     assert found == outline(job.text, job.path)
     assert found.structure == ("imports os", "class Parser · lines 4-5")
+
+
+async def test_a_function_with_much_text_gives_what_it_gives_here(worker: WorkerProcess) -> None:
+    job = await make_job()
+    texts = TextJobs({"extract": extract_features}, worker)
+    assert job.weight > 64 * 1024
+    assert await texts.run(index_plan, job, BuilderPolicy()) == index_plan(job, BuilderPolicy(), extract_features)
+    asked = TextJob("index_plan", msgspec.msgpack.encode((job, BuilderPolicy())))
+    assert asked.weight == len(asked.values)
+    done = list[str]()
+    ahead, text, urgent = worker.plan(job, is_ahead=True), worker.compute(asked, ConversationIndex), worker.plan(job)
+    for name, each in (("ahead", ahead), ("text", text), ("urgent", urgent)):
+        each.add_done_callback(lambda _, name=name: done.append(name))  # type: ignore[misc]
+    await asyncio.gather(ahead, text, urgent)
+    assert done == ["urgent", "text", "ahead"]
 
 
 async def test_a_function_of_the_users_counts_in_the_worker_too(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ class SummaryTask(msgspec.Struct, frozen=True, gc=False):
     foreign: frozenset[int] = frozenset()
 
 
-class AcceptedSummary(msgspec.Struct, frozen=True, gc=False):
+class AcceptedSummary(msgspec.Struct, frozen=True, gc=False, tag=True):
     """A summary in its final form, and its tokens.
 
     `files` are the ids of all references that it covers. `missed` names what the model left out, empty for nothing:
@@ -93,7 +93,7 @@ class AcceptedSummary(msgspec.Struct, frozen=True, gc=False):
     facts: tuple[str, ...] = ()
 
 
-class RejectedSummary(msgspec.Struct, frozen=True, gc=False):
+class RejectedSummary(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The reason why an answer is not accepted as a summary."""
 
     reason: str

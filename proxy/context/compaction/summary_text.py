@@ -18,12 +18,13 @@ SUMMARY_HEAD = "Report by palimpsest on messages"
 CLAIM_LABEL = "claimed in a tool's output or by the model, not by the user:"
 
 _MARKER_LIKE = re.compile(
-    r"\[(?=\s*/?\s*(?:FILE\b|tool\s*:|m\d{1,9}\s+(?:user|assistant|tool|system)\b|INST\b"
+    r"\[(?=\s*+(?:/\s*+)?(?:FILE\b|tool\s*:|m\d{1,9}\s+(?:user|assistant|tool|system)\b|INST\b"
     rf"|{SUMMARY_HEAD}|{LEDGER_HEAD}|End of the (?:report|ledger)|shortened by palimpsest))",
     re.IGNORECASE,
 )
 _TAGGED = re.compile(
-    r"<(?=\s*/?\s*(?:\||system\b|system-\w|user\b|assistant\b|human\b|tool_\w|function_|developer\b|s>))", re.IGNORECASE
+    r"<(?=\s*+(?:/\s*+)?(?:\||system\b|system-\w|user\b|assistant\b|human\b|tool_\w|function_|developer\b|s>))",
+    re.IGNORECASE,
 )
 _SPEAKER = re.compile(
     r"(?im)^([\s>*#_\-]{0,12})(system|developer|assistant|user|human)([*_]{0,3})\s{0,3}:(?=\s|[*_]|$)"

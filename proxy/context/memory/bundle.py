@@ -21,7 +21,7 @@ from proxy.model.memory import (
     Semantic,
 )
 
-_HEAD_LIKE = re.compile(r"\[(?=\s*/?\s*(?:MEMORY\s*:|RECENT\s+TURNS\b))", re.IGNORECASE)
+_HEAD_LIKE = re.compile(r"\[(?=\s*+(?:/\s*+)?(?:MEMORY\s*:|RECENT\s+TURNS\b))", re.IGNORECASE)
 _REFERENCE_TAG = re.compile(r"ref:[a-z2-7]{10}")
 _SPEAKERS = {"user": "User", "assistant": "Assistant", "tool_call": "Tool call", "tool_result": "Tool result"}
 

@@ -31,7 +31,7 @@ _PREFERRING = re.compile(
     r"|\b(?:ich|wir) bevorzuge\w*\b|\bje préfère\b|\bprefiero\b|\bprefiro\b|\bpreferisco\b"
 )
 _LINE = re.compile(
-    r"[\s\-*+\u2022]{0,6}(?:\d{1,2}[.)]\s*)?[\[(*_`]{0,4}\s*(?P<kind>preference|decision|constraint|fact)s?\b"
+    r"[\s\-*+\u2022]{0,6}(?:\d{1,2}[.)]\s*+)?[\[(*_`]{0,4}\s*+(?P<kind>preference|decision|constraint|fact)s?\b"
     r"[\s,:=]{0,4}(?P<salience>-?\d{1,3}(?:\.\d{1,6})?%?|)[^\w\"'\u201c#]{0,6}(?P<text>.*)",
     re.IGNORECASE,
 )
@@ -61,7 +61,7 @@ def learn_facts(
     span: MessageRange,
     nodes: Sequence[bytes],
     *,
-    stated: Iterable[str] = (),
+    stated: Collection[str] = (),
     report: str = "",
     foreign: Collection[int] = (),
 ) -> tuple[LearnedFact, ...]:

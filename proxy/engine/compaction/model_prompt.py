@@ -1,5 +1,6 @@
 """The bodies of calls for summaries: the last request with an instruction appended, or a transcript."""
 
+import asyncio
 from collections.abc import Callable
 
 import msgspec
@@ -20,6 +21,7 @@ from proxy.context.compaction.prompts import (
 from proxy.context.compaction.spans import LEAST_TARGET, MIN_MESSAGES, compute_max_span
 from proxy.engine.compaction.job import SentRequest, SummaryJob
 from proxy.engine.compaction.policy import CompactionPolicy, PromptHook
+from proxy.engine.text_jobs import TextJobs
 from proxy.model.epoch import SummaryLevel
 from proxy.model.exchange import Usage
 from proxy.wire import FORMATS
@@ -50,17 +52,20 @@ class SummaryPrompt(msgspec.Struct, frozen=True, gc=False):
 
 
 class PromptBuilder:
-    """Writes the bodies of calls for summaries. Blocks, and so runs in a thread.
+    """Writes the bodies of calls for summaries: transcripts by `texts`, what is around them in a thread.
 
     `count` gives the tokens of a text, `hook` may change the instruction.
     """
 
-    def __init__(self, policy: CompactionPolicy, count: Callable[[str], int], hook: PromptHook | None) -> None:
+    def __init__(
+        self, policy: CompactionPolicy, count: Callable[[str], int], hook: PromptHook | None, texts: TextJobs
+    ) -> None:
         self._policy = policy
+        self._texts = texts
         self._count = count
         self._hook = hook
 
-    def write_warm(
+    async def write_warm(
         self, job: SummaryJob, level: SummaryLevel, *, most: int | None = None, is_alternating: bool
     ) -> SummaryPrompt | None:
         """Return the last request with an instruction appended, for a summary of at most `most` tokens.
@@ -68,21 +73,22 @@ class PromptBuilder:
         A transcript in the instruction has what it does not show. Return None if that is too much, or if the request
         cannot be extended.
         """
-        split = split_body(job.request.body, job.request.state.request.items_key)
+        split = await asyncio.to_thread(split_body, job.request.body, job.request.state.request.items_key)
         if not job.is_in_view or split is None:
             return None
-        order = self._make_order(job, level, most)
-        hidden = job.hidden
-        transcript = render_transcript(job.index, hidden, _WHOLE, self._count) if hidden.tokens else ""
+        order = await asyncio.to_thread(self._make_order, job, level, most)
+        hidden, transcript = job.hidden, ""
+        if hidden.tokens:
+            transcript = await self._texts.run(render_transcript, job.index, hidden, _WHOLE, None)
         stretch = describe_span(job.index, job.span, hidden.stop - hidden.start, transcript)
         limit = self._limit_output(order)
-        form = FORMATS[job.request.state.request.wire]
-        body = write_warm(form, split, render_instruction(order, stretch), limit, is_alternating=is_alternating)
+        form, told = FORMATS[job.request.state.request.wire], render_instruction(order, stretch)
+        body = await asyncio.to_thread(write_warm, form, split, told, limit, is_alternating=is_alternating)
         if body is None:
             return None
         return _make_prompt(body, order, expect_input(job, is_warm=True), is_warm=True)
 
-    def write_compact(
+    async def write_compact(
         self,
         job: SummaryJob,
         level: SummaryLevel,
@@ -93,17 +99,19 @@ class PromptBuilder:
         most: int | None = None,
     ) -> SummaryPrompt | None:
         """Return a separate request with a transcript, or None if the model's window is too small for one."""
-        order = self._make_order(job, level, most)
+        order = await asyncio.to_thread(self._make_order, job, level, most)
         room = self.compute_room(window, order.most)
         if room < MIN_MESSAGES:
             return None
         if job.parents:
-            texts = [parent.text for parent in job.parents]
-            material = render_summaries(texts, room, self._count, MAX_SUMMARY_CHARACTERS if level > 1 else None)
+            texts, longest = [parent.text for parent in job.parents], MAX_SUMMARY_CHARACTERS if level > 1 else None
+            material = await self._texts.run(render_summaries, texts, room, longest)
         else:
-            material = render_transcript(
-                job.index, job.span, room, self._count, MAX_MESSAGE_CHARACTERS if level > 1 else None
-            )
+            longest = MAX_MESSAGE_CHARACTERS if level > 1 else None
+            material = await self._texts.run(render_transcript, job.index, job.span, room, longest)
+        return await asyncio.to_thread(self._finish_compact, order, material, model, form)
+
+    def _finish_compact(self, order: SummaryOrder, material: str, model: str, form: Format) -> SummaryPrompt:
         orders, text = render_request(order, material)
         body = write_compact(form, model, orders, text, self._limit_output(order))
         return _make_prompt(body, order, Usage(self._count(orders) + self._count(text)), is_warm=False)

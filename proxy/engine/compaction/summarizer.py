@@ -34,6 +34,7 @@ from proxy.engine.ports import Clock, Ids
 from proxy.engine.relay import Relay
 from proxy.engine.request_resolver import Route
 from proxy.engine.runtime import EngineBus, TaskRunner, attempt
+from proxy.engine.text_jobs import TextJobs
 from proxy.model.epoch import Summary, SummaryLevel
 from proxy.model.events import AnswerRead, ExchangeRecorded, LimitsTold
 from proxy.wire import FORMATS
@@ -125,6 +126,7 @@ class Summarizer:
     clock: Clock
     secret: bytes
     count: Callable[[str], int]
+    texts: TextJobs
 
     def __post_init__(self) -> None:
         self.provider_compaction = ProviderCompaction(self.providers, self.health.breakers, self.clock)
@@ -164,7 +166,7 @@ class Summarizer:
             why = attempts.reason or "there is no model to ask"
             _log.info("no summary for now: %s", why, extra={"session": job.request.session})
             return None
-        return await asyncio.to_thread(self.write_without_model, job, attempts)
+        return await self.write_without_model(job, attempts)
 
     def _list_attempts(
         self, job: SummaryJob, credential: CallCredential | None, attempts: SummaryAttempts, keeps_lease: KeepsLease
@@ -210,7 +212,7 @@ class Summarizer:
             if is_warm and not self._may_be_warm(each):
                 continue
             most = self._find_most(each, is_warm=is_warm)
-            prompt = await asyncio.to_thread(self._write_prompt, each, most, is_warm=is_warm)
+            prompt = await self._write_prompt(each, most, is_warm=is_warm)
             if prompt is None:
                 continue
             response = await self._call(each, prompt)
@@ -250,14 +252,14 @@ class Summarizer:
         given, session = expect_input(job, is_warm=is_warm), job.request.session
         return max(LEAST_TARGET, self.health.budget.count_affordable(session, *each.names, given, most))
 
-    def _write_prompt(self, each: _Attempt, most: int | None, *, is_warm: bool) -> SummaryPrompt | None:
+    async def _write_prompt(self, each: _Attempt, most: int | None, *, is_warm: bool) -> SummaryPrompt | None:
         upstream, model = each.names
         if is_warm:
             is_alternating = self.providers.get(upstream, _ANY).strict_alternation
-            return self.prompts.write_warm(each.job, each.level, most=most, is_alternating=is_alternating)
+            return await self.prompts.write_warm(each.job, each.level, most=most, is_alternating=is_alternating)
         window = self.models.card(upstream, model).window
         form = self._find_form(each)
-        return self.prompts.write_compact(each.job, each.level, model, window, form=form, most=most)
+        return await self.prompts.write_compact(each.job, each.level, model, window, form=form, most=most)
 
     def _find_form(self, each: _Attempt) -> Format:
         """Return the format of a call: the session's own at its upstream, which may speak no other one."""
@@ -320,7 +322,7 @@ class Summarizer:
         if each.is_by_provider:
             found = await asyncio.to_thread(check_compaction, job, response, self.count)
         elif not response.refusal:
-            found = await asyncio.to_thread(check_summary, response.text, task, frame, self.count)
+            found = await self.texts.run(check_summary, response.text, task, frame)
         if isinstance(found, RejectedSummary):
             each.add_problem(f"level {level}: {found.reason}")
             breakers.record_failure(*each.breaker_key, self.clock.monotonic())
@@ -341,15 +343,16 @@ class Summarizer:
             block=response.block if each.is_by_provider else "",
         )
 
-    def write_without_model(self, job: SummaryJob, attempts: SummaryAttempts | None = None) -> Summary:
-        """Return a summary that is assembled from the messages. Blocks; never fails."""
+    async def write_without_model(self, job: SummaryJob, attempts: SummaryAttempts | None = None) -> Summary:
+        """Return a summary that is assembled from the messages. Never fails."""
         now_ms = self.clock.now_ms()
         id = job.make_id(self.secret, WITHOUT_MODEL, now_ms)
         frame = SummaryFrame(id, "", format_date(now_ms))
         if job.parents:
-            text = digest_summaries([parent.text for parent in job.parents], job.span, frame, self.count)
+            parents = [parent.text for parent in job.parents]
+            text = await self.texts.run_surely(digest_summaries, parents, job.span, frame)
         else:
-            text = digest_messages(job.index, job.span, frame, job.references, self.count)
+            text = await self.texts.run_surely(digest_messages, job.index, job.span, frame, job.references)
         files = tuple(dict.fromkeys((*(id for parent in job.parents for id in parent.files), *job.references)))
         written = AcceptedSummary(text, self.count(text), files)
         return _make_summary(
@@ -379,8 +382,10 @@ def build_summarizer(
     count: Callable[[str], int],
     hook: PromptHook | None,
     secret: bytes,
+    texts: TextJobs | None = None,
 ) -> Summarizer:
     """Return a summarizer with all its parts, subscribed to the bus."""
+    texts = texts or TextJobs({"count": count})
     owned = frozenset(name for name, provider in providers.items() if provider.has_own_key)
     health = ModelHealth(policy, SpendBudget(policy, PriceList(models.card, providers), bus, clock), clock, owned)
     bus.subscribe(LimitsTold, health.limits.record)
@@ -401,13 +406,14 @@ def build_summarizer(
         policy=policy,
         caller=caller,
         health=health,
-        prompts=PromptBuilder(policy, count, hook),
+        prompts=PromptBuilder(policy, count, hook, texts),
         models=models,
         routes=routes,
         providers=providers,
         clock=clock,
         secret=secret,
         count=count,
+        texts=texts,
     )
 
 

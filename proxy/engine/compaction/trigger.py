@@ -3,6 +3,7 @@
 `build_trigger` builds the trigger and its worker.
 """
 
+import asyncio
 import ipaddress
 import logging
 from collections.abc import Callable, Mapping
@@ -10,9 +11,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from proxy.context.conversation import BuilderPolicy, ConversationIndex, index_conversation
+from proxy.context.conversation import BuilderPolicy, ConversationIndex
 from proxy.context.epoch_decision import Decision
-from proxy.context.message_features import FeatureExtractor
 from proxy.engine.compaction.credentials import CallCredential, CallLater, CredentialCache
 from proxy.engine.compaction.job import SentRequest
 from proxy.engine.compaction.policy import CompactionPolicy
@@ -21,7 +21,7 @@ from proxy.engine.compaction.spending import SpendBudget
 from proxy.engine.compaction.summarizer import Summarizer
 from proxy.engine.compaction.worker import SummaryWorker
 from proxy.engine.context.accounting import find_matching
-from proxy.engine.context.epoch_planner import EpochPlanner, PlanInputs, make_plan_request
+from proxy.engine.context.epoch_planner import EpochPlanner, PlanInputs
 from proxy.engine.context.request_state import OutgoingRequest, RequestState
 from proxy.engine.context.session_caches import ContextCaches
 from proxy.engine.durability import DurabilityWaiter
@@ -30,6 +30,7 @@ from proxy.engine.policy import Provider
 from proxy.engine.ports import Archive, Leases
 from proxy.engine.request import ManagedRequest
 from proxy.engine.runtime import EngineBus, TaskRunner, attempt
+from proxy.engine.text_jobs import index_plan
 from proxy.model.card import Card
 from proxy.model.events import AnswerRead, ExchangeRecorded
 from proxy.model.exchange import SessionKey, Usage
@@ -208,7 +209,6 @@ def build_trigger(
     bus: EngineBus,
     planner: EpochPlanner,
     builder_policy: BuilderPolicy,
-    extract: FeatureExtractor,
     owner: str,
     call_later: CallLater,
 ) -> CompactionTrigger:
@@ -219,9 +219,9 @@ def build_trigger(
     budget, credentials = summarizer.health.budget, CredentialCache(summarizer.clock, call_later)
     span_policy = replace(builder_policy, protect_turns=policy.protect_turns)
 
-    def index_request(request: SentRequest, inputs: PlanInputs) -> ConversationIndex:
-        job = planner.make_job(request.state.request, request.state.history, inputs)
-        return index_conversation(make_plan_request(job), span_policy, extract)
+    async def index_request(request: SentRequest, inputs: PlanInputs) -> ConversationIndex:
+        job = await asyncio.to_thread(planner.make_job, request.state.request, request.state.history, inputs)
+        return await summarizer.texts.run(index_plan, job, span_policy)
 
     worker = SummaryWorker(
         policy=policy,

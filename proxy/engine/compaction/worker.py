@@ -78,7 +78,7 @@ _log = logging.getLogger("palimpsest.compaction")
 class SummaryWorker:
     """Makes summaries of requests that were sent.
 
-    `index_request` returns the index of a conversation, and blocks. `owner` names this process among those that share
+    `index_request` returns the index of a conversation. `owner` names this process among those that share
     a log. `remember` is told of each summary of messages.
     """
 
@@ -91,7 +91,7 @@ class SummaryWorker:
     tasks: TaskRunner
     progress: CompactionProgress
     credentials: CredentialCache
-    index_request: Callable[[SentRequest, PlanInputs], ConversationIndex]
+    index_request: Callable[[SentRequest, PlanInputs], Awaitable[ConversationIndex]]
     owner: str
     remember: Remember | None = None
     schedule: JobSchedule = field(default_factory=JobSchedule, init=False)
@@ -164,10 +164,10 @@ class SummaryWorker:
         return result
 
     async def index_conversation(self, request: SentRequest) -> ConversationIndex:
-        """Return the index of a conversation, built in a thread."""
+        """Return the index of a conversation."""
         state = request.state
         inputs = PlanInputs(state.budget, None, state.context.list_pinned(request.nodes))
-        return await asyncio.to_thread(self.index_request, request, inputs)
+        return await self.index_request(request, inputs)
 
     def choose_job(
         self, request: SentRequest, index: ConversationIndex, live: Sequence[Summary], *, is_needed: bool = False
@@ -364,7 +364,7 @@ class SummaryWorker:
             if job.span.tokens >= LEAST:
                 made = await self.summarize(job, is_needed=True)
             else:
-                made = await asyncio.to_thread(self.summarizer.write_without_model, job)
+                made = await self.summarizer.write_without_model(job)
             if made is None:
                 result.add_problem(_LOST)
                 return

@@ -26,7 +26,7 @@ ITEM = "item"
 """The name by which a template refers to what it is rendered for."""
 
 _LONGEST_ERROR = 300
-_FENCED = re.compile(r"```[a-zA-Z]*\s*\n(.*?)\n?\s*```", re.DOTALL)
+_FENCED = re.compile(r"```[a-zA-Z]*+[^\S\n]*+\n(.*?)(```|\Z)", re.DOTALL)
 # Models that think in the text do so before their answer.
 _THOUGHT = re.compile(r"\A\s*<(think|thinking)>.*?</\1>", re.DOTALL)
 _OPENING = re.compile(r"[{\[]")
@@ -242,7 +242,7 @@ def find_json(text: str) -> tuple[str, object]:
 def _list_candidates(text: str) -> Iterator[str]:
     """Yield the parts of an answer that may be the value: all of it, blocks of code, from the first bracket on."""
     yield text
-    yield from (match[1] for match in _FENCED.finditer(text))
+    yield from (match[1].strip() for match in _FENCED.finditer(text) if match[2])
     opening = _OPENING.search(text)
     if opening is not None:
         try:

@@ -125,6 +125,6 @@ def build_memory_compaction(
     archive: MemoryLog, gate: DurabilityWaiter, clock: Clock, manual: ManualCompaction
 ) -> MemoryCompaction:
     """Return what makes memory. From then on each summary of the worker becomes a part of it, too."""
-    memory = SessionMemory(archive=archive, gate=gate, clock=clock)
+    memory = SessionMemory(archive=archive, gate=gate, clock=clock, texts=manual.worker.summarizer.texts)
     manual.worker.remember = memory.remember
     return MemoryCompaction(memory=memory, worker=manual.worker, manual=manual)

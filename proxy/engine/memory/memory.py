@@ -24,6 +24,7 @@ from proxy.engine.compaction.job import SummaryJob
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.memory.path import MemoryReader
 from proxy.engine.ports import Archive, Clock
+from proxy.engine.text_jobs import TextJobs
 from proxy.model.epoch import Summary
 from proxy.model.errors import BadRequest, NotFound, StoreUnavailable
 from proxy.model.lru import LruCache
@@ -57,6 +58,7 @@ class SessionMemory:
     archive: MemoryLog
     gate: DurabilityWaiter
     clock: Clock
+    texts: TextJobs = field(default_factory=lambda: TextJobs({}))
     listeners: list[Callable[[str], None]] = field(default_factory=list)
     _cache: LruCache[str, StoredMemory] = field(default_factory=lambda: LruCache(_MOST_SESSIONS), init=False)
     _locks: LruCache[str, asyncio.Lock] = field(default_factory=lambda: LruCache(_MOST_LOCKS), init=False)
@@ -109,7 +111,7 @@ class SessionMemory:
         report = strip_frame(summary.text).strip()
         if not report:
             return None
-        facts, turns = await asyncio.to_thread(_learn, job, summary)
+        facts, turns = await self._learn(job, summary)
         entry = partial(
             Remembered,
             session=summary.session,
@@ -161,6 +163,13 @@ class SessionMemory:
         except StoreUnavailable as error:
             _log.error("which sessions were asked to make memory is unknown (%s); ask again", error)
 
+    async def _learn(self, job: SummaryJob, summary: Summary) -> tuple[tuple[LearnedFact, ...], list[int]]:
+        """Return the facts of a report, and the numbers of the turns that it covers, at least in part."""
+        said = (list(job.request.nodes), summary.facts, summary.text, job.foreign)
+        facts = await self.texts.run(learn_facts, job.index, job.span, *said)
+        turns = await asyncio.to_thread(list_turns, job.index.messages)
+        return facts, [each.number for each in turns if each.start < job.span.stop and job.span.start < each.stop]
+
     async def _append(self, record: Remembered | MemoryOrder) -> None:
         is_stored = await self.gate.confirm(self.archive.append(record), _COMMIT_SECONDS)
         self._cache.clear()  # sessions that continue this one have its memory, too
@@ -176,20 +185,6 @@ class SessionMemory:
             lock = asyncio.Lock()
             self._locks.put(session, lock)
         return lock
-
-
-def _learn(job: SummaryJob, summary: Summary) -> tuple[tuple[LearnedFact, ...], list[int]]:
-    """Return the facts of a report, and the numbers of the turns that it covers, at least in part."""
-    facts = learn_facts(
-        job.index,
-        job.span,
-        job.request.nodes,
-        stated=summary.facts,
-        report=summary.text,
-        foreign=job.foreign,
-    )
-    turns = list_turns(job.index.messages)
-    return facts, [each.number for each in turns if each.start < job.span.stop and job.span.start < each.stop]
 
 
 def _expect_item(stored: StoredMemory, item: str) -> None:

@@ -37,10 +37,10 @@ _PATCHED = re.compile(
     r"(?m)^(?:\*\*\* (?:Update|Add|Delete) File: |(?:\+\+\+|---) (?:[ab]/)?)(?!/dev/null)(\S.{0,299}?)[ \t]*$"
 )
 _HUNK = re.compile(r"(?m)^(?:@@|\*\*\* (?:Update|Add|Delete) File: )")
-_FENCED = re.compile(r"(?ms)^```(?:diff|patch)[ \t]*\n(?P<patch>.*?\n)```[ \t]*$")
+_FENCED = re.compile(r"(?ms)^```(?:diff|patch)[ \t]*\n(?P<patch>.*?)(?:\n(?P<end>```)[ \t]*$|\Z)")
 _BLOCK = re.compile(
-    r"\[FILE: (?P<path>[^\n]*)\]\nref:(?P<id>[a-z2-7]{10}) · (?P<kind>[^\n·]*) · (?P<tokens>[\d,]+) tokens"
-    r"[^\n]*\n(?P<outline>(?:.*?\n)?)The original is intact",
+    r"\[FILE: (?P<path>(?:(?!\[FILE: )[^\n])*)\]\nref:(?P<id>[a-z2-7]{10}) · (?P<kind>[^\n·]*) · (?P<tokens>[\d,]+)"
+    r" tokens[^\n]*\n(?P<outline>(?:(?:(?!\[FILE: ).)*?\n)?)The original is intact",
     re.DOTALL,
 )
 _edits = msgspec.json.Decoder(tuple[Edit, ...])
@@ -124,7 +124,7 @@ class _PartReader:
             yield TextPart(fit_text("\n".join(filter(None, (seen.message.text, *media)))))
             for found in _BLOCK.finditer(seen.message.text):
                 yield _make_file_part(found)
-            yield from _list_patches(found["patch"] for found in _FENCED.finditer(seen.message.text))
+            yield from _list_patches(_find_fenced(seen.message.text))
         for call in seen.message.calls:
             yield self._describe_call(call, place)
             yield from islice(_list_patches(_list_texts(call)), 1)
@@ -234,6 +234,10 @@ def _make_file_part(found: re.Match[str]) -> FileRefPart:
     tokens = int(found["tokens"].replace(",", ""))
     outline = "\n".join(line.removeprefix("  ") for line in found["outline"].splitlines())
     return FileRefPart(found["id"], fit_text(found["path"]), fit_text(found["kind"]), tokens, fit_text(outline))
+
+
+def _find_fenced(text: str) -> Iterator[str]:
+    return (f"{found['patch']}\n" for found in _FENCED.finditer(text) if found["end"])
 
 
 def _list_patches(texts: Iterable[str]) -> Iterator[PatchPart]:

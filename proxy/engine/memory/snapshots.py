@@ -82,7 +82,7 @@ class SnapshotMemory:
         index = await self.worker.index_conversation(request)
         for start, stop in spans:
             job = make_turns_job(request, index, start, stop)
-            made = await asyncio.to_thread(self.worker.summarizer.write_without_model, job)
+            made = await self.worker.summarizer.write_without_model(job)
             await self.worker.keep_for_memory(job, made)
 
     async def _report(self, request: SentRequest, options: ManualOptions | None) -> None:

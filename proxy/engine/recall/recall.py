@@ -45,7 +45,9 @@ _LEAST_PAGE = 1_000  # characters of a search's result, however little room ther
 _MOST_HITS = 200
 _MOST_NAMED = 5
 _STEPS = re.compile(r"(?:as of )?(?:@\s*|steps?\s*)#?(\d{1,6})(?:\s*(?:-|to)\s*(\d{1,6}))?", re.IGNORECASE)
-_AS_OF = re.compile(r"(.*\S)\s*(?:@|\bas of\b|\bat step\b)\s*(?:step|call)?\s*#?(\d{1,6})", re.IGNORECASE | re.DOTALL)
+_AS_OF = re.compile(
+    r"(.*\S)\s*(?:@|\bas of\b|\bat step\b)\s*+(?:(?:step|call)\s*+)?#?(\d{1,6})", re.IGNORECASE | re.DOTALL
+)
 _ANY = SearchQuery(text="")
 # What a model may find, since it sees the ledgers, unless it asks for them.
 _BESIDE_LEDGERS = tuple(kind for kind in get_args(EntryKind) if kind != "ledger")

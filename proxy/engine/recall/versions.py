@@ -5,6 +5,7 @@ No tool is known by its name: a call is about a file if its arguments name the p
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -18,7 +19,7 @@ from proxy.wire.json_values import read_object
 _LONGEST_PATH = 300
 _MOST_ARGUMENTS = 100_000
 _WORD = re.compile(r"[^\s'\"`=;|&<>(){}\[\],]+")
-_NUMBERED = re.compile(r":\d+(?:[:-]\d+)*:?$")
+_NUMBERED = re.compile(r":\d+(?:[:-]\d+){0,4}:?$")
 _SEPARATOR = re.compile(r"\n|;|&&|\|\|?")
 _REDIRECTION = re.compile(r"\d?&?>>?\s*[^\s;|&]+")
 _IS_PATH = re.compile(r"(?:[~.\w@+-]*/)+[^\s/]*|[\w@+-][\w.@+-]*\.[A-Za-z]\w{0,7}")
@@ -32,16 +33,26 @@ _MODES = ("command", "action", "mode", "operation", "op")
 _READING_MODE = re.compile(r"(?i)(?:view|read|open|cat|show|list|get|search|find)(?:_?\w{0,20})")
 _CONTENTS = ("content", "contents", "file_text", "text", "new_content", "file_content", "code", "body")
 # Commands that show a file: all of it, a part, or some lines.
-_START = r"(?m)(?:^|[;&|(])\s*(?:sudo\s+)?"
+_START = r"(?m)(?:^[^\S\n]*+|[;&|(]\s*+)(?:sudo\s++)?"
 _SHOWS_ALL = re.compile(_START + r"(?:cat|nl|less|more|bat|type|open|view|show|Get-Content)\s")
 _SHOWS_PART = re.compile(_START + r"(?:head|tail|sed\s+-\w*n)\s")
 _SHOWS_LINES = re.compile(_START + r"(?:grep|egrep|rg|ag|awk|diff|git\s+(?:diff|show|blame))\s")
 _PART_MEMBERS = re.compile(r'"(?:offset|limit|view_range|start_?line|end_?line|line_?start|line_?end|lines|pattern)"')
 # A text within a command, up to a line with a word that its first line names.
-_HEREDOC = re.compile(r"(?ms)^([^\n]*?)<<-?[ \t]*['\"]?(\w{1,40})['\"]?([^\n]*)\n(.*?)^[ \t]*\2[ \t]*$")
+_HEREDOC = re.compile(r"<<-?[ \t]*+['\"]?(\w{1,40}+)['\"]?")
 _WRITES_HEREDOC = re.compile(r"(?:^|[;&|])\s*cat\s*>\s*([^\s;|&<>]+)\s*$")
 _QUOTED = re.compile(r"['\"]([^'\"\n]{1,300})['\"]")
 _OPENED = re.compile(r"open\([^()\n]{0,300}['\"][wax]\+?b?['\"]|\.write_(?:text|bytes)\(")
+
+
+class _Heredoc(msgspec.Struct, frozen=True, gc=False):
+    """A text within a command: its first line without the word that ends it, the number of that and of its last."""
+
+    start: int
+    end: int
+    before: str
+    behind: str
+    text: str
 
 
 class Version(msgspec.Struct, frozen=True, gc=False):
@@ -88,13 +99,34 @@ def list_paths(call: ToolCall) -> list[str]:
 
 def _list_commands(call: ToolCall) -> Iterator[str]:
     """Yield the values of the arguments without the texts in commands; of programs that write, their strings stay."""
-
-    def shorten(found: re.Match[str]) -> str:
-        strings = " ".join(f"'{text}'" for text in _QUOTED.findall(found[4])) if _OPENED.search(found[4]) else ""
-        return f"{found[1]}{found[3]} {strings}"
-
     for value in _list_values(call):
-        yield _HEREDOC.sub(shorten, value) if "<<" in value else value
+        yield _shorten(value) if "<<" in value else value
+
+
+def _shorten(command: str) -> str:
+    lines, shorter, at = command.split("\n"), list[str](), 0
+    for each in _list_heredocs(lines):
+        strings = " ".join(f"'{text}'" for text in _QUOTED.findall(each.text)) if _OPENED.search(each.text) else ""
+        shorter += [*lines[at : each.start], f"{each.before}{each.behind} {strings}"]
+        at = each.end + 1
+    return "\n".join([*shorter, *lines[at:]])
+
+
+def _list_heredocs(lines: Sequence[str]) -> Iterator[_Heredoc]:
+    """Yield the texts within the lines of a command, in order, each from its first line to that with its word."""
+    ends: dict[str, list[int]] = {}
+    for number, line in enumerate(lines):
+        ends.setdefault(line.strip(" \t"), []).append(number)
+    last = -1
+    for number, line in enumerate(lines):
+        for mark in _HEREDOC.finditer(line) if number > last else ():
+            places = ends.get(mark[1], [])
+            later = bisect_right(places, number)
+            if later < len(places):
+                last = places[later]
+                text = "".join(f"{each}\n" for each in lines[number + 1 : last])
+                yield _Heredoc(number, last, line[: mark.start()], line[mark.end() :], text)
+                break
 
 
 def _list_path_words(value: str) -> Iterator[str]:
@@ -215,10 +247,10 @@ def _find_written(call: ToolCall, path: str) -> str | None:
     """Return the whole content that a call writes into a file, if its arguments have that."""
     members = read_object(call.arguments) or {}
     for command in _list_values(call) if "<<" in call.arguments else ():
-        for before, _, behind, text in _HEREDOC.findall(command):
-            target = _WRITES_HEREDOC.search(f"{before.rstrip()} {behind.strip()}")
+        for each in _list_heredocs(command.split("\n")):
+            target = _WRITES_HEREDOC.search(f"{each.before.rstrip()} {each.behind.strip()}")
             if target and is_same_file(path, _normalize(target[1])):
-                return str(text)
+                return each.text
     if not any(_PATH_MEMBER.search(name) for name in members):
         return None
     if any(name.startswith(("old", "diff", "patch", "insert")) for name in members):

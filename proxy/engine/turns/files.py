@@ -101,8 +101,8 @@ class FileProse:
         for place in places:
             message = form.decode_message(raws[place]).message
             for text in message.outputs or (message.text,):
-                if self.summarizer.count(text) > self.inline_tokens:
-                    seen = await asyncio.to_thread(outline, text)
+                if await asyncio.to_thread(self.summarizer.count, text) > self.inline_tokens:
+                    seen = await self.summarizer.texts.run_surely(outline, text)
                     await self.describe(managed.session, managed.model, _OUTPUT, seen, text, is_manual=False)
 
     async def describe(

@@ -11,6 +11,7 @@ from proxy.context.compaction.spans import MessageRange
 from proxy.engine.compaction.job import SummaryJob
 from proxy.engine.compaction.model_prompt import PromptBuilder, SummaryPrompt, compute_limit
 from proxy.engine.compaction.policy import CompactionPolicy
+from proxy.engine.text_jobs import TextJobs
 from proxy.model.exchange import Usage
 from proxy.wire.chat_completions import ChatCompletions
 from tests.support.compacting import Workshop
@@ -27,7 +28,7 @@ def count(text: str) -> int:
 
 
 def make(policy: CompactionPolicy | None = None, hook: Any = None) -> PromptBuilder:
-    return PromptBuilder(policy or CompactionPolicy(), count, hook)
+    return PromptBuilder(policy or CompactionPolicy(), count, hook, TextJobs({"count": count}))
 
 
 async def plan(messages: list[Message] = HISTORY, stop: int = 29, **members: Any) -> SummaryJob:
@@ -49,7 +50,7 @@ def read(question: SummaryPrompt | None) -> dict[str, Any]:
 
 async def test_a_warm_question_is_the_last_request_with_an_instruction_behind_it() -> None:
     work = await plan(max_tokens=50)
-    question = make().write_warm(work, 1, is_alternating=False)
+    question = await make().write_warm(work, 1, is_alternating=False)
     assert question is not None
     assert question.is_warm
     sent = work.request.body
@@ -70,8 +71,8 @@ async def test_a_warm_question_is_the_last_request_with_an_instruction_behind_it
 async def test_no_more_is_asked_for_than_may_be_spent() -> None:
     work = await plan()
     for question in (
-        make().write_warm(work, 1, most=400, is_alternating=False),
-        make().write_compact(work, 1, "m", None, most=400, form=CHAT),
+        await make().write_warm(work, 1, most=400, is_alternating=False),
+        await make().write_compact(work, 1, "m", None, most=400, form=CHAT),
     ):
         assert question is not None
         assert (question.expected.output, question.limit) == (380, 600)
@@ -95,7 +96,7 @@ async def test_a_beginning_that_is_not_shown_is_told_in_a_transcript_unless_it_i
         SummaryJob(request, index, MessageRange(start, 50, history.count(start, 50)))
         for start in (shown - 2, shown - 10, shown)
     )
-    question = make().write_warm(few, 1, is_alternating=False)
+    question = await make().write_warm(few, 1, is_alternating=False)
     assert question is not None
     asked = read(question)["messages"][-1]["content"]
     assert "The first 2 of them are not shown above." in asked
@@ -104,8 +105,10 @@ async def test_a_beginning_that_is_not_shown_is_told_in_a_transcript_unless_it_i
     assert output in asked and len(output) > 1000
     sent, told = map(request.state.to_model_tokens, (request.tokens, few.hidden.tokens))
     assert (question.expected.input, question.expected.cached) == (sent + told + 600, sent)
-    assert make().write_warm(many, 1, is_alternating=False) is None
-    assert "not shown above" not in read(make().write_warm(none, 1, is_alternating=False))["messages"][-1]["content"]
+    assert await make().write_warm(many, 1, is_alternating=False) is None
+    assert (
+        "not shown above" not in read(await make().write_warm(none, 1, is_alternating=False))["messages"][-1]["content"]
+    )
 
 
 def _find_key(workshop: Workshop) -> Any:
@@ -114,22 +117,22 @@ def _find_key(workshop: Workshop) -> Any:
 
 async def test_a_warm_question_is_not_asked_where_it_would_not_be_the_same_or_not_be_answered() -> None:
     work = await plan()
-    assert make().write_warm(merge(work), 1, is_alternating=False) is None
-    assert make().write_warm(await plan(tool_choice="required"), 1, is_alternating=False) is None
+    assert await make().write_warm(merge(work), 1, is_alternating=False) is None
+    assert await make().write_warm(await plan(tool_choice="required"), 1, is_alternating=False) is None
     broken = msgspec.structs.replace(work.request, body=b"[]")
-    assert make().write_warm(msgspec.structs.replace(work, request=broken), 1, is_alternating=False) is None
+    assert await make().write_warm(msgspec.structs.replace(work, request=broken), 1, is_alternating=False) is None
 
 
 async def test_strict_templates_get_it_in_the_users_last_message() -> None:
     messages: list[Message] = [*HISTORY, {"role": "assistant", "content": "Done."}, {"role": "user", "content": "On."}]
-    asked = read(make().write_warm(await plan(messages), 1, is_alternating=True))["messages"]
+    asked = read(await make().write_warm(await plan(messages), 1, is_alternating=True))["messages"]
     assert len(asked) == len(messages)
     assert asked[-1]["content"].startswith("On.\n\n[This message was written by the proxy")
 
 
 async def test_a_compact_question_has_a_transcript() -> None:
     work = await plan()
-    question = make().write_compact(work, 1, "other", 1_000_000, form=CHAT)
+    question = await make().write_compact(work, 1, "other", 1_000_000, form=CHAT)
     body = read(question)
     assert question is not None
     assert not question.is_warm
@@ -145,31 +148,32 @@ async def test_a_compact_question_has_a_transcript() -> None:
 
 async def test_the_short_form_is_asked_with_less_of_each_message() -> None:
     work = await plan()
-    long, short = (make().write_compact(work, level, "m", 1_000_000, form=CHAT) for level in (1, 2))
+    long, short = [await make().write_compact(work, level, "m", 1_000_000, form=CHAT) for level in (1, 2)]
     assert long is not None
     assert short is not None
     assert len(short.body) < len(long.body) / 2
 
 
 async def test_reports_are_merged_from_their_texts() -> None:
-    body = read(make().write_compact(merge(await plan()), 1, "m", None, form=CHAT))
+    body = read(await make().write_compact(merge(await plan()), 1, "m", None, form=CHAT))
     assert body["messages"][0]["content"].startswith("You write one report in place of several")
     assert "[report 1]\none report\n\n[report 2]\nanother report" in body["messages"][1]["content"]
     long = make_summary("x" * 5000, 0, 20)
     work = msgspec.structs.replace(merge(await plan()), parents=(long,))
     texts = [
-        read(make().write_compact(work, level, "m", None, form=CHAT))["messages"][1]["content"] for level in (1, 2)
+        read(await make().write_compact(work, level, "m", None, form=CHAT))["messages"][1]["content"]
+        for level in (1, 2)
     ]
     assert [text.count("x") > 1000 for text in texts] == [True, False]
 
 
 async def test_what_is_asked_fits_into_the_models_window() -> None:
     work, questions = await plan(), make()
-    question = questions.write_compact(work, 1, "m", 4000, form=CHAT)
+    question = await questions.write_compact(work, 1, "m", 4000, form=CHAT)
     assert question is not None
     assert question.expected.input is not None
     assert question.expected.input < 4000 - 300
-    assert questions.write_compact(work, 1, "m", 800, form=CHAT) is None
+    assert await questions.write_compact(work, 1, "m", 800, form=CHAT) is None
     half = make(CompactionPolicy(input_fraction=0.375))
     assert half.compute_room(100_000, 0) == questions.compute_room(100_000, 0) // 2 == 37_500
     assert questions.compute_room(None, 0) == questions.compute_room(32_768, 0)
@@ -184,9 +188,9 @@ async def test_a_persons_words_stand_in_place_of_ours(level: Any) -> None:
         seen.append((prompt, level, raws))
         return f"{prompt} In verse."
 
-    own = make(CompactionPolicy(prompt="Be brief."), hook).write_compact(work, level, "m", None, form=CHAT)
+    own = await make(CompactionPolicy(prompt="Be brief."), hook).write_compact(work, level, "m", None, form=CHAT)
     assert "Be brief. In verse." in read(own)["messages"][0]["content"]
-    ours = make(hook=hook).write_warm(work, level, is_alternating=False)
+    ours = await make(hook=hook).write_warm(work, level, is_alternating=False)
     assert "In verse." in read(ours)["messages"][-1]["content"]
     assert [each[1] for each in seen] == [level, level]
     assert seen[0][0] == "Be brief."

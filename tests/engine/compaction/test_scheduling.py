@@ -85,7 +85,7 @@ async def test_a_lease_is_named_by_what_no_report_is_of_and_nobody_else_here_sha
     begin(schedule, main)
     apart = 1 + 2 * 5  # the places count behind the system message
     assert schedule.name_lease(fork) == f"summaries/s1/{fork.nodes[apart].hex()}"
-    summary = shop.summarizer.write_without_model(await _plan(shop, main, 0, 5))
+    summary = await shop.summarizer.write_without_model(await _plan(shop, main, 0, 5))
     fork.state.context.add_summary(summary)
     assert JobSchedule().name_lease(fork) == f"summaries/s1/{fork.nodes[5].hex()}"
     short = await make(shop, HISTORY[: 1 + summary.stop])

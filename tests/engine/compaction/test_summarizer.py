@@ -280,7 +280,7 @@ async def test_reports_are_merged() -> None:
     assert (made.kind, made.parents, made.digests, made.covered) == ("condensed", ("a", "b"), (), 4000)
     assert draft.ways == ["compact"]
     job = await draft.plan(parents=parents, span=MessageRange(0, 20, 900))
-    without = draft.shop.summarizer.write_without_model(job)
+    without = await draft.shop.summarizer.write_without_model(job)
     assert (without.level, without.kind, without.parents) == (3, "condensed", ("a", "b"))
     assert "The parts up to here were looked at." in without.text
     assert without.files == ("aaaaaaaaaa", "baaaaaaaaa", "bbbbbbbbbb")
@@ -337,7 +337,7 @@ async def test_a_model_that_is_broken_is_left_alone_whatever_it_was_asked() -> N
 
 
 async def test_a_fault_of_ours_is_no_failed_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any) -> Any:
+    def broken(answer: Any, task: Any, frame: Any) -> Any:
         raise RuntimeError("not now")
 
     draft = Draft()

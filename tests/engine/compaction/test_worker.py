@@ -327,7 +327,7 @@ async def _plan(shop: Workshop, request: Any) -> Any:
 
 
 async def _draft(shop: Workshop, request: Any) -> Summary:
-    return shop.summarizer.write_without_model(await _plan(shop, request))
+    return await shop.summarizer.write_without_model(await _plan(shop, request))
 
 
 async def test_an_epoch_that_could_open_later_waits_for_the_summary_of_what_it_takes() -> None:

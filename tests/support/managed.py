@@ -159,7 +159,7 @@ class ManagedEngine(Engine):
             offers=build_offers(is_on=run is not None),
         )
         parts = self.controller.states, self.lineage
-        limits: Any = {"max_hops": max_hops, "record_cap": 1 << 26}
+        limits: Any = {"bus": self.bus, "max_hops": max_hops, "record_cap": 1 << 26}
         recall = RecallRounds(run, *parts, **limits, prepare=prepare) if run is not None else None
         formats = {"chat_completions": ChatCompletions()}
         self.exchanges = ExchangeService(

@@ -4,13 +4,18 @@ A client takes the answer up to its last event. Then it sends its next request a
 up first, or reads on to the end of the body.
 """
 
+import asyncio
 import http.client
 import json
+import sqlite3
+import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -23,6 +28,7 @@ from tests.journeys.provider import run_application
 from tests.journeys.running import run_command, run_proxy
 from tests.support.engine import STREAM
 from tests.support.rounds import SPEAKERS, Call, Speaker, Text, Turn, number
+from tests.support.scripted import LIMIT
 
 PATHS = {
     "chat_completions": "/v1/chat/completions",
@@ -38,7 +44,7 @@ FORMS: dict[str, Sequence[Turn]] = {
     "last": number([Call(_SEARCH)], [Text("And "), Call(_SEARCH), Call('{"path":"a"}', "read")]),
 }
 CLIENTS = ("next", "hang up", "read on")
-RUNS = 1  # of each
+RUNS, LATE = 1, 2  # of each
 _PAGE = "\n".join(f"line {i} of a file that is long enough to be worth a reference" for i in range(60))
 
 
@@ -111,7 +117,7 @@ class RecallingProvider:
         turns = FORMS.get(words.partition(" ")[0], ())
         turn = turns[len(seen) - 1] if len(seen) <= len(turns) else number([Text("Well.")])[0]
 
-        async def send() -> Any:
+        async def send() -> AsyncIterator[bytes]:
             for event in self.speaker.list_events(turn):
                 yield event
 
@@ -195,3 +201,72 @@ def test_nothing_of_an_answer_is_lost_whatever_its_client_does_at_its_end(tmp_pa
     verified = run_command("verify", "--data", str(tmp_path))
     assert {name: counts for name, counts in kept.items() if counts[0] < counts[1]} == {}
     assert lost == [] and verified.returncode == 0, (lost, verified.stdout)
+
+
+class LateProvider:
+    """Ends each body a moment after the last event, while a busy disk keeps the log from committing the response.
+
+    Another transaction in the log's file stands for that. The time that passes only makes the case: nothing fails if
+    the machine is slower.
+    """
+
+    def __init__(self, speaker: Speaker, log: Path) -> None:
+        self.speaker = speaker
+        self.begun = threading.Event()  # the client has the beginning of the answer, so that its question is committed
+        self._log = log
+        self.app = Starlette(routes=[Route("/{rest:path}", self._answer, methods=["POST"])])
+
+    async def _answer(self, request: Request) -> Response:
+        return StreamingResponse(self._send(), media_type="text/event-stream")
+
+    async def _send(self) -> AsyncIterator[bytes]:
+        *events, last = self.speaker.list_events(number([Text("Well.")])[0])
+        for event in events:
+            yield event
+        assert await asyncio.to_thread(self.begun.wait, LIMIT)
+        busy = sqlite3.connect(self._log, isolation_level=None, timeout=LIMIT, check_same_thread=False)
+        busy.execute("BEGIN IMMEDIATE")
+        threading.Timer(0.5, busy.close).start()
+        yield last
+        await asyncio.sleep(0.2)
+
+
+def read_to_the_end(wire: str, port: int, begun: threading.Event) -> str:
+    """Read a stream with the SDK of its wire. Return the types of the first and last thing in it."""
+    base, kinds = f"http://127.0.0.1:{port}", []
+    stream: Any
+    if wire == "anthropic_messages":
+        with anthropic.Anthropic(base_url=base, api_key="k", max_retries=0, timeout=60) as claude:
+            asked: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+            with claude.messages.stream(**asked) as stream:
+                for event in stream:
+                    begun.set()
+                    kinds.append(event.type)
+        return str(kinds[-1])
+    with openai.OpenAI(base_url=f"{base}/v1", api_key="k", max_retries=0, timeout=60) as sdk:
+        asked = {"model": "m", "stream": True}
+        if wire == "responses":
+            stream = sdk.responses.create(**asked, input="hi")
+        else:
+            stream = sdk.chat.completions.create(**asked, messages=[{"role": "user", "content": "hi"}])
+        with stream:
+            for event in stream:
+                begun.set()
+                kinds.append(event.type if wire == "responses" else event.object)
+    return str(kinds[-1])
+
+
+@pytest.mark.parametrize("speaker", SPEAKERS, ids=lambda speaker: speaker.form.name)
+def test_sdks_read_a_stream_to_its_end_that_comes_while_the_log_is_written(tmp_path: Path, speaker: Speaker) -> None:
+    provider, wire = LateProvider(speaker, tmp_path / "log.db"), speaker.form.name
+    ends = {
+        "chat_completions": "chat.completion.chunk",
+        "anthropic_messages": "message_stop",
+        "responses": "response.completed",
+    }
+    settings = {"STORE__DURABILITY": "full", "STORE__COMMIT_WAIT_MS": "20000"}
+    with run_application(provider.app) as port, run_proxy(tmp_path, f"http://127.0.0.1:{port}/v1", **settings) as proxy:
+        for _ in range(LATE):
+            provider.begun.clear()
+            assert read_to_the_end(wire, proxy.port, provider.begun) == ends[wire]
+    assert run_command("verify", "--data", str(tmp_path)).returncode == 0

@@ -29,12 +29,8 @@ from tests.journeys.running import run_command, run_proxy
 from tests.support.engine import STREAM
 from tests.support.rounds import SPEAKERS, Call, Speaker, Text, Turn, number
 from tests.support.scripted import LIMIT
+from tests.support.wire_histories import PATHS, answer_call, ask, call, list_items, make_request
 
-PATHS = {
-    "chat_completions": "/v1/chat/completions",
-    "anthropic_messages": "/v1/messages",
-    "responses": "/v1/responses",
-}
 LAST = {"chat_completions": b"[DONE]", "anthropic_messages": b'"message_stop"', "responses": b'"response.completed"'}
 _SEARCH = '{"action":"search","query":"line 7"}'
 # What the model does, round by round; the last round calls a tool of the client's, too, or is a word.
@@ -46,50 +42,6 @@ FORMS: dict[str, Sequence[Turn]] = {
 CLIENTS = ("next", "hang up", "read on")
 RUNS, LATE = 1, 2  # of each
 _PAGE = "\n".join(f"line {i} of a file that is long enough to be worth a reference" for i in range(60))
-
-
-def list_items(body: Any) -> list[Any]:
-    items: list[Any] = body.get("messages") or body.get("input")
-    return items
-
-
-def ask(wire: str, text: str) -> Any:
-    return {"role": "user", "content": text, **({"type": "message"} if wire == "responses" else {})}
-
-
-def answer_call(wire: str, id: str, text: str) -> Any:
-    if wire == "chat_completions":
-        return {"role": "tool", "tool_call_id": id, "content": text}
-    if wire == "responses":
-        return {"type": "function_call_output", "call_id": id, "output": text}
-    return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": text}]}
-
-
-def call(wire: str, id: str, path: str) -> Any:
-    arguments = json.dumps({"path": path})
-    if wire == "chat_completions":
-        function = {"name": "read", "arguments": arguments}
-        return {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": id, "type": "function", "function": function}],
-        }
-    if wire == "responses":
-        return {"type": "function_call", "call_id": id, "name": "read", "arguments": arguments}
-    return {"role": "assistant", "content": [{"type": "tool_use", "id": id, "name": "read", "input": {"path": path}}]}
-
-
-def make_request(wire: str, items: Sequence[Any]) -> bytes:
-    schema: dict[str, Any] = {"type": "object", "properties": {"path": {"type": "string"}}}
-    named = {"name": "read", "description": "Reads a file."}
-    tool: Any = {"type": "function", **named, "parameters": schema}
-    if wire == "chat_completions":
-        tool = {"type": "function", "function": {**named, "parameters": schema}}
-    if wire == "anthropic_messages":
-        tool = {**named, "input_schema": schema}
-    body: dict[str, Any] = {"model": "m", "stream": True, "tools": [tool]}
-    body |= {"input": items, "store": False} if wire == "responses" else {"messages": items}
-    return json.dumps(body | ({"max_tokens": 500} if wire == "anthropic_messages" else {})).encode()
 
 
 def count_own(body: Any) -> Counter[str]:
@@ -143,7 +95,7 @@ class Client:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         headers = {"content-type": "application/json", "authorization": "Bearer sk-client-key-0001"}
         headers |= {"x-palimpsest-session": self.session, "x-palimpsest-ceiling": "6000"}
-        connection.request("POST", PATHS[self.wire], make_request(self.wire, self.items), headers)
+        connection.request("POST", PATHS[self.wire], make_request(self.wire, self.items, is_stream=True), headers)
         response, received = connection.getresponse(), b""
         assert response.status == 200
         while LAST[self.wire] not in received or not received.endswith(b"\n\n"):

@@ -6,7 +6,7 @@ the response is. A response that breaks off upstream breaks off at the client an
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from proxy.engine.durability import DurabilityWaiter
@@ -28,6 +28,7 @@ from proxy.engine.runtime import EngineBus, call_after_first_step
 from proxy.model.errors import ProxyError, UpstreamUnreachable
 from proxy.model.events import ExchangeRecorded, LimitsTold
 from proxy.model.exchange import Completeness, Outcome, Timings, Trailer
+from proxy.model.log import Record
 from proxy.model.manifest import compute_digest
 from proxy.wire.credentials import redact, redact_answer, redact_headers, redact_quickly
 from proxy.wire.headers import forward_response, has_rate_limits, select_stored
@@ -88,8 +89,13 @@ class RoundRecorder:
         completeness: Completeness,
         problem: str = "",
         kept: bytes = b"",
+        *,
+        also: Sequence[Record] = (),
     ) -> tuple[Outcome, "asyncio.Future[bool]"]:
-        """Queue the outcome of a round. The future is done when it is durable. `response` is None if none came."""
+        """Queue the outcome of a round, and what is recorded `also`. The future is done when both are durable.
+
+        `response` is None if none came.
+        """
         exchange.record_opening()
         status, headers = (response.status, response.headers) if response is not None else (0, ())
         buffer, secrets = exchange.buffer, exchange.secrets
@@ -118,7 +124,7 @@ class RoundRecorder:
             timings,
             problem,
         )
-        return outcome, self.archive.append(outcome)
+        return outcome, self.archive.append(outcome, *also)
 
     def announce(self, exchange: OpenExchange, outcome: Outcome) -> None:
         """Publish the end of a round, and queue its response for reading."""
@@ -376,12 +382,14 @@ class Relay:
 
         Return whether the client has all of it: the body may not have ended yet.
         """
-        rest = rounds.finish()
-        outcome, recorded = self.recorder.record(exchange, response, "complete", kept=kept)
+        rest, exchange.is_hidden = rounds.finish(), rounds.is_continued
         try:
-            exchange.is_hidden = rounds.is_continued
-            if records := await rounds.list_records(exchange.k):
-                recorded = self.archive.append(*records)
+            records = await rounds.list_records(exchange.k)
+        except BaseException:
+            self.recorder.end_round(exchange, response, "complete", kept=kept)
+            raise
+        outcome, recorded = self.recorder.record(exchange, response, "complete", kept=kept, also=records)
+        try:
             if not (recorded.done() and recorded.result()):
                 await self._durability.pass_on(recorded)
             head, status = forward_response(rounds.head), response.status if response.status in SUCCESS else _OK

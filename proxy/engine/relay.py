@@ -383,6 +383,8 @@ class Relay:
         Return whether the client has all of it: the body may not have ended yet.
         """
         rest, exchange.is_hidden = rounds.finish(), rounds.is_continued
+        if exchange.is_head_sent and not rounds.is_stream:  # the client reads a stream that a comment has begun
+            rest = spell_in_stream(rounds.head, rest)
         try:
             records = await rounds.list_records(exchange.k)
         except BaseException:

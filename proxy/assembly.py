@@ -220,7 +220,8 @@ async def build_engine(settings: Settings, *, clock: Clock | None = None, connec
     CacheWatch(bus, models.card, settings.providers())
     index = _build_index(settings, worker, trigger)
     recall = Recall(archive, index, clock, settings.recall_policy())
-    rounds = build_rounds(recall, settings.recall_policy(), controller.states, lineage, policy.record_cap_bytes)
+    recalling, cap = settings.recall_policy(), policy.record_cap_bytes
+    rounds = build_rounds(recall, recalling, controller.states, lineage, bus=bus, record_cap=cap)
     held = build_histories(settings.nudge_policy(), policy, archive, resolver, bus=bus, clock=clock)
     exchanges = ExchangeService(
         policy,

@@ -230,7 +230,8 @@ class ExchangeService:
                 run_after_send=exchange.run_after_send,
             )
         if self._recall is not None and isinstance(request, ManagedRequest) and request.kind != "recorded":
-            exchange.rounds = self._recall.begin(request, outgoing, exchange)
+            exchange.make_rounds = partial(self._recall.begin, request, exchange)
+            exchange.begin_rounds(outgoing.body, outgoing.epoch)
         if outgoing.labels:
             _add_labels(exchange.client, request, outgoing.labels)
 
@@ -354,7 +355,7 @@ class ExchangeService:
         own = drop_beta(own, form.clearing_beta) if form is not None and is_edited else own
 
         def send(body: bytes | RequestBody) -> Awaitable[UpstreamResponse]:
-            headers = own
+            headers = own if exchange.rounds is None or is_read else accept_identity_only(own)  # a retry may have them
             if form is not None and isinstance(body, bytes) and body is not request.body:
                 headers = form.add_needed_headers(own, body)
             if mark is not None:

@@ -128,20 +128,24 @@ class RoundSource(Protocol):
         """Begin to read the response of a round. Return False if it cannot be read as it arrives."""
         ...
 
-    def write(self, piece: bytes, *, is_last: bool = False) -> bool:
+    def write(self, piece: bytes) -> bool:
         """Pass on what the client gets for a piece of a response. Return as `Client.write` does."""
         ...
 
+    def hold(self, piece: bytes) -> None:
+        """Take the end of a round. What the client gets for it goes out with the next round, or with `finish`."""
+        ...
+
+    def end_round(self) -> bool:
+        """End a round, whose response is complete. Return whether another one follows."""
+        ...
+
     async def find_next(self, k: int) -> Retry | None:
-        """End round k, whose response is complete. Return the next round, or None if the answer is complete."""
+        """Execute our calls in round k, which has ended. Return the next round, or None if the answer is complete."""
         ...
 
     async def find_retry(self, refusal: Refusal, k: int) -> Retry | None:
         """Return what to send in place of round k, which was refused, or None to send nothing else."""
-        ...
-
-    def note_retry(self, retry: Retry) -> "RoundSource | None":
-        """Note what is sent in place of a refused request. Return None if the model cannot recall then."""
         ...
 
     def is_overflow(self, refusal: Refusal) -> bool:
@@ -208,6 +212,8 @@ class OpenExchange:
     make_retries: Callable[[], RetrySource] | None = None  # None if nothing else could be sent after a refusal
     retries: RetrySource | None = None
     rounds: RoundSource | None = None  # set if a model may recall in its answer
+    # Returns the rounds of the answer to a body that is sent under an epoch, or None if it has not our tool.
+    make_rounds: Callable[[bytes, Epoch | None], RoundSource | None] | None = None
     plans: list[Plan | None] = field(default_factory=list)  # what was decided for what is sent, the newest last
     is_guarded: bool = False  # hold the next response back until its content begins, even if its status says success
     after_send: list[Callable[[], None]] = field(default_factory=list)  # for `run_after_send`
@@ -225,6 +231,7 @@ class OpenExchange:
     is_final: bool = True  # no other round follows
     is_hidden: bool = False  # it is one of several rounds of an answer, in which a model recalled
     is_unreached: bool = False  # no response came from the upstream
+    is_left: bool = False  # the call was cancelled while the end of its answer was recorded
 
     def record_opening(self) -> Opening:
         """Queue the opening unless it is queued already. The copy kept here has only the size of a long body."""
@@ -259,6 +266,11 @@ class OpenExchange:
         if not self.first_at:
             self.first_at = clock.monotonic()
         self.buffer.add(piece)
+
+    def begin_rounds(self, body: bytes, epoch: Epoch | None) -> None:
+        """Expect calls of our tool in the answer to a body, if it has that. An answer of several rounds goes on."""
+        if self.make_rounds is not None and not (self.rounds is not None and self.rounds.is_continued):
+            self.rounds = self.make_rounds(body, epoch)
 
     def begin_round(self, k: int) -> None:
         """Begin the next round."""

@@ -6,7 +6,8 @@ the response is. A response that breaks off upstream breaks off at the client an
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from proxy.engine.durability import DurabilityWaiter
 from proxy.engine.open_exchange import OpenExchange, Refusal, Retry, RoundSource
@@ -27,10 +28,12 @@ from proxy.engine.runtime import EngineBus, call_after_first_step
 from proxy.model.errors import ProxyError, UpstreamUnreachable
 from proxy.model.events import ExchangeRecorded, LimitsTold
 from proxy.model.exchange import Completeness, Outcome, Timings, Trailer
+from proxy.model.log import Record
 from proxy.model.manifest import compute_digest
 from proxy.wire.credentials import redact, redact_answer, redact_headers, redact_quickly
 from proxy.wire.headers import forward_response, has_rate_limits, select_stored
 
+T = TypeVar("T")
 Send = Callable[[bytes | RequestBody], Awaitable[UpstreamResponse]]
 """Sends a body upstream, with everything else that belongs to the request."""
 
@@ -86,8 +89,13 @@ class RoundRecorder:
         completeness: Completeness,
         problem: str = "",
         kept: bytes = b"",
+        *,
+        also: Sequence[Record] = (),
     ) -> tuple[Outcome, "asyncio.Future[bool]"]:
-        """Queue the outcome of a round. The future is done when it is durable. `response` is None if none came."""
+        """Queue the outcome of a round, and what is recorded `also`. The future is done when both are durable.
+
+        `response` is None if none came.
+        """
         exchange.record_opening()
         status, headers = (response.status, response.headers) if response is not None else (0, ())
         buffer, secrets = exchange.buffer, exchange.secrets
@@ -116,7 +124,7 @@ class RoundRecorder:
             timings,
             problem,
         )
-        return outcome, self.archive.append(outcome)
+        return outcome, self.archive.append(outcome, *also)
 
     def announce(self, exchange: OpenExchange, outcome: Outcome) -> None:
         """Publish the end of a round, and queue its response for reading."""
@@ -210,13 +218,18 @@ class Relay:
             retry = await self._carry_round(exchange, send(body))
             while retry is not None:
                 exchange.begin_round(retry.round.k)
-                if exchange.rounds is not None:
-                    exchange.rounds = exchange.rounds.note_retry(retry)
+                exchange.begin_rounds(retry.body, retry.epoch)
                 exchange.plans.append(retry.plan)
                 exchange.record(*[record for record in (retry.round, retry.plan) if record is not None])
+                if exchange.is_left:
+                    self.abandon(exchange)
+                    break
                 retry = await self._carry_round(exchange, send(retry.body))
+            if exchange.is_left:
+                raise asyncio.CancelledError
         finally:
-            exchange.retries = exchange.make_retries = None  # break reference cycles, which would keep the request
+            # break reference cycles, which would keep the request
+            exchange.retries = exchange.make_retries = exchange.make_rounds = None
             if exchange.rounds is not None:
                 exchange.rounds.stop()
                 exchange.rounds = None
@@ -256,7 +269,8 @@ class Relay:
                 return retry
             refusal = Refusal(response.status, response.headers, hold.held)
         if refusal is not None and rounds.is_overflow(refusal):
-            await self._end_answer(exchange, response, rounds, await self.recorder.redact(exchange, response))
+            kept = await self.recorder.redact(exchange, response)
+            await self._complete(exchange, self._end_answer(exchange, response, rounds, kept))
             return None
         exchange.rounds, begun = None, refusal.content if refusal is not None else b""
         await self._relay(exchange, response, begun)
@@ -266,40 +280,84 @@ class Relay:
         self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource, begun: bytes
     ) -> Retry | None:
         """Relay a round of an answer in which a model may recall. Return the next round, or None after the last one."""
-        is_ended, retry, break_off = True, None, None
         completeness: Completeness = "aborted"
         try:
             try:
-                is_ended = await self._pass_round(exchange, response, rounds, begun)
+                held = await self._pass_round(exchange, response, rounds, begun)
             except UpstreamUnreachable as error:
-                break_off = str(error)
-            completeness, ended_at = ("complete" if break_off is None else "truncated"), self.clock.monotonic()
-            exchange.run_after_send()  # the plan of a further round needs that of the first
-            retry = await rounds.find_next(exchange.k) if break_off is None else None
-            kept = await self.recorder.redact(exchange, response)
+                completeness, exchange.ended_at = "truncated", self.clock.monotonic()
+                exchange.run_after_send()
+                kept, problem = await self.recorder.redact(exchange, response), str(error)
         except BaseException:
             kept = await self.recorder.redact_anyway(exchange, response)
             self.recorder.end_round(exchange, response, completeness, kept=kept)
             raise
-        exchange.ended_at = ended_at
-        if retry is not None:
-            exchange.is_final, exchange.is_hidden = False, True
-            self.recorder.end_round(exchange, response, "complete", kept=kept)
-            return retry
-        if break_off is not None:
-            self.recorder.end_round(exchange, response, "truncated", break_off, kept)
+        if completeness == "truncated":
+            self.recorder.end_round(exchange, response, completeness, problem, kept)
             head = response.headers if rounds.decode is None else set_length(rounds.head, None)
             exchange.client.start(response.status, forward_response(head))
             exchange.client.write(rounds.break_off())
             exchange.client.abort()
             return None
-        await self._end_answer(exchange, response, rounds, kept, is_ended=is_ended)
-        return None
+        retry, is_ended = await self._complete(exchange, self._end_round(exchange, response, rounds, held))
+        if not (is_ended or exchange.is_left):
+            await self._pass_trailers(exchange, response)
+        return retry
+
+    async def _complete(self, exchange: OpenExchange, ending: Coroutine[Any, Any, T]) -> T:
+        """Return the result of what ends a round, which a client that leaves stops only if another one follows.
+
+        Else the call ends behind it. A second cancellation, as at the end of the server, stops it, too.
+        """
+        task = asyncio.get_running_loop().create_task(ending)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            exchange.is_left = True
+        if not exchange.is_final:
+            task.cancel()
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait((task,))
+            raise
+        return task.result()
+
+    async def _end_round(
+        self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource, held: bytes
+    ) -> tuple[Retry | None, bool]:
+        """End a round whose last event has come, from `held` on, or whose body has ended.
+
+        Return the next round, or None after the last one, and whether nothing more of this one is passed on.
+        """
+        completeness: Completeness = "aborted"
+        try:
+            if held:
+                rounds.hold(await read_final_event(response, exchange.buffer, held, rounds.decode))
+            completeness, ended_at = "complete", self.clock.monotonic()
+            exchange.run_after_send()  # the plan of a further round needs that of the first
+            exchange.is_final = not rounds.end_round()
+            if exchange.is_left and not exchange.is_final:
+                raise asyncio.CancelledError
+            retry = await rounds.find_next(exchange.k)
+            kept = await self.recorder.redact(exchange, response)
+        except BaseException:
+            exchange.is_final = True
+            kept = await self.recorder.redact_anyway(exchange, response)
+            self.recorder.end_round(exchange, response, completeness, kept=kept)
+            raise
+        exchange.ended_at = ended_at
+        if retry is None:
+            return None, await self._end_answer(exchange, response, rounds, kept)
+        exchange.is_hidden = True
+        self.recorder.end_round(exchange, response, "complete", kept=kept)
+        return retry, True
 
     async def _pass_round(
         self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource, begun: bytes
-    ) -> bool:
-        """Pass on all that the client gets of a round. Return whether the body ended with it."""
+    ) -> bytes:
+        """Pass on all of a round but its last event. Return what has come of that; nothing if the body has ended."""
         if rounds.is_stream:
             await self._wait_until_durable(exchange)
             exchange.client.start(response.status, set_length(forward_response(rounds.head), None))
@@ -315,37 +373,34 @@ class Relay:
                 await response.pump(stream.take)
         if rounds.fault:
             raise UpstreamUnreachable(rounds.fault)
-        if not stream.held:
-            return True
-        held, is_ended = await read_final_event(response, exchange.buffer, stream.held, rounds.decode)
-        rounds.write(held)
-        return is_ended
+        return stream.held
 
     async def _end_answer(
-        self,
-        exchange: OpenExchange,
-        response: UpstreamResponse,
-        rounds: RoundSource,
-        kept: bytes,
-        *,
-        is_ended: bool = True,
-    ) -> None:
-        """Record the last round of an answer, and what the answer is, and pass on its end."""
-        rest = rounds.finish()
-        outcome, recorded = self.recorder.record(exchange, response, "complete", kept=kept)
+        self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource, kept: bytes
+    ) -> bool:
+        """Record the last round of an answer, and what the answer is, and pass on its end.
+
+        Return whether the client has all of it: the body may not have ended yet.
+        """
+        rest, exchange.is_hidden = rounds.finish(), rounds.is_continued
+        if exchange.is_head_sent and not rounds.is_stream:  # the client reads a stream that a comment has begun
+            rest = spell_in_stream(rounds.head, rest)
         try:
-            exchange.is_hidden = rounds.is_continued
-            if records := await rounds.list_records(exchange.k):
-                recorded = self.archive.append(*records)
+            records = await rounds.list_records(exchange.k)
+        except BaseException:
+            self.recorder.end_round(exchange, response, "complete", kept=kept)
+            raise
+        outcome, recorded = self.recorder.record(exchange, response, "complete", kept=kept, also=records)
+        try:
             if not (recorded.done() and recorded.result()):
                 await self._durability.pass_on(recorded)
             head, status = forward_response(rounds.head), response.status if response.status in SUCCESS else _OK
             exchange.client.start(status, set_length(head, None if rounds.is_stream else len(rest)))
-            exchange.client.write(rest, is_last=is_ended or exchange.is_hidden)
+            is_last = response.is_ended or exchange.is_hidden  # now: the body may have ended during the commit
+            exchange.client.write(rest, is_last=is_last)
         finally:
             self.recorder.announce(exchange, outcome)
-        if not (is_ended or exchange.is_hidden):
-            await self._pass_trailers(exchange, response)
+        return is_last
 
     async def _await_head(self, exchange: OpenExchange, sending: Awaitable[UpstreamResponse]) -> UpstreamResponse:
         exchange.began = self.clock.monotonic()
@@ -423,10 +478,10 @@ class Relay:
 
     async def _relay(self, exchange: OpenExchange, response: UpstreamResponse, begun: bytes) -> None:
         """Relay a response whose beginning `begun` was read and held back."""
-        held, is_ended, break_off = b"", False, None
+        held, break_off = b"", None
         try:
             try:
-                held, is_ended = await self._pass_on(exchange, response, begun)
+                held = await self._pass_on(exchange, response, begun)
             except UpstreamUnreachable as error:
                 break_off = str(error)
             kept = await self.recorder.redact(exchange, response)
@@ -443,18 +498,19 @@ class Relay:
             if not (recorded.done() and recorded.result()):  # usually it is, since the journal has it
                 await self._durability.pass_on(recorded)
             exchange.client.start(response.status, forward_response(response.headers))
-            exchange.client.write(held, is_last=is_ended)
+            is_last = response.is_ended  # now: the body may have ended during the commit
+            exchange.client.write(held, is_last=is_last)
         finally:
             self.recorder.announce(exchange, outcome)  # after the last byte is written, to not delay it
-        if not is_ended:
+        if not is_last:
             await self._pass_trailers(exchange, response)
 
-    async def _pass_on(self, exchange: OpenExchange, response: UpstreamResponse, begun: bytes) -> tuple[bytes, bool]:
-        """Pass on all but the last bytes of the response. Return those, and whether the body ends with them."""
+    async def _pass_on(self, exchange: OpenExchange, response: UpstreamResponse, begun: bytes) -> bytes:
+        """Pass on all but the last bytes of the response. Return those."""
         if exchange.is_head_sent and not is_open_stream(response.headers):
-            return await self._embed(exchange, response), True
+            return await self._embed(exchange, response)
         if response.is_received:
-            return begun + await self._read(exchange, response), True
+            return begun + await self._read(exchange, response)
         await self._wait_until_durable(exchange)
         exchange.client.start(response.status, forward_response(response.headers))
         stream = StreamRelay(exchange, response.headers, self.clock)
@@ -465,7 +521,7 @@ class Relay:
             await response.pump(stream.take)
         if stream.held:
             return await read_final_event(response, exchange.buffer, stream.held)
-        return await self._read(exchange, response), True
+        return await self._read(exchange, response)
 
     async def _read(self, exchange: OpenExchange, response: UpstreamResponse) -> bytes:
         content = await response.read()
@@ -481,15 +537,17 @@ class Relay:
     async def _pass_trailers(self, exchange: OpenExchange, response: UpstreamResponse) -> None:
         """Pass on what follows a stream's end marker, and record it as trailers up to the cap."""
         i, decode = 0, exchange.rounds.decode if exchange.rounds is not None else None
+        is_last = False
         try:
-            while not response.is_ended:
+            while not is_last:
                 chunk = await response.read()
+                is_last = response.is_ended
                 exchange.buffer.add(chunk)
                 if chunk and not exchange.buffer.is_capped:
                     kept = redact(chunk, exchange.secrets, is_error=False)
                     self.archive.append(Trailer(exchange.id, exchange.k, i, kept))
                     i += 1
-                if not exchange.client.write(chunk if decode is None else decode(chunk), is_last=response.is_ended):
+                if not exchange.client.write(chunk if decode is None else decode(chunk), is_last=is_last):
                     await exchange.client.drain()
         except UpstreamUnreachable:
             exchange.client.abort()

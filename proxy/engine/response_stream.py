@@ -86,11 +86,11 @@ def is_encoded(headers: Headers) -> bool:
 
 async def read_final_event(
     response: UpstreamResponse, buffer: CappedBuffer, held: bytes, decode: Callable[[bytes], bytes] | None = None
-) -> tuple[bytes, bool]:
+) -> bytes:
     """Read the rest of the event that ends a stream, and wait a moment for the end of the body after it.
 
-    Return the bytes, and whether the body ended with them. Bytes that arrive in that moment do not prolong it.
-    `decode` undoes the content-encoding of what is read; it is recorded as received.
+    Return the bytes. Bytes that arrive in that moment do not prolong it. `decode` undoes the content-encoding of what
+    is read; it is recorded as received.
     """
     is_whole = False
     try:
@@ -104,7 +104,7 @@ async def read_final_event(
                 held += chunk if decode is None else decode(chunk)
     except (TimeoutError, UpstreamUnreachable):
         pass  # later bytes are passed on later, and the next read raises a broken connection again
-    return held, response.is_ended
+    return held
 
 
 def find_hold(
@@ -176,7 +176,7 @@ class ResponseHold:
         if self._start == "undecided":
             self._take(await response.read())
         if self._start == "overflow":
-            self._pieces[:], _ = await read_final_event(response, self._exchange.buffer, self.held)
+            self._pieces[:] = await read_final_event(response, self._exchange.buffer, self.held)
         return self._start != "content"
 
     def _take(self, piece: bytes) -> bool:

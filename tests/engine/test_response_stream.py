@@ -55,10 +55,10 @@ async def test_what_comes_behind_the_end_does_not_keep_it_from_the_client() -> N
 
     talking = asyncio.ensure_future(talk())
     async with asyncio.timeout(LIMIT):
-        held, is_ended = await read_final_event(response, tape, b"data: [DONE]\n\n")
+        held = await read_final_event(response, tape, b"data: [DONE]\n\n")
     talking.cancel()
     assert held.startswith(b"data: [DONE]\n\n")
-    assert not is_ended
+    assert not response.is_ended
 
 
 EVENT = b'event: message_delta\ndata: {"type":"message_delta"}\n\n'

@@ -518,7 +518,7 @@ class Engine:
             offers=build_offers(is_on=run is not None),
         )
         parts = self.controller.states, self.lineage
-        recall = RecallRounds(run, *parts, max_hops=4, record_cap=1 << 26) if run is not None else None
+        recall = RecallRounds(run, *parts, bus=self.bus, max_hops=4, record_cap=1 << 26) if run is not None else None
         policy = replace(policy, own_keys=own_keys)
         self.exchanges = ExchangeService(
             *(policy, formats),

@@ -28,7 +28,9 @@ from proxy.model.events import Event, RungFailed
 from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, SessionKey
 from proxy.model.lineage import Step, StoredSession
 from proxy.model.log import BranchRow, Call, Record
+from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.chat_completions import ChatCompletions
+from proxy.wire.responses import Responses
 from tests.support.engine import (
     JSON,
     LIMIT,
@@ -159,9 +161,9 @@ class ManagedEngine(Engine):
             offers=build_offers(is_on=run is not None),
         )
         parts = self.controller.states, self.lineage
-        limits: Any = {"max_hops": max_hops, "record_cap": 1 << 26}
+        limits: Any = {"bus": self.bus, "max_hops": max_hops, "record_cap": 1 << 26}
         recall = RecallRounds(run, *parts, **limits, prepare=prepare) if run is not None else None
-        formats = {"chat_completions": ChatCompletions()}
+        formats = {form.name: form for form in (ChatCompletions(), Responses(), AnthropicMessages())}
         self.exchanges = ExchangeService(
             policy,
             formats,

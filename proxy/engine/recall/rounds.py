@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from proxy.engine.context.request_state import OutgoingRequest, RequestState, StateReader
+from proxy.engine.context.request_state import StateReader
 from proxy.engine.context.tool_offers import ToolOffers
 from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.open_exchange import OpenExchange, Refusal, Retry
@@ -21,7 +21,9 @@ from proxy.engine.recall.tool import DESCRIPTION, PARAMETERS
 from proxy.engine.request import ManagedRequest
 from proxy.engine.response_reader import is_event_stream, read_received
 from proxy.engine.response_stream import HOLD_SECONDS, WAITING, is_encoded
+from proxy.engine.runtime import EngineBus
 from proxy.model.epoch import Epoch, HiddenRound, Plan, Recalled
+from proxy.model.events import CeilingExceeded
 from proxy.model.exchange import Headers, Round
 from proxy.model.lineage import extend_chain
 from proxy.model.log import Record
@@ -78,6 +80,7 @@ class RecallRounds:
         states: StateReader,
         lineage: LineageTracker,
         *,
+        bus: EngineBus,
         max_hops: int,
         record_cap: int,
         prepare: Prepare = lambda _: None,
@@ -86,17 +89,17 @@ class RecallRounds:
         self.prepare = prepare
         self.states = states
         self.lineage = lineage
+        self.bus = bus
         self.max_hops = max_hops
         self.record_cap = record_cap
 
     def begin(
-        self, request: ManagedRequest, outgoing: OutgoingRequest, exchange: OpenExchange
+        self, request: ManagedRequest, exchange: OpenExchange, body: bytes, epoch: Epoch | None
     ) -> "AnswerRounds | None":
-        """Return the rounds of the answer to a request, or None if it is sent without the tool."""
-        epoch = outgoing.epoch
+        """Return the rounds of the answer to a request, given what is sent, or None if that is without the tool."""
         if epoch is None or not epoch.depth or not self.states.offers.find(request, epoch):
             return None
-        return AnswerRounds(self, request, epoch, outgoing, exchange)
+        return AnswerRounds(self, request, epoch, body, exchange)
 
 
 class AnswerRounds:
@@ -107,7 +110,7 @@ class AnswerRounds:
         parts: RecallRounds,
         request: ManagedRequest,
         epoch: Epoch,
-        outgoing: OutgoingRequest,
+        body: bytes,
         exchange: OpenExchange,
     ) -> None:
         self._parts = parts
@@ -115,20 +118,21 @@ class AnswerRounds:
         self._epoch = epoch
         self._plans = exchange.plans
         self._form = FORMATS[request.wire]
-        self._body = outgoing.body
+        self._body = body
         self._client = exchange.client
-        self._state = outgoing.state or (outgoing.uncounted.state if outgoing.uncounted is not None else None)
-        self._tokens = outgoing.tokens or (self._state.tokens if self._state is not None else 0)
+        self._tokens = 0  # of what was sent last, in the model's count, once that is known
         self._stitcher: RoundStitcher | None = None
         self._head: Headers = ()
         self._is_stream = False
         self._decoder: ContentDecoder | None = None
         self.fault = ""
         self._hops = 0
+        self._end, self._goes_on = RoundEnd(), False  # of the round that has ended last
         self._played: list[HiddenRound] = []
         # The last round in which the model recalled, and what was sent for it, while its results may be left out.
         self._asked: tuple[RoundEnd, bytes, int] | None = None
         self._written: list[bytes] = []
+        self._held: list[bytes] = []  # what the client gets, and has not got yet
         self._beat: asyncio.TimerHandle | None = None
         self._is_silent = self._is_prepared = False
 
@@ -136,14 +140,6 @@ class AnswerRounds:
     def is_continued(self) -> bool:
         """Whether a round of the answer has ended in which the model recalled."""
         return bool(self._played)
-
-    def note_retry(self, retry: Retry) -> "AnswerRounds | None":
-        """Note what is sent in place of a refused request. Return None if that is without the tool."""
-        epoch = retry.epoch
-        if epoch is None or not epoch.depth or not self._parts.states.offers.find(self._request, epoch):
-            return None
-        self._body, self._epoch = retry.body, epoch
-        return self
 
     def take_head(self, headers: Headers) -> bool:
         """Begin to read the response of a round. Return False if it cannot be read as it arrives."""
@@ -207,38 +203,56 @@ class AnswerRounds:
         """Whether the client gets a stream."""
         return self._is_stream
 
-    def write(self, piece: bytes, *, is_last: bool = False) -> bool:
+    def write(self, piece: bytes) -> bool:
         """Pass on what the client gets for a piece of a response. Return as `Client.write` does."""
+        self.hold(piece)
+        return self._release() if self._is_stream else True  # a body is sent whole, behind a head with its length
+
+    def hold(self, piece: bytes) -> None:
+        """Take the end of a round. What the client gets for it goes out with the next round, or with `finish`."""
         assert self._stitcher is not None, "the head comes first"
-        written = self._stitcher.feed(piece)
+        self._held.append(self._stitcher.feed(piece))
         if not self._is_prepared and self._stitcher.has_call:
             self._is_prepared = True
             self._parts.prepare(self._request)
-        if not written:
+
+    def _release(self) -> bool:
+        """Pass on what was held. Return as `Client.write` does."""
+        if not (written := self._take_held()):
             return True
         self._is_silent = False
+        return self._client.write(written)
+
+    def _take_held(self) -> bytes:
+        written = b"".join(self._held)
+        self._held.clear()
         self._written.append(written)
-        return self._client.write(written, is_last=is_last)
+        return written
+
+    def end_round(self) -> bool:
+        """End a round, whose response is complete. Return whether another one follows."""
+        assert self._stitcher is not None, "the head comes first"
+        self._end = end = self._stitcher.end_round()
+        self._goes_on = end.can_continue and self._hops <= self._parts.max_hops + 1
+        return self._goes_on
 
     async def find_next(self, k: int) -> Retry | None:
-        """End round k, whose response is complete. Execute our calls in it.
-
-        Return the next round, or None if there is none: the answer is complete.
-        """
-        assert self._stitcher is not None, "the head comes first"
-        end = self._stitcher.end_round()
+        """Execute our calls in round k, which has ended. Return the next round, or None if the answer is complete."""
+        end, goes_on = self._end, self._goes_on
         if not end.own:
             if self._played:
                 self._played.append(HiddenRound(end.answer))
             return None
         self._watch()
+        if not self._played and (plan := self._find_plan()) is not None and plan.tokens_upstream:
+            self._tokens = plan.tokens_upstream
         is_whole = end.is_ended and not end.error and end.has_client_calls
-        goes_on = end.can_continue and self._hops <= self._parts.max_hops + 1
         results = await self._answer(end.own) if goes_on or is_whole else ()
         self._played.append(HiddenRound(end.answer, tuple([(each.id, each.text) for each in results])))
         if not goes_on:
             return None
         self._hops += 1
+        self._release()
         self._asked = end, self._body, self._tokens
         return await self._make_next(end, results, k)
 
@@ -262,15 +276,15 @@ class AnswerRounds:
     def finish(self) -> bytes:
         """Return what is left of the answer: all of a body, or the end of a stream."""
         self.stop()
-        written = self._stitcher.finish() if self._stitcher is not None else b""
-        self._written.append(written)
-        return written
+        if self._stitcher is not None:
+            self._held.append(self._stitcher.finish())
+        return self._take_held()
 
     def break_off(self) -> bytes:
         """Return what the client gets of a response that broke off, beside what it has."""
         if self.is_continued or self._stitcher is None or self._stitcher.end_round().own:
             return b""
-        return self._stitcher.finish()
+        return self.finish()
 
     def stop(self) -> None:
         """Send nothing more while the client waits."""
@@ -290,7 +304,6 @@ class AnswerRounds:
         items = next(iter(self._form.read_reply(value)), ())
         if not items:
             return []
-        reply = parts.lineage.note_answer(request.exchange, k, self._form, value, is_read=False)
         node = extend_chain(request.chain.tip, [item.form for item in items])[-1]
         rounds = tuple(self._played)
         raws = restore_recalled(request.wire, rounds, ())
@@ -299,8 +312,11 @@ class AnswerRounds:
         named = request.exchange, request.session.id, request.view
         recalled = Recalled(*named, self._epoch.id, node, len(items), added, rounds)
         contexts = parts.states.caches.contexts
-        (await contexts.open(request)).recalled.add(recalled)
+        context = await contexts.open(request)
+        # Nothing awaits from here on: a later request may refer to the answer, and is recorded behind it.
+        context.recalled.add(recalled)
         contexts.weigh(request.session.id)
+        reply = parts.lineage.note_answer(request.exchange, k, self._form, value, is_read=False)
         return [*([reply] if reply is not None else []), recalled]
 
     async def _answer(self, calls: Sequence[OwnCall]) -> tuple[OwnResult, ...]:
@@ -321,12 +337,17 @@ class AnswerRounds:
 
     def _find_room(self) -> int:
         """Return the tokens that results may have: up to the ceiling, and at least a page if the window has room."""
-        state = self._state
-        if state is None or not state.budget.usable:
+        plan, states = self._find_plan(), self._parts.states
+        if plan is None or not plan.usable:
             return _PAGE_TOKENS * _MOST_CALLS
-        window = state.budget.find_room()
-        in_window = _PAGE_TOKENS if window is None else window - self._tokens
-        return max(0, state.budget.usable - self._tokens, min(_PAGE_TOKENS, in_window))
+        ratio, window = states.find_ratio(self._request).value, states.find_budget(self._request).find_room()
+        sent, usable = int(self._tokens / ratio), int(plan.usable / ratio)
+        in_window = _PAGE_TOKENS if window is None else window - sent
+        return max(0, usable - sent, min(_PAGE_TOKENS, in_window))
+
+    def _find_plan(self) -> Plan | None:
+        """Return the newest plan of the call that has counts."""
+        return next((plan for plan in reversed(self._plans) if plan is not None and plan.tokens_upstream), None)
 
     async def _make_next(self, end: RoundEnd, results: Sequence[OwnResult], k: int) -> Retry:
         """Return the round that follows round k."""
@@ -334,11 +355,38 @@ class AnswerRounds:
         is_last = self._hops > parts.max_hops + 1
         body = continue_request(self._form, self._body, end, results, is_last=is_last)
         added = await parts.states.caches.histories.count_messages(request, [*end.answer, *_spell(results)])
-        plan = _make_plan(self._state, self._plans, (request.exchange, k + 1), sent=self._tokens, added=added)
-        self._body, self._tokens = body, self._tokens + added
+        plan = self._make_plan(k + 1, parts.states.find_ratio(request).apply(added))
+        self._body = body
         manifest = parts.states.caches.sent.keep(request, body)
         following = Round(request.exchange, k + 1, request.session.upstream, manifest)
         return Retry(body, following, plan, self._epoch)
+
+    def _make_plan(self, k: int, added: int) -> Plan | None:
+        """Return the plan of a further round: the client would not have sent it, so that all of it is a cost.
+
+        One that is above the ceiling is told in the plan and as an event: the head of the response may have left.
+        """
+        first, sent, request = self._find_plan(), self._tokens, self._request
+        if first is None:
+            return None
+        self._tokens, reason = sent + added, "the model recalled"
+        if first.usable and self._tokens > first.usable:
+            named = request.exchange, request.session.id, request.view
+            self._parts.bus.publish(CeilingExceeded(*named, self._tokens, first.usable, reason))
+            reason = f"{reason}; above the ceiling: {self._tokens} tokens of {first.usable}"
+        return msgspec.structs.replace(
+            first,
+            exchange=request.exchange,
+            k=k,
+            rung="epoch",
+            pressure="none",
+            reason=reason,
+            tokens_client=0,
+            tokens_upstream=self._tokens,
+            saving=None,
+            client_read=0,
+            sent_read=sent,
+        )
 
     def _watch(self) -> None:
         """Send a comment whenever nothing was sent for a while, if the client reads a stream."""
@@ -353,7 +401,13 @@ class AnswerRounds:
 
 
 def build_rounds(
-    recall: Recall, policy: RecallPolicy, states: StateReader, lineage: LineageTracker, record_cap: int
+    recall: Recall,
+    policy: RecallPolicy,
+    states: StateReader,
+    lineage: LineageTracker,
+    *,
+    bus: EngineBus,
+    record_cap: int,
 ) -> RecallRounds:
     """Return what begins the rounds of answers whose calls `recall` executes."""
 
@@ -363,7 +417,8 @@ def build_rounds(
     def prepare(request: ManagedRequest) -> None:
         recall.prepare(make_scope(request, policy.scope))
 
-    return RecallRounds(run, states, lineage, max_hops=policy.max_hops, record_cap=record_cap, prepare=prepare)
+    limits = {"max_hops": policy.max_hops, "record_cap": record_cap}
+    return RecallRounds(run, states, lineage, bus=bus, prepare=prepare, **limits)
 
 
 def build_offers(*, is_on: bool) -> ToolOffers:
@@ -385,26 +440,3 @@ def restore_recalled(wire: str, rounds: Sequence[HiddenRound], following: Sequen
 
 def _spell(results: Sequence[OwnResult]) -> list[bytes]:
     return [msgspec.json.encode({"role": "tool", "content": each.text}) for each in results]
-
-
-def _make_plan(
-    state: RequestState | None, plans: Sequence[Plan | None], named: tuple[str, int], *, sent: int, added: int
-) -> Plan | None:
-    """Return the plan of a further round: the client would not have sent it, so that all of it is a cost."""
-    first = next((plan for plan in reversed(plans) if plan is not None), None)
-    if first is None or state is None:
-        return None
-    convert = state.to_model_tokens
-    return msgspec.structs.replace(
-        first,
-        exchange=named[0],
-        k=named[1],
-        rung="epoch",
-        pressure="none",
-        reason="the model recalled",
-        tokens_client=0,
-        tokens_upstream=convert(sent + added),
-        saving=None,
-        client_read=0,
-        sent_read=convert(sent),
-    )

@@ -6,6 +6,9 @@ stored, so its hash cannot be computed again, but its seal shows an alteration. 
 to its digest, and the digest to all that it names. A summary names only older ones, so there is no cycle, and by
 induction every summary leads to its messages.
 
+A response that came whole has a place in its session, was read, and what it says is there, too. Only calls of versions
+that measure their overhead are judged by this; what a start reads again is judged once a much later response was read.
+
 Rows are streamed, so that memory does not grow with the log: the nodes of one session at a time are in memory, and one
 epoch or summary at a time. All is read in one snapshot: a server may write meanwhile, and its write-ahead log grows
 until the end.
@@ -18,6 +21,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from proxy.engine.response_reader import read_received
 from proxy.model.epoch import Original
 from proxy.model.lineage import compute_chain_root
 from proxy.model.log import LogFault, Verification
@@ -26,6 +30,7 @@ from proxy.store.constraints import MessageSpan, find_summary_fault
 from proxy.store.sqlite.codec import (
     RELATIONS,
     compute_mark_key,
+    decode_headers,
     digest_epoch,
     digest_erasure,
     digest_summary,
@@ -39,8 +44,11 @@ from proxy.store.sqlite.connection import FILE_ERRORS, connect_reader
 from proxy.store.sqlite.figures.bills import check_figures
 from proxy.store.sqlite.id_cache import NO_SEAL
 from proxy.store.sqlite.schema import ADDED, TALLIED, migrate, read_seal_head, read_tally, tally_rows
+from proxy.wire import FORMATS
 
 _MOST_FAULTS = 1000
+# A response was passed over by the reader if one was read to a call that began so much later.
+_PASSED_MS, _MOST_READ = 60_000, 64 * 1024 * 1024
 
 # seq, seal, then what the seal commits to: the names of the row's references, and its values
 _SEALED = {
@@ -180,6 +188,7 @@ class _Inspection:
             check_figures(self._connection),
             _check_summaries(self._connection),
             _check_erased(self._connection),
+            _check_answers(self._connection),
             *(self._count(table) for table in _COUNTED),
         )
         for check in checks:
@@ -495,3 +504,57 @@ def _check_erased(connection: sqlite3.Connection) -> Iterator[LogFault]:
         rows = connection.execute(_ERASURES, (key, since, until)).fetchall()
         if digest_erasure(rows) != digest or len(rows) != payloads:
             yield LogFault(f"erased {seq}", "what it erased is not what the erasures of its session name")
+
+
+# Of each call whose last round has a whole response: what there is of it beside that.
+_ANSWERED = """
+    SELECT e.session, e.seq, e.wire, e.opened_ms + o.total_ms, t.n IS NOT NULL, iif(t.tip, t.tip, t.outer), g.seq,
+        EXISTS (SELECT 1 FROM decision d WHERE d.exchange = e.seq AND (d.epoch IS NOT NULL OR d.tokens_client > 0))
+            OR EXISTS (SELECT 1 FROM round r WHERE r.exchange = e.seq AND r.k = 0 AND r.envelope IS NOT NULL),
+        EXISTS (SELECT 1 FROM decision d WHERE d.exchange = e.seq AND d.reason LIKE 'the model recalled%')
+            AND NOT EXISTS (SELECT 1 FROM recalled r WHERE r.exchange = e.seq),
+        iif(g.seq, iif(g.error, NULL, g.answer), o.received), o.headers, iif(g.seq, NULL, o.changes)
+    FROM exchange e JOIN outcome a ON a.exchange = e.seq AND a.k = 0 AND a.overhead_ms IS NOT NULL
+    JOIN outcome o ON o.exchange = e.seq AND o.k = (SELECT max(r.k) FROM round r WHERE r.exchange = e.seq)
+    LEFT JOIN step t ON t.session = e.session AND t.n = e.n
+    LEFT JOIN reading g ON g.exchange = e.seq AND g.k = o.k
+    WHERE e.wire <> '' AND o.completeness = 'complete' AND o.status BETWEEN 200 AND 299 AND o.whole = x'' AND o.size > 0
+    ORDER BY e.session, e.n"""
+_CONTINUED = "SELECT iif(parent, parent, outer) FROM node WHERE session = ? AND is_answer = 1"
+_PAYLOAD = "SELECT codec, bytes FROM payload WHERE id = ?"
+_NEWEST_READ = "SELECT max(e.opened_ms) FROM reading g JOIN exchange e ON e.seq = g.exchange"
+
+
+def _check_answers(connection: sqlite3.Connection) -> Iterator[LogFault]:
+    """List the calls of which the record was lost in part, though their responses came whole."""
+    (newest_ms,) = connection.execute(_NEWEST_READ).fetchone()
+    for session, rows in groupby(connection.execute(_ANSWERED), key=lambda row: row[0]):
+        continued = {parent for (parent,) in connection.execute(_CONTINUED, (session,))}
+        for _, seq, wire, ended_ms, is_placed, tip, reading, was_placed, lacks_rounds, *content in rows:
+            what = ""
+            if reading is None:
+                is_passed = newest_ms is not None and newest_ms > ended_ms + _PASSED_MS
+                what = "its response was not read, though later ones were" if is_passed else ""
+            elif not is_placed:
+                what = "its place in its session is missing" if was_placed else ""
+            elif tip not in continued:
+                what = "its answer is missing in its session"
+            elif lacks_rounds:
+                what = "what the model recalled in its answer is missing"
+            if what and (not is_placed or _says_something(connection, wire, content)):
+                yield LogFault(f"exchange {seq}", f"{what}: a record was lost")
+
+
+def _says_something(connection: sqlite3.Connection, wire: str, content: list[Any]) -> bool:
+    """Return whether a response has an answer, by its reading, or its bytes and headers if it was not read."""
+    payload, headers, changes = content
+    body, head = (connection.execute(_PAYLOAD, (each,)).fetchone() for each in (payload, headers))
+    form = FORMATS.get(wire)
+    if form is None or body is None or head is None:  # erased, or an error
+        return False
+    try:
+        told = () if changes is None else decode_headers(unpack(*head), changes)
+        answer, _ = read_received(form, told, unpack(*body), _MOST_READ)
+        return any(form.read_reply(answer.value))
+    except ValueError:
+        return False

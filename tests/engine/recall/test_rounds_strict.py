@@ -51,7 +51,7 @@ async def test_all_rounds_are_billed(tmp_path: Path, is_stream: bool) -> None:
     row = await log.find_session(session.talk.session)
     tallies = await log.load_tallies([row.id])
     assert (sum(each.output for each in tallies), row.exchanges) == (99 * len(calls), 40)
-    hops = [bill for bill in bills if bill.reason == "the model recalled"]
+    hops = [bill for bill in bills if bill.reason.startswith("the model recalled")]
     assert len(hops) == len(calls) - 40 and {bill.tokens_client for bill in hops} == {0}
     prices = SavingsInputs(PriceList(lambda *_: Card(), {}), BudgetPolicy())
     costs, estimate = SavingEstimate(), SavingEstimate()

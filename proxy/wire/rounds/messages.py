@@ -31,6 +31,7 @@ from proxy.wire.rounds.stitching import (
     RoundStitcher,
     add_earlier,
     encode_value,
+    is_named,
     read_name,
 )
 from proxy.wire.rounds.tool import OwnTool, RoundWire
@@ -49,8 +50,10 @@ class _MessagesRounds(RoundWire):
 
     form = AnthropicMessages()
 
-    def make_stitcher(self, tool: str, *, is_stream: bool, binds_reasoning: bool) -> RoundStitcher:
-        return _MessagesStitcher(self, tool, is_stream=is_stream, binds_reasoning=binds_reasoning)
+    def make_stitcher(
+        self, tool: str, *, is_stream: bool, binds_reasoning: bool, is_stored: bool = False
+    ) -> RoundStitcher:
+        return _MessagesStitcher(self, tool, is_stream=is_stream, binds_reasoning=binds_reasoning, is_stored=is_stored)
 
     def read_round(self, tool: str, received: bytes, *, is_stream: bool) -> RoundEnd:
         if is_stream:
@@ -121,8 +124,9 @@ def _spell_blocks(blocks: Iterable[bytes], tool: str) -> tuple[list[bytes], tupl
             continue  # it is refused in requests
         if kind == _CALL:
             said = block.get("input")
-            if read_name(block) == tool:
+            if is_named(read_name(block), tool):
                 own.append(OwnCall(read_text(block.get("id")), _spell_input(said)))
+                raw = raw if read_name(block) == tool else set_member(raw, "name", encode_text(tool))
             else:
                 others += 1
             raw = raw if isinstance(said, dict) else set_member(raw, "input", b"{}")
@@ -143,7 +147,7 @@ def _is_unanswered(block: object, tool: str, answered: frozenset[str]) -> bool:
 
 
 def _is_own(block: object, tool: str) -> bool:
-    return isinstance(block, dict) and block.get("type") == _CALL and read_name(block) == tool
+    return isinstance(block, dict) and block.get("type") == _CALL and is_named(read_name(block), tool)
 
 
 def _read_kind(block: bytes) -> str:

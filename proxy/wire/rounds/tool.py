@@ -26,7 +26,9 @@ class RoundWire(RoundReader):
     """Our tool, its calls and their results in one format. Each format has one subclass."""
 
     @abstractmethod
-    def make_stitcher(self, tool: str, *, is_stream: bool, binds_reasoning: bool) -> RoundStitcher:
+    def make_stitcher(
+        self, tool: str, *, is_stream: bool, binds_reasoning: bool, is_stored: bool = False
+    ) -> RoundStitcher:
         """Return what stitches the rounds of one response."""
 
     @abstractmethod

@@ -39,6 +39,7 @@ from proxy.wire.rounds import (
     RoundStitcher,
     continue_request,
     make_stitcher,
+    name_calls,
     restore_answer,
     spell_tool,
 )
@@ -117,6 +118,7 @@ class AnswerRounds:
         self._form = FORMATS[request.wire]
         self._body = outgoing.body
         self._client = exchange.client
+        self._exchange = exchange
         self._state = outgoing.state or (outgoing.uncounted.state if outgoing.uncounted is not None else None)
         self._tokens = outgoing.tokens or (self._state.tokens if self._state is not None else 0)
         self._stitcher: RoundStitcher | None = None
@@ -125,7 +127,9 @@ class AnswerRounds:
         self._decoder: ContentDecoder | None = None
         self.fault = ""
         self._hops = 0
+        self._is_continued = False
         self._played: list[HiddenRound] = []
+        self._next: Retry | None = None  # the round that follows
         # The last round in which the model recalled, and what was sent for it, while its results may be left out.
         self._asked: tuple[RoundEnd, bytes, int] | None = None
         self._written: list[bytes] = []
@@ -135,25 +139,42 @@ class AnswerRounds:
     @property
     def is_continued(self) -> bool:
         """Whether a round of the answer has ended in which the model recalled."""
-        return bool(self._played)
+        return self._is_continued
 
     def note_retry(self, retry: Retry) -> "AnswerRounds | None":
-        """Note what is sent in place of a refused request. Return None if that is without the tool."""
+        """Note what is sent in place of a refused request. Return None if that is without the tool.
+
+        In an answer that has begun, the client still gets one response: what it has, and the answer to this request.
+        """
+        if retry is self._next:
+            return self
         epoch = retry.epoch
+        if self._is_continued:
+            self._played.clear()
+            self._asked, self._body, self._epoch = None, retry.body, epoch or self._epoch
+            return self
         if epoch is None or not epoch.depth or not self._parts.states.offers.find(self._request, epoch):
             return None
         self._body, self._epoch = retry.body, epoch
         return self
 
-    def take_head(self, headers: Headers) -> bool:
+    @property
+    def next_number(self) -> int:
+        """The number of the client's next event, in formats that number them."""
+        return self._stitcher.next_number if self._stitcher is not None else 0
+
+    def take_head(self, headers: Headers, beginning: bytes) -> bool:
         """Begin to read the response of a round. Return False if it cannot be read as it arrives."""
-        is_stream = is_event_stream(headers)
+        is_stream = is_event_stream(headers, beginning)
         if not self._take_encoding(headers):
             return False
         if self._stitcher is None:
             context = self._parts.states.caches.contexts.get(self._request.session.id)
             binds = context is None or context.reasoning.binds_in(self._request)
-            self._stitcher = make_stitcher(self._form, RECALL_TOOL, is_stream=is_stream, binds_reasoning=binds)
+            is_stored = self._request.split.member("store") != b"false"
+            self._stitcher = make_stitcher(
+                self._form, RECALL_TOOL, is_stream=is_stream, binds_reasoning=binds, is_stored=is_stored
+            )
             self._head, self._is_stream = drop_encoding(headers), is_stream
         return is_stream is self._is_stream
 
@@ -214,6 +235,8 @@ class AnswerRounds:
         if not self._is_prepared and self._stitcher.has_call:
             self._is_prepared = True
             self._parts.prepare(self._request)
+        if self._stitcher.is_holding:
+            self._watch()
         if not written:
             return True
         self._is_silent = False
@@ -227,10 +250,16 @@ class AnswerRounds:
         """
         assert self._stitcher is not None, "the head comes first"
         end = self._stitcher.end_round()
+        is_broken = not (end.is_ended or end.error)
+        if self._is_stream and is_broken and (end.own or self._is_continued):
+            self.fault = "the stream ended before its last event"
+            return None
         if not end.own:
             if self._played:
                 self._played.append(HiddenRound(end.answer))
             return None
+        self._is_continued = True
+        end = name_calls(self._form, RECALL_TOOL, end, self._body)
         self._watch()
         is_whole = end.is_ended and not end.error and end.has_client_calls
         goes_on = end.can_continue and self._hops <= self._parts.max_hops + 1
@@ -243,9 +272,15 @@ class AnswerRounds:
         return await self._make_next(end, results, k)
 
     async def find_retry(self, refusal: Refusal, k: int) -> Retry | None:
-        """Return round k once more, with results that say that they do not fit, if it was refused as too long."""
-        if self._asked is None or read_overflow(refusal.status, refusal.headers, refusal.content) is None:
-            return None
+        """Return what is sent in place of round k, which was refused.
+
+        If it was too long, that is the round once more, with results that say that they do not fit. Else, and next, it
+        is the first request in another form, as where that itself is refused.
+        """
+        overflow = read_overflow(refusal.status, refusal.headers, refusal.content)
+        if self._asked is None or overflow is None or overflow.is_guess:
+            retries = self._exchange.retries
+            return await retries.find_retry(refusal, k) if retries is not None else None
         (end, self._body, self._tokens), self._asked = self._asked, None
         results = tuple([OwnResult(each.id, _NO_ROOM) for each in end.own])
         self._played[-1] = HiddenRound(end.answer, tuple([(each.id, each.text) for each in results]))
@@ -254,10 +289,6 @@ class AnswerRounds:
             extra={"exchange": self._request.exchange, "session": self._request.session.id},
         )
         return await self._make_next(end, results, k)
-
-    def is_overflow(self, refusal: Refusal) -> bool:
-        """Return whether a round was refused as too long."""
-        return read_overflow(refusal.status, refusal.headers, refusal.content) is not None
 
     def finish(self) -> bytes:
         """Return what is left of the answer: all of a body, or the end of a stream."""
@@ -268,7 +299,7 @@ class AnswerRounds:
 
     def break_off(self) -> bytes:
         """Return what the client gets of a response that broke off, beside what it has."""
-        if self.is_continued or self._stitcher is None or self._stitcher.end_round().own:
+        if self.is_continued or self.fault or self._stitcher is None or self._stitcher.end_round().own:
             return b""
         return self._stitcher.finish()
 
@@ -280,7 +311,7 @@ class AnswerRounds:
 
     async def list_records(self, k: int) -> list[Record]:
         """Return the records of an answer with hidden rounds: its nodes as the client has it, and the rounds."""
-        if not self._played:
+        if not self._is_continued:
             return []
         request, parts = self._request, self._parts
         try:
@@ -291,6 +322,9 @@ class AnswerRounds:
         if not items:
             return []
         reply = parts.lineage.note_answer(request.exchange, k, self._form, value, is_read=False)
+        replies = [reply] if reply is not None else []
+        if not self._played:
+            return [*replies]
         node = extend_chain(request.chain.tip, [item.form for item in items])[-1]
         rounds = tuple(self._played)
         raws = restore_recalled(request.wire, rounds, ())
@@ -301,7 +335,7 @@ class AnswerRounds:
         contexts = parts.states.caches.contexts
         (await contexts.open(request)).recalled.add(recalled)
         contexts.weigh(request.session.id)
-        return [*([reply] if reply is not None else []), recalled]
+        return [*replies, recalled]
 
     async def _answer(self, calls: Sequence[OwnCall]) -> tuple[OwnResult, ...]:
         """Return the results of calls of one round, as far as there is room for them."""
@@ -338,7 +372,8 @@ class AnswerRounds:
         self._body, self._tokens = body, self._tokens + added
         manifest = parts.states.caches.sent.keep(request, body)
         following = Round(request.exchange, k + 1, request.session.upstream, manifest)
-        return Retry(body, following, plan, self._epoch)
+        self._next = Retry(body, following, plan, self._epoch)
+        return self._next
 
     def _watch(self) -> None:
         """Send a comment whenever nothing was sent for a while, if the client reads a stream."""
@@ -346,7 +381,8 @@ class AnswerRounds:
             self._beat = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._send_comment)
 
     def _send_comment(self) -> None:
-        if self._is_silent:
+        is_waiting = self._stitcher is not None and (self._stitcher.has_call or self._stitcher.is_holding)
+        if self._is_silent and is_waiting:
             self._client.write(WAITING)
         self._is_silent = True
         self._beat = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._send_comment)

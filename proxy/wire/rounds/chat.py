@@ -5,7 +5,7 @@ text, a delta after a delta. Structured reasoning, which providers sign, is with
 indexes that begin again in each round. Plain reasoning is not signed and passes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from proxy.model.manifest import compute_digest
@@ -14,6 +14,7 @@ from proxy.wire.chat_completions import ChatCompletions, join_name
 from proxy.wire.json_values import (
     change_members,
     encode_text,
+    encode_value,
     join_array,
     list_elements,
     load_lenient,
@@ -33,7 +34,6 @@ from proxy.wire.rounds.stitching import (
     RoundStitcher,
     add_earlier,
     cut_blocks,
-    encode_value,
     is_named,
     may_begin,
     read_name,
@@ -57,6 +57,7 @@ class _ChatRounds(RoundWire):
     """Chat Completions."""
 
     form = ChatCompletions()
+    result_key = b'"tool_call_id"'
 
     def make_stitcher(
         self, tool: str, *, is_stream: bool, binds_reasoning: bool, is_stored: bool = False
@@ -72,7 +73,7 @@ class _ChatRounds(RoundWire):
             answer = self.read_body(received)
             raw = _find_message(received)
         raw, own, others = _spell_message(raw, tool)
-        return self.make_end(answer, (raw,) if raw else (), own, others, is_ended=bool(answer.finish))
+        return self.make_end(answer, (raw,) if raw else (), own, others)
 
     # Requests
 
@@ -103,8 +104,26 @@ class _ChatRounds(RoundWire):
             for each in results
         ]
 
+    def rename_calls(self, answer: Sequence[bytes], tool: str, ids: Iterator[str]) -> tuple[bytes, ...]:
+        return tuple([_rename_calls(raw, tool, ids) for raw in answer])
+
     def drop_calls(self, answer: Sequence[bytes], tool: str, answered: frozenset[str]) -> tuple[bytes, ...]:
         return tuple([kept for raw in answer if (kept := _drop_calls(raw, tool, answered))])
+
+
+def _rename_calls(raw: bytes, tool: str, ids: Iterator[str]) -> bytes:
+    def change(name: str, value: bytes) -> bytes | None:
+        if name != "tool_calls":
+            return value
+        calls = list_elements(value)
+        return join_array(
+            [
+                set_member(each, "id", encode_text(next(ids))) if _is_own(load_lenient(each), tool) else each
+                for each in calls
+            ]
+        )
+
+    return change_members(raw, change)
 
 
 def _find_message(body: bytes) -> bytes:

@@ -5,13 +5,14 @@ that of the first round passes, because the client has what precedes it. That of
 results that the client never gets: it is withheld. `RoundEnd.answer` has it, so that it is sent back as it came.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.body import SplitBody
 from proxy.wire.json_values import (
     change_members,
     encode_text,
+    encode_value,
     join_array,
     list_elements,
     load_lenient,
@@ -30,7 +31,6 @@ from proxy.wire.rounds.stitching import (
     RoundEnd,
     RoundStitcher,
     add_earlier,
-    encode_value,
     is_named,
     read_name,
 )
@@ -49,6 +49,7 @@ class _MessagesRounds(RoundWire):
     """Anthropic Messages."""
 
     form = AnthropicMessages()
+    result_key = b'"tool_use_id"'
 
     def make_stitcher(
         self, tool: str, *, is_stream: bool, binds_reasoning: bool, is_stored: bool = False
@@ -85,6 +86,16 @@ class _MessagesRounds(RoundWire):
 
     def spell_results(self, results: Sequence[OwnResult]) -> list[bytes]:
         return [b'{"role":"user","content":%b}' % join_array(_spell_results(results))] if results else []
+
+    def rename_calls(self, answer: Sequence[bytes], tool: str, ids: Iterator[str]) -> tuple[bytes, ...]:
+        renamed = []
+        for raw in answer:
+            blocks = [
+                set_member(each, "id", encode_text(next(ids))) if _is_own(load_lenient(each), tool) else each
+                for each in list_elements(read_member(raw, "content"))
+            ]
+            renamed.append(set_member(raw, "content", join_array(blocks)))
+        return tuple(renamed)
 
     def drop_calls(self, answer: Sequence[bytes], tool: str, answered: frozenset[str]) -> tuple[bytes, ...]:
         kept: list[bytes] = []

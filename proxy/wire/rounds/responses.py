@@ -8,7 +8,7 @@ the other. So all events of such an item wait for what follows, and are withheld
 is announced is finished. Items behind it then have other ids, because by theirs the provider would look for it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from proxy.model.manifest import compute_digest
@@ -16,6 +16,7 @@ from proxy.wire.body import SplitBody
 from proxy.wire.json_values import (
     change_members,
     encode_text,
+    encode_value,
     join_array,
     list_elements,
     load_lenient,
@@ -36,7 +37,6 @@ from proxy.wire.rounds.stitching import (
     RoundStitcher,
     add_earlier,
     cut_blocks,
-    encode_value,
     is_named,
     read_name,
     spell_arguments,
@@ -72,6 +72,7 @@ class _ResponsesRounds(RoundWire):
     """Responses."""
 
     form = Responses()
+    result_key = b'"call_id"'
 
     def make_stitcher(
         self, tool: str, *, is_stream: bool, binds_reasoning: bool, is_stored: bool = False
@@ -112,6 +113,11 @@ class _ResponsesRounds(RoundWire):
             b'{"type":"function_call_output","call_id":%b,"output":%b}' % (encode_text(each.id), encode_text(each.text))
             for each in results
         ]
+
+    def rename_calls(self, answer: Sequence[bytes], tool: str, ids: Iterator[str]) -> tuple[bytes, ...]:
+        return tuple(
+            [set_member(raw, "call_id", encode_text(next(ids))) if _is_own(_read(raw), tool) else raw for raw in answer]
+        )
 
     def drop_calls(self, answer: Sequence[bytes], tool: str, answered: frozenset[str]) -> tuple[bytes, ...]:
         return tuple(
@@ -247,6 +253,10 @@ class _ResponsesStitcher(RoundStitcher):
         if _find_key(sent) != _find_key(held.value or {}):
             return True
         return event.kind == _PLAIN or ("item" in sent and not _is_tied(sent["item"]))
+
+    @property
+    def next_number(self) -> int:
+        return self._number
 
     def _flush(self) -> bytes:
         return self._release(withholds=True)  # the stream broke off

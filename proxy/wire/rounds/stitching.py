@@ -8,7 +8,6 @@ A stream without a call of ours is not read at all: it is searched for the tool'
 has passed in this round is read after all, so that the state is the same as if it had been read from the beginning.
 """
 
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -133,12 +132,10 @@ class RoundReader(ABC):
 
     form: ClassVar[Format]
 
-    def make_end(
-        self, answer: Answer, raws: Sequence[bytes], own: Sequence[OwnCall], others: int, *, is_ended: bool = False
-    ) -> RoundEnd:
+    def make_end(self, answer: Answer, raws: Sequence[bytes], own: Sequence[OwnCall], others: int) -> RoundEnd:
         """Return the end of a round, given what its response says: raw messages, our calls, the number of the others.
 
-        `is_ended`: it came to its end, though its format does not say so.
+        A response that says why the model stopped has come to its end, though its last event may be missing.
         """
         counted = answer.value.get("usage")
         return RoundEnd(
@@ -148,7 +145,7 @@ class RoundReader(ABC):
             finish=answer.finish,
             usage=answer.usage,
             error=answer.error,
-            is_ended=answer.is_ended or is_ended,
+            is_ended=answer.is_ended or bool(answer.finish),
             counted=counted if isinstance(counted, dict) else {},
         )
 
@@ -213,10 +210,17 @@ class RoundStitcher(ABC):
 
     def end_round(self) -> RoundEnd:
         """Return what the round has come to, whose response has ended or broken off."""
+        if self._is_over:  # nothing of it has come
+            self._begin_next()
         end = self._end_stream() if self._is_stream else self._end_body()
         self._is_over, self._is_plain = True, False
         self._ended = end
         return end
+
+    @property
+    def next_number(self) -> int:
+        """The number of the client's next event, in formats that number them."""
+        return 0
 
     def finish(self) -> bytes:
         """Return what is left to send: all of a body, or the held end of a stream, unless its last round broke off."""
@@ -449,14 +453,6 @@ def add_earlier(raw: bytes, earlier: Sequence[Mapping[str, object]], names: Outp
 
 def _add(raw: bytes, count: int) -> bytes:
     return b"%d" % (int(raw) + count) if raw.isdigit() else raw
-
-
-def encode_value(value: object) -> bytes:
-    """Encode a decoded value as compact JSON."""
-    try:
-        return msgspec.json.encode(value)
-    except UnicodeEncodeError:  # a lone surrogate
-        return json.dumps(value, separators=(",", ":"), default=lambda raw: bytes(raw).decode()).encode()
 
 
 def spell_arguments(arguments: str) -> str:

@@ -199,7 +199,7 @@ def _rename(id: bytes) -> bytes:
     return b'%b_%b"' % (kind, compute_digest(id).hex()[:32].encode()) if kind[:1] == b'"' else id
 
 
-def _list_items(event: EventBlock) -> list[Mapping[str, object]]:
+def _list_items(event: EventBlock) -> Sequence[Mapping[str, object]]:
     """Return the items of an event: the one that it begins or ends, or those of the whole response."""
     sent = event.value or {}
     response = sent.get("response")

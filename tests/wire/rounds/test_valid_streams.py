@@ -85,7 +85,8 @@ def test_a_name_that_may_become_ours_waits_no_longer_than_it_may() -> None:
     for name, more in (("context_", "read"), ("functions.", "read"), ("default", ""), (TOOL[:-1], "s")):
         [turn] = number([Call('{"p":1}', name + more)])
         events = _cut_names(CHAT.list_events(turn), len(name)) if more else CHAT.list_events(turn)
-        for first in ([], number([Call()])):
+        starts: list[tuple[Turn, ...]] = [(), number([Call()])]
+        for first in starts:
             stitcher = make_stitcher(CHAT.form, TOOL, is_stream=True)
             for each in first:
                 stitcher.feed(CHAT.stream(each))

@@ -300,7 +300,7 @@ def read_error_object(body: bytes) -> dict[str, object]:
     text = body.decode("utf-8", "replace")
     value = read_object(text)
     error = value.get("error") if value is not None else None
-    said = (read_error(value, is_error=True) if value is not None else text.strip()) or _UNSAID
+    said = (read_error(value) or read_error(value, is_error=True) if value is not None else text.strip()) or _UNSAID
     held = error if isinstance(error, dict) else {}
     return {"type": "server_error", "message": said, **{name: each for name, each in held.items() if each is not None}}
 

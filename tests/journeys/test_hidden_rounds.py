@@ -92,9 +92,9 @@ def read_in_sdk(proxy: Running, wire: str, body: dict[str, Any]) -> str:
     """The text that the SDK's own stream helper reads."""
     given: Any = {**body, "extra_headers": FIELDS}
     if wire == "anthropic_messages":
-        with anthropic.Anthropic(base_url=proxy.origin, api_key="k", max_retries=0, timeout=60) as client:
-            with client.messages.stream(max_tokens=900, **given) as stream:
-                return "".join(block.text for block in stream.get_final_message().content if block.type == "text")
+        anthropics = anthropic.Anthropic(base_url=proxy.origin, api_key="k", max_retries=0, timeout=60)
+        with anthropics as client, client.messages.stream(max_tokens=900, **given) as stream:
+            return "".join(block.text for block in stream.get_final_message().content if block.type == "text")
     with openai.OpenAI(base_url=proxy.base_url, api_key="sk-agent-0123456789", max_retries=0, timeout=60) as sdk:
         if wire == "chat_completions":
             with sdk.chat.completions.stream(**given) as chat:

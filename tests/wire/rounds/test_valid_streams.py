@@ -193,6 +193,16 @@ def test_a_broken_stream_is_rejected(speaker: Speaker, edit: Edit, told: str) ->
     assert any(told in fault for fault in find_faults(speaker.form.name, b"".join(broken))), broken
 
 
+@pytest.mark.parametrize("speaker", SPEAKERS, ids=lambda speaker: speaker.form.name)
+def test_an_error_that_follows_a_hidden_round_has_the_next_number(speaker: Speaker) -> None:
+    [turn] = number([Text("a"), Call()])
+    stitcher = make_stitcher(speaker.form, TOOL, is_stream=True)
+    written = stitcher.feed(speaker.stream(turn))
+    stitcher.end_round()
+    error = speaker.form.spell_error({"type": "server_error", "message": "busy"}, stitcher.next_number)
+    assert stitcher.has_call and find_faults(speaker.form.name, written + error) == []
+
+
 def test_the_end_may_name_another_response_that_is_stored() -> None:
     turns = number([Text("a"), Call()], [Text("b")])
     written, _ = play(RESPONSES.form, [RESPONSES.stream(turn) for turn in turns], is_stored=True)

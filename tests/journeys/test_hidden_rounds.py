@@ -130,16 +130,14 @@ def test_the_sdks_read_what_is_stitched_and_are_told_what_fails(tmp_path: Path, 
             assert find_faults(wire, read_raw(proxy, wire, make_body(wire, steps))) == []
 
         hidden = (200, STREAM, speaker.stream(number([Text("So. "), Call(QUERY)])[0]))
-        for broken in (
-            (429, {"content-type": "application/json"}, LIMITED),
-            (200, STREAM, b""),
-            (200, STREAM, b": p\n\n"),
-        ):
+        limited: Answer = (429, {"content-type": "application/json"}, LIMITED)
+        failures: list[Answer] = [limited, (200, STREAM, b""), (200, STREAM, b": p\n\n")]
+        for broken in failures:
             provider.next = [hidden, broken]
             with pytest.raises(FAILURES) as raised:
                 read_in_sdk(proxy, wire, make_body(wire, 19))
             assert broken[0] == 200 or "Rate limit reached" in str(raised.value)
-        provider.next = [hidden, (429, {"content-type": "application/json"}, LIMITED)]
+        provider.next = [hidden, limited]
         assert find_faults(wire, read_raw(proxy, wire, make_body(wire, 20))) == []
 
         refused = (400, {"content-type": "application/json"}, REFUSED)

@@ -407,7 +407,7 @@ class UnmanagedRetry:
         """Return that a stream has begun: a count is none."""
         return "content"
 
-    async def find_retry(self, refusal: Refusal) -> Retry | None:
+    async def find_retry(self, refusal: Refusal, hop: int = 0) -> Retry | None:
         """Return the client's own request after the first refusal of the form of what was sent."""
         if refusal.status not in _REFUSED_FORM:
             return None

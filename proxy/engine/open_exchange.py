@@ -121,11 +121,19 @@ class RoundSource(Protocol):
 
     @property
     def fault(self) -> str:
-        """Why a round could not be decoded; empty if it could."""
+        """Why the response of a round cannot be used: its encoding, or it ended too early. Empty if it can."""
         ...
 
-    def take_head(self, headers: Headers) -> bool:
-        """Begin to read the response of a round. Return False if it cannot be read as it arrives."""
+    @property
+    def next_number(self) -> int:
+        """The number of the client's next event, in formats that number them."""
+        ...
+
+    def take_head(self, headers: Headers, beginning: bytes) -> bool:
+        """Begin to read the response of a round. Return False if it cannot be read as it arrives.
+
+        `beginning` has the first bytes of its body if they are needed to know whether it is a stream.
+        """
         ...
 
     def write(self, piece: bytes) -> bool:
@@ -148,8 +156,8 @@ class RoundSource(Protocol):
         """Return what to send in place of round k, which was refused, or None to send nothing else."""
         ...
 
-    def is_overflow(self, refusal: Refusal) -> bool:
-        """Return whether a round was refused as too long."""
+    def note_retry(self, body: bytes, epoch: Epoch | None) -> None:
+        """Note what is sent in place of a refused request, in an answer that has several rounds."""
         ...
 
     def finish(self) -> bytes:
@@ -179,10 +187,11 @@ class RetrySource(Protocol):
         """
         ...
 
-    async def find_retry(self, refusal: Refusal) -> Retry | None:
+    async def find_retry(self, refusal: Refusal, hop: int = 0) -> Retry | None:
         """Return what to send in place of what was refused, or None to relay the refusal unchanged to the client.
 
-        Cancelled when the client disconnects.
+        `hop` is the number of the refused round if the model had recalled before it: what is sent is the first request
+        again, in another form. Cancelled when the client disconnects.
         """
         ...
 
@@ -207,7 +216,7 @@ class OpenExchange:
     secrets: tuple[bytes, ...]  # credentials that a response may echo
     # Commit the opening at once, since the first byte of a stream waits for it. Otherwise it may wait a few
     # milliseconds, so that a quick response shares its commit.
-    is_urgent: bool = False
+    is_urgent: bool = False  # the request asks for a stream
     has_body: bool = True  # the whole body is in memory; otherwise it streams through, and its end records the opening
     make_retries: Callable[[], RetrySource] | None = None  # None if nothing else could be sent after a refusal
     retries: RetrySource | None = None
@@ -226,7 +235,9 @@ class OpenExchange:
     began: float = 0.0
     head_at: float = 0.0
     first_at: float = 0.0
+    beginning: bytes = b""  # of a response whose head does not say whether it is a stream; it is recorded already
     ended_at: float = 0.0  # set if the round ended earlier than it is recorded
+    next_number: int = 0  # of the client's next event, in formats that number them
     is_head_sent: bool = False  # the client has the head of a response
     is_final: bool = True  # no other round follows
     is_hidden: bool = False  # it is one of several rounds of an answer, in which a model recalled
@@ -269,7 +280,9 @@ class OpenExchange:
 
     def begin_rounds(self, body: bytes, epoch: Epoch | None) -> None:
         """Expect calls of our tool in the answer to a body, if it has that. An answer of several rounds goes on."""
-        if self.make_rounds is not None and not (self.rounds is not None and self.rounds.is_continued):
+        if self.rounds is not None and self.rounds.is_continued:
+            self.rounds.note_retry(body, epoch)
+        elif self.make_rounds is not None:
             self.rounds = self.make_rounds(body, epoch)
 
     def begin_round(self, k: int) -> None:
@@ -277,4 +290,5 @@ class OpenExchange:
         self.k = k
         self.buffer = CappedBuffer(self.buffer.cap)
         self.head_at = self.first_at = self.ended_at = 0.0
+        self.beginning = b""
         self.is_final, self.is_guarded, self.is_hidden = True, False, False

@@ -10,15 +10,16 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from proxy.engine.durability import DurabilityWaiter
-from proxy.engine.open_exchange import OpenExchange, Refusal, Retry, RoundSource
+from proxy.engine.open_exchange import OpenExchange, Retry, RoundSource
 from proxy.engine.ports import Archive, Clock, RequestBody, UpstreamResponse
-from proxy.engine.response_reader import AnswerKind, ResponseReader, UnreadAnswer
+from proxy.engine.response_reader import AnswerKind, ResponseReader, UnreadAnswer, is_event_stream, is_too_short
 from proxy.engine.response_stream import (
     REFUSED,
     SUCCESS,
     ResponseHold,
     StreamRelay,
     find_hold,
+    is_encoded,
     is_open_stream,
     read_final_event,
     set_length,
@@ -239,18 +240,20 @@ class Relay:
         response = await self._await_head(exchange, sending)
         rounds = exchange.rounds
         try:
-            begun, status = b"", response.status
-            if rounds is not None and rounds.is_continued:
-                return await self._continue(exchange, response, rounds)
+            status = response.status
+            await self._read_beginning(exchange, response)
+            begun = exchange.beginning
             if exchange.retries is not None and status < _ERROR:
                 await exchange.retries.accept()
+            if rounds is not None and rounds.is_continued:
+                return await self._continue(exchange, response, rounds)
             if exchange.make_retries is not None and (status in REFUSED or (exchange.is_guarded and status in SUCCESS)):
                 hold = find_hold(exchange, exchange.make_retries, response, self.clock)
                 if hold is not None:
                     if (retry := await self._find_retry(exchange, response, hold)) is not None:
                         return retry
                     begun = hold.held
-            if rounds is not None and status in SUCCESS and rounds.take_head(response.headers):
+            if rounds is not None and status in SUCCESS and rounds.take_head(response.headers, begun):
                 return await self._relay_round(exchange, response, rounds, begun)
             exchange.rounds = None
             await self._relay(exchange, response, begun)
@@ -259,50 +262,72 @@ class Relay:
         return None
 
     async def _continue(self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource) -> Retry | None:
-        """Carry a further round of an answer. If it was refused as too long, end the answer with what there is."""
-        if response.status in SUCCESS and rounds.take_head(response.headers):
-            return await self._relay_round(exchange, response, rounds, b"")
-        refusal = None
-        if response.status in REFUSED:
+        """Carry a further round of an answer. If it is refused and there is no retry, relay that."""
+        status, begun = response.status, exchange.beginning
+        is_stream = status in SUCCESS and is_open_stream(response.headers, begun)
+        if (is_stream or status in REFUSED) and exchange.make_retries is not None:
+            exchange.retries = exchange.retries or exchange.make_retries()
             hold = ResponseHold(exchange, exchange.retries, response, self.clock)
             if (retry := await self._find_retry(exchange, response, hold, rounds)) is not None:
                 return retry
-            refusal = Refusal(response.status, response.headers, hold.held)
-        if refusal is not None and rounds.is_overflow(refusal):
-            kept = await self.recorder.redact(exchange, response)
-            await self._complete(exchange, self._end_answer(exchange, response, rounds, kept))
-            return None
-        exchange.rounds, begun = None, refusal.content if refusal is not None else b""
+            begun = hold.held
+        if status in SUCCESS and rounds.take_head(response.headers, begun):
+            return await self._relay_round(exchange, response, rounds, begun)
+        exchange.next_number, exchange.rounds = rounds.next_number, None
         await self._relay(exchange, response, begun)
         return None
+
+    async def _read_beginning(self, exchange: OpenExchange, response: UpstreamResponse) -> None:
+        """Read the first bytes of the response to a request for a stream, if its head does not say that it is one."""
+        headers = response.headers
+        if not exchange.is_urgent or response.status not in SUCCESS or is_encoded(headers) or is_event_stream(headers):
+            return
+        try:
+            while not response.is_ended and is_too_short(exchange.beginning):
+                exchange.beginning += await self._read(exchange, response)
+        except UpstreamUnreachable:
+            pass  # the next read raises it again, after the bytes that came
+        except BaseException:
+            self.recorder.end_round(
+                exchange, response, "aborted", kept=await self.recorder.redact_anyway(exchange, response)
+            )
+            raise
 
     async def _relay_round(
         self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource, begun: bytes
     ) -> Retry | None:
         """Relay a round of an answer in which a model may recall. Return the next round, or None after the last one."""
-        completeness: Completeness = "aborted"
         try:
-            try:
-                held = await self._pass_round(exchange, response, rounds, begun)
-            except UpstreamUnreachable as error:
-                completeness, exchange.ended_at = "truncated", self.clock.monotonic()
-                exchange.run_after_send()
-                kept, problem = await self.recorder.redact(exchange, response), str(error)
+            held = await self._pass_round(exchange, response, rounds, begun)
+        except UpstreamUnreachable as error:
+            exchange.ended_at = self.clock.monotonic()
+            exchange.run_after_send()
+            await self._break_off(exchange, response, rounds, str(error))
+            return None
         except BaseException:
             kept = await self.recorder.redact_anyway(exchange, response)
-            self.recorder.end_round(exchange, response, completeness, kept=kept)
+            self.recorder.end_round(exchange, response, "aborted", kept=kept)
             raise
-        if completeness == "truncated":
-            self.recorder.end_round(exchange, response, completeness, problem, kept)
-            head = response.headers if rounds.decode is None else set_length(rounds.head, None)
-            exchange.client.start(response.status, forward_response(head))
-            exchange.client.write(rounds.break_off())
-            exchange.client.abort()
-            return None
         retry, is_ended = await self._complete(exchange, self._end_round(exchange, response, rounds, held))
         if not (is_ended or exchange.is_left):
             await self._pass_trailers(exchange, response)
         return retry
+
+    async def _break_off(
+        self, exchange: OpenExchange, response: UpstreamResponse, rounds: RoundSource, problem: str
+    ) -> None:
+        """Record a round that broke off, and break the client's response off."""
+        try:
+            kept = await self.recorder.redact(exchange, response)
+        except BaseException:
+            kept = await self.recorder.redact_anyway(exchange, response)
+            self.recorder.end_round(exchange, response, "truncated", problem, kept)
+            raise
+        self.recorder.end_round(exchange, response, "truncated", problem, kept)
+        head = response.headers if rounds.decode is None else set_length(rounds.head, None)
+        exchange.client.start(response.status, forward_response(head))
+        exchange.client.write(rounds.break_off())
+        exchange.client.abort()
 
     async def _complete(self, exchange: OpenExchange, ending: Coroutine[Any, Any, T]) -> T:
         """Return the result of what ends a round, which a client that leaves stops only if another one follows.
@@ -340,7 +365,7 @@ class Relay:
             exchange.is_final = not rounds.end_round()
             if exchange.is_left and not exchange.is_final:
                 raise asyncio.CancelledError
-            retry = await rounds.find_next(exchange.k)
+            retry = await rounds.find_next(exchange.k) if not rounds.fault else None
             kept = await self.recorder.redact(exchange, response)
         except BaseException:
             exchange.is_final = True
@@ -348,6 +373,9 @@ class Relay:
             self.recorder.end_round(exchange, response, completeness, kept=kept)
             raise
         exchange.ended_at = ended_at
+        if rounds.fault:
+            await self._break_off(exchange, response, rounds, rounds.fault)
+            return None, True
         if retry is None:
             return None, await self._end_answer(exchange, response, rounds, kept)
         exchange.is_hidden = True
@@ -507,7 +535,7 @@ class Relay:
 
     async def _pass_on(self, exchange: OpenExchange, response: UpstreamResponse, begun: bytes) -> bytes:
         """Pass on all but the last bytes of the response. Return those."""
-        if exchange.is_head_sent and not is_open_stream(response.headers):
+        if exchange.is_head_sent and not is_open_stream(response.headers, exchange.beginning):
             return await self._embed(exchange, response)
         if response.is_received:
             return begun + await self._read(exchange, response)
@@ -532,7 +560,8 @@ class Relay:
         """Read a response that is no stream. Return it as an event of the stream that the client already reads."""
         while not response.is_ended:
             await self._read(exchange, response)
-        return spell_in_stream(response.headers, exchange.buffer.content)
+        assert exchange.format is not None, "a head is sent before only where events are read"
+        return spell_in_stream(exchange.format, response.headers, exchange.buffer.content, exchange.next_number)
 
     async def _pass_trailers(self, exchange: OpenExchange, response: UpstreamResponse) -> None:
         """Pass on what follows a stream's end marker, and record it as trailers up to the cap."""

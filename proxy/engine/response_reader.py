@@ -46,6 +46,9 @@ _MOST_SECONDS = 0.5
 # What a response has in any format if it calls a tool. Most have not, and need not be looked at again.
 _TOOL_CALL = re.compile(rb"tool_calls|tool_use|function_call|custom_tool_call|_shell_call")
 
+_BEGINNING_BYTES = 256
+_FIELDS = (b"event:", b"data:", b"id:", b"retry:")
+
 _log = logging.getLogger("palimpsest.responses")
 
 
@@ -89,7 +92,7 @@ def read_received(form: Format, headers: Headers, content: bytes, cap: int) -> t
     The body may be a stream. Raises ValueError if the bytes contain no answer.
     """
     plain = decode_content(content, find_header(headers, b"content-encoding").decode("latin-1"), cap)
-    if is_event_stream(headers) and not plain.startswith(b"{"):  # an error may be labelled as a stream
+    if is_event_stream(headers, plain):
         answer = form.read_events(read_events(plain))
         return answer, _render(answer.value)
     value = read_object(plain.decode("utf-8", "replace"))
@@ -105,9 +108,26 @@ def _render(value: dict[str, object]) -> bytes:
         return json.dumps(value).encode()  # lone surrogates, integers of any size
 
 
-def is_event_stream(headers: Headers) -> bool:
-    """Return whether a body is a stream of server-sent events."""
-    return find_header(headers, b"content-type").lower().startswith(b"text/event-stream")
+def is_event_stream(headers: Headers, beginning: bytes = b"") -> bool:
+    """Return whether a body is a stream of server-sent events.
+
+    What it begins with counts, as far as that is known: some upstreams give a stream no content-type or another one,
+    and an error may be labelled as a stream.
+    """
+    begun = _strip_beginning(beginning)
+    if find_header(headers, b"content-type").lower().startswith(b"text/event-stream"):
+        return not begun.startswith(b"{")
+    return begun.startswith((*_FIELDS, b":"))
+
+
+def is_too_short(beginning: bytes) -> bool:
+    """Return whether too little of a body is known to tell whether it is a stream of events."""
+    begun = _strip_beginning(beginning)
+    return any([field.startswith(begun) for field in _FIELDS])
+
+
+def _strip_beginning(beginning: bytes) -> bytes:
+    return beginning[:_BEGINNING_BYTES].removeprefix(b"\xef\xbb\xbf").lstrip()
 
 
 class ResponseReader:

@@ -16,8 +16,9 @@ from proxy.engine.response_reader import is_event_stream
 from proxy.model.errors import ProxyError, UpstreamUnreachable
 from proxy.model.exchange import Headers
 from proxy.wire.body import decode_content
+from proxy.wire.format import Format
 from proxy.wire.headers import find_header, forward_response
-from proxy.wire.streams import EVENT_END, MARKER_REACH
+from proxy.wire.streams import EVENT_END, MARKER_REACH, read_error_object
 
 # Seconds to wait for the end of the body after the last event of a stream, and for the end of that event itself.
 _LINGER_SECONDS = 0.05
@@ -45,7 +46,8 @@ class StreamRelay:
         self._write = exchange.client.write if exchange.rounds is None else exchange.rounds.write
         self._decode = exchange.rounds.decode if exchange.rounds is not None else None
         self._clock = clock
-        is_readable = is_plain_stream(headers) or (self._decode is not None and is_event_stream(headers))
+        begun = exchange.beginning
+        is_readable = is_plain_stream(headers, begun) or (self._decode is not None and is_event_stream(headers))
         self._marker = exchange.format.end_marker if exchange.format is not None and is_readable else None
         self._carry = b"\n"  # a stream begins at the start of a line
         self.held = b""
@@ -74,9 +76,9 @@ class StreamRelay:
         return False
 
 
-def is_plain_stream(headers: Headers) -> bool:
+def is_plain_stream(headers: Headers, beginning: bytes = b"") -> bool:
     """Return whether a body is an event stream without content-encoding, which can be read as it passes."""
-    return is_event_stream(headers) and not is_encoded(headers)
+    return not is_encoded(headers) and is_event_stream(headers, beginning)
 
 
 def is_encoded(headers: Headers) -> bool:
@@ -118,9 +120,9 @@ def find_hold(
     return ResponseHold(exchange, exchange.retries, response, clock)
 
 
-def is_open_stream(headers: Headers) -> bool:
+def is_open_stream(headers: Headers, beginning: bytes = b"") -> bool:
     """Return whether a response is an event stream to which the proxy can add, since it has no content-length."""
-    return is_plain_stream(headers) and not find_header(headers, b"content-length")
+    return is_plain_stream(headers, beginning) and not find_header(headers, b"content-length")
 
 
 class ResponseHold:
@@ -134,7 +136,7 @@ class ResponseHold:
         self._response = response
         self._clock = clock
         self._start: Start = "undecided"
-        self._pieces = bytearray()
+        self._pieces = bytearray(exchange.beginning)
 
     @property
     def held(self) -> bytes:
@@ -143,7 +145,8 @@ class ResponseHold:
 
     async def hold(self) -> Refusal | None:
         """Wait until it is known whether this may be a refusal. Return it, or None if it goes to the client."""
-        is_stream = self._response.status in SUCCESS and is_open_stream(self._response.headers)
+        is_open = is_open_stream(self._response.headers, self._exchange.beginning)
+        is_stream = self._response.status in SUCCESS and is_open
         try:
             is_suspect = await (self._hold_events() if is_stream else self._hold_whole())
         except UpstreamUnreachable:
@@ -167,6 +170,8 @@ class ResponseHold:
     async def _hold_events(self) -> bool:
         """Hold a stream until its first content. Return True if it is a refusal, or ended without content."""
         response = self._response
+        if self._pieces:
+            self._look(len(self._pieces))
         while self._start == "undecided" and not response.is_received:
             try:
                 async with asyncio.timeout(HOLD_SECONDS):
@@ -186,9 +191,14 @@ class ResponseHold:
         if not self._response.is_received and (comments := _COMMENTS.match(held)):
             self._send(bytes(held[: comments.end()]))
             del held[: comments.end()]
+        return self._look(len(piece))
+
+    def _look(self, size: int) -> bool:
+        """Find out how the stream begins, whose last `size` bytes are new. Return as `_take` does."""
+        held = self._pieces
         if len(held) > REFUSAL_BYTES:
             self._start = "content"
-        elif EVENT_END.search(held, max(0, len(held) - len(piece) - 3)):
+        elif EVENT_END.search(held, max(0, len(held) - size - 3)):
             assert self._retries is not None, "only where something else may be sent are events held"
             self._start = self._retries.read_start(bytes(held))
         return self._start == "undecided"
@@ -205,14 +215,13 @@ class ResponseHold:
         exchange.is_head_sent = True
 
 
-def spell_in_stream(headers: Headers, content: bytes) -> bytes:
-    """Format a body that is no stream as an event of a stream that has begun. All clients treat it as an error."""
+def spell_in_stream(form: Format, headers: Headers, content: bytes, number: int = 0) -> bytes:
+    """Return a body that is no stream as an error event of a stream that has begun, the event with this number."""
     try:
         plain = decode_content(content, find_header(headers, b"content-encoding").decode("latin-1"), REFUSAL_BYTES)
     except ValueError:
         plain = b""
-    lines = plain.splitlines() or [b""]
-    return b"event: error\n%s\n" % b"".join([b"data: %s\n" % line for line in lines])
+    return form.spell_error(read_error_object(plain), number)
 
 
 class PassingClient:
@@ -262,6 +271,7 @@ class EditingClient(PassingClient):
         self._sign = sign
         self._held = bytearray()
         self._head: tuple[int, Headers] | None = None  # not sent before the body, whose length it has
+        self._headers: Headers | None = None  # those of a head that was sent, before the body
         self._is_stream = self._is_started = False
 
     def start(self, status: int, headers: Headers) -> None:
@@ -269,12 +279,14 @@ class EditingClient(PassingClient):
         if not self._is_started and status in SUCCESS and _is_plain_json(headers):
             self._head = status, headers
         elif self._head is None:
-            self._is_stream = is_plain_stream(headers)
+            self._headers = headers
             self._client.start(status, headers)
         self._is_started = True
 
     def write(self, content: bytes, *, is_last: bool = False) -> bool:
         """Send what is whole: of a body all, of a stream the events. Return as the port says."""
+        if self._headers is not None:
+            self._is_stream, self._headers = is_plain_stream(self._headers, content), None
         if self._head is None and not self._is_stream:
             return self._client.write(content, is_last=is_last)
         known = len(self._held)

@@ -28,6 +28,7 @@ from proxy.wire.identity import (
 )
 from proxy.wire.json_values import (
     JSON_ERRORS,
+    encode_value,
     join_array,
     list_elements,
     load_json,
@@ -223,6 +224,10 @@ class AnthropicMessages(Format):
         if not isinstance(value.get("content"), list):
             return ()
         return ((self.reader.read_value({"role": value.get("role") or "assistant", "content": value["content"]}),),)
+
+    def spell_error(self, error: Mapping[str, object], number: int) -> bytes:
+        """Return an error as an event of a stream."""
+        return b"event: error\ndata: %b\n\n" % encode_value({"type": "error", "error": error})
 
     def list_echoes(self, answer: bytes) -> list[bytes]:
         """Return an assistant message with the response's content."""

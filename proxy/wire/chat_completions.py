@@ -420,11 +420,27 @@ class _StreamedCalls:
             call = self._slots.get(place)
             if call is None or _begins_another(call, fragment, is_placed=index is not None):
                 call = self._slots.put(place, {})
+            _extend_name(call, fragment)
             merge(call, fragment)
 
     def finish(self) -> list[object]:
         """Return the calls so far."""
         return [finish(call) for call in self._slots.ordered()]
+
+
+def _extend_name(call: Mapping[str, object], fragment: Mapping[str, object]) -> None:
+    """Add a fragment's piece of the name to a call whose arguments have not begun."""
+    held, added = call.get("function"), fragment.get("function")
+    if not (isinstance(held, dict) and isinstance(added, dict)):
+        return
+    arguments, piece = held.get("arguments"), read_text(added.get("name"))
+    if piece and not (any(arguments.fragments) if isinstance(arguments, GrowingText) else arguments):
+        held["name"] = join_name(read_text(held.get("name")), piece)
+
+
+def join_name(name: str, piece: str) -> str:
+    """Return the name of a call with a further piece of it. Some servers repeat the whole name in place of that."""
+    return name if piece == name else name + piece
 
 
 def _begins_another(call: Mapping[str, object], fragment: Mapping[str, object], *, is_placed: bool) -> bool:

@@ -15,6 +15,7 @@ from proxy.wire.identity import Item, ItemReader
 from proxy.wire.json_values import (
     JSON_ERRORS,
     encode_text,
+    encode_value,
     format_json,
     join_array,
     limit_depth,
@@ -139,6 +140,10 @@ class Format(ABC):
 
         `read_items` returns the same forms for what the client sends. An error has no alternatives.
         """
+
+    def spell_error(self, error: Mapping[str, object], number: int) -> bytes:
+        """Return an error as an event of a stream, the event with this number. It has a type and a message."""
+        return b"data: %b\n\n" % encode_value({"error": error})
 
     @abstractmethod
     def list_echoes(self, answer: bytes) -> list[bytes]:

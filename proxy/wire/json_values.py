@@ -123,6 +123,14 @@ def read_count(value: object) -> int | None:
     return value if type(value) is int and 0 <= value <= _LARGEST_COUNT else None
 
 
+def encode_value(value: object) -> bytes:
+    """Encode a decoded value as compact JSON."""
+    try:
+        return _encode(value)
+    except UnicodeEncodeError:  # a lone surrogate
+        return json.dumps(value, separators=(",", ":"), default=lambda raw: bytes(raw).decode()).encode()
+
+
 # Canonical encoding
 
 

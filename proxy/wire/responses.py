@@ -26,6 +26,7 @@ from proxy.wire.identity import (
 from proxy.wire.json_values import (
     change_members,
     encode_text,
+    encode_value,
     join_array,
     list_elements,
     normalize_arguments,
@@ -241,6 +242,13 @@ class Responses(Format):
         if not isinstance(value.get("output"), list):
             return ()
         return (tuple(self.reader.read_value(item) for item in read_objects(value["output"])),)
+
+    def spell_error(self, error: Mapping[str, object], number: int) -> bytes:
+        """Return an error as an event of a stream, as documented and, within `error`, as the provider sends it."""
+        code = read_text(error.get("code")) or read_text(error.get("type"))
+        told = {"code": code, "message": error.get("message"), "param": error.get("param")}
+        event = {"type": "error", "sequence_number": number, **told, "error": {**error, "code": code}}
+        return b"event: error\ndata: %b\n\n" % encode_value(event)
 
     def list_echoes(self, answer: bytes) -> list[bytes]:
         """Return the output items."""

@@ -295,6 +295,16 @@ def read_error(value: Mapping[str, object], *, is_error: bool = False) -> str:
     return _describe(detail) if detail and "id" not in value else ""
 
 
+def read_error_object(body: bytes) -> dict[str, object]:
+    """Return the error in a body that is no stream, with a type and a message."""
+    text = body.decode("utf-8", "replace")
+    value = read_object(text)
+    error = value.get("error") if value is not None else None
+    said = (read_error(value) or read_error(value, is_error=True) if value is not None else text.strip()) or _UNSAID
+    held = error if isinstance(error, dict) else {}
+    return {"type": "server_error", "message": said, **{name: each for name, each in held.items() if each is not None}}
+
+
 def read_typed_error(kind: str, sent: Mapping[str, object]) -> str:
     """Return the error message in a typed event. Only error events count: others may have an `error` of their own."""
     if kind in ("error", "") or sent.get("object") == "error":

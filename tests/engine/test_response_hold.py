@@ -9,6 +9,7 @@ from proxy.engine.open_exchange import REFUSAL_BYTES
 from proxy.engine.response_stream import is_open_stream, spell_in_stream
 from proxy.model.exchange import Headers, Outcome, Round
 from proxy.model.log import Record
+from proxy.wire import FORMATS
 from tests.engine.test_overflow_retry import DONE, ROLE, WORD, Call, refuse, stream
 from tests.support.engine import JSON, LIMIT, STREAM, Ending, ScriptedResponse
 from tests.support.rescuing import TOO_LONG, TOO_LONG_EVENT
@@ -185,7 +186,7 @@ async def test_a_retry_behind_the_head_that_is_no_stream_becomes_an_error_event_
     second = refuse(429, b'{"error":\n{"message":"slow down"}}')
     call = Call(stream(COMMENT, TOO_LONG_EVENT), second, is_guarded=True)
     _, outcome = await call.finish()
-    event = b'event: error\ndata: {"error":\ndata: {"message":"slow down"}}\n\n'
+    event = b'data: {"error":{"type":"server_error","message":"slow down"}}\n\n'
     assert (call.client.status, call.client.body, call.client.is_whole) == (200, COMMENT + event, True)
     assert (outcome.status, outcome.received) == (429, b'{"error":\n{"message":"slow down"}}')
 
@@ -205,5 +206,6 @@ def test_more_can_stand_in_a_stream_whose_length_is_not_announced(headers: Heade
 
 
 def test_what_cannot_be_read_becomes_an_event_all_the_same() -> None:
-    assert spell_in_stream(JSON, b"") == b"event: error\ndata: \n\n"
-    assert spell_in_stream((*JSON, (b"content-encoding", b"br")), b"\x8b") == b"event: error\ndata: \n\n"
+    event = b'data: {"error":{"type":"server_error","message":"error without a message"}}\n\n'
+    assert spell_in_stream(FORMATS["chat_completions"], JSON, b"") == event
+    assert spell_in_stream(FORMATS["chat_completions"], (*JSON, (b"content-encoding", b"br")), b"\x8b") == event

@@ -26,6 +26,7 @@ from tests.support.rounds import (
     number,
     play,
 )
+from tests.support.valid_streams import find_faults
 
 CHAT, MESSAGES, RESPONSES = SPEAKERS
 USER: Any = [{"role": "user", "content": "hi"}]
@@ -107,6 +108,7 @@ def test_an_sdk_reads_one_response(speaker: Speaker, is_stream: bool) -> None:
     def check(turns: tuple[Turn, ...]) -> None:
         bodies = [speaker.stream(turn) if is_stream else speaker.spell_body(turn) for turn in turns]
         written, _ = play(speaker.form, bodies, is_stream=is_stream)
+        assert not is_stream or find_faults(speaker.form.name, written) == []
         got, expected = (
             read(written, is_stream=is_stream),
             read(expect(speaker, turns, is_stream=is_stream), is_stream=is_stream),

@@ -43,7 +43,7 @@ class ScriptedRescuer:
         whole = content[: content.rfind(b"\n\n") + 1]
         return "overflow" if b"too long" in whole else "content" if b'"content"' in whole else "undecided"
 
-    async def find_retry(self, refusal: Refusal) -> Retry | None:
+    async def find_retry(self, refusal: Refusal, hop: int = 0) -> Retry | None:
         self.refusals.append(refusal)
         self.asked.set()
         await self.may_answer.wait()

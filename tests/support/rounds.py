@@ -1,11 +1,13 @@
 """Responses of several rounds in all formats, made from what a model does in each, as streams and as bodies."""
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from proxy.model.manifest import compute_digest
 from proxy.wire import FORMATS
 from proxy.wire.format import Format
 from proxy.wire.rounds import RoundEnd, make_stitcher
@@ -43,7 +45,7 @@ class Call:
 
     @property
     def is_own(self) -> bool:
-        return self.name == TOOL
+        return re.split(r"[./:]", self.name)[-1] == TOOL
 
 
 Part = Thought | Text | Call
@@ -283,9 +285,7 @@ class ResponsesSpeaker(Speaker):
 
     def _list_item_events(self, part: Part) -> Iterator[tuple[str, Fields]]:
         item = self._item(part)
-        bare = {
-            "item_id": self._item(replace(part, is_loose=False))["id"] if isinstance(part, Text | Call) else item["id"]
-        }
+        bare = {"item_id": item["id"]}
         if isinstance(part, Call):
             yield "response.output_item.added", {"item": {**item, "arguments": "", "status": "in_progress"}}
             for piece in _cut(part.arguments):
@@ -310,7 +310,7 @@ class ResponsesSpeaker(Speaker):
 
     def _item(self, part: Part) -> dict[str, Any]:
         if isinstance(part, Text | Call) and part.is_loose:
-            return {name: value for name, value in self._item(replace(part, is_loose=False)).items() if name != "id"}
+            return loosen(self._item(replace(part, is_loose=False)))
         if isinstance(part, Call):
             called = {"call_id": part.id, "name": part.name, "arguments": part.arguments, "status": "completed"}
             return {"id": f"fc_{part.id}", "type": "function_call", **called}
@@ -358,6 +358,12 @@ class ResponsesSpeaker(Speaker):
         }
 
 
+def loosen(item: Fields) -> dict[str, Any]:
+    """An item with another id, since the reasoning that it is tied to is withheld."""
+    kind, digest = item["id"].partition("_")[0], compute_digest(json.dumps(item["id"]).encode()).hex()
+    return {**item, "id": f"{kind}_{digest[:32]}"}
+
+
 class PlainResponsesSpeaker(ResponsesSpeaker):
     """The same for a request that has no tool of ours."""
 
@@ -377,10 +383,16 @@ def slice_body(body: bytes, sizes: Sequence[int]) -> Iterator[bytes]:
 
 
 def play(
-    form: Format, bodies: Sequence[bytes], sizes: Sequence[int] = (), *, is_stream: bool = True, binds: bool = True
+    form: Format,
+    bodies: Sequence[bytes],
+    sizes: Sequence[int] = (),
+    *,
+    is_stream: bool = True,
+    binds: bool = True,
+    is_stored: bool = False,
 ) -> tuple[bytes, list[RoundEnd]]:
     """What the client gets for these rounds, and what each has come to."""
-    stitcher = make_stitcher(form, TOOL, is_stream=is_stream, binds_reasoning=binds)
+    stitcher = make_stitcher(form, TOOL, is_stream=is_stream, binds_reasoning=binds, is_stored=is_stored)
     written, ends = [], []
     for body in bodies:
         written += [stitcher.feed(piece) for piece in slice_body(body, sizes) if piece]

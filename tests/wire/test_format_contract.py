@@ -19,9 +19,10 @@ from proxy.wire import FORMATS
 from proxy.wire.body import split_body
 from proxy.wire.format import Format
 from proxy.wire.rendering import render
-from proxy.wire.streams import MARKER_REACH, ServerEvent, read_events
+from proxy.wire.streams import MARKER_REACH, ServerEvent, read_error_object, read_events
 from proxy.wire.validity import Rules
 from tests.support.examples import examples
+from tests.support.valid_streams import find_faults
 
 WIRES = list(FORMATS.values())
 CHAT, RESPONSES, ANTHROPIC = WIRES
@@ -436,3 +437,28 @@ def test_only_items_have_ids_of_their_own_and_outputs_outside_messages(wire: For
 def test_only_the_items_of_a_response_have_ids_to_refer_to(wire: Format) -> None:
     value = {"id": "r", "output": [{"id": "m"}, {"id": "f"}], "choices": [{"id": "c"}], "content": [{"id": "t"}]}
     assert wire.read_ids(value) == (("m", "f") if wire.previous_key else ())
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b'{"error":{"message":"busy","type":"overloaded","code":null}}', {"type": "overloaded", "message": "busy"}),
+        (b'{"error":{"code":"x"}}', {"type": "server_error", "message": "x", "code": "x"}),
+        (b'{"error":"busy"}', {"type": "server_error", "message": "busy"}),
+        (b'{"detail":"busy"}', {"type": "server_error", "message": "busy"}),
+        (b'{"message":"busy"}', {"type": "server_error", "message": "busy"}),
+        (b"<h1>busy</h1>\n", {"type": "server_error", "message": "<h1>busy</h1>"}),
+        (b"", {"type": "server_error", "message": "error without a message"}),
+    ],
+)
+def test_a_body_becomes_the_error_event_of_each_format(body: bytes, error: dict[str, object]) -> None:
+    assert read_error_object(body) == error
+    for name, form in FORMATS.items():
+        event = form.spell_error(error, 7)
+        (read,) = read_events(event)
+        sent = json.loads(read.data)
+        assert sent["error"].items() >= error.items() and find_faults(name, event) in ([], ["it does not begin once"])
+        assert form.read_events([read]).error == error["message"]
+        assert (read.name, sent.get("type")) == (("", None) if name == "chat_completions" else ("error", "error"))
+        assert sent.get("sequence_number") == (7 if name == "responses" else None)
+        assert name != "responses" or (isinstance(sent["code"], str) and sent["message"] == error["message"])

@@ -134,10 +134,10 @@ class SummaryResponseReader:
     def start(self, status: int, headers: Headers) -> None:
         """Take the head of the response."""
         self.status, self.headers = status, headers
-        self._is_stream = is_plain_stream(headers)
 
     def write(self, content: bytes, *, is_last: bool = False) -> bool:
         """Take a piece of the body."""
+        self._is_stream = self._is_stream or is_plain_stream(self.headers, content)
         if self._is_stream and not self.verdict and not self.is_whole:
             self._read(content, is_last=is_last)
         self.is_whole = self.is_whole or is_last

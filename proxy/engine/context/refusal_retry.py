@@ -86,6 +86,8 @@ class RefusalRetry:
         self._body = outgoing.body
         self._plan = outgoing.plan
         self._k = 0
+        self._is_hop = False  # what was refused is a round in which the model had recalled
+        self._learned: _Level | None = None
         self._labels: Headers = ()
         self._is_cut = False
         self._level: _Level | None = None
@@ -96,8 +98,9 @@ class RefusalRetry:
         """Classify the events at the beginning of a stream."""
         return read_stream_start(content)
 
-    async def find_retry(self, refusal: Refusal) -> Retry | None:
+    async def find_retry(self, refusal: Refusal, hop: int = 0) -> Retry | None:
         """Return what to send next, or None if this is no refusal or nothing else is left to send."""
+        self._k, self._is_hop = max(self._k, hop), hop > 0
         overflow = read_overflow(refusal.status, refusal.headers, refusal.content)
         is_about_form = refusal.status in _FORM and refusal.status not in _NOT_ITS_FORM
         work: Awaitable[Retry | None] | None = None
@@ -126,8 +129,9 @@ class RefusalRetry:
 
     async def accept(self) -> None:
         """Remember the form that was accepted in place of a refused one, for later requests of the view."""
-        if self._level is None:
+        if self._level in (None, self._learned):
             return
+        self._learned = self._level
         try:
             await self._learn_form(self._level)
         except Exception:  # noqa: BLE001 - a boundary: the response is on its way to the client
@@ -184,7 +188,7 @@ class RefusalRetry:
         is_about_block = mentions_compaction(refusal.headers, refusal.content)
         if self._level is None and is_about_block and (retry := await self._send_uncompacted(state, said)):
             return retry
-        is_about_tool = mentions_tools(refusal.headers, refusal.content) or self._outgoing.is_opened
+        is_about_tool = mentions_tools(refusal.headers, refusal.content) or self._outgoing.is_opened or self._is_hop
         if self._level in (None, "uncompacted") and is_about_tool and (retry := await self._send_untooled(state, said)):
             return retry
         is_about_reasoning = mentions_reasoning(refusal.headers, refusal.content)
@@ -316,7 +320,7 @@ class RefusalRetry:
         state = await self._read_sent_state()
         sent = overflow.sent or state.to_model_tokens(state.tokens)
         window = self._learn_window(overflow, sent)
-        if overflow.window is not None and overflow.fits_with_less_output:
+        if overflow.window is not None and overflow.fits_with_less_output and not self._is_hop:
             window = overflow.window
             if retry := self._lower_output(window, sent):
                 return retry

@@ -34,8 +34,7 @@ def read_held_answer(form: Format, headers: Headers, content: bytes, cap: int, *
         plain = decode_content(content, find_header(headers, b"content-encoding").decode("latin-1"), cap)
     except ValueError:
         return None
-    is_stream = is_event_stream(headers) and not plain.startswith(b"{")
-    end = read_round(form, RECALL_TOOL, plain, is_stream=is_stream)
+    end = read_round(form, RECALL_TOOL, plain, is_stream=is_event_stream(headers, plain))
     if end.error or not (end.is_ended or end.finish):
         return None
     messages = end.answer if is_stored else _drop_unreadable(form, end.answer)
@@ -81,7 +80,7 @@ async def load_held_answer(
     contents = [await log.load_received(row.id, each.k) for each in taken]
     headers, content = taken[0].headers, contents[-1]
     if rounds:
-        stitcher = make_stitcher(form, RECALL_TOOL, is_stream=is_event_stream(headers))
+        stitcher = make_stitcher(form, RECALL_TOOL, is_stream=is_event_stream(headers, contents[0]))
         written = []
         for each in contents:
             written.append(stitcher.feed(each))

@@ -31,6 +31,7 @@ from proxy.model.messages import RECALL_TOOL
 from proxy.wire import FORMATS
 from proxy.wire.body import ContentDecoder
 from proxy.wire.headers import drop_encoding, find_header
+from proxy.wire.identity import Item
 from proxy.wire.overflow import read_overflow
 from proxy.wire.rounds import (
     OwnCall,
@@ -41,6 +42,7 @@ from proxy.wire.rounds import (
     RoundStitcher,
     continue_request,
     make_stitcher,
+    name_calls,
     restore_answer,
     spell_tool,
 )
@@ -120,6 +122,7 @@ class AnswerRounds:
         self._form = FORMATS[request.wire]
         self._body = body
         self._client = exchange.client
+        self._exchange = exchange
         self._tokens = 0  # of what was sent last, in the model's count, once that is known
         self._stitcher: RoundStitcher | None = None
         self._head: Headers = ()
@@ -128,6 +131,7 @@ class AnswerRounds:
         self.fault = ""
         self._hops = 0
         self._end, self._goes_on = RoundEnd(), False  # of the round that has ended last
+        self._is_continued = False
         self._played: list[HiddenRound] = []
         # The last round in which the model recalled, and what was sent for it, while its results may be left out.
         self._asked: tuple[RoundEnd, bytes, int] | None = None
@@ -139,17 +143,36 @@ class AnswerRounds:
     @property
     def is_continued(self) -> bool:
         """Whether a round of the answer has ended in which the model recalled."""
-        return bool(self._played)
+        return self._is_continued
 
-    def take_head(self, headers: Headers) -> bool:
+    def note_retry(self, body: bytes, epoch: Epoch | None) -> None:
+        """Note what is sent next in an answer of several rounds.
+
+        If that is the first request in another form, the client still gets one response: what it has, and the answer
+        to this request.
+        """
+        if body is self._body:
+            return
+        self._played.clear()
+        self._asked, self._body, self._epoch = None, body, epoch or self._epoch
+
+    @property
+    def next_number(self) -> int:
+        """The number of the client's next event, in formats that number them."""
+        return self._stitcher.next_number if self._stitcher is not None else 0
+
+    def take_head(self, headers: Headers, beginning: bytes) -> bool:
         """Begin to read the response of a round. Return False if it cannot be read as it arrives."""
-        is_stream = is_event_stream(headers)
+        is_stream = is_event_stream(headers, beginning)
         if not self._take_encoding(headers):
             return False
         if self._stitcher is None:
             context = self._parts.states.caches.contexts.get(self._request.session.id)
             binds = context is None or context.reasoning.binds_in(self._request)
-            self._stitcher = make_stitcher(self._form, RECALL_TOOL, is_stream=is_stream, binds_reasoning=binds)
+            is_stored = self._request.split.member("store") != b"false"
+            self._stitcher = make_stitcher(
+                self._form, RECALL_TOOL, is_stream=is_stream, binds_reasoning=binds, is_stored=is_stored
+            )
             self._head, self._is_stream = drop_encoding(headers), is_stream
         return is_stream is self._is_stream
 
@@ -215,6 +238,8 @@ class AnswerRounds:
         if not self._is_prepared and self._stitcher.has_call:
             self._is_prepared = True
             self._parts.prepare(self._request)
+        if self._stitcher.is_holding:
+            self._watch()
 
     def _release(self) -> bool:
         """Pass on what was held. Return as `Client.write` does."""
@@ -233,7 +258,10 @@ class AnswerRounds:
         """End a round, whose response is complete. Return whether another one follows."""
         assert self._stitcher is not None, "the head comes first"
         self._end = end = self._stitcher.end_round()
-        self._goes_on = end.can_continue and self._hops <= self._parts.max_hops + 1
+        is_broken = not (end.is_ended or end.error)
+        if self._is_stream and is_broken and (end.own or self._is_continued):
+            self.fault = self.fault or "the stream ended before its last event"
+        self._goes_on = not self.fault and end.can_continue and self._hops <= self._parts.max_hops + 1
         return self._goes_on
 
     async def find_next(self, k: int) -> Retry | None:
@@ -243,6 +271,8 @@ class AnswerRounds:
             if self._played:
                 self._played.append(HiddenRound(end.answer))
             return None
+        self._is_continued = True
+        end = name_calls(self._form, RECALL_TOOL, end, self._body)
         self._watch()
         if not self._played and (plan := self._find_plan()) is not None and plan.tokens_upstream:
             self._tokens = plan.tokens_upstream
@@ -257,9 +287,15 @@ class AnswerRounds:
         return await self._make_next(end, results, k)
 
     async def find_retry(self, refusal: Refusal, k: int) -> Retry | None:
-        """Return round k once more, with results that say that they do not fit, if it was refused as too long."""
-        if self._asked is None or read_overflow(refusal.status, refusal.headers, refusal.content) is None:
-            return None
+        """Return what is sent in place of round k, which was refused.
+
+        If it was too long, that is the round once more, with results that say that they do not fit. Else, and next, it
+        is the first request in another form, as where that itself is refused.
+        """
+        overflow = read_overflow(refusal.status, refusal.headers, refusal.content)
+        if self._asked is None or overflow is None or overflow.is_guess:
+            retries = self._exchange.retries
+            return await retries.find_retry(refusal, k) if retries is not None else None
         (end, self._body, self._tokens), self._asked = self._asked, None
         results = tuple([OwnResult(each.id, _NO_ROOM) for each in end.own])
         self._played[-1] = HiddenRound(end.answer, tuple([(each.id, each.text) for each in results]))
@@ -268,10 +304,6 @@ class AnswerRounds:
             extra={"exchange": self._request.exchange, "session": self._request.session.id},
         )
         return await self._make_next(end, results, k)
-
-    def is_overflow(self, refusal: Refusal) -> bool:
-        """Return whether a round was refused as too long."""
-        return read_overflow(refusal.status, refusal.headers, refusal.content) is not None
 
     def finish(self) -> bytes:
         """Return what is left of the answer: all of a body, or the end of a stream."""
@@ -282,7 +314,7 @@ class AnswerRounds:
 
     def break_off(self) -> bytes:
         """Return what the client gets of a response that broke off, beside what it has."""
-        if self.is_continued or self._stitcher is None or self._stitcher.end_round().own:
+        if self.is_continued or self.fault or self._stitcher is None or self._stitcher.end_round().own:
             return b""
         return self.finish()
 
@@ -294,7 +326,7 @@ class AnswerRounds:
 
     async def list_records(self, k: int) -> list[Record]:
         """Return the records of an answer with hidden rounds: its nodes as the client has it, and the rounds."""
-        if not self._played:
+        if not self._is_continued:
             return []
         request, parts = self._request, self._parts
         try:
@@ -304,6 +336,14 @@ class AnswerRounds:
         items = next(iter(self._form.read_reply(value)), ())
         if not items:
             return []
+        recalled = [await self._note_rounds(items)] if self._played else []
+        # Nothing awaits from here on: a later request may refer to the answer, and is recorded behind it.
+        reply = parts.lineage.note_answer(request.exchange, k, self._form, value, is_read=False)
+        return [*([reply] if reply is not None else []), *recalled]
+
+    async def _note_rounds(self, items: Sequence[Item]) -> Recalled:
+        """Keep the rounds with the node of the answer, whose `items` the client has. Return their record."""
+        request, parts = self._request, self._parts
         node = extend_chain(request.chain.tip, [item.form for item in items])[-1]
         rounds = tuple(self._played)
         raws = restore_recalled(request.wire, rounds, ())
@@ -312,12 +352,9 @@ class AnswerRounds:
         named = request.exchange, request.session.id, request.view
         recalled = Recalled(*named, self._epoch.id, node, len(items), added, rounds)
         contexts = parts.states.caches.contexts
-        context = await contexts.open(request)
-        # Nothing awaits from here on: a later request may refer to the answer, and is recorded behind it.
-        context.recalled.add(recalled)
+        (await contexts.open(request)).recalled.add(recalled)
         contexts.weigh(request.session.id)
-        reply = parts.lineage.note_answer(request.exchange, k, self._form, value, is_read=False)
-        return [*([reply] if reply is not None else []), recalled]
+        return recalled
 
     async def _answer(self, calls: Sequence[OwnCall]) -> tuple[OwnResult, ...]:
         """Return the results of calls of one round, as far as there is room for them."""
@@ -394,7 +431,8 @@ class AnswerRounds:
             self._beat = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._send_comment)
 
     def _send_comment(self) -> None:
-        if self._is_silent:
+        is_waiting = self._stitcher is not None and (self._stitcher.has_call or self._stitcher.is_holding)
+        if self._is_silent and is_waiting:
             self._client.write(WAITING)
         self._is_silent = True
         self._beat = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._send_comment)

@@ -141,11 +141,12 @@ class PartReader:
         self._step = step
         self._on_part = on_part
         self._held = b""
-        self._is_begun = self._is_streamed = False
+        self._is_stream = self._is_begun = self._is_streamed = False
 
     async def take(self, piece: bytes, headers: Headers) -> None:
         """Pass on what a piece of a stream says."""
-        if not is_event_stream(headers):
+        self._is_stream = self._is_stream or is_event_stream(headers, piece)
+        if not self._is_stream:
             return
         held = self._held + piece
         end = max((found.end() for found in EVENT_END.finditer(held)), default=0)

@@ -79,10 +79,10 @@ class LocalClient:
         """Take the head. Only the first one counts."""
         if not self.status:
             self.status, self.headers = status, headers
-            self._is_stream = is_event_stream(headers)
 
     def write(self, content: bytes, *, is_last: bool = False) -> bool:
         """Take a piece of the body. Return False if `take` is still to be given it."""
+        self._is_stream = self._is_stream if self._pieces else is_event_stream(self.headers, content)
         self._pieces.append(content)
         self.is_whole = self.is_whole or is_last or self._ends_stream(content)
         if self.is_whole and not is_last and self._ended is not None:

@@ -5,15 +5,16 @@ text, a delta after a delta. Structured reasoning, which providers sign, is with
 indexes that begin again in each round. Plain reasoning is not signed and passes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from proxy.model.manifest import compute_digest
 from proxy.wire.body import SplitBody
-from proxy.wire.chat_completions import ChatCompletions
+from proxy.wire.chat_completions import ChatCompletions, join_name
 from proxy.wire.json_values import (
     change_members,
     encode_text,
+    encode_value,
     join_array,
     list_elements,
     load_lenient,
@@ -32,7 +33,9 @@ from proxy.wire.rounds.stitching import (
     RoundEnd,
     RoundStitcher,
     add_earlier,
-    encode_value,
+    cut_blocks,
+    is_named,
+    may_begin,
     read_name,
     spell_arguments,
 )
@@ -54,9 +57,12 @@ class _ChatRounds(RoundWire):
     """Chat Completions."""
 
     form = ChatCompletions()
+    result_key = b'"tool_call_id"'
 
-    def make_stitcher(self, tool: str, *, is_stream: bool, binds_reasoning: bool) -> RoundStitcher:
-        return _ChatStitcher(self, tool, is_stream=is_stream, binds_reasoning=binds_reasoning)
+    def make_stitcher(
+        self, tool: str, *, is_stream: bool, binds_reasoning: bool, is_stored: bool = False
+    ) -> RoundStitcher:
+        return _ChatStitcher(self, tool, is_stream=is_stream, binds_reasoning=binds_reasoning, is_stored=is_stored)
 
     def read_round(self, tool: str, received: bytes, *, is_stream: bool) -> RoundEnd:
         if is_stream:
@@ -67,7 +73,7 @@ class _ChatRounds(RoundWire):
             answer = self.read_body(received)
             raw = _find_message(received)
         raw, own, others = _spell_message(raw, tool)
-        return self.make_end(answer, (raw,) if raw else (), own, others, is_ended=bool(answer.finish))
+        return self.make_end(answer, (raw,) if raw else (), own, others)
 
     # Requests
 
@@ -98,8 +104,26 @@ class _ChatRounds(RoundWire):
             for each in results
         ]
 
+    def rename_calls(self, answer: Sequence[bytes], tool: str, ids: Iterator[str]) -> tuple[bytes, ...]:
+        return tuple([_rename_calls(raw, tool, ids) for raw in answer])
+
     def drop_calls(self, answer: Sequence[bytes], tool: str, answered: frozenset[str]) -> tuple[bytes, ...]:
         return tuple([kept for raw in answer if (kept := _drop_calls(raw, tool, answered))])
+
+
+def _rename_calls(raw: bytes, tool: str, ids: Iterator[str]) -> bytes:
+    def change(name: str, value: bytes) -> bytes | None:
+        if name != "tool_calls":
+            return value
+        calls = list_elements(value)
+        return join_array(
+            [
+                set_member(each, "id", encode_text(next(ids))) if _is_own(load_lenient(each), tool) else each
+                for each in calls
+            ]
+        )
+
+    return change_members(raw, change)
 
 
 def _find_message(body: bytes) -> bytes:
@@ -127,7 +151,7 @@ def _join_thinking(message: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _is_own(call: object, tool: str) -> bool:
-    return isinstance(call, Mapping) and read_name(call.get("function")) == tool
+    return isinstance(call, Mapping) and is_named(read_name(call.get("function")), tool)
 
 
 def _spell_message(raw: bytes, tool: str) -> tuple[bytes, tuple[OwnCall, ...], int]:
@@ -157,6 +181,7 @@ def _spell_message(raw: bytes, tool: str) -> tuple[bytes, tuple[OwnCall, ...], i
                 said = arguments if isinstance(arguments, str) else encode_value(arguments or {}).decode()
                 own.append(OwnCall(call_id, said))
                 called = set_member(read_member(call, "function"), "arguments", encode_text(spell_arguments(said)))
+                called = called if read_name(function) == tool else set_member(called, "name", encode_text(tool))
                 call = set_member(set_member(call, "id", encode_text(call_id)), "function", called)
             else:
                 others += 1
@@ -194,6 +219,7 @@ class _ChatStitcher(RoundStitcher):
     """Stitches chunks, or completions."""
 
     telling = (b'"tool_calls"', b'"role"')
+    awaited = b'"name"'
     _has_role = False
     _head: Mapping[str, bytes] = MappingProxyType({})  # what identifies the response, from the first round
 
@@ -201,7 +227,9 @@ class _ChatStitcher(RoundStitcher):
         self._calls: dict[
             int, tuple[str, bool]
         ] = {}  # by place: the id of the newest call there, and whether it is ours
+        self._queue: list[EventBlock] = []  # calls whose names may still become ours
         self._own_places: set[int] = set()
+        self._own_names: set[int] = set()  # places of calls of ours whose names come in pieces
         self._client_places: set[int] = set()
         self._last_place = 0
 
@@ -210,11 +238,47 @@ class _ChatStitcher(RoundStitcher):
         return bool(self._own_places) and not self._client_places
 
     def _opens(self, event: EventBlock) -> bool:
-        choices = read_objects((event.value or {}).get("choices"))
-        calls = [call for choice in choices for call in read_objects(_read_delta(choice).get("tool_calls"))]
-        return any(_is_own(call, self._tool) for call in calls)
+        return any(is_named(name, self._tool) for name in self._read_names(event).values())
+
+    def _must_wait(self, event: EventBlock) -> bool:
+        """Return whether the name of a call that begins with an event, or in those that wait, may still become ours."""
+        if not event.data:
+            return bool(self._waiting or self._queue)  # a comment
+        if not (self._waiting or self._queue or self.awaited in event.raw):
+            return False
+        calls = _list_calls(event)
+        is_named_only = bool(calls) and not any([_has_arguments(call) for call in calls])
+        return is_named_only and any(may_begin(name, self._tool) for name in self._read_names(event).values())
+
+    def _read_names(self, event: EventBlock) -> Mapping[int, str]:
+        """Return the names of the calls in an event and in those that wait for it, by place."""
+        names: dict[int, str] = {}
+        for each in (*map(EventBlock, cut_blocks(self._waiting)), *self._queue, event):
+            for call in _list_calls(each):
+                index = call.get("index")
+                place = index if type(index) is int else max(names, default=self._last_place)
+                call_id, name = read_text(call.get("id")), read_name(call.get("function"))
+                if call_id or name or place in names:
+                    names[place] = join_name("" if call_id else names.get(place, ""), name)
+        return names
+
+    def _flush(self) -> bytes:
+        queue, self._queue = self._queue, []
+        return b"".join(map(self._rewrite_now, queue))
 
     def _rewrite(self, event: EventBlock) -> bytes:
+        if self._must_wait(event):
+            self._queue.append(event)
+            return b""
+        if not self._queue:
+            return self._rewrite_now(event)
+        names = self._read_names(event)
+        self._own_names = {place for place, name in names.items() if is_named(name, self._tool)}
+        written = self._flush() + self._rewrite_now(event)
+        self._own_names = set()
+        return written
+
+    def _rewrite_now(self, event: EventBlock) -> bytes:
         if event.data.startswith(END):
             return self._hold(event) if self._is_hiding else event.raw
         chunk = event.value
@@ -251,7 +315,7 @@ class _ChatStitcher(RoundStitcher):
         # As the format reads them: some servers give all calls the index 0, others none, or an id to each fragment.
         is_other = known is not None and bool(call_id) and call_id != known[0]
         if known is None or (is_other and (index is None or (known[0] and name))):
-            known = self._calls[place] = (call_id, name == self._tool)
+            known = self._calls[place] = (call_id, place in self._own_names or is_named(name, self._tool))
             (self._own_places if known[1] else self._client_places).add(place)
         return None if known[1] else place - sum(own < place for own in self._own_places - self._client_places)
 
@@ -358,6 +422,17 @@ class _ChatStitcher(RoundStitcher):
             return message if name == "message" else value
 
         return change_members(body, change)
+
+
+def _list_calls(event: EventBlock) -> list[Mapping[str, object]]:
+    """Return the fragments of calls in an event."""
+    choices = read_objects((event.value or {}).get("choices"))
+    return [call for choice in choices for call in read_objects(_read_delta(choice).get("tool_calls"))]
+
+
+def _has_arguments(call: Mapping[str, object]) -> bool:
+    function = call.get("function")
+    return isinstance(function, dict) and bool(function.get("arguments"))
 
 
 def _read_delta(choice: Mapping[str, object]) -> Mapping[str, object]:

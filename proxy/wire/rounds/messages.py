@@ -5,13 +5,14 @@ that of the first round passes, because the client has what precedes it. That of
 results that the client never gets: it is withheld. `RoundEnd.answer` has it, so that it is sent back as it came.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from proxy.wire.anthropic_messages import AnthropicMessages
 from proxy.wire.body import SplitBody
 from proxy.wire.json_values import (
     change_members,
     encode_text,
+    encode_value,
     join_array,
     list_elements,
     load_lenient,
@@ -30,7 +31,7 @@ from proxy.wire.rounds.stitching import (
     RoundEnd,
     RoundStitcher,
     add_earlier,
-    encode_value,
+    is_named,
     read_name,
 )
 from proxy.wire.rounds.tool import OwnTool, RoundWire
@@ -48,9 +49,12 @@ class _MessagesRounds(RoundWire):
     """Anthropic Messages."""
 
     form = AnthropicMessages()
+    result_key = b'"tool_use_id"'
 
-    def make_stitcher(self, tool: str, *, is_stream: bool, binds_reasoning: bool) -> RoundStitcher:
-        return _MessagesStitcher(self, tool, is_stream=is_stream, binds_reasoning=binds_reasoning)
+    def make_stitcher(
+        self, tool: str, *, is_stream: bool, binds_reasoning: bool, is_stored: bool = False
+    ) -> RoundStitcher:
+        return _MessagesStitcher(self, tool, is_stream=is_stream, binds_reasoning=binds_reasoning, is_stored=is_stored)
 
     def read_round(self, tool: str, received: bytes, *, is_stream: bool) -> RoundEnd:
         if is_stream:
@@ -82,6 +86,16 @@ class _MessagesRounds(RoundWire):
 
     def spell_results(self, results: Sequence[OwnResult]) -> list[bytes]:
         return [b'{"role":"user","content":%b}' % join_array(_spell_results(results))] if results else []
+
+    def rename_calls(self, answer: Sequence[bytes], tool: str, ids: Iterator[str]) -> tuple[bytes, ...]:
+        renamed = []
+        for raw in answer:
+            blocks = [
+                set_member(each, "id", encode_text(next(ids))) if _is_own(load_lenient(each), tool) else each
+                for each in list_elements(read_member(raw, "content"))
+            ]
+            renamed.append(set_member(raw, "content", join_array(blocks)))
+        return tuple(renamed)
 
     def drop_calls(self, answer: Sequence[bytes], tool: str, answered: frozenset[str]) -> tuple[bytes, ...]:
         kept: list[bytes] = []
@@ -121,8 +135,9 @@ def _spell_blocks(blocks: Iterable[bytes], tool: str) -> tuple[list[bytes], tupl
             continue  # it is refused in requests
         if kind == _CALL:
             said = block.get("input")
-            if read_name(block) == tool:
+            if is_named(read_name(block), tool):
                 own.append(OwnCall(read_text(block.get("id")), _spell_input(said)))
+                raw = raw if read_name(block) == tool else set_member(raw, "name", encode_text(tool))
             else:
                 others += 1
             raw = raw if isinstance(said, dict) else set_member(raw, "input", b"{}")
@@ -143,7 +158,7 @@ def _is_unanswered(block: object, tool: str, answered: frozenset[str]) -> bool:
 
 
 def _is_own(block: object, tool: str) -> bool:
-    return isinstance(block, dict) and block.get("type") == _CALL and read_name(block) == tool
+    return isinstance(block, dict) and block.get("type") == _CALL and is_named(read_name(block), tool)
 
 
 def _read_kind(block: bytes) -> str:

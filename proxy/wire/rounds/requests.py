@@ -6,14 +6,17 @@ the one before it, and providers find it in their caches.
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
+from proxy.model.manifest import compute_digest
 from proxy.wire.body import SplitBody, split_body
 from proxy.wire.format import Format
-from proxy.wire.json_values import join_array, load_lenient, read_objects
+from proxy.wire.json_values import encode_text, join_array, load_lenient, read_objects
 from proxy.wire.rendering import list_lower_limits
 from proxy.wire.rounds.chat import CHAT
 from proxy.wire.rounds.messages import MESSAGES
 from proxy.wire.rounds.responses import RESPONSES
-from proxy.wire.rounds.stitching import OwnResult, PlayedRound, RoundEnd, RoundStitcher
+from proxy.wire.rounds.stitching import OwnCall, OwnResult, PlayedRound, RoundEnd, RoundStitcher, is_named
 from proxy.wire.rounds.tool import OwnTool, RoundWire
 
 _WIRES: Mapping[str, RoundWire] = {wire.form.name: wire for wire in (CHAT, RESPONSES, MESSAGES)}
@@ -22,12 +25,16 @@ _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _LEAST_OUTPUT = 16  # OpenAI refuses a lower limit
 
 
-def make_stitcher(form: Format, tool: str, *, is_stream: bool, binds_reasoning: bool = True) -> RoundStitcher:
+def make_stitcher(
+    form: Format, tool: str, *, is_stream: bool, binds_reasoning: bool = True, is_stored: bool = False
+) -> RoundStitcher:
     """Return what stitches the rounds of one response. `tool` is our tool's name; `is_stream`: events, else one body.
 
-    `binds_reasoning`: the provider signs reasoning over all that precedes it, or may do so.
+    `binds_reasoning`: the provider signs reasoning over all that precedes it, or may do so. `is_stored`: it keeps the
+    response of each round, by which the client may go on.
     """
-    return _WIRES[form.name].make_stitcher(tool, is_stream=is_stream, binds_reasoning=binds_reasoning)
+    wire = _WIRES[form.name]
+    return wire.make_stitcher(tool, is_stream=is_stream, binds_reasoning=binds_reasoning, is_stored=is_stored)
 
 
 def read_round(form: Format, tool: str, received: bytes, *, is_stream: bool) -> RoundEnd:
@@ -47,8 +54,9 @@ def find_obstacle(form: Format, body: SplitBody, tool: str, *, is_offered: bool 
         return "the request has no tools"
     if len(tools) >= _MOST_TOOLS:
         return f"the request has {len(tools)} tools"
-    if any(tool in wire.list_names(each) for each in read_objects(tools)):
-        return f"the request has a tool {tool} of its own"
+    names = [name for each in read_objects(tools) for name in wire.list_names(each)]
+    if own := next((name for name in names if is_named(name, tool)), ""):
+        return f"the request has a tool {own} of its own"
     if (obstacle := wire.find_obstacle(body)) or is_offered:
         return obstacle
     if _is_begun(form, body):
@@ -100,6 +108,24 @@ def continue_request(
         pieces += (sent[at:start], raw)
         at = stop
     return b"".join((*pieces, sent[at:]))
+
+
+def name_calls(form: Format, tool: str, end: RoundEnd, sent: bytes) -> RoundEnd:
+    """Return the end of a round with other ids for our calls if theirs may stand twice in a request.
+
+    That is so if the provider counts ids anew in each answer: an id of this one is in the request that was sent, or
+    twice in the answer. Where the request has no call, nothing tells, and ours get ids of their own, too.
+    """
+    wire = _WIRES[form.name]
+    ids = [call.id for raw in end.answer for call in form.parse_message(raw).calls]
+    is_unique = len(set(ids)) == len(ids) and not any([encode_text(each) in sent for each in ids])
+    if is_unique and wire.result_key in sent:
+        return end
+    said = b"".join(end.answer)
+    digests = [compute_digest(b"%d %d %b" % (place, len(sent), said)) for place, _ in enumerate(end.own)]
+    own = tuple([OwnCall(digest.hex()[:9], call.arguments) for digest, call in zip(digests, end.own, strict=True)])
+    answer = wire.rename_calls(end.answer, tool, iter([call.id for call in own]))
+    return msgspec.structs.replace(end, own=own, answer=answer)
 
 
 def restore_answer(

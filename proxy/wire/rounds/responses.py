@@ -4,17 +4,19 @@ Items of all rounds are items of one response: their indexes and the numbers of 
 the object that ends the response has all items. Nowhere in it is our tool among the `tools` that it repeats.
 
 The provider ties an item of reasoning, whose content it encrypts, to the item that follows it, and refuses one without
-the other. What the client reads of it passes; the event with the whole item waits for what follows, and is withheld if
-that is a call of ours. Items behind it then go without their ids, by which the provider would look for it.
+the other. So all events of such an item wait for what follows, and are withheld if that is a call of ours: an item that
+is announced is finished. Items behind it then have other ids, because by theirs the provider would look for it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
+from proxy.model.manifest import compute_digest
 from proxy.wire.body import SplitBody
 from proxy.wire.json_values import (
     change_members,
     encode_text,
+    encode_value,
     join_array,
     list_elements,
     load_lenient,
@@ -35,7 +37,7 @@ from proxy.wire.rounds.stitching import (
     RoundStitcher,
     add_earlier,
     cut_blocks,
-    encode_value,
+    is_named,
     read_name,
     spell_arguments,
 )
@@ -61,6 +63,7 @@ _HEAD = ("id", "created_at", "model", "tool_choice", "max_output_tokens")
 _BEGINNINGS = frozenset({"response.created", "response.in_progress", "response.queued"})
 _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _ADDED, _DONE = "response.output_item.added", "response.output_item.done"
+_PLAIN = "response.reasoning_text.delta"  # of reasoning that is not encrypted
 
 _IsGone = Callable[[Mapping[str, object]], bool]
 
@@ -69,9 +72,12 @@ class _ResponsesRounds(RoundWire):
     """Responses."""
 
     form = Responses()
+    result_key = b'"call_id"'
 
-    def make_stitcher(self, tool: str, *, is_stream: bool, binds_reasoning: bool) -> RoundStitcher:
-        return _ResponsesStitcher(self, tool, is_stream=is_stream, binds_reasoning=binds_reasoning)
+    def make_stitcher(
+        self, tool: str, *, is_stream: bool, binds_reasoning: bool, is_stored: bool = False
+    ) -> RoundStitcher:
+        return _ResponsesStitcher(self, tool, is_stream=is_stream, binds_reasoning=binds_reasoning, is_stored=is_stored)
 
     def read_round(self, tool: str, received: bytes, *, is_stream: bool) -> RoundEnd:
         if is_stream:
@@ -108,6 +114,11 @@ class _ResponsesRounds(RoundWire):
             for each in results
         ]
 
+    def rename_calls(self, answer: Sequence[bytes], tool: str, ids: Iterator[str]) -> tuple[bytes, ...]:
+        return tuple(
+            [set_member(raw, "call_id", encode_text(next(ids))) if _is_own(_read(raw), tool) else raw for raw in answer]
+        )
+
     def drop_calls(self, answer: Sequence[bytes], tool: str, answered: frozenset[str]) -> tuple[bytes, ...]:
         return tuple(
             _leave_out(answer, lambda item: _is_own(item, tool) and read_text(item.get("call_id")) not in answered)
@@ -137,6 +148,7 @@ def _spell_items(items: Iterable[bytes], tool: str) -> tuple[list[bytes], tuple[
             own.append(OwnCall(read_text(item.get("call_id")), arguments))
             spelling = spell_arguments(arguments)
             raw = raw if spelling == arguments else set_member(raw, "arguments", encode_text(spelling))
+            raw = raw if read_name(item) == tool else set_member(raw, "name", encode_text(tool))
         else:
             others += read_text(item.get("type")) in _CLIENT_CALLS
         spelled.append(raw)
@@ -148,14 +160,14 @@ def _read(raw: bytes) -> Mapping[str, object]:
 
 
 def _is_own(item: object, tool: str) -> bool:
-    return isinstance(item, Mapping) and item.get("type") == _CALL and read_name(item) == tool
+    return isinstance(item, Mapping) and item.get("type") == _CALL and is_named(read_name(item), tool)
 
 
 def _is_tied(item: object) -> bool:
     """Return whether an item is reasoning that the provider reads only together with the item behind it."""
     if not isinstance(item, Mapping) or item.get("type") != "reasoning":
         return False
-    return bool(item.get("encrypted_content") or not item.get("content"))
+    return not item.get("content")
 
 
 def _leave_out(items: Iterable[bytes], is_gone: _IsGone) -> list[bytes]:
@@ -177,16 +189,33 @@ def _leave_out(items: Iterable[bytes], is_gone: _IsGone) -> list[bytes]:
 
 
 def _detach(item: bytes) -> bytes:
-    """Return an item without its id."""
-    return change_members(item, lambda name, value: None if name == "id" else value)
+    """Return an item with another id, by which the provider finds no reasoning that it needs."""
+    return change_members(item, lambda name, value: _rename(value) if name == "id" else value)
+
+
+def _rename(id: bytes) -> bytes:
+    """Return another raw id of the same kind."""
+    kind, _, _ = id.partition(b"_")
+    return b'%b_%b"' % (kind, compute_digest(id).hex()[:32].encode()) if kind[:1] == b'"' else id
+
+
+def _list_items(event: EventBlock) -> Sequence[Mapping[str, object]]:
+    """Return the items of an event: the one that it begins or ends, or those of the whole response."""
+    sent = event.value or {}
+    response = sent.get("response")
+    output = response.get("output") if isinstance(response, Mapping) and event.kind in _ENDS else None
+    return read_objects([sent.get("item")]) + read_objects(output)
+
+
+def _is_of_item(sent: Mapping[str, object]) -> bool:
+    return "output_index" in sent or "item_id" in sent or "item" in sent
 
 
 class _ResponsesStitcher(RoundStitcher):
     """Stitches events, or response objects."""
 
-    telling, numbered = (b"output_item", b"response.created"), b'"sequence_number"'
+    telling, numbered = (b"output_item", b"response.created", _PLAIN.encode()), b'"sequence_number"'
     awaited = b'"reasoning"'
-    deciding = frozenset({_ADDED, *_ENDS})
     _head: Mapping[str, bytes] = MappingProxyType({})
     _next = 0  # the index of the client's next item
     _number = 0  # of the client's next event
@@ -198,18 +227,36 @@ class _ResponsesStitcher(RoundStitcher):
         self._places: dict[object, int | None] = {}  # the client's index of each item; None: it is a call of ours
         self._queue: list[EventBlock] = []  # reasoning that may be withheld, and events behind it
         self._has_own = self._has_client = self._is_loose = False
+        self._loose: set[object] = set()  # items behind reasoning that is withheld
         self._is_renumbered = self._round > 0
         self._said = (*self._said, *_leave_out(self._ended.answer, lambda item: _is_own(item, self._tool)))
+        self._next = max(self._next, len(self._said))  # some upstreams tell items only at the end
 
     @property
     def _is_hiding(self) -> bool:
         return self._has_own and not self._has_client
 
     def _opens(self, event: EventBlock) -> bool:
-        return _is_own((event.value or {}).get("item"), self._tool)
+        return any(_is_own(item, self._tool) for item in _list_items(event))
 
     def _must_wait(self, event: EventBlock) -> bool:
-        return self.awaited in event.raw and event.kind == _DONE and _is_tied((event.value or {}).get("item"))
+        return self.awaited in event.raw and event.kind in (_ADDED, _DONE) and any(map(_is_tied, _list_items(event)))
+
+    def _decides(self, event: EventBlock) -> bool:
+        return event.kind in _ENDS or self._frees(self._awaiting, event)
+
+    def _frees(self, held: EventBlock, event: EventBlock) -> bool:
+        """Return whether an event says that reasoning which is held passes: another item follows, or it is not tied."""
+        sent = event.value or {}
+        if not _is_of_item(sent):
+            return False
+        if _find_key(sent) != _find_key(held.value or {}):
+            return True
+        return event.kind == _PLAIN or ("item" in sent and not _is_tied(sent["item"]))
+
+    @property
+    def next_number(self) -> int:
+        return self._number
 
     def _flush(self) -> bytes:
         return self._release(withholds=True)  # the stream broke off
@@ -224,16 +271,22 @@ class _ResponsesStitcher(RoundStitcher):
             return self._take_end(event)
         if event.data.startswith(END) and self._is_hiding:
             return self._hold(event)
-        written = b""
-        if "output_index" in sent or "item_id" in sent or "item" in sent:
-            key = _find_key(sent)
-            if kind == _ADDED or key not in self._places:
-                written = self._place(key, sent.get("item"))
-            if self._places[key] is None:
-                self._is_renumbered = True
-                return written
-        if self._queue or self._must_wait(event):
+        if self._queue and not self._frees(self._queue[0], event):
             self._queue.append(event)
+            return b""
+        if not _is_of_item(sent):
+            return self._emit(event)
+        key, written = _find_key(sent), b""
+        if self._queue and key == _find_key(self._queue[0].value or {}):
+            written = self._release(withholds=False)
+        elif kind == _ADDED or key not in self._places:
+            if self._must_wait(event):
+                written = self._release(withholds=False)
+                self._queue.append(event)
+                return written
+            written = self._place(key, sent.get("item"))
+        if self._places[key] is None:
+            self._is_renumbered = True
             return written
         return written + self._emit(event)
 
@@ -245,6 +298,9 @@ class _ResponsesStitcher(RoundStitcher):
         return self._emit(EventBlock(self._edit_echo(event)))
 
     def _take_end(self, event: EventBlock) -> bytes:
+        items = _list_items(event)  # of which some upstreams have told nothing before
+        self._has_own = self._has_own or any(_is_own(item, self._tool) for item in items)
+        self._has_client = self._has_client or any(map(self._is_clients, items))
         if not self._is_hiding:
             return self._release(withholds=False) + self._emit(EventBlock(self._edit_end(event)))
         return self._release(withholds=True) + self._hold(event)
@@ -253,29 +309,48 @@ class _ResponsesStitcher(RoundStitcher):
         """Give an item the client's index, or none if it is a call of ours. Return what has waited for it."""
         if _is_own(item, self._tool):
             self._has_own, self._places[key] = True, None
-            self._is_loose = self._is_loose or any(map(self._must_wait, self._queue))
+            self._is_loose = self._is_loose or bool(self._queue)
             return self._release(withholds=True)
-        kind = read_text(item.get("type")) if isinstance(item, Mapping) else ""
-        self._has_client = self._has_client or kind in _CLIENT_CALLS
-        self._is_loose = self._is_loose and kind != "reasoning"
+        released = self._release(withholds=False)
+        self._has_client = self._has_client or self._is_clients(item)
+        if self._is_loose:
+            self._loose.add(key)
+        self._take_index(key)
+        return released
+
+    def _take_index(self, key: object) -> None:
         self._places[key] = self._next
         self._next += 1
-        return self._release(withholds=False)
+
+    def _is_clients(self, item: object) -> bool:
+        """Return whether an item is a call that the client answers."""
+        is_call = isinstance(item, Mapping) and read_text(item.get("type")) in _CLIENT_CALLS
+        return is_call and not _is_own(item, self._tool)
 
     def _release(self, *, withholds: bool) -> bytes:
+        """Return the events that wait, without those of the reasoning if that is withheld."""
         queue, self._queue = self._queue, []
-        if withholds and queue:
+        if not queue:
+            return b""
+        if withholds:
             self._is_renumbered = True
-        return b"".join([self._emit(event) for event in queue if not (withholds and self._must_wait(event))])
+            queue = [event for event in queue if not _is_of_item(event.value or {})]
+        else:
+            self._is_loose = False
+            self._take_index(_find_key(queue[0].value or {}))
+        return b"".join(map(self._emit, queue))
 
     def _emit(self, event: EventBlock) -> bytes:
         """Return an event with the client's index of its item, and its own number."""
         sent, data = event.value or {}, event.data
-        place, number = self._places.get(_find_key(sent)), sent.get("sequence_number")
+        key = _find_key(sent)
+        place, number = self._places.get(key), sent.get("sequence_number")
         if place is not None and sent.get("output_index") not in (None, place):
             data = set_member(data, "output_index", b"%d" % place)
-        if self._is_loose and place is not None and (item := read_member(data, "item")):
-            data = set_member(data, "item", _detach(item))
+        if key in self._loose:
+            data = change_members(
+                data, lambda name, raw: _rename(raw) if name == "item_id" else _detach(raw) if name == "item" else raw
+            )
         if type(number) is int:
             if self._is_renumbered and number != self._number:
                 data, number = set_member(data, "sequence_number", b"%d" % self._number), self._number
@@ -308,7 +383,7 @@ class _ResponsesStitcher(RoundStitcher):
         """Return the object that ends the response: with all items, and the first round's id, model and parameters."""
         edited = self._strip_tools(raw)
         for name, value in self._head.items() if self._round else ():
-            edited = set_member(edited, name, value)
+            edited = edited if name == "id" and self._is_stored else set_member(edited, name, value)
         usage = read_member(edited, "usage")
         if self._round and usage[:1] == b"{":
             edited = set_member(edited, "usage", add_earlier(usage, self._earlier, _USAGE))

@@ -8,7 +8,6 @@ A stream without a call of ours is not read at all: it is searched for the tool'
 has passed in this round is read after all, so that the state is the same as if it had been read from the beginning.
 """
 
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +29,10 @@ END = b"[DONE]"
 """The data of the event that ends a stream in some formats."""
 _CUT_OFF = frozenset({"length", "max_tokens", "max_output_tokens", "content_filter", "refusal", "failed", "cancelled"})
 _CUT_OFF |= {"model_context_window_exceeded", "pause_turn"}
+
+# What models put between a prefix of their own and the name of a tool, and prefixes that may come in pieces.
+_SEPARATORS = (".", "/", ":")
+_PREFIXES = ("functions", "default_api")
 
 MOST_READ = 8 * 1024 * 1024
 """The bytes of a first round after which nothing is read any more, so that calls of ours pass like all others."""
@@ -129,12 +132,10 @@ class RoundReader(ABC):
 
     form: ClassVar[Format]
 
-    def make_end(
-        self, answer: Answer, raws: Sequence[bytes], own: Sequence[OwnCall], others: int, *, is_ended: bool = False
-    ) -> RoundEnd:
+    def make_end(self, answer: Answer, raws: Sequence[bytes], own: Sequence[OwnCall], others: int) -> RoundEnd:
         """Return the end of a round, given what its response says: raw messages, our calls, the number of the others.
 
-        `is_ended`: it came to its end, though its format does not say so.
+        A response that says why the model stopped has come to its end, though its last event may be missing.
         """
         counted = answer.value.get("usage")
         return RoundEnd(
@@ -144,7 +145,7 @@ class RoundReader(ABC):
             finish=answer.finish,
             usage=answer.usage,
             error=answer.error,
-            is_ended=answer.is_ended or is_ended,
+            is_ended=answer.is_ended or bool(answer.finish),
             counted=counted if isinstance(counted, dict) else {},
         )
 
@@ -163,27 +164,31 @@ class RoundStitcher(ABC):
 
     Feed it a round's body, then call `end_round`; then feed it the next round's body, or call `finish`.
     `binds_reasoning`: the provider signs reasoning over all that precedes it. What a client gets no calls of then goes
-    before the reasoning of later rounds, which therefore is withheld from it.
+    before the reasoning of later rounds, which therefore is withheld from it. `is_stored`: the provider keeps the
+    response of each round, so that the client has to know that of the last one.
     """
 
     telling: ClassVar[tuple[bytes, ...]]  # in the events that have to be read before a call of ours can be
     numbered: ClassVar[bytes] = b"data"  # in the events of which the last has to be read, too
     awaited: ClassVar[bytes] = b""  # in each event that passes or not by what follows it
-    deciding: ClassVar[frozenset[str]] = frozenset()  # the types of the events that decide on it
 
-    def __init__(self, reader: RoundReader, tool: str, *, is_stream: bool, binds_reasoning: bool) -> None:
+    def __init__(
+        self, reader: RoundReader, tool: str, *, is_stream: bool, binds_reasoning: bool, is_stored: bool = False
+    ) -> None:
         self._reader = reader
         self._tool = tool
         self._name = tool.encode()
         self._is_stream = is_stream
         self._binds = binds_reasoning
+        self._is_stored = is_stored
         self._round = 0
         self._is_quiet = True  # no round before this one, and no call of ours yet
         self._is_deaf = self._is_over = False
         self._size = 0
         self._read: list[bytes] = []  # of this round, in whole events
         self._tail = bytearray()  # an event that has begun; all of the body if it is no stream
-        self._waiting = b""  # an event that passes or not by what follows it
+        self._waiting = b""  # events that pass or not by what follows them
+        self._awaiting = EventBlock(b"")  # the first of these
         self._pending = b""  # goes out with whatever goes out next
         self._ends: list[EventBlock] = []  # how a hidden round ended
         self._earlier: list[Mapping[str, object]] = []  # usage of the rounds before this one
@@ -205,16 +210,28 @@ class RoundStitcher(ABC):
 
     def end_round(self) -> RoundEnd:
         """Return what the round has come to, whose response has ended or broken off."""
+        if self._is_over:  # nothing of it has come
+            self._begin_next()
         end = self._end_stream() if self._is_stream else self._end_body()
         self._is_over, self._is_plain = True, False
         self._ended = end
         return end
+
+    @property
+    def next_number(self) -> int:
+        """The number of the client's next event, in formats that number them."""
+        return 0
 
     def finish(self) -> bytes:
         """Return what is left to send: all of a body, or the held end of a stream, unless its last round broke off."""
         written = self._pending + (self._close() if self._is_stream else self._write_body())
         self._pending = b""
         return written
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether something is held back until it is known whether a call of ours follows."""
+        return bool(self._waiting)
 
     @property
     def has_call(self) -> bool:
@@ -255,6 +272,10 @@ class RoundStitcher(ABC):
     def _must_wait(self, event: EventBlock) -> bool:
         """Return whether an event passes or not by what follows it."""
         return False
+
+    def _decides(self, event: EventBlock) -> bool:
+        """Return whether those that wait pass, given an event behind them that begins no call of ours."""
+        return not self._must_wait(event)
 
     def _flush(self) -> bytes:
         """Return what was held within a round that was read, at its end."""
@@ -309,24 +330,25 @@ class RoundStitcher(ABC):
             self._read.append(block)
             return self._rewrite_block(block)
         has_name, event = self._name in block, EventBlock(block)
-        if has_name and self._opens(event):
+        if (has_name or self._waiting) and self._opens(event):
             self._catch_up()
             self._read.append(block)
             return self._rewrite_block(block)
         self._read.append(block)
-        if self._waiting and event.kind not in self.deciding:
+        if self._waiting and not self._decides(event):
             self._waiting += block
             return b""
         waiting, self._waiting = self._waiting, b""
         if self._must_wait(event):
             lead = _match_lead(block)
-            self._waiting = block[lead:]
+            self._waiting, self._awaiting = block[lead:], event
             return waiting + block[:lead]
         return waiting + (self._edit_echo(event) if has_name else block)
 
     def _catch_up(self) -> None:
         """Read what matters of what has passed, and all that waits: now the format holds that."""
         read, waiting = b"".join(self._read), self._waiting
+        self._is_quiet, self._waiting = False, b""
         passed = list(cut_blocks(read[: len(read) - len(waiting)]))
         last = max((place for place, block in enumerate(passed) if self.numbered in block), default=0)
         for place, block in enumerate(passed):
@@ -334,7 +356,6 @@ class RoundStitcher(ABC):
                 self._rewrite_block(block)
         for block in cut_blocks(waiting):
             self._rewrite_block(block)
-        self._is_quiet, self._waiting = False, b""
 
     def _rewrite_block(self, block: bytes) -> bytes:
         lead = _match_lead(block)
@@ -434,17 +455,20 @@ def _add(raw: bytes, count: int) -> bytes:
     return b"%d" % (int(raw) + count) if raw.isdigit() else raw
 
 
-def encode_value(value: object) -> bytes:
-    """Encode a decoded value as compact JSON."""
-    try:
-        return msgspec.json.encode(value)
-    except UnicodeEncodeError:  # a lone surrogate
-        return json.dumps(value, separators=(",", ":"), default=lambda raw: bytes(raw).decode()).encode()
-
-
 def spell_arguments(arguments: str) -> str:
     """Return arguments that can be sent back: `{}` for what is no JSON object, because many servers refuse that."""
     return arguments if isinstance(load_lenient(arguments.encode("utf-8", "surrogatepass")), dict) else "{}"
+
+
+def is_named(name: str, tool: str) -> bool:
+    """Return whether a model means a tool by a name: models put `functions.`, `default_api.` and the like before it."""
+    return name == tool or (name.endswith(tool) and name[: -len(tool)].endswith(_SEPARATORS))
+
+
+def may_begin(name: str, tool: str) -> bool:
+    """Return whether the beginning of a name may become one by which a model means a tool."""
+    last = name[max([name.rfind(each) for each in _SEPARATORS]) + 1 :]
+    return (last != tool and tool.startswith(last)) or any([prefix.startswith(name) for prefix in _PREFIXES])
 
 
 def read_name(value: object) -> str:

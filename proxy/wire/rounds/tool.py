@@ -1,13 +1,14 @@
 """Our tool in requests of each format: what differs between them. `requests` has what is the same in all."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import msgspec
 
 from proxy.wire.body import SplitBody
-from proxy.wire.json_values import encode_text
-from proxy.wire.rounds.stitching import OwnResult, RoundReader, RoundStitcher, encode_value
+from proxy.wire.json_values import encode_text, encode_value
+from proxy.wire.rounds.stitching import OwnResult, RoundReader, RoundStitcher
 
 
 class OwnTool(msgspec.Struct, frozen=True):
@@ -25,8 +26,12 @@ class OwnTool(msgspec.Struct, frozen=True):
 class RoundWire(RoundReader):
     """Our tool, its calls and their results in one format. Each format has one subclass."""
 
+    result_key: ClassVar[bytes]  # of the member that names the call of a result
+
     @abstractmethod
-    def make_stitcher(self, tool: str, *, is_stream: bool, binds_reasoning: bool) -> RoundStitcher:
+    def make_stitcher(
+        self, tool: str, *, is_stream: bool, binds_reasoning: bool, is_stored: bool = False
+    ) -> RoundStitcher:
         """Return what stitches the rounds of one response."""
 
     @abstractmethod
@@ -52,6 +57,10 @@ class RoundWire(RoundReader):
     @abstractmethod
     def spell_results(self, results: Sequence[OwnResult]) -> list[bytes]:
         """Return the raw messages, or items, with results of our tool."""
+
+    @abstractmethod
+    def rename_calls(self, answer: Sequence[bytes], tool: str, ids: Iterator[str]) -> tuple[bytes, ...]:
+        """Return an answer in which the calls of our tool have these ids, in their order."""
 
     @abstractmethod
     def drop_calls(self, answer: Sequence[bytes], tool: str, answered: frozenset[str]) -> tuple[bytes, ...]:

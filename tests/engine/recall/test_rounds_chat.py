@@ -16,6 +16,8 @@ from tests.support.engine import JSON, LIMIT, ScriptedResponse
 from tests.support.loops import put_forward
 from tests.support.managed import ContextLog, ManagedEngine, Turn, answer, cut_end, refuse
 from tests.support.managing import Message, make_history
+from tests.support.rescuing import TOO_LONG_EVENT
+from tests.support.valid_streams import find_faults
 
 HISTORY = make_history(60, 1600)
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
@@ -312,21 +314,158 @@ async def test_a_client_that_leaves_ends_all_of_it(at: str) -> None:
     assert later.plan.epoch
 
 
-async def test_a_hop_that_is_too_long_goes_on_without_the_page_and_then_ends_with_what_there_is() -> None:
+async def test_a_hop_that_is_too_long_goes_on_without_the_page_then_begins_anew_then_fails() -> None:
     engine = ManagedEngine(run=run)
     await open_epoch(engine)
     prepare(engine, recalling(), refuse("maximum context length is 9000 tokens"), saying("Without."))
     turn = await engine.send(until(23), tools=TOOLS, stream=True)
     assert read_text(turn.client.body) == "Let me look. Without."
     assert "no room" in json.loads(turn.all_sent[2])["messages"][-1]["content"]
-    prepare(engine, recalling(), *[refuse("maximum context length is 9000 tokens")] * 2)
+    prepare(engine, recalling(), *[refuse("maximum context length is 9000 tokens") for _ in range(2)], saying("Short."))
     turn = await engine.send(until(24), tools=TOOLS, stream=True)
-    assert read_text(turn.client.body) == "Let me look. " and turn.client.is_whole
-    assert turn.client.body.endswith(DONE)
-    history = [*until(24), {"role": "assistant", "content": "Let me look. "}, {"role": "user", "content": "And?"}]
-    later = await engine.send(history, tools=TOOLS)
-    assert [each["role"] for each in later.messages[-3:]] == ["assistant", "tool", "user"]
+    assert read_text(turn.client.body) == "Let me look. Short." and turn.client.is_whole
+    assert engine.epochs[-1].why == "overflow" and PAGE not in turn.all_sent[3].decode()
+    assert find_faults("chat_completions", turn.client.body) == []
+    said = {"role": "assistant", "content": "Let me look. Short."}
+    later = await engine.send([*until(24), said, {"role": "user", "content": "And?"}], tools=TOOLS)
+    assert later.messages[-2:] == [said, {"role": "user", "content": "And?"}]
+    prepare(engine, recalling(), *[refuse("maximum context length is 9000 tokens") for _ in range(3)])
+    turn = await engine.send(until(25), tools=TOOLS, stream=True)
+    assert "maximum context length" in turn.client.body.decode() and DONE not in turn.client.body
+    assert find_faults("chat_completions", turn.client.body) == []
     assert engine.failures == []
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_refused_hop_is_answered_without_the_tool(is_stream: bool) -> None:
+    engine = ManagedEngine(run=run)
+    await open_epoch(engine)
+    refused = answer(b'{"error":{"message":"messages.31: unexpected"}}', 400)
+    prepare(engine, recalling() if is_stream else body_with_call(), refused)
+    prepare(engine, saying("So.") if is_stream else body_with_text("So."))
+    turn = await engine.send(until(23), tools=TOOLS, stream=is_stream)
+    assert turn.client.status == 200 and turn.client.is_whole and b"unexpected" not in turn.client.body
+    if is_stream:
+        assert read_text(turn.client.body) == "Let me look. So."
+        assert find_faults("chat_completions", turn.client.body) == []
+    else:
+        assert json.loads(turn.client.body)["choices"][0]["message"]["content"] == "Let me look. So."
+        assert "without the tool" in turn.labels["x-palimpsest-notice"]
+    assert json.loads(turn.all_sent[2])["tools"] == TOOLS and b"own1" not in turn.all_sent[2]
+    assert engine.epochs[-1].why == "untooled" and [each.k for each in turn.plans][-1] == 2
+    outcomes = [(each.k, each.status) for each in engine.log.of(Outcome) if each.exchange == turn.exchange]
+    assert outcomes == [(0, 200), (1, 400), (2, 200)] and engine.log.of(Recalled) == []
+    said = {"role": "assistant", "content": "Let me look. So."}
+    history: list[Any] = [*until(23), said, {"role": "user", "content": "And?"}]
+    later = await engine.send(history, tools=TOOLS)
+    assert later.messages[-2:] == history[-2:] and json.loads(later.sent)["tools"] == TOOLS
+    (reply,) = [each for each in engine.log.of(Reply) if each.exchange == turn.exchange]
+    assert len(reply.nodes) == 1
+    turns = [await engine.send(until(steps), tools=TOOLS) for steps in range(24, 50)]
+    assert {json.dumps(json.loads(each.sent)["tools"]) for each in turns} == {json.dumps(TOOLS)}
+    assert engine.failures == []
+
+
+async def test_a_hop_that_is_refused_in_every_form_ends_with_the_answer_to_the_clients_own_request() -> None:
+    engine = ManagedEngine(run=run)
+    await open_epoch(engine)
+    prepare(engine, body_with_call(), *[answer(b'{"error":{"message":"no %d"}}' % i, 400) for i in range(3)])
+    turn = await engine.send(until(23), tools=TOOLS)
+    assert (turn.client.status, turn.client.body) == (400, b'{"error":{"message":"no 2"}}')
+    assert turn.all_sent[3] == turn.body and len(turn.all_sent) == 4
+
+
+@pytest.mark.parametrize("events", [[], [chunk({"role": "assistant", "content": "The p"}, id="c2")], [b": ping\n\n"]])
+async def test_a_hop_that_ends_before_its_last_event_is_broken_for_the_client_too(events: list[bytes]) -> None:
+    engine = ManagedEngine(run=run)
+    await open_epoch(engine)
+    prepare(engine, recalling(), ScriptedResponse(*events, ending="eof"))
+    turn = await engine.send(until(23), tools=TOOLS, stream=True)
+    assert turn.client.is_aborted and b"[DONE]" not in turn.client.body
+    outcome = [each for each in engine.log.of(Outcome) if each.exchange == turn.exchange][-1]
+    assert (outcome.k, outcome.completeness) == (1, "truncated") and "last event" in outcome.error
+    assert engine.log.of(Recalled) == []
+    begun = chunk({"role": "assistant", "content": "a"}), chunk({"tool_calls": [call("{}")]})
+    prepare(engine, ScriptedResponse(*begun, ending="eof"))
+    turn = await engine.send(until(24), tools=TOOLS, stream=True)
+    assert turn.client.is_aborted and turn.client.body == begun[0]
+    assert engine.failures == []
+
+
+async def test_a_hop_whose_stream_says_that_it_is_too_long_goes_on_without_the_page() -> None:
+    engine = ManagedEngine(run=run)
+    await open_epoch(engine)
+    prepare(engine, recalling(), stream(TOO_LONG_EVENT), saying("Without."))
+    turn = await engine.send(until(23), tools=TOOLS, stream=True)
+    assert read_text(turn.client.body) == "Let me look. Without." and turn.client.is_whole
+    assert "no room" in json.loads(turn.all_sent[2])["messages"][-1]["content"]
+
+
+async def test_ids_that_a_provider_counts_anew_in_each_answer_stand_once_in_a_request() -> None:
+    engine = ManagedEngine(run=run)
+    await open_epoch(engine)
+    function = {"name": "bash", "arguments": "{}"}
+    calls = [{"id": "call_0", "type": "function", "function": function}]
+    counted: list[Any] = [{"role": "assistant", "content": None, "tool_calls": calls}]
+    counted.append({"role": "tool", "tool_call_id": "call_0", "content": "files"})
+    history: list[Any] = [*until(23), *counted]
+    for n in range(3):
+        own = [{k: v for k, v in call("{}", id=f"call_{i}").items() if k != "index"} for i in range(2)]
+        prepare(engine, body_with_call("{}", *own), body_with_text(f"Done {n}."))
+        turn = await engine.send(history, tools=TOOLS)
+        said = json.loads(turn.client.body)["choices"][0]["message"]["content"]
+        history = [*history, {"role": "assistant", "content": said}, {"role": "user", "content": "Go on."}]
+        history += counted
+        later = await engine.send(history, tools=TOOLS)
+        ours = [
+            each["id"]
+            for message in later.messages
+            for each in message.get("tool_calls") or ()
+            if each["function"]["name"] == "context_recall"
+        ]
+        answered = [each["tool_call_id"] for each in later.messages if each["role"] == "tool"]
+        assert len(set(ours)) == len(ours) == 3 * (n + 1) and answered.count("call_0") == n + 2
+        assert all(answered.count(id) == 1 for id in ours) and later.messages[-2:] == history[-2:]
+    assert engine.failures == []
+
+
+@pytest.mark.parametrize("kind", [(), ((b"content-type", b"text/plain"),), ((b"content-type", b"application/json"),)])
+@pytest.mark.parametrize("pieces", [1, 3, 500])
+async def test_a_stream_is_known_by_its_first_bytes(kind: Any, pieces: int) -> None:
+    engine = ManagedEngine(run=run)
+    await open_epoch(engine)
+    events = [chunk({"role": "assistant", "content": "Let me look. "}), chunk({"tool_calls": [call("{}")]})]
+    first = b"".join([b"\n", *events, chunk({}, "tool_calls"), usage(1000, 20), DONE])
+    for content in (first, b"".join([chunk({"content": "Done."}, id="c2"), chunk({}, "stop", id="c2"), DONE])):
+        cut = [content[at : at + pieces] for at in range(0, 3 * pieces, pieces)] + [content[3 * pieces :]]
+        prepare(engine, ScriptedResponse(*filter(None, cut), headers=kind, ending="eof"))
+    turn = await engine.send(until(23), tools=TOOLS, stream=True)
+    assert read_text(turn.client.body) == "Let me look. Done." and b"context_recall" not in turn.client.body
+    assert find_header(turn.client.headers, b"content-type") == dict(kind).get(b"content-type", b"")
+    await engine.tasks.finish(LIMIT)
+    readings = [each for each in engine.log.of(Reading) if each.exchange == turn.exchange]
+    assert len(readings) == 2 and {each.finish for each in readings} == {"tool_calls", "stop"}
+    assert engine.log.of(Recalled)[0].rounds[0].results
+
+
+async def test_a_body_that_comes_in_place_of_a_stream_is_read_as_one() -> None:
+    engine = ManagedEngine(run=run)
+    await open_epoch(engine)
+    first, second = body_with_call(), body_with_text("Done.")
+    first.headers = second.headers = ()
+    prepare(engine, first, second)
+    turn = await engine.send(until(23), tools=TOOLS, stream=True)
+    assert json.loads(turn.client.body)["choices"][0]["message"]["content"] == "Let me look. Done."
+    prepare(engine, ScriptedResponse(b" ", headers=(), ending="cut"))
+    turn = await engine.send(until(24), tools=TOOLS, stream=True)
+    assert turn.client.is_aborted and turn.client.body == b" "
+    prepare(engine, response := ScriptedResponse(b" ", headers=()))
+    turn = engine.start(until(25), tools=TOOLS, stream=True)
+    await response.wait_until_starved()
+    turn.task.cancel()
+    await asyncio.wait((turn.task,))
+    assert await engine.tasks.finish(LIMIT)
+    assert engine.log.of(Outcome)[-1].completeness == "aborted"
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
@@ -467,18 +606,15 @@ async def test_of_many_calls_at_once_some_are_answered_and_what_does_not_fit_is_
     results = [each["content"] for each in json.loads(turn.all_sent[1])["messages"][-10:]]
     assert "no room" in results[0] and results[1:8] == ["short ? 1"] * 7
     assert all("at once" in each for each in results[8:])
-    assert engine.log.of(Recalled)[0].rounds[0].results[1] == ("own0", "short ? 1")
+    assert engine.log.of(Recalled)[0].rounds[0].results[1][1] == "short ? 1"
 
 
-async def test_a_whole_body_ends_with_what_there_is_where_the_next_round_is_too_long() -> None:
+async def test_a_whole_body_is_the_refusal_where_nothing_fits_any_more() -> None:
     engine = ManagedEngine(run=run)
     await open_epoch(engine)
-    prepare(engine, body_with_call(), *[refuse("maximum context length is 9000 tokens") for _ in range(2)])
+    prepare(engine, body_with_call(), *[refuse("maximum context length is 9000 tokens") for _ in range(3)])
     turn = await engine.send(until(23), tools=TOOLS)
-    assert turn.client.status == 200 and turn.client.is_whole
-    value = json.loads(turn.client.body)["choices"][0]
-    assert (value["message"]["content"], value["finish_reason"]) == ("Let me look. ", "stop")
-    assert "tool_calls" not in value["message"]
+    assert turn.client.status == 400 and turn.client.is_whole and b"maximum context length" in turn.client.body
     prepare(engine, ScriptedResponse(b'{"choices": [', headers=JSON, ending="cut"))
     turn = await engine.send(until(24), tools=TOOLS)
     assert turn.client.is_aborted and turn.client.body == b'{"choices": ['

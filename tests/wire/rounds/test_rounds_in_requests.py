@@ -19,11 +19,12 @@ from proxy.wire.rounds import (
     append_tool,
     continue_request,
     find_obstacle,
+    name_calls,
     read_round,
     restore_answer,
     spell_tool,
 )
-from tests.support.rounds import SPEAKERS, TOOL, Call, Speaker, Text, Thought, number, play
+from tests.support.rounds import SPEAKERS, TOOL, Call, Speaker, Text, Thought, Turn, number, play
 
 CHAT, MESSAGES, RESPONSES = (FORMATS[name] for name in ("chat_completions", "anthropic_messages", "responses"))
 ALL = pytest.mark.parametrize("form", [CHAT, MESSAGES, RESPONSES], ids=lambda form: form.name)
@@ -275,3 +276,37 @@ def test_calls_that_were_ignored_are_left_out(speaker: Speaker) -> None:
     assert TOOL.encode() not in b"".join(silent)
     assert words == ends[2].answer
     assert restore_answer(speaker.form, TOOL, ()) == ()
+
+
+@SPEAKING
+def test_our_calls_get_ids_of_their_own_where_ids_may_stand_twice(speaker: Speaker) -> None:
+    turn = Turn((Text("a", "t"), Call("{}", id="c1"), Call("{}", "read", id="c2"), Call("{}", id="c3")))
+    end = read_round(speaker.form, TOOL, speaker.spell_body(turn), is_stream=False)
+    key = {"chat_completions": "tool_call_id", "anthropic_messages": "tool_use_id", "responses": "call_id"}
+    seen = b'{"%b":"x"}' % key[speaker.form.name].encode()
+    assert name_calls(speaker.form, TOOL, end, seen) is end
+    twice = Turn((Call("{}", id="c1"), Call("{}", "read", id="c1")))
+    for other, sent in (
+        (end, b'{"a":1}'),
+        (end, seen + b'{"id":"c1"}'),
+        (end, seen + b'{"id":"c2"}'),
+        (read_round(speaker.form, TOOL, speaker.stream(twice), is_stream=True), seen),
+    ):
+        named = name_calls(speaker.form, TOOL, other, sent)
+        assert named == name_calls(speaker.form, TOOL, other, sent)
+        assert len({call.id for call in named.own} | {call.id for call in other.own}) == 2 * len(other.own)
+        calls = [call for raw in named.answer for call in speaker.form.parse_message(raw).calls]
+        assert [call.id for call in calls if call.name == TOOL] == [call.id for call in named.own]
+        before = [call.id for raw in other.answer for call in speaker.form.parse_message(raw).calls]
+        assert [call.id for call in calls if call.name == "read"] == [before[1]]
+        assert name_calls(speaker.form, TOOL, other, sent + b" ").own[0].id != named.own[0].id
+
+
+@pytest.mark.parametrize("name", [f"functions.{TOOL}", f"tools/{TOOL}"])
+def test_a_client_that_has_a_tool_that_could_be_meant_gets_none_of_ours(name: str) -> None:
+    for speaker in SPEAKERS:
+        function = {"name": name, "function": {"name": name}}
+        body = split_body(json.dumps({"messages": [], "input": [], "tools": [function]}).encode(), "messages")
+        assert body is not None
+        assert find_obstacle(speaker.form, body, TOOL) == f"the request has a tool {name} of its own"
+        assert not find_obstacle(speaker.form, body, "my_tool")

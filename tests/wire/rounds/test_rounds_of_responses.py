@@ -9,7 +9,7 @@ import pytest
 from proxy.wire import FORMATS
 from proxy.wire.rounds import OwnCall, make_stitcher, read_round
 from proxy.wire.streams import read_events
-from tests.support.rounds import TOOL, Call, ResponsesSpeaker, Text, Thought, Turn, number, play
+from tests.support.rounds import TOOL, Call, ResponsesSpeaker, Text, Thought, Turn, loosen, number, play
 
 FORM = FORMATS["responses"]
 SPEAKER = ResponsesSpeaker()
@@ -17,7 +17,7 @@ SPEAKER = ResponsesSpeaker()
 Fields = Mapping[str, Any]
 RECALL = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": TOOL, "arguments": "{}"}
 READ = {"type": "function_call", "id": "fc_2", "call_id": "c2", "name": "read", "arguments": "{}"}
-LOOSE = {name: value for name, value in READ.items() if name != "id"}  # what it is tied to is withheld
+LOOSE = loosen(READ)  # what it is tied to is withheld
 TIED = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "é=="}
 WORDS = {"type": "message", "id": "msg_1", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]}
 
@@ -149,11 +149,58 @@ def test_reasoning_that_is_tied_to_our_call_is_withheld(output: list[Fields], ke
 def test_reasoning_waits_for_what_follows_and_no_longer() -> None:
     stitcher = make_stitcher(FORM, TOOL, is_stream=True)
     blocks = [b"%b\n\n" % block for block in items(TIED, WORDS).split(b"\n\n")[:-1]]
-    assert [stitcher.feed(block) for block in blocks[:2]] == blocks[:2]
-    assert stitcher.feed(blocks[2]) == b""
+    assert stitcher.feed(blocks[0]) == blocks[0] and not stitcher.is_holding
+    assert [stitcher.feed(block) for block in blocks[1:3]] == [b"", b""] and stitcher.is_holding
     assert stitcher.feed(b": ping\n\n: more\n") == b""
-    assert stitcher.feed(blocks[3]) == blocks[2] + b": ping\n\n: more\n" + blocks[3]
-    assert stitcher.feed(blocks[4]) == blocks[4]
+    assert stitcher.feed(blocks[3]) == b"".join(blocks[1:3]) + b": ping\n\n: more\n" + blocks[3]
+    assert stitcher.feed(blocks[4]) == blocks[4] and not stitcher.is_holding
+
+
+def test_reasoning_that_is_told_in_plain_text_passes_as_it_comes() -> None:
+    plain = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+    added = ("output_item.added", {"output_index": 0, "item": {**plain, "content": []}})
+    said = ("reasoning_text.delta", {"output_index": 0, "item_id": "rs_1", "content_index": 0, "delta": "hm"})
+    done = ("output_item.done", {"output_index": 0, "item": plain})
+    sent: list[tuple[str, Fields]] = [("created", {"response": {"id": "r"}}), added, said, said, done]
+    stream = speak(*sent, ("output_item.added", {"output_index": 1, "item": RECALL}))
+    blocks = [b"%b\n\n" % block for block in stream.split(b"\n\n")[:-1]]
+    for first in (b"", items(RECALL)):
+        stitcher = make_stitcher(FORM, TOOL, is_stream=True)
+        stitcher.feed(first)
+        stitcher.end_round()
+        written = [stitcher.feed(block) for block in blocks]
+        assert written[1] == written[5] == b"" and all([written[2], written[3], written[4]])
+        kinds = ["added", "text.delta", "text.delta", "done"]
+        sent_kinds = [each["type"] for each in list_sent(b"".join(written)) if "created" not in each["type"]]
+        assert [kind.endswith(end) for kind, end in zip(sent_kinds, kinds, strict=True)] == [True] * 4
+
+
+@pytest.mark.parametrize("told", ["done", "end"])
+def test_items_that_are_told_late_are_ours_all_the_same(told: str) -> None:
+    """Some gateways stream only whole items, some only the whole response."""
+
+    def tell(*output: Fields) -> bytes:
+        sent: list[tuple[str, Fields]] = [("created", {"response": {"id": "r"}})]
+        for index, item in enumerate(output if told == "done" else ()):
+            sent.append(("output_item.done", {"output_index": index, "item": item}))
+        return speak(*sent, ("completed", {"response": {"id": "r", "status": "completed", "output": output}}))
+
+    for sizes in ((), (7,)):
+        written, [end, _] = play(FORM, [tell(TIED, RECALL), tell(WORDS)], sizes)
+        assert end.can_continue and TOOL.encode() not in written
+        assert list_output(written) == [WORDS]
+        written, [end, _] = play(FORM, [tell(WORDS, RECALL), items(WORDS)], sizes)
+        assert list_output(written) == [WORDS, WORDS]
+        assert {each["output_index"] for each in list_sent(written)[-3:-1]} == {1}
+        written, [end] = play(FORM, [tell(WORDS, RECALL, READ)], sizes)
+        assert list_output(written) == [WORDS, READ] and end.has_client_calls
+
+
+def test_a_client_may_go_on_from_the_last_response_of_a_provider_that_stores_all() -> None:
+    turns = number([Text("a"), Call()], [Text("b")])
+    streams, bodies = [SPEAKER.stream(turn) for turn in turns], [SPEAKER.spell_body(turn) for turn in turns]
+    assert list_sent(play(FORM, streams, is_stored=True)[0])[-1]["response"]["id"] == "resp_1"
+    assert json.loads(play(FORM, bodies, is_stream=False, is_stored=True)[0])["id"] == "resp_1"
 
 
 def test_a_broken_stream_passes_the_reasoning_that_waits() -> None:

@@ -226,7 +226,7 @@ class ExchangeService:
         elif outgoing.is_managed and isinstance(request, ManagedRequest):
             exchange.after_send.append(partial(self._controller.watch, request, outgoing))
         if (outgoing.is_managed or outgoing.is_mendable) and isinstance(request, ManagedRequest):
-            exchange.is_guarded = outgoing.is_guarded
+            exchange.is_guarded = outgoing.is_guarded or outgoing.is_opened  # a refusal may come with 200
             exchange.make_retries = partial(
                 self._controller.make_retries,
                 request,

@@ -261,9 +261,8 @@ class RequestResolver:
         named = self._naming.read(request.headers)
         key = (caller.tenant, form.name, options.program.session.family if options.program else named.family)
         self.forget_lost()
-        known, shared = self._histories.find(key, content)
-        remembered = _Remembered(known, shared, self._histories.losses)
-        if (split := split_known(content, form.items_key, known, shared, is_ours=held is not None)) is None:
+        remembered = _Remembered(*self._histories.find(key, content), self._histories.losses)
+        if (split := split_known(content, form.items_key, *remembered[:2], is_ours=held is not None)) is None:
             return None
         model, program = parse_json_string(split.member("model")), options.program
         route = self._choose(model) if program is None else self._find_route(program.session.upstream)

@@ -57,7 +57,7 @@ class TemplateServer:
             return JSONResponse(error, status)
         size = len(json.dumps(asked["messages"]))
         self.accepted.append((model, size))
-        call = {"id": f"call_{len(self.accepted):05}", "type": "function"}
+        call: dict[str, Any] = {"id": f"call_{len(self.accepted):05}", "type": "function"}
         call["function"] = {"name": "read", "arguments": json.dumps({"path": f"src/file_{len(self.accepted)}.py"})}
         usage = {"prompt_tokens": size // 4, "completion_tokens": 9, "total_tokens": size // 4 + 9}
         if asked.get("stream"):

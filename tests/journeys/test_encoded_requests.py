@@ -5,6 +5,7 @@ import json
 import random
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import brotli
@@ -131,7 +132,7 @@ def make_body(path: str, count: int, topic: str) -> bytes:
     ],
 )
 def test_a_compressed_conversation_is_one_session_and_is_managed(
-    proxy: Running, upstream: Echo, path: str, encoding: str
+    proxy: Running, upstream: Echo, path: str, encoding: str, tmp_path: Path
 ) -> None:
     topic = f"{path.rsplit('/')[-1]}-{encoding.replace(', ', '-')}"
     sessions, modes, first = set(), set(), b""
@@ -160,6 +161,12 @@ def test_a_compressed_conversation_is_one_session_and_is_managed(
         assert run_command("show", session, "1", "--raw", part, *named).stdout == first
     diff = run_command("diff", session, n, *named)
     assert (diff.returncode, run_command("verify", *named).returncode) == (0, 0), diff.stderr
+    assert run_command("export", session, "-o", str(tmp_path), *named).returncode == 0
+    assert (tmp_path / f"{CALLS - 1:04}-held").read_bytes() == encoded
+    where = f"{proxy.origin}/-/api/sessions/{session}"
+    assert httpx.delete(where, headers=ADMIN, timeout=60).status_code == 200
+    assert httpx.get(f"{where}/exchanges/1/held", headers=ADMIN, timeout=60).status_code == 410
+    assert run_command("verify", *named).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,8 @@ def test_a_compressed_conversation_is_one_session_and_is_managed(
     assert len(upstream.seen[-1][1]) < 0.8 * len(content)
     named = ("--data", str(proxy.data))
     session, n = sessions.pop(), str(CALLS - 1)
-    assert run_command("show", session, n, "--raw", "held", *named).stdout == encoded
+    shown = run_command("show", session, n, "--raw", "held", *named)
+    assert shown.stdout == encoded, shown.stderr
     assert run_command("show", session, n, "--raw", "request", *named).stdout == content
     for part in ("held", "sent"):
         assert run_command("show", session, "1", "--raw", part, *named).stdout == first
@@ -163,10 +164,6 @@ def test_a_compressed_conversation_is_one_session_and_is_managed(
     assert (diff.returncode, run_command("verify", *named).returncode) == (0, 0), diff.stderr
     assert run_command("export", session, "-o", str(tmp_path), *named).returncode == 0
     assert (tmp_path / f"{CALLS - 1:04}-held").read_bytes() == encoded
-    where = f"{proxy.origin}/-/api/sessions/{session}"
-    assert httpx.delete(where, headers=ADMIN, timeout=60).status_code == 200
-    assert httpx.get(f"{where}/exchanges/1/held", headers=ADMIN, timeout=60).status_code == 410
-    assert run_command("verify", *named).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -240,3 +237,13 @@ def test_a_history_that_is_held_here_takes_compressed_messages(proxy: Running, u
     assert [each["content"] for each in json.loads(whole)["messages"]] == ["a", "ok", "b"]
     assert load(proxy, response, "held") == sent[1]
     assert load(proxy, response, "sent") == whole
+
+
+def test_erasing_a_session_erases_its_bytes_as_they_came(proxy: Running) -> None:
+    encoded = gzip.compress(make_body(CHAT, 2, "erased"))
+    session = send(proxy, CHAT, encoded, "gzip").headers["x-palimpsest-session"]
+    where = f"{proxy.origin}/-/api/sessions/{session}"
+    assert httpx.get(f"{where}/exchanges/1/held", headers=ADMIN, timeout=60).content == encoded
+    assert httpx.delete(where, headers=ADMIN, timeout=60).status_code == 200
+    assert httpx.get(f"{where}/exchanges/1/held", headers=ADMIN, timeout=60).status_code == 410
+    assert run_command("verify", "--data", str(proxy.data)).returncode == 0

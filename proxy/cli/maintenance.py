@@ -21,6 +21,7 @@ from proxy.engine.reports.sessions import write_json
 from proxy.model.errors import NotFound
 from proxy.model.log import ExchangeRow
 from proxy.store.memory_files import write_memory
+from proxy.wire.headers import read_encoding
 
 config = typer.Typer(
     name="config", rich_markup_mode=None, add_completion=False, help="Check, describe or create a settings file."
@@ -111,6 +112,8 @@ def export(
 async def _write_bodies(log: LogReader, rows: AsyncIterator[ExchangeRow], into: Path) -> None:
     async for row in rows:
         await _write_body(into / f"{row.n:04}-request", log.load_request(row.id))
+        if read_encoding(row.headers):  # the request is there decoded
+            await _write_body(into / f"{row.n:04}-held", log.load_held(row.id))
         for round_ in row.rounds:
             await _write_body(into / f"{row.n:04}-{round_.k}-sent", log.load_sent(row.id, round_.k))
             if round_.completeness:

@@ -214,7 +214,8 @@ class UpstreamSettings(Section):
     )
     strict_alternation: bool = Field(
         _PROVIDER.strict_alternation,
-        description="Whether it rejects consecutive messages of the same role, as some chat templates do.",
+        description="Whether it rejects consecutive messages of the same role, as some chat templates do; a refusal "
+        "teaches it for a day.",
     )
     compaction: bool = Field(
         _PROVIDER.has_compaction,

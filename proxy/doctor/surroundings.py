@@ -8,7 +8,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,7 @@ from proxy.engine.doctor.findings import (
     Finding,
     StoreFacts,
     UpstreamProbe,
+    judge_bodies,
     judge_disk,
     judge_local,
     judge_mode,
@@ -33,8 +34,9 @@ from proxy.engine.doctor.findings import (
 from proxy.engine.models import PriceList
 from proxy.engine.ports import LogReader
 from proxy.engine.reports.savings import SavingsInputs
+from proxy.engine.request import UNREADABLE
 from proxy.model.errors import ProxyError
-from proxy.model.log import SessionRow
+from proxy.model.log import ExchangeRow, SessionRow
 from proxy.running import ADDRESS_FILE, TOKEN_FILE, find_address
 from proxy.store.erasing.eraser import measure_used
 from proxy.upstream.model_listing import read_listing
@@ -70,6 +72,8 @@ async def examine_surroundings(
         inspect_token(settings),
     ]
     found += [*(judge_models(settings, inputs, await list_models(settings, probes))), judge_traffic(store, now_ms)]
+    if (bodies := judge_bodies(store)) is not None:
+        found.append(bodies)
     apis = [find_api(policy.base_url) for policy in settings.upstream_policies()]
     return [*found, list_clients(find_address(settings), apis)]
 
@@ -136,6 +140,7 @@ async def _read_log(settings: Settings, facts: StoreFacts, *, is_quick: bool) ->
         else:
             checked, faults = await _read_back(log, rows)
         times = [row.last_ms for row in rows]
+        newest = [call async for call in _list_newest(log, rows)]
         return msgspec.structs.replace(
             facts,
             checked=checked,
@@ -143,6 +148,8 @@ async def _read_log(settings: Settings, facts: StoreFacts, *, is_quick: bool) ->
             is_whole=is_small,
             began_ms=await _find_beginning(log, first[0].session if first else ""),
             last_ms=max(times, default=None),
+            looked_at=len(newest),
+            unread=tuple([reason for call in newest if (reason := _find_unread(call))]),
         )
     finally:
         await log.close()
@@ -155,16 +162,30 @@ async def _find_beginning(log: LogReader, session: str) -> int | None:
 async def _read_back(log: LogReader, rows: Sequence[SessionRow]) -> tuple[int, list[str]]:
     """Read the newest calls of a log back, whose digests are compared; return how many, and what was wrong."""
     checked, faults = 0, list[str]()
-    for row in rows:
-        for call in await log.list_calls(row.id, max(0, row.exchanges - _READ_BACK), _READ_BACK):
-            if checked == _READ_BACK:
-                return checked, faults
-            checked += 1
-            try:
-                await log.load_request(call.id)
-            except ProxyError as error:
-                faults.append(f"call {call.n} of session {row.id[:12]}: {error}")
+    async for call in _list_newest(log, rows):
+        checked += 1
+        try:
+            await log.load_request(call.id)
+        except ProxyError as error:
+            faults.append(f"call {call.n} of session {call.session[:12]}: {error}")
     return checked, faults
+
+
+async def _list_newest(log: LogReader, rows: Sequence[SessionRow]) -> AsyncIterator[ExchangeRow]:
+    """Yield the newest calls of these sessions, whose newest is first, up to a limit."""
+    left = _READ_BACK
+    for row in rows:
+        for call in await log.list_calls(row.id, max(0, row.exchanges - left), left):
+            left -= 1
+            yield call
+        if not left:
+            return
+
+
+def _find_unread(call: ExchangeRow) -> str:
+    """Return why a call was not read, empty if it was."""
+    plans = [each.plan for each in call.rounds if each.plan is not None]
+    return plans[0].reason if plans and plans[0].reason.startswith(UNREADABLE) else ""
 
 
 def inspect_token(settings: Settings) -> Finding:

@@ -28,12 +28,18 @@ from proxy.engine.response_stream import EditingClient, WholeResponse
 from proxy.engine.runtime import TaskRunner, attempt
 from proxy.model.epoch import ClearingTerms, Epoch, Plan, SourceNote
 from proxy.model.errors import BadRequest, ProxyError, StoreUnavailable
-from proxy.model.exchange import ClientRequest, Headers, Opening, ProgramCall, RequestOptions, Round
+from proxy.model.exchange import ClientRequest, Headers, HeldCall, Opening, ProgramCall, RequestOptions, Round
 from proxy.model.log import Record
-from proxy.model.manifest import Manifest, make_capped_manifest, make_head_manifest, make_manifest
+from proxy.model.manifest import (
+    Manifest,
+    make_capped_manifest,
+    make_encoded_manifest,
+    make_head_manifest,
+    make_manifest,
+)
 from proxy.wire import FORMATS
 from proxy.wire.format import Format
-from proxy.wire.headers import OWN_PREFIX, accept_identity_only, drop_beta, list_credentials
+from proxy.wire.headers import OWN_PREFIX, accept_identity_only, drop_beta, drop_encoding, list_credentials
 
 _log = logging.getLogger("palimpsest.requests")
 
@@ -220,7 +226,7 @@ class ExchangeService:
         elif outgoing.is_managed and isinstance(request, ManagedRequest):
             exchange.after_send.append(partial(self._controller.watch, request, outgoing))
         if (outgoing.is_managed or outgoing.is_mendable) and isinstance(request, ManagedRequest):
-            exchange.is_guarded = outgoing.is_guarded
+            exchange.is_guarded = outgoing.is_guarded or outgoing.is_opened  # a refusal may come with 200
             exchange.make_retries = partial(
                 self._controller.make_retries,
                 request,
@@ -263,6 +269,8 @@ class ExchangeService:
             self._controller.note_recorded(request)
             if held is not None:
                 records.append(held.make_record(request))
+        if request.encoded:
+            records.append(self._keep_encoded(request))
         step = request.step
         if step is None:
             return (opening, *records)
@@ -275,11 +283,17 @@ class ExchangeService:
             records += _note_source(self._controller.states, request)
         return (opening, *records)
 
+    def _keep_encoded(self, request: ResolvedRequest) -> HeldCall:
+        """Return the record of a body as it came, in its content-encoding."""
+        cap = self._policy.record_cap_bytes
+        kept = make_encoded_manifest(request.session.tenant, request.encoded, cap)
+        return HeldCall(request.exchange, "", "", b"", kept)
+
     def _list_round(self, request: ResolvedRequest, outgoing: OutgoingRequest) -> list[Record]:
         """List the records of what is sent: the round, its plan if that is known already, and a pin."""
         manifest = None
         if isinstance(request, ManagedRequest) and (
-            outgoing.body is not request.split.content or request.clearing is not None or request.is_nudged
+            outgoing.body != request.split.content or request.clearing is not None or request.is_nudged
         ):
             manifest = self._controller.build_manifest(request, outgoing)
         records: list[Record] = [Round(request.exchange, 0, request.upstream.name, manifest)]
@@ -312,7 +326,7 @@ class ExchangeService:
             client = EditingClient(client, partial(form.add_original_count, cleared=cleared), form.clearing_sign)
         _add_labels(client, request)
         exchange, passed = self._open(request, None, client), CappedBuffer(self._policy.record_cap_bytes)
-        passed.add(request.body)
+        passed.add(request.encoded or request.body)
 
         def make_records() -> tuple[Opening, *tuple[Record, ...]]:
             opening = replace(self._resolver.make_opening(request, partial(_keep, passed)), wire="")
@@ -347,7 +361,7 @@ class ExchangeService:
         """Return a function that sends a body with the method, target and headers of the client's request.
 
         A response that may be held back must be readable, and so must one that `is_edited`: such requests ask for no
-        content-encoding. A body of ours may need a header that the client does not send.
+        content-encoding. A body of ours may need a header that the client does not send, and has no content-encoding.
         """
         is_read = exchange.is_guarded or exchange.rounds is not None or is_edited
         own = accept_identity_only(request.headers) if is_read else request.headers
@@ -355,12 +369,17 @@ class ExchangeService:
         own = drop_beta(own, form.clearing_beta) if form is not None and is_edited else own
 
         def send(body: bytes | RequestBody) -> Awaitable[UpstreamResponse]:
-            headers = own if exchange.rounds is None or is_read else accept_identity_only(own)  # a retry may have them
+            # a retry may have rounds where what it replaces had none
+            headers, sent = (own if exchange.rounds is None or is_read else accept_identity_only(own)), body
+            if request.encoded and body == request.body:
+                sent = request.encoded
+            elif request.encoded:
+                headers = drop_encoding(headers)
             if form is not None and isinstance(body, bytes) and body is not request.body:
-                headers = form.add_needed_headers(own, body)
+                headers = form.add_needed_headers(headers, body)
             if mark is not None:
                 headers = mark(exchange, headers, body if isinstance(body, bytes) else b"")
-            return request.upstream.send(request.method, request.target, headers, body)
+            return request.upstream.send(request.method, request.target, headers, sent)
 
         return send
 

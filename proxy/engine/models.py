@@ -65,6 +65,8 @@ _NOTHING_LEARNED = Calibration()
 _USUAL_BYTES = 4
 # Further epochs for the same sign would cost a cache each, and help no more.
 _MOST_IN_A_ROW = 3
+# How long it is remembered that a model's template refuses two messages of a role in a row.
+_LEARNED_SECONDS = 86_400.0
 _NO_WINDOW = 0  # a learned window that is never believed
 _LEAST_BY_COUNT, _LEAST_BY_GUESS, _LEAST_BY_SIZE = 0.6, 0.4, 0.33
 # How far a count may be from that of the new tokens alone, as a share of these.
@@ -90,6 +92,7 @@ class Models:
         self._asked: dict[str, float] = {}
         self._cards: dict[LimitKey, tuple[Card, float]] = {}
         self._budgets: dict[tuple[LimitKey, int | None, int | None, Strategy], tuple[Budget, float]] = {}
+        self._alternating = LruCache[tuple[str, str], float](_MOST_CARDS)  # until when, by upstream and model
 
     async def open(self) -> None:
         """Read the catalog that comes with the installation."""
@@ -133,6 +136,15 @@ class Models:
         """Learn the window that an upstream named when it refused `sent` tokens."""
         self._catalog.note_limit(key, window, sent)
         self._forget()
+
+    def note_alternating(self, upstream: str, model: str) -> None:
+        """Learn that an upstream refuses two messages of a role in a row for a model. It holds for a day."""
+        self._alternating.put((upstream, model), self._clock.monotonic() + _LEARNED_SECONDS)
+
+    def is_alternating(self, upstream: str, model: str) -> bool:
+        """Return whether that was learned within the last day."""
+        until = self._alternating.peek((upstream, model))
+        return until is not None and self._clock.monotonic() < until
 
     def ask(self, upstream: Upstream, headers: Headers) -> None:
         """Fetch an upstream's list of models with the credential of a call, in the background, at most once an hour."""

@@ -22,8 +22,8 @@ from proxy.wire.format import Format
 REFUSAL_BYTES = 64 * 1024
 _LONG_BODY = 16 * 1024
 
-Start = Literal["overflow", "content", "undecided"]
-"""The beginning of a stream: a refusal as too long, content, or nothing that tells."""
+Start = Literal["refused", "content", "undecided"]
+"""The beginning of a stream: a refusal of the request, content, or nothing that tells."""
 
 
 class CappedBuffer:

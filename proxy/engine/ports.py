@@ -187,12 +187,16 @@ class LogReader(Protocol):
     async def load_request(self, exchange: str) -> bytes:
         """Return the client's body, byte for byte, or its head if it was capped. Raises NotFound.
 
-        Where we hold the history, it is the whole request that this became (what the client sent: `load_held`).
+        Where we hold the history, it is the whole request that this became, and a body in a content-encoding is decoded
+        (what the client sent: `load_held`).
         """
         ...
 
     async def load_held(self, exchange: str) -> bytes:
-        """Return what the client sent of a request whose history we hold, byte for byte. Raises NotFound."""
+        """Return what the client sent of a request whose history we hold, or whose body was decoded, byte for byte.
+
+        Raises NotFound.
+        """
         ...
 
     async def load_sent(self, exchange: str, k: int) -> bytes:

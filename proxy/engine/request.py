@@ -14,6 +14,8 @@ from proxy.wire.body import SplitBody
 
 _CEILING = b"x-palimpsest-ceiling"
 _LONGEST_NUMBER = 9
+UNREADABLE = "its body could not be read"
+"""How the reasons begin why a request is not read, and so not managed (`ResolvedRequest.unread`)."""
 NO_NOTES: Mapping[int, bytes] = {}
 
 
@@ -31,6 +33,7 @@ class ResolvedRequest(ClientRequest, frozen=True, gc=False, kw_only=True):
     ceiling: int | None = None  # the one that it asks for, in the model's tokens
     is_pinning: bool = False  # it asks to pin its newest message
     is_stream: bool = False  # it asks for a streamed response
+    unread: str = ""  # why it is sent as it came, whatever was asked for; empty if it was read message by message
     strategy: Strategy = "epochs"
     step: Step | None = None  # its place in the session, if known
 

@@ -38,7 +38,7 @@ from proxy.engine.lineage.session_index import Traits
 from proxy.engine.lineage.tracker import LineageTracker
 from proxy.engine.policy import EnginePolicy
 from proxy.engine.ports import Clock, Ids, Upstream
-from proxy.engine.request import ManagedRequest, ResolvedRequest
+from proxy.engine.request import UNREADABLE, ManagedRequest, ResolvedRequest
 from proxy.engine.response_reader import ResponseReader
 from proxy.model.epoch import ClearingTerms
 from proxy.model.errors import BadRequest, Conflict, StoreUnavailable
@@ -48,11 +48,16 @@ from proxy.model.manifest import Manifest, make_capped_manifest
 from proxy.model.shared_list import extend_shared
 from proxy.wire.body import SplitBody, append_item, remove_member, split_body
 from proxy.wire.format import Format
-from proxy.wire.headers import redact_target, select_stored
+from proxy.wire.headers import read_encoding, redact_target, select_stored
 from proxy.wire.identity import Item
 
 # A larger body without a cached part is not examined: it is counted in any case.
 _MOST_LOOKED_AT = 256 * 1024
+# A body of fewer bytes is below any soft mark that is worth managing.
+_WORTH_TELLING = 64 * 1024
+_BEGINNING = 64
+_BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
+_UNNAMED = "nothing names its session, and sessions.infer is off"
 _NONE = (b"", b"[]", b"null")
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
@@ -141,7 +146,7 @@ class RequestResolver:
         If we hold its history, `request` is that of `held`, and StoreUnavailable is raised if it is not understood.
         """
         exchange = self._ids.next_exchange()
-        caller = self._identify(request, options)
+        caller, problem = self._identify(request, options), ""
         try:
             resolved = await self._resolve(request, form, caller, exchange, options, held=held)
         except Exception:  # noqa: BLE001 - a boundary: a body that we cannot read is still a call to carry
@@ -149,13 +154,19 @@ class RequestResolver:
                 "a request was not understood and is sent as it came. Please report this line",
                 extra={"exchange": exchange},
             )
-            resolved = None
+            resolved, problem = None, "the server's log says why"
         if held is not None and (resolved is None or not isinstance(resolved[0], ManagedRequest)):
             self._lineage.close(exchange)
             raise StoreUnavailable("the history of the session could not be read; the server's log says why")
         if resolved is None:
-            unread = self._resolve_unread(request, options, caller, exchange, form.name)
-            return unread, partial(self._keep_whole, request.body)
+            problem = problem or _find_problem(request)
+            raw = replace(request, body=request.encoded, encoded=b"") if request.encoded else request
+            unread = self._resolve_unread(raw, options, caller, exchange, form.name)
+            unread = replace(unread, unread=f"{UNREADABLE}: {problem}")
+            resolved = unread, partial(self._keep_whole, raw.body)
+        if resolved[0].unread.startswith(UNREADABLE) and resolved[0].mode == "manage":
+            extra = {"exchange": exchange, "session": resolved[0].session.id}
+            _log.warning("a request is sent as it came: %s", resolved[0].unread, extra=extra)
         return resolved
 
     def resolve_stream(self, request: ClientRequest, options: RequestOptions) -> ResolvedRequest:
@@ -250,9 +261,8 @@ class RequestResolver:
         named = self._naming.read(request.headers)
         key = (caller.tenant, form.name, options.program.session.family if options.program else named.family)
         self.forget_lost()
-        known, shared = self._histories.find(key, content)
-        remembered = _Remembered(known, shared, self._histories.losses)
-        if (split := split_known(content, form.items_key, known, shared, is_ours=held is not None)) is None:
+        remembered = _Remembered(*self._histories.find(key, content), self._histories.losses)
+        if (split := split_known(content, form.items_key, *remembered[:2], is_ours=held is not None)) is None:
             return None
         model, program = parse_json_string(split.member("model")), options.program
         route = self._choose(model) if program is None else self._find_route(program.session.upstream)
@@ -287,6 +297,7 @@ class RequestResolver:
             is_stream=query.traits.is_stream,
             strategy=options.strategy or self._policy.find_strategy(model),
             step=None if place is None else place.step,
+            unread=_explain_unplaced(split, form.items_key) if not (place and split.items) else "",
         )
         if place is not None and split.items:
             clearing = read_clearing(form, split, route, options.mode)
@@ -360,6 +371,7 @@ class RequestResolver:
             request.target,
             request.headers,
             request.body,
+            request.encoded,
             exchange=exchange,
             session=make_session(caller.tenant, upstream.name, self._naming.read(request.headers), exchange),
             upstream=upstream,
@@ -405,6 +417,25 @@ class RequestResolver:
         route = self._choose(parse_json_string(split.member("model")))
         terms = read_clearing(form, split, route, mode)
         return request.body if terms is None else remove_member(split, form.clearing_key).content
+
+
+def _find_problem(request: ClientRequest) -> str:
+    """Return why the body of a request could not be split."""
+    content, encoding = request.body, read_encoding(request.headers)
+    if encoding not in ("", "identity") and not request.encoded:
+        return f"it is not in content-encoding {encoding[:40]!r}, or that is not known here"
+    if content.startswith(_BYTE_ORDER_MARKS) or b"\0" in content[:_BEGINNING]:
+        return "it has a byte order mark, or is not in UTF-8"
+    return "it is no whole JSON object, is nested too deep, or has a member twice"
+
+
+def _explain_unplaced(split: SplitBody, items_key: str) -> str:
+    """Return why a request is not managed though its body was split; empty if that is short."""
+    if len(split.content) < _WORTH_TELLING:
+        return ""
+    if split.items:
+        return _UNNAMED
+    return f"{UNREADABLE}: {items_key!r} is no list of messages, or has more than can be told apart"
 
 
 def _is_plain(content: bytes, known: CachedBody | None, shared: int) -> bool:

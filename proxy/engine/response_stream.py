@@ -31,7 +31,7 @@ _COMMENTS = re.compile(rb"(?:[\r\n]*:[^\r\n]*[\r\n]+)+")
 _DATA = re.compile(rb"(?:\A|[\r\n])data: ?([^\r\n]*)")
 # A longer body or event is passed on as it is.
 _MOST_EDITED = 8 * 1024 * 1024
-REFUSED = frozenset({*range(400, 500), 500})  # some local servers refuse with 500
+REFUSED = range(400, 600)  # servers and gateways refuse a request with 5xx, too; what they say tells
 SUCCESS = range(200, 300)
 
 
@@ -180,7 +180,7 @@ class ResponseHold:
                 self._send(WAITING)
         if self._start == "undecided":
             self._take(await response.read())
-        if self._start == "overflow":
+        if self._start == "refused":
             self._pieces[:] = await read_final_event(response, self._exchange.buffer, self.held)
         return self._start != "content"
 

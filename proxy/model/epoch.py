@@ -197,6 +197,7 @@ EpochReason = Literal[
     "unsigned",
     "uncompacted",
     "untooled",
+    "alternating",
     "revert",
     "refused",
 ]
@@ -204,7 +205,8 @@ EpochReason = Literal[
 cold, because the client changed the prefix itself, because a turn begins (strategy `turns`) or memory stands for turns
 (strategy `snapshot`), after a "too long" error, or because a person asked for it. Under
 `unsigned` the same goes out without signed reasoning, and under `uncompacted` without the provider's own compaction,
-since the upstream refused that, or is to have none; under `untooled` without our tool, since the upstream refused that.
+since the upstream refused that, or is to have none; under `untooled` without our tool, and under `alternating` with our
+messages joined to those of the user beside them, since the upstream refused that.
 `revert` (by a person) and `refused` (the upstream rejected the rewritten request) restore the state before the last
 epoch."""
 

@@ -2,7 +2,7 @@
 
 An exchange is one client call. It has one `Opening`, a `Round` for every upstream call it took, an `Outcome` per round,
 perhaps `Trailer`s (bytes after the end marker), and a `Reading`: what the response says, derived from the bytes. One
-whose history we hold has a `HeldCall`, too.
+whose history we hold, or whose body was decoded, has a `HeldCall`, too.
 `model/lineage` has its position in the conversation, `model/log` lists all kinds of records.
 """
 
@@ -88,12 +88,16 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
 
 
 class ClientRequest(msgspec.Struct, frozen=True, gc=False):
-    """A request as the client sent it. `target` is the raw path and query. Header names are lower case."""
+    """A request as the client sent it. `target` is the raw path and query. Header names are lower case.
+
+    If the content-encoding of its body was undone, `encoded` is the body as it came, else empty.
+    """
 
     method: str
     target: bytes
     headers: Headers
     body: bytes = b""
+    encoded: bytes = b""
 
 
 class Opening(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
@@ -122,13 +126,15 @@ class Round(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
 
 
 class HeldCall(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """What a client sent of a request whose history we hold; its `Opening` has the whole request that this became.
+    """What a client sent, of a request whose `Opening` has something else: the whole request where we hold its history.
 
     `key` is its idempotency key, empty if it has none. `digest` is the SHA-256 of the messages that it brought.
+    `history` is empty where the client has the history: its body came in a content-encoding, and `Opening` has it
+    decoded.
     """
 
     exchange: str
-    history: HistoryMode
+    history: Literal[HistoryMode, ""]
     key: str
     digest: bytes
     body: Manifest

@@ -16,6 +16,8 @@ DIGEST_SIZE = 32
 LINK_SIZE = 16
 
 _LITERAL, _BLOB, _CHAIN = 0, 1, 2
+# The head of an encoded body may have a time or a size in it, which differ where the rest is the same.
+_ENCODED_HEAD, _ENCODED_PIECE = 16, 4096
 
 
 class Slice(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -116,6 +118,20 @@ def make_head_manifest(head: bytes, size: int, whole_digest: bytes) -> Manifest:
     """Return the manifest of a body above the record cap: its head, its full size and the digest of all of it."""
     kept = make_manifest(head)
     return Manifest(kept.recipe, (), kept.blobs, size, whole_digest)
+
+
+def make_encoded_manifest(tenant: bytes, content: bytes, cap: int) -> Manifest:
+    """Return the manifest of a body in a content-encoding: a chain of pieces of it, or its head if it is above the cap.
+
+    Encoders work from the front, so that bodies which begin alike have their first pieces in common.
+    """
+    if len(content) > cap:
+        return make_capped_manifest(content, cap)
+    starts = range(_ENCODED_HEAD, len(content), _ENCODED_PIECE)
+    pieces = [(b"", content[start : start + _ENCODED_PIECE]) for start in starts]
+    slices = tuple(chain_slices(compute_root_link(tenant), pieces))
+    chain = [ChainPiece(each.link) for each in slices[-1:]]
+    return Manifest(encode_recipe((content[:_ENCODED_HEAD], *chain)), slices, (), len(content))
 
 
 def encode_recipe(pieces: Iterable[Piece]) -> bytes:

@@ -32,6 +32,7 @@ from proxy.server.inspector import choose_client
 from proxy.server.pages import Facts, Pages
 from proxy.server.policy import ServerPolicy
 from proxy.wire import COUNT_ENDINGS, find_wire
+from proxy.wire.headers import find_header
 
 # Variants of `/-/` such as `//-/` are also ours and never go upstream, since such requests carry our token. So is the
 # target `*`, which is about the server itself.
@@ -86,9 +87,12 @@ class FastRouter:
             if not self._exchanges.reads(scope["headers"]):
                 return await self._carry_unread(scope)
             body = await client.read_whole(self._bodies, share)
+            request = read_request(scope, body)
+            if find_header(request.headers, b"content-encoding"):
+                request = await client.decode(request, self._bodies, share)
             client.cancel_on_disconnect()
             carry = self._exchanges.carry_count if is_count else self._exchanges.carry
-            await carry(read_request(scope, body), wire, client)
+            await carry(request, wire, client)
         except ProxyError as error:
             client.fail(error)
         except asyncio.CancelledError:

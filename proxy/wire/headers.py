@@ -121,6 +121,15 @@ def find_header(headers: Headers, name: bytes) -> bytes:
     return b""
 
 
+def read_encoding(headers: Headers) -> str:
+    """Return the content-encoding of a body: its codings in the order in which they were applied, or an empty string.
+
+    A header that comes more than once is one list.
+    """
+    values = [value for name, value in headers if name == b"content-encoding"]
+    return b",".join(values).decode("latin-1").strip().lower() if values else ""
+
+
 def forward_request(headers: Headers) -> list[tuple[bytes, bytes]]:
     """Return the client's headers that go upstream. The sender sets Host and Content-Length."""
     return _forward(headers, _sent_up)

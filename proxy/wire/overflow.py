@@ -1,6 +1,7 @@
-"""Reading "too long" errors, and errors about bound reasoning.
+"""Reading what an upstream refuses: a request that is too long, or one in a form that it does not take.
 
-The reading is conservative: an error is an overflow only if its code or text says so in a known form. A
+What an error says counts before its status, since servers and gateways give any status to it. The reading is
+conservative: an error is an overflow only if its code or text says so in a known form. A
 limit of tokens per minute, a throttled request, or a limit of the output alone is not; that is looked for first. The
 numbers are the upstream's, and some upstreams print wrong ones.
 """
@@ -18,11 +19,14 @@ from proxy.wire.headers import find_header
 from proxy.wire.json_values import read_count, read_object, read_objects, read_text
 from proxy.wire.streams import EVENT_END, ServerEvent, read_events, read_fields, read_kind
 
-StreamStart = Literal["overflow", "content", "undecided"]
+StreamStart = Literal["refused", "content", "undecided"]
 _Fields = Mapping[str, object]
 
-# Some local servers answer 500; with 200 the body is an error in place of a response.
-_STATUSES = frozenset({200, 400, 413, 422, 500})
+# Local servers and gateways give 5xx or 424 to errors of a request; with 200 the body is an error, not a response.
+_STATUSES = frozenset({200, 400, 413, 422, 424, *range(500, 600)})
+_FIRST_ERROR, _CLIENT_ERRORS = 400, range(400, 500)
+# Statuses about credentials and rates, not about the request's form.
+_NOT_ITS_FORM = frozenset({401, 402, 403, 407, 408, 425, 429})
 _TOO_LARGE, _RATE_LIMITED = 413, 429
 _SILENT = frozenset({400, 413})  # with which Cerebras refuses without a body
 _MOST_READ = 64 * 1024
@@ -42,6 +46,19 @@ _REASONING = re.compile(
 )
 _COMPACTION = re.compile(rb"compaction|encrypted", re.IGNORECASE)
 _TOOLS = re.compile(rb"tool|function|schema", re.IGNORECASE)
+_FORM_CODES = (400, 422, "400", "422")
+# What servers, and the gateways before them, say of a request in a form that they do not take, whatever the status.
+_FORM = re.compile(
+    r"jinja|chat.?template|template (?:error|exception)|TemplateError|raise_exception"
+    r"|roles? (?:must|should) (?:be )?alternat|must alternate"
+    r"|message role (?:must|should) be|no user query found|must (?:begin|start|end) with (?:a |an )?(?:user|system)"
+    r"|invalid.?request.?error|BadRequestError|ValidationException|INVALID_ARGUMENT"
+    r"|\b(?:status|code)\W{1,4}(?:400|422)\b|\b400 bad request",
+    re.IGNORECASE,
+)
+_ALTERNATION = re.compile(
+    rb"alternat|(?:multiple|two|consecutive)[^.]{0,40}roles? in a row|consecutive (?:user|assistant)", re.IGNORECASE
+)
 _STREAM_BEGINNINGS = (b"data:", b"event:", b":")
 # Events that come before anything is known of the response.
 _PRELUDES = frozenset({"message_start", "ping", "response.created", "response.in_progress", "response.queued"})
@@ -81,6 +98,14 @@ _FORMS = [
         rf"(?:\. You requested a total of \d+ tokens: {_SENT} tokens from the input messages and {_OUTPUT})?",
         rf"input \({_SENT} tokens\) is longer than the model's context length \({_WINDOW} tokens\)",
         r"prompt too long; exceeded max context length by \d",
+        r"input length exceeds the context length",
+        # llama.cpp while it reads a prompt; TGI; LM Studio; LiteLLM, whatever the provider behind it said.
+        r"context size has been exceeded",
+        rf"`inputs` tokens \+ `max_new_tokens` must be <= {_WINDOW}\. Given: {_SENT} `inputs` tokens"
+        rf"(?: and {_OUTPUT} `max_new_tokens`)?",
+        rf"`inputs` must have less than {_WINDOW} tokens\. Given: {_SENT}",
+        rf"loaded with context length of only {_WINDOW} tokens",
+        r"ContextWindowExceededError",
         # OpenRouter, Moonshot, MiniMax, Groq, gateways of Claude Code.
         rf"input length {_SENT} exceeds the maximum allowed input length of {_WINDOW} tokens",
         rf"exceeded model token limit: {_WINDOW} \(requested: {_SENT}\)",
@@ -148,6 +173,12 @@ def says_bound(headers: Headers, body: bytes) -> bool:
     return content is not None and _BOUND.search(content) is not None
 
 
+def mentions_alternation(headers: Headers, body: bytes) -> bool:
+    """Return whether the body of an error may be about two messages of a role in a row, in whatever words."""
+    content = _read_body(headers, body)
+    return content is not None and _ALTERNATION.search(content) is not None
+
+
 def mentions_compaction(headers: Headers, body: bytes) -> bool:
     """Return whether the body of an error may be about a provider's own compaction, in whatever words."""
     content = _read_body(headers, body)
@@ -175,6 +206,20 @@ def _read_body(headers: Headers, body: bytes) -> bytes | None:
         return None
 
 
+def read_refusal(status: int, headers: Headers, body: bytes) -> Overflow | Literal["form"] | None:
+    """Return what a response refuses of a request: its length, or its `form`; None if nothing. As `read_overflow`.
+
+    A client error refuses the form unless it is about credentials or rates; any other response if it says so.
+    """
+    overflow = read_overflow(status, headers, body)
+    if overflow is not None:
+        return overflow
+    if status in _CLIENT_ERRORS:
+        return None if status in _NOT_ITS_FORM else "form"
+    content = _read_body(headers, body) if status in _STATUSES else None
+    return "form" if content is not None and any(map(_refuses_form, _find_errors(status, content))) else None
+
+
 def read_overflow(status: int, headers: Headers, body: bytes) -> Overflow | None:
     """Return the overflow in a response, or None if it is anything else. The beginning of a stream is enough."""
     if status not in _STATUSES:
@@ -182,17 +227,9 @@ def read_overflow(status: int, headers: Headers, body: bytes) -> Overflow | None
     content = _read_body(headers, body)
     if content is None:
         return None
-    if content.lstrip().startswith(_STREAM_BEGINNINGS):
-        return _read_events(read_events(content))[1]
-    is_error = status >= 400
-    if not is_error and b"error" not in content:  # so nearly all responses return here
-        return None
-    if is_error and not content.strip():
+    if status >= _FIRST_ERROR and not content.strip():
         return Overflow(is_guess=True) if status in _SILENT else None
-    text = content.decode(errors="replace")
-    errors = [error for value in _list_objects(text) for error in _list_errors(value, is_error=is_error)]
-    if is_error and not errors:
-        errors = [{"message": text}]
+    errors = _find_errors(status, content)
     if any(map(_is_other_limit, errors)):
         return None
     found = next(filter(None, map(_read_error, errors)), None)
@@ -200,7 +237,7 @@ def read_overflow(status: int, headers: Headers, body: bytes) -> Overflow | None
 
 
 def read_stream_start(chunk: bytes) -> StreamStart:
-    """Return what a stream begins with: an overflow, content, or nothing that decides yet.
+    """Return what a stream begins with: a refusal, content, or nothing that decides yet.
 
     Comments, events that only open a response, and an incomplete event decide nothing.
     """
@@ -208,19 +245,30 @@ def read_stream_start(chunk: bytes) -> StreamStart:
     return _read_events(read_events(chunk[:end]))[0]
 
 
-def _read_events(events: Iterable[ServerEvent]) -> tuple[StreamStart, Overflow | None]:
-    """Return the verdict of the first event that decides, and its overflow if it is one."""
+def _find_errors(status: int, content: bytes) -> list[_Fields]:
+    """Return the errors in a response; of a stream, those of the first event that decides."""
+    if content.lstrip().startswith(_STREAM_BEGINNINGS):
+        return _read_events(read_events(content))[1]
+    is_error = status >= _FIRST_ERROR
+    if not is_error and b"error" not in content:  # so nearly all responses return here
+        return []
+    text = content.decode(errors="replace")
+    errors = [error for value in _list_objects(text) for error in _list_errors(value, is_error=is_error)]
+    return errors if errors or not is_error else [{"message": text}]
+
+
+def _read_events(events: Iterable[ServerEvent]) -> tuple[StreamStart, list[_Fields]]:
+    """Return the verdict of the first event that decides, and its errors."""
     for event in events:
         sent = read_fields(event)
         if sent is None:
-            return "content", None
+            return "content", []
         errors = list(_list_errors(sent, is_error=event.name == "error"))
-        found = next(filter(None, map(_read_error, errors)), None)
-        if found is not None:
-            return "overflow", found
+        if any(_read_error(error) is not None or _refuses_form(error) for error in errors):
+            return "refused", errors
         if errors or not _is_prelude(event, sent):
-            return "content", None
-    return "undecided", None
+            return "content", errors
+    return "undecided", []
 
 
 def _is_prelude(event: ServerEvent, sent: _Fields) -> bool:
@@ -258,6 +306,15 @@ def _is_other_limit(error: _Fields) -> bool:
     """Return whether an error is about a rate limit, which may also mention tokens and lengths."""
     codes = [error.get(name) for name in ("code", "type", "status")]
     return _RATE_LIMITED in codes or any(_RATE.search(text) for text in (*map(read_text, codes), _read_words(error)))
+
+
+def _refuses_form(error: _Fields) -> bool:
+    """Return whether an error says that the request is not in a form which its upstream takes."""
+    if _is_other_limit(error):
+        return False
+    codes = [error.get(name) for name in ("code", "type", "status")]
+    said = "\n".join((*map(read_text, codes), _read_words(error)))
+    return any(code in _FORM_CODES for code in codes) or _FORM.search(said) is not None
 
 
 def _read_error(error: _Fields) -> Overflow | None:

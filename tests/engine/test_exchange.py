@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.engine.policy import EnginePolicy
+from proxy.model.epoch import Plan
 from proxy.model.errors import BadRequest
 from proxy.model.exchange import ClientRequest, Headers, Mode, Opening, Outcome, Reading, RequestOptions, Round
 from proxy.model.lineage import Step
@@ -96,22 +97,47 @@ async def test_the_upstream_gets_the_clients_own_bytes_and_the_log_knows_it() ->
     assert (client.status, client.body) == (200, b'{"a":1}')
 
 
+BROKEN = "it is no whole JSON object, is nested too deep, or has a member twice"
+MARKED = "it has a byte order mark, or is not in UTF-8"
+UNLISTED = "'messages' is no list of messages, or has more than can be told apart"
+
+
 @pytest.mark.parametrize(
-    ("body", "mode", "is_told"),
+    ("body", "mode", "encoding", "told"),
     [
-        (b'{"messages":[' + b"x" * 70_000, b"manage", True),
-        (b'{"messages":[%s]}' % b",".join([b"{   }"] * 20_001), b"manage", True),
-        (b'{"messages":[' + b"x" * 70_000, b"observe", False),
-        (b'{"messages":[x', b"manage", False),
+        (b'{"messages":[' + b"x" * 70_000, b"manage", b"", BROKEN),
+        (b'{"messages":[x', b"manage", b"", BROKEN),
+        (b"", b"manage", b"", BROKEN),
+        (b'{"messages":[],"messages":[]}', b"manage", b"", BROKEN),
+        (b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}", b"manage", b"", BROKEN),
+        (b'--x\r\ncontent-disposition: form-data; name="a"\r\n\r\n{}\r\n--x--', b"manage", b"", BROKEN),
+        (b'\xef\xbb\xbf{"messages":[]}', b"manage", b"", MARKED),
+        ('{"messages":[]}'.encode("utf-16-le"), b"manage", b"", MARKED),
+        (
+            b"\x28\xb5\x2f\xfdbroken",
+            b"manage",
+            b"zstd",
+            "it is not in content-encoding 'zstd', or that is not known here",
+        ),
+        (b"a", b"manage", b"gzip, snappy", "it is not in content-encoding 'gzip, snappy', or that is not known here"),
+        (b'{"messages":[%s]}' % b",".join([b"{   }"] * 20_001), b"manage", b"", UNLISTED),
+        (b'{"messages":"%s"}' % (b"x" * 70_000), b"manage", b"", UNLISTED),
+        (b'{"messages":[x', b"observe", b"", ""),
+        (b'{"messages":"short"}', b"manage", b"", ""),
+        (b'{"messages":[]}', b"manage", b"", ""),
     ],
 )
-async def test_a_large_body_that_cannot_be_read_goes_on_and_says_so(body: bytes, mode: bytes, *, is_told: bool) -> None:
+async def test_a_body_that_cannot_be_read_goes_on_and_says_so(
+    body: bytes, mode: bytes, encoding: bytes, told: str
+) -> None:
     engine, client = make_engine(answer()), RecordingClient()
-    headers: Headers = (*HEADERS, (b"x-palimpsest-mode", mode))
+    headers: Headers = (*HEADERS, (b"x-palimpsest-mode", mode), (b"content-encoding", encoding))
     await finish(engine, engine.begin(replace(MANAGED, body=body, headers=headers), "chat_completions", client))
     assert engine.upstream.calls[0].body == body
-    told = [value for name, value in client.labels if name == b"x-palimpsest-mode"]
-    assert told == ([b"observe; stood-down:its body could not be read message by message"] if is_told else [])
+    reason = f"its body could not be read: {told}" if told else ""
+    labels = [value.decode() for name, value in client.labels if name == b"x-palimpsest-mode"]
+    assert labels == ([f"observe; stood-down:{reason}"] if told else [])
+    assert [(plan.rung, plan.reason) for plan in engine.archive.of(Plan)] == ([("original", reason)] if told else [])
 
 
 async def test_with_refuse_no_call_goes_out_while_the_log_has_a_problem() -> None:

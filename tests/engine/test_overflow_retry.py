@@ -175,8 +175,9 @@ async def test_a_second_refusal_reaches_the_client_byte_for_byte() -> None:
 NO_REFUSALS = [
     (False, lambda: refuse(content=b'{"error":{"message":"bad schema"}}')),
     (False, lambda: refuse(429, b"slow down")),
-    (False, lambda: refuse(503)),
-    (True, lambda: refuse(503)),
+    (False, lambda: refuse(503, b"busy")),
+    (True, lambda: refuse(503, b"busy")),
+    (False, lambda: refuse(304)),
     (False, lambda: refuse(200)),
     (False, lambda: stream(TOO_LONG_EVENT, DONE)),
     (False, lambda: refuse(content=TOO_LONG + b" " * REFUSAL_BYTES)),

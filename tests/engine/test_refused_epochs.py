@@ -1,10 +1,12 @@
 """An upstream that refuses what was rewritten (BEHAVIOUR B8a). `test_bound_reasoning` has what is exact (B37)."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from proxy.engine.policy import Provider
 from proxy.model.events import CeilingExceeded, EpochRefused, ReasoningRemoved
 from proxy.model.exchange import Outcome, Round
 from tests.support.managed import ManagedEngine, Turn, answer, cut_end, refuse
@@ -160,3 +162,46 @@ async def test_an_overflow_of_the_clients_own_is_cut_and_no_form_is_tried_twice(
     assert len(turn.all_sent) <= 4
     assert len(set(turn.all_sent)) == len(turn.all_sent)
     assert turn.client.status == 400
+
+
+ROLES = json.dumps({"error": {"code": 500, "message": "Jinja Exception: conversation roles must alternate"}}).encode()
+
+
+def repeats_user(sent: bytes) -> bool:
+    """Whether two messages of the user follow each other."""
+    roles = [message["role"] for message in json.loads(sent)["messages"]]
+    return ("user", "user") in pairwise(roles)
+
+
+@pytest.mark.parametrize("status", [400, 500, 503])
+async def test_roles_that_must_alternate_are_learned_whatever_the_status(status: int) -> None:
+    engine = ManagedEngine()
+    turn = await open_epoch(engine, answer(ROLES, status), answer())
+    refused, joined = turn.all_sent
+    assert (turn.client.status, repeats_user(refused), repeats_user(joined)) == (200, True, False)
+    assert [(epoch.why, epoch.depth > 0) for epoch in engine.epochs] == [("hard", True), ("alternating", True)]
+    assert [plan.epoch for plan in turn.plans] == [epoch.id for epoch in engine.epochs]
+    assert "so that roles alternate" in turn.labels["x-palimpsest-notice"]
+    kept = await engine.send(until(24))
+    assert (kept.plan.rung, kept.plan.epoch) == ("epoch", engine.epochs[1].id)
+    assert kept.sent.startswith(cut_end(joined))
+    opened = await engine.send(until(34))
+    assert (opened.plan.rung, engine.epochs[-1].why) == ("plan", "hard")
+    assert not repeats_user(opened.sent)
+
+
+async def test_roles_that_must_alternate_are_remembered_over_a_restart_for_a_day() -> None:
+    engine = ManagedEngine()
+    await open_epoch(engine, answer(ROLES, 500), answer())
+    again = ManagedEngine(after=engine)
+    opened = await again.send(until(34))
+    assert (opened.plan.rung, repeats_user(opened.sent)) == ("plan", False)
+    again.clock.advance(DAY + 60)
+    assert repeats_user((await again.send(until(48))).sent)
+
+
+async def test_where_roles_alternate_already_what_is_refused_goes_as_the_client_sent_it() -> None:
+    engine = ManagedEngine(provider=Provider(strict_alternation=True))
+    turn = await open_epoch(engine, answer(ROLES, 500), answer())
+    assert (turn.client.status, turn.all_sent[-1]) == (200, turn.body)
+    assert [epoch.why for epoch in engine.epochs] == ["hard", "refused"]

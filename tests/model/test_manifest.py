@@ -1,6 +1,7 @@
 """The byte manifest: recipes are read back as written, links commit to everything before them."""
 
 import hashlib
+import random
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ from proxy.model.manifest import (
     decode_recipe,
     encode_recipe,
     make_capped_manifest,
+    make_encoded_manifest,
     make_head_manifest,
     make_manifest,
 )
@@ -147,3 +149,31 @@ def test_a_manifest_weighs_its_recipe_its_slices_and_its_blobs() -> None:
     assert Manifest(b"r" * 10, (), (Blob(b"", b"b" * 300),), 0).weight == 310
     assert 1010 <= Manifest(b"r" * 10, (one,), (), 0).weight <= 1200
     assert isinstance(one, Slice)
+
+
+def join_encoded(manifest: Manifest) -> bytes:
+    """The body that a manifest of one chain describes."""
+    head, *tail = decode_recipe(manifest.recipe)
+    assert isinstance(head, bytes)
+    assert tail == [ChainPiece(manifest.slices[-1].link)] if manifest.slices else not tail
+    return head + b"".join(each.content or b"" for each in manifest.slices)
+
+
+@pytest.mark.parametrize("size", [1, 16, 17, 4112, 4113, 30_000])
+def test_an_encoded_body_is_a_chain_of_its_pieces(size: int) -> None:
+    content = random.Random(size).randbytes(size)
+    manifest = make_encoded_manifest(b"tenant", content, size)
+    assert (join_encoded(manifest), manifest.size, manifest.whole_digest) == (content, size, b"")
+    assert make_encoded_manifest(b"tenant", content, size - 1) == make_capped_manifest(content, size - 1)
+
+
+def test_encoded_bodies_that_begin_alike_have_their_first_pieces_in_common() -> None:
+    rest = random.Random(1).randbytes(40_000)
+    first, second = (
+        make_encoded_manifest(b"tenant", b"\x1f\x8b\x08\x00" + time + rest[:size], 100_000)
+        for time, size in ((b"1234", 20_000), (b"5678", 40_000))
+    )
+    shared = {each.link for each in first.slices} & {each.link for each in second.slices}
+    assert len(shared) == len(first.slices) - 1
+    other = make_encoded_manifest(b"another", b"\x1f\x8b\x08\x001234" + rest[:20_000], 100_000)
+    assert not {each.link for each in first.slices} & {each.link for each in other.slices}

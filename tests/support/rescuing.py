@@ -41,7 +41,7 @@ class ScriptedRescuer:
         self.read += 1
         self.looked.set()
         whole = content[: content.rfind(b"\n\n") + 1]
-        return "overflow" if b"too long" in whole else "content" if b'"content"' in whole else "undecided"
+        return "refused" if b"too long" in whole else "content" if b'"content"' in whole else "undecided"
 
     async def find_retry(self, refusal: Refusal, hop: int = 0) -> Retry | None:
         self.refusals.append(refusal)

@@ -19,6 +19,7 @@ from proxy.wire.headers import (
     is_loopback,
     list_credentials,
     list_hops,
+    read_encoding,
     read_rate_limits,
     redact_target,
     restrict_cross_origin,
@@ -326,3 +327,12 @@ def test_only_what_tells_of_limits_is_to_be_read() -> None:
 )
 def test_values_of_a_beta_are_left_out(fields: Headers, left: Headers) -> None:
     assert drop_beta(fields, b"a-") == left
+
+
+@pytest.mark.parametrize(
+    ("values", "encoding"),
+    [((), ""), ((b"gzip",), "gzip"), ((b" GZip , zstd",), "gzip , zstd"), ((b"gzip", b"zstd"), "gzip,zstd")],
+)
+def test_a_content_encoding_may_be_told_in_several_fields(values: tuple[bytes, ...], encoding: str) -> None:
+    named: Headers = ((b"a", b"b"), *((b"content-encoding", value) for value in values))
+    assert read_encoding(named) == encoding

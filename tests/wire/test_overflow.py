@@ -13,9 +13,11 @@ from proxy.wire.overflow import (
     Overflow,
     SilentOverflow,
     find_silent_overflow,
+    mentions_alternation,
     mentions_reasoning,
     mentions_tools,
     read_overflow,
+    read_refusal,
     read_stream_start,
     says_bound,
 )
@@ -202,6 +204,30 @@ TABLE: list[tuple[str, Any, Overflow | None]] = [
         error("The input (70000 tokens) is longer than the model's context length (65536 tokens)."),
         Overflow(65536, 70000),
     ),
+    ("Ollama, input", {"error": "the input length exceeds the context length"}, Overflow()),
+    ("llama.cpp, prompt", error("Context size has been exceeded.", code=500, type="server_error"), Overflow()),
+    (
+        "TGI",
+        error(
+            "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 4000 `inputs` tokens "
+            "and 500 `max_new_tokens`"
+        ),
+        Overflow(4096, 4000, 500),
+    ),
+    (
+        "TGI, input",
+        error("Input validation error: `inputs` must have less than 1024 tokens. Given: 1103"),
+        Overflow(1024, 1103),
+    ),
+    (
+        "LM Studio",
+        error(
+            "Trying to keep the first 5115 tokens when context the overflows. However, the model is loaded with "
+            "context length of only 4096 tokens, which is not enough."
+        ),
+        Overflow(4096),
+    ),
+    ("LiteLLM", error("litellm.ContextWindowExceededError: too many", code="400"), Overflow()),
 ]
 
 
@@ -260,7 +286,7 @@ def test_every_spelling_is_read(value: Any, overflow: Overflow) -> None:
 
 @pytest.mark.parametrize("value", [each for each, _ in REFUSALS if "error" in each and isinstance(each["error"], dict)])
 def test_an_error_in_place_of_an_answer_is_read(value: Any) -> None:
-    assert read(value, 200) == read(value) == read(value, 500)
+    assert read(value, 200) == read(value) == read(value, 500) == read(value, 424) == read(value, 503)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +335,8 @@ def test_whether_less_output_is_the_cure(overflow: Overflow, is_cured: bool) -> 
         (200, error(RESULTED, code=429)),
         (429, error(RESULTED, code="context_length_exceeded")),
         (401, error(RESULTED)),
-        (503, error(RESULTED)),
+        (404, error(RESULTED)),
+        (503, error("The engine is currently overloaded, please try again later")),
         (200, {"id": "c", "choices": [{"message": {"role": "assistant", "content": RESULTED}}]}),
         (200, {"id": "r", "status": "completed", "error": None, "output": [{"type": "message", "content": WINDOW}]}),
         (200, {"message": RESULTED}),
@@ -380,7 +407,7 @@ FAILED = {
     ],
 )
 def test_an_overflow_inside_a_stream(stream: bytes, overflow: Overflow) -> None:
-    assert read_stream_start(stream) == "overflow"
+    assert read_stream_start(stream) == "refused"
     assert read_overflow(200, ((b"content-type", b"text/event-stream"),), stream) == overflow
 
 
@@ -488,3 +515,84 @@ def test_any_words_about_reasoning_are_enough_where_it_may_be_so(message: str, *
 def test_an_error_may_be_about_tools(said: bytes, is_about: bool) -> None:
     assert mentions_tools((), said) is is_about
     assert not mentions_tools(((b"content-encoding", b"gzip"),), said)
+
+
+def say(message: str, **members: Any) -> dict[str, Any]:
+    return error(message, **{"type": "server_error", **members})
+
+
+ROLES = "conversation roles must alternate user and assistant roles except for tool calls and results."
+JINJA = {"error": {"code": 500, "message": f"...\nError: Jinja Exception: After it, {ROLES}", "type": "server_error"}}
+
+
+@pytest.mark.parametrize(
+    ("status", "value"),
+    [
+        (500, JINJA),
+        (500, say("Engine protocol predict request returned 500: " + json.dumps(JINJA))),  # LM Studio
+        (500, {"status": 500, "detail": "Last message role should be 'user'"}),
+        (500, say("chat messages must alternate roles between 'user' and 'assistant'.")),
+        (500, {"object": "error", "message": "No user query found in messages.", "type": "InternalServerError"}),
+        (500, say("litellm.BadRequestError: OpenAIException - tool id not found", code="500")),
+        (502, say("Provider returned error", metadata={"raw": '{"message":"x","type":"invalid_request_error"}'})),
+        (503, say("An error occurred (ValidationException) when calling the Converse operation: x")),
+        (424, say("Template error: invalid operation", type="template_error")),
+        (200, say("unsupported content", code=400)),
+        (500, {"error": 'template: :3: chat_template raised "x"'}),
+        (400, say("anything")),
+        (404, []),
+        (422, {"detail": [{"loc": ["body"]}]}),
+    ],
+)
+def test_a_refusal_is_known_by_what_it_says(status: int, value: Any) -> None:
+    assert read_refusal(status, (), json.dumps(value).encode()) == "form"
+
+
+@pytest.mark.parametrize(
+    ("status", "value"),
+    [
+        (500, say("Internal server error", type="server_error")),
+        (500, say("CUDA out of memory: tried to allocate 2.00 GiB", code=500)),
+        (502, "<html>Bad Gateway</html>"),
+        (503, say("Overloaded", type="overloaded_error")),
+        (504, say("upstream request timeout")),
+        (529, say("Overloaded", type="overloaded_error")),
+        (500, say("Rate limit reached; see invalid_request_error", code=500)),
+        (401, say("must alternate")),
+        (429, say("must alternate")),
+        (302, say("must alternate")),
+        (200, {"choices": [{"message": {"content": "roles must alternate"}}]}),
+        (200, {"id": "error", "choices": [{"message": {"content": "roles must alternate"}}]}),
+    ],
+)
+def test_what_is_broken_busy_or_forbidden_refuses_no_form(status: int, value: Any) -> None:
+    assert read_refusal(status, (), json.dumps(value).encode()) is None
+
+
+def test_a_refusal_as_too_long_comes_first_and_what_cannot_be_read_says_nothing() -> None:
+    assert read_refusal(500, (), json.dumps(error(RESULTED)).encode()) == Overflow(8192, 9000)
+    assert read_refusal(500, ((b"content-encoding", b"unheard-of"),), json.dumps(JINJA).encode()) is None
+    assert read_refusal(500, (), b"") is None
+
+
+@pytest.mark.parametrize("value", [JINJA, say("bad", code=400), {"type": "error", **say(ROLES)}])
+def test_a_refusal_of_the_form_inside_a_stream(value: Any) -> None:
+    stream = delta(role="assistant") + event(value, "error")
+    assert read_stream_start(stream) == "refused"
+    assert read_refusal(200, ((b"content-type", b"text/event-stream"),), stream) == "form"
+
+
+@pytest.mark.parametrize(
+    ("said", "is_about"),
+    [
+        (ROLES, True),
+        ("chat messages must alternate roles between 'user' and 'assistant'", True),
+        ('roles must alternate between "user" and "assistant", but found multiple "user" roles in a row', True),
+        ("multiple user roles in a row", True),
+        ("consecutive user messages are not supported", True),
+        ("unknown tool", False),
+    ],
+)
+def test_roles_that_do_not_alternate_are_told(said: str, *, is_about: bool) -> None:
+    assert mentions_alternation((), json.dumps(say(said)).encode()) is is_about
+    assert not mentions_alternation(((b"content-encoding", b"unheard-of"),), said.encode())

@@ -45,14 +45,12 @@ from proxy.engine.context.session_context import SessionContext
 from proxy.engine.open_exchange import RetrySource
 from proxy.engine.request import ManagedRequest, ResolvedRequest
 from proxy.engine.runtime import EngineBus
-from proxy.model.epoch import Epoch, EpochUse, Pin, Plan
+from proxy.model.epoch import Epoch, EpochUse, Pin, Plan, name_view
 from proxy.model.events import CeilingExceeded, Planned, PromptSent, RungFailed
 from proxy.model.exchange import Headers
 from proxy.model.manifest import Manifest
 from proxy.wire import FORMATS
 
-# A body of fewer bytes is below any soft mark that is worth managing.
-_LARGE_BYTES = 64 * 1024
 # No model has a window of fewer tokens, and a request has fewer tokens than bytes: below this size it always fits.
 _SAFE_BYTES = 4096
 
@@ -62,7 +60,6 @@ _UNPROVEN = "the upstream has not accepted this credential yet"
 # Reasons for an epoch that waits for a running summary.
 _REPORTED = frozenset({"hard", "memory"})
 _STOOD_DOWN = frozenset({NO_ROOM, REFUSED, SIDE, UNREAD, LATE})
-_UNREADABLE = ((b"x-palimpsest-mode", b"observe; stood-down:its body could not be read message by message"),)
 
 _log = logging.getLogger("palimpsest.context")
 
@@ -93,8 +90,7 @@ class ContextController:
         keep their epoch however many tokens their new messages have.
         """
         if not isinstance(request, ManagedRequest):
-            is_labelled = request.mode == "manage" and len(request.body) >= _LARGE_BYTES
-            return OutgoingRequest("original", request.body, labels=_UNREADABLE if is_labelled else ())
+            return self._pass_unread(request)
         try:
             outgoing = self._decide_at_once(request)
         except Exception:  # noqa: BLE001 - a boundary: `decide` tries again
@@ -218,6 +214,15 @@ class ContextController:
         if outgoing is not None:
             self._observer.note_managed(request)
         return outgoing
+
+    def _pass_unread(self, request: ResolvedRequest) -> OutgoingRequest:
+        """Return a request that cannot be managed, with a plan that says why."""
+        if request.mode != "manage" or not request.unread:
+            return OutgoingRequest("original", request.body)
+        view = name_view(request.model, request.strategy)
+        plan = Plan(request.exchange, 0, view, "original", reason=request.unread)
+        self._bus.publish(Planned(request.session.id, plan))
+        return OutgoingRequest("original", request.body, plan=plan, labels=_label_observed(request.unread))
 
     def _pass_blank(self, request: ManagedRequest) -> OutgoingRequest | None:
         """Return the unchanged request if its size in bytes proves that it is short. Nothing is looked up."""

@@ -1,6 +1,7 @@
 """Drafting an epoch: a plan of what replaces which messages, rendered to the bytes that will be sent."""
 
 import asyncio
+import dataclasses
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -79,6 +80,7 @@ class PlanInputs(msgspec.Struct, frozen=True, gc=False):
     growth: int = 0
     excluded: tuple[str, ...] = ()
     has_tool: bool = False
+    is_alternating: bool = False  # as if the settings had `strict_alternation`
     recalled: Mapping[int, int] = {}  # tokens of the hidden rounds behind messages, by index
     memory: MemoryText | None = None
 
@@ -125,6 +127,7 @@ class DraftedPlan(msgspec.Struct, frozen=True, gc=False):
         own = self.inputs
         is_same = (own.frozen is inputs.frozen and own.is_bound == inputs.is_bound) and own.pinned == inputs.pinned
         is_same = is_same and own.excluded == inputs.excluded and own.has_tool == inputs.has_tool
+        is_same = is_same and own.is_alternating == inputs.is_alternating
         return is_same and own.memory == inputs.memory and list(own.reports) == list(inputs.reports)
 
     def serves(self, request: ManagedRequest, epoch: Epoch | None) -> bool:
@@ -290,6 +293,7 @@ class EpochPlanner:
         """Return the job that makes a plan for a request."""
         form = FORMATS[request.wire]
         rules = form.read_rules(request.split, request.chain.preamble.count)
+        provider = self._providers.get(request.session.upstream, _ANY)
         raws, tokens = request.list_raws(), [after - before for before, after in pairwise([0, *history.sums])]
         for place in history.signed if inputs.is_bound else ():
             raws[place] = form.strip_reasoning(raws[place])
@@ -305,7 +309,7 @@ class EpochPlanner:
             inputs.budget,
             request.session.id,
             self._secret,
-            self._providers.get(request.session.upstream, _ANY),
+            dataclasses.replace(provider, strict_alternation=True) if inputs.is_alternating else provider,
             pinned=inputs.pinned,
             unkept=request.list_unkept(),
             frozen=None if inputs.frozen is None else read_plan(inputs.frozen),
@@ -361,6 +365,14 @@ def forget_recall(epoch: Epoch) -> RenderedPlan:
     """Return the plan of an epoch with words that say how originals can be read without the tool."""
     plan = read_plan(msgspec.structs.replace(epoch, edits=forget_tool(epoch.edits)))
     return RenderedPlan(plan, tuple(map(forget_tool, epoch.rendered)))
+
+
+def join_messages(request: ManagedRequest, epoch: Epoch) -> RenderedPlan:
+    """Return the plan of an epoch with our messages joined to adjacent messages of the user."""
+    form, raws, plan = FORMATS[request.wire], request.list_raws(), read_plan(epoch)
+    edits, through = reach_user(form, plan.edits, plan.through, raws)
+    plan = msgspec.structs.replace(plan, edits=edits, through=through)
+    return RenderedPlan(plan, tuple(render(form, edits, raws, is_alternating=True)))
 
 
 def extend_unsigned(request: ManagedRequest, epoch: Epoch | None, through: int) -> RenderedPlan:

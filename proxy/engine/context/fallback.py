@@ -22,6 +22,7 @@ from proxy.engine.context.epoch_planner import (
     RenderedPlan,
     extend_unsigned,
     forget_recall,
+    join_messages,
     list_originals,
     read_plan,
     remove_compaction,
@@ -212,6 +213,31 @@ class FallbackChain:
             state, draft, parent.originals, wanted.why, wanted.name, tokens=tokens, now_ms=self._clock.now_ms()
         )
         outgoing = OutgoingRequest("epoch", b"", tokens, epoch, removed=tuple(state.list_bound()))
+        begun, _ = await self._try(state, "epoch", self._begin_reduced(state, outgoing, epoch, commit))
+        return begun
+
+    async def open_alternating(self, state: RequestState, commit: Commit, name: str) -> OutgoingRequest | None:
+        """Open an epoch that renders what was sent with roles that alternate, since the upstream refused others.
+
+        Bound reasoning goes, too, since it was made behind other words. Return None if there is nothing to join, or if
+        the result is invalid.
+        """
+        request, parent = state.request, state.epoch
+        if parent is None or not parent.depth or parent.is_compacted:
+            return None
+        draft = join_messages(request, parent)
+        if draft.rendered == parent.rendered:
+            return None
+        if state.context.reasoning.binds_in(request):
+            strip = FORMATS[request.wire].strip_reasoning
+            draft = RenderedPlan(draft.plan, tuple(map(strip, draft.rendered)))
+        frozen = await self._histories.count_messages(request, draft.rendered) + count_tool(parent.tool)
+        state = msgspec.structs.replace(state, tool=parent.tool)
+        tokens = _count_under(state, draft, frozen)
+        epoch = _make_epoch(
+            state, draft, parent.originals, "alternating", name, tokens=tokens, now_ms=self._clock.now_ms()
+        )
+        outgoing = OutgoingRequest("epoch", b"", tokens, epoch, is_opened=True, removed=tuple(state.list_bound()))
         begun, _ = await self._try(state, "epoch", self._begin_reduced(state, outgoing, epoch, commit))
         return begun
 

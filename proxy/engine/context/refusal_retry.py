@@ -1,9 +1,9 @@
 """Retrying a refused request in another form.
 
 A request that was too long is cut, and the limit is learned from the upstream's error. If asking for fewer output
-tokens is enough, only that is changed. A rewritten request that was refused for another reason is sent without signed
-reasoning, if that may be the reason, then as the client sent it. If that is accepted, its view is not rewritten for a
-day. If nothing else is left to send, the upstream's own response is relayed.
+tokens is enough, only that is changed. A rewritten request that was refused for another reason is sent with roles that
+alternate, or without signed reasoning, if that may be the reason, then as the client sent it. If that is accepted, its
+view is not rewritten for a day. If nothing else is left to send, the upstream's own response is relayed.
 """
 
 import logging
@@ -29,10 +29,11 @@ from proxy.wire import FORMATS, rendering
 from proxy.wire.body import split_body
 from proxy.wire.overflow import (
     Overflow,
+    mentions_alternation,
     mentions_compaction,
     mentions_reasoning,
     mentions_tools,
-    read_overflow,
+    read_refusal,
     read_stream_start,
     says_bound,
 )
@@ -42,15 +43,12 @@ _CAUTION = 0.9
 # The largest share of the window that is reserved for output: more would leave too little for the context.
 _MOST_RESERVED = 0.75
 
-# Statuses about credentials and rates, not about the request's form.
-_NOT_ITS_FORM = frozenset({401, 402, 403, 407, 408, 425, 429})
-_FORM = range(400, 500)
-
-_Level = Literal["uncompacted", "untooled", "unsigned", "original", "minimal"]
+_Level = Literal["alternating", "uncompacted", "untooled", "unsigned", "original", "minimal"]
 """The form in which a refused rewritten request is sent next."""
 
-_BEGINNING = (None, "uncompacted", "untooled")  # the levels before the others
+_BEGINNING = (None, "alternating", "uncompacted", "untooled")  # the levels before the others, in their order
 _WITHOUT = {
+    "alternating": "with messages joined, so that roles alternate",
     "uncompacted": "without the provider's own compaction",
     "untooled": "without the tool to recall with",
     "unsigned": "without signed reasoning",
@@ -101,13 +99,13 @@ class RefusalRetry:
     async def find_retry(self, refusal: Refusal, hop: int = 0) -> Retry | None:
         """Return what to send next, or None if this is no refusal or nothing else is left to send."""
         self._k, self._is_hop = max(self._k, hop), hop > 0
-        overflow = read_overflow(refusal.status, refusal.headers, refusal.content)
-        is_about_form = refusal.status in _FORM and refusal.status not in _NOT_ITS_FORM
+        refused = read_refusal(refusal.status, refusal.headers, refusal.content)
+        is_about_form = refused is not None
         work: Awaitable[Retry | None] | None = None
         if not self._outgoing.is_managed:
             work = self._send_stripped() if is_about_form and self._is_about_our_reasoning(refusal) else None
-        elif overflow is not None and not (overflow.is_guess and self._is_small):
-            work = None if self._is_cut else self._cut(overflow)
+        elif isinstance(refused, Overflow) and not (refused.is_guess and self._is_small):
+            work = None if self._is_cut else self._cut(refused)
         elif is_about_form and (self._is_rewritten or self._is_about_our_reasoning(refusal)):
             work = self._retry_rewritten(refusal)
         if work is None:
@@ -185,11 +183,14 @@ class RefusalRetry:
             said,
             extra={"exchange": self._request.exchange, "session": self._request.session.id},
         )
+        is_about_roles = mentions_alternation(refusal.headers, refusal.content)
+        if self._level is None and is_about_roles and (retry := await self._send_alternating(state, said)):
+            return retry
         is_about_block = mentions_compaction(refusal.headers, refusal.content)
-        if self._level is None and is_about_block and (retry := await self._send_uncompacted(state, said)):
+        if self._level in _BEGINNING[:2] and is_about_block and (retry := await self._send_uncompacted(state, said)):
             return retry
         is_about_tool = mentions_tools(refusal.headers, refusal.content) or self._outgoing.is_opened or self._is_hop
-        if self._level in (None, "uncompacted") and is_about_tool and (retry := await self._send_untooled(state, said)):
+        if self._level in _BEGINNING[:3] and is_about_tool and (retry := await self._send_untooled(state, said)):
             return retry
         is_about_reasoning = mentions_reasoning(refusal.headers, refusal.content)
         if self._level in _BEGINNING and is_about_reasoning and (retry := await self._send_unsigned(state, said)):
@@ -218,6 +219,12 @@ class RefusalRetry:
         plan = msgspec.structs.replace(plan, epoch=outgoing.epoch.id)
         self._labels = list_labels(plan, outgoing.epoch, is_opened=True)
         return self._send("minimal", outgoing.body, plan)
+
+    async def _send_alternating(self, state: RequestState, said: str) -> Retry | None:
+        """Retry with our messages joined to the user's, under a new epoch. Return None if there is nothing to join."""
+        name = f"{self._request.exchange}-{self._k + 1}"
+        outgoing = await self._chain.open_alternating(state, self._commit, name)
+        return None if outgoing is None else self._send_reduced(state, "alternating", outgoing, said)
 
     async def _send_uncompacted(self, state: RequestState, said: str) -> Retry | None:
         """Retry without the provider's own compaction, under a new epoch. Return None if there is none."""
@@ -280,6 +287,9 @@ class RefusalRetry:
             await self._record_refusal(context)
             self._add_labels(label_note("the upstream refused the shortened request; it went as the client sent it"))
             return
+        if level == "alternating":
+            self._states.models.note_alternating(request.session.upstream, request.model)
+            context.forget_drafted()
         self._add_labels((*self._labels, *label_note(f"the upstream refused the request; it went {_WITHOUT[level]}")))
 
     def _publish_excess(self) -> None:

@@ -61,6 +61,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     is_refused: bool = False  # the upstream refused the epoch within the last day
     is_overflowed: bool = False  # the last response of the view shows that its request was too long
     tool: bytes = b""  # the raw tool to recall with that a new epoch offers; empty if none
+    is_alternating: bool = False  # the upstream was found to refuse two messages of a role in a row
     recalled: Mapping[int, Recalled] = NO_RECALLED  # what a model recalled, by the last message of its answer
     is_due: bool | None = None  # as in `RequestFacts`
     memory: MemoryText | None = None  # of the strategy `snapshot`, once it was asked for
@@ -170,6 +171,7 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
             is_bound=context.reasoning.binds_in(request),
             excluded=request.clearing.excluded if request.clearing is not None else (),
             has_tool=bool(self.tool),
+            is_alternating=self.is_alternating,
             recalled={place: each.tokens for place, each in self.recalled.items()} if self.tool else {},
             memory=self.memory,
         )
@@ -451,9 +453,16 @@ class StateReader:
             and self.clock.now_ms() - epoch.opened_ms < REFUSED_MS,
             is_overflowed=self.is_overflowed(request),
             tool=tool,
+            is_alternating=self._is_alternating(request, context),
             recalled=recalled,
             is_due=self.is_due(request, epoch, budget, history, epoch_tokens),
         )
+
+    def _is_alternating(self, request: ManagedRequest, context: SessionContext) -> bool:
+        """Return whether the upstream was found to refuse two messages of a role in a row within the last day."""
+        found_ms = context.alternating.get(request.view)
+        is_fresh = found_ms is not None and self.clock.now_ms() - found_ms < REFUSED_MS
+        return is_fresh or self.models.is_alternating(request.session.upstream, request.model)
 
     async def _weigh(self, request: ManagedRequest, context: SessionContext, epoch: Epoch, is_kept: bool) -> int:
         """Count the tokens of what is sent for an epoch, and keep the count if told to."""

@@ -65,6 +65,7 @@ class SessionContext:
         "_owed",
         "_pins",
         "_summaries",
+        "alternating",
         "cleared",
         "given_up",
         "is_known",
@@ -93,6 +94,7 @@ class SessionContext:
         self.recalled = RecalledAnswers()
         self.sources = SourceNotes()
         self.given_up: set[str] = set()  # views that went on without the provider's own compaction
+        self.alternating: dict[str, int] = {}  # when an upstream was found to refuse two messages of a role, by view
         self.reasoning = ReasoningOrigins()
         self.reaches = EpochReaches()
         self.sizes: dict[str, int] = {}  # tokens of an epoch's rendered messages, in our count, by epoch id
@@ -190,6 +192,8 @@ class SessionContext:
         self.reasoning.add(epoch)
         if epoch.why == "uncompacted":
             self.given_up.add(epoch.view)
+        if epoch.why == "alternating":
+            self.alternating[epoch.view] = epoch.opened_ms
         if epoch.why == "untooled":
             self.recalled.note_refusal(epoch.view, epoch.opened_ms)
         if epoch.is_reversion:

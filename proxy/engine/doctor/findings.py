@@ -65,7 +65,8 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The log as it is on the disk. `problem` says why it cannot be written or read, empty if it can.
 
     `faults` were found among `checked` of its records. `behind_seconds` is how far the search index is behind it.
-    `began_ms` and `last_ms` are the times of its first and last call, None without calls. `used_bytes` are those of the
+    `began_ms` and `last_ms` are the times of its first and last call, None without calls. `unread` are the reasons why
+    some of its newest `looked_at` calls were not read, one for each. `used_bytes` are those of the
     database without its free pages, of at most `max_bytes` (0: no limit); `is_room_made`: old sessions are then erased.
     """
 
@@ -85,6 +86,8 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
     index_fault: str = ""
     began_ms: int | None = None
     last_ms: int | None = None
+    looked_at: int = 0
+    unread: tuple[str, ...] = ()
 
 
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -326,6 +329,15 @@ def judge_traffic(store: StoreFacts, now_ms: int) -> Finding:
             what = f"The newest call was recorded {age / size:.0f} {unit} ago."
             break
     return Finding(name="traffic", state="ok", sentence=what, facts={"age_seconds": round(age)})
+
+
+def judge_bodies(store: StoreFacts) -> Finding | None:
+    """Tell of calls that were sent as they came because their bodies could not be read. None if there was none."""
+    if not store.unread:
+        return None
+    what = f"{len(store.unread)} of the newest {store.looked_at} calls were not managed: {store.unread[0]}."
+    advice = "See docs/troubleshooting.md for what is read; `palimpsest show SESSION N` says it of a call."
+    return Finding(name="bodies", state="warning", sentence=what, advice=advice, facts={"unread": len(store.unread)})
 
 
 def list_clients(address: str, apis: Iterable[str]) -> Finding:

@@ -38,9 +38,10 @@ from proxy.engine.runtime import EngineBus
 from proxy.model.errors import BadRequest, Conflict, NotFound, StoreUnavailable, TooLarge, Unproven
 from proxy.model.exchange import ClientRequest, Headers, HeldCall, HistoryMode, RequestOptions, SessionKey
 from proxy.model.lru import LruCache
+from proxy.model.manifest import make_encoded_manifest
 from proxy.wire.body import split_body
 from proxy.wire.format import Format
-from proxy.wire.headers import find_header
+from proxy.wire.headers import drop_encoding, find_header
 
 _KEY = b"idempotency-key"
 _LONGEST_KEY = 255
@@ -105,7 +106,8 @@ class HeldExchange:
         generation: int,
     ) -> None:
         self.whole = make_whole(form, path, brought, is_repeated=is_repeated)
-        self.request = replace(request, body=self.whole.content)
+        self.request = replace(request, headers=drop_encoding(request.headers), body=self.whole.content, encoded=b"")
+        self._encoded = request.encoded
         self.form = form
         self.session = session
         self.nudge = nudge
@@ -135,8 +137,11 @@ class HeldExchange:
     def make_record(self, request: ManagedRequest) -> HeldCall:
         """Return the record of what the client sent."""
         split, tenant = self._brought.split, request.session.tenant
-        manifest, own = build_manifest(tenant, split, request.chain, self._own, 0)
-        self._own = own or self._own
+        if self._encoded:
+            manifest = make_encoded_manifest(tenant, self._encoded, self._cap)
+        else:
+            manifest, own = build_manifest(tenant, split, request.chain, self._own, 0)
+            self._own = own or self._own
         return HeldCall(request.exchange, self._history, self._key, self._brought.digest, manifest)
 
     async def read_answer(self) -> HeldAnswer | None:
@@ -226,7 +231,7 @@ class HeldHistories:
         """
         split = split_body(incoming.body, form.items_key)
         if split is None:
-            raise BadRequest("x-palimpsest-history is for requests whose body is a JSON object, not compressed")
+            raise BadRequest("x-palimpsest-history is for requests whose body can be read: a JSON object")
         if len(incoming.body) > self._cap:
             raise TooLarge(f"a history takes requests of at most {self._cap} bytes (store.record_cap_bytes)")
         program = options.program

@@ -156,7 +156,8 @@ class CacheReader:
             return cache
         before, k = self._sent[precedent.prompt.exchange]
         try:
-            sent = split_whole(await self._log.load_sent(before.id, k), FORMATS[before.wire].items_key)
+            body = read_request(before, await self._log.load_sent(before.id, k))
+            sent = split_whole(body, FORMATS[before.wire].items_key)
         except NotFound:
             return cache
         return self._prices.find_cache(prompt.upstream, card, FORMATS[before.wire].read_terms(sent))

@@ -17,7 +17,7 @@ from proxy.model.log import BranchRow, ExchangeRow
 from proxy.wire import FORMATS
 from proxy.wire.body import SplitBody, decode_content, split_body
 from proxy.wire.format import Format
-from proxy.wire.headers import find_header
+from proxy.wire.headers import read_encoding
 from proxy.wire.identity import count_preamble
 
 # What a compressed request may decompress to: more is a decompression bomb.
@@ -169,10 +169,15 @@ def _pop_previous(row: ExchangeRow, body: bytes, stored: dict[str, int]) -> int:
 
 
 def read_request(row: ExchangeRow | SessionHead, request: bytes) -> bytes:
-    """Return a request's body, decompressed. Raises NotFound where it cannot be read."""
-    encoding = find_header(row.headers, b"content-encoding").decode("latin-1")
+    """Return a request's body, or what was sent for it, decoded. Raises NotFound where it cannot be read.
+
+    A body that was read when it came is recorded decoded, and sent as it came or without an encoding.
+    """
+    encoding = read_encoding(row.headers)
     if row.is_capped:
         raise NotFound(f"the request of exchange {row.n} cannot be read: not all of it was kept")
+    if encoding and split_body(request, FORMATS[row.wire].items_key) is not None:
+        return request
     try:
         body = decode_content(request, encoding, _MAX_DECODED_BYTES)
     except ValueError as error:

@@ -124,10 +124,12 @@ async def load_difference(log: LogReader, prefix: str, n: int, tally: Tally, k: 
     if found is None:
         raise NotFound(f"exchange {n} has no round {k or 0}; its rounds are {', '.join(map(str, rounds)) or 'none'}")
     request, sent = await log.load_request(row.id), await log.load_sent(row.id, found.k)
+    if request != sent:
+        key = find_format(row).items_key
+        request, sent = read_request(row, request), read_request(row, sent)
     if request == sent:
         return Difference(row, found, is_equal=True)
-    key = find_format(row).items_key
-    return await _compare(row, found, split_whole(read_request(row, request), key), split_whole(sent, key), tally)
+    return await _compare(row, found, split_whole(request, key), split_whole(sent, key), tally)
 
 
 def describe_difference(found: Difference) -> DifferenceDocument:

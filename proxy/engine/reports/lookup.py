@@ -142,7 +142,8 @@ def pick_branch(rows: Sequence[BranchRow], prefix: str) -> BranchRow:
 async def load_part(log: LogReader, row: ExchangeRow, part: Part, k: int | None = None) -> bytes:
     """Return one body of an exchange, of round k or the last. Raises NotFound, saying whether it ever existed.
 
-    `held` is what the client itself sent: of a call whose history we hold only its new messages, else the request.
+    `held` is what the client itself sent: of a call whose history we hold only its new messages, of a body in a
+    content-encoding that, else the request.
     """
     if part == "request":
         return await log.load_request(row.id)

@@ -135,6 +135,7 @@ _REASONS: Mapping[EpochReason, str] = {
     "manual": "A person asked for it.",
     "unsigned": "The upstream refused signed reasoning; the same went out without it.",
     "uncompacted": "The upstream refused its own compaction, or is to have none; the same went out without it.",
+    "alternating": "The upstream wants roles to alternate; the same went out with messages joined.",
     "untooled": "The upstream refused our tool; the same went out without it.",
     "revert": "A person reverted the epoch before it.",
     "refused": "The upstream refused the rewritten request; what was sent before is sent again.",

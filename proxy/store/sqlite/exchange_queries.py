@@ -57,11 +57,13 @@ _HELD = """
 
 _LIST_HELD = """
     SELECT e.id, h.history, h.key, h.digest FROM session s JOIN exchange e ON e.session = s.id
-    JOIN held h ON h.exchange = e.seq WHERE s.key = ? ORDER BY e.n DESC LIMIT ?"""
+    JOIN held h ON h.exchange = e.seq WHERE s.key = ? AND h.history <> '' ORDER BY e.n DESC LIMIT ?"""
 
+# where the client's own bytes were sent, those are in `held` if they came in a content-encoding
 _SENT = """
-    SELECT s.tenant, ifnull(r.envelope, e.envelope), ifnull(r.tip, e.tip)
-    FROM exchange e JOIN session s ON s.id = e.session JOIN round r ON r.exchange = e.seq WHERE e.id = ? AND r.k = ?"""
+    SELECT s.tenant, coalesce(r.envelope, h.envelope, e.envelope), coalesce(r.tip, h.tip, e.tip)
+    FROM exchange e JOIN session s ON s.id = e.session JOIN round r ON r.exchange = e.seq
+    LEFT JOIN held h ON h.exchange = e.seq AND h.history = '' WHERE e.id = ? AND r.k = ?"""
 
 _RECEIVED = """
     SELECT o.received, o.whole, o.exchange FROM exchange e JOIN outcome o ON o.exchange = e.seq

@@ -17,6 +17,7 @@
 - Lineage: `node`, `step`, `mark` and `adoption`, derived from the record and numbered by `n` within each session. A
   node's `seal` commits to the earlier nodes of its session. It has four bytes only, since every message has one.
 - `held` has the client's own body of an exchange whose history we hold, `exchange` the whole request that it became.
+  Without a `history` it has the body as it came, in its content-encoding, and `exchange` has it decoded.
   `source` is managed context: what a request told of its newest message.
 - `erasure` names each payload that was deleted. `erased` says of which session, up to which exchange, when and why; its
   digest commits to the rows of `erasure` with its session as their scope, since the session's last row of `erased`.

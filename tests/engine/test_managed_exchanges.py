@@ -334,8 +334,10 @@ async def test_more_than_the_ceiling_goes_out_where_that_must_stay_and_the_clien
     orders: Message = {"role": "system", "content": "These words all matter. " * 2_000}
     turn = await engine.send([orders, *until(3), {"role": "user", "content": "Go on."}])
     (excess,) = [event for event in engine.events if isinstance(event, CeilingExceeded)]
-    assert excess.reason == "the rest must stay as it is"
-    assert turn.labels["x-palimpsest-notice"].startswith(f"above the ceiling: {excess.tokens} tokens of 7760; the rest")
+    assert excess.reason.startswith("the system prompt and the tools alone have 12014 tokens of 7760 below the ceiling")
+    assert turn.labels["x-palimpsest-notice"] == f"above the ceiling: {excess.tokens} tokens of 7760; {excess.reason}"
+    later = await engine.send([orders, *until(4)])
+    assert "x-palimpsest-notice" not in later.labels and later.plan.usable == 12_014 + 2_328
 
 
 async def test_a_newest_turn_above_the_ceiling_is_cut_and_the_client_is_told() -> None:

@@ -103,22 +103,38 @@ def tell_opened(bus: EngineBus, request: ManagedRequest, epoch: Epoch) -> None:
         bus.publish(OutputsShortened(*named, epoch.edits, request.wire, request.load_message))
 
 
-def tell_unreachable(bus: EngineBus, state: RequestState, protected: int) -> None:
-    """Report that there is no room for all that should stay, once until an epoch has room again."""
+def tell_unreachable(bus: EngineBus, state: RequestState, protected: int) -> bool:
+    """Report that there is no room for all that should stay, once until an epoch has room again.
+
+    Return whether it is reported now.
+    """
     if not protected:
         state.context.reported.discard(state.view)
     if not protected or state.view in state.context.reported:
-        return
+        return False
     state.context.reported.add(state.view)
     shown, named = state.to_model_tokens(protected), (state.request.exchange, state.request.session.id)
     _log.warning(
         "%d of %d usable tokens should stay as they are; some of it is shortened to keep the ceiling. Raise"
-        " budget.ceiling_tokens, or unpin messages",
+        " budget.ceiling_tokens, unpin messages, or offer fewer tools",
         shown,
         state.to_model_tokens(state.budget.usable),
         extra={"session": state.request.session.id},
     )
     bus.publish(CeilingUnreachable(*named, state.view, shown, state.to_model_tokens(state.budget.usable)))
+    return True
+
+
+def tell_preamble(bus: EngineBus, state: RequestState) -> str:
+    """Report a preamble that leaves messages too little room below the ceiling. Return what is told of it, once."""
+    preamble = state.history.head.tokens
+    if not state.budget.lifted or not tell_unreachable(bus, state, preamble):
+        return ""
+    shown, usable, left = map(state.to_model_tokens, (preamble, state.budget.usable, state.budget.high - preamble))
+    return (
+        f"the system prompt and the tools alone have {shown} tokens of {usable} below the ceiling: the messages keep"
+        f" {left} beside them; raise the ceiling or offer fewer tools"
+    )
 
 
 def tell_failure(bus: EngineBus, state: RequestState, rung: Rung, error: Exception) -> None:
@@ -234,7 +250,7 @@ class UsageAccounting:
             "; ".join(filter(None, ("" if outgoing.is_opened else decision.reason or _NOTHING_OPENED, outgoing.note))),
             state.to_model_tokens(state.client_tokens),
             state.to_model_tokens(outgoing.tokens),
-            state.to_model_tokens(state.budget.usable),
+            state.to_model_tokens(state.budget.high),
             _charge(state, outgoing).owed,
             saving,
             client_read,

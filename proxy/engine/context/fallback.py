@@ -310,7 +310,7 @@ class FallbackChain:
             if wanted.why in PRICED and decide(state.account, state.planned_facts).why is None:
                 return None  # the plan itself does not pay; it is kept
             state.context.forget_drafted()
-        tell_unreachable(self._bus, state, draft.plan.beyond)
+        tell_unreachable(self._bus, state, draft.plan.beyond and draft.plan.beyond + state.budget.lifted)
         if not draft.plan.through:
             _note_unshortened(state)
             return None

@@ -419,9 +419,10 @@ class StateReader:
         epoch_tokens: int,
         is_kept: bool = True,
     ) -> RequestState:
-        account = context.get_account(request.view, epoch.id if epoch is not None else "", budget, is_kept=is_kept)
         is_refused = context.recalled.is_refused(request.view, self.clock.now_ms())
         tool = self.offers.choose(request, epoch, is_refused=is_refused)
+        preamble, applied = history.head.tokens + count_tool(tool), epoch.id if epoch is not None else ""
+        account = context.get_account(request.view, applied, budget.lift(preamble), is_kept=is_kept)
         recalled = context.recalled.find(request)
         depth = epoch.depth if epoch is not None else 0
         sent = recalled if epoch is not None and epoch.tool else NO_RECALLED
@@ -431,6 +432,7 @@ class StateReader:
         if request.clearing is not None and request.clearing.trigger is not None:
             staying = context.list_pinned(request.nodes) | request.list_unkept()
             budget = self.find_budget(request, estimate_protected(history, staying))
+        budget = budget.lift(preamble)
         return RequestState(
             request=request,
             context=context,

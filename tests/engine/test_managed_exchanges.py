@@ -5,6 +5,7 @@ import base64
 import contextlib
 import gc
 import json
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -322,8 +323,13 @@ async def test_plans_that_do_not_bear_fail_no_call_and_the_client_is_told_of_the
     assert (engine.epochs, [rung for rung, _ in engine.failures]) == ([], ["plan", "minimal"])
     (excess,) = [event for event in engine.events if isinstance(event, CeilingExceeded)]
     assert (excess.exchange, excess.usable) == (turn.exchange, 7_760) and excess.tokens > 7_760
-    told = f"above the ceiling: {excess.tokens} tokens of 7760; it could not be cut; the server's log says why"
-    assert turn.labels["x-palimpsest-notice"] == told
+    failed = r"a plan: (\w+.*); a minimal plan: \1"
+    assert re.fullmatch(
+        failed,
+        turn.plan.reason.removeprefix(f"above the ceiling: {excess.tokens} tokens of 7760; it could not be cut: "),
+    )
+    assert turn.labels["x-palimpsest-notice"] == turn.plan.reason
+    assert turn.labels["x-palimpsest-mode"].startswith("observe; stood-down:it could not be cut: a plan: ")
     later = await engine.send(LONGER)
     assert later.plan.rung == "plan"
     assert "above the ceiling" not in later.labels.get("x-palimpsest-notice", "")

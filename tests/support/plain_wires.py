@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-
 Item = dict[str, Any]
 Answer = Callable[[Item], tuple[int, Item]]
 """Returns the status and the body of the response to a request."""
@@ -20,7 +19,7 @@ Answer = Callable[[Item], tuple[int, Item]]
 PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "responses": "/v1/responses"}
 WIRES = tuple(PATHS)
 _KEYS = {"chat": "messages", "messages": "messages", "responses": "input"}
-_WORDS = "cache parser socket buffer index lexer handler config token loader worker branch merge commit vector".split()
+_WORDS = ("cache", "parser", "socket", "buffer", "index", "lexer", "handler", "config", "token", "loader", "worker")
 _PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}}
 
 

@@ -247,7 +247,7 @@ class UsageAccounting:
             outgoing.rung,
             epoch.id if epoch is not None else "",
             decision.pressure,
-            "; ".join(filter(None, ("" if outgoing.is_opened else decision.reason or _NOTHING_OPENED, outgoing.note))),
+            _explain(outgoing, decision),
             state.to_model_tokens(state.client_tokens),
             state.to_model_tokens(outgoing.tokens),
             state.to_model_tokens(state.budget.high),
@@ -263,6 +263,12 @@ class UsageAccounting:
             is_managed=True,
             is_guarded=state.budget.is_near_window(outgoing.tokens),
         )
+
+
+def _explain(outgoing: OutgoingRequest, decision: Decision) -> str:
+    """Say why this is sent: why the levels before it failed, else why no epoch opened."""
+    why = outgoing.failed or ("" if outgoing.is_opened else decision.reason or _NOTHING_OPENED)
+    return "; ".join(filter(None, (why, outgoing.note)))
 
 
 def _charge(state: RequestState, outgoing: OutgoingRequest) -> CacheCostAccount:

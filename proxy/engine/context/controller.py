@@ -383,7 +383,7 @@ class ContextController:
             return outgoing
         if is_above:
             stays = MUST_STAY if outgoing.is_opened or _is_unshortened(state) else NOT_CUT
-            reason = notice or decision.reason or stays
+            reason = notice or _explain_uncut(outgoing) or decision.reason or stays
             tokens, usable = state.to_model_tokens(outgoing.tokens), state.to_model_tokens(budget.usable)
             self._bus.publish(CeilingExceeded(request.exchange, request.session.id, state.view, tokens, usable, reason))
             notice = f"above the ceiling: {tokens} tokens of {usable}; {reason}"
@@ -452,8 +452,15 @@ def _label_observed(reason: str) -> Headers:
     return ((b"x-palimpsest-mode", f"observe; {shown}".encode("ascii", "replace")),)
 
 
+def _explain_uncut(outgoing: OutgoingRequest) -> str:
+    """Return why a request could not be cut where that was tried, else nothing."""
+    return f"it could not be cut: {outgoing.failed}" if outgoing.failed and outgoing.rung == "original" else ""
+
+
 def _label_own(state: RequestState, outgoing: OutgoingRequest, decision: Decision) -> Headers:
     """Label a request above the soft mark that is sent unchanged for a reason other than its price."""
+    if uncut := _explain_uncut(outgoing):
+        return _label_observed(uncut)
     if outgoing.rung != "original" or decision.pressure == "none":
         return ()
     if decision.why is None:

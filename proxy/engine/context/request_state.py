@@ -269,6 +269,7 @@ class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
     state: RequestState | None = None  # what it was decided from; None if nothing was counted
     removed: tuple[int, ...] = ()  # indexes of the messages whose signed reasoning is not sent, and stood there before
     note: str = ""  # what is told of the removed reasoning
+    failed: str = ""  # why the levels before this one failed; empty if none did
 
     def add(self, labels: Headers, pin: Pin | None = None) -> "OutgoingRequest":
         """Return a copy with more labels, and with a pin."""

@@ -290,8 +290,8 @@ def judge_preamble(session: str, tokens: int, budget: Budget) -> Finding | None:
     facts: Facts = {"session": session, "preamble": tokens, "usable": budget.usable, "high_mark": lifted.high}
     what = (
         f"The system prompt and the tools of session {session[:12]} alone have {tokens:,} tokens of the"
-        f" {budget.usable:,} below the ceiling: so that its messages keep {lifted.high - tokens:,} of them, its requests"
-        f" are shortened from {lifted.high:,} on."
+        f" {budget.usable:,} below the ceiling. Its messages keep {lifted.high - tokens:,} beside them, so that its"
+        f" requests are shortened from {lifted.high:,} on."
     )
     advice = "Raise budget.ceiling_tokens, or offer fewer tools (MCP servers)."
     return Finding(name="preamble", state="warning", sentence=what, advice=advice, facts=facts)

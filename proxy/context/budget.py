@@ -42,6 +42,8 @@ _UNBOUNDED = re.compile(
 )
 # A pattern of its own: both patterns begin with literal bytes, which `re` searches for fast.
 _ESCAPED_LETTER = re.compile(rb"\\u00(?:5[fF]|[67])")
+# Content that is named, and not in the request.
+_REFERRING = re.compile(rb'"(?:file_id|file_url|image_url|url)"\s*:\s*"(?!data:)')
 # Tokens that are counted for what a template puts around a message.
 MESSAGE_FRAME = 4
 # Instructions that a provider adds where tools are offered (Anthropic states up to 735 tokens), and the template's
@@ -281,6 +283,11 @@ def bound_tokens(request: bytes) -> int | None:
 def has_token_bound(fresh: bytes) -> bool:
     """Return whether nothing in these bytes can make more tokens than it has bytes."""
     return not (_UNBOUNDED.search(fresh) or _ESCAPED_LETTER.search(fresh))
+
+
+def has_reference(message: bytes) -> bool:
+    """Return whether a message may name content that is not in it, so that nothing in it tells its size."""
+    return _REFERRING.search(message) is not None
 
 
 def is_below_soft_mark(budget: Budget, size: int) -> bool:

@@ -18,6 +18,7 @@ from proxy.context.budget import (
     cut_stretches,
     estimate_tokens,
     guess_ratio,
+    has_reference,
     has_token_bound,
     is_below_soft_mark,
     is_surely_below_soft_mark,
@@ -403,3 +404,16 @@ def test_a_known_window_bounds_how_far_the_marks_rise() -> None:
     assert budget.scale(2.0).most == 11_640 and budget.lift(40_000).begin_at(12_000).high == 12_000
     assert budget.lift(40_000).begin_at(30_000) == budget.lift(40_000)
     assert budget.lower(1_000).window == 31_000
+
+
+@pytest.mark.parametrize(
+    ("message", "refers"),
+    [
+        (b'{"type":"input_file","file_id":"file-1"}', True),
+        (b'{"type":"document","source":{"type":"url","url" : "https://e.example/a.pdf"}}', True),
+        (b'{"type":"image_url","image_url":{"url":"data:image/png;base64,AA"}}', False),
+        (b'{"role":"user","content":"\\"file_id\\": \\"file-1\\""}', False),
+    ],
+)
+def test_a_message_that_names_content_is_told_from_one_that_has_it(message: bytes, refers: bool) -> None:
+    assert has_reference(message) is refers

@@ -36,6 +36,7 @@ from proxy.model.events import (
 from proxy.model.exchange import Headers
 from proxy.model.lineage import count_shared_nodes
 from proxy.model.manifest import Manifest
+from proxy.model.messages import Medium
 from proxy.wire import FORMATS
 
 _log = logging.getLogger("palimpsest.context")
@@ -236,6 +237,7 @@ class UsageAccounting:
             session=request.session.id,
             key=find_key(request),
             size=len(outgoing.body) if request.chain.is_plain else 0,
+            guessed=_list_guessed(state, outgoing),
         )
         if request.kind != "recorded":  # its usage may be of another prompt, or our own estimate
             self._calibrator.wait_for(request.exchange, 0, expected)
@@ -263,6 +265,18 @@ class UsageAccounting:
             is_managed=True,
             is_guarded=state.budget.is_near_window(outgoing.tokens),
         )
+
+
+def _list_guessed(state: RequestState, outgoing: OutgoingRequest) -> tuple[Medium, ...]:
+    """Return the media that are sent and whose sizes are not known."""
+    depth, rendered = (outgoing.epoch.depth, outgoing.epoch.rendered) if outgoing.epoch is not None else (0, ())
+    return tuple(
+        [
+            medium
+            for place, medium in state.history.guessed
+            if place >= depth or any(medium.reference.encode() in raw for raw in rendered)
+        ]
+    )
 
 
 def _explain(outgoing: OutgoingRequest, decision: Decision) -> str:

@@ -460,7 +460,7 @@ class StateReader:
 
     async def _weigh(self, request: ManagedRequest, context: SessionContext, epoch: Epoch, is_kept: bool) -> int:
         """Count the tokens of what is sent for an epoch, and keep the count if told to."""
-        tokens = context.sizes.get(epoch.id)
+        tokens = context.sizes.get(epoch.id) if request.chain.is_plain else None  # sizes of media are learned
         if tokens is None:
             tokens = await self.caches.histories.count_messages(request, epoch.rendered) + count_tool(epoch.tool)
             if is_kept:

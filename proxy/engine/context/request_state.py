@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from proxy.context.budget import Budget, TokenRatio, is_surely_below_soft_mark
+from proxy.context.budget import Budget, TokenRatio, has_reference, is_surely_below_soft_mark
 from proxy.context.conversation import BuilderPolicy, MemoryText
 from proxy.context.epoch_decision import LATE, UNREAD, CacheCostAccount, Holdout, RequestFacts
 from proxy.context.pricing import Tariff
@@ -460,8 +460,9 @@ class StateReader:
 
     async def _weigh(self, request: ManagedRequest, context: SessionContext, epoch: Epoch, is_kept: bool) -> int:
         """Count the tokens of what is sent for an epoch, and keep the count if told to."""
-        tokens = context.sizes.get(epoch.id) if request.chain.is_plain else None  # sizes of media are learned
-        if tokens is None:
+        tokens = context.sizes.get(epoch.id)
+        is_learning = not request.chain.is_plain and any(map(has_reference, epoch.rendered))
+        if tokens is None or is_learning:
             tokens = await self.caches.histories.count_messages(request, epoch.rendered) + count_tool(epoch.tool)
             if is_kept:
                 context.sizes[epoch.id] = tokens
